@@ -186,7 +186,8 @@ impl Upload {
 
     async fn frame(&mut self) -> Result<Option<Bytes>, RequestError> {
         while let Some(frame) = self.body.frame().await {
-            let broken = |_| RequestError::new(Code::InvalidRequest, "the request body ended early");
+            let broken =
+                |_| RequestError::new(Code::InvalidRequest, "the request body ended early");
             // Other frames are trailers, which mean nothing here.
             if let Ok(data) = frame.map_err(broken)?.into_data() {
                 self.read += data.len() as u64;

@@ -213,7 +213,7 @@ impl ModelCatalog {
 
     fn unknown(&self, name: &str) -> RequestError {
         let text = format!("Request for unknown model: '{name}' is not found");
-        // The reference answers 400, which is not what HTTP clients expect, and so it can be set (TR-204).
+        // 400 unless it is configured otherwise, because deployed clients expect it (TR-204).
         let status = StatusCode::from_u16(self.config.unknown_model_status);
         RequestError::new(Code::NotFound, text)
             .with_status(status.unwrap_or(StatusCode::BAD_REQUEST))

@@ -16,7 +16,7 @@ use super::request_error::RequestError;
 /// Answers of fewer bytes are not worth compressing.
 const COMPRESSED_FROM: usize = 1_024;
 
-/// What the body of a request is written in.
+/// The coding of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coding {
     Identity,
@@ -26,10 +26,10 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// As the headers say.
+    /// Reads the coding from the headers.
     ///
     /// # Errors
-    /// What nobody here reads, and everything but identity where the reference's behaviour is wanted.
+    /// Unknown codings, and on generate all but identity with `compat` (TR-209).
     pub(super) fn of(
         headers: &HeaderMap,
         style: EncodingErrorStyle,
@@ -38,6 +38,7 @@ impl Coding {
         let Some(given) = headers.get(header::CONTENT_ENCODING) else {
             return Ok(Self::Identity);
         };
+        // A value that is no text is no coding either: it is refused below like any that is unknown.
         let given = given.to_str().unwrap_or("?").trim();
         let coding = match given.to_ascii_lowercase().as_str() {
             "" | "identity" => return Ok(Self::Identity),
@@ -54,6 +55,7 @@ impl Coding {
             }
             (Some(coding), _) => Ok(coding),
             (None, EncodingErrorStyle::Generate) => {
+                // Clipped: the value is the client's, of any length (D-47).
                 let shown: String = given.chars().take(64).collect();
                 Err(refuse(Encoding::Unknown(shown)))
             }
@@ -67,7 +69,7 @@ impl Coding {
         }
     }
 
-    /// As errors and headers call it.
+    /// Its name in errors and headers.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Identity => "identity",
@@ -78,7 +80,7 @@ impl Coding {
     }
 }
 
-/// What an answer may be written in.
+/// The coding of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AcceptedEncoding {
     Gzip,
@@ -86,8 +88,9 @@ pub(super) enum AcceptedEncoding {
 }
 
 impl AcceptedEncoding {
-    /// The first of what we can do that the client lists.
+    /// The first supported coding that the client lists.
     pub(super) fn of(asked: &HeaderMap) -> Option<Self> {
+        // By position: a server may choose among the codings that are accepted, and only a weight of 0 forbids one.
         let lists = asked.get_all(header::ACCEPT_ENCODING).iter();
         let texts = lists.filter_map(|list| list.to_str().ok());
         texts.flat_map(|list| list.split(',')).find_map(|item| {
@@ -103,7 +106,7 @@ impl AcceptedEncoding {
         })
     }
 
-    /// As it stands in headers.
+    /// Its name in headers.
     pub(super) const fn name(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Self::Gzip => "gzip",
@@ -111,21 +114,23 @@ impl AcceptedEncoding {
         })
     }
 
-    /// A whole body in it, where the client lists something and that is worth it.
+    /// Compresses a whole body, if the client lists a supported coding and the body is large enough.
     pub(super) fn whole(asked: &HeaderMap, body: Bytes) -> (Bytes, Option<Self>) {
         let packing = Self::of(asked).filter(|_| body.len() > COMPRESSED_FROM);
         let packed = packing.and_then(|packing| Some((packing.compress(&body)?, Some(packing))));
         packed.unwrap_or((body, None))
     }
 
-    /// Nothing is written anywhere that could fail, so there is always an answer.
+    /// Compresses a body. Writing to memory cannot fail, so there is always a result.
     fn compress(self, body: &[u8]) -> Option<Bytes> {
+        // The fastest level, because this runs on the async thread.
         let level = Compression::fast();
         let packed = match self {
             Self::Gzip => {
                 let mut encoder = GzEncoder::new(Vec::new(), level);
                 encoder.write_all(body).and_then(|()| encoder.finish())
             }
+            // The zlib format, which is what HTTP means by `deflate`.
             Self::Deflate => {
                 let mut encoder = ZlibEncoder::new(Vec::new(), level);
                 encoder.write_all(body).and_then(|()| encoder.finish())
@@ -141,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tr_807_the_client_chooses_what_an_answer_is_written_in() {
+    fn tr_807_an_answer_has_the_first_supported_coding_that_the_client_lists() {
         for (asked, expect) in [
             ("gzip", Some(AcceptedEncoding::Gzip)),
             ("br, deflate;q=0.5, gzip", Some(AcceptedEncoding::Deflate)),
@@ -158,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_1301_an_answer_is_packed_from_a_kibibyte_on() {
+    fn tr_1301_an_answer_of_more_than_a_kibibyte_is_compressed() {
         for (name, coding) in [("gzip", Coding::Gzip), ("deflate", Coding::Deflate)] {
             let asked = [(header::ACCEPT_ENCODING, HeaderValue::from_static(name))];
             let asked = HeaderMap::from_iter(asked);

@@ -1,5 +1,5 @@
-//! Unpacks a request body piece by piece, so that each piece is charged to the byte budget before it is allocated, and
-//! stops when the client disconnects (TR-209, D-47).
+//! Decompresses a request body piece by piece, so that each piece can be charged to the byte budget before it is
+//! allocated, and the work stops when the client disconnects (TR-209, D-47).
 
 use std::io::{self, Read};
 
@@ -14,19 +14,19 @@ use super::compression::Coding;
 use super::request_error::RequestError;
 use crate::http::compressed_limit::{CompressedLimit, UnpackedCount};
 
-/// Memory that any frame of zstd may ask for; RFC 9659 allows no more over HTTP.
+/// Maximum window of a zstd frame, in bytes; RFC 9659 allows no more over HTTP.
 pub(super) const WINDOW_MAX: u64 = 8 << 20;
 
-/// A body that is being unpacked.
+/// A body that is being decompressed.
 pub(super) struct DecompressedBody {
     coding: Coding,
     packed: Bytes,
     source: Box<dyn Read + Send>,
-    /// How much there is in `unpacked`, for `source`.
+    /// The length of `unpacked`, which `source` compares with what it has read.
     counted: UnpackedCount,
     unpacked: Vec<u8>,
     max: usize,
-    /// The format without a frame is tried, which some send as `deflate`.
+    /// The raw format is tried, which some clients send as `deflate`.
     is_raw: bool,
 }
 
@@ -53,21 +53,24 @@ impl DecompressedBody {
         }
     }
 
-    /// Unpacks at most `bytes` more; whether that was the end. Blocks for as long as that takes.
+    /// Decompresses at most `bytes` more; returns whether that was the end. Blocks for as long as that takes.
     ///
     /// # Errors
-    /// More than the maximum, or what is not in this coding.
+    /// More than the maximum, or data that is not in this coding.
     pub(super) fn step(&mut self, bytes: usize) -> Result<bool, RequestError> {
         // One byte more than the maximum is enough to know that there are more.
         let left = (self.max + 1).saturating_sub(self.unpacked.len());
         let part = bytes.clamp(1, left.max(1));
         if self.unpacked.len() >= bytes {
-            // Growing would copy it, and hold both. Room that nobody has written to costs nothing.
+            // From the second step on the rest is reserved at once: growing would copy the body and hold both copies,
+            // and memory that was not written to costs nothing.
             self.unpacked.reserve_exact(left);
         }
         let mut source = (&mut self.source).take(part as u64);
         let read = match source.read_to_end(&mut self.unpacked) {
             Ok(read) => read,
+            // HTTP's `deflate` has a zlib header, and some clients leave it out (TR-209). Only the failure shows it, so
+            // the body is read again from its start; a body that is corrupt fails a second time.
             Err(_) if self.coding == Coding::Deflate && !self.is_raw => {
                 self.is_raw = true;
                 self.unpacked.clear();
@@ -87,10 +90,11 @@ impl DecompressedBody {
             let max = self.max;
             return Err(InvalidRequest::JsonBytes { bytes, max }.into());
         }
+        // `take` ends early only where the source has ended.
         Ok(read < part)
     }
 
-    /// Bytes that this holds beside what is packed.
+    /// Bytes that this holds besides the compressed body, which is charged where it arrives.
     pub(super) fn held_bytes(&self) -> usize {
         let unpacked = self.unpacked.len();
         // Frames of zstd keep a window of what they have unpacked, in a buffer whose size is doubled when it is full.
@@ -101,15 +105,15 @@ impl DecompressedBody {
         unpacked + window
     }
 
-    /// Everything that was unpacked.
+    /// The decompressed body.
     pub(super) fn into_bytes(self) -> Bytes {
         self.unpacked.into()
     }
 }
 
-/// Frames of zstd, one behind the other.
+/// Concatenated frames of zstd, which the decoder does not read by itself.
 struct ZstdFrames {
-    /// What no frame has begun with yet; with a frame the rest is read by that.
+    /// The input between two frames; within one the frame's decoder has it.
     rest: Option<CompressedLimit>,
     frame: Option<Box<StreamingDecoder<CompressedLimit, FrameDecoder>>>,
 }
@@ -128,6 +132,7 @@ impl Read for ZstdFrames {
         loop {
             if let Some(frame) = &mut self.frame {
                 let read = frame.read(buf)?;
+                // Nothing read into an empty buffer is not the end of the frame.
                 if read > 0 || buf.is_empty() {
                     return Ok(read);
                 }
@@ -139,7 +144,7 @@ impl Read for ZstdFrames {
             let Some(rest) = rest.filter(|rest| !rest.is_empty()) else {
                 return Ok(0);
             };
-            // A frame says how much memory it wants.
+            // Read from the header before the decoder is made, which would allocate whatever the frame asks for.
             let window = window(rest).filter(|window| *window <= WINDOW_MAX);
             window.ok_or(io::ErrorKind::InvalidData)?;
             let rest = self.rest.take().ok_or(io::ErrorKind::InvalidData)?;
@@ -149,7 +154,7 @@ impl Read for ZstdFrames {
     }
 }
 
-/// The memory that the frame at the beginning asks for (RFC 8878, 3.1.1.1). `None`: no frame begins there.
+/// The window that the frame at the start asks for, in bytes (RFC 8878, 3.1.1.1). `None`: there is no frame.
 fn window(bytes: &[u8]) -> Option<u64> {
     let descriptor = *bytes.strip_prefix(&[0x28, 0xb5, 0x2f, 0xfd])?.first()?;
     let rest = bytes.get(5..)?;
@@ -166,6 +171,7 @@ fn window(bytes: &[u8]) -> Option<u64> {
         .iter()
         .rev()
         .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    // The field of two bytes has an offset, because sizes below 256 fit into one.
     Some(if width == 2 { number + 256 } else { number })
 }
 
@@ -190,9 +196,9 @@ mod tests {
         Ok(unpacking.into_bytes())
     }
 
-    /// Parts that hold nothing are refused before much of them was read; what does not get smaller is unpacked whole.
+    /// Incompressible content is still decompressed whole.
     #[test]
-    fn d_47_what_unpacks_to_nothing_is_not_read_to_its_end() {
+    fn d_47_a_body_that_decompresses_to_nothing_is_refused_before_its_end() {
         let member = {
             let gzip = GzEncoder::new(Vec::new(), Compression::fast());
             gzip.finish().unwrap()
@@ -234,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_209_frames_of_zstd_are_read_within_the_limit_and_within_their_memory() {
+    fn tr_209_concatenated_zstd_frames_are_read_up_to_the_limit_and_the_window() {
         let level = ruzstd::encoding::CompressionLevel::Fastest;
         let pack = |text: &str| ruzstd::encoding::compress_to_vec(text.as_bytes(), level);
         let two = [pack("one "), pack("two")].concat();
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn d_47_what_is_unpacked_comes_in_pieces_of_the_size_asked_for() {
+    fn d_47_a_step_decompresses_at_most_the_bytes_asked_for() {
         let text = vec![b'a'; 1 << 20];
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
         gzip.write_all(&text).unwrap();

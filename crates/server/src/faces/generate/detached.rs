@@ -1,4 +1,4 @@
-//! Resumable streams: they go on without a connection, and their client reconnects by name (TR-1303).
+//! Resumable streams: they continue without a connection, and their client reconnects by name (TR-1303).
 //!
 //! ```text
 //!   events ─► task ─► channel ─► the response to the request
@@ -42,7 +42,7 @@ pub(super) struct Streams {
     drain: Drain,
 }
 
-/// A stream and its task, which is aborted with the server, and when its registration is needed.
+/// A stream and its task, which is aborted with the server, or when its place is needed for another stream.
 struct DetachedStream {
     channel: Arc<EventChannel>,
     ending: RequestEnd,
@@ -67,8 +67,11 @@ impl Streams {
         }
     }
 
-    /// Registers a stream of this caller; `None` where there is no room for another. A stream that was read to its end makes room.
+    /// Registers a stream of this caller; `None` where there is no room for another. A stream that was read to its end
+    /// makes room.
     pub(super) fn registration(&self, identity: &CallerIdentity) -> Option<StreamRegistration<'_>> {
+        // Only where there is no room: a stream that was read to its end is kept as long as possible, because its last
+        // bytes may still be lost on the way to the client.
         let issued = self.retained.issue(identity).or_else(|| {
             self.retained
                 .spare(identity, |stored| stored.channel.spare_since());
@@ -87,7 +90,7 @@ impl Streams {
     /// and it ended well.
     ///
     /// # Errors
-    /// Why that cannot be; then nobody is cut.
+    /// Why that is not possible; then no reader is cut off.
     pub(super) fn read(
         &self,
         name: &str,
@@ -100,7 +103,7 @@ impl Streams {
         }
     }
 
-    /// Whether there is anything to be read, and nothing else.
+    /// Whether there is anything to be read. Changes nothing.
     ///
     /// # Errors
     /// As [`Streams::read`].
@@ -116,7 +119,7 @@ impl Streams {
         }
     }
 
-    /// Ends the stream of this name, and forgets it.
+    /// Ends the stream of this name, and removes it.
     ///
     /// # Errors
     /// `not-found`.
@@ -124,12 +127,13 @@ impl Streams {
         let stored = |stored: &DetachedStream| (Arc::clone(&stored.channel), stored.ending.clone());
         let stored = self.retained.back(name, identity, stored);
         let (channel, ending) = stored.ok_or_else(unknown)?;
+        // Before the cancellation, which drops the responses: their drop would count a client that has disconnected.
         ending.decide(Some(EarlyEnd::Delete));
         channel.cancel(&error_event(&running::cancelled().message));
         Ok(())
     }
 
-    /// Unknown, over and another caller's are one answer.
+    /// The channel of a stream. Unknown, ended and foreign streams have the same error (D-29).
     fn channel(
         &self,
         name: &str,
@@ -164,8 +168,8 @@ impl StreamRegistration<'_> {
             _registration: guard,
         };
         let grace = streams.grace;
-        // The task may end before `keep` below. Then its guard has removed the entry already, `keep` finds none, and drops
-        // the handle of a task that is over.
+        // The task may end before `keep` below. Then its guard has removed the entry already, `keep` finds none, and
+        // drops the handle of a task that is over.
         let task = tokio::spawn(async move { live(&ended, pushing, grace, &drain).await });
         let _task = AbortOnDropHandle::new(task);
         let stored = DetachedStream {
@@ -186,14 +190,14 @@ struct TaskEndGuard {
 
 impl Drop for TaskEndGuard {
     fn drop(&mut self) {
-        // The end comes before the stream is given up: the present reader finds the end (a cut, if the stream has none of
-        // its own), and no new one is let in. The token is removed last, with the field.
+        // The end comes before the stream is given up: the present reader finds the end (a cut, if the stream has none
+        // of its own), and no new one is let in. The token is removed last, with the field.
         self.channel.end(StreamEnd::Cut);
         self.channel.give_up();
     }
 }
 
-/// Runs as long as a reader may come back.
+/// Runs as long as a reader may reconnect.
 async fn live(
     ended: &TaskEndGuard,
     pushing: impl Future<Output = ()>,
@@ -213,7 +217,8 @@ async fn live(
 
 async fn push(channel: Arc<EventChannel>, mut events: EventStream) {
     loop {
-        // Awaited before the next event is polled: the model waits while its reader is behind, instead of filling memory.
+        // Awaited before the next event is polled: the model waits while its reader is behind, instead of filling
+        // memory.
         channel.room().await;
         match events.next().await {
             Some(Ok(event)) => channel.push(&event),

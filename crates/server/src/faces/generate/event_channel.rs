@@ -1,8 +1,8 @@
 //! The channel between a resumable stream and its present reader (TR-1303).
 //!
 //! ```text
-//!   here ◄── a reader comes ── away ── grace, or a drain that lets nobody in ──► over
-//!    └─── it goes ─────────────►┘                          given up ─────────────►┘
+//!   Here ◄── a reader attaches ── Away ── grace, or a drain that admits nobody ──► over
+//!    └──── it detaches ───────────►┘                       GivenUp ───────────────►┘
 //! ```
 
 use std::io;
@@ -55,7 +55,7 @@ pub(super) enum ReadRefused {
 }
 
 impl EventChannel {
-    /// A channel that retains this many bytes, and its first reader.
+    /// A channel that retains up to `most` bytes, and its first reader.
     pub(super) fn new(most: usize, work: DrainGuard) -> (Arc<Self>, EventReader) {
         let changed = Arc::new(Notify::new());
         let state = ChannelState {
@@ -79,7 +79,7 @@ impl EventChannel {
     /// Whether a reader could continue after this event.
     ///
     /// # Errors
-    /// Why nobody could.
+    /// Why none could.
     pub(super) fn follows(&self, after: u64) -> Result<(), ReadRefused> {
         self.may_read(&self.state(), after)
     }
@@ -87,7 +87,7 @@ impl EventChannel {
     /// Continues after this event. The present reader is cut off. `work`: a drain waits until all is read.
     ///
     /// # Errors
-    /// Why that cannot be; then nobody is cut.
+    /// Why that is not possible; then no reader is cut off.
     pub(super) fn read(
         self: &Arc<Self>,
         after: u64,
@@ -119,6 +119,7 @@ impl EventChannel {
             return Err(ReadRefused::Over);
         }
         state.replay.follows(after).map_err(ReadRefused::Behind)?;
+        // An error and not a reader: the answer is 204, which tells a browser not to come again.
         if state.replay.is_all(after) {
             return Err(ReadRefused::Nothing);
         }
@@ -127,6 +128,8 @@ impl EventChannel {
 
     /// Resolves when there is room for an event.
     pub(super) async fn room(&self) {
+        // `notify_one` leaves a permit where nothing waits, so that room which is made between the check and the wait is
+        // seen. A permit that is out of date costs one more check.
         while !self.state().replay.has_room() {
             self.room.notified().await;
         }
@@ -151,7 +154,7 @@ impl EventChannel {
         self.give_up();
     }
 
-    /// Lets no reader in any more.
+    /// Refuses all readers from now on.
     pub(super) fn give_up(&self) {
         // The lock keeps this from happening between the check and the arrival of a reader.
         let _state = self.state();
@@ -170,6 +173,7 @@ impl EventChannel {
                     let _ = presence.changed().await;
                     continue;
                 }
+                // The grace counts from when the reader left, and not from when this looks.
                 ReaderPresence::Away(left) => left,
             };
             // All arms may be cancelled: nothing is taken by any. A reader may have come and gone between two polls.
@@ -254,7 +258,7 @@ impl EventReader {
 
     async fn cut(&mut self, why: &'static str) -> io::Error {
         self.over = true;
-        // What was sent before goes out first: an error drops whatever the connection still holds.
+        // One more poll, so that what was sent before goes out: an error makes hyper drop what it still holds.
         tokio::task::yield_now().await;
         io::Error::other(why)
     }
@@ -268,10 +272,11 @@ impl EventReader {
 impl Drop for EventReader {
     fn drop(&mut self) {
         let mut state = self.channel.state();
-        // A reader that was replaced says nothing: its successor is here, and the grace must not begin.
+        // A reader that was replaced changes nothing: its successor is here, and the grace must not begin.
         if self.is_current(&state) {
             state.reader = None;
             self.channel.presence.send_if_modified(|now| {
+                // A stream that was given up stays so, although its last reader may still have been reading.
                 let leaves = *now == ReaderPresence::Here;
                 if leaves {
                     *now = ReaderPresence::Away(Instant::now());

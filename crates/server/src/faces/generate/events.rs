@@ -1,7 +1,7 @@
 //! Responses as server-sent events (section 6), with the options of a request for them (TR-1303, TR-1304).
 //!
 //! ```text
-//!   responses ─► sending ─► held, if wished for ─► pings in silence, if wished for ─► the answer's body
+//!   responses ─► Sending ─► replay buffer, if asked for ─► pings, if asked for ─► response body
 //! ```
 
 use std::io;
@@ -22,20 +22,20 @@ use super::response_json::JsonResponseContext;
 use super::sending::{Sending, cut};
 use super::stats::RequestTimer;
 
-/// What a stream says that has nothing to say (TR-1304).
+/// A comment that shows that an idle stream is alive (TR-1304).
 const PING: Bytes = Bytes::from_static(b": ping\n\n");
 
-/// The name of a stream that can be resumed (TR-1303).
+/// The header with the name of a stream that can be resumed (TR-1303).
 const STREAM: HeaderName = HeaderName::from_static("sapwood-stream-id");
 
 /// The events of a request, as they go to its client.
 pub(super) type EventStream = BoxStream<'static, io::Result<Bytes>>;
 
-/// TR-602 to TR-604: the first thing that comes decides the status. With a `place` the stream can be resumed, once
-/// there is one.
+/// Answers with a stream of events. The first response or error decides the status (TR-602 to TR-604). With a
+/// `registration` the stream can be resumed.
 ///
 /// # Errors
-/// What was refused before a model began.
+/// Requests that were refused before a model ran.
 pub(super) async fn answer(
     mut responses: CallResponses,
     reported: JsonResponseContext,
@@ -43,14 +43,15 @@ pub(super) async fn answer(
     options: RequestOptions,
     registration: Option<StreamRegistration<'_>>,
 ) -> Result<Response<Body>, RequestError> {
-    // The head can be sent only once, so the status waits for the first response. A client that wants pings has asked not
-    // to wait in silence: it gets its head after one interval, and an error then comes as an event.
+    // The head can be sent only once, so the status waits for the first response. A client that wants pings has asked
+    // not to wait in silence: it gets its head after one interval, and an error then comes as an event.
     let first = match options.ping {
         None => Some(responses.next().await),
         Some(idle_timeout) => timeout(idle_timeout, responses.next()).await.ok(),
     };
     let begun = first.is_some();
     let first = match first.flatten() {
+        // Plain JSON, also on this URL (TR-605).
         Some(Err(failure)) if failure.early => return Err(failure),
         Some(Err(failure)) if !failure.cut => return Ok(failure.stream()),
         Some(Err(failure)) => return Ok(stream_of(stream::iter([Err(cut(&failure))]))),
@@ -61,6 +62,7 @@ pub(super) async fn answer(
         Some(Ok(response)) => Some(Ok(response)),
         None => None,
     };
+    // Taken before the timer moves into the stream: a DELETE of the stream decides how its request has ended.
     let ending = request_timer.ending();
     let sending = Sending::new(responses, reported, request_timer, first);
     let Some(registration) = registration else {
@@ -76,7 +78,7 @@ pub(super) async fn answer(
     ))
 }
 
-/// What a reader reads of the stream with this name. `silent`: nothing has been said for long.
+/// The response to a reader of the stream with this name. `silent`: an interval without events has passed.
 pub(super) fn read_on(
     reader: EventReader,
     name: &str,
@@ -91,7 +93,7 @@ pub(super) fn read_on(
     answer
 }
 
-/// Events as a request wishes them to be sent.
+/// Events with the pings that a request asks for.
 fn dressed(
     events: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
     options: RequestOptions,
@@ -113,7 +115,7 @@ fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> 
     answer
 }
 
-/// Sends a comment after each silence of `idle_timeout`; `silent`: one has passed already.
+/// Sends a comment after each `idle_timeout` without an event; `silent`: one has passed already.
 fn pinging(events: EventStream, idle_timeout: Duration, silent: bool) -> EventStream {
     let pinging = stream::unfold((events, silent), move |(mut events, silent)| async move {
         if silent {

@@ -149,8 +149,7 @@ fn chunk(input: &InputTensor, tensor: &Tensor, mimes: &[Mime]) -> Result<Chunk, 
     if tensor.data.len() != 1 {
         return Err(wrong("must have exactly one element"));
     }
-    let json =
-        |value: Value| Chunk::json(&value).map_err(|_| wrong("cannot be written as JSON"));
+    let json = |value: Value| Chunk::json(&value).map_err(|_| wrong("cannot be written as JSON"));
     match &tensor.data {
         TensorData::Bool(list) => json(list[0].into()),
         TensorData::Int(list) => json(list[0].into()),

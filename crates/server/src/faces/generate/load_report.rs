@@ -12,7 +12,7 @@ use crate::auth::caller::Caller;
 const ASKED: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 const NOTIFIED: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 
-/// How it is spelled.
+/// The format of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoadReportFormat {
     Text,
@@ -28,6 +28,7 @@ pub(super) struct LoadReportRequest {
 impl LoadReportRequest {
     /// The load report of a request's model, if it is asked for and known.
     pub(super) fn of(catalog: &ModelCatalog, route: &GenerateRoute, asked: &Parts) -> Option<Self> {
+        // First, because nearly no request asks. Unknown formats get no header (TR-1003).
         let form = match asked.headers.get(ASKED)?.as_bytes() {
             b"text" => LoadReportFormat::Text,
             b"json" => LoadReportFormat::Json,
@@ -41,12 +42,13 @@ impl LoadReportRequest {
         };
         let caller = Caller::of(&asked.extensions).ok()?;
         let function: Name = catalog.known(caller, &target.model).ok()?.function;
+        // A model without an engine of this process has no KV cache to report.
         let mut engines = catalog.shared.metrics.engines().into_iter();
         let engine = engines.find(|engine| engine.info().name == *function)?;
         Some(Self { form, engine })
     }
 
-    /// Tells how it is now.
+    /// Adds the header with the present load.
     pub(super) fn add_header(&self, headers: &mut HeaderMap) {
         let stats = self.engine.stats();
         let (used, most) = (stats.cells_used.get(), stats.cells_total.get());
@@ -59,6 +61,7 @@ impl LoadReportRequest {
 
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 tokens")]
 fn render(form: LoadReportFormat, used: u64, most: u64) -> String {
+    // A cache of size 0, before the model is loaded, must not divide by it: NaN is no number in JSON.
     let share = used as f64 / most.max(1) as f64;
     match form {
         LoadReportFormat::Text => format!(
@@ -75,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tr_1003_the_load_of_a_model_is_spelled_in_two_ways() {
+    fn tr_1003_the_load_of_a_model_is_written_as_text_or_json() {
         let text =
             "TEXT named_metrics.kv_cache_utilization=0.25, named_metrics.max_token_capacity=4096";
         assert_eq!(render(LoadReportFormat::Text, 1_024, 4_096), text);

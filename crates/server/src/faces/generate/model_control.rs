@@ -16,30 +16,30 @@ use crate::auth::scopes::KeyScope;
 
 /// Loads and unloads models. Both resolve when it is done; dropping the future does not undo what has begun.
 pub trait Repository: Send + Sync {
-    /// Loads a model, instead of the one of this name that may be there. `config`: what it is to be, as JSON, in place of what
-    /// was configured, for this time.
+    /// Loads a model, in place of the one of this name, if there is one. `config`: its configuration as JSON, in place
+    /// of the server's, for this load.
     fn load(
         &self,
         name: &str,
         config: Option<String>,
     ) -> BoxFuture<'static, Result<ModelOptions, ModelControlError>>;
 
-    /// Lets what runs finish, as long as that may take, and takes the model out.
+    /// Waits until running requests have finished, or their time is over, and removes the model.
     fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), ModelControlError>>;
 }
 
 /// Why a model was neither loaded nor unloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelControlError {
-    /// Nobody has configured one of that name.
+    /// No model of this name is configured.
     Unknown,
-    /// The configuration that came with the request does not read, and why.
+    /// The configuration in the request is invalid, and why.
     Config(String),
-    /// It could not be done; the log knows why.
+    /// It failed; the log says why.
     Broken,
 }
 
-/// A repository that clients may change.
+/// A repository whose models clients may load and unload.
 #[derive(Clone)]
 pub struct ExplicitRepository(pub Arc<dyn Repository>);
 
@@ -49,25 +49,26 @@ impl fmt::Debug for ExplicitRepository {
     }
 }
 
-/// What is to be done.
+/// An action on a model of the repository.
 #[derive(Debug)]
 pub(super) enum ControlAction {
     Load(LoadParameters),
     Unload,
 }
 
-/// What a request to load says beside the name.
+/// The parameters of a request to load.
 #[derive(Debug, Default)]
 pub(super) struct LoadParameters {
     config: Option<String>,
 }
 
 impl LoadParameters {
-    /// One parameter of the request more, if it is a text. Others mean nothing.
+    /// Takes one more parameter; `value` is its text, if it is one. Unknown parameters are ignored.
     ///
     /// # Errors
-    /// `unimplemented` for files.
+    /// `unimplemented` for files; `invalid-request` for a configuration that is no text.
     pub(super) fn take(&mut self, name: &str, value: Option<&str>) -> Result<(), RequestError> {
+        // Refused and not ignored: the client would believe that the model it sent was loaded.
         if name.starts_with("file:") {
             let message = "files of a model can not be sent with a request to load it";
             return Err(RequestError::new(Code::Unimplemented, message));
@@ -83,27 +84,30 @@ impl LoadParameters {
     }
 }
 
-/// Who may change this model of the repository, and whether anybody may. A key for some models changes no others.
+/// Checks that the caller may change this model, and that models can be changed at all.
 pub(super) fn allowed<'a>(
     catalog: &'a ModelCatalog,
     extensions: &Extensions,
     model: &str,
 ) -> Result<&'a ExplicitRepository, RequestError> {
     let caller = Caller::of(extensions)?;
+    // Here and not by the route alone: a path that is encoded in another way has the scope of a wildcard route.
     caller.require(KeyScope::Admin)?;
+    // A key for some models changes no others.
     if !caller.may_use(&Name::shared(model)) {
         return Err(foreign());
     }
     catalog.config.repository.as_ref().ok_or_else(|| {
+        // The text of the reference, which clients know; there is no polling here (TR-706).
         let message = "explicit model load / unload is not allowed if polling is enabled";
         RequestError::new(Code::Unavailable, message)
     })
 }
 
-/// Does it, and waits until it is done.
+/// Carries out the action, and waits until it is done.
 ///
 /// # Errors
-/// What the repository says.
+/// Those of the repository.
 pub(super) async fn act(
     catalog: &ModelCatalog,
     explicit: &ExplicitRepository,
@@ -126,6 +130,7 @@ pub(super) async fn act(
             ModelControlError::Broken => refuse(Code::Internal, "the server's log says why"),
         }
     })?;
+    // After the load: until then the options of the old model hold, which still answers.
     if let Some(model) = reported {
         catalog.set_options(name, model);
     }

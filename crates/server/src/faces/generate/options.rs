@@ -12,7 +12,7 @@ use super::restricted::{Category, Restriction};
 /// What can be set about this face.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What one request may hold.
+    /// The limits of one request.
     pub limits: RequestLimits,
     /// Pieces of a chunked body (TR-316).
     pub http_chunks: usize,
@@ -20,31 +20,31 @@ pub struct Config {
     pub grpc_message_size: usize,
     /// Requests that may run at once on one gRPC stream (TR-904).
     pub grpc_requests_per_stream: usize,
-    /// Streams that can be resumed (TR-1303), and how many of them one key, or one address without a key, may have.
+    /// Streams that can be resumed (TR-1303).
     pub resumable_streams: usize,
-    /// See [`Config::resumable_streams`].
+    /// How many of them one key may have, or one address where no key is needed.
     pub resumable_streams_each: usize,
     /// How long each of them waits for its client.
     pub resume_grace: Duration,
-    /// Bytes that are kept of each.
+    /// Size of each one's replay buffer, in bytes.
     pub resume_bytes: usize,
-    /// The status for a model that nobody knows: 400, or 404 (TR-204).
+    /// The status for an unknown model: 400, or 404 (TR-204).
     pub unknown_model_status: u16,
-    /// Behave as the reference does where a rule says that we may not (`compat = "triton"`).
+    /// Refuse what the reference refuses, where the rules accept it otherwise (`compat = "triton"`).
     pub compat: bool,
     /// Its models are counted under Triton's names as well (TR-1002).
     pub metrics: bool,
-    /// The name that the server gives itself.
+    /// The server's name in its metadata.
     pub metadata_name: String,
-    /// The version that it gives itself.
+    /// The server's version in its metadata.
     pub metadata_version: String,
-    /// What needs a header of its own (TR-210).
+    /// Parts of the protocol that need a header of their own (TR-210).
     pub restricted: BTreeMap<Category, Restriction>,
     /// Loads and unloads models on request; without it both are refused (TR-706).
     pub repository: Option<ExplicitRepository>,
     /// Headers of requests whose names match become parameters (TR-1309).
     pub forwarded: Option<ForwardedHeaders>,
-    /// What is said of single models, by name; the others have the defaults.
+    /// Options of single models, by name; the others have the defaults.
     pub models: BTreeMap<String, ModelOptions>,
 }
 
@@ -73,7 +73,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The version that a request gets which names none, of each model that something is said of.
+    /// The version of requests that name none, for each model with options of its own.
     pub(super) fn versions(&self) -> impl Iterator<Item = (String, u64)> {
         self.models
             .iter()
@@ -81,24 +81,24 @@ impl Config {
     }
 }
 
-/// What is said of one model.
+/// The options of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelOptions {
     /// Its versions, each 1 or more.
     pub versions: Vec<u64>,
-    /// What runs it, for its metadata.
+    /// The backend's name, for its metadata.
     pub platform: String,
     /// Its tensors; without them a text model has the union signature.
     pub signature: Option<Signature>,
-    /// Parameters that mean nothing are refused (TR-307).
+    /// Unknown parameters are refused (TR-307).
     pub strict_parameters: bool,
     /// The prompt stands before the output unless a request says otherwise (TR-405).
     pub prepend_prompt_default: bool,
     /// A bare prompt is one turn of a conversation (D-24).
     pub template_raw_prompts: bool,
-    /// What requests may ask a scripted model to do, and the parameter that asks for it (TR-1103).
+    /// The controls of a scripted model, with the parameter for each (TR-1103).
     pub controls: BTreeMap<ScriptControl, String>,
-    /// What a scripted model says when it is asked to fail.
+    /// The message of a scripted model that is asked to fail.
     pub fail_message: String,
 }
 

@@ -6,12 +6,13 @@ use percent_encoding::percent_decode_str;
 use super::restricted::Category;
 use crate::auth::scopes::{KeyScope, RouteAccess};
 
-/// What a route of this face asks of a caller.
+/// The scopes that routes of this face need.
 const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
 const MANAGE: RouteAccess = RouteAccess::Needs(KeyScope::Admin);
 
-/// The paths, as the router knows them, and who may come in. A path that is written another way (`%6coad`) means the same and
-/// is one of the last: what needs more than to be called asks for it once more where it is done.
+/// The paths of the router, and the access that each needs. The router matches raw paths, so one that is encoded in
+/// another way (`%6coad`) matches a wildcard instead: what needs more than `infer` checks the scope again in its
+/// handler.
 pub(super) const PATTERNS: &[(&str, RouteAccess)] = &[
     ("/v2", CALL),
     ("/v2/", CALL),
@@ -38,7 +39,7 @@ pub(super) const PATTERNS: &[(&str, RouteAccess)] = &[
     ("/v2/{*rest}", CALL),
 ];
 
-/// A model, and the version asked for, as digits.
+/// A model, and the version that was asked for, as sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) model: String,
@@ -58,22 +59,22 @@ pub(super) enum GenerateRoute {
     Generate(Target),
     GenerateStream(Target),
     Infer(Target),
-    /// What runs under an id.
+    /// The running requests of an id.
     Request(String),
     /// A stream that can be resumed.
     Stream(String),
     Index,
     Load(String),
     Unload(String),
-    /// A repository is named, and there is only one.
+    /// A path that names a repository, which is not supported.
     Repository,
     Trace,
     Logging,
-    /// Which kind of shared memory, and what about it.
+    /// Shared memory of either kind.
     Memory(MemoryAct),
 }
 
-/// What is asked of shared memory (TR-708).
+/// The actions on shared memory (TR-708).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemoryAct {
     Status,
@@ -82,18 +83,20 @@ pub(super) enum MemoryAct {
 }
 
 impl GenerateRoute {
-    /// Reads a raw path. `None`: nothing is there.
+    /// Reads a raw path. `None`: there is no such route.
     pub(super) fn read(path: &str) -> Option<Self> {
         let rest = path.strip_prefix("/v2")?;
         if rest.is_empty() {
             return Some(Self::Server);
         }
+        // Split before it is decoded: `%2F` is a part of a name, and no separator (TR-201).
         let segments = rest.strip_prefix('/')?.split('/').map(decode);
         let segments: Vec<String> = segments.collect::<Option<_>>()?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         Some(match segments.as_slice() {
             ["health", "live"] => Self::Live,
             ["health", "ready"] => Self::Ready,
+            // Before the models, so that one called `stats` is reached only by its other paths.
             ["models", "stats"] => Self::Stats(None),
             ["models", model, "versions", version, rest @ ..] if is_number(version) => {
                 Self::about(model, Some(version), rest)?
@@ -155,7 +158,7 @@ impl GenerateRoute {
         }
     }
 
-    /// What of the protocol it is a part of (TR-210).
+    /// The category of the protocol that it belongs to (TR-210).
     pub(super) const fn category(&self) -> Category {
         match self {
             Self::Live | Self::Ready | Self::ModelReady(_) => Category::Health,
@@ -185,8 +188,9 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// `None` for what is badly encoded, or no UTF-8.
+/// Decodes a segment; `None` if it is badly encoded or not UTF-8.
 fn decode(segment: &str) -> Option<String> {
+    // Checked here, because the decoder passes a bad escape through as it is, and TR-201 has 404 for it.
     let mut bytes = segment.bytes();
     while let Some(byte) = bytes.next() {
         let hex = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_hexdigit());

@@ -1,6 +1,7 @@
 //! [`EventReplay`]: the numbered events of a resumable stream, with its end (TR-1303).
 //!
-//! Unread events take half of the room at most; then the model waits, instead of filling memory.
+//! Unread events take at most half of the room, and then the model waits. The other half is for events that were read,
+//! from which a client continues that has lost the last ones on the way.
 
 use axum::body::Bytes;
 use sapwood_proto::replay::{ReplayBuffer, ReplayGap};
@@ -10,6 +11,7 @@ use sapwood_proto::replay::{ReplayBuffer, ReplayGap};
 pub(super) struct EventReplay {
     /// The first event is number 1; 0 is the position before it.
     events: ReplayBuffer<Bytes>,
+    /// Size limit of the buffer, in bytes.
     most: usize,
     end: Option<StreamEnd>,
 }
@@ -23,7 +25,7 @@ pub(super) enum StreamEnd {
     Cut,
 }
 
-/// What its reader gets next.
+/// What a reader gets next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReplayNext {
     Event(Bytes),
@@ -49,12 +51,14 @@ impl EventReplay {
 
     /// Appends an event. After the end nothing is appended.
     pub(super) fn push(&mut self, event: &[u8]) {
+        // A cancellation ends the stream while its task may still be at an event.
         if self.end.is_some() {
             return;
         }
         let number = format!("id: {}\n", self.events.next());
         self.events
             .push(Bytes::from([number.as_bytes(), event].concat()));
+        // Only events that were read are evicted, and never the last one: a single event may be larger than the room.
         while self.events.bytes() > self.most && self.events.evict().is_some() {}
     }
 
@@ -89,6 +93,7 @@ impl EventReplay {
     /// # Errors
     /// If it cannot.
     pub(super) fn follows(&self, after: u64) -> Result<(), ReplayGap> {
+        // Saturating, because the number is the client's. No stream has that many events.
         self.events.check(after.saturating_add(1))
     }
 
@@ -116,10 +121,10 @@ mod tests {
     }
 
     #[test]
-    fn tr_1303_what_was_read_is_forgotten_where_room_is_needed_and_nothing_else() {
+    fn tr_1303_only_events_that_were_read_are_evicted_and_only_for_room() {
         let one = "id: 1\nx\n\n".len() + size_of::<Bytes>();
         let mut replay = EventReplay::new(4 * one);
-        // Half of the room, and nobody has read anything.
+        // Half of the room, and nothing was read.
         for _ in 0..2 {
             assert!(replay.has_room());
             replay.push(b"x\n\n");
@@ -172,9 +177,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever its readers do, they get each event in its turn, and what is kept is bounded.
+        /// Whatever its readers do, they get each event in order, and the buffer is bounded.
         #[test]
-        fn tr_1303_readers_who_come_and_go_see_every_event_in_its_turn(acts in prop::collection::vec(act(), 1..200)) {
+        fn tr_1303_readers_that_come_and_go_get_every_event_in_order(acts in prop::collection::vec(act(), 1..200)) {
             let most = 1_000;
             let mut replay = EventReplay::new(most);
             let mut sent = Vec::new();

@@ -26,6 +26,7 @@ pub(super) async fn answer(
     parts: &Parts,
     upload: Upload,
 ) -> Result<Response<Body>, RequestError> {
+    // The index is for every caller, and shows each only its own models. The rest changes what is loaded.
     let (name, loads) = match route {
         GenerateRoute::Index => {
             let asked = object(upload, parts, catalog).await?;
@@ -35,6 +36,7 @@ pub(super) async fn answer(
         GenerateRoute::Unload(name) => (name, false),
         _ => return Err(named()),
     };
+    // Before the body is read: a caller without the scope must not make the server read it.
     let explicit = allowed(catalog, &parts.extensions, &name)?;
     let asked = object(upload, parts, catalog).await?;
     let act = if loads {
@@ -49,13 +51,14 @@ pub(super) async fn answer(
 /// The parameters of a request to load.
 fn parse_parameters(parameters: Option<&Value>) -> Result<LoadParameters, RequestError> {
     let mut asked = LoadParameters::default();
+    // Parameters that are not an object are ignored, as unknown ones are.
     for (name, value) in parameters.and_then(Value::as_object).into_iter().flatten() {
         asked.take(name, value.as_str())?;
     }
     Ok(asked)
 }
 
-/// There is one repository, without a name.
+/// The error for a request that names a repository: there is one, without a name.
 pub(super) fn named() -> RequestError {
     let message = "'repository_name' specification is not supported";
     RequestError::new(Code::Unimplemented, message)
@@ -86,6 +89,7 @@ pub(super) fn list(catalog: &ModelCatalog, caller: &Caller, only_ready: bool) ->
         versions.map(move |version| ModelIndex {
             name: name.as_str().into(),
             version: version.to_string(),
+            // The state is the model's, and the same for all of its versions.
             state: state.name().into(),
             reason: String::new(),
         })

@@ -1,7 +1,7 @@
 //! Counts requests that end before their work does, by reason (OA-801): the client disconnects, a timeout, the drain,
 //! or a DELETE.
 //!
-//! A client that takes nothing for too long is counted by its connection.
+//! A client that does not read for too long is counted by its connection (`listener::write_stall`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::request_error::RequestError;
 use crate::http::request_trace::RequestTrace;
 use crate::ops::metrics::ServerMetrics;
 
-/// Why work ends early rather than wrongly.
+/// Why a request ends early rather than with a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EarlyEnd {
     Client,
@@ -27,7 +27,7 @@ pub(super) enum EarlyEnd {
 }
 
 impl EarlyEnd {
-    /// As the metric calls it.
+    /// The label of the metric.
     const fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -39,7 +39,7 @@ impl EarlyEnd {
     }
 }
 
-/// What becomes of a request: the first that is said of it counts. Clones share it.
+/// How a request ends; the first decision counts. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct RequestEnd {
     decided: Arc<AtomicBool>,
@@ -54,8 +54,9 @@ impl RequestEnd {
         }
     }
 
-    /// It has ended, well or wrongly, or early.
+    /// Decides how the request has ended: early for this reason, or with success or failure, which are counted elsewhere.
     pub(super) fn decide(&self, early: Option<EarlyEnd>) {
+        // Relaxed is enough: the swap alone decides which call is first, and nothing else is read by it.
         let known = self.decided.swap(true, Ordering::Relaxed);
         if let Some(why) = early.filter(|_| !known) {
             let cancelled = &self.metrics.cancelled;
@@ -64,11 +65,11 @@ impl RequestEnd {
     }
 }
 
-/// The responses of a request; who drops them before their end has left.
+/// The responses of a request. Dropping them before their end counts as a disconnect of the client.
 pub(super) struct WatchedResponses {
     responses: CallResponses,
     ending: RequestEnd,
-    /// The connection has let its answer go, and counted that.
+    /// Set when the connection has dropped its answer for a write stall, and counted that.
     let_go: Option<Arc<AtomicBool>>,
 }
 
@@ -77,6 +78,7 @@ impl WatchedResponses {
         Self {
             responses,
             ending,
+            // Taken now: a drop may happen outside the trace of the request.
             let_go: RequestTrace::present().map(|request_trace| request_trace.let_go()),
         }
     }

@@ -1,4 +1,4 @@
-//! Errors of this face: one message, one status, and the detail for the log (TR-205, TR-206, section 15).
+//! Errors of this face: one message, one status, and details in headers (TR-205, TR-206, section 15).
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use sapwood_proto::generate::{InvalidRequest, error_body, error_event};
 use super::request_end::EarlyEnd;
 use crate::http::rejection::Rejection;
 
-/// Where the closed code of an error stands (TR-206).
+/// The header with the code of the closed set (TR-206).
 const CODE: HeaderName = HeaderName::from_static("sapwood-error");
 /// The type of JSON answers, to the letter (TR-205).
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -27,17 +27,17 @@ pub(super) struct RequestError {
     pub(super) code: Code,
     pub(super) message: String,
     pub(super) retry_after: Option<Duration>,
-    /// No model has begun to work on it.
+    /// No model has worked on it: it is a plain JSON error also on the URL of streams (TR-605).
     pub(super) early: bool,
     /// The script cuts the transport (D-11).
     pub(super) cut: bool,
-    /// It is no failure but an early end (OA-801).
+    /// It is an early end rather than a failure (OA-801).
     pub(super) ended: Option<EarlyEnd>,
-    /// A header that the client gets besides.
+    /// One more header of the response.
     header: Option<(HeaderName, HeaderValue)>,
 }
 
-/// What the gate and its kin say.
+/// Errors of the middleware, with the status that their code has at this face.
 impl From<Rejection> for RequestError {
     fn from(rejection: Rejection) -> Self {
         Self::new(rejection.code, rejection.message)
@@ -50,7 +50,7 @@ impl RequestError {
         Self {
             status: status(code),
             code,
-            // Also a header of gRPC.
+            // Clipped, because the text may quote the client, and is a header in gRPC.
             message: clip::message(message.into()),
             retry_after: None,
             early: true,
@@ -65,27 +65,29 @@ impl RequestError {
         self
     }
 
-    /// With a header more.
+    /// With one more header.
     pub(super) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.header = Some((name, value));
         self
     }
 
-    /// What went wrong in the midst of work.
+    /// The same for a request that a model has worked on.
     pub(super) const fn late(mut self) -> Self {
         self.early = false;
         self
     }
 
-    /// The same as an end that came early.
+    /// The same as an early end.
     pub(super) const fn because(mut self, why: EarlyEnd) -> Self {
         self.ended = Some(why);
         self
     }
 
-    /// What the kernel says of a call, for the request with this id.
+    /// The error of a call of the kernel, for the request with this id.
     pub(super) fn of(error: &Error, id: &str) -> Self {
         let code = error.code();
+        // The texts of the reference, by which its clients and load generators tell these cases; others are the
+        // kernel's own.
         let message = match error {
             Error::Cancelled => "Request was cancelled".into(),
             Error::Deadline => format!("[request id: {id}] Request timeout expired"),
@@ -122,9 +124,11 @@ impl RequestError {
         *answer.status_mut() = self.status;
         let headers = answer.headers_mut();
         headers.insert(header::CONTENT_TYPE, kind);
+        // Never in the body, which has exactly one member (TR-205).
         headers.insert(CODE, HeaderValue::from_static(self.code.name()));
         if matches!(self.status.as_u16(), 429 | 503) {
             let wait = self.retry_after.unwrap_or(LEAST_WAIT).max(LEAST_WAIT);
+            // Rounded up: the header has whole seconds, and a client that comes too early is refused again.
             let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -143,12 +147,12 @@ impl From<InvalidRequest> for RequestError {
             InvalidRequest::Unsupported(_) => Code::Unimplemented,
             _ => Code::InvalidRequest,
         };
-        // TR-401: what is not supported is a fault of the request, as everything else in its body.
+        // An unsupported member of a body is an error of the request like any other: 400, and not the 501 of its code.
         Self::new(code, refused.to_string()).with_status(StatusCode::BAD_REQUEST)
     }
 }
 
-/// TR-1501: the one table of statuses.
+/// The one table of statuses (TR-1501).
 pub(super) fn status(code: Code) -> StatusCode {
     match code {
         Code::InvalidRequest
@@ -175,6 +179,7 @@ pub(super) fn status(code: Code) -> StatusCode {
 fn is_rejection(error: &Error) -> bool {
     match error {
         Error::Engine { code, reason, .. } => {
+            // By the reason, because an engine gives the same codes for failures in the midst of a request.
             *code == Code::Overloaded
                 || matches!(
                     *reason,
@@ -186,7 +191,7 @@ fn is_rejection(error: &Error) -> bool {
                         | ErrorReason::NO_TEMPLATE
                 )
         }
-        // Nobody was asked: no upstream is there.
+        // No upstream was reached, so none has worked on it.
         Error::Remote { code, reason, .. } => {
             *code == Code::Unavailable && **reason == *ErrorReason::UPSTREAM_ERROR.name()
         }
@@ -203,6 +208,7 @@ fn is_rejection(error: &Error) -> bool {
 
 fn early_end(error: &Error) -> Option<EarlyEnd> {
     match error.code() {
+        // By its reason, because its code is `unavailable`, which is a failure otherwise.
         _ if error.known_reason() == ErrorReason::QUEUE_TIMEOUT => Some(EarlyEnd::Timeout),
         Code::DeadlineExceeded => Some(EarlyEnd::Timeout),
         Code::Cancelled => Some(EarlyEnd::Client),
@@ -210,6 +216,7 @@ fn early_end(error: &Error) -> Option<EarlyEnd> {
     }
 }
 
+/// Whether a script cuts the transport. An upstream's output may be truncated as well, and that is an error with a text.
 fn is_cut(error: &Error) -> bool {
     let cuts = [ErrorReason::CUT_CLOSE, ErrorReason::CUT_RESET];
     error.code() == Code::Truncated && cuts.contains(&error.known_reason())

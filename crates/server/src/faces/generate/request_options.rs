@@ -10,27 +10,28 @@ use tonic::metadata::{KeyAndValueRef, MetadataMap};
 
 use super::request_error::RequestError;
 
-/// A stream that can be resumed (TR-1303).
+/// Asks for a stream that can be resumed (TR-1303).
 const RESUME: &str = "sapwood-resume";
-/// Seconds of silence after which a stream says that it lives (TR-1304).
+/// Asks for a comment after this many seconds without an event (TR-1304).
 const KEEPALIVE: &str = "sapwood-keepalive";
-/// Who is silent for longer has no need of pings.
+/// The maximum number of seconds between pings.
 const IDLE_TIMEOUT_MAX: u64 = 3_600;
 
-/// What a request asks for.
+/// The options of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestOptions {
     pub(super) resume: bool,
-    /// A comment after so long a silence.
+    /// The interval of pings.
     pub(super) ping: Option<Duration>,
 }
 
 impl RequestOptions {
-    /// What the headers say.
+    /// Reads the options from the headers.
     ///
     /// # Errors
-    /// `invalid-request` for a time that is none.
+    /// `invalid-request` for a value that is no number of seconds.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, RequestError> {
+        // Any other value is off and no error: the option is a switch, and a stream without it works as well.
         let on = |name: &str| headers.get(name).is_some_and(|value| value == "1");
         let ping = headers.get(KEEPALIVE).map(|value| {
             let seconds = value
@@ -51,7 +52,7 @@ impl RequestOptions {
     }
 }
 
-/// Which headers of requests become parameters (TR-1309): those whose names match.
+/// The headers of requests that become parameters (TR-1309): those whose names match a regular expression.
 #[derive(Clone, Debug)]
 pub struct ForwardedHeaders(Regex);
 
@@ -65,18 +66,19 @@ impl ForwardedHeaders {
         Ok(Self(regex))
     }
 
-    /// Adds them to the parameters of a request. What the request says itself counts first.
+    /// Adds them to the parameters of a request, whose own take precedence.
     pub(super) fn join(&self, headers: &HeaderMap, mapped: &mut Mapped) {
         // Names of headers are lower-case here.
         let matching = |name: &&HeaderName| self.0.is_match(name.as_str());
         for name in headers.keys().filter(matching) {
+            // A value that is no ASCII text cannot be a parameter, and the header was not meant as one.
             if let Some(Ok(value)) = headers.get(name).map(|value| value.to_str()) {
                 add(name.as_str(), value, mapped);
             }
         }
     }
 
-    /// Adds the metadata of a gRPC call in the same way; what is binary there (`-bin`) is no text.
+    /// Adds the metadata of a gRPC call in the same way. Binary entries (`-bin`) are left out.
     pub(super) fn join_metadata(&self, metadata: &MetadataMap, mapped: &mut Mapped) {
         for entry in metadata.iter() {
             if let KeyAndValueRef::Ascii(name, value) = entry
@@ -89,7 +91,7 @@ impl ForwardedHeaders {
     }
 }
 
-/// Of several values under one name the first counts, as the one that the request says itself does.
+/// Adds a parameter, unless there is one of this name: the first value counts, and those of the request come first.
 fn add(name: &str, value: &str, mapped: &mut Mapped) {
     if mapped.parameter(name).is_none() {
         let value = RequestParameter::Text(value.into());
@@ -113,7 +115,7 @@ mod tests {
 
     /// TR-1303
     #[test]
-    fn tr_1304_wishes_are_granted_to_who_has_them() {
+    fn tr_1304_options_are_read_and_intervals_are_checked() {
         assert_eq!(
             RequestOptions::of(&HeaderMap::new()).unwrap(),
             RequestOptions::default()
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_1309_headers_that_match_become_parameters_behind_those_of_the_body() {
+    fn tr_1309_matching_headers_become_parameters_and_those_of_the_body_win() {
         let mut mapped = Mapped::default();
         mapped
             .parameters
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_1309_metadata_of_calls_joins_as_headers_do_and_what_is_binary_never() {
+    fn tr_1309_matching_metadata_becomes_parameters_except_binary_entries() {
         let mut metadata = MetadataMap::new();
         for (name, value) in [
             ("x-tenant", "metadata"),

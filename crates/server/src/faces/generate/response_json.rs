@@ -7,7 +7,7 @@ use sapwood_proto::generate::{AnswerHead, ResponsePayload, Signature};
 
 use super::call::CheckedRequest;
 
-/// What answers are written with.
+/// What every answer of a request repeats, and the signature that names its outputs.
 pub(super) struct JsonResponseContext {
     head: AnswerHead,
     signature: Arc<Signature>,
@@ -27,7 +27,7 @@ impl JsonResponseContext {
         self.head.json(&self.signature, response)
     }
 
-    /// Writes one event behind what is there.
+    /// Appends one event to `out`.
     pub(super) fn event(&self, response: &ResponsePayload, out: &mut Vec<u8>) {
         self.head.event(&self.signature, response, out);
     }

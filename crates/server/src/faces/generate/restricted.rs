@@ -8,17 +8,17 @@ use subtle::ConstantTimeEq;
 
 use super::request_error::RequestError;
 
-/// What stands before the name of a header in gRPC's metadata.
+/// The prefix of a header's name in gRPC metadata.
 const OVER_GRPC: &str = "triton-grpc-protocol-";
 
 /// A part of the protocol that can be restricted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Category {
-    /// Whether server and models live and are ready.
+    /// Whether server and models are live and ready.
     Health,
-    /// What server and models say of themselves.
+    /// Metadata of server and models.
     Metadata,
-    /// Generating, and what belongs to it.
+    /// Generating and inference, with their streams and cancellations.
     Inference,
     /// Shared memory.
     SharedMemory,
@@ -68,6 +68,7 @@ impl Category {
             "TraceSetting" => Self::Trace,
             "LogSettings" => Self::Logging,
             method if method.contains("SharedMemory") => Self::SharedMemory,
+            // Unknown methods as well, so that no call is without a category.
             _ => Self::Inference,
         }
     }
@@ -93,7 +94,7 @@ impl Restriction {
         })
     }
 
-    /// Whether a request over HTTP has it.
+    /// Checks a request over HTTP.
     ///
     /// # Errors
     /// `permission-denied`, 403.
@@ -105,7 +106,7 @@ impl Restriction {
         Err(RequestError::new(Code::PermissionDenied, message))
     }
 
-    /// The same for a call over gRPC, whose clients know another answer.
+    /// The same for a call over gRPC, where the reference has another text and status.
     ///
     /// # Errors
     /// `unavailable`.
@@ -121,6 +122,7 @@ impl Restriction {
     }
 
     fn holds(&self, headers: &HeaderMap, name: &HeaderName) -> bool {
+        // In constant time (TR-210), and so without a shortcut for a header that is missing.
         let given = headers.get(name).map_or(&b""[..], |value| value.as_bytes());
         bool::from(given.ct_eq(self.value.as_bytes()))
     }
@@ -140,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tr_210_a_secret_is_shown_to_nobody() {
+    fn tr_210_debug_output_does_not_show_the_value() {
         let restriction = Restriction::new("Admin-Key", "swordfish").unwrap();
         let shown = format!("{restriction:?}");
         assert!(shown.contains("admin-key") && !shown.contains("swordfish"));
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_210_the_right_header_with_the_right_value_opens() {
+    fn tr_210_only_the_right_header_with_the_right_value_gives_access() {
         let restriction = Restriction::new("admin-key", "swordfish").unwrap();
         for (name, value, http, grpc) in [
             ("admin-key", "swordfish", true, false),

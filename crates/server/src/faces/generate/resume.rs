@@ -16,7 +16,8 @@ use crate::auth::caller::Caller;
 /// The number of the last event that the client has.
 const LAST: &str = "last-event-id";
 
-/// A place for the stream of a request, where that is wished for and there is one.
+/// Registers the stream of a request, if the request asks for that and there is room. Without room the stream is sent
+/// all the same, and cannot be resumed: its client sees that no name came.
 pub(super) fn register<'a>(
     catalog: &'a ModelCatalog,
     parts: &Parts,
@@ -41,13 +42,13 @@ pub(super) fn answer(
     let options = RequestOptions::of(&parts.headers)?;
     let after = last(&parts.headers)?;
     if parts.method == Method::HEAD {
-        // This check takes nothing from the present reader.
+        // This check does not cut off the present reader, so a client may ask before it reconnects.
         let there = streams.look(name, &caller_identity, after)?;
         return Ok(if there { head() } else { nothing() });
     }
     let reader = streams.read(name, &caller_identity, after)?;
     let answer = reader.map(|reader| read_on(reader, name, options, false));
-    // What tells a browser's `EventSource` that it need not come again.
+    // 204 tells a browser's `EventSource` not to reconnect.
     Ok(answer.unwrap_or_else(nothing))
 }
 
@@ -57,7 +58,7 @@ fn head() -> Response<Body> {
     answer
 }
 
-/// The event to go on behind; the beginning where none is named.
+/// The event after which to continue; 0 where none is named, which is the start.
 fn last(headers: &HeaderMap) -> Result<u64, RequestError> {
     let Some(last) = headers.get(LAST) else {
         return Ok(0);
@@ -65,6 +66,7 @@ fn last(headers: &HeaderMap) -> Result<u64, RequestError> {
     let digits = last.to_str().ok().map(str::trim);
     let digits = digits.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     match digits {
+        // A client that has no event yet may send it empty.
         Some("") => Ok(0),
         Some(digits) => digits.parse().map_err(|_| wrong()),
         None => Err(wrong()),

@@ -1,6 +1,6 @@
 //! Running requests by id, so that their sender can cancel them (TR-1311).
 //!
-//! Ids need not be unique; who cancels one cancels all of its own that bear it.
+//! Ids need not be unique: a cancellation ends all requests of the caller with that id.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use super::request_end::EarlyEnd;
 use super::request_error::RequestError;
 use crate::auth::identity::CallerIdentity;
 
-/// What runs, by key and id.
+/// The running requests, by caller and id.
 #[derive(Debug, Default)]
 pub(super) struct RunningRequests(Mutex<HashMap<RequestName, Vec<RunningEntry>>>);
 
@@ -26,7 +26,7 @@ struct RunningEntry {
     token: CancellationToken,
 }
 
-/// A request that is on the list until this goes.
+/// Keeps a request on the list until it is dropped.
 #[derive(Debug)]
 struct RunningGuard {
     running: Arc<RunningRequests>,
@@ -35,19 +35,19 @@ struct RunningGuard {
     token: CancellationToken,
 }
 
-/// The owner of the requests of an id. A caller without a key is known by nothing but the id itself: one that others cannot guess
-/// is as good as a token, and under another one nothing can be cancelled (D-45).
+/// The name of a request in the list; `None` if it cannot be cancelled. Nothing but the id identifies a caller without
+/// a key: one that cannot be guessed is as good as a token, and with a shorter one nothing can be cancelled (D-45).
 fn name(caller: &CallerIdentity, id: &str) -> Option<RequestName> {
     let owner = match caller {
         CallerIdentity::Anonymous(_) if id.len() < TOKEN_BYTES => return None,
-        // The same from wherever it comes.
+        // Without the address, which may change between the request and its cancellation.
         CallerIdentity::Anonymous(_) => CallerIdentity::Anonymous(None),
         known => known.clone(),
     };
     Some((owner, id.into()))
 }
 
-/// The shortest id that is taken for a secret, as long as a random one of 128 bits in hexadecimal digits.
+/// The shortest id, in bytes, that is taken for a secret: 128 random bits in hexadecimal digits.
 const TOKEN_BYTES: usize = 32;
 
 impl RunningRequests {
@@ -74,11 +74,12 @@ impl RunningRequests {
         reported.boxed()
     }
 
-    /// Cancels what `caller` runs under this id. Says whether there was anything.
+    /// Cancels the requests of `caller` with this id. Returns whether there were any.
     pub(super) fn cancel(&self, caller: &CallerIdentity, id: &str) -> bool {
         let all = self.all();
         let entries = name(caller, id).and_then(|name| all.get(&name));
         let entries = entries.map_or(&[][..], Vec::as_slice);
+        // Only signals: the streams end in their own tasks, and their guards take this lock when they drop.
         entries.iter().for_each(|entry| entry.token.cancel());
         !entries.is_empty()
     }
@@ -87,8 +88,8 @@ impl RunningRequests {
         let token = CancellationToken::new();
         let mut all = self.all();
         let entries = all.entry(name.clone()).or_default();
-        // Unique among those that are listed, because entries stay in order: the guard removes its own, and no other of the
-        // same id.
+        // Unique among those that are listed, because entries stay in order: the guard removes its own, and no other of
+        // the same id.
         let number = entries.last().map_or(0, |last| last.number + 1);
         entries.push(RunningEntry {
             number,
@@ -112,6 +113,7 @@ impl Drop for RunningGuard {
         let mut all = self.running.all();
         if let Some(entries) = all.get_mut(&self.name) {
             entries.retain(|entry| entry.number != self.number);
+            // Otherwise the map would grow with every id that was ever sent.
             if entries.is_empty() {
                 all.remove(&self.name);
             }
@@ -119,7 +121,7 @@ impl Drop for RunningGuard {
     }
 }
 
-/// What a request ends with that its sender has cancelled.
+/// The error of a request that its sender has cancelled.
 pub(super) fn cancelled() -> RequestError {
     RequestError::new(Code::Cancelled, "Request was cancelled")
         .late()
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn tr_1311_who_sent_a_request_may_cancel_it_and_nobody_else() {
+    async fn tr_1311_a_request_is_cancelled_by_its_id_and_only_by_its_caller() {
         let running = Arc::new(RunningRequests::default());
         let list = |caller: &str, id| {
             let pending: CallResponses = stream::pending().boxed();
@@ -152,14 +154,14 @@ mod tests {
             assert!(responses.next().await.is_none());
         }
         assert!(futures::poll!(other.next()).is_pending());
-        // Who has gone is not on the list.
+        // Requests that have ended are not on the list.
         assert!(!running.cancel(&CallerIdentity::Key("anna".into()), "a"));
         drop((mine, other, theirs, nameless));
         assert!(running.all().is_empty());
     }
 
     #[tokio::test]
-    async fn d_45_without_a_key_only_an_id_that_nobody_guesses_cancels() {
+    async fn d_45_without_a_key_only_ids_of_32_bytes_or_more_can_be_cancelled() {
         let running = Arc::new(RunningRequests::default());
         let [here, there] = ["10.0.0.1", "10.0.0.2"]
             .map(|address| CallerIdentity::Anonymous(Some(address.parse().unwrap())));

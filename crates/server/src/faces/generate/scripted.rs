@@ -14,7 +14,7 @@ use super::options::ScriptControl;
 use super::request_error::RequestError;
 use super::text;
 
-/// What one request asks for.
+/// The control values of one request.
 struct Controls {
     repeat: u64,
     delay: Duration,
@@ -24,7 +24,7 @@ struct Controls {
     code: Code,
 }
 
-/// Calls the model once for each response.
+/// Runs the model once for each response.
 pub(super) fn begin(
     call: CheckedRequest,
     settings: Settings,
@@ -33,6 +33,7 @@ pub(super) fn begin(
     let controls = controls(&call, settings.stream)?;
     let prompts = prompts(&call)?;
     let failure = RequestError::new(controls.code, call.found.model.fail_message.clone()).late();
+    // As a response and not as an error of the call: a failure of the model has the form of one in a stream (TR-604).
     if controls.fail_first {
         return Ok(failed(failure));
     }
@@ -80,9 +81,11 @@ impl PlaybackSettings {
         }
         if self.left == 0 {
             self.over = true;
+            // In place of the end: all responses were sent before.
             return self.controls.fail_last.then(|| Err(self.failure.clone()));
         }
         self.left -= 1;
+        // Dropped with the responses: a client that disconnects ends the delay.
         tokio::time::sleep(self.controls.delay).await;
         let response = self.response().await;
         self.over = response.is_err();
@@ -90,6 +93,7 @@ impl PlaybackSettings {
     }
 
     async fn response(&self) -> Result<ResponsePayload, RequestError> {
+        // The output has the elements of the prompt tensor (TR-1104), and so each element is a run of its own.
         let mut sent = Strings::default();
         if !self.controls.empty {
             for prompt in &self.prompts {
@@ -121,11 +125,13 @@ fn controls(call: &CheckedRequest, stream: bool) -> Result<Controls, RequestErro
         None => Code::Internal,
     };
     let seconds = read(ScriptControl::DelayS).number()?.unwrap_or(0.0);
+    // Refuses negative numbers, NaN and what does not fit, at which the plain conversion panics.
     let delay = Duration::try_from_secs_f64(seconds);
     let delay =
         delay.map_err(|_| read(ScriptControl::DelayS).wrong("a number of seconds, 0 or more"))?;
     let repeat = read(ScriptControl::Repeat).count()?.unwrap_or(1);
     let fail_last = read(ScriptControl::FailLast).flag()?;
+    // Without a stream a request has exactly one response, at once. The values were checked all the same.
     Ok(Controls {
         repeat: if stream { repeat } else { 1 },
         delay: if stream { delay } else { Duration::ZERO },
@@ -163,6 +169,7 @@ impl ControlValue<'_> {
 
     fn value(self) -> Option<RequestParameter> {
         let CheckedRequest { found, mapped, .. } = self.call;
+        // The parameter before the input: a signature may declare both.
         let parameter = found.model.controls.get(&self.control);
         if let Some(value) = parameter.and_then(|name| mapped.parameter(name)) {
             return Some(value.clone());

@@ -1,7 +1,7 @@
 //! Writes the responses of a request as events (TR-601 to TR-604).
 //!
-//! Events that are ready are sent as one piece (D-6): a client that reads slower than the model generates costs one write per piece,
-//! and not for each event, on all the way to its socket.
+//! Events that are ready are sent as one piece (D-6): a client that reads slower than the model generates costs one
+//! write per piece, and not one per event, all the way to its socket.
 
 use std::io;
 use std::pin::Pin;
@@ -16,26 +16,27 @@ use super::request_error::RequestError;
 use super::response_json::JsonResponseContext;
 use super::stats::RequestTimer;
 
-/// A piece of several events is not much larger than this.
+/// Size of a piece, in bytes, from which on no more events join it.
 const PIECE_BYTES: usize = 8 << 10;
-/// About what an event takes.
+/// The usual size of an event, in bytes.
 const EVENT_BYTES: usize = 256;
 
-/// A stream on its way, as pieces of whole events. Dropped with the body, whose client has gone then (TR-608).
+/// A stream of pieces of whole events. Dropped with the body when the client disconnects, which cancels the call
+/// (TR-608).
 pub(super) struct Sending {
     responses: CallResponses,
     response_context: JsonResponseContext,
     request_timer: RequestTimer,
-    /// What has been looked at already.
+    /// The first response, which was read for the status.
     ahead: Option<Result<ResponsePayload, RequestError>>,
-    /// Events that are to go out.
+    /// Events that were not sent yet.
     piece: Vec<u8>,
-    /// A piece is full with this many bytes.
+    /// Bytes with which a piece is full.
     full: usize,
     rest: AfterPiece,
 }
 
-/// What follows the piece.
+/// What follows the present piece.
 enum AfterPiece {
     Events,
     Nothing,
@@ -69,7 +70,7 @@ impl Sending {
         self
     }
 
-    /// Takes what is there, up to a full piece.
+    /// Takes the responses that are ready, up to a full piece.
     fn gather(&mut self, cx: &mut Context<'_>) {
         let mut events = 0;
         while matches!(self.rest, AfterPiece::Events) && self.piece.len() < self.full {
@@ -81,6 +82,7 @@ impl Sending {
                     events += 1;
                     self.response_context.event(&response, &mut self.piece);
                 }
+                // Kept until the piece is sent: the events before a cut are part of the script (D-11).
                 Some(Err(failure)) if failure.cut => self.rest = AfterPiece::Cut(failure, false),
                 Some(Err(failure)) => {
                     self.piece.extend_from_slice(&error_event(&failure.message));
@@ -114,7 +116,7 @@ impl Stream for Sending {
         let sending = &mut *self;
         sending.gather(cx);
         if !sending.piece.is_empty() {
-            // The next piece is probably as large.
+            // The next piece is probably as large, and growing would copy it.
             let room = sending.piece.len().max(EVENT_BYTES);
             let piece = std::mem::replace(&mut sending.piece, Vec::with_capacity(room));
             return Poll::Ready(Some(Ok(piece.into())));
@@ -127,7 +129,7 @@ impl Stream for Sending {
                 sending.rest = AfterPiece::Nothing;
                 Poll::Ready(Some(Err(cut)))
             }
-            // What was sent before goes out first: an error drops whatever the connection still holds.
+            // One more poll, so that what was sent before goes out: an error makes hyper drop what it still holds.
             AfterPiece::Cut(_, now) => {
                 *now = true;
                 cx.waker().wake_by_ref();
@@ -137,7 +139,7 @@ impl Stream for Sending {
     }
 }
 
-/// D-11: the connection ends without the protocol's own end.
+/// The body error that ends the connection without the protocol's own end (D-11).
 pub(super) fn cut(failure: &RequestError) -> io::Error {
     io::Error::other(failure.message.clone())
 }

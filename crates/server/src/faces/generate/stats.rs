@@ -1,4 +1,4 @@
-//! Statistics of each model: number of requests and how long they took (TR-704). A drain waits for those that run
+//! Statistics of each model: the number of requests and how long they took (TR-704). A drain waits for requests that run
 //! (OA-904).
 
 use std::collections::BTreeMap;
@@ -20,11 +20,12 @@ use crate::ops::drain::Drain;
 use crate::ops::metrics::{FaceLabel, ServerMetrics};
 use crate::ops::open_streams::OpenStreamGuard;
 
-/// Responses from this one on are counted together.
+/// Index from which on responses are counted together (TR-704).
 const RESPONSES_PER_SAMPLE: usize = 16;
 
-/// The counts of every model that was asked.
+/// The counts of every model that was called.
 pub(super) struct InferenceStats {
+    /// Bounded: only versions of models that exist are counted.
     all: Mutex<BTreeMap<(Name, u64), VersionStats>>,
     metrics: Arc<ServerMetrics>,
     drain: Drain,
@@ -72,9 +73,11 @@ impl InferenceStats {
         }
     }
 
-    /// A request that begins now. It has failed unless it says otherwise before it goes.
+    /// Counts a request from now on. It counts as failed, unless [`RequestTimer::succeeded`] is called before it is
+    /// dropped.
     pub(super) fn begin(&self, found: &FoundModel) -> RequestTimer {
         let key = (found.function.clone(), found.version);
+        // The timer holds the counts of its model, so that this lock is taken once per request and not per response.
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         RequestTimer {
@@ -89,6 +92,7 @@ impl InferenceStats {
     }
 
     fn counts(&self, function: &Name, version: u64) -> Counts {
+        // A model that was not called yet has counts of zero, and no entry.
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = all.get(&(function.clone(), version));
         counts.map_or_else(Counts::default, |counts| {
@@ -109,10 +113,11 @@ impl Counts {
     fn to_message(&self, name: &str, version: u64) -> ModelStatistics {
         let none = Some(StatisticDuration::default());
         let count = self.success.count;
-        // What happens inside an engine is not known apart here: it is all counted as inference.
+        // The phases inside an engine are not measured apart here: all of the time counts as inference.
         let passed = Some(StatisticDuration { count, ns: 0 });
         let responses = self.responses.iter().enumerate().map(|(index, span)| {
             let reported = InferResponseStatistics {
+                // Nothing but inference is measured, so each response succeeded in the time that it was inferred in.
                 compute_infer: span.to_message(),
                 compute_output: none,
                 success: span.to_message(),
@@ -144,7 +149,7 @@ impl Counts {
     }
 }
 
-/// A request that is being counted.
+/// A request that is being counted, until it is dropped.
 #[derive(Debug)]
 pub(super) struct RequestTimer {
     counts: VersionStats,
@@ -157,17 +162,17 @@ pub(super) struct RequestTimer {
 }
 
 impl RequestTimer {
-    /// The responses of the request, as ones that count why they end early.
+    /// Wraps the responses of the request, so that an early end is counted by its cause.
     pub(super) fn watch(&self, responses: CallResponses) -> CallResponses {
         WatchedResponses::new(responses, self.ending()).boxed()
     }
 
-    /// Where it is said what becomes of the request.
+    /// How the request ends; the first decision counts.
     pub(super) fn ending(&self) -> RequestEnd {
         self.ending.clone()
     }
 
-    /// So many responses have come, all at once.
+    /// Counts responses that were ready together.
     pub(super) fn responded(&mut self, responses: usize) {
         if responses == 0 {
             return;
@@ -184,11 +189,12 @@ impl RequestTimer {
                     .responses
                     .resize_with(index + 1, DurationTotal::default);
             }
+            // The time belongs to the first of them; the others were there at once.
             counts.responses[index].add(std::mem::take(&mut took));
         }
     }
 
-    /// The model has ended well.
+    /// The call has ended without an error.
     pub(super) const fn succeeded(&mut self) {
         self.ok = true;
     }
@@ -200,7 +206,7 @@ impl Drop for RequestTimer {
         let since = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        // In `Drop`, so that a request whose client goes is counted as failed without anybody having to say so.
+        // In `Drop`, so that a request whose client disconnects counts as failed, although nothing reports it.
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.last_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         if self.ok {

@@ -1,9 +1,9 @@
 //! Converts the chunks of a text model into responses (TR-401 to TR-407, TR-502).
 //!
 //! ```text
-//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there; the end is sent with
-//!                                                                       the last one where it is at hand, else in one of its own
-//!                                                              whole: one response at the end
+//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there; the end is sent
+//!                                                                       with the last one if it is ready, else alone
+//!                                                               whole:  one response at the end
 //! ```
 
 use std::collections::VecDeque;
@@ -29,10 +29,11 @@ use tokio::time::Instant;
 use super::call::{CallResponses, CheckedRequest, given, texts};
 use super::request_error::RequestError;
 
-/// Chunks that are joined into one response when several choices are sent together.
+/// Chunks that are joined into one response when several choices are sent together, or read before other tasks get their
+/// turn.
 const JOINED_MAX: usize = 64;
 
-/// What the model is asked.
+/// The prompt of a request.
 pub(super) enum TextPrompt {
     Text(String),
     Messages(String),
@@ -47,6 +48,7 @@ pub(super) fn begin(
 ) -> Result<CallResponses, RequestError> {
     let prompt = prompt(&call)?;
     let mut reporter = TextResponses::new(&call, settings, &prompt, kernel);
+    // Only where the caller takes several responses: `generate` must get exactly one (TR-504).
     reporter.is_separate = pieces && call.found.signature.is_separate(&call.mapped);
     Ok(reporter.boxed())
 }
@@ -56,6 +58,7 @@ fn prompt(call: &CheckedRequest) -> Result<TextPrompt, RequestError> {
     let wrong = |message: String| RequestError::new(Code::InvalidRequest, message);
     let text = given(signature, &call.mapped, |role| *role == InputRole::Prompt);
     let messages = given(signature, &call.mapped, |role| *role == InputRole::Messages);
+    // Both are optional in the union signature, so that clients of either kind work; here exactly one must be there.
     let (name, tensor, chat) = match (text, messages) {
         (Some((text, _)), Some((messages, _))) => {
             return Err(wrong(format!(
@@ -66,6 +69,7 @@ fn prompt(call: &CheckedRequest) -> Result<TextPrompt, RequestError> {
         (None, Some((name, tensor))) => (name, tensor, true),
         (None, None) => return Err(wrong("the request has no prompt".into())),
     };
+    // Batches were split before, so that more than one element is a mistake.
     let mut all = texts(name, tensor)?;
     match (all.pop(), all.is_empty()) {
         (Some(text), true) if chat => Ok(TextPrompt::Messages(text)),
@@ -85,6 +89,7 @@ pub(super) async fn whole(
 ) -> Result<String, RequestError> {
     let mut reporter = TextResponses::new(call, settings, &TextPrompt::Text(prompt), kernel);
     reporter.read_all().await?;
+    // There is at least one choice: `n` is 1 or more.
     Ok(reporter.choices.swap_remove(0).text)
 }
 
@@ -96,25 +101,26 @@ struct TextResponses {
     wanted: Vec<bool>,
     /// Outputs beside the text are sent.
     more: bool,
-    /// Tokens are counted.
+    /// The port of tokens is read.
     counts: bool,
-    /// Log-probabilities are read.
+    /// The port of log-probabilities is read.
     logprobs: bool,
-    /// The request sets the number of alternatives: only then are tokens sent with theirs, as vLLM's backend does.
+    /// The request sets the number of alternatives: only then the output of log-probabilities has content, as with
+    /// vLLM's backend.
     alternatives: bool,
     stream: bool,
     id: String,
     choices: Vec<ChoiceDelta>,
-    /// A response is of one choice, and says of which (D-55).
+    /// A response is of one choice, and has its index (D-55).
     is_separate: bool,
-    /// Those of the last step that are still to be sent.
+    /// Responses of the last step that were not sent yet.
     queued: VecDeque<ResponsePayload>,
-    /// What comes after the last response; it was found while the end was looked for.
+    /// The chunk after the last response, which was found while the end was looked for.
     ahead: Option<Result<Chunk, Error>>,
     over: bool,
 }
 
-/// What one choice has to tell since the last response.
+/// What one choice has produced since the last response.
 #[derive(Default)]
 struct ChoiceDelta {
     text: String,
@@ -149,6 +155,7 @@ impl TextResponses {
             OutputRole::CumulativeLogprob,
         ]);
         let tokens = logprobs || reported(&[OutputRole::NumOutputTokens]);
+        // Only what is sent is asked for: log-probabilities cost the engine a pass over the vocabulary for each token.
         let mut ports = vec![Port::MAIN];
         ports.extend(tokens.then_some(Port::TOKENS));
         ports.extend(logprobs.then_some(Port::LOGPROBS));
@@ -162,6 +169,7 @@ impl TextResponses {
             settings.params.n.unwrap_or(1) as usize,
             ChoiceDelta::default,
         );
+        // Messages have no text to prepend before the template has rendered them.
         if let (TextPrompt::Text(text), true) = (prompt, prepends(call, settings)) {
             choices
                 .iter_mut()
@@ -185,7 +193,7 @@ impl TextResponses {
         }
     }
 
-    /// Everything to the end.
+    /// Reads all chunks to the end.
     async fn read_all(&mut self) -> Result<(), RequestError> {
         self.over = true;
         while let Some(chunk) = self.run.next().await {
@@ -194,14 +202,14 @@ impl TextResponses {
             if let Some(failure) = self.overfull() {
                 return Err(failure);
             }
-            // A model that is faster than this would keep the worker for itself.
+            // A model that is always ready would keep this worker thread for itself.
             tokio::task::coop::consume_budget().await;
         }
         self.finish();
         Ok(())
     }
 
-    /// Whether an answer in one piece has become larger than it may.
+    /// The error of an answer in one piece that has become larger than it may. A stream is bounded by its reader.
     fn overfull(&self) -> Option<RequestError> {
         let sum = |of: fn(&ChoiceDelta) -> usize| self.choices.iter().map(of).sum::<usize>();
         let most = if self.stream {
@@ -217,15 +225,17 @@ impl TextResponses {
     }
 
     fn take(&mut self, chunk: &Chunk) {
+        // A remote model may send choices that were not asked for; they have no output.
         let Some(choice) = self.choices.get_mut(chunk.choice as usize) else {
             return;
         };
         match chunk.port.as_str() {
-            // A model's text is UTF-8, and cut between characters.
+            // The text of a model is UTF-8, and cut between characters (TR-406). Another function may send anything.
             "" => match std::str::from_utf8(&chunk.data) {
                 Ok(text) => choice.text.push_str(text),
                 Err(_) => choice.text.push_str(&String::from_utf8_lossy(&chunk.data)),
             },
+            // Ids of four bytes each.
             "tokens" => choice.tokens += u32::try_from(chunk.data.len() / 4).unwrap_or(0),
             "logprobs" => {
                 for line in chunk.data.split(|byte| *byte == b'\n') {
@@ -246,17 +256,17 @@ impl TextResponses {
         self.choices.iter().any(|choice| !choice.text.is_empty())
     }
 
-    /// Whether the end of the request is ready: a step that ends it gives its tokens and the end at once, and what is sent
-    /// beside the text belongs to its last token.
+    /// Whether the end of the request is ready. A step that ends it yields its tokens and the end at once, and the
+    /// finish reason belongs to the response with its last token (D-55).
     fn is_last(&mut self, cx: &mut Context<'_>) -> bool {
-        // Without outputs beside the text the last response says nothing that an earlier one does not, so nobody looks for
-        // it.
+        // Without outputs beside the text the last response has nothing that an earlier one has not, so it need not be
+        // recognised.
         if !self.more {
             return false;
         }
         loop {
             match self.run.poll_next_unpin(cx) {
-                // What only carries metadata says nothing.
+                // Only metadata, which the run keeps.
                 Poll::Ready(Some(Ok(chunk))) if chunk.data.is_empty() => {}
                 Poll::Ready(Some(ahead)) => {
                     self.ahead = Some(ahead);
@@ -272,13 +282,15 @@ impl TextResponses {
         }
     }
 
-    /// There is a response before the last one.
+    /// Whether a response that is not the last one is ready.
     fn is_tellable(&self) -> bool {
         self.stream && self.has_text() && self.is_whole_step()
     }
 
-    /// What else belongs to the text that is there has come too.
+    /// Whether the tokens and log-probabilities of the text have arrived as well: they come on ports of their own,
+    /// after it.
     fn is_whole_step(&self) -> bool {
+        // With several choices each step has chunks of some of them only, and nothing shows which are still to come.
         !self.counts
             || self.choices.len() > 1
             || self.choices.iter().all(|choice| {
@@ -294,6 +306,7 @@ impl TextResponses {
             return Some(Ok(self.response(0..self.choices.len(), last)));
         }
         for registration in 0..self.choices.len() {
+            // The end of a choice needs a response of its own only where one of its outputs shows it.
             let has_end = last && (self.more || !self.stream);
             if has_end || !self.choices[registration].text.is_empty() {
                 let response = self.response(registration..registration + 1, last);
@@ -313,6 +326,7 @@ impl TextResponses {
                 outputs.push((registration, tensor));
             }
         }
+        // `cumulative` and `alternatives` go on: the first is of the whole output, the second bounds the whole answer.
         for choice in &mut self.choices[reported] {
             choice.text.clear();
             choice.tokens = 0;
@@ -333,6 +347,7 @@ impl TextResponses {
                 TensorData::Bytes(texts.collect())
             }
             OutputRole::FinishReason => {
+                // The text of an absent reason is Python's, as vLLM's backend writes it.
                 let reason = |choice: &ChoiceDelta| {
                     let reason = choice.finish.as_ref().filter(|_| last);
                     reason.map_or_else(|| "None".to_owned(), ToString::to_string)
@@ -364,7 +379,7 @@ impl TextResponses {
             }
             OutputRole::NumInputTokens => {
                 let tokens = self.run.meta().usage.prompt_tokens;
-                // A server elsewhere may count them at the end only.
+                // An upstream may report them at its end only.
                 if tokens == 0 && !last {
                     return None;
                 }
@@ -384,7 +399,7 @@ impl TextResponses {
     }
 }
 
-/// The responses: each as soon as its text is there, or one at the end.
+/// The responses: each as soon as its text is ready, or one at the end.
 impl Stream for TextResponses {
     type Item = Result<ResponsePayload, RequestError>;
 
@@ -395,7 +410,8 @@ impl Stream for TextResponses {
         }
         let mut taken = 0;
         while !reporter.over {
-            // What `is_last` found while it looked for the end comes first: the order of chunks is the order of the text.
+            // What `is_last` found while it looked for the end comes first: the order of chunks is the order of the
+            // text.
             let polled = match reporter.ahead.take() {
                 Some(ahead) => Poll::Ready(Some(ahead)),
                 None => reporter.run.poll_next_unpin(cx),
@@ -408,12 +424,13 @@ impl Stream for TextResponses {
                         reporter.over = true;
                         return Poll::Ready(Some(Err(failure)));
                     }
-                    // A model that is faster than this would keep the worker for itself.
+                    // A model that is always ready would keep this worker thread for itself. A stream returns for each
+                    // response, and so needs no such pause.
                     if !reporter.stream && taken > JOINED_MAX {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
                     }
-                    // Choices of one step are sent together: what is ready is taken with the first of them.
+                    // Choices of one step are sent together (TR-407): what is ready is taken with the first of them.
                     if reporter.choices.len() > 1 && taken <= JOINED_MAX {
                         continue;
                     }
@@ -425,6 +442,7 @@ impl Stream for TextResponses {
                 Poll::Ready(None) => {
                     reporter.over = true;
                     reporter.finish();
+                    // TR-406: the last event exists where an output shows the end; otherwise only for text that is left.
                     let reports = !reporter.stream || reporter.more || reporter.has_text();
                     return Poll::Ready(if reports { reporter.flush(true) } else { None });
                 }
@@ -440,23 +458,25 @@ impl Stream for TextResponses {
     }
 }
 
-/// What a request is answered whose answer in one piece would be too large.
+/// The error of a request whose answer in one piece would be too large.
 pub(super) fn too_much(most: &str) -> RequestError {
     let message = format!(
         "an answer in one piece holds at most {most}: stream it, or ask for fewer tokens, choices or alternatives"
     );
+    // Late: the model has worked for it, and a stream's answer is an event by then.
     RequestError::new(Code::LimitExceeded, message).late()
 }
 
-/// Each takes some 600 bytes until the answer is written (D-47).
+/// Log-probabilities of an answer in one piece. Each takes some 600 bytes until the answer is written (D-47).
 const ALTERNATIVES_MAX: usize = 65_536;
-/// Bytes that an answer in one piece holds. What functions give, and models elsewhere, has no length that is known here, and
-/// need have no end.
+/// Bytes of an answer in one piece. The output of functions and upstream models has no length that is known here, and
+/// need not end.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
 
 impl ChoiceDelta {
-    /// One line of the port `logprobs`: a token, and the best beside it.
+    /// One line of the port `logprobs`: a token, and its alternatives.
     fn logprob(&mut self, line: &[u8]) {
+        // The empty line after the last line feed, too.
         let Ok(reported) = serde_json::from_slice::<Value>(line) else {
             return;
         };
@@ -488,16 +508,17 @@ impl ChoiceDelta {
             .zip(top)
             .map(|(rank, value)| entry(value, rank))
             .collect();
-        // After those that were sent, if the server that computed it does not report its rank.
+        // An upstream need not report the rank of the token: then it is the one after all that were sent.
         let rank = reported.get("rank").and_then(Value::as_u64);
         let (id, own) = entry(&reported, rank.unwrap_or(top.len() as u64 + 1));
+        // The token is often one of its own alternatives, whose rank is known exactly.
         map.entry(id).or_insert(own);
         self.alternatives += map.len();
         self.logprobs.push(Value::Object(map));
     }
 }
 
-/// TR-405.
+/// Whether the prompt stands before the output (TR-405).
 fn prepends(call: &CheckedRequest, settings: &Settings) -> bool {
     match settings.exclude_prompt {
         // A stream never repeats the prompt, even if the request asks for it (D-55).
@@ -506,7 +527,7 @@ fn prepends(call: &CheckedRequest, settings: &Settings) -> bool {
     }
 }
 
-/// What is left of the time of the request.
+/// The rest of the request's time.
 fn time(call: &CheckedRequest, settings: &Settings) -> Duration {
     let left = call.deadline.saturating_duration_since(Instant::now());
     settings.timeout.map_or(left, |asked| asked.min(left))
@@ -523,7 +544,7 @@ fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprob
     }
 }
 
-/// What the model is asked for, in the core's ranges (D-20): no JSON is written for it.
+/// The configuration of the model's function, in the ranges of the core (D-20). It is passed as a value, without JSON.
 fn config(
     call: &CheckedRequest,
     settings: &Settings,
@@ -533,12 +554,12 @@ fn config(
     let templated = call.found.model.template_raw_prompts;
     GenerateConfig {
         params: GenerationParams {
-            // Log-probabilities are computed for those who read them, and only then.
+            // Log-probabilities are computed only for requests that read them.
             top_logprobs: logprobs.then(|| settings.params.top_logprobs.unwrap_or(0)),
             ..settings.params.clone()
         },
         prompt_mode: match prompt {
-            // D-24
+            // D-24: `text_input` is raw, unless the model's options say that it is a turn of a conversation.
             TextPrompt::Text(_) if !templated => PromptMode::Raw,
             _ => PromptMode::Auto,
         },

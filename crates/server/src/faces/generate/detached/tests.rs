@@ -1,4 +1,4 @@
-//! Streams whose readers come, go and stay away, on a virtual clock.
+//! Streams whose readers connect, disconnect and do not return, on a virtual clock.
 
 use std::io;
 use std::sync::Weak;
@@ -23,7 +23,7 @@ fn streams(change: impl FnOnce(&mut Config)) -> Streams {
     Streams::new(&config, Drain::default())
 }
 
-/// Events that count from 1, `some` of them and then what `end` says; and whether anybody still makes them.
+/// `some` events that count from 1, followed by `end`; and a reference that is dropped with their producer.
 fn request_timer(some: usize, end: EventStream) -> (EventStream, Weak<()>) {
     let there = Arc::new(());
     let seen = Arc::downgrade(&there);
@@ -48,7 +48,7 @@ fn cut() -> EventStream {
     stream::iter([Err(io::Error::other("cut"))]).boxed()
 }
 
-/// A stream of the owner's, and its first reader.
+/// Registers and starts a stream. Returns its name and its first reader.
 fn begin(
     streams: &Streams,
     events: EventStream,
@@ -68,7 +68,7 @@ fn read(streams: &Streams, name: &str, after: u64) -> Result<Option<EventStream>
     read.map_err(|failure| failure.status)
 }
 
-/// The next so many, as numbers and what they hold.
+/// The next `some` events, as their numbers and contents.
 async fn received_events(events: &mut EventStream, some: usize) -> Vec<(u64, String)> {
     let mut all = Vec::new();
     while all.len() < some {
@@ -93,13 +93,13 @@ async fn settle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tr_1303_who_stays_away_for_the_grace_leaves_nothing() {
+async fn tr_1303_a_stream_without_a_reader_for_the_grace_is_removed() {
     let streams = streams(|config| config.resumable_streams = 1);
     for over in [false, true] {
         let (events, there) = request_timer(3, if over { end() } else { never() });
         let (name, mut reader) = begin(&streams, events);
         assert_eq!(received_events(&mut reader, 1).await, expected(1..=1));
-        // However often somebody comes and goes.
+        // Each reader restarts the grace.
         for after in [1, 0, 2] {
             drop(reader);
             settle().await;
@@ -112,7 +112,7 @@ async fn tr_1303_who_stays_away_for_the_grace_leaves_nothing() {
                 expected(after + 1..=after + 1)
             );
         }
-        // Who reads may take any time.
+        // A reader may take any time.
         settle().await;
         advance(10 * GRACE).await;
         settle().await;
@@ -132,9 +132,9 @@ async fn tr_1303_who_stays_away_for_the_grace_leaves_nothing() {
     }
 }
 
-/// TR-609, D-29: and nothing is lost by it.
+/// TR-609, D-29
 #[tokio::test(start_paused = true)]
-async fn tr_1303_where_nobody_reads_a_stream_stands_still_at_half_of_its_room() {
+async fn tr_1303_an_unread_stream_pauses_at_half_of_its_buffer_and_loses_nothing() {
     let streams = streams(|config| config.resume_bytes = 2_000);
     let (events, there) = request_timer(1_000, end());
     let (name, mut reader) = begin(&streams, events);
@@ -145,7 +145,7 @@ async fn tr_1303_where_nobody_reads_a_stream_stands_still_at_half_of_its_room() 
         .channel(&name, &CallerIdentity::Anonymous(None))
         .unwrap();
     assert!(there.strong_count() == 1 && channel.follows(530).is_err());
-    assert!(channel.follows(510).is_ok(), "it went on a little");
+    assert!(channel.follows(510).is_ok(), "it produced some more");
     assert_eq!(read(&streams, &name, 100).err(), Some(StatusCode::GONE));
     assert_eq!(
         read(&streams, &name, 1_000).err(),
@@ -173,7 +173,7 @@ async fn tr_1303_the_newer_reader_takes_over_and_the_older_is_cut() {
     settle().await;
     advance(2 * GRACE).await;
     settle().await;
-    // Who cannot read on takes nothing from who reads.
+    // A request that fails does not cut off the present reader.
     assert_eq!(
         read(&streams, &name, 9).err(),
         Some(StatusCode::BAD_REQUEST)
@@ -182,7 +182,7 @@ async fn tr_1303_the_newer_reader_takes_over_and_the_older_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tr_1303_a_stream_has_one_end_for_whoever_reads_it() {
+async fn tr_1303_every_reader_of_a_stream_gets_the_same_end() {
     let streams = streams(|_| {});
     for (how, well) in [(end(), true), (cut(), false)] {
         let (events, _there) = request_timer(2, how);
@@ -210,7 +210,7 @@ async fn tr_1303_a_stream_has_one_end_for_whoever_reads_it() {
 
 /// TR-1311
 #[tokio::test(start_paused = true)]
-async fn tr_1303_a_cancelled_stream_ends_with_an_event_and_cannot_be_come_back_to() {
+async fn tr_1303_a_cancelled_stream_ends_with_an_event_and_cannot_be_resumed() {
     let streams = streams(|_| {});
     let (events, there) = request_timer(1, never());
     let (name, mut reader) = begin(&streams, events);
@@ -230,13 +230,13 @@ async fn tr_1303_a_cancelled_stream_ends_with_an_event_and_cannot_be_come_back_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn tr_1303_what_was_read_to_its_end_makes_room_and_nothing_else_does() {
+async fn tr_1303_only_streams_that_were_read_to_their_end_are_removed_for_room() {
     let streams = streams(|config| config.resumable_streams = 2);
     let (first, mut reader) = begin(&streams, request_timer(1, end()).0);
     let (second, mut other) = begin(&streams, request_timer(1, end()).0);
     received_events(&mut reader, 1).await;
     received_events(&mut other, 1).await;
-    // That they are over is not said yet.
+    // Their ends were not read yet.
     assert!(
         streams
             .registration(&CallerIdentity::Anonymous(None))
@@ -248,7 +248,7 @@ async fn tr_1303_what_was_read_to_its_end_makes_room_and_nothing_else_does() {
     assert!(read(&streams, &second, 1).unwrap().is_none());
     let (_third, running) = begin(&streams, never());
     let known = |name: &str| read(&streams, name, 1).err() != Some(StatusCode::NOT_FOUND);
-    assert!(known(&first) && !known(&second), "the one left first goes");
+    assert!(known(&first) && !known(&second), "left first, removed first");
     let (_fourth, _also) = begin(&streams, never());
     assert!(!known(&first));
     drop(running);
@@ -262,7 +262,7 @@ async fn tr_1303_what_was_read_to_its_end_makes_room_and_nothing_else_does() {
 
 /// OA-904: a draining server lets no reader reconnect, so unread events are dropped.
 #[tokio::test(start_paused = true)]
-async fn tr_1303_a_drain_waits_for_streams_that_are_read_and_for_no_others() {
+async fn tr_1303_a_drain_waits_only_for_streams_with_a_reader() {
     let streams = streams(|_| {});
     let (read_one, left_one) = (request_timer(1, never()), request_timer(1, never()));
     let (_, mut reader) = begin(&streams, read_one.0);
