@@ -248,7 +248,10 @@ async fn tr_1303_only_streams_that_were_read_to_their_end_are_removed_for_room()
     assert!(read(&streams, &second, 1).unwrap().is_none());
     let (_third, running) = begin(&streams, never());
     let known = |name: &str| read(&streams, name, 1).err() != Some(StatusCode::NOT_FOUND);
-    assert!(known(&first) && !known(&second), "left first, removed first");
+    assert!(
+        known(&first) && !known(&second),
+        "left first, removed first"
+    );
     let (_fourth, _also) = begin(&streams, never());
     assert!(!known(&first));
     drop(running);
