@@ -56,19 +56,19 @@ fn is_within(key: &str, above: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The whole configuration. Every key stands in `config.example.toml`.
+/// The whole configuration. Every key is in `config.example.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Where the common listener is: `HOST:PORT`, `unix:PATH` or `systemd`.
+    /// The address of the common listener: `HOST:PORT`, `unix:PATH` or `systemd`.
     pub(crate) listen: String,
-    /// A port for gRPC alone, beside it.
+    /// An additional port for gRPC only.
     pub(crate) listen_grpc: Option<String>,
-    /// A port for `/metrics` alone, beside it.
+    /// An additional port for `/metrics` only.
     pub(crate) listen_metrics: Option<String>,
-    /// Whose ports those two are where they are not given.
+    /// The preset that opens these two where they are not set.
     pub(crate) preset: Option<Preset>,
-    /// Allow a listener beyond this machine without any key.
+    /// Allow listening beyond this machine without an API key.
     pub(crate) insecure: bool,
     /// Log filter: a level, or `target=level` pairs separated by commas.
     pub(crate) log: String,
@@ -123,7 +123,7 @@ impl Default for Config {
     }
 }
 
-/// What holds for every model that does not say otherwise.
+/// Defaults of every model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct EngineConfig {
@@ -133,22 +133,22 @@ pub(crate) struct EngineConfig {
     pub(crate) threads: u32,
     /// Sequences that are decoded together (slots); from 1 to 65,536.
     pub(crate) parallel: u32,
-    /// Beginnings of finished prompts that are kept, so that the next turn pays only for what is new;
-    /// at most 65,536.
+    /// Size of the prefix cache in sequences, at most 65,536: a prompt that begins with a cached one is prefilled only
+    /// from there.
     pub(crate) kept_prefixes: u32,
-    /// Tokens that all sequences and kept beginnings of an embedded model hold together; 0: `ctx` for each of `parallel`, but
-    /// at most 16,384, or what fits into 128 MiB if that is more. With `ctx` for each of `parallel` or more, none is slower
-    /// because others are there.
+    /// Size of the KV cache of an embedded model in cells, for running sequences and cached prefixes together; 0: `ctx`
+    /// for each of `parallel`, but at most 16,384, or what fits into 128 MiB if that is more. With at least `ctx` for
+    /// each of `parallel`, every slot has cells of its own.
     pub(crate) cache_tokens: u32,
-    /// Who shares what was computed of a prompt.
+    /// Which requests share cached prefixes.
     pub(crate) prefix_cache_scope: PrefixScope,
-    /// Tokens that a prompt and a kept beginning have in common at least for that to be used.
+    /// Minimum length in tokens of a common prefix that is reused.
     pub(crate) prefix_tokens_min: u32,
-    /// Of so many requests that begin to run, one is of the priority of that which has waited longest; 0: none.
+    /// Ageing: one of so many admissions goes to the request that has waited longest, whatever its priority; 0: off.
     pub(crate) ageing_turns: u32,
-    /// Bytes of memory that an embedded model may take; 0: what the system and its control group have available.
+    /// Memory limit of an embedded model in bytes; 0: what the system and its control group have available.
     pub(crate) memory_bytes: u64,
-    /// A file that is loaded while others are served, or that the server can start without, is tried by a process of its own first.
+    /// Try a file in a child process first if it is loaded while others are served, or the server can start without it.
     pub(crate) try_files: bool,
     /// A busy engine without a step for this long counts as stuck.
     #[serde(with = "humantime_serde")]
@@ -196,13 +196,13 @@ pub(crate) struct ServedModelConfig {
     /// The GGUF file of an embedded model; the model `demo` has none if it is that of the binary.
     #[serde(default)]
     pub(crate) path: Option<PathBuf>,
-    /// The server is ready only with it, and does not start if it cannot be loaded; not given: so it is.
+    /// The server is ready only with it, and does not start if it cannot be loaded. Default: true.
     #[serde(default)]
     pub(crate) required: Option<bool>,
-    /// What a scripted model says: the keys of [`sapwood_engine::scripted::Config`].
+    /// The output of a scripted model: the keys of [`sapwood_engine::scripted::Config`].
     #[serde(default, alias = "mock")]
     pub(crate) scripted: Option<figment::value::Value>,
-    /// Where a model of backend `upstream` is computed.
+    /// The servers of a model of backend `upstream`.
     #[serde(default)]
     pub(crate) upstream: Option<UpstreamConfig>,
     /// Overrides `engine.ctx`.
@@ -220,36 +220,36 @@ pub(crate) struct ServedModelConfig {
     /// Overrides `engine.cache_tokens`.
     #[serde(default)]
     pub(crate) cache_tokens: Option<u32>,
-    /// Its versions at the Triton face; not given: 1.
+    /// Its versions at the Triton face. Default: 1.
     #[serde(default)]
     pub(crate) versions: Option<Vec<u64>>,
-    /// Its inputs at the Triton face; without any, those of every text model.
+    /// Its inputs at the Triton face. Default: those of every text model.
     #[serde(default)]
     pub(crate) inputs: Vec<TensorConfig>,
     /// Its outputs there.
     #[serde(default)]
     pub(crate) outputs: Vec<TensorConfig>,
-    /// It may give any number of responses there, which is what it says of itself.
+    /// Whether it declares any number of responses there.
     #[serde(default)]
     pub(crate) decoupled: Option<bool>,
-    /// The batch that it says it takes there.
+    /// The batch size that it declares there.
     #[serde(default)]
     pub(crate) max_batch_size: Option<u32>,
-    /// Whose clients it is there for.
+    /// The clients that it is compatible with there.
     #[serde(default)]
     pub(crate) compat: ModelCompat,
-    /// Parameters that mean nothing are refused there.
+    /// Refuse unknown parameters there.
     #[serde(default)]
     pub(crate) strict_parameters: bool,
-    /// The prompt stands before the output there, unless a request says otherwise.
+    /// Prepend the prompt to the output there, unless a request says otherwise.
     #[serde(default)]
     pub(crate) prepend_prompt_default: bool,
-    /// A bare prompt is put into the chat template there; not given: for the demo model alone.
+    /// Apply the chat template to bare prompts there. Default: for the demo model only.
     #[serde(default)]
     pub(crate) template_raw_prompts: Option<bool>,
 }
 
-/// What the model in the binary is called where nobody calls it otherwise.
+/// The default name of the model in the binary.
 pub(crate) const DEMO: &str = "demo";
 
 /// What computes a model.
@@ -262,22 +262,22 @@ pub(crate) enum BackendConfig {
     /// A deterministic model without weights, for tests and load.
     #[serde(alias = "mock")]
     Scripted,
-    /// Servers elsewhere.
+    /// Other servers.
     Upstream,
 }
 
-/// Who may call.
+/// API keys.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AuthConfig {
-    /// One key that may do everything.
+    /// One key with every scope.
     #[serde(deserialize_with = "secret")]
     pub(crate) key: Option<Secret>,
-    /// A file of `[[keys]]` entries, made with `sapwood key new`.
+    /// A file of `[[keys]]` entries, as `sapwood key new` prints them.
     pub(crate) key_file: Option<PathBuf>,
     /// `/metrics` needs no key.
     pub(crate) metrics_public: bool,
-    /// A WebSocket may bring its key as `?key=`, which is all that a browser can do.
+    /// Accept the key of a WebSocket as `?key=`, because a browser cannot set a header there.
     pub(crate) query_key: bool,
 }
 
@@ -289,13 +289,13 @@ pub(crate) struct TlsConfig {
     pub(crate) certificate: Option<PathBuf>,
     /// PEM file of its private key.
     pub(crate) key: Option<PathBuf>,
-    /// PEM file of the authority that signs clients' certificates; they are asked for one if it is set.
+    /// PEM file of the authority that signs clients' certificates; if it is set, clients are asked for one.
     pub(crate) client_ca: Option<PathBuf>,
-    /// Whether a client without a certificate is turned away.
+    /// Whether a client without a certificate is refused.
     pub(crate) mtls: ClientCertificates,
 }
 
-/// Whether clients show a certificate of their own.
+/// Whether clients must have a certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ClientCertificates {
@@ -331,69 +331,69 @@ impl TlsConfig {
     }
 }
 
-/// Limits of the listener, and of what may wait.
+/// Limits of the listener, of sessions and of queues.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LimitsConfig {
-    /// Connections at a time; above it accepting pauses.
+    /// Open connections; above it the listener stops accepting.
     pub(crate) connections: usize,
-    /// Connections at a time from one address; one more is closed.
+    /// Open connections from one address; further ones are closed.
     pub(crate) connections_each: usize,
-    /// HTTP/2 streams at a time on one connection.
+    /// Concurrent HTTP/2 streams of one connection.
     pub(crate) streams_per_connection: u32,
     /// Bytes of a request's head.
     pub(crate) header_bytes: u32,
     /// Header lines of a request, over each version of HTTP.
     pub(crate) headers: usize,
-    /// A new connection must speak within this time.
+    /// Timeout for the first byte of a connection, and for the head of a request.
     #[serde(with = "humantime_serde")]
     pub(crate) handshake: Duration,
-    /// A connection without a request for this long is closed.
+    /// Idle timeout of a connection.
     #[serde(with = "humantime_serde")]
     pub(crate) idle: Duration,
-    /// A request's body may pause for this long, and of one with more than 4 KiB, 16 KiB must come in such a time.
+    /// Idle timeout of a request body; after its first 4 KiB, at least 16 KiB must arrive in each such interval.
     #[serde(with = "humantime_serde")]
     pub(crate) body_idle: Duration,
-    /// Bytes of requests that are read at a time, of all callers together; what does not fit waits, then 503.
+    /// Byte budget: bytes of requests in memory, of all callers together; what does not fit waits, then 503.
     pub(crate) body_bytes_total: usize,
-    /// As many of one key, or of one address without a key.
+    /// The part of it that one key, or one address without a key, may use.
     pub(crate) body_bytes_each: usize,
-    /// How long a request waits for room among them.
+    /// How long a request waits for room in the budget.
     #[serde(with = "humantime_serde")]
     pub(crate) body_bytes_wait: Duration,
     /// Bytes of a refused request's body that are read before it is answered; without a valid key at most 1 MiB.
     pub(crate) drain_bytes: u64,
-    /// A client that reads nothing of its answer for this long has it cut.
+    /// Write-stall timeout: a response whose client reads nothing for this long is reset.
     #[serde(with = "humantime_serde")]
     pub(crate) stall: Duration,
-    /// A request may take this long; a client may ask for less.
+    /// Timeout of a request; a client may ask for less.
     #[serde(with = "humantime_serde")]
     pub(crate) request: Duration,
     /// Bytes of one message of an Evergreen client, in any dialect; a longer one ends its session.
     pub(crate) max_message_bytes: usize,
-    /// Evergreen sessions at a time; one more is refused.
+    /// Open Evergreen sessions; further ones are refused.
     pub(crate) sessions: usize,
-    /// How many of those one key, or one address without a key, may have.
+    /// The part of them that one key, or one address without a key, may have.
     pub(crate) sessions_each: usize,
-    /// Bytes that all Evergreen sessions together may hold; the one that asks for more is ended.
+    /// Bytes retained by all Evergreen sessions together; a session that needs more ends.
     pub(crate) server_retained_bytes: u64,
-    /// Bytes that the Evergreen sessions of one key, or of one address without a key, may hold together.
+    /// Bytes retained by the Evergreen sessions of one key, or of one address without a key.
     pub(crate) retained_bytes_each: u64,
-    /// Sessions, or streams, of each face at a time that can be resumed; 0 is none.
+    /// Resumable sessions, or streams, of each face; 0: none.
     pub(crate) resumable_sessions: usize,
-    /// How many of those one key, or one address without a key, may have.
+    /// The part of them that one key, or one address without a key, may have.
     pub(crate) resumable_sessions_each: usize,
-    /// How long such a session of Evergreen, or a stream of the Triton face, waits for its client.
+    /// How long a detached Evergreen session or Triton stream waits for its client.
     #[serde(with = "humantime_serde")]
     pub(crate) resume_grace: Duration,
-    /// A client that is asked to run a function that it has offered may take this long.
+    /// Timeout of a function that a client has offered.
     #[serde(with = "humantime_serde")]
     pub(crate) reverse_timeout: Duration,
-    /// Requests that may wait for one model; one more is refused.
+    /// Queued requests of one model; further ones are refused.
     pub(crate) queue_requests: usize,
-    /// Prompt tokens that may wait for one model, together.
+    /// Prompt tokens of the queued requests of one model.
     pub(crate) queue_tokens: usize,
-    /// A request that waits longer fails.
+    /// A request that is queued longer fails.
     #[serde(with = "humantime_serde")]
     pub(crate) queue_timeout: Duration,
 }
@@ -431,14 +431,14 @@ impl Default for LimitsConfig {
     }
 }
 
-/// How the server goes away.
+/// Graceful shutdown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DrainConfig {
-    /// After the signal, new work is still taken for this long.
+    /// After the signal, new work is accepted for this long, because load balancers react late.
     #[serde(with = "humantime_serde")]
     pub(crate) grace: Duration,
-    /// Then running work may take this long to finish.
+    /// Then running work has this long to finish.
     #[serde(with = "humantime_serde")]
     pub(crate) deadline: Duration,
 }
@@ -452,11 +452,11 @@ impl Default for DrainConfig {
     }
 }
 
-/// What `/metrics` says.
+/// What `/metrics` exports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct MetricsConfig {
-    /// Numbers of models stand there under Triton's names too.
+    /// Export model metrics under Triton's names as well.
     pub(crate) triton: bool,
 }
 
@@ -470,23 +470,23 @@ impl Default for MetricsConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct BrowserConfig {
-    /// Origins that may call although they are not this host.
+    /// Other origins whose pages may call this server (CORS).
     pub(crate) origins: Vec<String>,
     /// Host names that browsers may use; empty: loopback names on a loopback listener, every name elsewhere.
     pub(crate) hosts: Vec<String>,
 }
 
-/// What `chat`, `run` and `models` use.
+/// Settings of `chat`, `run` and `models`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ClientConfig {
     /// The server to talk to; `here`: none, the model runs in this process; unset: the local one if it is there, else
     /// `here`.
     pub(crate) server: Option<SecretUrl>,
-    /// The key to present, there and to upstreams that have none of their own.
+    /// The key to send to it, and to upstreams that have none of their own.
     #[serde(deserialize_with = "secret")]
     pub(crate) key: Option<Secret>,
-    /// PEM file of authorities to trust beside the well-known ones, for a server with a certificate of its own making.
+    /// PEM file of authorities to trust beside the well-known ones.
     pub(crate) ca: Option<PathBuf>,
 }
 

@@ -11,13 +11,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::ClientConfig;
 use crate::failure::CliError;
 
-/// A server elsewhere. What is not given of key and authorities is as `[client]` has it.
+/// Another server. A key or authorities that are not set are those of `[client]`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, remote = "Self")]
 pub(crate) struct EndpointConfig {
-    /// Where it is.
+    /// Its address.
     pub(crate) url: SecretUrl,
-    /// The key to present there.
+    /// The key to send to it.
     #[serde(default, deserialize_with = "super::secret")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) key: Option<Secret>,
@@ -27,7 +27,7 @@ pub(crate) struct EndpointConfig {
     /// PEM file of authorities to trust beside the well-known ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ca: Option<PathBuf>,
-    /// How much it takes beside the others that compute the same model; not given: 1.
+    /// Its share of the streams, relative to the other servers of the model. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) weight: Option<u32>,
 }

@@ -13,38 +13,38 @@ use serde::{Deserialize, Serialize};
 use super::{ServedModelConfig, check_message_bytes};
 use crate::failure::CliError;
 
-/// What requests of the Triton face may hold, and where it behaves as the reference does.
+/// Limits of the Triton face, and its compatibility with the reference server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct GenerateFaceConfig {
     /// Bytes of a body, and of all its tensors together.
     pub(crate) http_max_input_size: usize,
-    /// Tokens that one request may ask for; 0: the context is the only limit.
+    /// Maximum of new tokens per request; 0: the context is the only limit.
     pub(crate) new_tokens: u32,
     /// Bytes of one message of a gRPC client.
     pub(crate) grpc_message_size: usize,
     /// Requests that may run at once on one gRPC stream.
     pub(crate) grpc_requests_per_stream: usize,
-    /// Bytes that are kept of a stream that can be resumed.
+    /// Replay buffer of a resumable stream in bytes.
     pub(crate) resume_bytes: usize,
-    /// The status for a model that nobody knows.
+    /// The HTTP status for an unknown model.
     pub(crate) unknown_model_status: u16,
-    /// Whose behaviour holds where the reference is stricter than it needs to be.
+    /// Whether the face behaves exactly as the reference server where that is stricter.
     pub(crate) compat: Compat,
-    /// The name that the server gives itself.
+    /// The server name in the metadata.
     pub(crate) metadata_name: String,
     /// Whether requests may load and unload models.
     pub(crate) model_control: ModelControl,
-    /// What runs may finish for so long when its model is unloaded.
+    /// How long running requests may take when their model is unloaded.
     #[serde(with = "humantime_serde")]
     pub(crate) unload_timeout: Duration,
     /// Headers whose names match this regular expression become parameters.
     pub(crate) header_forward_pattern: Option<String>,
-    /// Parts of the protocol that need a header of their own, by the part's name.
+    /// Parts of the protocol that require an additional header, by the part's name.
     pub(crate) restricted: BTreeMap<String, Restricted>,
 }
 
-/// The header that a part of the protocol needs.
+/// The header that a part of the protocol requires.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Restricted {
@@ -56,29 +56,29 @@ pub(crate) struct Restricted {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ModelControl {
-    /// What is configured is loaded at the start, and stays.
+    /// No: the configured models are loaded at the start.
     #[default]
     None,
-    /// They may.
+    /// Yes.
     Explicit,
 }
 
-/// Whose behaviour holds.
+/// The behaviour of the face.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Compat {
-    /// Ours.
+    /// With Sapwood's extensions.
     #[default]
     Sapwood,
-    /// The reference's.
+    /// Exactly that of the reference server.
     Triton,
 }
 
-/// Whose clients a model is for.
+/// The clients that a model is compatible with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ModelCompat {
-    /// All of those that this face knows, as far as one does not contradict the other.
+    /// All that this face knows, as far as they agree.
     #[default]
     Sapwood,
     /// Those of a TensorRT-LLM ensemble.

@@ -28,7 +28,7 @@ struct KeyEntry {
     name: String,
     #[serde(default)]
     sha256: Option<String>,
-    /// The subject of a client certificate that stands for this key.
+    /// The subject of a client certificate that authenticates as this key.
     #[serde(default)]
     certificate: Option<String>,
     #[serde(default)]
@@ -40,7 +40,7 @@ struct KeyEntry {
     limits: KeyLimits,
 }
 
-/// How much a key may use; what is absent is not limited.
+/// Limits of a key; absent: none.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeyLimits {

@@ -10,54 +10,54 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::CliError;
 
-/// What connections of LMTP may hold and do (section 10 of its page).
+/// Limits and behaviour of LMTP connections (section 10 of its page).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LmtpConfig {
-    /// A Unix socket that speaks its lines.
+    /// A Unix socket for the line transport.
     pub(crate) unix: Option<PathBuf>,
-    /// Connections at a time; one more is refused.
+    /// Open connections; further ones are refused.
     pub(crate) max_connections: usize,
-    /// How many of them one key, or one address without a key, may have.
+    /// The part of them that one key, or one address without a key, may have.
     pub(crate) connections_each: usize,
-    /// Live streams of one connection; one more is refused.
+    /// Live streams of one connection; further ones are refused.
     pub(crate) max_streams: usize,
-    /// Bytes of one message that comes in.
+    /// Size of a received message in bytes.
     pub(crate) max_message_in: usize,
-    /// Bytes of one message that goes out; what is more goes into the next.
+    /// Size of a sent message in bytes; more is split into several.
     pub(crate) max_frame_out: usize,
-    /// Unsent bytes of a connection above which its streams stand still.
+    /// Unsent bytes of a connection above which its streams are parked.
     pub(crate) outbox_bytes: usize,
-    /// A connection that stands still for so long is cut.
+    /// A connection whose streams are parked for this long is closed.
     #[serde(with = "humantime_serde")]
     pub(crate) stall_timeout: Duration,
-    /// How long a session waits for a client whose connection was lost, and ended streams are kept.
+    /// How long a detached session waits for its client, and an ended stream can be replayed.
     #[serde(with = "humantime_serde")]
     pub(crate) resume_grace: Duration,
     /// Unknown members of GENERATE are refused instead of ignored.
     pub(crate) strict_parameters: bool,
-    /// What shares a message.
+    /// Batching of items into messages.
     pub(crate) coalesce: Coalesce,
-    /// What becomes of a malformed message.
+    /// Handling of a malformed message.
     pub(crate) malformed: MalformedPolicy,
 }
 
-/// What shares a message.
+/// Batching of items into messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Coalesce {
-    /// The items of one step of an engine.
+    /// All items of an engine step in one message.
     #[default]
     Step,
-    /// Nothing: one item per message.
+    /// One item per message.
     Off,
 }
 
-/// What becomes of a malformed message.
+/// Handling of a malformed message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum MalformedPolicy {
-    /// It is answered, and the connection lives on.
+    /// It is answered, and the connection stays open.
     #[default]
     Answer,
     /// The connection is closed, as by LMQL's own server.

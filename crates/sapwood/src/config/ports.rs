@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::Config;
 use crate::failure::CliError;
 
-/// Which ports there are where nothing is said of one.
+/// Default ports beside the common one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Preset {

@@ -11,28 +11,28 @@ use serde::{Deserialize, Serialize};
 use super::environment;
 use crate::failure::CliError;
 
-/// Lists of what may be read. By default they are empty, and nothing is but what stands in the reference itself.
+/// Allow lists of external content. By default they are empty, and only `data:` references are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ReferencesConfig {
     /// Directories whose regular files may be read by `file:`.
     pub(crate) files: Vec<PathBuf>,
-    /// Hosts with public addresses that may be asked by `https:`.
+    /// Hosts with public addresses that `https:` references may use.
     pub(crate) hosts: Vec<String>,
-    /// They may be asked by `http:` too.
+    /// Whether `http:` references may use them too.
     pub(crate) allow_http: bool,
-    /// Hosts that may be asked although their addresses are not public.
+    /// Hosts that may be used although their addresses are not public.
     pub(crate) private_hosts: Vec<String>,
     /// PEM file of authorities to trust beside the well-known ones.
     pub(crate) ca: Option<PathBuf>,
     /// Buckets with a prefix that may be read with this server's credentials.
     pub(crate) stores: Vec<String>,
-    /// How the stores are reached; wins over the environment.
+    /// Options of the stores; take precedence over the environment.
     pub(crate) store_options: BTreeMap<String, Secret>,
 }
 
 impl ReferencesConfig {
-    /// The clients for what is listed.
+    /// The resolver with these lists.
     ///
     /// # Errors
     /// [`CliError::usage`], naming the entry that cannot be used.

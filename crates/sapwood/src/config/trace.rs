@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::failure::CliError;
 
-/// Where spans of generations go (OA-803). Without an endpoint nothing is sent.
+/// Export of spans of generations and of histograms (OA-803). Without an endpoint nothing is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct TraceConfig {
-    /// `http://HOST:PORT` or `https://HOST:PORT` of a collector of OpenTelemetry.
+    /// `http://HOST:PORT` or `https://HOST:PORT` of an OpenTelemetry collector.
     pub(crate) endpoint: Option<SecretUrl>,
     /// The protocol.
     pub(crate) protocol: TraceProtocol,
-    /// Sent along, each as `name: value`; may hold credentials.
+    /// Headers of each export, as `name: value`; may contain credentials.
     pub(crate) headers: Vec<TraceHeader>,
-    /// Prompts and outputs are part of spans.
+    /// Whether spans contain prompts and outputs.
     pub(crate) content: bool,
-    /// How often histograms are sent.
+    /// Interval of exporting histograms.
     #[serde(with = "humantime_serde")]
     pub(crate) metrics_every: Duration,
 }

@@ -15,22 +15,22 @@ use crate::failure::CliError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct UpstreamConfig {
-    /// What they speak.
+    /// Their protocol.
     #[serde(default)]
     pub(crate) kind: UpstreamKind,
-    /// Where they are.
+    /// Their addresses.
     pub(crate) endpoints: Vec<EndpointConfig>,
-    /// What they call the model; not given: as it is called here.
+    /// The name of the model at the servers. Default: its name here.
     #[serde(default)]
     pub(crate) model: Option<String>,
-    /// `tokenizer.json`, or the folder that it stands in with what belongs to it, where the servers do not give theirs.
+    /// `tokenizer.json`, or its folder with the files that belong to it, if the servers do not offer theirs.
     #[serde(default)]
     pub(crate) tokenizer: Option<PathBuf>,
     #[serde(default)]
     pub(crate) failover: Failover,
 }
 
-/// What servers elsewhere speak.
+/// The protocol of the servers of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum UpstreamKind {
@@ -38,11 +38,12 @@ pub(crate) enum UpstreamKind {
     Lmtp,
 }
 
-/// What becomes of streams whose server is lost after they have given tokens.
+/// Handling of streams whose server is lost after their first token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Failover {
-    /// Those with a seed go on elsewhere, too, although they are not then what the seed promised.
+    /// Streams with a seed also continue at another server: they are computed there again from the beginning, and fail if
+    /// a token differs (LM-806).
     pub(crate) seeded: bool,
 }
 
