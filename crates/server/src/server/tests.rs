@@ -190,7 +190,7 @@ async fn tr_908_a_port_for_grpc_and_one_for_metrics_serve_nothing_else() {
 }
 
 #[tokio::test]
-async fn oa_903_the_load_is_what_runs_and_waits() {
+async fn oa_903_the_load_counts_running_and_waiting_work() {
     let server = Running::plain().await;
     let (_, version) = server.get("/version", "").await;
     assert!(
@@ -206,7 +206,7 @@ async fn oa_903_the_load_is_what_runs_and_waits() {
     }
 }
 
-/// OA-913: an engine that is gone is looked for without waiting for the watchdog.
+/// OA-913: a lost engine is found without waiting for the watchdog.
 #[tokio::test]
 async fn oa_901_a_lost_engine_fails_liveness_and_is_named_among_the_parts() {
     let server = Running::plain().await;
@@ -266,7 +266,7 @@ async fn oa_908_pages_of_allowed_origins_may_call_and_no_others() {
         assert!(answer.contains(line), "{line}: {answer}");
     }
     assert!(!answer.contains("access-control-allow-credentials"));
-    // Refusals too must be readable for the page that caused them.
+    // A refusal must be readable for the page that caused it.
     for (secret, expect) in [("one", 200), ("two", 401)] {
         let asked = from("https://app.example") + "x-api-key: " + secret + "\r\n";
         let (status, answer) = server.get("/work", &asked).await;
@@ -344,7 +344,7 @@ async fn oa_901_grpc_health_follows_readiness() {
         .unwrap()
         .into_inner();
     let mut next = async || watch.message().await.unwrap().unwrap().status;
-    // The first word may still be the one from before `loading`.
+    // The first status may still be the one from before `loading`.
     while next().await != 2 {}
     server
         .shared
@@ -358,9 +358,9 @@ async fn oa_901_grpc_health_follows_readiness() {
     while next().await != 2 {}
 }
 
-/// Who only looks on is told that the server goes, and holds nothing up.
+/// A health watcher is notified of the shutdown and does not delay it.
 #[tokio::test]
-async fn oa_904_a_drain_ends_whoever_watches_health() {
+async fn oa_904_a_drain_ends_health_watchers() {
     let mut server = Running::start(drains(Duration::from_secs(600)), Vec::new()).await;
     let work: DrainGuard = server.shared.drain.admit().unwrap();
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.address));
@@ -390,7 +390,7 @@ async fn oa_904_a_drain_ends_whoever_watches_health() {
 }
 
 #[tokio::test]
-async fn oa_904_a_draining_server_refuses_finishes_and_tells_what_it_cut() {
+async fn oa_904_a_drain_refuses_new_work_and_counts_what_it_cut() {
     for stubborn in [false, true] {
         let deadline = Duration::from_secs(if stubborn { 0 } else { 600 });
         let mut server = Running::start(drains(deadline), Vec::new()).await;
@@ -463,7 +463,7 @@ async fn oa_911_a_request_whose_head_never_ends_is_dropped() {
     assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 4"));
 }
 
-/// OA-911: one connection more than allowed waits its turn instead of being refused.
+/// OA-911: one connection more than allowed waits in the backlog instead of being refused.
 #[tokio::test]
 async fn d_31_accepting_pauses_at_the_limit_of_connections() {
     let listener = listener::Config {
@@ -492,7 +492,7 @@ async fn d_31_accepting_pauses_at_the_limit_of_connections() {
 }
 
 #[tokio::test]
-async fn oa_911_what_takes_too_long_is_answered_all_the_same() {
+async fn oa_911_requests_that_time_out_are_answered() {
     let config = Config {
         timeouts: timeouts::Config {
             body_idle: Duration::from_millis(20),
@@ -529,9 +529,9 @@ async fn oa_911_what_takes_too_long_is_answered_all_the_same() {
     }
 }
 
-/// A byte now and then is no pause, and yet no way to hold what others could use.
+/// Single bytes end each pause, but must not let a client hold memory of the byte budget.
 #[tokio::test]
-async fn d_47_a_body_that_drips_is_answered() {
+async fn d_47_a_body_that_arrives_too_slowly_is_answered() {
     let config = Config {
         timeouts: timeouts::Config {
             body_idle: Duration::from_millis(500),
@@ -560,7 +560,7 @@ async fn d_47_a_body_that_drips_is_answered() {
 
 /// Section 13: `header_bytes` at the limit and one past it.
 #[tokio::test]
-async fn oa_911_a_head_may_be_as_long_as_its_limit_and_no_longer() {
+async fn oa_911_a_head_may_be_up_to_its_limit_long() {
     let listener = listener::Config {
         header_bytes: 16 * 1024,
         ..listener::Config::default()

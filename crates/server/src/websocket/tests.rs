@@ -7,7 +7,7 @@ const KEEPALIVE: Keepalive = Keepalive {
     idle_timeout: Duration::from_secs(60),
 };
 
-/// Nothing can be seen of it but by reading.
+/// Its end cannot be noticed without reading.
 impl PeekConnection for DuplexStream {
     fn is_closed(&self) -> bool {
         false
@@ -46,7 +46,7 @@ async fn ev_705_a_peer_is_pinged_every_30_seconds_and_dead_30_seconds_after_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_705_a_peer_that_is_not_listened_to_is_not_called_dead() {
+async fn ev_705_a_paused_peer_is_not_considered_dead() {
     let (_client, server) = duplex(1024);
     let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
     let mut deaf = true;
@@ -63,9 +63,9 @@ async fn ev_705_a_peer_that_is_not_listened_to_is_not_called_dead() {
     assert!(began.elapsed().as_secs() >= 3600 + 30);
 }
 
-/// Pongs keep a connection, but no message that stands still: what came of it is charged to the byte budget.
+/// Pongs keep a connection alive, but not an incomplete message without progress: it is charged to the byte budget.
 #[tokio::test(start_paused = true)]
-async fn d_47_a_message_that_stands_still_or_trickles_is_not_waited_for() {
+async fn d_47_a_message_that_stalls_or_trickles_ends_the_connection() {
     // (how often some bytes of it come, how many, when the connection is given up)
     for (every, bytes, expect) in [(3600, 1, 90), (10, 1, 630), (1, 120, 90)] {
         let (mut client, server) = duplex(1024);
@@ -92,9 +92,9 @@ async fn d_47_a_message_that_stands_still_or_trickles_is_not_waited_for() {
     }
 }
 
-/// A slow client is heard, as long as its messages get on.
+/// A slow client is kept as long as its messages make progress.
 #[tokio::test(start_paused = true)]
-async fn d_47_messages_that_get_on_are_waited_for() {
+async fn d_47_messages_that_make_progress_are_waited_for() {
     let (mut client, server) = duplex(1024);
     let mut socket = WebSocket::new(server, Vec::new(), 1 << 20, KEEPALIVE);
     let client = tokio::spawn(async move {
@@ -119,7 +119,7 @@ async fn d_47_messages_that_get_on_are_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_705_what_cannot_be_read_is_told_apart() {
+async fn ev_705_causes_of_a_loss_are_distinguished() {
     let long = [b'x'; 100];
     let mut cut = frame(0x02, &long);
     cut.extend(frame(0x80, &long));
@@ -146,7 +146,7 @@ async fn ev_705_what_cannot_be_read_is_told_apart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown_away() {
+async fn ev_705_a_close_follows_queued_messages_and_later_input_is_discarded() {
     let (mut client, server) = duplex(64);
     let mut socket = WebSocket::new(server, Vec::new(), 10, KEEPALIVE);
     client.write_all(&frame(0x82, &[b'x'; 11])).await.unwrap();
@@ -154,7 +154,7 @@ async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown
     socket.send(Bytes::from_static(b"sorry"), false).unwrap();
     let limit = Duration::from_secs(1);
     let closing = tokio::spawn(Box::new(socket).close(1009, "TOO_LARGE".into(), limit));
-    // More than the pipe holds: somebody reads it.
+    // More than the pipe holds, so it is read and discarded.
     client.write_all(&[0; 500]).await.unwrap();
     let mut reply = [0; 7 + 13];
     client.read_exact(&mut reply).await.unwrap();
@@ -164,7 +164,7 @@ async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_705_what_was_read_ahead_of_the_upgrade_is_heard_first() {
+async fn ev_705_bytes_read_ahead_of_the_upgrade_come_first() {
     let (mut client, server) = duplex(1024);
     let mut message = frame(0x82, b"hello");
     let rest = message.split_off(3);
@@ -175,7 +175,7 @@ async fn ev_705_what_was_read_ahead_of_the_upgrade_is_heard_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_705_pings_are_answered_and_a_close_is_said_back() {
+async fn ev_705_pings_are_answered_and_a_close_is_echoed() {
     let (mut client, server) = duplex(1024);
     let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
     let received = tokio::spawn(async move { socket.receive().await.unwrap_err() });
@@ -214,9 +214,9 @@ async fn ev_705_a_ping_between_fragments_is_answered_before_their_message() {
     assert_eq!(answers, b"\x8a\x01p\x81\x08fragment");
 }
 
-/// Whoever sends pings and reads nothing does not make us keep an answer to each.
+/// A client that sends pings and reads nothing does not fill memory with pongs.
 #[tokio::test(start_paused = true)]
-async fn ev_705_many_pings_have_one_answer_waiting() {
+async fn ev_705_only_the_last_of_many_pings_is_answered() {
     let (mut client, server) = duplex(64);
     let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
     let mut pings = frame(0x89, &[b'x'; 60]).repeat(1000);
@@ -250,13 +250,13 @@ async fn ev_705_many_pings_have_one_answer_waiting() {
 
 /// EV-802
 #[tokio::test]
-async fn ev_109_a_peer_that_is_not_listened_to_is_seen_to_go() {
+async fn ev_109_the_disconnect_of_a_paused_peer_is_noticed() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
     let mut socket = WebSocket::new(SocketIo::over(server), Vec::new(), 1024, KEEPALIVE);
-    // Much that nobody reads stands before the end.
+    // Many unread bytes come before the end.
     client.write_all(&[0; 10_000]).await.unwrap();
     tokio::time::pause();
     let began = Instant::now();

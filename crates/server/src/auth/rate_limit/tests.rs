@@ -18,7 +18,7 @@ fn limits(running: Option<u32>, requests: Option<u32>, tokens: Option<u32>) -> R
     }
 }
 
-/// A model that takes ten tokens of prompt and gives five, as an engine's would; `far` says so at its end only.
+/// Models of ten prompt tokens and five output tokens: `near` charges them as an engine does, `far` reports them at its end.
 fn kernel() -> Kernel {
     let kernel = Kernel::new();
     for name in ["near", "far"] {
@@ -52,7 +52,7 @@ fn kernel() -> Kernel {
     kernel
 }
 
-/// A trail as the gate makes it for a key with these limits.
+/// A request trace as the middleware makes it for a key with these limits.
 fn request_trace(limits: RateLimits) -> (RequestTrace, Arc<TokenMeter>) {
     let (request, ()) = http::Request::new(()).into_parts();
     let allowance = Arc::new(TokenMeter::new(limits));
@@ -75,7 +75,7 @@ fn headers_of(allowance: &TokenMeter) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn oa_906_requests_of_a_minute_are_refused_with_a_time_and_come_back() {
+async fn oa_906_requests_over_the_rate_are_refused_until_the_bucket_refills() {
     let (trace, allowance) = request_trace(limits(None, Some(2), None));
     let kernel = kernel();
     trace
@@ -116,14 +116,14 @@ async fn oa_906_tokens_are_charged_as_they_are_used_wherever_the_model_runs() {
                 drop(cut);
             })
             .await;
-        // What is cut short has paid for its prompt and its first token; elsewhere only the token is known.
+        // A call that is cut short has paid for its prompt and its first token; a remote one only for the token.
         let left = if model == "near" { 34 } else { 44 };
         assert!(headers_of(&allowance).contains(&format!("x-ratelimit-remaining-tokens: {left}")));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn oa_906_a_prompt_waits_for_tokens_and_one_that_never_fits_says_so() {
+async fn oa_906_a_prompt_that_never_fits_has_no_retry_time() {
     let (small, _) = request_trace(limits(None, None, Some(9)));
     let kernel = kernel();
     let error = small.follow(async { kernel.run::<String>("near", ()).await });
@@ -149,14 +149,14 @@ async fn oa_906_a_prompt_waits_for_tokens_and_one_that_never_fits_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn oa_906_what_an_upstream_reports_is_held_against_the_next_call() {
+async fn oa_906_usage_reported_by_an_upstream_counts_for_the_next_call() {
     let (trace, _) = request_trace(limits(None, None, Some(12)));
     let kernel = kernel();
     trace
         .follow(async {
             assert!(kernel.run::<String>("far", ()).await.is_ok());
             let error = kernel.run::<String>("far", ()).await.unwrap_err();
-            // Three too many were used, and one has to be there.
+            // Overdrawn by three, and one token has to be left.
             assert_eq!(
                 error.retry_after(),
                 Some(Duration::from_secs(20)),
@@ -169,7 +169,7 @@ async fn oa_906_what_an_upstream_reports_is_held_against_the_next_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn oa_906_a_request_that_was_not_served_is_given_back() {
+async fn oa_906_a_request_that_was_not_served_is_refunded() {
     let (trace, allowance) = request_trace(limits(None, Some(2), Some(9)));
     let kernel = kernel();
     trace
@@ -184,7 +184,7 @@ async fn oa_906_a_request_that_was_not_served_is_given_back() {
 }
 
 #[tokio::test]
-async fn oa_906_a_key_has_so_many_calls_at_once_and_others_are_not_affected() {
+async fn oa_906_concurrent_calls_are_limited_per_key() {
     let (trace, _) = request_trace(limits(Some(1), None, None));
     let kernel = kernel();
     trace
@@ -201,7 +201,7 @@ async fn oa_906_a_key_has_so_many_calls_at_once_and_others_are_not_affected() {
 }
 
 #[tokio::test]
-async fn oa_906_what_a_function_calls_from_a_task_of_its_own_is_charged_to_its_caller() {
+async fn oa_906_calls_from_a_task_of_a_function_are_charged_to_its_caller() {
     let (trace, allowance) = request_trace(limits(None, Some(2), None));
     let kernel = kernel();
     let spec = Spec::new("agent", "").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
@@ -227,7 +227,7 @@ async fn oa_906_what_a_function_calls_from_a_task_of_its_own_is_charged_to_its_c
 }
 
 #[tokio::test]
-async fn oa_905_a_key_may_use_its_models_alone() {
+async fn oa_905_a_key_may_use_only_its_models() {
     let (trace, _) = request_trace(RateLimits {
         models: Some(Arc::new([Name::new("near")].into())),
         ..RateLimits::default()
@@ -242,7 +242,7 @@ async fn oa_905_a_key_may_use_its_models_alone() {
         .await;
 }
 
-/// What a key may not use, what is not there, and the default that is another's are told alike.
+/// A model that the key may not use, an unknown model and another key's default get the same answer.
 #[tokio::test]
 async fn oa_905_generate_names_no_model_that_a_key_may_not_use() {
     let kernel = kernel();
@@ -285,7 +285,7 @@ async fn oa_905_generate_names_no_model_that_a_key_may_not_use() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn oa_906_new_limits_hold_for_what_is_open_and_give_nothing_back() {
+async fn oa_906_new_limits_apply_to_open_callers_without_a_refill() {
     let (trace, allowance) = request_trace(limits(None, Some(2), None));
     let kernel = kernel();
     trace
@@ -309,7 +309,7 @@ async fn oa_906_new_limits_hold_for_what_is_open_and_give_nothing_back() {
 }
 
 #[test]
-fn oa_906_times_are_spelled_as_clients_read_them() {
+fn oa_906_durations_are_formatted_as_clients_parse_them() {
     for (milliseconds, spelled) in [
         (0, "0ms"),
         (999, "999ms"),

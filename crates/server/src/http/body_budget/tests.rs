@@ -24,7 +24,7 @@ fn key(name: &str) -> CallerIdentity {
 }
 
 #[tokio::test(start_paused = true)]
-async fn d_47_what_fits_is_charged_and_one_byte_more_waits_and_is_refused() {
+async fn d_47_a_charge_beyond_the_limit_waits_and_is_refused() {
     let budget = budget(64 * KIB, 32 * KIB);
     let mut all = budget.reserve(key("a"));
     assert_eq!(all.hold(32 * KIB).await, Ok(()));
@@ -54,7 +54,7 @@ async fn d_47_what_fits_is_charged_and_one_byte_more_waits_and_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn d_47_who_waits_goes_on_as_soon_as_there_is_room() {
+async fn d_47_a_waiting_charge_succeeds_after_a_refund() {
     let budget = budget(64 * KIB, 32 * KIB);
     let mut first = budget.reserve(key("a"));
     first.hold(32 * KIB).await.unwrap();
@@ -75,7 +75,7 @@ async fn d_47_who_waits_goes_on_as_soon_as_there_is_room() {
     assert_eq!(budget.in_use.get(), 24 * 1024);
 }
 
-/// Each holds a part and none can finish: all of it is refunded within the limit.
+/// Each request holds a part and none can finish: all of it is refunded within the time limit.
 #[tokio::test(start_paused = true)]
 async fn d_47_requests_that_wait_for_each_other_end() {
     let budget = budget(64 * KIB, 64 * KIB);
@@ -96,7 +96,7 @@ async fn d_47_requests_that_wait_for_each_other_end() {
     assert_eq!(budget.reserve(key("a")).hold(64 * KIB).await, Ok(()));
 }
 
-/// Who goes away while it waits leaves nothing behind.
+/// A wait that is dropped leaves no charge behind.
 #[tokio::test(start_paused = true)]
 async fn d_47_a_wait_that_is_dropped_charges_nothing() {
     let budget = budget(16 * KIB, 16 * KIB);
@@ -110,7 +110,7 @@ async fn d_47_a_wait_that_is_dropped_charges_nothing() {
     assert_eq!(budget.in_use.get(), 0);
 }
 
-/// Whoever lets large bodies trickle in holds up those who do so, and nobody else.
+/// Large bodies that trickle in delay only other large bodies.
 #[tokio::test(start_paused = true)]
 async fn d_47_large_requests_leave_room_for_ordinary_ones() {
     const MIB: usize = 1 << 20;
@@ -122,7 +122,7 @@ async fn d_47_large_requests_leave_room_for_ordinary_ones() {
         assert_eq!(one.hold(24 * MIB).await, Ok(()));
         large.push(one);
     }
-    // The last quarter is for who holds little in all, however many of them there are.
+    // The last quarter is for callers that hold little in all, however many there are.
     assert_eq!(budget.reserve(key("a")).hold(MIB).await, Err(BudgetFull));
     assert_eq!(
         budget.reserve(key("c")).hold(4 * MIB + 1).await,
@@ -140,7 +140,7 @@ async fn d_47_large_requests_leave_room_for_ordinary_ones() {
     assert_eq!(budget.in_use.get(), 0);
 }
 
-/// Small bodies that trickle in are as good as large ones, where there are enough of them.
+/// Many small bodies of one caller count like a large one.
 #[tokio::test(start_paused = true)]
 async fn d_47_many_small_requests_of_few_callers_leave_room_for_others() {
     const MIB: usize = 1 << 20;

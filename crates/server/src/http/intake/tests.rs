@@ -78,7 +78,7 @@ fn dripping(pieces: Vec<(usize, u64)>) -> Body {
 
 /// Of bodies, and of messages of streams. The last column: seconds until it is given up; pieces that came by then.
 #[tokio::test(start_paused = true)]
-async fn d_47_what_is_charged_must_come_fast_enough() {
+async fn d_47_charged_bodies_must_arrive_at_a_minimum_rate() {
     let little = vec![(1, 29); 200];
     let slow = vec![(16 << 10, 29); 200];
     let begun = [vec![(100_000, 0)], little.clone()].concat();
@@ -108,7 +108,7 @@ async fn d_47_what_is_charged_must_come_fast_enough() {
 
 /// What waits for room, or is not asked for, is not slow.
 #[tokio::test(start_paused = true)]
-async fn d_47_only_the_time_counts_in_which_the_client_is_waited_for() {
+async fn d_47_only_the_time_of_waiting_for_the_client_counts() {
     let (intake, in_use) = intake(8 << 20);
     let pieces = vec![(10_000, 0), (1, 20), (1, 9), (1, 2)];
     let mut body = intake.charging(dripping(pieces), Framing::Lines);
@@ -128,7 +128,7 @@ async fn d_47_only_the_time_counts_in_which_the_client_is_waited_for() {
 }
 
 #[tokio::test]
-async fn d_47_of_a_stream_of_messages_the_unfinished_one_is_charged() {
+async fn d_47_only_the_unfinished_message_of_a_stream_is_charged() {
     let grpc = |length: u32| [&[0], &length.to_be_bytes()[..], &vec![7; length as usize]].concat();
     let lines = [vec![b'x'; 9_999], vec![b'\n'], vec![b'y'; 10_000]].concat();
     for (framing, bytes) in [

@@ -190,7 +190,7 @@ async fn oa_907_h2_and_http_1_are_offered() {
 }
 
 #[tokio::test]
-async fn oa_907_plain_http_on_a_tls_port_is_told_so() {
+async fn oa_907_plain_http_on_a_tls_port_is_answered_400() {
     let signed = Signed::new();
     let (address, _) = serving(&signed, None).await;
     let mut socket = TcpStream::connect(address).await.unwrap();
@@ -209,7 +209,7 @@ async fn oa_907_plain_http_on_a_tls_port_is_told_so() {
 }
 
 #[tokio::test]
-async fn oa_907_a_new_certificate_is_taken_and_a_bad_one_is_not() {
+async fn oa_907_a_new_certificate_is_loaded_and_an_invalid_one_is_not() {
     let signed = Signed::new();
     let (address, tls) = serving(&signed, None).await;
     let name = async || ask(address, signed.client(None)).await.unwrap().1;
@@ -233,7 +233,7 @@ async fn oa_907_a_new_certificate_is_taken_and_a_bad_one_is_not() {
 }
 
 #[test]
-fn oa_907_files_that_do_not_fit_are_named() {
+fn oa_907_load_errors_name_the_file() {
     let signed = Signed::new();
     let removed = Config {
         key: signed.path("gone.key"),
@@ -285,7 +285,7 @@ async fn trickle(address: std::net::SocketAddr, begin: Duration, bytes: &[u8]) -
 
 /// EV-705
 #[tokio::test(start_paused = true)]
-async fn oa_911_who_is_slow_in_a_handshake_is_dropped_and_holds_nobody_up() {
+async fn oa_911_slow_handshakes_are_dropped_and_block_no_others() {
     let signed = Signed::new();
     let (address, _, metrics) = watched(&signed, None).await;
     let name = ServerName::try_from("localhost").unwrap();

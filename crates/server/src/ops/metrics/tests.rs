@@ -59,7 +59,7 @@ fn busy(model: &str) -> (EngineOwner, Engine) {
 
 /// The whole table, each number under both names with the same value.
 #[test]
-fn oa_802_each_number_has_its_spelling_for_vllm() {
+fn oa_802_each_metric_has_its_name_in_vllm() {
     let metrics = ServerMetrics::new().unwrap();
     let (_owner, engine) = busy("parrot");
     metrics.watch(engine);
@@ -129,7 +129,7 @@ fn oa_802_each_number_has_its_spelling_for_vllm() {
 }
 
 #[tokio::test]
-async fn oa_913_panics_are_one_number_wherever_they_were_caught() {
+async fn oa_913_panics_are_summed_wherever_they_were_caught() {
     let metrics = ServerMetrics::new().unwrap();
     let before = sapwood_kernel::source_panics();
     let rules = r#"{"script": "steps", "rules": [{"steps": [{"panic": true}]}]}"#;
@@ -157,7 +157,7 @@ async fn oa_913_panics_are_one_number_wherever_they_were_caught() {
 
 /// An engine that goes takes nothing off the sums, neither while somebody still holds it nor afterwards.
 #[test]
-fn oa_913_counts_of_an_engine_that_has_gone_stay() {
+fn oa_913_counts_of_a_removed_engine_stay_in_the_sums() {
     let metrics = ServerMetrics::new().unwrap();
     let count = |metrics: &ServerMetrics, name: &str| {
         let text = metrics.render(Format::Text);

@@ -288,7 +288,7 @@ async fn oa_803_histograms_are_sent_under_their_gen_ai_names() {
 }
 
 #[tokio::test]
-async fn oa_803_content_is_told_only_where_that_is_switched_on() {
+async fn oa_803_content_is_exported_only_if_enabled() {
     for content in [false, true] {
         let config = Config {
             content,
@@ -359,7 +359,7 @@ fn oa_803_a_delivery_is_limited_in_spans_and_bytes() {
 }
 
 #[tokio::test]
-async fn oa_803_a_trace_that_its_caller_does_not_record_is_not_recorded_here() {
+async fn oa_803_a_call_with_an_unsampled_parent_is_not_recorded() {
     let unsampled = PARENT.replace("-01", "-00");
     for (parent, spans, child) in [
         (unsampled.as_str(), 0, false),
@@ -379,7 +379,7 @@ async fn oa_803_a_trace_that_its_caller_does_not_record_is_not_recorded_here() {
 }
 
 #[tokio::test]
-async fn oa_803_a_generation_that_ends_early_says_how() {
+async fn oa_803_a_generation_that_ends_early_has_its_error() {
     let received = traced(
         OtlpProtocol::Grpc,
         Config::default(),

@@ -57,7 +57,7 @@ fn receive(
 }
 
 #[test]
-fn ev_705_messages_are_the_same_however_their_bytes_come() {
+fn ev_705_any_split_of_the_bytes_gives_the_same_messages() {
     let long: Vec<u8> = (0..70_000_u32)
         .map(|index| u8::try_from(index % 251).unwrap())
         .collect();
@@ -87,7 +87,7 @@ fn ev_705_messages_are_the_same_however_their_bytes_come() {
 }
 
 #[test]
-fn ev_705_what_no_client_may_send_is_named() {
+fn ev_705_invalid_frames_are_refused_with_their_cause() {
     let long = [b'x'; 126];
     let huge = [&[0x82, 0xff][..], &[0xff; 8], &[0; 4]].concat();
     for (what, bytes, expect) in [
@@ -183,7 +183,7 @@ fn ev_981_large_messages_take_few_reads() {
 }
 
 #[test]
-fn ev_982_who_waits_holds_no_memory() {
+fn ev_982_an_idle_reader_holds_no_memory() {
     let mut reader = FrameReader::new(frame(0x82, b"x"), 100_000);
     assert!(reader.next().unwrap().is_some());
     assert!(reader.next().unwrap().is_none());
@@ -199,7 +199,7 @@ fn ev_982_who_waits_holds_no_memory() {
 
 /// EV-805
 #[test]
-fn ev_982_a_message_keeps_little_more_than_itself() {
+fn ev_982_a_message_does_not_pin_a_large_buffer() {
     let large = frame(0x82, &[b'x'; 65_536]);
     let small = frame(0x82, &[b'y'; RETAINED_WHOLE]);
     let mut reader = FrameReader::new(Vec::new(), 65_536);

@@ -44,7 +44,7 @@ impl AsyncWrite for Slow {
 }
 
 #[test]
-fn ev_705_frames_go_out_in_order_however_little_is_taken_at_a_time() {
+fn ev_705_partial_writes_keep_the_order_of_frames() {
     let lengths = [0, 1, 125, 126, GATHERED - 1, GATHERED, 3, 65_535, 65_536, 2];
     let mut expect = Vec::new();
     for (index, len) in lengths.into_iter().enumerate() {
@@ -104,7 +104,7 @@ fn ev_705_control_frames_have_their_heads() {
 }
 
 #[test]
-fn ev_982_what_was_needed_for_much_is_given_back() {
+fn ev_982_a_large_write_buffer_is_freed() {
     let mut writer = FrameWriter::default();
     for _ in 0..10 {
         writer.put(FrameKind::Binary, vec![0; GATHERED - 1].into());

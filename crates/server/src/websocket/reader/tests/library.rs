@@ -105,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn ev_705_a_reader_hears_what_the_library_hears(bytes in frames(), most in 1..40_usize) {
+    fn ev_705_the_reader_agrees_with_the_library(bytes in frames(), most in 1..40_usize) {
         let (received, lost, _) = receive(&bytes, most, BYTES_MAX);
         let until = received.iter().position(|reply| matches!(reply, ReadFrame::Close(_)));
         let received = &received[..until.map_or(received.len(), |at| at + 1)];
