@@ -243,25 +243,34 @@ impl PoolShared {
         let id = state.next_id;
         job.id = id;
         state.queue(size).push(turn, job);
-        self.start_thread(&mut state);
+        let abandoned = self.start_thread(&mut state);
         drop(state);
+        drop(abandoned);
         self.wake.notify_one();
         Some(id)
     }
 
     /// Starts one more thread if there is work for more than have been started. If the system refuses, the existing
-    /// threads do the work; at least one must exist.
-    fn start_thread(self: &Arc<Self>, state: &mut PoolState) {
+    /// threads do the work; without any, nothing would ever do it, and the futures of all that waits fail.
+    /// These are returned, because their values must be dropped after the lock is released.
+    fn start_thread(self: &Arc<Self>, state: &mut PoolState) -> Option<[FairQueue; 2]> {
         let wanted = state.running + state.small.len() + state.large.len();
         if state.started >= wanted.min(self.threads) {
-            return;
+            return None;
         }
         // Weak: a thread ends when its pool is gone, so it must not keep it alive.
         let shared = Arc::downgrade(self);
         let builder = std::thread::Builder::new().name("slow work".to_owned());
         match builder.spawn(move || work_until_closed(&shared)) {
-            Ok(_detached) => state.started += 1,
-            Err(why) => tracing::error!(%why, "could not start a thread for slow work"),
+            Ok(_detached) => {
+                state.started += 1;
+                None
+            }
+            Err(why) => {
+                tracing::error!(%why, "could not start a thread for slow work");
+                let queues = [&mut state.small, &mut state.large];
+                (state.started == 0).then(|| queues.map(std::mem::take))
+            }
         }
     }
 }

@@ -49,10 +49,11 @@ pub(super) fn write(link: &SessionLink, start: &ActionStart, value: &Value) -> R
     link.with(|live| {
         let session = live.machine();
         for (_, node) in &start.outputs {
+            // Without a check for room: a queue that is full because the client reads slowly is no failure of this action,
+            // and there is no run that could wait. The quota bounds how many such replies can be queued.
             let written = session
                 .nodes()
-                .write(*node, &metadata, text.clone())
-                .and_then(|()| session.nodes().end(*node, &metadata));
+                .end_with_data(*node, &metadata, text.clone());
             written.map_err(|error| Status::new(Reason::Function, error.to_string()))?;
         }
         session.calls().finish(start.action);

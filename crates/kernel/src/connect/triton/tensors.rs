@@ -237,7 +237,8 @@ fn size(declared: &Declared) -> Option<i64> {
         shape => shape,
     };
     let fixed = shape.iter().all(|size| *size >= 0);
-    fixed.then(|| shape.iter().product())
+    // Saturating: the server may declare any dimensions, and only 0 and 1 are told apart from others.
+    fixed.then(|| shape.iter().copied().fold(1, i64::saturating_mul))
 }
 
 /// A function's name: segments of letters, digits and `_`, none of which begins with a digit.

@@ -256,11 +256,13 @@ impl TextAnswer {
     }
 }
 
-/// The sum of a tensor's elements, as a count of tokens.
+/// The sum of a tensor's elements, as a count of tokens. It saturates: the server may send any numbers.
 fn count(data: &TensorData) -> Option<u64> {
     match data {
-        TensorData::Uint(list) => Some(list.iter().sum()),
-        TensorData::Int(list) => list.iter().map(|count| u64::try_from(*count).ok()).sum(),
+        TensorData::Uint(list) => Some(list.iter().copied().fold(0, u64::saturating_add)),
+        TensorData::Int(list) => list.iter().try_fold(0_u64, |sum, count| {
+            Some(sum.saturating_add(u64::try_from(*count).ok()?))
+        }),
         _ => None,
     }
 }

@@ -40,6 +40,33 @@ async fn ev_601_trailing_meta_needs_no_room_in_a_full_queue() {
     }
 }
 
+/// EV-914
+#[tokio::test(start_paused = true)]
+async fn ev_803_reserved_actions_are_answered_while_the_queue_is_full() {
+    let spec = || Spec::new("talk", "Talks.").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
+    let talk = raw(spec(), |_| {
+        let words = stream::iter([Ok(Chunk::text("x".repeat(500)))]);
+        words.chain(stream::pending()).boxed()
+    });
+    let options = SessionOptions {
+        limits: Arc::new(SessionLimits {
+            outbound_queue_bytes: 100,
+            ..SessionLimits::default()
+        }),
+        ..SessionOptions::default()
+    };
+    let mut probe = Probe::open([talk], options);
+    let asked = action("talk", &[], &[("output", "r")]);
+    probe.send(vec![], vec![asked]).await;
+    // The client does not read, so the queue stays full.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let asked = action("SESSION_INFO", &[], &[("info", "i")]);
+    probe.send(vec![], vec![asked]).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let info: Value = serde_json::from_slice(&probe.complete("i").await.data).unwrap();
+    assert_eq!(info["dialect"], "grpc");
+}
+
 /// EV-722
 #[tokio::test(start_paused = true)]
 async fn ev_801_buffered_json_is_charged_and_refunded() {

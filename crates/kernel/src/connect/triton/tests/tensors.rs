@@ -40,6 +40,20 @@ async fn serving(decoupled: bool, answer: (u16, String)) -> Server {
 }
 
 #[tokio::test]
+async fn tr_1308_a_shape_of_any_dimensions_is_imported() {
+    let (mut metadata, config) = sums();
+    // The product is 0 where it wraps around, which would make it a tensor without elements.
+    metadata["inputs"][0]["shape"] = json!([1_i64 << 32, 1_i64 << 32]);
+    let answer = events(&[]);
+    let server = Server::start(World {
+        models: vec![(metadata, config)],
+        answer,
+    })
+    .await;
+    assert_eq!(server.kernel.specs().len(), 1);
+}
+
+#[tokio::test]
 async fn tr_1308_ports_are_derived_from_tensors() {
     let server = serving(false, events(&[])).await;
     let spec = server.kernel.specs().remove(0);

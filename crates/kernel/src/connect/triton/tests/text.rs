@@ -306,6 +306,16 @@ async fn tr_407_inputs_and_ports_that_need_tokens_are_refused_before_work() {
 }
 
 #[tokio::test]
+async fn tr_406_counts_of_tokens_beyond_64_bits_saturate() {
+    let most = u64::MAX;
+    let last = json!({"text_output": "x", "num_input_tokens": [most, most], "num_output_tokens": [most, 1]});
+    let server = serving(vllm(), events(&[last])).await;
+    let run = server.kernel.run::<String>("vllm", args! { prompt: "hi" });
+    let (_, meta) = run.finish().await.unwrap();
+    assert_eq!(meta.usage.prompt_tokens, most);
+}
+
+#[tokio::test]
 async fn tr_406_text_finish_and_usage_become_chunks_and_metadata() {
     let last = json!({"text_output": " tea", "finish_reason": "length", "num_input_tokens": 3, "num_output_tokens": 2});
     let first = json!({"text_output": "green", "finish_reason": "None", "num_input_tokens": 3, "num_output_tokens": 1});
