@@ -38,18 +38,18 @@ fn unread() -> Status {
     Status::new(Reason::Function, "the server could not read a message")
 }
 
-/// What can be set about this face.
+/// The settings of this face.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Sessions at a time; above it a call is refused with UNAVAILABLE.
     pub sessions: usize,
     /// How many of them one key may have, or one network address where no key is needed.
     pub sessions_each: usize,
-    /// Bytes that all sessions together may hold; the one that asks for more ends with `RETAINED_LIMIT` (EV-801).
+    /// Bytes that all sessions together may retain; a session that needs more ends with `RETAINED_LIMIT` (EV-801).
     pub retained_bytes: u64,
-    /// Bytes that the sessions of one key, or of one address without a key, may hold together.
+    /// Bytes that the sessions of one key, or of one address without a key, may retain together.
     pub retained_bytes_each: u64,
-    /// What one session may hold and do.
+    /// The limits of one session.
     pub limits: Arc<SessionLimits>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,

@@ -38,12 +38,12 @@ use crate::http::route::Route;
 use crate::listener::socket as listening;
 use crate::ops::metrics;
 
-/// What can be set about this face.
+/// The settings of this face.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Connections of all transports at a time; above it an upgrade is refused with 503 (LM-109).
     pub connections: usize,
-    /// What one connection may hold and do.
+    /// The limits of one connection.
     pub limits: Arc<ConnectionLimits>,
     /// Resumable sessions, with or without a connection; a client that negotiates above that gets none. 0 turns it off.
     pub resumable_sessions: usize,
@@ -88,7 +88,7 @@ impl LmtpService {
         Self(Arc::new(LmtpContext::new(shared, kernel, config)))
     }
 
-    /// What is served over HTTP: WebSockets on `/lmtp` and `/`, and `POST /lmtp`.
+    /// The face over HTTP: WebSockets on `/lmtp` and `/`, and `POST /lmtp`.
     #[must_use]
     pub fn face(&self) -> Face {
         let drain = self.0.shared.drain.clone();

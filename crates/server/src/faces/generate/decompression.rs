@@ -31,7 +31,7 @@ pub(super) struct DecompressedBody {
 }
 
 impl DecompressedBody {
-    /// `packed`, whose content has at most `max` bytes.
+    /// Decompresses `packed`, to at most `max` bytes.
     pub(super) fn new(coding: Coding, packed: Bytes, max: usize) -> Self {
         let reported = UnpackedCount::default();
         let bytes = CompressedLimit::new(packed.clone(), reported.clone());
@@ -97,7 +97,7 @@ impl DecompressedBody {
     /// Bytes that this holds besides the compressed body, which is charged where it arrives.
     pub(super) fn held_bytes(&self) -> usize {
         let unpacked = self.unpacked.len();
-        // Frames of zstd keep a window of what they have unpacked, in a buffer whose size is doubled when it is full.
+        // A zstd decoder keeps a window of its output, in a buffer that doubles its size when it is full.
         let window = match self.coding {
             Coding::Zstd => unpacked.min(2 * WINDOW_MAX as usize),
             _ => 0,
@@ -163,7 +163,7 @@ fn window(bytes: &[u8]) -> Option<u64> {
         let base = 1_u64 << (10 + u32::from(exponent));
         return Some(base + base / 8 * mantissa);
     }
-    // One segment: as much as its content, whose size stands behind the dictionary's number.
+    // A single segment: the window is the content's size, which follows the id of the dictionary.
     let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
     let width = [1, 2, 4, 8][usize::from(descriptor >> 6)];
     let field = rest.get(dictionary..dictionary + width)?;

@@ -234,7 +234,7 @@ impl EventReader {
                 Some(ReplayNext::End(StreamEnd::Cut)) => {
                     return Some(Err(self.cut("the stream is cut").await));
                 }
-                // `notify_one` leaves a permit where nobody waits: an event between the look and the wait is not missed.
+                // `notify_one` leaves a permit where nothing waits: an event between the look and the wait is not missed.
                 Some(ReplayNext::Later) => self.changed.notified().await,
             }
         }

@@ -1,6 +1,6 @@
 //! Fuzz entry points: arbitrary bytes as a compressed body and as a gRPC message.
 //!
-//! What has to hold: nothing unpacks to more than is allowed, and no refusal is much longer than a person would read.
+//! Invariants: nothing decompresses to more than the limit, and the headers of a refusal have a bounded size.
 
 use axum::body::Bytes;
 use prost::Message;

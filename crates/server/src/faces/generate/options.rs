@@ -9,7 +9,7 @@ use super::model_control::ExplicitRepository;
 use super::request_options::ForwardedHeaders;
 use super::restricted::{Category, Restriction};
 
-/// What can be set about this face.
+/// The settings of this face.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The limits of one request.

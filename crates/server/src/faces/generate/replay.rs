@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(replay.rewind(1), Ok(()));
         assert!(!replay.has_room(), "four are to be read again");
         assert_eq!(read(&mut replay).len(), 4);
-        // What is larger than the room is kept alone.
+        // An event that is larger than the buffer is kept alone.
         replay.push(&[b'x'; 1_000]);
         assert_eq!(
             (replay.follows(4), replay.follows(5)),
@@ -204,7 +204,7 @@ mod tests {
                         match replay.rewind(after) {
                             Ok(()) => at = registration,
                             Err(ReplayGap::Unsaid) => prop_assert!(registration > sent.len()),
-                            // What is not kept was read once, and there was no room for it.
+                            // An evicted event was read once, and there was no room for it.
                             Err(ReplayGap::Evicted(first)) => {
                                 prop_assert_eq!(first, after + 1);
                                 prop_assert!(registration < sent.len() && replay.events.first() > first);

@@ -114,7 +114,7 @@ impl RequestError {
         self.with_body(JSON, Body::from(error_body(&self.message)))
     }
 
-    /// The answer of a stream whose first thing is an error (TR-604).
+    /// The answer to a request for a stream that starts with an error (TR-604).
     pub(super) fn stream(&self) -> Response<Body> {
         self.with_body(EVENTS, Body::from(error_event(&self.message)))
     }

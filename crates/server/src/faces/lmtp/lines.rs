@@ -126,7 +126,8 @@ pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) 
         while tasks.try_join_next().is_some() {}
         match accepted {
             Ok(AcceptedStream::Unix(stream)) => {
-                // The file's mode is the access control (LM-111): who can connect is nobody in particular.
+                // The mode of the socket's file is the access control (LM-111): all who can connect are one anonymous
+                // caller.
                 let identity = CallerIdentity::Anonymous(None);
                 // There is no HTTP here that could carry a refusal: the connection is dropped.
                 let Ok(position) = context.admit(&identity) else {

@@ -35,7 +35,7 @@ pub(super) async fn answer(
     let permitted = context.catalog.for_caller(allowance).find(&name).is_ok();
     let found = context.catalog.tokenizer(&name).filter(|_| permitted);
     let Some((file, sha256)) = found else {
-        let message = "There is no such model, or no tokenizer file of it is known.";
+        let message = "There is no such model, or it has no tokenizer file.";
         return Rejection::new(Code::NotFound, ErrorReason::TOKENIZER_NOT_FOUND, message)
             .into_response();
     };

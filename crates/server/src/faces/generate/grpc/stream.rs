@@ -138,7 +138,7 @@ impl StreamBody {
             Err(failure) => return refuse(failure),
         };
         let asked = UncheckedRequest {
-            // Only now, where the model is known: what was refused above is in nobody's statistics.
+            // Only now, where the model is known: what was refused above counts for no model.
             request_timer: self.catalog.stats.begin(&found),
             catalog: Arc::clone(&self.catalog),
             metadata: Arc::clone(&self.metadata),

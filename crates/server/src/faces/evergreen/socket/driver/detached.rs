@@ -49,7 +49,7 @@ struct DetachedDriver {
     limit: Option<Pin<Box<Sleep>>>,
 }
 
-/// What has ended.
+/// The cause for which a connection ends.
 enum DetachedEnd {
     /// The session, or its attachment to this connection.
     Session(Option<Arc<Status>>),
