@@ -115,7 +115,7 @@ impl Engine {
         let join = std::thread::Builder::new()
             .name(name)
             .spawn(move || crate::owner::run(owner, started))?;
-        // No wake-up is lost before this line: nobody can submit until the engine is returned.
+        // No wake-up is lost before this line: no request can be submitted until the engine is returned.
         waker.set_thread(join.thread().clone());
         engine.thread = Some(Arc::new(Thread {
             join: Some(join),
@@ -222,7 +222,7 @@ impl Engine {
             .commands
             .try_send(Box::new(EngineCommand { submission, outbox }))
         {
-            // The charge is refunded by whoever ends the request; this one never reached the owner.
+            // The owner refunds the charges of the requests that it has received; this one never reached it.
             shared.queue.leave(caller, prompt_tokens);
             return Err(shared.waker.closed_error());
         }

@@ -85,6 +85,7 @@ impl DecodeSignals {
         let elapsed = self.began.elapsed().as_millis();
         let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
         self.pulse_ms.store(elapsed, Ordering::Relaxed);
+        // Relaxed: the flag carries no data, and seeing it one graph node later costs nothing.
         self.raised.load(Ordering::Relaxed)
     }
 

@@ -117,7 +117,7 @@ impl Scheduler {
         if self.running >= self.slots {
             return None;
         }
-        // A sequence that is not eligible is passed over and blocks nobody: it waits for another sequence, not for a
+        // A sequence that is not eligible is passed over and does not block others: it waits for a sequence, not for a
         // slot.
         let waiting = || self.waiting_members().filter(|member| eligible(member.key));
         let aged = self.aged(waiting());
@@ -406,7 +406,7 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
     if prompts == 0 {
         return true;
     }
-    // With nobody decoding, a longer step delays only requests that have not arrived yet.
+    // Without decodes, a longer step delays only requests that have not arrived yet.
     let wanted = match decoding {
         0 => budget.alone,
         _ => budget.step.saturating_sub(decoding),

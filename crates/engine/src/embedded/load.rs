@@ -543,7 +543,8 @@ impl StagedFile {
     fn new(bytes: &[u8]) -> io::Result<Self> {
         let name = format!("sapwood-model-{}.gguf", std::process::id());
         let path = std::env::temp_dir().join(name);
-        // `create_new`: an existing file, or a link that somebody else has put there, is not followed.
+        // `create_new`: an existing file is not overwritten, and a link that another user has put there is not
+        // followed.
         let mut file = File::create_new(&path)?;
         file.write_all(bytes)?;
         Ok(Self { file, path })

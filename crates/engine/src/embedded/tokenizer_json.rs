@@ -38,7 +38,8 @@ pub(super) fn file(
         return Err(NoTokenizerFile::Kind(kind.to_owned()));
     }
     let name = header.text("tokenizer.ggml.pre").unwrap_or_default();
-    // An unknown pre-tokenizer is not guessed: the file would tokenise nearly alike, which nobody would notice.
+    // An unknown pre-tokenizer is not guessed: the file would tokenise nearly alike, and the difference would go
+    // unnoticed.
     let split = split(name).ok_or_else(|| NoTokenizerFile::Split(name.to_owned()))?;
     let tokens: Vec<String> = (0..model.size()).map(|token| model.text(token)).collect();
     let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();

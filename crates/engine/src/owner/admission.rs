@@ -191,7 +191,7 @@ impl Admission {
                 .then_some(job.arrived + self.queue_timeout);
             let passed = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
             match job.outbox.reader_request() {
-                // What the reader asked for comes before the deadlines: nobody would receive the error of a timeout.
+                // Before the deadlines: without a reader, the error of a timeout would reach no client.
                 ReaderRequest::Closed => requests.cancel(index),
                 ReaderRequest::Stop => requests.finish_all(index, FinishReason::Cancelled),
                 ReaderRequest::Continue if passed(job.deadline) => {

@@ -241,8 +241,8 @@ impl BatchLimits {
         // A model that cannot truncate can share a prompt only from a slot that ends there, so prefill stops once
         // before the last token of the prompt.
         let shared = sequence.prompt_tokens.saturating_sub(1);
-        // A request with one choice shares its prompt with nobody now, and the extra step would only delay its first
-        // token.
+        // A request with one choice has no sibling to share its prompt with, and the extra step would only delay its
+        // first token.
         let has_siblings = requests.jobs[sequence.job].members.len() > 1;
         if !self.truncates && sequence.computed < shared && has_siblings {
             pending = shared - sequence.computed;

@@ -121,7 +121,7 @@ impl EngineOwner {
         let requests = &mut self.requests;
         requests.begin_step(now);
         // Before cancellations: a handle that was dropped while its command was in the inbox has set the wake flag,
-        // which is read only once. If that flag were read first, the request would run although nobody reads it.
+        // which is read only once. If that flag were read first, the request would run without a reader.
         if self.admission.receive(requests, now) {
             self.progress.start(now);
         }

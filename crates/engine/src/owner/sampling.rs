@@ -301,7 +301,7 @@ pub(super) fn sample_error(error: SampleError, masked: bool) -> EngineError {
         SampleError::NotANumber => {
             EngineError::new(Code::Internal, ErrorReason::ENGINE_ERROR, error.to_string())
         }
-        // The error blames whoever restricted the row: the controller if it gave a mask, the request otherwise.
+        // The controller is at fault if it gave a mask, the request otherwise.
         SampleError::NothingAllowed if masked => EngineError::new(
             Code::ControllerFailed,
             ErrorReason::CONSTRAINT_FAILED,

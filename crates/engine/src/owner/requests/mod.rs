@@ -237,8 +237,8 @@ impl Requests {
     /// Ends a request whose reader was dropped.
     pub(super) fn cancel(&mut self, job: usize) {
         for key in self.jobs[job].members.clone() {
-            // No event and no text: nobody reads them. The tokens are valid, so the slot is retained for a client that
-            // asks again.
+            // No event and no text, because there is no reader. The tokens are valid, so the slot is retained for a
+            // client that asks again.
             self.report.cancelled.push(self.sequences[key].number);
             self.remove(key, true);
         }
