@@ -287,8 +287,7 @@ impl TextResponses {
         self.stream && self.has_text() && self.is_whole_step()
     }
 
-    /// Whether the tokens and log-probabilities of the text have arrived as well: they come on ports of their own,
-    /// after it.
+    /// Whether the tokens and log-probabilities of the text have arrived as well: they come on ports of their own.
     fn is_whole_step(&self) -> bool {
         // With several choices each step has chunks of some of them only, and nothing shows which are still to come.
         !self.counts

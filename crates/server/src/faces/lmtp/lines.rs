@@ -146,7 +146,7 @@ pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) 
             // The socket was bound to a path, which gives no TCP streams.
             Ok(AcceptedStream::Tcp(..)) => {}
             Err(error) => {
-                // Mostly too many open files, which would fail again at once: the pause keeps the loop from spinning.
+                // Usually too many open files, which would fail again at once: the pause keeps the loop from spinning.
                 tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
             }
