@@ -58,7 +58,7 @@ impl EventReplay {
         let number = format!("id: {}\n", self.events.next());
         self.events
             .push(Bytes::from([number.as_bytes(), event].concat()));
-        // Only events that were read are evicted, and never the last one: a single event may be larger than the room.
+        // Only events that were read are evicted, so the new one stays, however large it is.
         while self.events.bytes() > self.most && self.events.evict().is_some() {}
     }
 
