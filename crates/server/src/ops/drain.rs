@@ -151,7 +151,7 @@ impl Drain {
         tokio::time::sleep(self.0.config.grace).await;
         self.advance(DrainPhase::Refusing);
         let mut open = self.0.open.subscribe();
-        // `Refusing` is set, and `admit` counts before it reads the phase: once this is zero, nothing new can begin.
+        // `Refusing` is set, and `admit` counts before it reads the phase: once this is zero, none of its work can begin.
         let finished = open.wait_for(|open| *open == 0);
         let cut = match tokio::time::timeout(self.0.config.deadline, finished).await {
             Ok(_) => 0,

@@ -67,6 +67,7 @@ pub(super) fn request(
                 unit: (*unit).into(),
                 data: Some(Data::Histogram(Histogram {
                     data_points: points.collect(),
+                    // Cumulative, because the counters never reset: a lost export loses nothing.
                     aggregation_temporality: AggregationTemporality::Cumulative.into(),
                 })),
                 ..Metric::default()

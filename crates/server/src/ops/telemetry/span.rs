@@ -132,6 +132,7 @@ impl Generation {
             _ => "chat",
         };
         let (trace, span) = self.ids;
+        // The trace of the caller goes on with a span of ours; without one a trace begins here.
         let trace = self.parent.map_or(trace, |parent| parent.trace);
         let parent = self.parent.map(|parent| SpanId::from_bytes(parent.span));
         SpanData {
