@@ -101,7 +101,7 @@ impl Authenticator {
         }
     }
 
-    /// The same, where clients are asked for certificates: then nobody without a key may do more than call functions (D-45).
+    /// The same, where clients are asked for certificates: then callers without a key have `infer` only (D-45).
     #[must_use]
     pub fn with_certificates(self, asked: bool) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Fuzz entry points: arbitrary bytes at the parsers of this crate. Built for tests and fuzzing alone.
+//! Fuzz entry points: arbitrary bytes for the parsers of this crate. Built for tests and fuzzing only.
 
 pub use crate::faces::generate::fuzz::{decompress, grpc};
 pub use crate::websocket::fuzz::websocket;

@@ -1,7 +1,7 @@
-//! Sapwood's server: the faces, and what all of them share.
+//! Sapwood's server: the protocols (faces), and the listener, middleware and operations that all of them share.
 //!
 //! ```text
-//!   listener ──► table of routes ──► gate (host, origin, caller, method, drain) ──► ops │ grpc │ each face's handlers
+//!   listener ──► table of routes ──► middleware (host, origin, caller, method, drain) ──► ops │ grpc │ each face's handlers
 //! ```
 
 pub mod auth;

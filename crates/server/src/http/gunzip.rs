@@ -277,7 +277,7 @@ mod tests {
 
     #[tokio::test]
     async fn d_47_malformed_messages_are_left_to_the_library_to_refuse() {
-        // Longer than allowed: told by its head, without the rest.
+        // Longer than allowed: only a head is handed on.
         let bomb = message(1, &gzip(&vec![0; 8 << 20]));
         assert_eq!(read(&bomb, 100, 1 << 20).await[..5], head(0, (1 << 20) + 1));
         for (sent, expect) in [

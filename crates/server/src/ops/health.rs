@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(stage("needed"), [Some(true); 3]);
     }
 
-    /// Who only passes requests on is ready while somebody is there to take them.
+    /// A server that only forwards requests is ready while an upstream answers.
     #[test]
     fn oa_902_a_server_without_any_upstream_is_not_ready() {
         let health = Health::new(Drain::default(), Duration::from_secs(30));
