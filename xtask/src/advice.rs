@@ -88,7 +88,7 @@ mod tests {
 
     /// As cargo prints it: the cause is in a build script's output, far from the line with `error`.
     #[test]
-    fn the_last_lines_say_what_to_do() {
+    fn the_last_lines_name_the_remedy() {
         let wall = "cargo:rerun-if-changed=x\n".repeat(500);
         let script = "\u{1b}[1m\u{1b}[91merror\u{1b}[0m: failed to run custom build command for `llama-cpp-sys-2 v0.1.161`";
         let cases = [

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_late_against_the_punctual_ones() {
+    fn delays_are_relative_to_the_punctual_events() {
         let at = [103, 120, 147, 160].map(Duration::from_millis);
         let late = lateness(&at, Duration::from_millis(20));
         let whole: Vec<u128> = late.iter().map(Duration::as_millis).collect();

@@ -69,7 +69,7 @@ mod tests {
     use super::ReservedPort;
 
     #[test]
-    fn a_held_port_closes_what_connects_and_is_free_again() {
+    fn a_held_port_closes_connections_and_is_released_on_drop() {
         let retained = ReservedPort::listen("127.0.0.1:0").unwrap();
         let address = retained.address.clone();
         assert!(ReservedPort::listen(&address).is_none());

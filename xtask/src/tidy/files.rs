@@ -239,7 +239,7 @@ mod tests {
     use super::code_lines;
 
     #[test]
-    fn only_code_counts() {
+    fn comments_and_tests_are_not_counted_as_code() {
         assert_eq!(
             code_lines("//! a\n\nfn f() {\n    // why\n}\n#[cfg(test)]\nmod tests {}\n"),
             2

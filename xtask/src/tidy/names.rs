@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_fall_into_words_however_they_are_written() {
+    fn identifiers_are_split_into_words_in_every_case_style() {
         for (name, expected) in [
             ("poll_next", &["poll", "next"][..]),
             ("ReplayBuffer", &["replay", "buffer"]),

@@ -65,7 +65,7 @@ fn lacks(root: &Root) -> Vec<&'static str> {
 
 /// The library must be the one that `clang-sys` would load: its name, in the places that it searches.
 #[test]
-fn libclang_is_told_from_its_neighbours() {
+fn libclang_is_distinguished_from_similar_libraries() {
     let cases: &[(&str, bool)] = &[
         ("usr/lib/llvm-14/lib/libclang.so", true),
         ("usr/lib/llvm-14/lib/libclang.so.1", true),
@@ -97,7 +97,7 @@ fn libclang_is_told_from_its_neighbours() {
 }
 
 #[test]
-fn the_variable_and_llvm_config_say_where_libclang_is() {
+fn libclang_is_found_by_the_variable_and_by_llvm_config() {
     let root = Root::new()
         .library("opt/llvm/lib/libclang.so.1")
         .library("usr/lib/libclang.so");
@@ -131,7 +131,7 @@ fn a_machine_with_llvm_alone_lacks_libclang() {
 }
 
 #[test]
-fn each_thing_that_is_not_there_is_named() {
+fn every_missing_requirement_is_named() {
     let complete = || {
         with_compilers()
             .library("usr/lib/llvm-14/lib/libclang.so.1")
@@ -159,7 +159,7 @@ fn each_thing_that_is_not_there_is_named() {
 
 /// Missing packages are installed, and no others are requested.
 #[test]
-fn what_is_missing_is_installed() {
+fn missing_packages_are_installed() {
     let root = with_compilers().program("id", "echo 0").program(
         "apt-get",
         "echo \"$@\" >> ROOT/asked\n[ \"$1\" = install ] || exit 0\nPATH=/bin:/usr/bin\n\
@@ -178,7 +178,7 @@ fn what_is_missing_is_installed() {
 
 /// The message ends with the remedy.
 #[test]
-fn what_cannot_be_installed_is_said_at_the_end() {
+fn packages_that_cannot_be_installed_are_named_in_the_last_line() {
     let received = |root: &Root, variables: &[(&'static str, &str)]| {
         ensure(&root.machine(variables)).unwrap_err().to_string()
     };
