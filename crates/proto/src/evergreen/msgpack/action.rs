@@ -65,6 +65,8 @@ fn ports(
         ended(&port)?;
         // In no other dialect is an id built from another one (EV-202); 0.4.0 reads and writes the port under this name.
         let id = if id.is_empty() {
+            // Each port repeats the action's id, whose length only the session checks (D-47).
+            budget.take((action.len() + 1 + name.len()) / ENTRY_BYTES)?;
             format!("{action}#{name}").into()
         } else {
             id
@@ -193,6 +195,8 @@ fn headers(action: &Action) -> Vec<(&'static str, String)> {
     headers
 }
 
+/// Bytes of a built id that count as one more entry; a shorter id counts none.
+const ENTRY_BYTES: usize = 256;
 const TARGET: &str = "target";
 const CONFIG: &str = "sapwood-config";
 const TIMEOUT: &str = "sapwood-timeout-ms";

@@ -359,6 +359,28 @@ fn ev_731_the_number_of_entries_is_limited() {
     assert_eq!(past.known(), Some(Reason::FragmentLimit));
 }
 
+/// A port without an id takes four bytes, and its id is as long as that of its action.
+#[test]
+fn d_47_the_ids_built_for_ports_are_limited_together() {
+    let ports = |id_bytes: usize, count: usize| {
+        let mut action = BytesMut::new();
+        put_text(&mut action, "a".repeat(id_bytes).as_bytes());
+        put_text(&mut action, b"f");
+        value::put_list(&mut action, count);
+        action.put_slice(&hex("c4 02 a0 a0").repeat(count));
+        action.put_slice(&[0x90, 0x00]);
+        decode(bin(&[&[0x90, 0x91], &bin(&[&action]), &[0x00]]))
+            .map(|read| read.message.actions[0].inputs.len())
+    };
+    // One entry is the action, and the separator is part of an id.
+    assert_eq!(ports(254, ENTRIES_MAX - 1), Ok(ENTRIES_MAX - 1));
+    assert_eq!(ports(1 << 20, 31), Ok(31));
+    for (id_bytes, count) in [(255, ENTRIES_MAX - 1), (1 << 20, 32)] {
+        let refused = ports(id_bytes, count).unwrap_err();
+        assert_eq!(refused.known(), Some(Reason::FragmentLimit));
+    }
+}
+
 #[test]
 fn ev_732_the_older_layout_is_detected_and_can_be_written() {
     // No count of headers, neither in the action nor in the message.
