@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn families_take_turns() {
+    fn address_families_alternate() {
         let v6 = ["[::1]:1", "[::2]:1", "[::3]:1"].map(at);
         let v4 = ["1.1.1.1:1"].map(at);
         let all = [&v6[..], &v4[..]].concat();
@@ -241,7 +241,7 @@ mod tests {
 
     /// How each address behaves, which one is used, and when each was tried.
     #[tokio::test(start_paused = true)]
-    async fn an_address_that_swallows_everything_costs_a_moment() {
+    async fn an_unresponsive_address_delays_connecting_by_one_head_start() {
         let silent = Duration::from_secs(3_600);
         for (delays, taken, tried) in [
             (vec![Some(0)], Some(0), vec![0]),
@@ -271,7 +271,7 @@ mod tests {
 
     /// After a refusal the next address is tried at once, and the first refusal is reported.
     #[tokio::test(start_paused = true)]
-    async fn refusals_are_not_waited_for() {
+    async fn a_refused_address_starts_the_next_attempt_at_once() {
         let began = Instant::now();
         let addresses = ["1.1.1.1:1", "1.1.1.1:2", "1.1.1.1:3"].map(at).to_vec();
         let refused = race(addresses, |address| async move {

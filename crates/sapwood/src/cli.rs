@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tree_of_commands_is_sound() {
+    fn the_command_definitions_are_valid() {
         Cli::command().debug_assert();
     }
 }

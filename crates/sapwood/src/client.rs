@@ -366,7 +366,7 @@ mod tests {
 
     /// Accepts every connection and never sends anything: no HTTP/2, no TLS, no upgrade.
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_is_silent_is_waited_for_ten_seconds_and_no_longer() {
+    async fn a_silent_server_counts_as_unreachable_after_ten_seconds() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let taking = tokio::spawn(async move {

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stalls_costs_lines_and_they_are_counted() {
+    fn a_stalled_reader_costs_lines_that_are_counted() {
         let (allow, allowed) = sync_channel(100);
         let (took, taken) = sync_channel(100);
         let (missed, reported) = sync_channel(100);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_gone_stops_nobody() {
+    fn a_closed_reader_blocks_no_writer() {
         let (allow, allowed) = sync_channel(1);
         let (took, _) = sync_channel(1);
         drop(allow);

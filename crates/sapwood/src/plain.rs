@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_shown_and_text_stays() {
+    fn control_characters_are_replaced_and_text_is_unchanged() {
         assert!(matches!(plain("Grüße,\n\t世界 🌲"), Cow::Borrowed(_)));
         assert_eq!(
             plain("a\u{1b}]0;b\u{7}c\r"),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_in_two_pieces_is_none() {
+    fn a_control_sequence_split_over_pieces_is_replaced() {
         let mut pieces = PrintableBytes::default();
         assert_eq!(pieces.next(b"a\xc2"), "a");
         assert_eq!(pieces.next(b"\x9b2J"), "<U+009B>2J");

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_makes_room_while_it_is_there_and_leaves_nothing_behind() {
+    fn a_bar_is_hidden_for_other_output_and_removed_at_the_end() {
         let screen = Screen::default();
         let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
         let bars = MultiProgress::with_draw_target(target);

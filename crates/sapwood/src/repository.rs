@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tr_706_a_model_goes_and_comes_back_as_it_was_or_as_a_request_says() {
+    async fn tr_706_a_model_is_unloaded_and_loaded_with_its_own_or_a_given_configuration() {
         let (models, kernel, shared) = begun().await;
         assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
         assert!(shared.health.ready().is_ok());
@@ -382,7 +382,7 @@ mod tests {
 
     /// A request that does not end in time is ended, and its caller gets the reason.
     #[tokio::test]
-    async fn tr_706_what_runs_on_is_ended_when_its_time_is_over() {
+    async fn tr_706_running_requests_are_ended_after_the_unload_timeout() {
         let (models, kernel, _) = begun().await;
         let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
         assert_eq!(run.next().await.unwrap().unwrap(), "a");
@@ -397,7 +397,7 @@ mod tests {
 
     /// A change continues to its end even if its caller disconnects.
     #[tokio::test]
-    async fn tr_706_a_change_that_has_begun_comes_to_its_end() {
+    async fn tr_706_a_change_continues_after_its_caller_is_gone() {
         let (models, kernel, shared) = begun().await;
         let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
         assert_eq!(run.next().await.unwrap().unwrap(), "a");

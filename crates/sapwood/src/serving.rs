@@ -147,7 +147,7 @@ mod tests {
     use crate::config::layers::{Flags, Layers};
 
     #[tokio::test]
-    async fn oa_902_a_model_that_is_loading_says_when_to_come_back_and_others_serve() {
+    async fn oa_902_a_loading_model_is_unavailable_with_a_retry_time_and_others_serve() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("sapwood.toml");
         let model = |name| format!("[[models]]\nname = \"{name}\"\nbackend = \"scripted\"\n");
@@ -170,7 +170,7 @@ mod tests {
     }
     /// The slow one is listed first, and the quick one finishes first.
     #[tokio::test]
-    async fn oa_902_models_are_loaded_side_by_side() {
+    async fn oa_902_models_are_loaded_concurrently() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("sapwood.toml");
         let names: Vec<_> = (0..3 * LOADED_AT_ONCE).map(|at| format!("m{at}")).collect();

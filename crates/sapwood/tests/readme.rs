@@ -29,7 +29,7 @@ fn blocks(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_programs_of_the_readme_are_examples_and_hide_nothing() {
+fn the_programs_of_the_readme_are_complete_examples() {
     let blocks = blocks(README);
     assert_eq!(blocks.len(), EXAMPLES.len());
     for (block, (name, example)) in blocks.into_iter().zip(EXAMPLES) {

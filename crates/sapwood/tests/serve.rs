@@ -72,7 +72,7 @@ async fn a_function_of_a_program_is_served_at_every_face() {
 }
 
 #[tokio::test]
-async fn other_machines_are_let_in_with_a_key_alone() {
+async fn other_machines_need_a_key() {
     let open = Serve::new(shouting()).listen("0.0.0.0:0").bind().await;
     assert!(matches!(open.err(), Some(ServeError::Open(_))));
     let keyed = Serve::new(shouting())

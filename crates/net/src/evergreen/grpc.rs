@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_fails_is_quoted_and_not_taken_for_a_broken_frame() {
+    fn an_error_of_the_server_is_not_reported_as_a_broken_frame() {
         for code in [tonic::Code::Internal, tonic::Code::OutOfRange] {
             let status = from_grpc(&tonic::Status::new(code, "the disk is full"));
             assert_eq!(status.message, "the disk is full");
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_109_a_lost_connection_is_a_cancel_and_not_a_defect() {
+    fn ev_109_a_lost_connection_is_reported_as_cancelled() {
         let cut = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         let status = from_client(&tonic::Status::from_error(Box::new(cut)), 1);
         assert_eq!(status.known(), Some(Reason::Cancelled));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_703_a_limit_within_a_message_is_not_told_as_one_of_its_size() {
+    fn ev_703_limits_within_a_message_and_of_its_size_are_distinguished() {
         let entries = Status::limit(Reason::FragmentLimit, "entries_max", 11, 10);
         let reported = from_client(&to_grpc(&entries), 1 << 20);
         assert_eq!(reported.known(), Some(Reason::FragmentLimit));

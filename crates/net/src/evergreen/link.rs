@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn oa_913_the_readers_of_a_client_whose_task_panics_are_told_and_it_is_counted() {
+    async fn oa_913_a_panic_of_the_session_task_fails_its_readers_and_is_counted() {
         let (link, mut reader) = waiting(SessionLimits::default());
         let reading = tokio::spawn(async move { reader.next().await });
         let broken =
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ev_974_the_readers_of_a_client_whose_task_is_dropped_are_told() {
+    async fn ev_974_readers_fail_when_the_session_task_is_dropped() {
         let (link, mut reader) = waiting(SessionLimits::default());
         let task = tokio::spawn(pump(link, stream::pending().boxed(), None));
         task.abort();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ev_950_a_timer_that_never_comes_ends_no_task() {
+    async fn ev_950_an_infinite_idle_timeout_does_not_end_the_task() {
         let (link, _reader) = waiting(SessionLimits {
             idle_timeout: Duration::MAX,
             ..SessionLimits::default()

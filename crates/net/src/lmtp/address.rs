@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lm_701_addresses_are_read() {
+    fn lm_701_addresses_are_parsed() {
         let web = |uri: &str, secure| {
             Some(LmtpTarget::WebSocket {
                 uri: uri.parse().unwrap(),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn lm_701_an_upstream_is_a_peer_and_a_model() {
+    fn lm_701_a_model_url_names_peers_and_a_model() {
         for (url, expect) in [
             ("lmtp://host:1/tiny", Some((&["ws://host:1/"][..], "tiny"))),
             (
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn d_46_a_key_in_the_clear_is_known_to_be_so() {
+    fn d_46_a_key_sent_unencrypted_is_detected() {
         for (url, key, exposed) in [
             ("ws://host:1/", Some("k"), true),
             ("host:1", Some("k"), true),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn lm_701_what_is_secret_is_not_shown() {
+    fn lm_701_debug_output_omits_keys() {
         let address = PeerAddress::parse("ws://host:1/p?key=secret").unwrap();
         let shown = format!("{:?}", address.with_key("secret"));
         assert_eq!(shown, "host:1");

@@ -350,8 +350,7 @@ impl ServedStreams {
     /// Fails a stream whose reader is too slow.
     fn cut(&mut self, call: ClientCallId) {
         if let Some(listener) = self.open.get(&call) {
-            let why =
-                "the items of the stream were not read fast enough";
+            let why = "the items of the stream were not read fast enough";
             // Sending fails only if the reader was dropped.
             let _ = listener
                 .results

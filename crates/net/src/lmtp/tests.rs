@@ -121,7 +121,7 @@ async fn lm_702_one_connection_carries_many_calls_and_a_dropped_stream_counts_un
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_703_only_what_a_base_peer_knows_goes_out() {
+async fn lm_703_only_base_messages_are_sent_to_a_base_peer() {
     let (client, mut fake) = pair(ConnectOptions::base());
     let _items = client.generate("m", wanted(2)).await.unwrap();
     assert_eq!(
@@ -142,7 +142,7 @@ async fn lm_703_only_what_a_base_peer_knows_goes_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
+async fn lm_704_unsupported_parameters_are_refused_before_sending() {
     let (client, mut fake) = pair(ConnectOptions::base());
     for wanted in [
         GenerateRequest {
@@ -169,7 +169,7 @@ async fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_705_what_servers_really_send_is_understood() {
+async fn lm_705_deviations_of_real_servers_are_accepted() {
     let ended = |tokens: &[u32], finish| Ok((tokens.to_vec(), finish));
     let failed = |tokens: &[u32], message: &str| {
         Err((
@@ -215,7 +215,7 @@ async fn lm_705_what_servers_really_send_is_understood() {
 
 /// LM-705
 #[tokio::test(start_paused = true)]
-async fn lm_706_bare_words_are_numbers_and_the_unreadable_fails_streams_rather_than_hangs() {
+async fn lm_706_bare_words_are_parsed_as_numbers_and_unreadable_items_fail_streams() {
     let (client, mut fake) = pair(ConnectOptions::base());
     let mut items = ask(&client, &mut fake, 9).await;
     let other = ask(&client, &mut fake, 9).await;
@@ -238,7 +238,7 @@ async fn lm_706_bare_words_are_numbers_and_the_unreadable_fails_streams_rather_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_707_a_peer_that_runs_on_is_cut_off() {
+async fn lm_707_items_after_the_end_of_a_stream_are_dropped() {
     let (client, mut fake) = pair(ConnectOptions::base());
     let short = ask(&client, &mut fake, 2).await;
     let ended = ask(&client, &mut fake, 9).await;
@@ -273,7 +273,7 @@ async fn lm_708_a_message_with_an_error_ends_its_stream_or_request() {
 
 /// LM-710: a reference server that cannot load a model sends nothing.
 #[tokio::test(start_paused = true)]
-async fn lm_709_nothing_waits_for_ever() {
+async fn lm_709_every_call_times_out() {
     let (client, mut fake) = pair(ConnectOptions::base());
     let began = Instant::now();
     let silent = client.generate("absent", wanted(2)).await.unwrap();
@@ -337,7 +337,7 @@ async fn lm_709_a_lost_connection_fails_every_call_at_once() {
 
 /// A reader that does not read is cut off when other streams wait, and delays none of them.
 #[tokio::test(start_paused = true)]
-async fn lm_702_a_slow_reader_slows_only_itself() {
+async fn lm_702_a_slow_reader_does_not_delay_other_streams() {
     let (client, mut fake) = pair(ConnectOptions::base());
     let slow = ask(&client, &mut fake, 1_000_000).await;
     let quick = ask(&client, &mut fake, 2).await;
@@ -369,7 +369,7 @@ const AGREED: &str = r#","lmtp":{"version":2,"features":["cancel","usage"],"load
 /// LM-961, LM-962: an abandoned call is cancelled at once, whether it has begun or not, and a deadline is sent to the
 /// peer.
 #[tokio::test(start_paused = true)]
-async fn lm_702_a_dropped_stream_is_cancelled_at_a_peer_that_knows_how() {
+async fn lm_702_a_dropped_stream_is_cancelled_at_a_peer_of_version_2() {
     let (client, mut fake) = pair(ConnectOptions::default());
     let deadline = Instant::now() + Duration::from_secs(7);
     let until = Some(deadline);
@@ -409,7 +409,7 @@ async fn lm_702_a_dropped_stream_is_cancelled_at_a_peer_that_knows_how() {
 /// LM-703: a peer that has not agreed gets no messages of version 2, and calls do not wait for one that does not
 /// answer.
 #[tokio::test(start_paused = true)]
-async fn lm_901_a_peer_that_does_not_know_version_2_is_spoken_to_in_the_base_protocol() {
+async fn lm_901_a_peer_without_version_2_gets_the_base_protocol() {
     for answers in [true, false] {
         let (client, mut fake) = pair(ConnectOptions::default());
         let began = Instant::now();
@@ -432,7 +432,7 @@ async fn lm_901_a_peer_that_does_not_know_version_2_is_spoken_to_in_the_base_pro
 
 /// LM-903: a MODEL_INFO call of the client also negotiates, and later calls wait for its answer.
 #[tokio::test(start_paused = true)]
-async fn lm_901_what_a_model_is_and_what_is_agreed_on_is_one_question() {
+async fn lm_901_model_info_also_negotiates_features() {
     let (client, mut fake) = pair(ConnectOptions::default());
     let asking = tokio::spawn({
         let client = client.clone();
@@ -458,7 +458,7 @@ fn flood(mut fake: Fake, count: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_702_a_reader_that_is_slow_and_alone_holds_its_peer_up_and_loses_nothing() {
+async fn lm_702_a_single_slow_reader_pauses_the_connection_and_loses_nothing() {
     let (client, mut fake) = pair(ConnectOptions::base());
     let count = 16 * ITEMS_MAX;
     let mut items = ask(&client, &mut fake, 1_000_000).await;
@@ -476,7 +476,7 @@ async fn lm_702_a_reader_that_is_slow_and_alone_holds_its_peer_up_and_loses_noth
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_702_a_reader_that_does_not_read_at_all_is_told_why_it_lost_its_stream() {
+async fn lm_702_a_stream_that_is_never_read_fails_as_stalled() {
     let (client, mut fake) = pair(ConnectOptions::base());
     let items = ask(&client, &mut fake, 1_000_000).await;
     flood(fake, 2 * ITEMS_MAX);
@@ -488,7 +488,7 @@ async fn lm_702_a_reader_that_does_not_read_at_all_is_told_why_it_lost_its_strea
 
 /// LM-411
 #[tokio::test(start_paused = true)]
-async fn lm_711_logprobs_that_are_none_are_noticed() {
+async fn lm_711_invalid_logprobs_are_detected() {
     for (logprob, raw) in [("0.04", false), ("0.06", true)] {
         let (client, mut fake) = pair(ConnectOptions::base());
         let items = ask(&client, &mut fake, 1).await;
@@ -514,7 +514,7 @@ impl DialPeer for Comes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_713_a_lost_connection_is_made_anew_and_nothing_is_repeated() {
+async fn lm_713_a_lost_connection_is_restored_and_no_call_is_repeated() {
     let comes = Comes::default();
     let (ours, theirs) = duplex(1 << 16);
     let client = LmtpClient::keeping(
@@ -591,7 +591,7 @@ async fn lm_701_a_websocket_carries_a_frame_for_each_message() {
 }
 
 #[tokio::test]
-async fn lm_709_a_peer_is_pinged_and_given_up_when_it_is_silent() {
+async fn lm_709_a_silent_peer_is_pinged_and_then_given_up() {
     let (address, accepted) = socket().await;
     let options = ConnectOptions {
         ping: Some(Duration::from_millis(1)),
@@ -661,7 +661,7 @@ async fn lm_701_a_unix_socket_and_the_pipes_of_a_program_carry_lines() {
 }
 
 #[tokio::test]
-async fn lm_701_nobody_there_and_no_upgrade_are_told_apart() {
+async fn lm_701_an_absent_peer_and_a_refused_upgrade_are_distinguished() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let refusing = tokio::spawn(async move {

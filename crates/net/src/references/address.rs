@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_414_an_address_inside_an_address_is_judged_as_well() {
+    fn ev_414_embedded_ipv4_addresses_are_checked() {
         for (inside, public) in [
             ([8, 8, 8, 8], true),
             ([127, 0, 0, 1], false),

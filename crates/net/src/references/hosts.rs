@@ -228,7 +228,7 @@ mod tests {
     proptest! {
         /// Only what an entry spells out is allowed, whatever surrounds it.
         #[test]
-        fn ev_414_no_name_is_taken_for_another(name in "[a-z.]{1,30}") {
+        fn ev_414_only_listed_names_are_allowed(name in "[a-z.]{1,30}") {
             let hosts = list(&["example.com", "*.example.org"]);
             let name = name.trim_start_matches('.');
             let allowed = Url::parse(&format!("https://{name}/")).is_ok_and(|url| hosts.allow(&url));

@@ -65,7 +65,7 @@ proptest! {
 }
 
 #[test]
-fn ev_410_errors_have_the_reasons_of_the_page_and_say_what_would_help() {
+fn ev_410_errors_have_their_reasons_and_a_remedy() {
     let denied = Error::Denied {
         what: "a reference to this host and port is",
         key: "hosts",
@@ -85,7 +85,7 @@ fn ev_410_errors_have_the_reasons_of_the_page_and_say_what_would_help() {
 }
 
 #[test]
-fn ev_413_entries_that_cannot_be_used_are_named() {
+fn ev_413_invalid_entries_are_reported() {
     let strings = |entry: &str| vec![entry.to_owned()];
     for (config, states) in [
         (

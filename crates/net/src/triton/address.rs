@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tr_201_an_address_is_a_host_and_perhaps_one_encoded_model() {
+    fn tr_201_an_address_is_a_host_and_optionally_one_encoded_model() {
         for (url, carrier, secure, authority, host, model) in [
             (
                 "triton+http://h:8000",
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_201_anything_else_is_no_address() {
+    fn tr_201_other_addresses_are_refused() {
         for url in [
             "",
             "h:8000",

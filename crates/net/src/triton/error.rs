@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_907_a_lost_connection_is_no_word_of_the_servers() {
+    fn tr_907_a_lost_connection_is_not_an_error_of_the_server() {
         let cut = || tonic::Status::from_error(Box::new(std::io::Error::other("reset")));
         assert_eq!(Error::of_grpc(&cut(), false), LOST);
         assert_eq!(Error::of_grpc(&cut(), true), Error::Truncated);

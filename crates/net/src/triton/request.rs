@@ -94,7 +94,9 @@ impl InferRequest {
             message.raw_input_contents.push(raw.into());
         }
         for (name, value) in &self.parameters {
-            let value = parameter(value).ok_or(Error::Request("a parameter is not a flag, a number or a string"))?;
+            let value = parameter(value).ok_or(Error::Request(
+                "a parameter is not a flag, a number or a string",
+            ))?;
             message.parameters.insert(name.clone(), value);
         }
         if let Some(timeout) = self.timeout() {

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn d_46_a_key_of_its_own_wins_and_goes_nowhere_else() {
+    fn d_46_an_endpoints_own_key_takes_precedence() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("key");
         std::fs::write(&file, "from a file\n").unwrap();

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn d_46_what_kubernetes_defines_for_a_service_is_passed_over() {
+    fn d_46_variables_of_a_kubernetes_service_are_ignored() {
         let environment = read(&[
             ("SAPWOOD_SERVICE_HOST", "10.96.0.7"),
             ("SAPWOOD_SERVICE_PORT", "8000"),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn d_46_others_are_told_with_what_was_probably_meant() {
+    fn d_46_unknown_variables_are_reported_with_a_suggestion() {
         for (name, value, sent) in [
             ("SAPWOOD_PORT", "9000", "sets no key"),
             ("SAPWOOD_PORT_X_TCP", "1", "sets no key"),

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oa_905_a_new_key_reads_back_and_wrong_entries_say_why() {
+    fn oa_905_a_new_key_can_be_parsed_and_wrong_entries_are_explained() {
         let (secret, entry) = new("anna", &["infer".into(), "metrics".into()]).unwrap();
         let keys = parse(&entry).unwrap();
         assert_eq!(keys[0].fingerprint, Some(KeyFingerprint::of(&secret)));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_an_entry_names_the_certificate_that_stands_for_it() {
+    fn d_45_an_entry_names_the_certificate_of_its_key() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys.toml");
         let auth = AuthConfig {

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lm_712_a_url_names_a_tokenizer_and_whatever_else_it_says_is_known() {
+    fn lm_712_a_url_may_name_a_tokenizer_and_unknown_parameters_are_refused() {
         for (url, peers, model, tokenizer) in [
             ("lmtp://a:1/tiny", "[a:1]", "tiny", None),
             (

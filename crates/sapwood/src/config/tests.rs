@@ -19,7 +19,7 @@ fn in_jail(test: impl FnOnce(&mut Jail)) {
 }
 
 #[test]
-fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
+fn oa_912_flags_win_over_environment_and_file_and_origins_are_recorded() {
     in_jail(|jail| {
         jail.create_file(
             "sapwood.toml",
@@ -221,7 +221,7 @@ fn oa_912_unknown_keys_and_wrong_types_name_key_and_place() {
 
 /// A larger value of each key is among [`WRONG`].
 #[test]
-fn as_many_sequences_as_there_may_be_are_sound() {
+fn the_maximum_number_of_sequences_is_valid() {
     in_jail(|jail| {
         let text = "[engine]\nparallel = 65536\nkept_prefixes = 65536";
         jail.create_file("sapwood.toml", text).unwrap();
@@ -298,7 +298,7 @@ const WRONG_SECRETS: &[WrongSecret] = &[
 
 /// A value of a file or a variable that cannot be parsed may be a secret.
 #[test]
-fn oa_912_what_is_said_of_a_wrong_secret_does_not_hold_it() {
+fn oa_912_errors_about_a_wrong_secret_do_not_contain_it() {
     for (text, variable, parts) in WRONG_SECRETS.iter().copied() {
         in_jail(|jail| {
             jail.create_file("sapwood.toml", text).unwrap();
@@ -372,7 +372,7 @@ fn names(value: &serde_json::Value, into: &mut Vec<String>) {
 
 /// D-46: no output of a configuration contains its secrets.
 #[test]
-fn d_46_no_secret_is_in_what_is_shown_of_a_configuration() {
+fn d_46_a_shown_configuration_contains_no_secrets() {
     let text = r#"
         [[upstreams]]
         url = "lmtp://h:1/m?key=hush1"
@@ -410,7 +410,7 @@ fn d_46_no_secret_is_in_what_is_shown_of_a_configuration() {
 
 /// TR-105
 #[test]
-fn d_55_a_model_may_be_there_for_clients_of_a_tensorrt_llm_ensemble() {
+fn d_55_a_model_may_be_compatible_with_a_tensorrt_llm_ensemble() {
     in_jail(|jail| {
         let table = "[[models]]\nname = \"m\"\nbackend = \"scripted\"\ncompat = \"tensorrt_llm\"\n";
         let read = |jail: &mut Jail, more: &str| {
@@ -432,7 +432,7 @@ fn d_55_a_model_may_be_there_for_clients_of_a_tensorrt_llm_ensemble() {
 }
 
 #[test]
-fn the_demo_model_stands_beside_others_by_its_name_and_needs_no_file() {
+fn the_demo_model_is_served_beside_others_by_name_without_a_file() {
     in_jail(|jail| {
         let read = |jail: &mut Jail, name: &str| {
             let other = "[[models]]\nname = \"other\"\nbackend = \"scripted\"\n";
@@ -464,7 +464,7 @@ fn the_demo_model_stands_beside_others_by_its_name_and_needs_no_file() {
 }
 
 #[test]
-fn spans_read_as_people_write_them() {
+fn durations_are_parsed_as_people_write_them() {
     #[derive(serde::Deserialize, serde::Serialize)]
     struct One {
         #[serde(with = "humantime_serde")]

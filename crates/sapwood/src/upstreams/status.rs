@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn oa_902_an_upstream_and_its_models_are_there_or_away_together() {
+    async fn oa_902_an_upstream_and_its_models_change_state_together() {
         let health = health();
         let mut standing = UpstreamStatus::of_server(&health, 1);
         assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lm_804_a_model_whose_pool_has_nobody_is_away_until_somebody_comes() {
+    async fn lm_804_a_model_is_away_while_its_pool_has_no_usable_peer() {
         let health = health();
         let (served, serves) = watch::channel(true);
         let mut standing = UpstreamStatus::of_model(&health, "far", true);

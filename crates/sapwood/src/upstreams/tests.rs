@@ -124,7 +124,7 @@ impl Bench {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waits_double_up_to_a_bound_and_are_spread() {
+async fn delays_double_up_to_a_maximum_with_jitter() {
     let mut all = Vec::new();
     for jitter in [1, 1, 2] {
         let (bench, began) = (Bench::start(jitter), Instant::now());
@@ -147,7 +147,7 @@ async fn waits_double_up_to_a_bound_and_are_spread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_it_serves_is_there_while_it_is_and_unavailable_while_it_is_not() {
+async fn functions_are_unavailable_while_their_upstream_is_lost() {
     let bench = Bench::start(7);
     let settle = || sleep(Duration::from_secs(31));
     bench.kernel.add(sends_hello("taken")).unwrap();
@@ -190,7 +190,7 @@ async fn what_it_serves_is_there_while_it_is_and_unavailable_while_it_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_held_is_tried_again_soon_and_one_that_flaps_is_not() {
+async fn a_flapping_upstream_is_retried_with_growing_delays() {
     let bench = Bench::start(3);
     sleep(Duration::from_secs(100)).await;
     let tries = || bench.tried.lock().unwrap().len();
@@ -206,7 +206,7 @@ async fn one_that_held_is_tried_again_soon_and_one_that_flaps_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_worn_is_followed_by_a_new_one_and_never_away() {
+async fn a_worn_session_is_replaced_without_interruption() {
     let bench = Bench::start(5);
     let moment = || sleep(Duration::from_millis(1));
     let tries = || bench.tried.lock().unwrap().len();
@@ -241,7 +241,7 @@ async fn one_that_is_worn_is_followed_by_a_new_one_and_never_away() {
 
 /// A server ends a session that was idle for half an hour.
 #[tokio::test(start_paused = true)]
-async fn ev_111_one_that_was_idle_is_joined_again_at_once() {
+async fn ev_111_an_idle_session_is_replaced_at_once() {
     let bench = Bench::start(3);
     bench.serves.send_replace(Some(&["far"]));
     sleep(Duration::from_secs(1_800)).await;
@@ -253,7 +253,7 @@ async fn ev_111_one_that_was_idle_is_joined_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_takes_connections_and_says_nothing_is_not_waited_for() {
+async fn a_silent_upstream_is_not_waited_for() {
     let bench = Bench::start(3);
     bench.mute.send_replace(true);
     sleep(Duration::from_secs(15)).await;

@@ -37,7 +37,7 @@ fn help_and_version_are_data_and_mistakes_exit_2() {
 }
 
 #[test]
-fn oa_912_config_show_tells_values_origins_and_no_secrets() {
+fn oa_912_config_show_prints_values_and_origins_without_secrets() {
     let here = folder("config-show");
     std::fs::write(
         here.join("sapwood.toml"),
@@ -160,7 +160,7 @@ fn oa_905_key_new_prints_the_secret_once_and_an_entry_that_works() {
 }
 
 #[test]
-fn doctor_says_what_to_do() {
+fn doctor_suggests_remedies() {
     let here = folder("doctor");
     std::fs::write(here.join("no.gguf"), "something else").unwrap();
     let ended = run(

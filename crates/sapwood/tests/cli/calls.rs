@@ -53,7 +53,7 @@ fn a_call_without_a_server_runs_in_the_process() {
 }
 
 #[test]
-fn a_target_is_a_flag_as_well() {
+fn the_target_can_be_set_by_a_flag() {
     let more = "default_model = \"cat\"\n[[models]]\nname = \"cat\"\nbackend = \"scripted\"\n\
                 scripted = { script = \"text\", text = \"miaow\" }\n";
     let here = with_echo("run-target", more);
@@ -84,7 +84,7 @@ fn a_target_is_a_flag_as_well() {
 }
 
 #[test]
-fn a_call_in_json_ends_with_what_it_cost() {
+fn json_output_ends_with_the_usage() {
     let here = with_echo("run-json", "");
     let ended = run(
         &here,
@@ -108,7 +108,7 @@ fn a_call_in_json_ends_with_what_it_cost() {
 }
 
 #[test]
-fn a_call_that_cannot_be_says_why() {
+fn an_impossible_call_is_explained() {
     let here = with_echo("run-wrong", "");
     for (arguments, code, part) in [
         (&["run", "DANCE"][..], 1, "GENERATE"),
@@ -149,7 +149,7 @@ fn a_call_that_cannot_be_says_why() {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_failure() {
+fn a_closed_standard_output_is_no_error() {
     let here = with_echo("run-pipe", "");
     let mut child = sapwood(&here, &["run", "GENERATE", "--input", "prompt=much"])
         .spawn()

@@ -11,7 +11,7 @@ use crate::process::{Serving, interrupt, run_with, sapwood};
 use crate::server::{with_echo, with_slow_echo};
 
 #[test]
-fn a_conversation_goes_line_by_line_in_the_process() {
+fn a_piped_conversation_runs_in_the_process() {
     let here = with_echo("chat-here", "");
     let ended = run_with(
         sapwood(&here, &["chat"]),
@@ -29,7 +29,7 @@ fn a_conversation_goes_line_by_line_in_the_process() {
 }
 
 #[test]
-fn a_full_context_leaves_the_oldest_turn_out_and_says_so() {
+fn a_full_context_drops_the_oldest_turn_with_a_notice() {
     let here = with_echo("chat-full", "[engine]\nctx = 100");
     let lines = "The first question.\nThe second question.\nThe third question.\n";
     let ended = run_with(sapwood(&here, &["chat"]), lines);
@@ -81,7 +81,7 @@ pub(crate) fn interrupted(mut command: std::process::Command) {
 }
 
 #[test]
-fn ctrl_c_stops_an_answer_and_neither_the_program_nor_the_conversation() {
+fn ctrl_c_stops_only_the_running_answer() {
     let here = with_slow_echo("chat-cancel", "");
     interrupted(sapwood(&here, &["chat"]));
 }
@@ -122,7 +122,7 @@ fn typed(folder: &Path, state: &Path, arguments: &[&str], question: &str) -> (i3
 }
 
 #[test]
-fn questions_are_remembered_unless_that_is_unwanted_or_impossible() {
+fn questions_are_stored_unless_disabled_or_impossible() {
     let here = with_echo("chat-history", "");
     let state = here.join("state");
     let file = state.join("sapwood").join("chat-history");

@@ -3,7 +3,7 @@
 use crate::process::{folder, run};
 
 #[test]
-fn tr_1108_a_file_of_scripted_models_is_checked_and_told() {
+fn tr_1108_a_file_of_scripted_models_is_checked_and_summarised() {
     let here = folder("mock-told");
     let foreign = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -25,7 +25,7 @@ fn tr_1108_a_file_of_scripted_models_is_checked_and_told() {
 
 /// TR-105, TR-1101
 #[test]
-fn tr_1108_what_is_wrong_in_a_file_is_named() {
+fn tr_1108_errors_in_a_file_are_reported() {
     let here = folder("mock-check");
     let tensor = |text: &str| format!("inputs = [{text}]");
     let prompt = r#"{ name = "q", datatype = "BYTES", shape = [1], role = "prompt" }"#;

@@ -170,7 +170,7 @@ fn d_47_thirty_two_bombs_of_one_text_at_once_take_little_memory() {
 }
 
 #[test]
-fn d_47_thirty_two_bombs_of_fields_that_nobody_knows_take_little_memory() {
+fn d_47_thirty_two_bombs_of_unknown_fields_take_little_memory() {
     let zeros = gzip(&vec![0; UNPACKED]);
     let length = u32::try_from(zeros.len()).unwrap().to_be_bytes();
     grpc_bombs("peak-fields", &[&[1][..], &length, &zeros].concat());
@@ -192,7 +192,7 @@ fn grpc_bombs(name: &str, message: &[u8]) {
 }
 
 #[test]
-fn d_47_bodies_whose_last_byte_never_comes_take_no_more_than_the_budget() {
+fn d_47_incomplete_bodies_take_no_more_than_the_budget() {
     const BYTES: usize = 20_000_000;
     let victim = Victim::start("peak-slow");
     let part = vec![b' '; 1 << 20];
@@ -217,7 +217,7 @@ fn d_47_bodies_whose_last_byte_never_comes_take_no_more_than_the_budget() {
 }
 
 #[test]
-fn d_47_messages_whose_last_byte_never_comes_take_no_more_than_the_budget() {
+fn d_47_incomplete_messages_take_no_more_than_the_budget() {
     let victim = Victim::start("peak-slow-messages");
     let part = vec![b' '; 1 << 20];
     victim.under("40 messages of WebSockets without their last byte", || {
@@ -237,7 +237,7 @@ fn d_47_messages_whose_last_byte_never_comes_take_no_more_than_the_budget() {
 }
 
 #[test]
-fn d_47_streams_of_http2_that_wait_take_little_memory() {
+fn d_47_waiting_http2_streams_take_little_memory() {
     let victim = Victim::start("peak-streams");
     victim.under("10 connections with 100 streams that wait", || {
         let open = at_once(10, |_| {

@@ -57,7 +57,7 @@ fn a_call_to_a_server_gives_the_same_as_one_here() {
 }
 
 #[test]
-fn a_conversation_on_a_server_reuses_what_was_said() {
+fn a_conversation_on_a_server_reuses_earlier_turns() {
     let here = with_echo("chat-there", "");
     let mut serving = Serving::start(&here, &[]);
     serving.wait_for("loaded");
@@ -124,7 +124,7 @@ fn where_no_server_answers_the_exit_code_is_4() {
 }
 
 #[test]
-fn oa_804_the_line_of_a_session_tells_what_its_models_did_and_nothing_that_was_said() {
+fn oa_804_the_access_log_of_a_session_has_its_usage_and_no_content() {
     let here = with_echo("access-line", "[auth]\nkey = \"hush-hush\"");
     let mut serving = Serving::start(&here, &[]);
     serving.wait_for("loaded");
@@ -184,7 +184,7 @@ fn ctrl_c_cancels_an_answer_on_the_server_too() {
 }
 
 #[test]
-fn oa_804_the_line_of_a_websocket_comes_when_it_closes() {
+fn oa_804_the_access_log_of_a_websocket_is_written_at_its_close() {
     let here = with_echo("access-websocket", "");
     let mut serving = Serving::start(&here, &[]);
     let mut socket = TcpStream::connect(serving.address()).unwrap();
@@ -225,7 +225,7 @@ fn ended_in_order(serving: &mut Serving) {
 
 /// EV-109: the session is half-closed and read to its end, whatever became of the call.
 #[test]
-fn a_command_takes_leave_of_the_server_on_every_way_out() {
+fn a_command_closes_its_session_on_every_exit() {
     let here = with_slow_echo("remote-leave", "");
     let mut serving = Serving::start(&here, &[]);
     serving.wait_for("loaded");
@@ -324,7 +324,7 @@ fn oa_904_a_running_answer_is_finished_in_the_drain_or_cut_with_exit_code_3() {
 
 /// D-5: models of another server are models here.
 #[test]
-fn an_upstream_s_models_and_functions_are_served_here_too() {
+fn an_upstreams_models_and_functions_are_served() {
     let mut back = Serving::start(&with_echo("upstream-back", ""), &[]);
     back.wait_for("loaded");
     let here = folder("upstream-front");
@@ -392,7 +392,7 @@ fn an_upstream_s_models_and_functions_are_served_here_too() {
 
 /// What another try would not help is said at the start.
 #[test]
-fn an_upstream_that_does_not_let_us_in_keeps_a_server_from_starting() {
+fn an_upstream_that_refuses_the_key_prevents_the_start() {
     let back = Serving::start(&with_echo("upstream-closed", "[auth]\nkey = \"one\""), &[]);
     let here = folder("upstream-keyless");
     let upstream = format!("evergreen+{}", back.url);
@@ -503,7 +503,7 @@ fn certificate(folder: &std::path::Path) {
 }
 
 #[test]
-fn a_certificate_that_is_not_trusted_is_told_so_with_the_remedy() {
+fn an_untrusted_certificate_is_reported_with_a_remedy() {
     let here = with_echo("untrusted", "");
     certificate(&here);
     let tls = ["--tls-cert", "cert.pem", "--tls-key", "key.pem"];
@@ -552,7 +552,7 @@ fn a_certificate_that_is_not_trusted_is_told_so_with_the_remedy() {
 
 /// It takes connections and says nothing: the server serves all the same, says that it is not ready, and ends when it is told to.
 #[test]
-fn oa_902_an_upstream_that_says_nothing_keeps_nobody_waiting() {
+fn oa_902_a_silent_upstream_does_not_delay_the_server() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = silent.local_addr().unwrap();
     let here = folder("upstream-silent");
@@ -576,7 +576,7 @@ fn oa_902_an_upstream_that_says_nothing_keeps_nobody_waiting() {
 
 /// Who starts another server where one answers is no further.
 #[test]
-fn a_server_of_something_else_is_not_taken_for_none() {
+fn another_kind_of_server_is_not_reported_as_absent() {
     let here = with_echo("remote-else", "");
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", other.local_addr().unwrap());

@@ -37,7 +37,7 @@ fn shown(name: &str, scheme: &str, path: &str, keys: &str, variables: &[(&str, &
 }
 
 #[test]
-fn d_46_the_servers_own_key_is_shown_to_no_upstream() {
+fn d_46_the_servers_own_key_is_sent_to_no_upstream() {
     let own = ("SAPWOOD_API_KEY", "hush-own");
     let shared = ("SAPWOOD_CLIENT_KEY", "hush-shared");
     let line = |key: &str| format!("authorization: Bearer {key}\r\n");
@@ -70,7 +70,7 @@ fn d_46_the_servers_own_key_is_shown_to_no_upstream() {
 
 /// Over gRPC headers are compressed, so a server tells what it was shown: it lets nobody in without its key.
 #[test]
-fn d_46_over_grpc_the_servers_own_key_opens_no_upstream() {
+fn d_46_the_servers_own_key_is_not_sent_over_grpc() {
     let back = Serving::start(&with_echo("grpc-back", "[auth]\nkey = \"hush\""), &[]);
     let here = folder("grpc-front");
     let serve = |keys: &str, variable: &str| {
@@ -245,7 +245,7 @@ fn d_46_a_key_that_goes_unencrypted_to_another_machine_is_warned_of() {
 
 /// What Kubernetes defines for a service that is called `sapwood`, and a slip of the pen.
 #[test]
-fn d_46_foreign_variables_keep_no_server_from_starting() {
+fn d_46_unknown_variables_do_not_prevent_the_start() {
     let here = with_echo("kubernetes", "[drain]\ngrace = \"0s\"");
     let mut command = sapwood(&here, &["serve", "--listen", "127.0.0.1:0"]);
     for (name, value) in [
@@ -275,7 +275,7 @@ fn d_46_foreign_variables_keep_no_server_from_starting() {
 }
 
 #[test]
-fn d_46_a_key_of_digits_is_that_text_and_no_number() {
+fn d_46_a_key_of_digits_is_read_as_text() {
     let here = with_echo("digits", "");
     let mut command = sapwood(&here, &["serve", "--listen", "127.0.0.1:0"]);
     command.env("SAPWOOD_API_KEY", "0123");
@@ -288,7 +288,7 @@ fn d_46_a_key_of_digits_is_that_text_and_no_number() {
 
 /// The log is a pipe that nobody reads: the server answers on, and ends when it is told to.
 #[test]
-fn c_5_a_log_that_nobody_reads_stops_nothing() {
+fn c_5_an_unread_log_does_not_block_the_server() {
     let here = with_echo("stalled-log", "[drain]\ngrace = \"0s\"");
     let serving = Serving::start(&here, &["--log", "trace"]);
     let ask = |path: &str| {

@@ -32,7 +32,7 @@ fn write_config(here: &Path, more: &str) {
 
 /// OA-905: without a key, on loopback only. OA-912. TR-908: also of ports for one thing.
 #[test]
-fn what_cannot_start_says_why_in_one_line() {
+fn a_failed_start_is_explained_in_one_line() {
     let here = with_echo("cannot-start", "");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -112,7 +112,7 @@ fn a_binary_without_an_engine_says_how_to_get_one() {
 
 /// Before anything listens, and at every command.
 #[test]
-fn d_52_a_model_file_that_is_not_there_is_told_at_once() {
+fn d_52_a_missing_model_file_is_reported_at_once() {
     let here = with_echo("no-file", "");
     std::fs::write(here.join("odd.gguf"), "no").unwrap();
     for (file, why) in [
@@ -199,7 +199,7 @@ fn oa_904_a_second_signal_ends_at_once_with_130() {
 
 /// OA-904: SIGHUP reloads keys and log filter without dropping connections.
 #[test]
-fn oa_905_keys_change_on_sighup_and_never_vanish() {
+fn oa_905_sighup_replaces_keys_and_never_removes_all() {
     let here = with_echo("hangup", "[auth]\nkey = \"one\"");
     let mut serving = Serving::start(&here, &[]);
     let asks = |serving: &Serving, key: &str| {

@@ -22,7 +22,7 @@ fn asks(path: &Path) -> String {
 }
 
 #[test]
-fn oa_912_a_unix_socket_serves_without_a_key_and_goes_in_the_drain() {
+fn oa_912_a_unix_socket_serves_without_a_key_and_is_removed_by_the_drain() {
     let here = with_echo("unix-socket", "[drain]\ngrace = \"0s\"");
     let path = here.join("s");
     let serving = Serving::of(sapwood(&here, &["serve", "--listen", "unix:s"]));
@@ -45,7 +45,7 @@ fn oa_912_a_unix_socket_serves_without_a_key_and_goes_in_the_drain() {
 
 /// TR-1001: a port for metrics.
 #[test]
-fn tr_908_ports_of_their_own_serve_one_thing_and_the_common_one_everything() {
+fn tr_908_additional_ports_serve_one_purpose_and_the_common_port_everything() {
     let here = with_echo("own-ports", "");
     let port = "127.0.0.1:0";
     let own = ["--listen-grpc", port, "--listen-metrics", port];

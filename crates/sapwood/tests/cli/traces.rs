@@ -31,7 +31,7 @@ fn spans(collector: &TcpListener) -> (String, Vec<u8>) {
 }
 
 #[test]
-fn oa_803_spans_go_to_the_collector_before_the_server_does() {
+fn oa_803_remaining_spans_are_exported_before_the_server_ends() {
     let collector = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = collector.local_addr().unwrap();
     let trace = format!(

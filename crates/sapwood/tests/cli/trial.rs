@@ -75,7 +75,7 @@ fn tr_706_a_file_that_ends_its_process_does_not_end_the_server() {
 }
 
 #[test]
-fn a_file_is_tried_and_the_reason_told() {
+fn a_file_is_tried_and_the_reason_is_printed() {
     let here = folder("trial-alone");
     write(&here.join("good.gguf"), |_| {});
     write_fatal(&here.join("fatal.gguf"));
@@ -106,7 +106,7 @@ fn a_file_is_tried_and_the_reason_told() {
 
 /// It does not outlive the server that wants to know.
 #[test]
-fn a_trial_ends_with_whoever_began_it() {
+fn a_trial_ends_with_its_parent_process() {
     let here = folder("trial-left");
     write(&here.join("large.gguf"), |shape| {
         (shape.width, shape.inner) = (512, 1024);

@@ -24,7 +24,7 @@ fn asked(here: &Path, url: &str, prompt: &str) -> (i32, String) {
 
 /// LM-951: with the tokenizer that the server itself has.
 #[test]
-fn lm_712_a_model_of_a_server_is_asked_in_text_like_one_that_is_here() {
+fn lm_712_an_upstream_model_takes_text_like_a_local_one() {
     let back = parrot("lmtp-back");
     let here = folder("lmtp-front");
     // Beside one that is not there.
@@ -40,7 +40,7 @@ fn lm_712_a_model_of_a_server_is_asked_in_text_like_one_that_is_here() {
 }
 
 #[test]
-fn lm_712_a_configured_tokenizer_has_to_be_there_and_the_servers_own_is_taken() {
+fn lm_712_a_configured_tokenizer_must_exist_and_the_servers_own_is_used() {
     let back = parrot("lmtp-configured-back");
     let here = folder("lmtp-configured-front");
     let file = back.get("/lmtp/tokenizer/parrot", "");
@@ -103,7 +103,7 @@ fn lm_712_the_address_of_a_model_names_its_tokenizer() {
 
 /// SIGHUP: servers come and go, and the one that serves them stays.
 #[test]
-fn lm_805_a_server_that_is_named_later_takes_the_place_of_another() {
+fn lm_805_a_server_added_by_a_reload_replaces_another() {
     let (first, second) = (parrot("lmtp-first"), parrot("lmtp-second"));
     let here = folder("lmtp-pool");
     let names = |server: &Serving| {

@@ -25,7 +25,7 @@ fn talking() -> impl Stream<Item = WireMessage> + Send + Unpin {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_has_fallen_silent_is_given_up_however_much_we_say() {
+async fn a_silent_server_is_given_up_even_while_the_client_sends() {
     for outgoing in [futures::stream::pending().boxed(), talking().boxed()] {
         let (mut incoming, _theirs) = connected(outgoing).await;
         let began = Instant::now();
@@ -39,7 +39,7 @@ async fn a_server_that_has_fallen_silent_is_given_up_however_much_we_say() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_only_answers_pings_is_there() {
+async fn a_server_that_only_answers_pings_counts_as_alive() {
     for outgoing in [futures::stream::pending().boxed(), talking().boxed()] {
         let (mut incoming, theirs) = connected(outgoing).await;
         let mut server = WebSocketStream::from_raw_socket(theirs, Role::Server, None).await;
@@ -53,7 +53,7 @@ async fn a_server_that_only_answers_pings_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_may_take_its_time_and_so_may_its_reader() {
+async fn slow_messages_and_slow_readers_do_not_end_the_connection() {
     let (mut incoming, mut theirs) = connected(futures::stream::pending()).await;
     // A binary frame of 100 bytes, of which one byte arrives now and then.
     theirs.write_all(&[0x82, 100]).await.unwrap();
@@ -67,7 +67,7 @@ async fn a_message_may_take_its_time_and_so_may_its_reader() {
 }
 
 #[tokio::test]
-async fn oa_913_a_task_that_panics_as_it_sends_ends_the_session() {
+async fn oa_913_a_panic_of_the_sending_task_ends_the_session() {
     let broken = futures::stream::iter([()]).map(|()| -> WireMessage { panic!("on purpose") });
     let before = super::super::link::panics();
     let (mut incoming, _theirs) = connected(broken.boxed()).await;

@@ -156,7 +156,7 @@ fn conditions(pool: &LmtpPool) -> Vec<Condition> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_801_streams_go_to_each_of_the_peers_in_turn() {
+async fn lm_801_streams_are_distributed_over_all_peers() {
     let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
     assert!(pool.facts().unwrap().contains("\"vocab_size\":100"));
@@ -165,7 +165,7 @@ async fn lm_801_streams_go_to_each_of_the_peers_in_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_804_a_peer_that_is_not_there_at_the_start_is_joined_when_it_is() {
+async fn lm_804_a_peer_that_is_away_at_the_start_joins_later() {
     let (one, two) = (Fake::new(1, Mode::Closed), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
     assert_eq!(all(&pool, 3).await, [2, 2, 2]);
@@ -200,7 +200,7 @@ async fn lm_804_a_lost_connection_takes_a_peer_out_until_it_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_804_a_peer_that_misses_two_probes_is_not_asked() {
+async fn lm_804_a_peer_that_misses_two_probes_gets_no_streams() {
     let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
     one.becomes(Mode::Silent);
@@ -216,7 +216,7 @@ async fn lm_804_a_peer_that_misses_two_probes_is_not_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_804_a_peer_whose_engine_fails_again_and_again_is_not_asked() {
+async fn lm_804_a_peer_with_repeated_engine_errors_gets_no_streams() {
     let (one, two) = (Fake::new(1, Mode::Fails), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
     let mut failed = 0;
@@ -234,7 +234,7 @@ async fn lm_804_a_peer_whose_engine_fails_again_and_again_is_not_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_712_peers_of_different_vocabularies_are_no_pool() {
+async fn lm_712_peers_of_different_vocabularies_are_refused() {
     let (one, mut two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
     two.vocabulary = 99;
     let refused = pool(&[&one, &two]).await.unwrap_err();
@@ -249,7 +249,7 @@ async fn lm_712_peers_of_different_vocabularies_are_no_pool() {
 
 /// LM-331: a reference server that loads a model sends nothing meanwhile.
 #[tokio::test(start_paused = true)]
-async fn lm_804_a_peer_that_is_there_and_has_said_nothing_yet_is_asked() {
+async fn lm_804_a_connected_peer_that_has_not_answered_yet_gets_streams() {
     let one = Fake::new(1, Mode::Silent);
     let pool = pool(&[&one]).await.unwrap();
     assert_eq!(
@@ -261,7 +261,7 @@ async fn lm_804_a_peer_that_is_there_and_has_said_nothing_yet_is_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_702_a_stream_that_is_dropped_gives_its_place_back() {
+async fn lm_702_a_dropped_stream_releases_its_place() {
     let one = Fake::new(1, Mode::Serves);
     let pool = pool(&[&one]).await.unwrap();
     one.becomes(Mode::Silent);
@@ -273,7 +273,7 @@ async fn lm_702_a_stream_that_is_dropped_gives_its_place_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_805_a_peer_that_is_not_named_any_more_is_drained_and_taken_back_when_it_is() {
+async fn lm_805_a_removed_peer_is_drained_and_restored_when_it_is_configured_again() {
     let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
     assert!(keep(&pool, &[&two]).is_empty());
@@ -291,7 +291,7 @@ async fn lm_805_a_peer_that_is_not_named_any_more_is_drained_and_taken_back_when
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_805_a_peer_that_is_named_later_joins_the_others() {
+async fn lm_805_an_added_peer_joins_the_pool() {
     let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Closed));
     let pool = pool(&[&one]).await.unwrap();
     assert_eq!(keep(&pool, &[&one, &two]), ["2"]);

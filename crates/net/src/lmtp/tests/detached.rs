@@ -37,7 +37,7 @@ async fn negotiates(fake: &mut Fake, id: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lm_965_a_stream_goes_on_over_the_next_connection() {
+async fn lm_965_a_detached_stream_resumes_on_the_next_connection() {
     let comes = Comes::default();
     let (client, mut items, fake) = begun(&comes, true).await;
     let mut fake = fake.unwrap();
@@ -71,7 +71,7 @@ async fn lm_965_a_stream_goes_on_over_the_next_connection() {
 
 /// The first attempt decides: if the peer is not there, the stream is lost.
 #[tokio::test(start_paused = true)]
-async fn lm_965_a_stream_fails_when_its_peer_does_not_come_again() {
+async fn lm_965_a_detached_stream_fails_if_the_first_reconnection_fails() {
     let comes = Comes::default();
     let began = Instant::now();
     let (_client, items, _) = begun(&comes, false).await;
@@ -82,7 +82,7 @@ async fn lm_965_a_stream_fails_when_its_peer_does_not_come_again() {
 
 /// LM-702: a stream that is abandoned while it is detached leaves no state.
 #[tokio::test(start_paused = true)]
-async fn lm_965_a_stream_that_is_dropped_meanwhile_is_not_asked_for() {
+async fn lm_965_a_dropped_stream_is_not_resumed() {
     let comes = Comes::default();
     let (client, items, fake) = begun(&comes, true).await;
     let mut fake = fake.unwrap();
@@ -103,7 +103,7 @@ async fn lm_965_a_stream_that_is_dropped_meanwhile_is_not_asked_for() {
 
 /// LM-964: a client that closes normally tells the peer to drop its streams.
 #[tokio::test]
-async fn lm_964_a_client_that_goes_says_goodbye() {
+async fn lm_964_a_closed_client_sends_a_normal_close() {
     let (address, accepted) = socket().await;
     let address = PeerAddress::parse(&address).unwrap();
     let connecting = LmtpClient::connect(address, ConnectOptions::base());

@@ -39,7 +39,7 @@ async fn lm_712_a_file_is_fetched_from_the_server_of_the_streams() {
 }
 
 #[tokio::test]
-async fn lm_712_what_is_no_file_of_that_server_is_not_fetched() {
+async fn lm_712_paths_of_other_servers_are_not_fetched() {
     let missing = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
     assert_eq!(asked("/x", missing).await.0, Err(LmtpReason::InvalidValue));
     let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}";

@@ -68,7 +68,7 @@ async fn ev_412_regular_files_below_a_root_are_read() {
 }
 
 #[tokio::test]
-async fn ev_412_nothing_leads_out_of_a_root() {
+async fn ev_412_no_path_leads_outside_a_root() {
     let (_dir, root) = context();
     for path in [
         "out",
@@ -91,7 +91,7 @@ async fn ev_412_nothing_leads_out_of_a_root() {
 }
 
 #[tokio::test]
-async fn ev_412_only_regular_files_are_read_and_nothing_is_waited_for() {
+async fn ev_412_only_regular_files_are_read_and_opening_does_not_block() {
     let (_dir, root) = context();
     for (path, expect) in [
         ("pipe", Err("REF_DENIED")),
@@ -110,7 +110,7 @@ async fn ev_412_only_regular_files_are_read_and_nothing_is_waited_for() {
 }
 
 #[tokio::test]
-async fn ev_412_only_one_form_of_uri_is_taken() {
+async fn ev_412_only_one_form_of_uri_is_accepted() {
     let (_dir, root) = context();
     let root_path = root.display();
     for uri in [

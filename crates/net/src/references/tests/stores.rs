@@ -23,7 +23,7 @@ fn config(port: u16, stores: &[&str]) -> Config {
 }
 
 #[tokio::test]
-async fn ev_415_an_object_comes_from_its_store_over_our_http() {
+async fn ev_415_an_object_is_fetched_with_the_http_client_of_this_crate() {
     let (port, asked) = serve(|target, _| {
         let modified = ("last-modified", "Wed, 21 Oct 2015 07:28:00 GMT");
         match target {
@@ -94,7 +94,7 @@ async fn ev_413_only_listed_buckets_and_prefixes_are_read() {
 }
 
 #[test]
-fn ev_415_options_are_those_that_a_store_knows() {
+fn ev_415_unknown_store_options_are_refused() {
     let mut config = config(1, &["s3://media"]);
     config
         .store_options

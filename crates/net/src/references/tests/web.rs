@@ -74,7 +74,7 @@ fn text(text: &str) -> Result<(String, Option<u64>), Error> {
 
 /// EV-413, EV-415
 #[tokio::test]
-async fn ev_415_a_url_is_asked_whole_and_says_nothing_of_anybody() {
+async fn ev_415_a_url_is_requested_whole_and_without_client_data() {
     let (port, asked) = serve(|_, _| answer(200, &[], "content")).await;
     let uri = format!("http://127.0.0.1:{port}/a//b%2Fc/?q=1&r=%20#part");
     assert_eq!(fetch(&private(&["127.0.0.1"]), &uri).await, text("content"));
@@ -91,7 +91,7 @@ async fn ev_415_a_url_is_asked_whole_and_says_nothing_of_anybody() {
 }
 
 #[tokio::test]
-async fn ev_414_hosts_without_a_public_address_need_to_be_named() {
+async fn ev_414_hosts_without_a_public_address_must_be_listed() {
     let (port, asked) = serve(|_, _| answer(200, &[], "inside")).await;
     for host in [
         "127.0.0.1",
@@ -214,7 +214,7 @@ async fn ev_414_every_redirect_is_checked_again_and_there_are_three_at_most() {
 }
 
 #[tokio::test]
-async fn ev_414_answers_are_content_or_say_why_not() {
+async fn ev_414_responses_are_content_or_an_error() {
     let (port, _) = serve(|target, _| match target {
         "/gzip" => answer(200, &[("content-encoding", "gzip")], "packed"),
         "/identity" => answer(200, &[("content-encoding", "identity")], "plain"),
@@ -281,7 +281,7 @@ async fn send(bytes: &'static [u8]) -> u16 {
 }
 
 #[tokio::test]
-async fn ev_414_what_is_cut_off_or_no_http_fails() {
+async fn ev_414_truncated_and_invalid_responses_fail() {
     for bytes in [
         &b""[..],
         b"SSH-2.0-something\r\n",

@@ -293,7 +293,7 @@ async fn tr_906_the_request_asks_for_the_final_mark_and_errors_as_statuses() {
 
 /// The mark is in a response of its own, in the last payload, or missing; then the end of the call is the end.
 #[tokio::test]
-async fn tr_906_the_last_response_is_the_one_that_says_so() {
+async fn tr_906_the_final_mark_ends_the_responses() {
     let cut = Status::unavailable("gone");
     for (items, expect, end) in [
         (

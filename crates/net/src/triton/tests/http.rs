@@ -172,7 +172,7 @@ async fn tr_601_a_request_and_its_events() {
 /// In addition to the specified form, servers send comments, CRLF, no space, several lines, an end mark; some send
 /// plain JSON.
 #[tokio::test]
-async fn tr_603_streams_as_servers_end_them() {
+async fn tr_603_every_form_of_stream_end_is_accepted() {
     let lines = b": ping\r\n\r\ndata:{\"text_output\":\r\ndata:\"a\"}\r\n\r\ndata: [DONE]\n\ndata: nothing\n\n";
     for (script, expect) in [
         (events(&[], true), &[][..]),
@@ -296,7 +296,7 @@ fn failures() -> [(Script, usize, Code, &'static str, bool); 7] {
 
 /// Refused before any response, failed at the first one, failed later.
 #[tokio::test]
-async fn tr_605_errors_know_whether_something_had_come() {
+async fn tr_605_errors_report_whether_responses_were_received() {
     for (script, count, code, message, started) in failures() {
         let (_server, client) = Server::saying(script).await;
         let (found, end) = asked(&client, two_words()).await;
@@ -312,7 +312,7 @@ async fn tr_605_errors_know_whether_something_had_come() {
 }
 
 #[tokio::test]
-async fn tr_606_what_is_no_answer_breaks_the_protocol() {
+async fn tr_606_invalid_answers_are_protocol_errors() {
     let long = format!("data: {}\n\n", "x".repeat(9 << 20));
     // Each of these values takes sixteen times as much memory once it is parsed (D-47).
     let many = format!(
@@ -354,7 +354,7 @@ async fn tr_606_what_is_no_answer_breaks_the_protocol() {
 
 /// Before the first response, and in the middle of the stream.
 #[tokio::test]
-async fn tr_608_dropping_the_responses_leaves_the_server() {
+async fn tr_608_dropping_the_responses_closes_the_connection() {
     for first in [&[][..], &[GREEN]] {
         let mut script = events(first, false);
         script.close = false;
@@ -471,7 +471,7 @@ async fn tr_709_a_server_that_is_not_ready_or_not_there_is_unavailable() {
 }
 
 #[tokio::test]
-async fn tr_210_the_key_is_a_bearer_and_stands_in_no_debug_output() {
+async fn tr_210_the_key_is_a_bearer_and_absent_from_debug_output() {
     let mut server = Server::start(|_| answer("401 Unauthorized", "", r#"{"error":"no"}"#)).await;
     server.address.key = Some("s3cret".into());
     let error = TritonClient::connect(&server.address).await.unwrap_err();

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_prompt_is_everything_said_until_the_oldest_is_forgotten() {
+    async fn a_prompt_has_all_turns_until_the_oldest_is_dropped() {
         let mut conversation = ChatHistory::new(Some("s ".into()));
         conversation.add(turn("q1 ", "a1 "));
         conversation.add(turn("q2 ", "a2 "));

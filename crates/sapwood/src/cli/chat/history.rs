@@ -97,7 +97,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_last_lines_are_kept_for_the_next_time_and_for_nobody_else() {
+    fn the_last_lines_are_stored_for_their_owner_only() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("state").join("chat-history");
         let mut first = LineHistory::open(Some(file.clone())).unwrap();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_done_without() {
+    fn an_unusable_history_file_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let in_the_way = folder.path().join("state");
         std::fs::write(&in_the_way, "no folder").unwrap();

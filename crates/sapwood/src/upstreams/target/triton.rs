@@ -74,7 +74,7 @@ mod tests {
 
     /// A single missed answer does not make a server unavailable.
     #[tokio::test(start_paused = true)]
-    async fn tr_709_a_server_is_gone_when_it_misses_twice_in_a_row() {
+    async fn tr_709_a_server_is_lost_after_two_missed_checks_in_a_row() {
         let began = Instant::now();
         let asked = Cell::new(0);
         let answers = [true, false, true, false, false];
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn tr_705_models_are_asked_for_anew_when_the_index_changes() {
+    async fn tr_705_models_are_listed_again_when_the_index_changes() {
         let began = Instant::now();
         changed(|| ready(began.elapsed() > Duration::from_secs(100))).await;
         assert_eq!(began.elapsed(), Duration::from_secs(120));

@@ -52,7 +52,7 @@ fn received(server: &mut Server) -> Vec<String> {
 const POST: &str = "POST /v2/models/demo/generate_stream";
 
 #[tokio::test]
-async fn tr_1303_our_client_comes_back_to_a_stream_that_was_cut() {
+async fn tr_1303_the_client_resumes_a_stream_that_was_cut() {
     let nothing = || answer("204 No Content", "", "");
     let third: &[u8] = b"id: 3\ndata: {\"error\":\"the parrot is tired\"}\n\n";
     for (then, expect, ended, asked_for) in [
@@ -119,7 +119,7 @@ async fn tr_1303_our_client_comes_back_to_a_stream_that_was_cut() {
 
 /// D-11: a client that finds the same cut each time gives up, and leaves nothing at the server.
 #[tokio::test]
-async fn tr_1303_a_stream_that_is_cut_wherever_it_is_read_is_truncated() {
+async fn tr_1303_a_stream_that_is_cut_after_each_reconnection_is_truncated() {
     let cut = || named("st_1", &[], false);
     let (mut server, client) = cutting("st_1", vec![cut(), cut()]).await;
     let (found, end) = asked(&client, two_words()).await;
@@ -132,7 +132,7 @@ async fn tr_1303_a_stream_that_is_cut_wherever_it_is_read_is_truncated() {
 
 /// No resumption is requested from a server without resumable streams, or with an invalid stream name.
 #[tokio::test]
-async fn tr_1303_a_stream_that_nobody_keeps_is_truncated_at_once() {
+async fn tr_1303_a_stream_without_a_replay_buffer_is_truncated_at_once() {
     let (mut server, client) = Server::saying(events(&[FIRST], false)).await;
     assert_eq!(asked(&client, two_words()).await.1, Err(Error::Truncated));
     let request = server.received.recv().await.unwrap();
@@ -144,7 +144,7 @@ async fn tr_1303_a_stream_that_nobody_keeps_is_truncated_at_once() {
 }
 
 #[tokio::test]
-async fn tr_608_a_kept_stream_that_is_dropped_is_ended() {
+async fn tr_608_dropping_a_resumable_stream_cancels_it() {
     let mut script = named("st_1", &[FIRST], false);
     script.close = false;
     let (mut server, client) = Server::saying(script).await;

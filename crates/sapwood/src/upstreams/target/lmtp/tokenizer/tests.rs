@@ -8,7 +8,7 @@ use super::*;
 use crate::upstreams::{Pools, Watchers};
 
 #[test]
-fn lm_712_facts_say_where_the_file_is_and_how_texts_begin_and_end() {
+fn lm_712_facts_name_the_file_and_the_special_tokens() {
     let reply = TokenizerFacts::of(Some(
         r#"{"vocab_size":9,"bos":1,"eos":[2,3],"tokenizer":{"vocab_size":8,"bos":1,"add_bos":false,"sha256":"00",
         "url":"/lmtp/tokenizer/m"}}"#,
