@@ -17,12 +17,14 @@ pub const NAME: &str = "sapwood-demo";
 ///
 /// The bytes have no guaranteed alignment. A caller that needs one (a GGUF file aligns its tensors to 32
 /// bytes) copies them into an aligned buffer, or writes them to a file and maps that.
+// A static, so that the binary holds the bytes once: each use of a constant may have a copy of its own.
 pub static MODEL: &[u8] = include_bytes!("../sapwood-demo.gguf");
 
 #[cfg(test)]
 mod tests {
     use super::{MODEL, NAME};
 
+    // crates.io accepts 10 MB for a package (D-13); the rest is left to the recipe.
     const REGISTRY_ROOM: usize = 8 << 20;
 
     #[test]
@@ -36,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_bears_the_name() {
+    fn the_file_contains_the_name_of_the_model() {
         let head = &MODEL[..4096];
         assert!(
             head.windows(NAME.len())

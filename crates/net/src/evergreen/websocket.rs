@@ -346,7 +346,8 @@ impl WebSocketReceiver {
                 }
             }
         }
-        let message = "nothing was received from the server for a minute: the connection was closed";
+        let message =
+            "nothing was received from the server for a minute: the connection was closed";
         Some(Err(Status::other(Code::Unavailable, "", message)))
     }
 }
