@@ -134,6 +134,7 @@ impl ModelFlags {
 
 /// `NAME=PATH`, or `PATH` under the name of the file without its extension; `demo` is the demo model.
 fn model_entry(given: &str) -> Result<Value, CliError> {
+    // Before the path: a file of this name can still be given as `./demo`.
     if given == DEMO {
         let demo = Dict::from([("name".into(), Value::from(DEMO))]);
         return Ok(Value::from(demo));

@@ -498,6 +498,7 @@ impl Config {
     pub(crate) fn check(&self) -> Result<(), CliError> {
         let mut names: Vec<&str> = Vec::new();
         for model in &self.models {
+            // The name stands in logs, in headers and in URLs.
             if model.name.is_empty() || model.name.chars().any(char::is_control) {
                 return Err(CliError::usage(
                     "models.name: a model needs a name without control characters",
@@ -537,6 +538,7 @@ impl Config {
         self.check_ports()?;
         self.lmtp.check()?;
         self.generate.check()?;
+        // Whether the files belong together; they are read when the server starts, and by `config check`.
         self.tls.files()?;
         self.upstreams.iter().try_for_each(check_upstream)
     }
@@ -548,6 +550,7 @@ impl Config {
         let of_models = self.models.iter();
         let of_models = of_models.map(|model| ("models", model.parallel, model.kept_prefixes));
         for (table, parallel, kept_prefixes) in std::iter::once(of_engine).chain(of_models) {
+            // Unlike elsewhere, 0 leaves nothing to the model: with no sequence every request would wait for ever.
             if parallel == Some(0) {
                 let what = format!("{table}.parallel: at least one sequence must run");
                 return Err(CliError::usage(what));

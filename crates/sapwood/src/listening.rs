@@ -147,6 +147,7 @@ fn passed(sockets: &mut ListenFd) -> io::Result<BoundSocket> {
         let name = address
             .as_pathname()
             .map_or(ServerName::Unnamed, |path| ServerName::Unix(path.into()));
+        // `None`: the file belongs to systemd, so it is not removed at the end.
         let socket = ListeningSocket::Unix(listener, None);
         return Ok(BoundSocket { socket, name });
     }

@@ -62,6 +62,7 @@ impl Drop for SessionHandle {
 impl HandleOwner for SessionHandle {
     /// Cancels `worn` when the session has used much of its limits.
     fn made(&self, nodes: usize, bytes: u64, refused: Option<Reason>) {
+        // Counted here, outside of the session's lock, which the callers of this have released.
         let nodes = self.nodes.fetch_add(nodes, Ordering::Relaxed) + nodes;
         if matches!(refused, Some(Reason::NodeLimit | Reason::RetainedLimit))
             || nodes >= self.limits.max_nodes / NODES_WORN

@@ -103,6 +103,7 @@ impl ServerAddress {
         if !secure {
             return Ok(endpoint);
         }
+        // tonic's own TLS settings, because its channel takes no others; they trust what `tls::client` trusts.
         let mut tls = ClientTlsConfig::new().with_webpki_roots();
         if let Some(pem) = &self.authorities {
             tls = tls.ca_certificate(Certificate::from_pem(pem));
@@ -150,6 +151,7 @@ pub(super) struct OpenedCall {
 impl ServerConnection {
     /// Connects.
     pub(super) async fn open(address: &ServerAddress) -> Result<Self, Status> {
+        // Parsed only: each session connects on its own, so a WebSocket server that is away is noticed there.
         if let Some(target) = WebSocketTarget::of(address.plain()) {
             return Ok(Self::WebSocket(target?, Box::new(address.clone())));
         }

@@ -58,6 +58,7 @@ impl PeerAddress {
         let rest = url.strip_prefix("lmtp://");
         let rest = rest.ok_or_else(|| bad("it must begin with lmtp://"))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        // At the first slash, because the name of a model may contain further ones.
         let parts = rest.split_once('/').filter(|(_, model)| !model.is_empty());
         let (hosts, model) =
             parts.ok_or_else(|| bad("it must name a model: lmtp://host:port/MODEL"))?;
@@ -88,6 +89,7 @@ impl PeerAddress {
         else {
             return false;
         };
+        // On loopback nobody else can read it, and a Unix socket or a pipe has no network at all.
         let has_key = self.key.is_some() || self.has_own_key();
         has_key && !secure && !connection::is_loopback(uri.host().unwrap_or_default())
     }
@@ -131,6 +133,7 @@ impl fmt::Debug for LmtpTarget {
 }
 
 fn target(url: &str) -> Result<LmtpTarget, LmtpError> {
+    // Before the URL forms: neither a path nor a command line is a URL.
     if let Some(path) = url.strip_prefix("unix:") {
         if !path.starts_with('/') {
             return Err(bad(
@@ -140,6 +143,7 @@ fn target(url: &str) -> Result<LmtpTarget, LmtpError> {
         return Ok(LmtpTarget::Unix(path.into()));
     }
     if let Some(command) = url.strip_prefix("stdio:") {
+        // Started without a shell, so there is nothing to quote, and an address cannot run a second command.
         let mut words = command.split_whitespace().map(str::to_owned);
         let program = words.next().ok_or_else(|| bad("it has no command"))?;
         return Ok(LmtpTarget::Stdio(program, words.collect()));
@@ -160,6 +164,7 @@ fn target(url: &str) -> Result<LmtpTarget, LmtpError> {
         .parse()
         .map_err(|_| bad("it is not a URL"))?;
     match uri.authority() {
+        // URLs are shown and logged; keys are not.
         Some(authority) if authority.as_str().contains('@') => {
             Err(bad("a key belongs in the key option, not in the URL"))
         }

@@ -121,6 +121,7 @@ fn examine(config: &Config) -> Vec<CheckResult> {
             .client
             .server
             .as_ref()
+            // `here` is no address.
             .filter(|url| url.expose() != "here")
             .map(server),
     );
@@ -146,6 +147,7 @@ fn configuration(config: &Config) -> CheckResult {
 fn cpu() -> CheckResult {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let found = format!("{} with {cores} cores", std::env::consts::ARCH);
+    // Asked of the CPU and not of the build: this is the check for a binary that was built elsewhere.
     let missing = missing_cpu_features();
     if missing.is_empty() {
         return CheckResult::new("cpu", Verdict::Ok, found, "");
@@ -229,6 +231,7 @@ fn port(ConfiguredPort { address, flag, .. }: &ConfiguredPort) -> CheckResult {
     match TcpListener::bind(address.as_str()) {
         Ok(_) => CheckResult::new("port", Verdict::Ok, format!("{address} is free"), ""),
         Err(error) => {
+            // A warning only: the program that holds the port may be the server that the user means.
             let hint = format!(
                 "a server may be running there already; otherwise choose another with {flag}"
             );

@@ -242,6 +242,7 @@ fn enough_descriptors(config: &Config) -> Result<(), CliError> {
 
 /// Whether the server would be open to other machines without a key, and the configuration does not allow that.
 fn is_open(config: &Config) -> bool {
+    // A required certificate identifies every caller, as a key does; an optional one does not.
     let certified =
         config.tls.client_ca.is_some() && config.tls.mtls == ClientCertificates::Required;
     !certified && !config.insecure
@@ -274,6 +275,7 @@ fn lines(config: &Config) -> Result<Option<ListeningSocket>, CliError> {
 
 /// Loads the models while the port already answers (OA-902). Returns only if one cannot be loaded.
 async fn load(models: ServedModels, planned: Vec<PlannedModel>) -> CliError {
+    // After all models are loaded this must not end: its end would end the process.
     match models.begin(planned).await {
         Ok(()) => std::future::pending().await,
         Err(failure) => failure,
@@ -393,6 +395,7 @@ fn announce(ports: &BoundSockets, config: &Config, planned: &[PlannedModel]) {
         tracing::info!(url = url(&port.name), purpose, "listening too");
     }
     if matches!(name, ServerName::Tcp(_)) {
+        // Only for TCP: `chat` has no scheme for a Unix socket.
         output::whisper(format!("Talk to it: sapwood chat --server {}", url(name)));
     }
 }
@@ -414,6 +417,7 @@ impl Reload {
         let config = self.serve.layers(&self.common)?.config()?;
         let keys = keys::load(&config.auth)?;
         // Without this check, a key file emptied by mistake would open the server to every caller.
+        // Not where there were none before: such a server was opened on purpose.
         if keys.is_empty() && self.auth.required() {
             return Err(CliError::usage(
                 "the configuration has no keys any more; the current keys stay in force",

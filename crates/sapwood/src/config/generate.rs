@@ -280,6 +280,7 @@ impl ServedModelConfig {
         } else {
             return Ok(None);
         };
+        // Decoupled by default, as every text model is that streams its tokens.
         signature.decoupled = self.decoupled.unwrap_or(true);
         signature.max_batch_size = self.max_batch_size.unwrap_or(signature.max_batch_size);
         signature

@@ -72,6 +72,7 @@ fn read(path: &Path, keys: &mut Vec<ApiKey>) -> Result<(), CliError> {
     let wrong = |what: String| CliError::usage(format!("auth.key_file {}: {what}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     for key in parse(&text).map_err(wrong)? {
+        // Also against `auth.key`, which is in the list already.
         if keys.iter().any(|other| other.name == key.name) {
             let name = &key.name;
             let ours = if **name == *DEFAULT {

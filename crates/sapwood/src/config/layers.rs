@@ -189,6 +189,7 @@ impl Layers {
             // figment names the table of an unknown key, and not always the key.
             path.push(name.clone());
         }
+        // The error's own text would name the profile of figment, which no user knows.
         let key = path.join(".");
         let origin = first
             .metadata
@@ -223,6 +224,7 @@ pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> O
     let near = |known: &&str| strsim::damerau_levenshtein(name, known);
     known
         .min_by_key(near)
+        // A suggestion that is far off is worse than the list of all names.
         .filter(|best| near(best) <= 1 + name.len() / 4)
 }
 

@@ -40,6 +40,7 @@ impl Config {
                 .map(|Preset::Triton| format!("{}:{port}", self.host()))
         };
         let port = |purpose, flag, sent: &Option<String>, usual| {
+            // A port that is set wins over the preset's.
             let address = sent.clone().or_else(|| preset(usual))?;
             Some(ConfiguredPort {
                 purpose,
@@ -64,6 +65,7 @@ impl Config {
     /// The host of the common port; loopback if that is a file or a passed socket.
     fn host(&self) -> &str {
         let tcp = !self.listen.starts_with("unix:");
+        // The last colon: an IPv6 address has others.
         let host = self.listen.rsplit_once(':').filter(|_| tcp);
         host.map_or("127.0.0.1", |(host, _)| host)
     }

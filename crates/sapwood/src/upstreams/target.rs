@@ -36,6 +36,7 @@ impl UpstreamTarget {
     ) -> Result<Self, Status> {
         let access = access(upstream, config)?;
         let url = upstream.url.expose();
+        // Everything else is Evergreen: other schemes were refused by `Config::check`.
         if url.starts_with("lmtp:") {
             return lmtp::read(url, &access, watchers);
         }

@@ -49,6 +49,7 @@ impl AsyncRead for ListeningIo {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf);
+        // An end of input fills nothing, and is no sign of life.
         if buf.filled().len() > before {
             self.ear.0.store(true, Ordering::Relaxed);
         }
