@@ -88,7 +88,7 @@ impl fmt::Display for Totals {
         let total: u64 = self.done.iter().sum();
         write!(
             f,
-            "{total} sessions, {} MiB read and right:",
+            "{total} sessions, {} MiB received correctly:",
             self.bytes >> 20
         )?;
         for (errand, done) in ERRANDS.iter().zip(self.done) {

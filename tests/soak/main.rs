@@ -130,7 +130,7 @@ fn judge(samples: &[Sample], span: Duration) -> Result<()> {
     let after: Vec<&Sample> = samples.iter().filter(|sample| sample.at >= warm).collect();
     let third = after.len() / 3;
     if third == 0 {
-        bail!("too short to say anything about memory: give it a minute at least");
+        bail!("too short to judge memory: run it for at least a minute");
     }
     let (first, last) = (
         middle(&after[..third]),

@@ -194,8 +194,8 @@ fn wasm() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The database of advisories is a git repository elsewhere, which not every machine may reach: the rest of the lane is
-/// checked either way, and what is not checked is said.
+/// The database of advisories is a remote git repository that some machines cannot reach. The other checks run in any case,
+/// and a skipped check is reported.
 fn deny() -> Result<Outcome> {
     cargo(&["deny", "check", "bans", "licenses", "sources"])?;
     match process::output(&mut process::cargo(&["deny", "fetch", "db"])) {
