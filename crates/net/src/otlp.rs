@@ -151,7 +151,7 @@ impl Collector {
             .with_attributes(attributes)
             .with_detector(Box::new(EnvResourceDetector::new()));
         let detected = SdkProvidedResourceDetector.detect();
-        // Without a variable it names the program's file, which says less than the name that is set above.
+        // Without a variable it is the name of the program's file, which is less useful than the name set above.
         let named = detected.get(&NAME.into());
         if let Some(named) = named.filter(|it| !it.as_str().starts_with("unknown_service")) {
             resource = resource.with_attribute(api::KeyValue::new(NAME, named));
@@ -180,7 +180,7 @@ impl Collector {
         self.spans.export(spans).await.map_err(failed)
     }
 
-    /// Exports metrics, once: the next ones say what these would have said.
+    /// Exports metrics, without a retry: counters are cumulative, so the next export contains them.
     ///
     /// # Errors
     /// [`DeliveryError`], if the collector did not accept them.

@@ -498,7 +498,7 @@ impl Config {
     pub(crate) fn check(&self) -> Result<(), CliError> {
         let mut names: Vec<&str> = Vec::new();
         for model in &self.models {
-            // The name stands in logs, in headers and in URLs.
+            // The name appears in logs, headers and URLs.
             if model.name.is_empty() || model.name.chars().any(char::is_control) {
                 return Err(CliError::usage(
                     "models.name: a model needs a name without control characters",

@@ -202,7 +202,7 @@ fn script(model: &ServedModelConfig, size: ModelSize) -> Result<scripted::Config
             known.join(", ")
         )));
     }
-    // Set last: these are keys of every model, and win over what the script says of itself.
+    // Set last: these are keys of every model, and take precedence over the script's own.
     script.name.clone_from(&model.name);
     script.parallel = size.parallel;
     script.kept_prefixes = size.kept_prefixes;
@@ -245,7 +245,7 @@ fn look_at(name: &str, path: &Path) -> Result<(), CliError> {
 /// The reason if it does not, for people.
 pub(crate) fn is_gguf(path: &Path) -> Result<(), String> {
     let mut magic = [0; 4];
-    // Four bytes are enough to tell the mistakes that people make: a directory, a web page, a model in another format.
+    // Four bytes are enough to detect the usual mistakes: a directory, a web page, a model in another format.
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     match read {
         Ok(()) if &magic == b"GGUF" => Ok(()),

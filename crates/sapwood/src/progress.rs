@@ -153,7 +153,7 @@ mod tests {
         bars.suspend(|| assert_eq!(screen.shows(), ""));
         assert!(screen.shows().ends_with("50 %"), "{screen:?}");
         drop(stopper);
-        assert!(!bar.show(0.6), "nobody waits any more");
+        assert!(!bar.show(0.6), "the caller does not wait any more");
         drop(bar);
         assert_eq!(screen.shows(), "");
     }

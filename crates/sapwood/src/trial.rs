@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   serving process ── starts ──► sapwood try-model FILE: loads it, computes a few tokens
-//!                   ◄─ succeeded: loads it too; anything else: says why not, and goes on
+//!                   ◄─ succeeded: loads it too; anything else: reports the reason, and continues
 //! ```
 
 use std::ffi::OsString;

@@ -49,9 +49,9 @@ pub(crate) struct Upstreams {
 }
 
 impl Upstreams {
-    /// Prepares the configured upstreams, whose functions are added to `kernel`; what the configuration says of them is
-    /// available at once. An upstream that can never be joined, because it refuses our key, is reported through the
-    /// second value.
+    /// Prepares the configured upstreams, whose functions are added to `kernel`; configured models are there at once, as
+    /// unavailable. An upstream that can never be joined, because it refuses our key, is reported through the second
+    /// value.
     ///
     /// # Errors
     /// An address is wrong, or a name cannot be a function's.

@@ -141,7 +141,7 @@ impl ClientSession {
             connection: 0,
         };
         let opened = connection.call(&headers, None, outgoing).await?;
-        // A server that does not know the extension gives no token. What was kept for it to come back to is let go.
+        // A server that does not know the extension gives no token. What is retained for a reconnection is released.
         if options.resume && opened.token.is_none() {
             link.with(|live| live.machine().without_resume());
         }

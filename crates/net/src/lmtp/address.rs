@@ -89,7 +89,7 @@ impl PeerAddress {
         else {
             return false;
         };
-        // On loopback nobody else can read it, and a Unix socket or a pipe has no network at all.
+        // On loopback no other machine can read it, and a Unix socket or a pipe has no network at all.
         let has_key = self.key.is_some() || self.has_own_key();
         has_key && !secure && !connection::is_loopback(uri.host().unwrap_or_default())
     }

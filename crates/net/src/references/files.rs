@@ -56,8 +56,7 @@ impl FileReferences {
         }
         let path = path(uri)?;
         let below = |root: &Root| Some((Arc::clone(&root.dir), within(&root.path, &path)?));
-        // A file below no root and one that does not exist are told apart by the text of the path alone: nothing is
-        // looked up.
+        // Decided by the text of the path alone: nothing outside of the roots is looked up, so its existence is not shown.
         let Some((dir, path)) = self.0.iter().find_map(below) else {
             return Err(denied("a file of this directory is"));
         };

@@ -60,7 +60,7 @@ async fn read(mut responses: ModelResponses) -> (Vec<String>, Result<(), Error>)
             }
         }
     }
-    assert!(responses.next().await.is_none(), "the end is for ever");
+    assert!(responses.next().await.is_none(), "the end is permanent");
     (all, Ok(()))
 }
 

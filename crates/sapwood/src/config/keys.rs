@@ -122,7 +122,7 @@ impl KeyEntry {
                 )
             })
         });
-        // The name of a key stands in logs, metrics and quotas, where these names have a meaning.
+        // The name of a key appears in logs, metrics and quotas, where these names have a meaning.
         if RESERVED.contains(&self.name.as_str()) {
             return Err(format!(
                 "the key name `{}` is reserved: in the log it means a caller without a key",

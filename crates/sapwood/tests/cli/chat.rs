@@ -48,7 +48,7 @@ fn a_full_context_drops_the_oldest_turn_with_a_notice() {
     );
 }
 
-/// Asks for a long answer, interrupts it at its first letter, and goes on talking.
+/// Asks for a long answer, interrupts it at its first letter, and continues the conversation.
 pub(crate) fn interrupted(mut command: std::process::Command) {
     let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -223,7 +223,7 @@ fn d_52_the_greeting_names_the_model_and_an_idle_ctrl_c_ends() {
     }
 }
 
-/// What is typed meanwhile would stand in the middle of the answer.
+/// With echo, text that is typed meanwhile would appear in the middle of the answer.
 #[test]
 fn a_terminal_does_not_echo_while_an_answer_is_written() {
     use rustix::termios::{LocalModes, tcgetattr};

@@ -97,7 +97,7 @@ fn tr_1108_the_settings_of_scripted_models_are_documented() {
     let ended = run(&here, &["mock", "check", "m.toml"]);
     assert_eq!(ended.code, 0, "{ended:?}");
     assert!(ended.out.contains("moody  steps"), "{ended:?}");
-    // Whoever misspells one is told all of them.
+    // The error of a misspelt setting lists all of them.
     std::fs::write(
         here.join("m.toml"),
         example.replace("tokens_per_s", "qqqqqq"),

@@ -210,7 +210,7 @@ fn d_47_incomplete_bodies_take_no_more_than_the_budget() {
             }
             socket
         });
-        // All of them have said what they will.
+        // All of them have sent everything that they send.
         alive(victim.address());
         drop(open);
     });

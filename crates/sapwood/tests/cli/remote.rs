@@ -89,7 +89,7 @@ fn a_conversation_on_a_server_reuses_earlier_turns() {
 #[test]
 fn where_no_server_answers_the_exit_code_is_4() {
     let here = with_echo("remote-none", "");
-    // Bound and let go again: nobody listens there now.
+    // Bound and released, so nothing listens there.
     let free = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -165,7 +165,7 @@ fn oa_804_the_access_log_of_a_session_has_its_usage_and_no_content() {
     );
 }
 
-/// EV-913, EV-974: the answer is cancelled on the server, and the session goes on.
+/// EV-913, EV-974: the answer is cancelled on the server, and the session continues.
 #[test]
 fn ctrl_c_cancels_an_answer_on_the_server_too() {
     let here = with_slow_echo("remote-cancel", "");
@@ -376,7 +376,7 @@ fn an_upstreams_models_and_functions_are_served() {
         "{received}"
     );
     drop(typed);
-    // Later calls are told too, and a server that begins without it begins all the same.
+    // Later calls fail too, and a server starts without the upstream.
     front.wait_for("lost an upstream; it is joined again when it answers");
     let ended = run(&here, &call);
     assert!(ended.code == 1 && ended.out.is_empty(), "{ended:?}");
@@ -390,7 +390,7 @@ fn an_upstreams_models_and_functions_are_served() {
     assert_eq!(code, 0, "{log}");
 }
 
-/// What another try would not help is said at the start.
+/// An error that no retry can mend is reported at the start.
 #[test]
 fn an_upstream_that_refuses_the_key_prevents_the_start() {
     let back = Serving::start(&with_echo("upstream-closed", "[auth]\nkey = \"one\""), &[]);
@@ -406,7 +406,7 @@ fn an_upstream_that_refuses_the_key_prevents_the_start() {
     );
 }
 
-/// A folder whose configuration says where its server listens, and has a model of its own.
+/// A folder whose configuration sets `listen`, and has a model.
 fn beside(name: &str, serving: &Serving) -> std::path::PathBuf {
     let here = folder(name);
     let text = format!(
@@ -550,7 +550,7 @@ fn an_untrusted_certificate_is_reported_with_a_remedy() {
     }
 }
 
-/// It takes connections and says nothing: the server serves all the same, says that it is not ready, and ends when it is told to.
+/// The upstream accepts connections but does not answer: the server starts, reports that it is not ready, and ends on a signal.
 #[test]
 fn oa_902_a_silent_upstream_does_not_delay_the_server() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

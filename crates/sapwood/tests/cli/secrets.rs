@@ -20,7 +20,7 @@ fn head(listener: &TcpListener) -> String {
     head
 }
 
-/// What a server that was told `keys` and runs with these variables shows an upstream at an address of this kind.
+/// The request that an upstream at an address of this kind receives from a server with `keys` and these variables.
 fn shown(name: &str, scheme: &str, path: &str, keys: &str, variables: &[(&str, &str)]) -> String {
     let here = folder(name);
     let upstream = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -59,7 +59,7 @@ fn d_46_the_servers_own_key_is_sent_to_no_upstream() {
             "{head}"
         );
     }
-    // One that stands in the address goes alone.
+    // A key in the address is the only one that is sent.
     let head = shown("wire-query", "lmtp", "/m?key=hush-its", "", &[own, shared]);
     assert!(head.starts_with("GET /?key=hush-its "), "{head}");
     assert!(
@@ -68,7 +68,7 @@ fn d_46_the_servers_own_key_is_sent_to_no_upstream() {
     );
 }
 
-/// Over gRPC headers are compressed, so a server tells what it was shown: it lets nobody in without its key.
+/// Over gRPC headers are compressed, so a server shows what it received: it refuses callers without its key.
 #[test]
 fn d_46_the_servers_own_key_is_not_sent_over_grpc() {
     let back = Serving::start(&with_echo("grpc-back", "[auth]\nkey = \"hush\""), &[]);
@@ -286,7 +286,7 @@ fn d_46_a_key_of_digits_is_read_as_text() {
     }
 }
 
-/// The log is a pipe that nobody reads: the server answers on, and ends when it is told to.
+/// The log is a pipe without a reader: the server keeps answering, and ends on a signal.
 #[test]
 fn c_5_an_unread_log_does_not_block_the_server() {
     let here = with_echo("stalled-log", "[drain]\ngrace = \"0s\"");
@@ -314,7 +314,7 @@ fn c_5_an_unread_log_does_not_block_the_server() {
         }
     }
     serving.signal(Signal::TERM);
-    // Whoever reads again is told what is missing.
+    // A reader that returns learns how many lines are missing.
     let (code, log) = serving.end();
     assert_eq!(code, 0);
     assert!(log.contains("log lines were dropped"), "{}", log.len());

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::process::{Serving, folder, run};
 
-/// A folder whose configuration serves a scripted model that repeats what it is told.
+/// A folder whose configuration serves a scripted model that repeats its prompt.
 pub(crate) fn with_echo(name: &str, more: &str) -> std::path::PathBuf {
     let here = folder(name);
     write_config(&here, more);

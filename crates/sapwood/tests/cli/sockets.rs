@@ -1,4 +1,4 @@
-//! Listening elsewhere than on a port of our own: Unix sockets, and sockets that systemd passes.
+//! Listening on other sockets than a TCP port: Unix sockets, and sockets that systemd passes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -77,7 +77,7 @@ fn tr_908_additional_ports_serve_one_purpose_and_the_common_port_everything() {
     ] {
         assert_eq!(get(url, path), status, "{url}{path}");
     }
-    // Our own client speaks gRPC.
+    // Our own client uses gRPC.
     for (url, code) in [(&grpc, 0), (&serving.url, 0), (&metrics, 5)] {
         let ended = run(&here, &["models", "--server", url]);
         assert_eq!(ended.code != 0, code != 0, "{url}: {ended:?}");

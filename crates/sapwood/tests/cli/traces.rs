@@ -1,4 +1,4 @@
-//! What a collector of OpenTelemetry gets from a server that is told to send there.
+//! What an OpenTelemetry collector receives from a server.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::process::{Serving, run};
 use crate::server::with_echo;
 
-/// Takes deliveries until spans have come; gives the head and the body of theirs.
+/// Accepts exports until one has spans; returns its head and body.
 fn spans(collector: &TcpListener) -> (String, Vec<u8>) {
     loop {
         let (socket, _) = collector.accept().unwrap();
@@ -59,7 +59,7 @@ fn oa_803_remaining_spans_are_exported_before_the_server_ends() {
         !holds("velvet"),
         "content is told only where that is switched on"
     );
-    // What is sent after this finds the port closed, and holds nobody up.
+    // Later exports find the port closed, and delay nothing.
     drop(collector);
     assert_eq!(serving.end().0, 0);
 }

@@ -20,7 +20,7 @@ fn write(to: &Path, change: impl FnOnce(&mut RandomModelShape)) {
     std::fs::write(to, bytes).unwrap();
 }
 
-/// As every check says it may be; llama.cpp asserts that this architecture turns whole heads.
+/// It passes every check, but llama.cpp asserts that this architecture rotates whole heads.
 fn write_fatal(to: &Path) {
     write(to, |shape| {
         shape.architecture = "qwen3";

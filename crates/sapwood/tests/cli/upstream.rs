@@ -1,4 +1,4 @@
-//! Models of servers that speak LMTP, behind a server of ours.
+//! Models of LMTP servers, behind a Sapwood server.
 
 use std::path::Path;
 

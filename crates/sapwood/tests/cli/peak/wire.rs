@@ -125,7 +125,7 @@ pub(super) fn zstd_of_zeros(bytes: usize) -> Vec<u8> {
     frame
 }
 
-/// A connection that speaks HTTP/2 from the beginning. It heeds no windows: what is sent has to fit those of the server.
+/// An HTTP/2 connection with prior knowledge. It ignores flow control: what is sent must fit into the server's windows.
 pub(super) struct Http2(TcpStream);
 
 impl Http2 {

@@ -16,7 +16,7 @@ fn named(name: &str, chunks: &[&[u8]], ended: bool) -> Script {
     script
 }
 
-/// A server that cuts a stream after its first event and within its second, and then gives these answers, one after the
+/// A server that cuts a stream after its first event and within its second, and then sends these answers, one after the
 /// other.
 async fn cutting(name: &'static str, then: Vec<Script>) -> (Server, TritonClient) {
     let at = AtomicUsize::new(0);
