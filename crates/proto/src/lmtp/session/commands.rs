@@ -10,7 +10,7 @@ use super::request_reader::{RequestReader, StreamRequest, model, work};
 use super::streams::AdmittedRequest;
 use super::text::RequestSubject;
 use super::window::acknowledged;
-use crate::lmtp::port::StreamUpdate;
+use crate::lmtp::port::{Config, StreamUpdate};
 use crate::lmtp::read::PayloadMembers;
 use crate::lmtp::{Feature, Features, LmtpError, LmtpReason, ModelLookup, StreamFinish, write};
 use crate::time::Time;
@@ -91,9 +91,8 @@ impl LmtpSession {
                     });
                 self.outbox.reply(&id, reply);
             }
-            // The model is only checked: every request names one that its caller may use (section 3).
-            "RESUME" => match model(members, models, &self.config) {
-                Ok(_) => self.negotiation.resume(&id, members, &mut self.outbox),
+            "RESUME" => match check_model(members, models, &self.config) {
+                Ok(()) => self.negotiation.resume(&id, members, &mut self.outbox),
                 Err(error) => self.outbox.request_failed(&id, &error),
             },
             // Never answered, not even with an error: a client sends many.
@@ -225,7 +224,7 @@ impl LmtpSession {
         models: &dyn ModelLookup,
         now: Time,
     ) -> Result<BytesMut, LmtpError> {
-        model(members, models, &self.config)?;
+        check_model(members, models, &self.config)?;
         let named = named_streams(members, &self.config.limits)?.unwrap_or_else(|| {
             let waiting = self.loading.ids().cloned();
             self.streams.in_order().chain(waiting).collect()
@@ -248,6 +247,23 @@ impl LmtpSession {
         ids(&mut reply, "cancelled", &cancelled);
         ids(&mut reply, "unknown", &unknown);
         Ok(reply)
+    }
+}
+
+/// Checks the model of a request about streams: every request names one that its caller may use (section 3). It does
+/// not have to be ready, because the streams may be waiting for it (LM-322).
+fn check_model(
+    members: &PayloadMembers<'_>,
+    models: &dyn ModelLookup,
+    config: &Config,
+) -> Result<(), LmtpError> {
+    match model(members, models, config) {
+        Err(LmtpError {
+            reason: LmtpReason::ModelLoading | LmtpReason::EngineError,
+            ..
+        })
+        | Ok(_) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -134,6 +134,32 @@ fn lm_322_deadlines_and_cancels_do_not_wait_for_models() {
     );
 }
 
+/// LM-961, LM-965: both are about streams, and these may wait for the very model that the message names.
+#[test]
+fn lm_322_cancel_and_resume_do_not_need_a_model_that_is_ready() {
+    for state in [LmtpReason::ModelLoading, LmtpReason::EngineError] {
+        let mut server = Server::agreed(r#"["cancel"]"#);
+        send(&mut server, &generate(1, ""));
+        let mut ask = |text: &str| {
+            let models = Coming(Err(state));
+            let rest = server.session.handle(text.into(), &models, server.now);
+            assert_eq!(rest, None);
+            server.received().join("\n")
+        };
+        assert_eq!(
+            ask(r#"CANCEL {"model":"later","stream_id":9,"streams":[1]}"#),
+            "TOKEN [{\"stream_id\":1,\"finish_reason\":\"cancelled\"}]\nMSG [{\"stream_id\":9,\"cancelled\":[1],\"unknown\":[]}]"
+        );
+        let refused = ask(r#"CANCEL {"model":"nope","stream_id":9,"streams":[1]}"#);
+        assert!(refused.contains("model_not_found"), "{refused}");
+        ask(
+            r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":["resume"]}}}"#,
+        );
+        ask(r#"RESUME {"model":"later","stream_id":9,"session":"s_2","streams":[]}"#);
+        assert_eq!(server.outputs(), ["resume s_2"]);
+    }
+}
+
 /// LM-922: `loading` after 100 ms, and `running` only after `loading`.
 #[test]
 fn lm_921_a_stream_that_waits_for_a_model_gets_a_status() {
