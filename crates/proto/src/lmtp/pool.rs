@@ -97,7 +97,7 @@ pub enum StreamOutcome {
 
 #[derive(Debug)]
 struct UpstreamState {
-    weight: u64,
+    weight: u128,
     condition: Condition,
     /// No longer configured.
     removed: bool,
@@ -121,7 +121,7 @@ impl UpstreamState {
     /// An upstream of unknown state, probed at `probe_at`.
     fn new(weight: u32, delay: Duration, probe_at: Time) -> Self {
         Self {
-            weight: u64::from(weight.max(1)),
+            weight: weight.max(1).into(),
             condition: Condition::Away,
             removed: false,
             open: 0,
@@ -136,10 +136,11 @@ impl UpstreamState {
         }
     }
 
-    fn load(&self) -> u64 {
+    /// Wider than its parts: an upstream reports any number for the streams of others, and loads are multiplied.
+    fn load(&self) -> u128 {
         // `counted` has the abandoned streams, and `open` those that the connection has not seen yet: the larger one is
         // taken.
-        self.open.max(self.counted) + self.others
+        u128::from(self.open.max(self.counted)) + u128::from(self.others)
     }
 }
 
@@ -173,7 +174,7 @@ impl PoolMachine {
 
     /// Sets the weight of an upstream; 0 counts as 1.
     pub fn set_weight(&mut self, at: PoolMember, weight: u32) {
-        self.upstreams[at.0].weight = u64::from(weight.max(1));
+        self.upstreams[at.0].weight = weight.max(1).into();
     }
 
     /// All upstreams.

@@ -129,12 +129,11 @@ impl<'a> ItemMembers<'a> {
     pub(super) fn load(&self) -> Option<u64> {
         let load = member(self.lmtp?, "load")?;
         let count = |name| u64::try_from(member(load, name)?.integer()?).ok();
-        Some(
-            ["running", "queued", "parked"]
-                .into_iter()
-                .filter_map(count)
-                .sum(),
-        )
+        let counts = ["running", "queued", "parked"]
+            .into_iter()
+            .filter_map(count);
+        // The peer may report any number.
+        Some(counts.fold(0, u64::saturating_add))
     }
 
     /// The name under which the peer retains this session when the connection is lost (LM-964).

@@ -464,6 +464,22 @@ fn lm_901_a_base_server_grants_no_features() {
 }
 
 #[test]
+fn lm_902_the_load_of_a_peer_is_read_whatever_its_size() {
+    for (load, expect) in [
+        (r#"{"running":1,"queued":2,"parked":4}"#, 7),
+        (r#"{"running":18446744073709551615,"queued":1}"#, u64::MAX),
+    ] {
+        let mut client = ClientMachine::new(ClientTimeouts::default());
+        client.negotiate("m", Features::ALL, Time::ZERO).unwrap();
+        let answer = format!(
+            r#"MSG [{{"stream_id":1,"model_info":{{}},"lmtp":{{"version":2,"features":[],"load":{load}}}}}]"#
+        );
+        client.handle(&answer, Time::ZERO);
+        assert_eq!(client.load(), Some(expect), "{load}");
+    }
+}
+
+#[test]
 fn lm_702_an_abandoned_stream_is_cancelled_if_negotiated() {
     let wanted = GenerateRequest {
         prompt: vec![1],

@@ -132,7 +132,7 @@ impl RelayedStream {
             let before = self.before as u64;
             usage.prompt_tokens = usage.prompt_tokens.saturating_sub(before);
             usage.cached_tokens = usage.cached_tokens.min(usage.prompt_tokens);
-            usage.completion_tokens += before;
+            usage.completion_tokens = usage.completion_tokens.saturating_add(before);
         }
         RelayedItem::On
     }

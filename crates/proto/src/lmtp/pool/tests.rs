@@ -140,6 +140,22 @@ fn lm_803_streams_of_others_and_abandoned_ones_count_as_load() {
 }
 
 #[test]
+fn lm_803_no_load_that_an_upstream_reports_is_too_large() {
+    let mut pool = pool(&[1, u32::MAX, u32::MAX]);
+    let prompt = prompt(1, 1);
+    pool.remember(PoolMember(0), &prompt);
+    for member in [PoolMember(0), PoolMember(1)] {
+        pool.probed(member, ProbeOutcome::Answered(Some(u64::MAX)), at(1));
+        pool.counts(member, 7);
+    }
+    for _ in 0..3 {
+        assert_eq!(route(&mut pool, &[]), 2);
+    }
+    // Two of three have that load, so it is less than twice the average, and the known prefix counts.
+    assert_eq!(route(&mut pool, &prompt), 0);
+}
+
+#[test]
 fn lm_804_two_missed_probes_take_an_upstream_out_and_a_good_one_brings_it_back() {
     let mut pool = pool(&[1, 1]);
     assert_eq!(pool.probe_at(PoolMember(0)), Some(at(10)));
@@ -519,6 +535,22 @@ fn lm_806_stops_and_usage_span_both_upstreams() {
         completion_tokens: 2,
     };
     assert_eq!(received, Some(usage));
+}
+
+#[test]
+fn lm_806_no_usage_that_an_upstream_reports_is_too_large() {
+    let mut passage = generate(|_| {});
+    give(&mut passage, &[1]);
+    passage.failed(lost()).unwrap();
+    let mut last = ReceivedItem {
+        usage: Some(StreamUsage {
+            completion_tokens: u64::MAX,
+            ..StreamUsage::default()
+        }),
+        ..one(2, Some(StreamFinish::Stop))
+    };
+    assert_eq!(passage.item(&mut last), RelayedItem::On);
+    assert_eq!(last.usage.unwrap().completion_tokens, u64::MAX);
 }
 
 #[test]
