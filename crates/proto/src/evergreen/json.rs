@@ -151,7 +151,7 @@ impl ParsedAnys {
 }
 
 /// Parts of a text: braces and brackets count four, commas one; `None` if it is nested too deep.
-fn entries(text: &[u8]) -> Option<usize> {
+pub(super) fn entries(text: &[u8]) -> Option<usize> {
     let (mut depth, mut entries) = (0_usize, 0_usize);
     let mut bytes = text.iter();
     while let Some(byte) = bytes.next() {

@@ -8,8 +8,8 @@ use prost::Message as _;
 use prost_types::{Any, Duration};
 
 use super::value::{self, ValueReader, put_text, text_len, wrapped};
-use super::{ParseStop, PartsBudget, ended, pairs};
-use crate::evergreen::json::any;
+use super::{ENTRIES_MAX, ParseStop, PartsBudget, ended, pairs};
+use crate::evergreen::json::{self, any};
 use crate::evergreen::{Action, NodeId, Param};
 use crate::generated::sapwood::v1::ActionOptions;
 
@@ -47,7 +47,7 @@ pub(super) fn read(
             .unwrap_or_default(),
         inputs,
         outputs,
-        configs: configs(&headers),
+        configs: configs(&headers, budget)?,
     };
     Ok(ParsedAction { id, action, older })
 }
@@ -78,7 +78,10 @@ fn ports(
 
 /// Reads configs from headers. Invalid values become a config that cannot be decoded: the action fails with BAD_CONFIG,
 /// not the session.
-fn configs(headers: &BTreeMap<String, Bytes>) -> Vec<Any> {
+fn configs(
+    headers: &BTreeMap<String, Bytes>,
+    budget: &mut PartsBudget,
+) -> Result<Vec<Any>, ParseStop> {
     let text = |name| {
         let bytes = headers.get(name)?;
         // Bytes that are not UTF-8 become an empty text, which is neither JSON nor a number, so the config is
@@ -93,9 +96,17 @@ fn configs(headers: &BTreeMap<String, Bytes>) -> Vec<Any> {
         }
     };
     // JSON headers are read as a Struct, which every action accepts in place of its own config type (EV-509).
-    let config = text(CONFIG).map(|json| packed(STRUCT, any::bytes_of(STRUCT, json)));
-    let timeout = text(TIMEOUT).map(|ms| packed(OPTIONS, ms.parse().ok().map(options)));
-    config.into_iter().chain(timeout).collect()
+    let mut configs = Vec::new();
+    if let Some(json) = text(CONFIG) {
+        // Before it is built value by value, which takes far more than its bytes (D-47). As in the JSON dialect, a
+        // message may have ANY_ENTRIES_MAX of them.
+        let entries = json::entries(json.as_bytes());
+        budget.take(entries.unwrap_or_default() * (ENTRIES_MAX / json::ANY_ENTRIES_MAX))?;
+        let value = entries.and_then(|_| any::bytes_of(STRUCT, json));
+        configs.push(packed(STRUCT, value));
+    }
+    configs.extend(text(TIMEOUT).map(|ms| packed(OPTIONS, ms.parse().ok().map(options))));
+    Ok(configs)
 }
 
 fn options(ms: u32) -> Vec<u8> {

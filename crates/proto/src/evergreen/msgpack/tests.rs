@@ -6,7 +6,7 @@ use prost::Message as _;
 use super::value::{ValueReader, put_int};
 use super::*;
 use crate::evergreen::tests::leaf;
-use crate::evergreen::{Action, Param};
+use crate::evergreen::{Action, Param, json};
 use crate::generated::sapwood::v1::ActionOptions;
 
 /// A sample of `testdata`, by name.
@@ -476,6 +476,31 @@ fn ev_741_headers_are_target_config_and_timeout() {
     let broken = bin(&[&[0x90, 0x91], &broken, &[0x00]]);
     let read = decode(broken).unwrap();
     assert_eq!(read.message.actions[0].configs[0].value, [0xff]);
+}
+
+/// A config is built value by value, which takes a hundred times as much as its bytes.
+#[test]
+fn d_47_the_values_of_configs_are_limited_together() {
+    let configured = |actions: usize, values: usize| {
+        let json = format!(r#"{{"a":[{}]}}"#, vec!["0"; values].join(","));
+        let mut action = BytesMut::from(&hex("a1 41 a1 46 90 90 01")[..]);
+        put_text(&mut action, b"sapwood-config");
+        put_text(&mut action, json.as_bytes());
+        let action = bin(&[&action]);
+        let mut list = BytesMut::from(&[0x90][..]);
+        value::put_list(&mut list, actions);
+        list.put_slice(&action.repeat(actions));
+        list.put_u8(0x00);
+        decode(bin(&[&list])).map(|read| read.message.actions.len())
+    };
+    // A brace and a bracket count four each, and a list has a comma less than values. The action and its header share
+    // the limit: they take one value's place.
+    let most = json::ANY_ENTRIES_MAX - 2 * 4 + 1 - 1;
+    assert_eq!(configured(1, most), Ok(1));
+    for (actions, values) in [(1, most + 1), (2, most / 2 + 1)] {
+        let refused = configured(actions, values).unwrap_err();
+        assert_eq!(refused.known(), Some(Reason::FragmentLimit));
+    }
 }
 
 /// The time of the samples.
