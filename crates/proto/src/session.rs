@@ -181,7 +181,9 @@ impl SessionMachine {
     /// The client of the new connection may need another order than that of the last one (EV-941). Call it before
     /// [`Self::returned`].
     pub const fn set_leaf_order(&mut self, order: LeafOrder) {
-        self.calls.nodes.set_leaf_order(order);
+        let nodes = &mut self.calls.nodes;
+        nodes.config.leaf_order = order;
+        nodes.sender.set_leaf_order(order);
     }
 
     /// Whether the shell should stop reading from the connection until [`SessionOutput::Resume`]. It still watches the
@@ -364,12 +366,12 @@ impl SessionMachine {
         // A payload smaller than half of its message is copied, so that it does not pin the receive buffer (EV-805).
         let copy_below = (message.wire_bytes / 2).max(COPY_BELOW_BYTES);
         for fragment in message.fragments {
-            self.calls.nodes.count_received(&fragment);
+            self.calls.nodes.stats.received(&fragment);
             // One at a time: the seq that a fragment is given depends on the fragments before it.
             let adapter = self.config().adapter;
             match adapter.receive(fragment, &mut self.calls.nodes.graph) {
                 Some(fragment) => self.calls.take(fragment, copy_below)?,
-                None => self.calls.nodes.count_discarded(),
+                None => self.calls.nodes.stats.discarded += 1,
             }
         }
         let mut actions = message.actions;

@@ -17,12 +17,10 @@ use super::graph::search::Search;
 use super::graph::{Graph, NodeKind, NodeProducer};
 use super::lifecycle::{Lifecycle, SessionPhase};
 use super::lifetime::{Lifetime, NodeFate};
-use super::port::{
-    ActionKey, Config, LeafOrder, NodeKey, SessionOutput, SessionStats, Side, WriteError,
-};
+use super::port::{ActionKey, Config, NodeKey, SessionOutput, SessionStats, Side, WriteError};
 use super::readers::Readers;
 use super::sender::{self, ItemStart, Sender, Unwritten};
-use crate::evergreen::{Fragment, Metadata, Payload, Status, WireMessage};
+use crate::evergreen::{Fragment, Metadata, Status, WireMessage};
 use crate::time::Time;
 
 /// The nodes of a session; see the module documentation.
@@ -128,12 +126,6 @@ impl Nodes {
     /// Whether a producer may write. After `false`, [`SessionOutput::Writable`] reports when it may (EV-803).
     pub fn has_room(&mut self) -> bool {
         self.sender.has_room(&self.config.limits)
-    }
-
-    /// Changes the order in which leaves are sent; only valid while nothing is sent.
-    pub(super) const fn set_leaf_order(&mut self, order: LeafOrder) {
-        self.config.leaf_order = order;
-        self.sender.set_leaf_order(order);
     }
 
     /// Appends bytes to a leaf. The first write sets its metadata; the metadata of later writes is ignored. Payloads above
@@ -297,19 +289,6 @@ impl Nodes {
     pub(super) fn action_ends(&mut self, action: ActionKey) -> Vec<NodeKey> {
         self.readers.set_waiting(action, false);
         self.made.remove(&action).unwrap_or_default()
-    }
-
-    /// Counts a fragment as it was received, before anything is decided about it.
-    pub(super) fn count_received(&mut self, fragment: &Fragment) {
-        let chunk = fragment.chunk.as_ref();
-        let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
-        self.stats.fragments_in += 1;
-        self.stats.bytes_in += payload.map_or(0, Payload::len) as u64;
-    }
-
-    /// Counts a fragment that is ignored.
-    pub(super) const fn count_discarded(&mut self) {
-        self.stats.discarded += 1;
     }
 
     /// Accepts a fragment of the peer; `None` if it changes nothing.

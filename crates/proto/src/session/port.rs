@@ -10,7 +10,9 @@ use super::adapter::PeerAdapter;
 use super::graph::release::RetentionPolicy;
 use super::reference::Referenced;
 use super::slab::SlabKey;
-use crate::evergreen::{Dialect, Metadata, MetadataMode, Param, SessionLimits, Status};
+use crate::evergreen::{
+    Dialect, Fragment, Metadata, MetadataMode, Param, Payload, SessionLimits, Status,
+};
 use crate::time::Time;
 
 /// A node of one session. Valid as long as the session; where a session removes nodes (EV-741), the key of a removed
@@ -324,6 +326,16 @@ pub struct SessionStats {
     pub actions: u64,
     /// Actions that failed.
     pub failures: u64,
+}
+
+impl SessionStats {
+    /// Counts a fragment as it was received, before anything is decided about it.
+    pub(super) fn received(&mut self, fragment: &Fragment) {
+        let chunk = fragment.chunk.as_ref();
+        let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
+        self.fragments_in += 1;
+        self.bytes_in += payload.map_or(0, Payload::len) as u64;
+    }
 }
 
 pub(super) fn params(
