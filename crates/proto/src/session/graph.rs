@@ -67,7 +67,10 @@ pub(super) struct Graph {
 impl Graph {
     pub(super) fn new(config: &Config) -> Self {
         let (entropy, retain) = (config.entropy, config.retention());
+        // Peers choose the ids that are hashed: with seeds that they could guess, they could choose ids that collide.
         let seed = |salt: u64| entropy.rotate_left(17) ^ salt;
+        // A claimed node that is removed: a stale key can neither be claimed nor written, and a reader of it fails with
+        // NODE_RELEASED, as with any other released node.
         let evicted = StoredNode {
             owner: NodeProducer::Peer(None),
             fate: NodeFate::Removed,
@@ -97,6 +100,8 @@ impl Graph {
     }
 
     pub(super) fn get(&self, key: NodeKey) -> &StoredNode {
+        // Shells keep keys and are not told when a node is removed: a stale key must not find the next node at its
+        // index.
         match self.nodes.get(key.index as usize) {
             Some(node) if node.generation == key.generation => node,
             _ => &self.removed_node,
@@ -157,6 +162,7 @@ impl Graph {
         }
         check_id(id, &self.limits)?;
         let max = self.limits.max_nodes;
+        // Only sessions that remove ids have one to remove; in all others the limit counts every id ever mentioned.
         if self.live() >= max {
             self.remove_oldest();
         }
@@ -169,6 +175,7 @@ impl Graph {
                 max as u64,
             ));
         }
+        // Charged before the node exists, so that a refused mention leaves nothing behind.
         self.quota.retain(id.len() as u64)?;
         // A copy: the id may be a view of a receive buffer (EV-805).
         let id = ByteString::from(id.to_owned());
@@ -206,10 +213,12 @@ impl Graph {
     /// removals; until then, fragments that arrive for it are ignored.
     pub(super) fn mark_removed(&mut self, key: NodeKey) {
         let before = std::mem::replace(&mut self.get_mut(key).fate, NodeFate::Removed);
+        // Late fragments for a report of RESUME cannot come: its connection is gone, or all of it was read.
         if self.get(key).transient {
             self.vacate(key);
             return;
         }
+        // Queued once: a second entry would take the room in which another id stays known.
         if self.removes_nodes && self.has(key) && before != NodeFate::Removed {
             self.removed.push_back(key);
             if self.removed.len() > REMOVED_KNOWN {
@@ -231,6 +240,8 @@ impl Graph {
             return;
         }
         let node = self.get_mut(key);
+        // Walks over all keys meet free indices too. Claimed, without a log and without a send state, the node gives
+        // them nothing to do.
         let next = StoredNode {
             fate: NodeFate::Removed,
             owner: NodeProducer::Peer(None),
@@ -247,6 +258,7 @@ impl Graph {
         loop {
             let id = format!("~{:08x}.{}", self.prefix, self.made);
             self.made += 1;
+            // A peer that knows earlier ids can guess the next one and use it first; it is skipped then (EV-216).
             if self.find(&id).is_none() {
                 return self.mention(&id);
             }
@@ -266,6 +278,7 @@ impl Graph {
 
     /// Charges a piece that is to be stored, and counts the children that it lists.
     pub(super) fn hold(&mut self, seq: u32, piece: &LogPiece) -> Result<(), Status> {
+        // Charged first: a piece that is refused must not count as listing its children.
         self.quota.retain(piece.cost(seq))?;
         for child in piece.children() {
             self.get_mut(*child).listed += 1;
@@ -297,6 +310,7 @@ impl Graph {
     /// waited for. Returns the quota bytes that the node has cost.
     pub(super) fn drop_unread(&mut self, key: NodeKey) -> u64 {
         let node = self.get_mut(key);
+        // Before the early pieces go: the answer to DROP reports them too.
         let bytes = node.content_cost();
         let unread = std::mem::take(&mut node.unread);
         let early = std::mem::take(&mut node.early);
@@ -324,6 +338,7 @@ impl Graph {
     /// Records that a reader has passed piece `index` of a node.
     pub(super) fn pass(&mut self, key: NodeKey, index: u32, bytes: usize) {
         let node = self.get_mut(key);
+        // The foremost reader decides: what it has passed does not hold back the connection, whoever reads more slowly.
         if index >= node.passed {
             node.passed = index + 1;
             // Content that we produce is never counted as unread, hence the `min`.

@@ -49,11 +49,15 @@ impl Graph {
         fragment: Fragment,
         rules: &AcceptanceRules<'_>,
     ) -> Result<Acceptance, Status> {
+        // The id first: every other error names the node. After any error the session is aborted and the graph
+        // replaced, so nothing below undoes what an earlier step has charged or changed.
         let key = self.mention(&fragment.id)?;
         let (node, packer) = self.get_with_packer(key);
         let Ok(seq) = u32::try_from(fragment.seq) else {
             return Err(at(Reason::BadSeq, "seq is negative", node, fragment.seq));
         };
+        // Also for a dropped node, so that the result does not depend on whether the drop or the fragment came first
+        // (D-26).
         match node.owner {
             NodeProducer::Local(_) => {
                 let what = "a fragment for a node that the receiver produces";
@@ -68,6 +72,7 @@ impl Graph {
         // Duplicates are detected before the content is validated, so that a retry never fails where the first try
         // succeeded (EV-204).
         if node.has(seq) {
+            // Only noted: for a client that numbers wrongly, the reader's error names this seq instead of a gap alone.
             if node.repeated.is_none() && differs(node, seq, &fragment) {
                 node.repeated = Some(seq);
             }
@@ -77,6 +82,7 @@ impl Graph {
         let (last, children, range) = (fragment.last, fragment.children, fragment.range);
         let chunk = fragment
             .chunk
+            // An empty chunk is none (EV-210): it does not make the node a leaf.
             .filter(|chunk| chunk.metadata.is_some() || chunk.payload.is_some());
         let content = match (children.is_empty(), &range) {
             (true, _) => chunk.is_some().then_some(NodeKind::Leaf),
@@ -93,6 +99,7 @@ impl Graph {
             None => {
                 let children = self.mention_all(key, seq, &children)?;
                 match (range, children.first()) {
+                    // Only the adapter gives ranges, and only to fragments with a single child.
                     (Some(range), Some(&child)) => {
                         let range = *range;
                         LogPiece::Slice(Box::new(ChildSlice { child, range }))
@@ -114,6 +121,8 @@ impl Graph {
             self.unread -= bytes;
             self.quota.give_back(piece.cost(seq));
             for &child in piece.children() {
+                // Other readers may have passed the child already: then only this listing has retained its pieces
+                // (EV-955).
                 if self.unlist(child) {
                     self.release(child);
                 }
@@ -172,6 +181,7 @@ impl Graph {
             early.insert(seq, piece);
             return Ok(Acceptance::Buffered(key));
         }
+        // Before the buffered pieces join the log: none may be read that disagrees with the first.
         let mut dropped = if seq == 0 {
             type_by_first(node, &piece, rules.mode)?
         } else {
@@ -179,6 +189,7 @@ impl Graph {
         };
         dropped += node.extend(piece, rules.mode);
         let complete = node.is_complete();
+        // Charged when it was buffered, before it was known to repeat the metadata of its item.
         self.quota.give_back(dropped);
         Ok(if complete {
             Acceptance::Complete(key)
@@ -196,6 +207,7 @@ impl StoredNode {
         let mut next = Some(piece);
         while let Some(mut piece) = next {
             let seq = self.next_seq();
+            // Here and not on arrival: a buffered piece does not know yet which metadata comes before it.
             if mode == MetadataMode::PerItem && seq > 0 {
                 let before = piece.cost(seq);
                 piece = self.join(piece);
@@ -253,6 +265,7 @@ fn check_end(node: &StoredNode, seq: u32, last: bool) -> Result<(), Status> {
     let past_known = node.last.is_some_and(|known| seq > known);
     let before_held = last && node.highest().is_some_and(|highest| highest > seq);
     if past_known || before_held {
+        // Names the same final seq whichever of the two fragments came second.
         let last = node.last.filter(|_| past_known).unwrap_or(seq);
         let status = at(
             Reason::SeqPastFinal,
@@ -303,11 +316,13 @@ fn check_chunk(
     seq: u32,
     rules: &AcceptanceRules<'_>,
 ) -> Result<(), Status> {
+    // First, because the sizes are limited in every mode and for statuses as well.
     check_sizes(chunk, node, seq, rules.limits)?;
     if matches!(chunk.payload, Some(Payload::Status(_))) {
         // The one permitted change of mimetype (EV-931), in every mode (EV-812).
         return Ok(());
     }
+    // A payload without metadata of its own relies on that of seq 0; in a per-chunk mode one with metadata does not.
     let untyped =
         chunk.payload.is_some() && !(rules.mode.is_per_chunk() && chunk.metadata.is_some());
     if seq == 0 {
@@ -325,6 +340,7 @@ fn check_chunk(
         node.relies_on_first |= untyped;
         return Ok(());
     }
+    // Seq 0 is there and was empty.
     if untyped && node.metadata.is_none() {
         return Err(missing(node, seq));
     }
@@ -366,6 +382,7 @@ fn check_sizes(
     ];
     for (index, (limit, value, max)) in sizes.into_iter().enumerate() {
         if value > max {
+            // The first two limit content, the others names (section 8.2).
             let reason = if index < 2 {
                 Reason::FragmentLimit
             } else {
@@ -406,6 +423,7 @@ fn type_by_first(
     if node.metadata.is_none() && node.relies_on_first {
         return Err(missing(node, 0));
     }
+    // Strict mode has refused later metadata on arrival; in a per-chunk mode it begins a new item.
     if mode != MetadataMode::Lenient {
         return Ok(0);
     }
@@ -416,6 +434,7 @@ fn type_by_first(
         match piece {
             LogPiece::Begin(later, data) => {
                 agree(node, seq, later)?;
+                // Without its metadata, so that it continues the leaf's one item instead of beginning another (EV-402).
                 let data = std::mem::take(data);
                 *piece = if data.is_empty() {
                     LogPiece::Empty
@@ -453,6 +472,8 @@ fn leaf_piece(
         Some(Payload::Data(data)) => data,
         Some(Payload::Status(status)) => return Ok(LogPiece::Status(status)),
         Some(Payload::Ref(uri)) => {
+            // A rejection is stored, not returned: it fails the action that reads the reference, and an unread one is
+            // no error (EV-410).
             let content = match reference::target_of(&uri) {
                 Ok(ReferenceTarget::Inline(data)) => return Ok(plain_piece(metadata, data)),
                 Ok(ReferenceTarget::External(_)) if rules.references => {

@@ -64,6 +64,7 @@ impl Iterator for Closure<'_> {
                 continue;
             }
             let first = self.stack.len();
+            // Charged before the filter: an edge to a node that was seen costs a look-up too.
             let (seen, edges_left) = (&self.seen, &mut self.edges_left);
             let edges = self.graph.get(key).edges().take(*edges_left);
             self.stack.extend(
@@ -72,6 +73,8 @@ impl Iterator for Closure<'_> {
                     .flatten()
                     .filter(|child| !seen.contains(child)),
             );
+            // Also when the last edge used up the budget exactly: a caller may take a whole walk for a cut one, not the
+            // reverse.
             self.cut |= self.edges_left == 0;
             // The leftmost child is visited first.
             self.stack[first..].reverse();

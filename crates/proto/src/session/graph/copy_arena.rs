@@ -22,6 +22,7 @@ impl CopyArena {
             self.open = BytesMut::with_capacity(self.block);
         }
         self.open.extend_from_slice(data);
+        // `split` hands out what was written; the rest of the block stays for the next copies.
         self.open.split().freeze()
     }
 }

@@ -18,6 +18,8 @@ pub(in crate::session) fn missing(graph: &Graph, root: NodeKey) -> Vec<String> {
     let nodes = Closure::new(graph, [root]).take(MISSING_VISITS);
     let open = nodes
         .map(|key| graph.get(key))
+        // Nodes of ours are not the peer's to send; if they never end, the reader waits for an action and not for the
+        // peer.
         .filter(|node| !node.is_complete() && !node.owner.is_local());
     let named = open.map(|node| match node.highest() {
         Some(_) => format!("{}@{}", node.id, node.next_seq()),

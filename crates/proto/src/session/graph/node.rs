@@ -246,6 +246,8 @@ impl StoredNode {
 
     /// Whether some of it, at least its end, is still to be handed to the transport.
     pub(in crate::session) fn is_unsent(&self) -> bool {
+        // Enough to know about the end as well: an end is the last piece, or a mark on it, and never comes without a
+        // piece.
         let sent = self.sending.as_ref().map(|sending| sending.sent);
         sent.is_some_and(|sent| sent < self.next_seq())
     }
@@ -256,6 +258,7 @@ impl StoredNode {
         piece: u32,
         child: u32,
     ) -> impl Iterator<Item = NodeKey> + '_ {
+        // The cursor's index counts released pieces, the iterator does not.
         let skipped = (piece as usize).saturating_sub(self.log.released());
         let pieces = self.log.iter().skip(skipped).chain(self.early.values());
         let all = pieces.flat_map(|piece| piece.children().iter().copied());
@@ -265,6 +268,7 @@ impl StoredNode {
 
     /// Quota bytes of its content, without its id.
     pub(in crate::session) fn content_cost(&self) -> u64 {
+        // The seq matters: metadata at seq 0 is charged differently from later metadata.
         let first = u32::try_from(self.log.released()).unwrap_or(u32::MAX);
         let log = (first..).zip(self.log.iter());
         let early = self.early.iter().map(|(seq, piece)| (*seq, piece));

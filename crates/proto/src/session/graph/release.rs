@@ -65,6 +65,7 @@ impl Graph {
             let readers = self.get_mut(key).readers.get_or_insert_default();
             readers.bound += 1;
             // From now on the reader keeps the content, not the input that it was opened for.
+            // An action that opens an input a second time finds nothing to remove here.
             reader.map(|action| readers.opens(action));
         }
     }
@@ -81,6 +82,7 @@ impl Graph {
     pub(in crate::session) fn enter(&mut self, key: NodeKey) {
         if self.releases() {
             let readers = self.get_mut(key).readers.get_or_insert_default();
+            // A cursor always begins at the first piece: it refuses a node of which pieces were released.
             readers.positions.push(0);
         }
     }
@@ -90,6 +92,7 @@ impl Graph {
         let Some(readers) = &mut self.get_mut(key).readers else {
             return;
         };
+        // Readers at the same piece are interchangeable, so positions need no cursor ids.
         if let Some(position) = readers
             .positions
             .iter_mut()
@@ -116,6 +119,7 @@ impl Graph {
         if !self.releases() {
             return;
         }
+        // Not recursive: one released tree may release a chain of a million nodes (EV-305).
         let mut stack: SmallVec<[NodeKey; 4]> = SmallVec::new();
         stack.push(key);
         while let Some(key) = stack.pop() {
@@ -148,6 +152,7 @@ impl StoredNode {
             .as_ref()
             .and_then(|readers| readers.positions.iter().copied().min());
         let sent = self.sending.as_ref().map(|sending| sending.sent);
+        // With nobody inside and nothing to send, what no reader has passed stays for one that attaches later.
         match (slowest, sent) {
             (Some(slowest), Some(sent)) => slowest.min(sent),
             (Some(passed), None) | (None, Some(passed)) => passed,

@@ -29,6 +29,7 @@ impl Search {
     /// Charges the edges followed for this message to the session's budget.
     pub(in crate::session) fn settle(&mut self, work: &mut ReadBudget) {
         work.charge(self.granted - self.edges_left);
+        // What is left is not charged now: drops between two messages, as when an action ends, search with it.
         self.granted = self.edges_left;
     }
 
@@ -41,6 +42,7 @@ impl Search {
         graph: &mut Graph,
         limits: &SessionLimits,
     ) -> Result<Vec<ActionKey>, Status> {
+        // Found without a search, and so also with no budget left.
         if children.contains(&parent) {
             return Err(cycle(graph, parent));
         }
@@ -53,6 +55,8 @@ impl Search {
                 .filter(|&child| needs_search(graph, child))
                 .collect();
             let found = self.walk(&below, graph, limits, |graph, node| {
+                // A parent that nothing references is not below an input either, so only this search can meet such
+                // outputs.
                 if let NodeProducer::Local(Some(action)) = graph.get(node).owner {
                     producers.push(action);
                 }
@@ -109,6 +113,7 @@ impl Search {
             if wanted(graph, node) {
                 return true;
             }
+            // Two bounds: `visits` on one search (EV-217), `edges_left` on all searches of the message (D-27).
             let Some(left) = visits.checked_sub(1) else {
                 self.incomplete = true;
                 return false;
