@@ -33,6 +33,9 @@ pub struct ConnectionLimits {
     pub max_samples: u32,
     /// Lists of one SCORE; over it `invalid_value` (version 2).
     pub max_scored_many: usize,
+    /// Tokens of all prompts of one request with several samples, each of which has a copy; over it `invalid_value`
+    /// (version 2).
+    pub max_sample_tokens: usize,
     /// Bytes of a text to be tokenized, `messages` included; over it `invalid_value` (version 2).
     pub max_text_bytes: usize,
     /// Entries of `messages`; over it `invalid_value` (D-47).
@@ -104,6 +107,8 @@ impl Default for ConnectionLimits {
             max_stop_ids: 64,
             max_samples: 64,
             max_scored_many: 256,
+            // As many as the largest message has room for in a single prompt, at two bytes for a token.
+            max_sample_tokens: 8 << 20,
             max_text_bytes: 1 << 20,
             max_messages: 4_096,
             max_message_values: 262_144,

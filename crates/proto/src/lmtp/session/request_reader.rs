@@ -145,7 +145,9 @@ impl RequestReader<'_, '_> {
         };
         wanted.priority = priority.and_then(|p| i32::try_from(p).ok()).unwrap_or(0);
         self.masks.apply(members, subject, wanted)?;
-        let works = (0..n.unwrap_or(1)).zip(0..).map(|(_, index)| {
+        let samples = n.and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+        self.can_copy(&wanted.prompt, samples)?;
+        let works = (0..samples).zip(0..).map(|(_, index)| {
             let mut wanted = wanted.clone();
             // LM-973: seed + i. It wraps, because every 64-bit number is a seed.
             wanted.seed = wanted.seed.map(|seed| seed.wrapping_add(index));
@@ -155,10 +157,22 @@ impl RequestReader<'_, '_> {
         Ok((works.collect(), n.is_some()))
     }
 
+    /// Checks the prompts of all samples together. Each sample has a copy, so a short message could cost a lot.
+    fn can_copy(&self, prompt: &[Token], samples: usize) -> Result<(), LmtpError> {
+        let max = self.config.limits.max_sample_tokens;
+        if samples == 1 || prompt.len().saturating_mul(samples) <= max {
+            return Ok(());
+        }
+        let message =
+            format!("the prompts of all samples must have at most {max} tokens; ask for fewer");
+        Err(LmtpError::new(LmtpReason::InvalidValue, message))
+    }
+
     /// The works of SCORE, in the same form.
     fn scores(&self, prompt: Vec<Token>) -> Result<(Vec<StreamDemand>, bool), LmtpError> {
         let (members, subject) = (self.request.members, self.subject);
         let lists = subject.scored(members)?;
+        self.can_copy(&prompt, lists.len())?;
         let numbered = members.value("scored_many").is_some();
         // Base clients may send the member with SCORE, where it is ignored (LM-311).
         let top_logprobs = if self.request.features.has(Feature::Samples) {

@@ -101,6 +101,60 @@ fn lm_973_the_number_of_samples_has_a_range_and_counts_as_streams() {
     assert_eq!(server.ask(&generate(3)), "");
 }
 
+/// LM-1201: each sample has a copy of the prompt, so a short message could cost many times its size.
+#[test]
+fn lm_973_the_prompts_of_all_samples_have_a_limit() {
+    let limits = ConnectionLimits {
+        max_sample_tokens: 6,
+        ..ConnectionLimits::default()
+    };
+    for (word, members, refused) in [
+        ("GENERATE", r#""prompt":[1,2],"n":3"#, false),
+        ("GENERATE", r#""prompt":[1,2],"n":4"#, true),
+        ("GENERATE", r#""prompt":[1,2,3,4,5,6,7]"#, false),
+        (
+            "GENERATE",
+            r#""prefix":{"buffer":"b"},"prompt":[2],"n":3"#,
+            false,
+        ),
+        (
+            "GENERATE",
+            r#""prefix":{"buffer":"b"},"prompt":[2],"n":4"#,
+            true,
+        ),
+        (
+            "SCORE",
+            r#""prompt":[1,2],"scored_many":[[5],[6],[7]]"#,
+            false,
+        ),
+        (
+            "SCORE",
+            r#""prompt":[1,2],"scored_many":[[5],[6],[7],[8]]"#,
+            true,
+        ),
+        ("SCORE", r#""prompt":[1,2,3,4,5,6,7],"scored":[5]"#, false),
+    ] {
+        for model in ["tiny", "far"] {
+            let mut server = Server::limited(limits.clone());
+            server.ask(
+                r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":["samples","buffers"]}}}"#,
+            );
+            server.ask(&format!(
+                r#"BUFFER {{"stream_id":0,"model":"{model}","buffer":"b","append":[1]}}"#
+            ));
+            let reply = server.ask(&format!(
+                r#"{word} {{"stream_id":3,"model":"{model}",{members}}}"#
+            ));
+            assert_eq!(
+                reply.contains("invalid_value"),
+                refused,
+                "{members}: {reply}"
+            );
+            assert_eq!(server.started.is_empty(), refused, "{members}");
+        }
+    }
+}
+
 #[test]
 fn lm_974_scores_have_top_logprobs_if_negotiated() {
     let text = r#"SCORE {"stream_id":3,"model":"tiny","prompt":[1],"scored":[5],"top_logprobs":2}"#;
