@@ -139,7 +139,8 @@ impl Graph {
 
     /// The keys of all nodes, free indices included.
     pub(super) fn keys(&self) -> impl Iterator<Item = NodeKey> + Clone + use<> {
-        // Collected first: nothing is removed while this is iterated, so the generations stay valid.
+        // Collected, so that the caller can change nodes while it iterates. It removes none meanwhile, so the
+        // generations stay valid.
         let tenants: Vec<u32> = self.nodes.iter().map(|node| node.generation).collect();
         let positions = (0..).zip(tenants);
         positions.map(|(index, generation)| NodeKey { index, generation })
@@ -213,7 +214,7 @@ impl Graph {
     /// removals; until then, fragments that arrive for it are ignored.
     pub(super) fn mark_removed(&mut self, key: NodeKey) {
         let before = std::mem::replace(&mut self.get_mut(key).fate, NodeFate::Removed);
-        // Late fragments for a report of RESUME cannot come: its connection is gone, or all of it was read.
+        // At once and in every session: each reconnect makes such nodes, and their ids would add up.
         if self.get(key).transient {
             self.vacate(key);
             return;

@@ -1,8 +1,8 @@
-//! How nodes go before the session does: DROP (EV-911) and the end of their time to live (EV-912).
+//! Removes nodes before the session ends: DROP (EV-911) and expiry of their time to live (EV-912).
 //!
 //! Nodes that go together are a batch with ONE count of holders: the readers that may still reach one of its nodes, and
-//! its nodes of ours that are not wholly sent. The content is freed when the last holder has let go, and never before:
-//! a reader that began before the DROP reads to the end, and the peer gets the end of every node.
+//! its nodes of ours that are not wholly sent. The content is freed when the last holder has released the batch, and
+//! never before: a reader that began before the DROP reads to the end, and the peer gets the end of every node.
 //!
 //! The id of a dropped node stays known: fragments that arrive for it are ignored. (Where the graph removes ids, that
 //! holds for the most recent ones only.)
@@ -70,6 +70,7 @@ impl Lifetime {
             if graph.get(key).fate != NodeFate::Retained {
                 continue;
             }
+            // Collected first: `drop_unread` drops the early pieces, and their children have to be unlisted as well.
             let children: Vec<NodeKey> = graph.get(key).children().collect();
             bytes += graph.drop_unread(key);
             graph.get_mut(key).fate = NodeFate::Dropped(batch);
@@ -84,6 +85,7 @@ impl Lifetime {
                 }
             }
         }
+        // Last: an orphan that this call names as well has to be counted with the content that it still has.
         for orphan in orphans {
             graph.release(orphan);
         }
@@ -117,6 +119,7 @@ impl Lifetime {
         edges_left: &mut u32,
     ) {
         let mut holders = Vec::new();
+        // A DROP of nodes that are dropped already could be repeated without end, so it searches nothing.
         if !self.nodes(batch).is_empty() {
             let reaching = readers.iter();
             let reaching = reaching.filter(|(_, cursor)| reaches(cursor, batch, graph, edges_left));
@@ -127,10 +130,12 @@ impl Lifetime {
                 cursor.holds.push(batch);
             }
         }
+        // Each unsent node is one holder, and `wholly_sent` counts it down once.
         let unsent = self.unsent(batch, graph);
         if let Some(known) = self.batches.get_mut(batch) {
             known.holders = holders.len() + unsent;
         }
+        // A batch that nobody holds is freed now: no later event would do it.
         self.let_go(batch, 0, graph);
     }
 
@@ -161,6 +166,7 @@ impl Lifetime {
                 known.holders = known.holders.saturating_sub(before);
             }
         }
+        // Between the two counts nothing is freed: a batch without a holder here may have one again after the rewind.
         let result = resume(graph);
         for &batch in &batches {
             let after = self.unsent(batch, graph);
@@ -187,6 +193,7 @@ impl Lifetime {
         let ttls = self.ttls.get_or_insert_default();
         ttls.set(node, ttl.min(limits.max_ttl), since);
         // Removed nodes keep their entries until they expire, and may be followed by any number of others.
+        // At most half of the entries can be of live nodes then, so that each sweep removes the other half.
         if ttls.len() > 2 * limits.max_nodes {
             ttls.retain(|node| graph.get(node).fate == NodeFate::Retained);
         }
@@ -210,7 +217,7 @@ impl Lifetime {
         nodes.filter(|node| graph.get(**node).is_unsent()).count()
     }
 
-    /// `holders` of a batch let go; the content of a batch without holders is freed.
+    /// `holders` of a batch release it; the content of a batch without holders is freed.
     fn let_go(&mut self, batch: SlabKey, holders: usize, graph: &mut Graph) {
         let Some(known) = self.batches.get_mut(batch) else {
             return;
@@ -233,9 +240,11 @@ fn reaches(cursor: &TreeCursor, batch: SlabKey, graph: &Graph, edges: &mut u32) 
     if cursor.inside().any(marked) {
         return true;
     }
+    // Assuming that it does retains content for too long; assuming the opposite would take it from a reader.
     if *edges == 0 {
         return true;
     }
+    // What lies behind the reader is not held: it reads each position once.
     let mut stack = cursor.ahead(graph);
     // Every node looked at is charged, leaves too: many readers times many children would be quadratic.
     *edges = edges.saturating_sub(u32::try_from(stack.len()).unwrap_or(u32::MAX));
@@ -278,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_911_the_content_goes_with_its_last_holder() {
+    fn ev_911_content_is_freed_with_its_last_holder() {
         let (mut graph, mut readers, node) = machines();
         let first = readers.open(node, None);
         let second = readers.open(node, None);
@@ -297,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_911_a_drop_of_what_is_dropped_holds_nothing() {
+    fn ev_911_dropping_a_dropped_node_leaves_no_batch() {
         let (mut graph, mut readers, node) = machines();
         let mut lifetime = Lifetime::default();
         for dropped in [true, false] {

@@ -5,7 +5,7 @@
 //! readers without a search.
 //!
 //! ```text
-//!   open ──read──► reading ──nothing there yet──► parked ──the node grows──► ready (told to the shell)
+//!   open ──read──► reading ──no content yet──► parked ──the node grows──► ready (the shell is notified)
 //!                     └────budget used up──► starved ──refill──► ready
 //! ```
 
@@ -96,6 +96,7 @@ impl Readers {
         let Some(cursor) = self.cursors.get_mut(id.0) else {
             return Some(CursorStep::End);
         };
+        // A failure is final: what the reader has missed is not read later (`CursorRead::Failed`).
         if let Some(status) = &cursor.failed {
             return Some(CursorStep::Fail(Arc::clone(status)));
         }
@@ -108,6 +109,7 @@ impl Readers {
         // A closed session is read without a budget: no more time passes for it, so the budget would never refill.
         let mut unbounded = ReadBudget::unlimited(self.budget.turn());
         let step = cursor.step(graph, limits, cycles, &mut unbounded);
+        // The limit of a turn still holds: a closed session must not keep its task from others.
         self.budget.set_turn(unbounded.turn());
         Some(step)
     }
@@ -126,6 +128,7 @@ impl Readers {
         if graph.get(node).waiters.is_empty() {
             return;
         }
+        // Taken, so that each is notified once; a reader that finds too little parks again.
         for cursor in std::mem::take(&mut graph.get_mut(node).waiters) {
             self.ready(cursor, lifecycle);
         }
@@ -140,6 +143,7 @@ impl Readers {
             self.parked -= 1;
         }
         if let Some(reader) = cursor.reader {
+            // What the shell has reported is out of date: one of the action's cursors can go on.
             self.waiting.remove(&reader);
         }
         if cursor.ours {
@@ -154,6 +158,7 @@ impl Readers {
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.starved = true;
             self.starved.push(id);
+            // The refill of the budget may be the earliest timer now.
             lifecycle.emit(SessionOutput::Timed);
         }
     }
@@ -169,6 +174,7 @@ impl Readers {
             return HeldBatches::new();
         };
         cursor.failed = Some(status);
+        // It reads nothing more, so nodes and dropped batches are not retained for it any longer.
         cursor.abandon(graph);
         std::mem::take(&mut cursor.holds)
     }
@@ -227,6 +233,7 @@ impl Readers {
         self.budget.refill(limits, now);
         if std::mem::take(&mut self.own_paused) {
             self.own_ready = true;
+            // Nobody else begins a turn for reads of the session's own: they have no task.
             self.budget.begin_turn();
         }
         if self.starved.is_empty() || !self.budget.is_enough(limits) {
@@ -295,9 +302,11 @@ impl Readers {
                     readers_of.entry(producer).or_default().push(reader);
                     stuck.insert(reader);
                 }
+                // The peer, or a writer that is no action, may still write this node.
                 _ => live.push(reader),
             }
         }
+        // An action that is parked at a cursor but has other work can still write its outputs (D-3).
         let waits = |key: &ActionKey| self.waiting.contains(key);
         let producers = readers_of.keys().chain(&stuck);
         live.extend(producers.filter(|&key| !waits(key) || !stuck.contains(key)));
@@ -336,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_303_a_parked_reader_is_told_once_that_its_node_has_grown() {
+    fn ev_303_a_parked_reader_is_notified_once_that_its_node_has_grown() {
         let (mut graph, mut readers, mut lifecycle) = machines();
         let limits = SessionLimits::default();
         let node = graph.mention("n").unwrap();
@@ -364,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_reader_is_forgotten_by_the_node_it_waited_for() {
+    fn a_closed_reader_is_removed_from_the_node_that_it_waited_for() {
         let (mut graph, mut readers, mut lifecycle) = machines();
         let node = graph.mention("n").unwrap();
         let reader = readers.open(node, None);

@@ -99,7 +99,7 @@ impl Graph {
             None => {
                 let children = self.mention_all(key, seq, &children)?;
                 match (range, children.first()) {
-                    // Only the adapter gives ranges, and only to fragments with a single child.
+                    // Only fragments of the msgpack dialect have ranges, and those refer to one node each (EV-740).
                     (Some(range), Some(&child)) => {
                         let range = *range;
                         LogPiece::Slice(Box::new(ChildSlice { child, range }))
@@ -189,7 +189,7 @@ impl Graph {
         };
         dropped += node.extend(piece, rules.mode);
         let complete = node.is_complete();
-        // Charged when it was buffered, before it was known to repeat the metadata of its item.
+        // Charged with the pieces, before it was known that their metadata is not retained.
         self.quota.give_back(dropped);
         Ok(if complete {
             Acceptance::Complete(key)

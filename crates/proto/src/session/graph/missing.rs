@@ -1,4 +1,4 @@
-//! What is missing below a node whose content can no longer arrive, for the error of its reader (EV-110).
+//! Lists what is missing below a node, for the error of a reader whose content can no longer arrive (EV-110).
 
 use super::Graph;
 use super::closure::Closure;

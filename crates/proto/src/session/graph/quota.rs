@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ev_801_what_does_not_fit_is_not_charged() {
+    fn ev_801_a_refused_charge_changes_nothing() {
         let mut quota = Quota::new(10);
         assert!(quota.retain(10).is_ok());
         let refused = quota.retain(1).unwrap_err();

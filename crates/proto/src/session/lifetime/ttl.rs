@@ -34,6 +34,7 @@ impl Ttls {
 
     /// Sets the TTL of a node; a later one that it has already stays. A TTL of zero expires at once.
     pub(super) fn set(&mut self, node: NodeKey, ttl: Duration, since: Time) {
+        // A TTL of 0 takes effect at the end of its message, so it is not rounded up.
         let at = if ttl.is_zero() {
             since
         } else {
@@ -51,6 +52,7 @@ impl Ttls {
     /// Takes the nodes that have expired, with those below them that no other TTL covers.
     pub(super) fn expired(&mut self, now: Time, graph: &Graph) -> Vec<NodeKey> {
         let due = self.due(now);
+        // A dropped node no longer protects what is below it.
         let retained = |node: &NodeKey| graph.get(*node).fate == NodeFate::Retained;
         let others: Vec<NodeKey> = self.until.keys().copied().filter(retained).collect();
         // If the closure of the other nodes is too large to be searched, expired nodes are retained and checked again
@@ -67,6 +69,7 @@ impl Ttls {
 
     fn expire_at(&mut self, node: NodeKey, at: Time) {
         let before = self.until.get(&node).copied();
+        // A node under several TTLs lives until the latest, whatever the order in which they were set (EV-912).
         if before.is_some_and(|before| before >= at) {
             return;
         }

@@ -68,6 +68,8 @@ impl ReadBudget {
 
     /// Uses one visit, if there is one.
     pub(in crate::session) const fn visit(&mut self) -> Result<(), ReadStop> {
+        // First: a reader that also has no visits left in this turn would otherwise come back in each turn, for
+        // nothing.
         if self.left == 0 {
             return Err(ReadStop::Budget);
         }
@@ -103,6 +105,7 @@ impl ReadBudget {
 
     /// Whether waiting readers may continue.
     pub(in crate::session) fn is_enough(&self, limits: &SessionLimits) -> bool {
+        // Where the whole budget is less than `ENOUGH`, a full one is enough.
         self.left >= ENOUGH.min(limits.session_visits.max(1))
     }
 

@@ -119,6 +119,8 @@ impl TreeCursor {
     ) -> Result<CursorStep, CursorStep> {
         self.begin(graph, limits, cycles)?;
         while let Some(&frame) = self.path.last() {
+            // Before the next piece is looked at: a reader with all of its range does not wait for the rest of the
+            // node.
             if self.slices.is_over() {
                 // The selected range of this node, or of a node above it, is exhausted.
                 self.leave(graph);
@@ -128,12 +130,14 @@ impl TreeCursor {
                 self.leave(graph);
                 continue;
             };
+            // Paid before anything changes: after a pause the same step is made again.
             if visits(piece, frame) {
                 work.visit().map_err(CursorStep::Pause)?;
             }
             match piece {
                 LogPiece::Children(children) => {
                     if let Some(&child) = children.get(frame.child as usize) {
+                        // Before `enter`, which makes the child the last of the path.
                         self.advance(0, 1);
                         self.enter(child, graph, limits, cycles)?;
                         continue;
@@ -147,10 +151,13 @@ impl TreeCursor {
                     continue;
                 }
                 LogPiece::Status(Some(status)) => {
+                    // Only an error ends the read: success is content, for a reader of a status output.
                     return Err(CursorStep::Fail(upstream(status, graph, frame.node)));
                 }
                 LogPiece::Ref(reference) => return Ok(self.refer(frame.node, reference)),
                 LogPiece::Slice(_) => {}
+                // Two budgets: `work` is the session's and makes readers wait, `visit` is this read's and fails it
+                // (EV-306).
                 LogPiece::Empty => self.visit(graph, limits)?,
                 LogPiece::Begin(_, _) | LogPiece::Data(_) | LogPiece::Status(None) => {
                     if let Some(step) = self.give(frame, graph, limits) {
@@ -177,8 +184,10 @@ impl TreeCursor {
         if self.begun {
             return Ok(());
         }
+        // Also if entering fails: `unbind_reader` below must not be repeated by `abandon`.
         self.begun = true;
         let entered = self.enter(self.root, graph, limits, cycles);
+        // After `enter`: in between, nothing else would retain the first pieces.
         graph.unbind_reader(self.root);
         entered
     }
@@ -200,12 +209,14 @@ impl TreeCursor {
                 (Some(metadata), protobuf::status_bytes(None))
             }
         };
+        // Bytes outside of the selected range count as well: passing them is work.
         if let Err(status) = self.count(data.len(), graph, limits) {
             return Some(CursorStep::Fail(status));
         }
         graph.pass(frame.node, frame.piece, data.len());
         self.advance(1, 0);
         if let Some(metadata) = begins {
+            // The item begins with its first selected piece, which may be a later one.
             self.fresh = true;
             self.metadata = Some(metadata);
         }
@@ -310,6 +321,8 @@ impl TreeCursor {
         limits: &SessionLimits,
         cycles: bool,
     ) -> Result<(), CursorStep> {
+        // A node without its first pieces cannot be read in order (EV-955); a dropped one only by those that hold it
+        // (EV-911).
         let open = match graph.get(node).fate {
             NodeFate::Retained => graph.get(node).log.released() == 0,
             NodeFate::Dropped(batch) => self.holds.contains(&batch),
@@ -319,6 +332,7 @@ impl TreeCursor {
             return Err(CursorStep::Fail(released(graph, node)));
         }
         let id = &graph.get(node).id;
+        // Where the eager search was cut short, the reader is the one to find this (EV-308).
         if let (NodeProducer::Local(Some(producer)), Some(reader)) =
             (graph.get(node).owner, self.reader)
             && producer == reader
@@ -329,6 +343,7 @@ impl TreeCursor {
             ));
         }
         if cycles {
+            // The flag can be set while this reader is inside: the nodes that it has entered before count as well.
             let path = &self.path;
             let on_path = self
                 .on_path
@@ -374,6 +389,7 @@ impl TreeCursor {
 
     fn leave(&mut self, graph: &mut Graph) {
         let Some(frame) = self.path.pop() else { return };
+        // The length that the path had when the range was entered.
         self.slices.leave(self.path.len() + 1);
         graph.leave(frame.node, frame.piece);
         if let Some(on_path) = &mut self.on_path {
@@ -393,6 +409,7 @@ impl TreeCursor {
         }
         let frames = self.path.iter();
         frames
+            // A frame's `child` is the next one already: the one that it is inside is on the path itself.
             .flat_map(|frame| {
                 graph
                     .get(frame.node)
@@ -424,6 +441,7 @@ fn piece_at(frame: CursorFrame, graph: &Graph) -> Result<Option<&LogPiece>, Curs
     match node.log.at(frame.piece as usize) {
         LogRead::Item(piece) => Ok(Some(piece)),
         LogRead::End(()) => Ok(None),
+        // A dropped node accepts nothing more, so that waiting for it would not end.
         LogRead::Pending if node.fate == NodeFate::Retained => Err(CursorStep::Park(frame.node)),
         LogRead::Pending | LogRead::Released => Err(CursorStep::Fail(released(graph, frame.node))),
     }
@@ -441,6 +459,7 @@ fn visits(piece: &LogPiece, frame: CursorFrame) -> bool {
 
 /// A reader of a failed node fails with the same status, with the node's id as a detail (EV-930).
 fn upstream(status: &Arc<Status>, graph: &Graph, node: NodeKey) -> Arc<Status> {
+    // The first node that failed is named, not each one that the failure has passed through.
     if status.detail("upstream").is_some() {
         return Arc::clone(status);
     }

@@ -64,6 +64,7 @@ impl Slices {
             .last()
             .map_or((0, u64::MAX), |outer| (outer.skip, outer.left));
         let len = range.end.saturating_sub(range.start);
+        // What an enclosing range skips or selects is counted in bytes of this range, so both carry over to it.
         let passed_over = skip.min(len);
         self.0.push(NodeSlice {
             depth,
@@ -77,6 +78,7 @@ impl Slices {
 
     /// Ends the range of the node at the end of a path of this length.
     pub(in crate::session) fn leave(&mut self, depth: usize) {
+        // Most nodes on a path have no range of their own.
         let Some(slice) = self.0.pop_if(|slice| slice.depth == depth) else {
             return;
         };
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_740_a_part_of_a_part_is_counted_from_where_that_begins() {
+    fn ev_740_a_nested_range_begins_where_the_enclosing_range_begins() {
         for (ranges, expect) in [
             (&[(0, u64::MAX)][..], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9][..]),
             (&[(3, 8)][..], &[3, 4, 5, 6, 7][..]),
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_740_what_a_part_leaves_out_does_not_count_around_it() {
+    fn ev_740_only_selected_bytes_count_towards_the_enclosing_range() {
         let mut slices = Slices::new();
         slices.enter(1, 2..6);
         // Two nodes with two selected bytes each, and one that is selected whole.
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_740_an_item_without_bytes_is_meant_where_it_stands_inside() {
+    fn ev_740_an_item_without_bytes_is_selected_inside_the_range() {
         let mut slices = Slices::new();
         slices.enter(1, 1..2);
         for (bytes, inside) in [(0, false), (1, false), (0, true), (1, true), (0, false)] {
