@@ -26,6 +26,7 @@ impl Clock {
     }
 
     pub(super) const fn received(&mut self, now: Time) {
+        // Also while an action runs; `anchor` stops the timer then.
         self.idle_since = Some(now);
     }
 
@@ -36,11 +37,13 @@ impl Clock {
 
     /// The transport took a message; `more` tells whether another one waits.
     pub(super) fn sent(&mut self, now: Time, more: bool) {
+        // Progress restarts the timer, not an empty queue: a slow peer that reads on is no stalled one (EV-803).
         self.stalled_since = more.then_some(now);
     }
 
     /// Starts and stops the timers according to the state that the last calls left.
     pub(super) fn anchor(&mut self, now: Time, any_runs: bool, has_message: bool) {
+        // A timer that runs keeps its start: this is called many times while nothing happens.
         self.idle_since = (!any_runs).then(|| self.idle_since.unwrap_or(now));
         self.stalled_since = has_message.then(|| self.stalled_since.unwrap_or(now));
     }
@@ -59,10 +62,10 @@ impl Clock {
         let past =
             |since: Option<Time>, span: Duration| since.is_some_and(|since| now >= since + span);
         if past(self.stalled_since, limits.outbound_stall) {
-            return Some((Reason::SlowReader, "the peer has not read for too long"));
+            return Some((Reason::SlowReader, "the peer has received nothing for too long"));
         }
         past(self.idle_since, limits.idle_timeout)
-            .then_some((Reason::IdleTimeout, "nothing has happened for too long"))
+            .then_some((Reason::IdleTimeout, "the session was idle for too long"))
     }
 }
 
@@ -71,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ev_111_a_session_is_idle_from_when_its_last_action_has_ended() {
+    fn ev_111_the_idle_timeout_starts_when_the_last_action_ends() {
         let limits = SessionLimits::default();
         let at = |seconds| Time::new(Duration::from_secs(seconds));
         let mut clock = Clock::new(Time::ZERO);

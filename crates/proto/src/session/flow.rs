@@ -29,7 +29,9 @@ impl InboundFlow {
     /// Whether reading may continue after a pause; `true` once.
     pub(super) fn continues(&mut self, calls: &mut Calls) -> bool {
         self.note_changes(calls);
+        // Only what a reader does can end a pause: while reading is paused, nothing arrives.
         let reads = std::mem::take(&mut calls.nodes.flow.reads);
+        // A mark of its own, so that reading does not stop and start with each message.
         let low = calls.nodes.config.limits.inbound_low_bytes;
         if !reads || !self.paused || self.unread_exceeds(low, calls) {
             return false;
@@ -58,6 +60,7 @@ impl InboundFlow {
         }
         // A count walks the whole closure, so it is repeated only after the total has moved enough to matter.
         let step = calls.nodes.config.limits.inbound_high_bytes / RECOUNT_STEPS;
+        // Zero stands for "count again": the closures have changed, so that the old total says nothing.
         if total.abs_diff(self.recount_at) < step && self.recount_at != 0 {
             return self.paused;
         }
@@ -68,6 +71,7 @@ impl InboundFlow {
 
 /// Unread bytes below what unfinished actions read: the inputs of the peer's actions, the outputs of ours.
 fn unread_by_actions(calls: &Calls) -> u64 {
+    // Content that no unfinished action reads might never be passed: it must not stop the connection (D-28).
     let roots = calls.table.iter().flat_map(|(_, entry)| {
         if entry.served {
             &entry.inputs

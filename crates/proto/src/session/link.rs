@@ -117,6 +117,8 @@ impl Link {
     pub(super) fn deadline(&self, grace: Duration) -> Option<Time> {
         match (self.state(), self.side) {
             (LinkState::Up, _) => None,
+            // A client waits as long for the answer as for the connection. A server waits for RESUME alone, which its
+            // client sends at once (D-29).
             (LinkState::Down(since), _) | (LinkState::Returning(since), Side::Client) => {
                 Some(since + grace)
             }
@@ -135,6 +137,7 @@ impl Link {
             return false;
         };
         resume.state = LinkState::Down(now);
+        // A report that was not sent is out of date on the next connection.
         resume.hello = None;
         true
     }
@@ -152,6 +155,7 @@ impl Link {
         let Some(resume) = &mut self.resume else {
             return Ok(0);
         };
+        // Charged before it is sent: no action may be sent that could not be sent again.
         graph.quota.retain(action_bytes(action) as u64)?;
         resume.asked.push(action.clone());
         Ok(resume.known + resume.asked.len())
@@ -172,7 +176,7 @@ impl Link {
         // Only a server rejects this: it sends actions as soon as it knows what its client has received, which may be
         // before the client has read the server's report.
         if resume.state != LinkState::Up && self.side == Side::Server {
-            let message = "the first action on a new connection of an old session is RESUME";
+            let message = "the first action on a connection that resumes a session must be RESUME";
             return Err(Status::new(Reason::BadMessage, message));
         }
         resume.received += 1;
@@ -194,6 +198,7 @@ impl Link {
 
     /// Prepares the client's first message: RESUME with our report. Returns the id of the node with the answer.
     pub(super) fn prepare_hello(&mut self, graph: &mut Graph) -> Result<NodeId, Status> {
+        // The node of an earlier report is left if that connection was lost before the answer.
         self.hello_is_answered(graph);
         let (ours, theirs) = (graph.make()?, graph.make()?);
         let known = graph.get_mut(ours);
@@ -243,10 +248,11 @@ impl Link {
         let max = graph.limits().max_nodes;
         let theirs = ReceivedSeqs::parse(text, max).ok_or_else(|| {
             let message = format!(
-                "have is not of the form {{\"nodes\":{{\"ID\":SEQ}},\"actions\":N}} with at most {max} nodes"
+                "the input have is not of the form {{\"nodes\":{{\"ID\":SEQ}},\"actions\":N}} with at most {max} nodes"
             );
             Status::new(Reason::BadConfig, message)
         })?;
+        // Parsed first: a malformed report must not count as the one that resumes.
         let ours = self.report(graph);
         if let Some(resume) = &mut self.resume {
             resume.state = LinkState::Up;
@@ -278,6 +284,7 @@ impl Link {
     /// Our report: the contiguous prefix of each of the peer's nodes, and the number of received actions.
     fn report(&self, graph: &Graph) -> String {
         let nodes = graph.keys().map(|key| graph.get(key));
+        // Released and dropped pieces count as received (`next_seq` includes them): they must not be sent again.
         let theirs = nodes.filter(|node| matches!(node.owner, NodeProducer::Peer(_)));
         let retained: serde_json::Map<String, Value> = theirs
             .filter(|node| !node.log.is_empty())
@@ -291,6 +298,7 @@ impl Link {
 impl Resume {
     /// The peer has received our first `known` actions: they are retained no longer.
     fn received_asked(&mut self, known: usize, graph: &mut Graph) {
+        // The number may be the peer's claim: less than is known, or more than was ever sent.
         let more = known.saturating_sub(self.known).min(self.asked.len());
         self.known += more;
         let bytes = self.asked.drain(..more);
@@ -304,6 +312,7 @@ impl Resume {
 fn in_fragments(id: &NodeId, text: String, max_fragment_bytes: usize) -> SmallVec<[Fragment; 1]> {
     let mut rest = Bytes::from(text);
     let mut fragments = SmallVec::new();
+    // A report of many nodes may be larger than one fragment may be.
     while fragments.is_empty() || !rest.is_empty() {
         let part = rest.split_to(rest.len().min(max_fragment_bytes.max(1)));
         let seq = i32::try_from(fragments.len()).unwrap_or(i32::MAX);
@@ -361,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_941_each_side_has_its_time_to_come_back() {
+    fn ev_941_each_side_has_its_own_deadline_to_resume() {
         let grace = Duration::from_secs(60);
         let at = |seconds| T0 + Duration::from_secs(seconds);
         for (side, returning) in [(Side::Client, at(63)), (Side::Server, at(8))] {

@@ -1,4 +1,4 @@
-//! What is sent next: the nodes of ours that have something to send, in turns, and the actions before them.
+//! Chooses what is sent next: actions first, then the nodes of ours that have something to send, in turns.
 //!
 //! Content is not queued twice: a node's log is the queue, and the transport is one more cursor on it. `bytes` is what
 //! the queue counts: everything that nodes in their turn have appended and the transport has not taken.
@@ -57,6 +57,7 @@ impl Sender {
     /// Whether producers may write. After `false`, [`Self::has_room_again`] holds once.
     pub(super) const fn has_room(&mut self, limits: &SessionLimits) -> bool {
         let room = self.bytes < limits.outbound_queue_bytes;
+        // Remembered, so that the wake-up is sent only where a producer waits for it.
         self.refused |= !room;
         room
     }
@@ -88,6 +89,7 @@ impl Sender {
     }
 
     pub(super) fn push_action(&mut self, action: Action) {
+        // Counted but never refused: an action has no producer that could wait.
         self.bytes += action_bytes(&action);
         self.actions.push(action);
     }
@@ -110,6 +112,7 @@ impl Sender {
     /// Queues everything of a node that was not sent; with the node itself, if its turn has not come.
     fn queue_rest(&mut self, key: NodeKey, graph: &mut Graph) {
         let node = graph.get_mut(key);
+        // Summed from the log and not added up: after a rewind nothing of the queue's earlier count holds.
         let sent = node.sending.as_ref().map_or(0, |sending| sending.sent);
         let pieces = (sent..node.next_seq()).filter_map(|seq| node.piece(seq));
         let bytes: usize = pieces.map(|piece| piece.len() + FRAGMENT_BYTES).sum();
@@ -127,6 +130,7 @@ impl Sender {
     /// Adds a node to the turns.
     fn queue(&mut self, key: NodeKey, graph: &mut Graph) {
         let sending = graph.get_mut(key).sending.get_or_insert_default();
+        // At most one place in the turns: a second one would give the node twice its share (EV-706).
         if !sending.queued && sending.pending_at.is_none() {
             sending.queued = true;
             self.turns.push_back(key);
@@ -141,6 +145,7 @@ impl Sender {
         coalesce: bool,
         stats: &mut SessionStats,
     ) -> Option<WireMessage> {
+        // With a budget of 0 each fragment fills its message.
         let budget = if coalesce { limits.coalesce_bytes } else { 0 };
         let mut message = WireMessage {
             actions: std::mem::take(&mut self.actions),
@@ -151,6 +156,7 @@ impl Sender {
         while let Some(key) = self.turns.pop_front() {
             let mut turn = 0;
             while let Some(bytes) = next_bytes(key, graph) {
+                // The first fragment of a message is taken whatever its size: a larger one goes alone (EV-706).
                 let full = used + bytes > budget
                     && !(message.fragments.is_empty() && message.actions.is_empty());
                 if full {
@@ -158,6 +164,7 @@ impl Sender {
                     self.turns.push_front(key);
                     return Some(message);
                 }
+                // Checked after the fragment, so that a fragment larger than a turn is sent all the same.
                 if turn >= TURN_BYTES {
                     break;
                 }
@@ -194,6 +201,7 @@ impl Sender {
         let node = graph.get(key);
         match node.piece(sent) {
             Some(LogPiece::Begin(metadata, data)) => {
+                // No payload instead of an empty one: metadata alone is a chunk (EV-403).
                 let payload = (!data.is_empty()).then(|| Payload::Data(data.clone()));
                 fragment.chunk = Some(Chunk {
                     metadata: Some(metadata.clone()),
@@ -203,6 +211,8 @@ impl Sender {
             Some(LogPiece::Data(data)) => {
                 let payload = Some(Payload::Data(data.clone()));
                 fragment.chunk = Some(Chunk {
+                    // On every fragment: which of them carry metadata on the wire is the codec's decision (EV-404,
+                    // EV-721).
                     metadata: node.metadata.clone(),
                     payload,
                 });
@@ -212,6 +222,7 @@ impl Sender {
                     .iter()
                     .map(|&child| graph.get(child).id.clone())
                     .collect();
+                // Cloned, because announcing them changes the graph that lends them.
                 let children = children.clone();
                 self.announced(key, &children, graph);
             }
@@ -236,6 +247,7 @@ impl Sender {
         if last {
             self.wholly_sent(key, graph);
         }
+        // The transport is a reader too: what it has passed may be released (EV-955).
         graph.release(key);
         fragment
     }
@@ -253,6 +265,7 @@ impl Sender {
         if let Some(sending) = &mut graph.get_mut(parent).sending {
             sending.open_children -= 1;
         }
+        // The end of the tree may be all that is left, and only this child has held it back.
         if next_bytes(parent, graph).is_some() {
             self.queue(parent, graph);
         }
@@ -278,6 +291,8 @@ impl Sender {
         let Some(sending) = &mut graph.get_mut(tree).sending else {
             return;
         };
+        // Another leaf still has the turn, or no leaf may follow yet: a client loses what comes before it is announced
+        // (EV-722).
         if sending.turn != ended || sending.announced == 0 {
             sending.turn = sending.turn.filter(|turn| Some(*turn) != ended);
             return;
@@ -378,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_803_a_refused_producer_is_told_once_when_half_of_the_queue_is_empty() {
+    fn ev_803_a_refused_producer_is_notified_once_when_half_of_the_queue_is_empty() {
         let (mut graph, mut sender, [node, _]) = machines();
         let metadata = Arc::new(Metadata::of("text/plain"));
         let limits = SessionLimits {

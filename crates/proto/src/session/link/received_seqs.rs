@@ -17,6 +17,7 @@ pub(in crate::session) struct ReceivedSeqs {
 impl ReceivedSeqs {
     /// Parses `{"nodes":{"ID":SEQ},"actions":N}`, with at most `max_nodes` nodes.
     pub(in crate::session) fn parse(text: &[u8], max_nodes: usize) -> Option<Self> {
+        // Not derived: a derived map has no bound while it is parsed (D-47).
         let mut json = serde_json::Deserializer::from_slice(text);
         let have = json.deserialize_map(Whole { max_nodes }).ok()?;
         json.end().ok()?;
@@ -44,6 +45,7 @@ impl<'de> Visitor<'de> for Whole {
                         max: self.max_nodes,
                     })?;
                 }
+                // Negative and fractional numbers fail here, as the types are unsigned.
                 "actions" => have.actions = map.next_value()?,
                 _ => {
                     map.next_value::<IgnoredAny>()?;

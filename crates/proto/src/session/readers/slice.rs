@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_740_a_nested_range_begins_where_the_enclosing_range_begins() {
+    fn ev_740_an_outer_range_is_counted_from_where_the_inner_one_begins() {
         for (ranges, expect) in [
             (&[(0, u64::MAX)][..], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9][..]),
             (&[(3, 8)][..], &[3, 4, 5, 6, 7][..]),

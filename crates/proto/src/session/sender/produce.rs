@@ -53,6 +53,7 @@ impl Sender {
         loop {
             let part = rest.split_to(rest.len().min(most));
             let known = graph.get_mut(node);
+            // The first write begins the item even if it is empty: a chunk of metadata alone is content (EV-301).
             let piece = if known.metadata.is_none() || (each && !part.is_empty()) {
                 known.metadata = Some(Arc::clone(metadata));
                 LogPiece::Begin(Arc::clone(metadata), part)
@@ -77,6 +78,8 @@ impl Sender {
     ) -> Result<(), Unwritten> {
         let most = graph.limits().max_children_per_fragment.max(1);
         for part in children.chunks(most) {
+            // Before the piece can be sent, so that leaves that have to wait for their turn are marked when they are
+            // announced.
             self.adopt(graph, node, part);
             self.append(graph, node, LogPiece::Children(part.into()))?;
         }
@@ -96,6 +99,7 @@ impl Sender {
         };
         writable(graph, node, kind)?;
         let known = graph.get_mut(node);
+        // Not for a tree: its last list is announced at once, while its end waits for the children (EV-508).
         if kind == NodeKind::Leaf && known.is_unsent() {
             // The last piece was not sent yet, so it becomes the final one.
             known.last = known.next_seq().checked_sub(1);
@@ -126,6 +130,7 @@ impl Sender {
         }
         // Without a status at its end, the peer would wait for this tree for ever: no room for it is no room for the
         // session.
+        // Claimed for the tree's producer before `adopt`, which makes a tree wait for children of ours only.
         let child = graph.make().map_err(Unwritten::Quota)?;
         let producer = graph.get(node).owner;
         let known = graph.get_mut(child);
@@ -138,7 +143,7 @@ impl Sender {
     }
 
     /// Records which of our children must be sent before `parent` may end: those of a tree (EV-508), and for a status the
-    /// outputs that it speaks of (EV-735). The first parent of a child waits for it; a second one does not.
+    /// outputs of its action (EV-735). The first parent of a child waits for it; a second one does not.
     pub(in crate::session) fn adopt(
         &self,
         graph: &mut Graph,
@@ -151,6 +156,8 @@ impl Sender {
         for &child in children {
             let node = graph.get_mut(child);
             node.referenced = true;
+            // A child that the peer has already, or that the peer writes, holds nothing back; nor may a tree wait for
+            // itself.
             let wholly_sent = node.is_complete()
                 && node
                     .sending
@@ -164,6 +171,7 @@ impl Sender {
             if sending.parent.is_none() {
                 (sending.parent, sending.awaited) = (Some(parent), true);
                 open += 1;
+                // A leaf with content may be partly sent: it cannot wait for its turn any more.
                 if in_line && unwritten {
                     sending.pending_at = Some(0);
                     line.push(child);
@@ -199,6 +207,7 @@ impl Sender {
         if seq > graph.limits().max_seq {
             return Err(WriteError::Exhausted.into());
         }
+        // Charged before it is stored; the caller aborts the session if there is no room (EV-801).
         graph.hold(seq, &piece).map_err(Unwritten::Quota)?;
         // This cannot fail: the log has not ended, as was checked before.
         let _ = graph.get_mut(node).log.append(piece);

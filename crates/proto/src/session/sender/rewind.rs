@@ -1,4 +1,4 @@
-//! What is sent again on a new connection: everything that the peer has not received (EV-942).
+//! Sends again on a new connection what the peer has not received (EV-942).
 
 use std::collections::{HashMap, VecDeque};
 
@@ -21,10 +21,12 @@ impl Sender {
         for action in actions {
             self.push_action(action);
         }
+        // First: a leaf that waits for its turn is counted with its node below, not in the queue.
         let trees = match self.order {
             LeafOrder::Reading => line_up(graph),
             LeafOrder::Free => Vec::new(),
         };
+        // `first` is our report: the client can send nothing again before it has read that.
         let rest = graph.keys().filter(|key| Some(*key) != first);
         for key in first.into_iter().chain(rest) {
             if graph.get(key).is_unsent() {
@@ -45,6 +47,7 @@ pub(in crate::session) fn rewind(graph: &mut Graph, theirs: &HashMap<String, u64
         let next = node.next_seq();
         // Released pieces cannot be sent again.
         let retained = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
+        // What the peer claims is clamped to what there is: it may be wrong about nodes that it never had.
         let has = theirs.get(&*node.id).copied().unwrap_or(0);
         // Nodes of an earlier RESUME are not sent again.
         let has = if node.transient {
@@ -52,6 +55,8 @@ pub(in crate::session) fn rewind(graph: &mut Graph, theirs: &HashMap<String, u64
         } else {
             u32::try_from(has).unwrap_or(u32::MAX)
         };
+        // Only the parent survives: turns, lines and counts are rebuilt from the logs, whatever order the old client
+        // had.
         if let Some(sending) = &mut node.sending {
             **sending = SendState {
                 sent: has.min(next).max(retained),
@@ -62,6 +67,7 @@ pub(in crate::session) fn rewind(graph: &mut Graph, theirs: &HashMap<String, u64
     }
     for key in graph.keys() {
         let node = graph.get_mut(key);
+        // A second pass: the first one has reset the counts of all trees.
         let whole = node.is_complete() && !node.is_unsent();
         let Some(sending) = node.sending.as_mut().filter(|_| !whole) else {
             continue;
@@ -99,12 +105,14 @@ fn line_up(graph: &mut Graph) -> Vec<NodeKey> {
             if sending.parent != Some(tree) || !sending.awaited || sending.pending_at.is_some() {
                 continue;
             }
+            // The client has its beginning, so it is in the client's order already and goes on.
             if sending.sent > 0 {
                 turn = Some(child);
                 continue;
             }
             sending.pending_at = Some(0);
             line.push_back(child);
+            // Only lists that the client has received count: the others announce their leaves when they are sent again.
             announced += usize::from(reported);
         }
         if let Some(sending) = &mut graph.get_mut(tree).sending {
