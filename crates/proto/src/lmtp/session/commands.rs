@@ -171,8 +171,10 @@ impl LmtpSession {
             return Err(LmtpError::new(LmtpReason::Draining, message));
         }
         let limits = &self.config.limits;
-        // Each sample counts, since each is work of its own in the batch.
-        if self.streams.len() + self.loading.len() + works.len() > limits.max_streams {
+        // Each sample counts, since each is work of its own in the batch. An ended stream counts until its end is sent:
+        // nothing else limits how many ends wait.
+        let open = self.streams.len() + self.streams.replays.ended_behind_windows();
+        if open + self.loading.len() + works.len() > limits.max_streams {
             let message = format!(
                 "{} streams are open on this connection; wait for one to end",
                 limits.max_streams

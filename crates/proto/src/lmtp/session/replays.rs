@@ -306,6 +306,15 @@ impl ReplayBuffers {
         self.flowing.is_empty() && !self.windows.iter().any(waits)
     }
 
+    /// Number of ended streams whose end waits for the window.
+    pub(super) fn ended_behind_windows(&self) -> usize {
+        let is_ended = |replay: &StreamReplay| replay.until.is_some() && replay.has_unsent();
+        let windows = self.windows.iter();
+        windows
+            .filter(|key| self.of.get(key).is_some_and(is_ended))
+            .count()
+    }
+
     /// The first stream whose client has acknowledged nothing for `timeout`.
     pub(super) fn stalled(&self, timeout: Duration) -> Option<(Time, StreamKey)> {
         if self.detached {

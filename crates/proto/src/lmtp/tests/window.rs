@@ -132,3 +132,28 @@ fn lm_952_a_window_has_a_range_and_early_ends_do_not_wait() {
     let reply = server.received().concat();
     assert!(reply.contains(r#""code":"draining""#), "{reply}");
 }
+
+/// LM-510: a stream whose end was not sent is still open to its client, so it still counts.
+#[test]
+fn lm_952_ended_streams_that_wait_for_the_window_count_as_streams() {
+    let mut server = Server::limited(ConnectionLimits {
+        max_streams: 2,
+        ..ConnectionLimits::default()
+    });
+    server.ask(
+        r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":["window"]}}}"#,
+    );
+    let generate = |id: u32| {
+        format!(
+            r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":{id},"window":1,"max_tokens":2}}"#
+        )
+    };
+    for id in 1..=2 {
+        let stream = server.open(&generate(id));
+        server.step(pieces(stream, 0..2));
+    }
+    assert_eq!(server.session.live(), 0);
+    assert!(server.ask(&generate(3)).contains("server_overloaded"));
+    assert!(ack(&mut server, 0).contains(r#""finish_reason":"length""#));
+    server.open(&generate(3));
+}
