@@ -58,6 +58,7 @@ impl Calls {
     /// The shell reports whether an action waits for nothing but its cursors (D-3). A cursor that becomes ready resets
     /// this by itself.
     pub fn waiting(&mut self, action: ActionKey, waiting: bool) {
+        // The report may come late: the action has ended meanwhile.
         if self.table.get(action).is_none() {
             return;
         }
@@ -76,6 +77,8 @@ impl Calls {
             return;
         };
         let metadata = Arc::new(Metadata::of(mimetype::OCTET_STREAM));
+        // Children before their trees, and statuses last: a client takes the status for the end of all outputs
+        // (EV-735).
         for &node in made.iter().chain(&entry.outputs) {
             // Nodes that have ended already refuse to end again, which is expected.
             let _ = self.nodes.end(node, &metadata);
@@ -93,6 +96,7 @@ impl Calls {
             return;
         }
         let status = status.into();
+        // A reason outside of our table comes from another server and concerns this action alone.
         let scope = status.known().map_or(ErrorScope::Action, Reason::scope);
         self.fail_within(action, status, scope);
     }
@@ -103,6 +107,7 @@ impl Calls {
             return;
         };
         self.nodes.stats.failures += 1;
+        // The action that failed first is named, not one that failed because it read the other's output.
         if status.detail("action").is_none() {
             status = Arc::new(Status::clone(&status).with("action", &entry.name));
         }
@@ -110,6 +115,7 @@ impl Calls {
             self.abort(status);
             return;
         }
+        // First: a client that waits for the dispatch status must not wait for the outputs (EV-737).
         if let Some(node) = entry.dispatch {
             conclude(&mut self.nodes, node, &entry, Some(Arc::clone(&status)));
         }
@@ -144,6 +150,7 @@ impl Calls {
             return Err(WriteError::Ended);
         };
         let bytes = bytes as u64;
+        // Exceeding the quota is an error of the session wherever it happens (EV-801).
         if let Err(status) = self.nodes.graph.quota.retain(bytes) {
             self.abort(status);
             return Err(WriteError::Closed);
@@ -155,6 +162,7 @@ impl Calls {
     /// Refunds bytes that were charged with [`Self::hold_aside`].
     pub fn let_go_aside(&mut self, action: ActionKey, bytes: usize) {
         if let Some(entry) = self.table.get_mut(action) {
+            // The shell cannot refund more than it has charged, which would make room for others' content.
             let bytes = (bytes as u64).min(entry.aside_bytes);
             entry.aside_bytes -= bytes;
             self.nodes.graph.quota.give_back(bytes);
@@ -208,6 +216,7 @@ impl Calls {
 
     /// Handles an action of the peer.
     pub(super) fn serve(&mut self, action: Action, now: Time) -> Result<(), Status> {
+        // Before anything can fail: the peer counts what it has sent, failed actions included (EV-942).
         self.link.note_received(&action)?;
         self.nodes.stats.actions += 1;
         // The shell holds the configs as long as the action runs, so the quota counts them.
@@ -222,7 +231,10 @@ impl Calls {
         let (key, entry) = self.table.insert(entry);
         entry.aside_bytes = config_bytes;
         self.nodes.action_begins(key);
+        // Nodes first: what is wrong with them aborts the session, and what is wrong with the action alone can be
+        // reported in the outputs that it has by then (EV-930).
         let outputs = claim_outputs(key, &action, entry, &mut self.nodes)?;
+        // Their inputs name nodes, or are read by the session itself: none is retained for a later reader.
         let inputs = if reserved::is_known_by_node(&action.name) {
             Vec::new()
         } else {
@@ -262,6 +274,7 @@ impl Calls {
             configs: action
                 .configs
                 .into_iter()
+                // Read here already; a function would refuse it as unknown.
                 .filter(|any| type_name(any) != OPTIONS)
                 .collect(),
             deadline,
@@ -273,6 +286,7 @@ impl Calls {
     /// The peer has half-closed (EV-109): it answers nothing more, and readers of what it has not sent fail.
     pub(super) fn half_close(&mut self) {
         self.nodes.lifecycle.phase = SessionPhase::HalfClosed;
+        // Nobody answers them any more, and the session must be able to finish without them.
         self.table.remove_asked();
         self.nodes.fail_stuck_readers();
         self.nodes.fail_deadlocked();
@@ -281,6 +295,7 @@ impl Calls {
 
     /// Handles the actions whose deadlines have passed (EV-950, EV-811).
     pub(super) fn handle_deadlines(&mut self, now: Time) {
+        // Each round removes the action it is about; a failure may abort the session and with it the others.
         while let Some((deadline, action)) = self.table.deadline()
             && deadline <= now
             && !self.nodes.lifecycle.is_closed()
@@ -289,6 +304,7 @@ impl Calls {
                 self.client_is_late(action);
                 continue;
             }
+            // Before the failure, after which the key is stale.
             self.nodes.lifecycle.emit(SessionOutput::Cancel {
                 action,
                 by: CancelledBy::Deadline,
@@ -302,6 +318,7 @@ impl Calls {
     pub(super) fn after_sending(&mut self) {
         let sent = self.nodes.sender.is_empty() && self.link.is_up();
         if self.sending_finished && sent && !self.nodes.lifecycle.is_closed() {
+            // Emitted once per connection: `send_again` sets it again where the half-close was lost.
             self.sending_finished = false;
             self.link.half_closed();
             self.nodes.lifecycle.emit(SessionOutput::HalfClose);
@@ -337,6 +354,7 @@ impl Calls {
             Side::Client => true,
         };
         if done {
+            // No node can grow any more, ours included, so every reader that still waits fails now.
             self.nodes.lifecycle.ending = true;
             self.nodes.fail_stuck_readers();
             self.nodes.lifecycle.finish();
@@ -419,6 +437,7 @@ fn claim_outputs(
     nodes: &mut Nodes,
 ) -> Result<Vec<(ByteString, NodeKey)>, Status> {
     let max = nodes.config.limits.max_params;
+    // The number of outputs is checked later: until then the peer decides it.
     let mut outputs = Vec::with_capacity(action.outputs.len().min(max));
     for output in &action.outputs {
         let node = claim_output(nodes, key, output)?;
@@ -495,6 +514,7 @@ fn claim_output(nodes: &mut Nodes, key: ActionKey, output: &Param) -> Result<Nod
     let known = nodes.graph.get_mut(node);
     let dropped = known.fate != NodeFate::Retained;
     if known.owner == NodeProducer::Unclaimed && !dropped {
+        // A mention as child or input has no producer: pipelining by id (EV-307).
         known.owner = NodeProducer::Local(Some(key));
         return Ok(node);
     }

@@ -62,7 +62,7 @@ impl Clock {
         let past =
             |since: Option<Time>, span: Duration| since.is_some_and(|since| now >= since + span);
         if past(self.stalled_since, limits.outbound_stall) {
-            return Some((Reason::SlowReader, "the peer has received nothing for too long"));
+            return Some((Reason::SlowReader, "the peer has not read for too long"));
         }
         past(self.idle_since, limits.idle_timeout)
             .then_some((Reason::IdleTimeout, "the session was idle for too long"))

@@ -45,6 +45,7 @@ impl Calls {
             check_client_answers(&self.nodes, &self.table)?;
         }
         let graph = &self.nodes.graph;
+        // All are checked before anything is sent: a refused call leaves nothing behind.
         for (name, output) in &call.outputs {
             let node = graph.get(*output);
             if node.owner != NodeProducer::Unclaimed {
@@ -74,6 +75,7 @@ impl Calls {
             self.table.remove(key);
         } else if is_server {
             let time_limit = self.nodes.config.limits.reverse_timeout;
+            // Started by the next timer call, because time without a connection does not count (EV-811).
             self.table.set_time_limit(key, time_limit);
             self.nodes.lifecycle.emit(SessionOutput::Timed);
         }
@@ -84,10 +86,12 @@ impl Calls {
     /// Asks the peer to stop an action of ours (EV-913). Does nothing for a stale key, or an action without outputs.
     pub fn cancel(&mut self, action: ActionKey) {
         let entry = self.table.get(action).filter(|entry| !entry.served);
+        // An action has no id of its own: any of its outputs names it (EV-501).
         let Some(&output) = entry.and_then(|entry| entry.outputs.first()) else {
             return;
         };
         let id = self.nodes.graph.get(output).id.clone();
+        // It has no outputs, so nothing is entered in the table: the end of the other action is the answer.
         let asked = self.ask(Action {
             name: reserved::CANCEL.into(),
             inputs: vec![Param::new(reserved::CANCEL_INPUT, id)],
@@ -105,7 +109,7 @@ impl Calls {
             self.cancel(action);
         }
         if self.nodes.side == Side::Server && !self.nodes.lifecycle.is_closed() {
-            let status = Status::new(Reason::Cancelled, "the server does not want this any more");
+            let status = Status::new(Reason::Cancelled, "the server has abandoned this action");
             self.remove_asked(action, &Arc::new(status));
         }
     }
@@ -145,6 +149,7 @@ impl Calls {
         }
         let open = entry.outputs.into_iter();
         let open: Vec<NodeKey> = open.filter(|node| !self.nodes.is_complete(*node)).collect();
+        // Before the drop, so that the readers get this status and not NODE_RELEASED.
         self.nodes.fail_readers(&open, status);
         // Nodes that the client has bound elsewhere stay: they are the client's.
         let unwanted = open
@@ -175,6 +180,6 @@ fn check_client_answers(nodes: &Nodes, table: &ActionTable) -> Result<(), Status
 
 /// The error of a function whose client can no longer answer (EV-812).
 pub(in crate::session) fn unanswered() -> Status {
-    let message = "the client has ended without having answered";
+    let message = "the client has finished sending, but has not answered the action";
     Status::new(Reason::Cancelled, message)
 }

@@ -60,11 +60,14 @@ impl InputLeaf {
         let most = self.max_bytes(&nodes.config.limits);
         loop {
             match nodes.read(self.cursor) {
+                // Before the piece is copied: an input can be a tree that yields far more than it costs (EV-306).
                 CursorRead::Piece(piece) if self.text.len() + piece.data.len() > most => {
-                    let message = format!("an input has more than {most} bytes");
+                    let message =
+                        format!("the input of a reserved action has more than {most} bytes");
                     return LeafRead::Failed(Status::new(Reason::BadConfig, message));
                 }
                 CursorRead::Piece(piece) => {
+                    // Charged beside the node itself: the text is a second copy.
                     if let Err(status) = nodes.graph.quota.retain(piece.data.len() as u64) {
                         return LeafRead::Failed(status);
                     }
@@ -73,7 +76,7 @@ impl InputLeaf {
                 CursorRead::Busy => return LeafRead::Paused,
                 CursorRead::Pending => return LeafRead::Pending,
                 CursorRead::Reference(_) => {
-                    let message = "inputs of reserved actions are sent inline";
+                    let message = "the input of a reserved action is a reference; send it inline";
                     return LeafRead::Failed(Status::new(Reason::RefDenied, message));
                 }
                 CursorRead::Failed(status) => return LeafRead::Failed(Status::clone(&status)),
@@ -85,6 +88,7 @@ impl InputLeaf {
     /// Ends the read; the quota bytes of its text are refunded.
     pub(super) fn close(&self, nodes: &mut Nodes) {
         nodes.close(self.cursor);
+        // The text is not needed any more: it was parsed, or its action has ended.
         nodes.graph.quota.give_back(self.text_bytes());
         if self.is_of_resume() {
             // A report of received seqs is used once, so its node is dropped.

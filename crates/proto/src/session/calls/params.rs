@@ -15,6 +15,7 @@ pub(super) fn check(action: &Action, limits: &SessionLimits) -> Result<(), Statu
         .iter()
         .chain(&action.outputs)
         .map(|param| &param.name);
+    // Names first: the messages below quote them and must not echo long text (D-47).
     if let Some(bad) = [&action.name]
         .into_iter()
         .chain(names)
@@ -27,6 +28,7 @@ pub(super) fn check(action: &Action, limits: &SessionLimits) -> Result<(), Statu
             ..status
         });
     }
+    // Numbers before duplicates: the sorting below is bounded by them.
     for (limit, value, max) in [
         ("max_params", action.inputs.len(), limits.max_params),
         ("max_params", action.outputs.len(), limits.max_params),
@@ -41,6 +43,7 @@ pub(super) fn check(action: &Action, limits: &SessionLimits) -> Result<(), Statu
             ));
         }
     }
+    // Only equal names. Aliases belong to the function, which is not known here.
     for list in [&action.inputs, &action.outputs] {
         let mut names: Vec<&str> = list.iter().map(|param| &*param.name).collect();
         names.sort_unstable();
@@ -74,10 +77,11 @@ pub(super) fn deadline(options: ActionOptions, now: Time) -> Result<Option<Time>
     let Some(timeout) = options.timeout else {
         return Ok(None);
     };
+    // A protobuf duration can be negative, one of ours cannot.
     let timeout = std::time::Duration::try_from(timeout).map_err(|_| {
         let status = Status::new(
             Reason::BadConfig,
-            format!("timeout of {OPTIONS} is negative or no duration"),
+            format!("timeout of {OPTIONS} is not a duration of 0 or more"),
         );
         status.with_field("timeout", "a duration of 0 or more")
     })?;

@@ -59,6 +59,7 @@ pub(in crate::session) fn is_reserved(name: &str) -> bool {
 /// The order in which the actions of a message are applied (D-26); RESUME comes first.
 pub(in crate::session) fn rank(name: &str) -> u8 {
     match name {
+        // Before it a returning session accepts no other action, so it precedes those of its own message.
         RESUME => 0,
         name if is_reserved(name) => 2,
         _ => 1,
@@ -91,13 +92,14 @@ impl Calls {
             FINISH => check(action, |_| false).map(|()| Some("{}".to_owned())),
             OFFER if self.nodes.side == Side::Client => Err(Status::new(
                 Reason::Unimplemented,
-                "a client takes no offers: it asks with LIST_ACTIONS",
+                "a client does not accept OFFER_ACTIONS: it asks its server with LIST_ACTIONS",
             )),
             _ => return false,
         };
         if let Some(answer) = answer.transpose() {
             self.answer(key, answer);
         }
+        // Not open any more: the answer was an error that aborted the session.
         if &*action.name == FINISH && self.nodes.lifecycle.phase == SessionPhase::Open {
             self.half_close();
         }
@@ -106,6 +108,7 @@ impl Calls {
 
     /// Continues the reads that can make progress.
     pub(in crate::session) fn read_leaves(&mut self) {
+        // Taken: reads that still wait put themselves back.
         for leaf in std::mem::take(&mut self.leaves) {
             let action = leaf.action;
             match (action, self.read_on(leaf).transpose()) {
@@ -131,7 +134,7 @@ impl Calls {
             return;
         }
         self.table.pause_time_limits(now);
-        // What was read of the other side's report belongs to the connection that is gone.
+        // What was read of the other side's report belongs to the lost connection.
         while let Some(at) = self.leaves.iter().position(InputLeaf::is_of_resume) {
             let leaf = self.leaves.swap_remove(at);
             leaf.close(&mut self.nodes);
@@ -160,6 +163,7 @@ impl Calls {
                 let entry = self.table.get(key);
                 let output = entry.and_then(|entry| entry.outputs.first().copied());
                 let mut report = Vec::new();
+                // Collected now: after `finish` the action is not in the table.
                 if let Some(entry) = entry.filter(|entry| &*entry.name == RESUME) {
                     let statuses = entry.status.iter().chain(&entry.dispatch);
                     report.extend(entry.outputs.iter().chain(statuses).copied());
@@ -174,6 +178,7 @@ impl Calls {
                 }
                 self.send_again(output);
                 self.finish(key);
+                // After the end: the drop of a node that is still open would end it with an error.
                 remove_when_sent(&mut self.nodes, &report);
             }
             // A closed session sends nothing more.
@@ -200,12 +205,14 @@ impl Calls {
             _ => None,
         };
         let entry = target.and_then(|target| Some((target, self.table.get_mut(target)?)));
+        // Not a CANCEL: one that names its own output would end before it is answered.
         let Some((target, entry)) =
             entry.filter(|(_, entry)| entry.served && &*entry.name != CANCEL)
         else {
             return Ok(cancelled(false));
         };
         let mut leaves = self.leaves.iter();
+        // The session itself runs this one: no shell would answer the output.
         if leaves.any(|leaf| leaf.action == Some(target)) {
             self.finish(target);
             return Ok(cancelled(true));
@@ -231,6 +238,8 @@ impl Calls {
     ) -> Result<Option<String>, Status> {
         check(action, |name| matches!(name, "node" | TTL_INPUT))?;
         let (id, ttl) = ttl::request(action)?;
+        // Looked up at the receipt of the action: an id that is unknown then is a no-op, whenever the input `ttl`
+        // arrives.
         let node = self.nodes.graph.find(id);
         match ttl {
             ttl::Requested::Input(id) => self.read_leaf(Some(key), id, ReadPurpose::Ttl(node), now),
@@ -256,7 +265,7 @@ impl Calls {
             return Err(Status::new(Reason::BadMessage, message));
         }
         let Some(param) = action.inputs.first() else {
-            let message = "RESUME needs the input have: what the sender holds";
+            let message = "RESUME needs the input have: what the sender has received";
             return Err(Status::new(Reason::MissingInput, message).with("param", HAVE));
         };
         self.read_leaf(Some(key), &param.id, ReadPurpose::Have, now)
@@ -273,9 +282,11 @@ impl Calls {
         // The quota or the node limit was exceeded: both end the session.
         let node = self.nodes.graph.mention(id)?;
         let known = self.nodes.graph.get_mut(node);
+        // As an input of any other action: a cycle through it must be found when its last edge arrives (EV-217).
         known.referenced = true;
         known.transient |= !matches!(purpose, ReadPurpose::Ttl(_));
         if let Some(entry) = action.and_then(|action| self.table.get_mut(action)) {
+            // Counted by back-pressure as what an unfinished action reads.
             entry.inputs.push(node);
         }
         self.nodes.flow.closures = true;
@@ -305,6 +316,8 @@ impl Calls {
                 let action = leaf.action;
                 self.leaves.push(leaf);
                 if let Some(action) = action {
+                    // Waits for nothing else, so that it takes part in a deadlock and does not postpone the idle
+                    // timeout (D-3).
                     self.waiting(action, true);
                 }
                 return Ok(None);
@@ -332,6 +345,7 @@ impl Calls {
         let Some(again) = self.link.take_send_again(&mut nodes.graph) else {
             return;
         };
+        // The half-close is repeated after what is sent again: the old connection may have lost it.
         self.sending_finished |= again.half_closed;
         let graph = &mut nodes.graph;
         nodes
@@ -346,7 +360,7 @@ impl Calls {
 fn drop_named(nodes: &mut Nodes, action: &Action) -> Result<String, Status> {
     check(action, |name| drops_tree(name).is_some())?;
     if action.inputs.is_empty() {
-        let message = "DROP needs an input node or tree: the id of what is to be dropped";
+        let message = "DROP needs an input node or tree: the id of the node to drop";
         return Err(Status::new(Reason::MissingInput, message).with("param", "node"));
     }
     let named: Vec<(NodeKey, bool)> = action
@@ -377,6 +391,7 @@ fn remove_when_sent(nodes: &mut Nodes, answer: &[NodeKey]) {
         return;
     }
     for &node in answer {
+        // Before the drop, which frees a node at once if nothing holds it.
         nodes.graph.get_mut(node).transient = true;
     }
     let named: Vec<(NodeKey, bool)> = answer.iter().map(|&node| (node, false)).collect();

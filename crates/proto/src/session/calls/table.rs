@@ -100,6 +100,7 @@ impl ActionTable {
     pub(in crate::session) fn remove(&mut self, key: ActionKey) -> Option<ActionEntry> {
         let entry = self.entries.remove(key.0)?;
         self.served -= usize::from(entry.served);
+        // The lists of limits and deadlines name only actions of the table.
         self.unstarted.retain(|other| *other != key);
         if let Some(deadline) = entry.deadline {
             self.deadlines.remove(&(deadline, key));
@@ -155,6 +156,7 @@ impl ActionTable {
     pub(in crate::session) fn start_time_limits(&mut self, now: Time) {
         for key in std::mem::take(&mut self.unstarted) {
             let entry = self.entries.get_mut(key.0);
+            // Taken, so that each limit starts once per connection.
             if let Some(limit) = entry.and_then(|entry| entry.time_limit.take()) {
                 self.set_deadline(key, now + limit);
             }
@@ -168,6 +170,8 @@ impl ActionTable {
             let Some(entry) = self.entries.get_mut(key.0) else {
                 continue;
             };
+            // Only actions of ours: those of the peer keep their deadlines, which bound the work that goes on meanwhile
+            // (EV-950).
             if let Some(deadline) = entry.deadline.take() {
                 self.deadlines.remove(&(deadline, key));
                 self.set_time_limit(key, deadline - now);

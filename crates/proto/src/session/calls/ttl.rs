@@ -1,4 +1,4 @@
-//! What SET_TTL asks for (EV-912): a node, and how long it is to live.
+//! Parses SET_TTL (EV-912): the node, and its time to live.
 
 use std::time::Duration;
 
@@ -20,15 +20,17 @@ pub(super) enum Requested<'a> {
 pub(super) fn request(action: &Action) -> Result<(&NodeId, Requested<'_>), Status> {
     let given = |name: &str| action.inputs.iter().find(|param| &*param.name == name);
     let Some(node) = given("node") else {
-        let message = "SET_TTL needs the input node: the id of what is to go";
+        let message = "SET_TTL needs the input node: the id of the node that is to expire";
         return Err(Status::new(Reason::MissingInput, message).with("param", "node"));
     };
     let own = action.configs.iter().map(|any| (type_name(any), any));
+    // A time limit of the action itself may be among the configs.
     let mut own = own.filter(|(name, _)| *name != OPTIONS);
     if let Some((name, _)) = own.clone().find(|(name, _)| *name != DURATION) {
         let message = format!("SET_TTL takes no config {name:?}");
         return Err(Status::new(Reason::UnknownConfig, message));
     }
+    // The input wins: it is what clients without configs send (EV-912).
     match (given(TTL_INPUT), own.next()) {
         (Some(Param { id, .. }), _) => Ok((&node.id, Requested::Input(id))),
         (None, Some((_, any))) => {
@@ -50,11 +52,13 @@ pub(super) fn parse(text: &[u8]) -> Result<Duration, Status> {
 
 fn duration(text: &[u8]) -> Option<Duration> {
     let text: String = serde_json::from_slice(text).ok()?;
+    // By hand and not as a float, which would round, and would take "inf" and "1e9".
     let (whole, part) = match text.strip_suffix('s')?.split_once('.') {
         Some((whole, part)) => (whole, part),
         None => (text.strip_suffix('s')?, "0"),
     };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    // No sign, and no more digits than protobuf's range and its nanoseconds have.
     if !digits(whole) || !digits(part) || whole.len() > 12 || part.len() > 9 {
         return None;
     }
@@ -63,7 +67,7 @@ fn duration(text: &[u8]) -> Option<Duration> {
 }
 
 fn bad_ttl() -> Status {
-    let message = "ttl is negative or no duration; send for example \"30s\"";
+    let message = "ttl is not a duration of 0 or more; send for example \"30s\"";
     Status::new(Reason::BadConfig, message).with_field("ttl", "a duration of 0 or more")
 }
 
