@@ -53,10 +53,7 @@ impl Metadata {
     #[must_use]
     pub fn agrees_with(&self, later: &Self) -> bool {
         let role = later.role.is_empty() || later.role == self.role;
-        // Clients that repeat metadata repeat the same bytes, so the comparison that parses comes last.
-        let mimetype = later.mimetype.is_empty()
-            || later.mimetype == self.mimetype
-            || mimetype::same(&later.mimetype, &self.mimetype);
+        let mimetype = later.mimetype.is_empty() || mimetype::same(&later.mimetype, &self.mimetype);
         role && mimetype
     }
 

@@ -9,12 +9,16 @@ pub const STATUS: &str = "application/x-protobuf; type=google.rpc.Status";
 pub const JSON_STATUS: &str = "application/json; type=google.rpc.Status";
 
 /// Whether two mimetypes are equivalent: type, subtype and parameter names are case-insensitive, parameters are
-/// unordered, values are compared exactly and without quotes (EV-405).
+/// unordered, values are compared exactly and without quotes (EV-405). A mimetype that is too long for a session is only
+/// equivalent to the same bytes.
 #[must_use]
 pub fn same(a: &str, b: &str) -> bool {
     // Nearly always the same bytes, sent again by the same client; only others are worth parsing.
     if a == b {
         return true;
+    }
+    if a.len().max(b.len()) > PARSED_MAX {
+        return false;
     }
     let (a, b) = (ParsedMimetype::new(a), ParsedMimetype::new(b));
     a.essence.eq_ignore_ascii_case(b.essence) && a.parameters() == b.parameters()
@@ -29,7 +33,7 @@ pub fn is_status(mimetype: &str) -> bool {
 /// The same for its JSON form.
 #[must_use]
 pub fn is_json_status(mimetype: &str) -> bool {
-    mimetype == JSON_STATUS || same(mimetype, JSON_STATUS)
+    same(mimetype, JSON_STATUS)
 }
 
 /// Whether the content is one JSON value, or one JSON value per line: it must not be split at an arbitrary byte
@@ -72,7 +76,7 @@ pub fn is_end_of_turn(mimetype: &str) -> bool {
 fn message_type(mimetype: &str) -> Option<String> {
     // Fast path: nearly all chunks are text, which needs no parsing.
     let head = mimetype.trim_start().as_bytes().first()?;
-    if !head.eq_ignore_ascii_case(&b'a') {
+    if !head.eq_ignore_ascii_case(&b'a') || mimetype.len() > PARSED_MAX {
         return None;
     }
     let parsed = ParsedMimetype::new(mimetype);
@@ -88,6 +92,10 @@ fn message_type(mimetype: &str) -> Option<String> {
         .find(|(name, _)| name == "type")
         .map(|(_, value)| value)
 }
+
+/// Bytes of a mimetype whose parameters are parsed. Each one becomes two texts, and codecs ask before the session
+/// refuses a mimetype that is longer than `max_name_bytes`.
+const PARSED_MAX: usize = 256;
 
 /// The mimetype of one value, then the usual names for line-delimited JSON.
 const JSON: [&str; 4] = [
@@ -171,6 +179,26 @@ mod tests {
             assert!(same(odd, odd));
             assert!(!is_status(odd) && !is_end_of_turn(odd));
         }
+    }
+
+    #[test]
+    fn d_47_the_parameters_of_a_mimetype_that_no_session_accepts_are_not_parsed() {
+        let odd = |most: usize, upper: bool| {
+            let type_of = if upper { "A/B" } else { "a/b" };
+            format!("{type_of};x={}", "1".repeat(most - 6))
+        };
+        assert!(same(&odd(PARSED_MAX, false), &odd(PARSED_MAX, true)));
+        assert!(!same(
+            &odd(PARSED_MAX + 1, false),
+            &odd(PARSED_MAX + 1, true)
+        ));
+        let status = |bytes: usize| format!("{STATUS};{}", "a".repeat(bytes - STATUS.len() - 1));
+        assert!(is_status(&status(PARSED_MAX)));
+        assert!(!is_status(&status(PARSED_MAX + 1)));
+        assert!(!is_json_status(&format!(
+            "{JSON_STATUS};{}",
+            ";".repeat(PARSED_MAX)
+        )));
     }
 
     #[test]
