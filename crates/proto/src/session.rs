@@ -99,6 +99,7 @@ impl SessionMachine {
         // A half-closed peer that reconnects still has to report what it has received.
         let returning = self.calls.link.is_returning() && self.is_half_closed();
         let incoming = *self.phase() == SessionPhase::Open || returning;
+        // Not an error: messages that were on their way cross a close or the loss of the connection.
         if !incoming || self.is_down() {
             return Ok(());
         }
@@ -111,9 +112,11 @@ impl SessionMachine {
             let status = Status::limit(Reason::MessageTooLarge, "max_message_bytes", value, max);
             return Err(self.abort(status));
         }
+        // Before the message: its searches and drops share what is granted here (D-27).
         self.grant_visits(now);
         let outcome = self.apply(message, now);
         if outcome.is_ok() {
+            // A TTL of 0 takes effect at the end of the message that sets it (EV-912).
             self.calls.nodes.expire(now);
         }
         self.settle_visits();
@@ -140,6 +143,7 @@ impl SessionMachine {
     /// received completely stays readable; readers of the rest fail with `status`.
     pub fn close_with_status(&mut self, status: impl Into<Arc<Status>>, now: Time) {
         if *self.phase() == SessionPhase::Open {
+            // Before the end of input, whose failing readers take it instead of INCOMPLETE_INPUT or TRUNCATED.
             self.calls.nodes.lifecycle.close_status = Some(status.into());
             self.end_of_input(now);
         }
@@ -161,6 +165,7 @@ impl SessionMachine {
     /// The peer does not know the session any more. If every action is answered and we have half-closed, the session
     /// ends normally; otherwise it ends with `status`.
     pub fn fail_resume(&mut self, status: Status) {
+        // The server ends such a session by itself, and may have forgotten it before the client has seen its end.
         let answered = self.calls.unfinished() == 0 && self.calls.link.has_half_closed();
         if answered && *self.phase() == SessionPhase::Open {
             self.calls.half_close();
@@ -175,6 +180,7 @@ impl SessionMachine {
         self.calls.link.without_resume();
         let nodes = &mut self.calls.nodes;
         nodes.config.resume = false;
+        // `evergreen-retain: unread` was overruled by resume and holds again.
         nodes.graph.keep(nodes.config.retention());
     }
 
@@ -205,7 +211,9 @@ impl SessionMachine {
             return self.calls.link.take_hello();
         }
         let message = self.calls.nodes.next_message();
+        // After the message was taken: whether another one waits decides about the stall timer.
         self.clock.sent(now, self.has_message());
+        // This message may have been the last that a half-close or the end of the session waits for.
         self.calls.after_sending();
         message
     }
@@ -223,6 +231,7 @@ impl SessionMachine {
 
     /// Returns the next output for the shell to act on.
     pub fn poll(&mut self) -> Option<SessionOutput> {
+        // First: an abort by the nodes leaves actions in the table, which would continue their reads below.
         self.calls.forget_if_aborted();
         if self.calls.nodes.readers.take_own_ready() {
             self.calls.read_leaves();
@@ -238,6 +247,7 @@ impl SessionMachine {
         if self.is_closed() {
             return None;
         }
+        // Timers are started and stopped here, because every call may change what they depend on.
         self.anchor(now);
         self.calls.nodes.refill(now);
         let calls = &self.calls;
@@ -261,6 +271,7 @@ impl SessionMachine {
         self.anchor(now);
         let past = |at: Option<Time>| at.is_some_and(|at| now >= at);
         let grace = self.config().limits.resume_grace;
+        // What ends the session comes before what fails single actions: their errors could not be sent any more.
         if past(self.calls.link.deadline(grace)) {
             let message = "the connection was lost, and the client did not reconnect in time";
             self.abort(Status::new(Reason::Cancelled, message));
@@ -275,6 +286,7 @@ impl SessionMachine {
         if self.is_closed() {
             return;
         }
+        // An expiry searches as a DROP does, also without a message.
         self.grant_visits(now);
         self.calls.nodes.expire(now);
         self.settle_visits();
@@ -331,6 +343,7 @@ impl SessionMachine {
     pub fn written(&self, node: NodeKey) -> Option<LeafEnd> {
         let known = self.calls.nodes.graph.get(node);
         match known.owner {
+            // Answers of actions on either side: a prompt may contain both (D-51).
             NodeProducer::Local(Some(_)) | NodeProducer::Peer(Some(_)) if known.cut => {
                 Some(LeafEnd::Cut)
             }
@@ -407,6 +420,7 @@ impl SessionMachine {
             // An action's time to be answered runs only while there is a connection to answer over.
             self.calls.table.start_time_limits(now);
         }
+        // An action that only waits does not keep the session from being idle: nothing comes of it without a message.
         let waiting = self.calls.nodes.readers.waiting();
         let (any_runs, has_message) = (self.calls.unfinished() > waiting, self.has_message());
         self.clock.anchor(now, any_runs, has_message);

@@ -76,6 +76,8 @@ impl Dialect {
     pub const fn metadata(self) -> MetadataMode {
         match self {
             Self::Grpc | Self::Protobuf => MetadataMode::Lenient,
+            // Their clients put a whole prompt (system text, user text, image) into one node, each fragment with its
+            // own metadata.
             Self::Json | Self::Msgpack => MetadataMode::PerChunk,
         }
     }
@@ -105,6 +107,8 @@ impl Dialect {
     pub fn detect(first: &WebSocketFrame) -> DetectedDialect {
         match first {
             WebSocketFrame::Text(text) => {
+                // White space is skipped in text alone: in a binary frame a leading newline is the tag of protobuf's
+                // field 1.
                 let byte = text.iter().find(|byte| !byte.is_ascii_whitespace());
                 match byte {
                     Some(b'{') => DetectedDialect::Dialect(Self::Json),

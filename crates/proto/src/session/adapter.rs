@@ -51,6 +51,7 @@ fn as_excerpts(mut fragment: Fragment) -> Fragment {
 /// after fragments with higher seqs; those are removed then, where the canonical protocol aborts the session (EV-206).
 fn numbered(mut fragment: Fragment, graph: &mut Graph) -> Option<Fragment> {
     let Some(key) = graph.find(&fragment.id) else {
+        // The node is not created here: the session does that, after its own checks.
         fragment.seq = fragment.seq.max(0);
         return Some(fragment);
     };
@@ -60,6 +61,7 @@ fn numbered(mut fragment: Fragment, graph: &mut Graph) -> Option<Fragment> {
         highest.map_or(0, |highest| highest.saturating_add(1))
     };
     let seq = u32::try_from(fragment.seq).unwrap_or_else(|_| next());
+    // Before the removal below: an ignored fragment must change nothing.
     if node.last.is_some_and(|last| seq > last) {
         return None;
     }

@@ -77,6 +77,7 @@ impl Lifecycle {
 
     /// Reports an action that was never started. At the front, so that it comes before a close that it caused.
     pub(super) fn refused(&mut self, status: Arc<Status>) {
+        // Without `emit`, which is silent once the session is over: the refusal may be what has ended it.
         self.outputs.push_front(SessionOutput::Refused(status));
     }
 
@@ -94,6 +95,7 @@ impl Lifecycle {
 
     /// Ends the session without an error.
     pub(super) fn finish(&mut self) {
+        // Before the phase changes: `emit` is silent afterwards.
         self.emit(SessionOutput::Close(None));
         self.phase = SessionPhase::Finished;
     }

@@ -140,6 +140,8 @@ impl Nodes {
         metadata: &Arc<Metadata>,
         data: Bytes,
     ) -> Result<(), WriteError> {
+        // Room is checked here and not in `put`, which ends and results of reserved actions share: they never wait
+        // (EV-803).
         self.check_room(node)?;
         self.put(node, metadata, data, ItemStart::First)
     }
@@ -216,6 +218,7 @@ impl Nodes {
             }
             return Ok(());
         }
+        // Before the room: a node that can never be a tree must not look as if it were full.
         sender::writable(&mut self.graph, node, NodeKind::Tree)?;
         if !self.has_room() {
             return Err(WriteError::Full);
@@ -297,6 +300,7 @@ impl Nodes {
         fragment: Fragment,
         copy_below: usize,
     ) -> Result<Option<Accepted>, Status> {
+        // Kept, because `accept` takes the fragment. A negative seq is refused there.
         let seq = u32::try_from(fragment.seq).unwrap_or_default();
         let lists = !fragment.children.is_empty();
         let rules = AcceptanceRules {
@@ -318,12 +322,14 @@ impl Nodes {
             Acceptance::Buffered(key) | Acceptance::Grown(key) | Acceptance::Complete(key) => key,
         };
         let mut may_cycle = Vec::new();
+        // Also for a buffered fragment: a cycle aborts in either order of arrival (EV-217).
         if lists && let Some(piece) = self.graph.get(key).piece(seq) {
             let children = piece.children().to_vec();
             let limits = &self.config.limits;
             may_cycle = self.search.edges(key, &children, &mut self.graph, limits)?;
             self.flow.closures = true;
         }
+        // A reader waits at the end of the contiguous prefix, and that has not moved.
         if !matches!(accepted, Acceptance::Buffered(_)) {
             self.readers.wake(key, &mut self.graph, &mut self.lifecycle);
         }
@@ -354,6 +360,7 @@ impl Nodes {
                 }
             }
         }
+        // An end may have had no room: the session was aborted then, and the batch is gone with the old graph.
         if self.lifecycle.is_closed() && !nodes.is_empty() {
             return (nodes.len(), bytes);
         }
@@ -361,6 +368,7 @@ impl Nodes {
         let edges_left = &mut self.search.edges_left;
         self.lifetime
             .hold(batch, &mut self.readers, &mut self.graph, edges_left);
+        // Readers that are parked in the batch can only fail now, and must not wait for that.
         for &node in &nodes {
             self.readers
                 .wake(node, &mut self.graph, &mut self.lifecycle);
@@ -385,6 +393,7 @@ impl Nodes {
         let message = self
             .sender
             .message(&mut self.graph, limits, coalesce, &mut self.stats);
+        // The sender does not know batches, so their holders are counted down here.
         for node in self.sender.take_dropped() {
             self.lifetime.wholly_sent(node, &mut self.graph);
         }
@@ -405,6 +414,7 @@ impl Nodes {
         self.lifecycle.abort(Arc::clone(&status));
         self.graph = Graph::new(&self.config);
         self.search = Search::default();
+        // Nothing is read in an aborted session, so the time of the budget does not matter.
         self.readers = Readers::new(&self.config.limits, Time::ZERO);
         self.sender = Sender::new(self.config.leaf_order);
         self.lifetime = Lifetime::default();

@@ -128,6 +128,7 @@ impl Config {
 
     /// The effective retention policy.
     pub(super) fn retention(&self) -> RetentionPolicy {
+        // Released content cannot be sent again (EV-942).
         if self.resume {
             RetentionPolicy::Session
         } else {

@@ -51,12 +51,14 @@ impl ExternalContent {
     pub fn keep<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> Arc<T> {
         let retained = self.fetched.get_or_init(|| Arc::new(make()));
         let retained = Arc::clone(retained).downcast();
+        // A second type cannot share the slot, so its value is not retained.
         retained.unwrap_or_else(|_| Arc::new(make()))
     }
 }
 
 impl fmt::Debug for ExternalContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Elsewhere")
+        // Without the URI, which may contain credentials.
+        f.write_str("ExternalContent")
     }
 }

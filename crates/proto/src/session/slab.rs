@@ -81,6 +81,7 @@ impl<T> Slab<T> {
             return None;
         }
         let value = position.value.take()?;
+        // On removal and not on insertion, so that the old key is stale while the index is free as well.
         position.generation = position.generation.wrapping_add(1);
         self.free.push(key.index);
         Some(value)
@@ -91,6 +92,7 @@ impl<T> Slab<T> {
         position
             .value
             .as_ref()
+            // An occupied index is not enough: it may be another entry's by now.
             .filter(|_| position.generation == key.generation)
     }
 

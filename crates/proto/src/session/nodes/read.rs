@@ -33,6 +33,7 @@ impl Nodes {
         let over = self.lifecycle.phase == SessionPhase::Finished;
         let limits = &self.config.limits;
         let cycles = self.search.incomplete;
+        // Readers outlive a finished session: content that was received stays readable, an aborted one drops it.
         let step = self.readers.step(id, &mut self.graph, limits, cycles, over);
         match step {
             None => CursorRead::Pending,
@@ -81,6 +82,7 @@ impl Nodes {
             return Ok(SliceOverlap::all(bytes));
         };
         let counted = cursor.count(bytes, &self.graph, &self.config.limits);
+        // Before a failure is handled: that leaves the path, and with it the range.
         let meant = cursor.meant(bytes);
         if let Err(status) = &counted {
             self.fail_read(id, Arc::clone(status));
@@ -119,6 +121,7 @@ impl Nodes {
     pub(in crate::session) fn fail_stuck_readers(&mut self) {
         let parked = self.readers.iter();
         let parked = parked.filter_map(|(id, cursor)| Some((id, cursor.parked?, cursor.root)));
+        // Collected first, because failing a reader changes the table of readers.
         let stuck: Vec<(CursorId, NodeKey, NodeKey)> = parked
             .filter(|(_, node, _)| can_never_grow(*node, &self.graph, &self.lifecycle))
             .collect();
@@ -141,6 +144,7 @@ impl Nodes {
         }
         for (id, node) in self.readers.deadlocked(&self.graph) {
             let name = &self.graph.get(node).id;
+            // All of the set fail (EV-110): each of them waits for another.
             let message = format!(
                 "actions wait for one another's outputs, here for node {name:?}; nothing more can come"
             );
@@ -158,6 +162,7 @@ impl Nodes {
             .map(|(id, cursor)| (id, cursor.parked))
             .collect();
         for (id, parked) in readers {
+            // A reader between two pieces is not parked: it meets the failure at its next read.
             match parked {
                 Some(node) => self.fail_parked(id, node, Arc::clone(status)),
                 None => {
@@ -169,6 +174,7 @@ impl Nodes {
 
     fn park(&mut self, id: CursorId, node: NodeKey) -> CursorRead {
         if can_never_grow(node, &self.graph, &self.lifecycle) {
+            // Not parked in the first place: after the end of input no event would wake it.
             let Some(root) = self.readers.get(id).map(|cursor| cursor.root) else {
                 return CursorRead::End;
             };
@@ -187,6 +193,7 @@ impl Nodes {
     }
 
     fn fail_parked(&mut self, id: CursorId, node: NodeKey, status: Arc<Status>) {
+        // Before the wake-up, so that the next read finds the failure.
         self.fail_read(id, status);
         self.readers
             .wake_failed(id, node, &mut self.graph, &mut self.lifecycle);
@@ -195,18 +202,21 @@ impl Nodes {
 
 /// Whether a node can receive no more content.
 fn can_never_grow(node: NodeKey, graph: &Graph, lifecycle: &Lifecycle) -> bool {
+    // Until the session is about to finish, actions of ours may still write.
     let ours = graph.get(node).owner.is_local();
     lifecycle.phase != SessionPhase::Open && (lifecycle.ending || !ours)
 }
 
 /// The error of a reader of `root` that cannot continue, with the missing nodes.
 fn incomplete(root: NodeKey, side: Side, graph: &Graph, lifecycle: &Lifecycle) -> Arc<Status> {
+    // The peer's own reason for ending explains more than the list of what is missing.
     if let Some(status) = &lifecycle.close_status {
         return Arc::clone(status);
     }
     let was_asked_for = matches!(graph.get(root).owner, NodeProducer::Peer(Some(_)));
     let missing = missing(graph, root);
     let (reason, mut message) = match side {
+        // The client did not leave its own input incomplete: it owes an answer.
         Side::Server if was_asked_for => return Arc::new(unanswered()),
         Side::Server => (
             Reason::IncompleteInput,
