@@ -651,9 +651,15 @@ mod tests {
         assert_eq!(read.length("tokenizer.ggml.tokens"), Some(5));
         // llama.cpp reads up to the first NUL, and names empty tokens by their ids.
         for (tokens, expected) in [
-            (&["a", "b", "a"][..], "tokens 0 and 2 are both \"a\""),
-            (&["a\0b", "a\0c"], "tokens 0 and 1 are both \"a\""),
-            (&["[EMPTY_1]", ""], "tokens 0 and 1 are both \"[EMPTY_1]\""),
+            (
+                &["a", "b", "a"][..],
+                "tokens 0 and 2 have the same text \"a\"",
+            ),
+            (&["a\0b", "a\0c"], "tokens 0 and 1 have the same text \"a\""),
+            (
+                &["[EMPTY_1]", ""],
+                "tokens 0 and 1 have the same text \"[EMPTY_1]\"",
+            ),
         ] {
             let error = vocabulary(tokens).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -164,10 +164,7 @@ fn ev_603_each_field_is_taken_at_its_limit_and_refused_past_it_by_name() {
         assert_eq!(refused(at_limit), None, "{field}");
         let (reason, message) = refused(past_it).unwrap();
         assert_eq!(reason, "BAD_CONFIG");
-        assert!(
-            message.starts_with(&format!("{field} must be ")),
-            "{message}"
-        );
+        assert!(message.starts_with(&format!("{field} ")), "{message}");
     }
 }
 
