@@ -293,13 +293,15 @@ impl RequestHandle {
             // The count is stored before `parked` is loaded: the owner sets `parked` and then loads the count, so one
             // of the two sees the other's write.
             read.store(count, Ordering::SeqCst);
-            // Waits until half a quota is free, so that the owner is not woken and parked again for every single token.
-            if shown - self.taken <= u64::from(self.shared.quota / 2)
-                && self.shared.parked.load(Ordering::SeqCst)
-                && self.shared.parked.swap(false, Ordering::SeqCst)
-            {
-                self.shared.owner.wake();
-            }
+        }
+        // Waits until half a quota is free, so that the owner is not woken and parked again for every single token. Any
+        // event may be the one that reaches this point: ends of other choices can follow the last tokens of a parked
+        // one.
+        if shown - self.taken <= u64::from(self.shared.quota / 2)
+            && self.shared.parked.load(Ordering::SeqCst)
+            && self.shared.parked.swap(false, Ordering::SeqCst)
+        {
+            self.shared.owner.wake();
         }
         Some(event)
     }

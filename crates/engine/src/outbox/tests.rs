@@ -1,7 +1,7 @@
 use futures::task::{ArcWake, waker};
 
 use super::*;
-use crate::api::{TokenUsage, Tokens};
+use crate::api::{ChoiceEnd, FinishReason, TokenUsage, Tokens};
 
 #[derive(Default)]
 struct Count(AtomicU32);
@@ -42,6 +42,27 @@ fn the_quota_is_per_choice_and_the_owner_is_woken_when_half_is_free() {
     assert!(waker.is_observed());
     handle.try_next();
     assert!(!waker.is_observed(), "the owner is woken once");
+}
+
+/// The events that end other choices may follow the tokens of a parked one.
+#[test]
+fn a_reader_that_has_read_everything_has_woken_the_owner() {
+    let waker = Arc::new(OwnerWaker::default());
+    let (mut sender, mut handle) = outbox(4, 2, Arc::clone(&waker));
+    (0..2).for_each(|_| sender.publish(tokens(0)));
+    sender.wake();
+    sender.park();
+    for choice in 1..4 {
+        let (reason, stop) = (FinishReason::Controller, None);
+        sender.publish(EngineEvent {
+            step: 2,
+            choice,
+            kind: EventKind::Finish(ChoiceEnd { reason, stop }),
+        });
+    }
+    sender.wake();
+    while handle.try_next().is_some() {}
+    assert!(sender.has_room(0) && waker.is_observed());
 }
 
 #[test]
