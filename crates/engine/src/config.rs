@@ -30,7 +30,8 @@ pub struct Config {
     pub prefill_tokens_alone: u32,
     /// Tokens of a step in which sequences decode. What decoding leaves of this budget is spent on prefill.
     pub step_tokens: u32,
-    /// The minimum of prompt tokens computed per step for each prompt that waits, as far as the model's batch allows.
+    /// The minimum of prompt tokens computed per step for each prompt that waits, as far as the model's batch allows; 0
+    /// counts as 1.
     /// One new request then hardly slows the running ones, and many new requests do not wait for one another.
     pub prefill_tokens_min: u32,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).

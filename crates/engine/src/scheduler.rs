@@ -411,8 +411,9 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
         0 => budget.alone,
         _ => budget.step.saturating_sub(decoding),
     };
-    // This may exceed the budget of the step, so that many new prompts do not wait for one another.
-    let least = budget.prefill_min.saturating_mul(prompts);
+    // This may exceed the budget of the step, so that many new prompts do not wait for one another. At least a token
+    // each: a prompt that never advances would keep its slot for nothing.
+    let least = budget.prefill_min.max(1).saturating_mul(prompts);
     let mut left = wanted.max(least).min(most - decoding);
     // A batch that is full of decodes is no lack of room: the prompts go on in a later step, and preempting would not
     // help.

@@ -211,6 +211,12 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
     let many: Vec<(SequenceKey, usize)> =
         (0..100).map(|key| (key, 1)).chain([(100, 900)]).collect();
     let tight = |room| StepBudget { room, ..BUDGET };
+    let without_minimum = StepBudget {
+        alone: 0,
+        step: 2,
+        prefill_min: 0,
+        ..BUDGET
+    };
     let cases = [
         (vec![(0, 1), (1, 1)], BUDGET, true, vec![(0, 1), (1, 1)]),
         (vec![(0, 900)], BUDGET, true, vec![(0, 256)]),
@@ -226,6 +232,14 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
         (vec![(0, 1), (1, 900)], tight(1), false, vec![(0, 1)]),
         (vec![(0, 1), (1, 1)], tight(1), false, vec![(0, 1)]),
         (vec![], BUDGET, true, vec![]),
+        // Without a minimum of prefill: each prompt advances by a token, and nothing has to be preempted.
+        (
+            vec![(0, 1), (1, 1), (2, 900)],
+            without_minimum,
+            true,
+            vec![(0, 1), (1, 1), (2, 1)],
+        ),
+        (vec![(0, 900)], without_minimum, true, vec![(0, 1)]),
     ];
     for (work, budget, fits, expected) in cases {
         assert_eq!(shares(&work, &budget), (fits, expected), "{work:?}");
