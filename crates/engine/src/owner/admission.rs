@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
@@ -137,14 +136,8 @@ impl Admission {
         let mut first = None;
         for _ in 0..submission.choices {
             let steering = steerers.next().map(Steering::new);
-            let after = match first {
-                // Every choice shares the prompt with the first one.
-                Some(first) => Some(requests.prompt_of(first)),
-                // A model that cannot truncate shares whole slots only, so the beginning of a running one is of no use
-                // to others.
-                None if steering.is_none() && self.truncates => prefix_in_progress(requests, job),
-                None => None,
-            };
+            // Every choice shares the prompt with the first one.
+            let after = first.map(|first| requests.prompt_of(first));
             let key = requests.add_sequence(job, steering, after);
             first.get_or_insert(key);
         }
@@ -256,10 +249,17 @@ impl Admission {
         // Each admission changes whose turn it is, so the next sequence is looked up anew every time.
         while let Some(key) = requests.scheduler.next(|key| requests.is_eligible(key)) {
             // A parked sequence keeps its slot unless another one needed it.
-            if requests.sequences[key].slot.is_none() && !acquire_slot(requests, key) {
-                // If the next one does not fit, no smaller one overtakes it: a stream of small requests would starve a
-                // large one.
-                return;
+            if requests.sequences[key].slot.is_none() {
+                if let Some(after) = self.prefix_in_progress(requests, key) {
+                    // It is passed over from here on, until the other one has computed the prefix or loses its slot.
+                    requests.sequences[key].after = Some(after);
+                    continue;
+                }
+                if !acquire_slot(requests, key) {
+                    // If the next one does not fit, no smaller one overtakes it: a stream of small requests would
+                    // starve a large one.
+                    return;
+                }
             }
             requests.scheduler.admit(key);
             let sequence = &requests.sequences[key];
@@ -276,6 +276,45 @@ impl Admission {
                 requests.stats.queue_seconds.observe_span(queued);
             }
         }
+    }
+
+    /// Finds the sequence that is computing the longest prefix of a sequence whose turn has come, if that is worth
+    /// waiting for. Only sequences with a slot compute: one that waits may do so for long, at the end of another
+    /// caller's queue or because its reader is slow.
+    fn prefix_in_progress(&self, requests: &Requests, key: SequenceKey) -> Option<AwaitedPrefix> {
+        let sequence = &requests.sequences[key];
+        // A model that cannot truncate shares whole slots only, so the beginning of a running one is of no use to
+        // others.
+        if sequence.steering.is_some() || !self.truncates {
+            return None;
+        }
+        let request = &requests.jobs[sequence.job];
+        // The token of the first row is always computed by the sequence itself.
+        let usable = &sequence.tokens[..sequence.first_row()];
+        let leads = |other: &RunningSequence| {
+            other.slot.is_some()
+                // Its steerer may suspend it before it has computed the prefix.
+                && other.steering.is_none()
+                && requests.jobs[other.job].scope == request.scope
+                // One of lower priority is the first to be preempted.
+                && requests.jobs[other.job].priority >= request.priority
+        };
+        let common = |(key, other): (SequenceKey, &RunningSequence)| {
+            let common = common_prefix(&other.tokens, usable).min(other.first_output_row());
+            // A prefix that is computed already needs no waiting: `KvSlots::find` shares it from the running slot.
+            let worth = common >= SHARED_TOKENS_MIN && common > other.computed;
+            worth.then_some(AwaitedPrefix {
+                key,
+                number: other.number,
+                tokens: common,
+            })
+        };
+        requests
+            .sequences
+            .iter()
+            .filter(|(_, other)| leads(other))
+            .filter_map(common)
+            .max_by_key(|after| after.tokens)
     }
 }
 
@@ -315,7 +354,6 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     }
     sequence.slot = Some(slot);
     sequence.computed = computed;
-    // From here on the sequence may itself be waited for by others that share its prompt.
     sequence.after = None;
     true
 }
@@ -340,42 +378,4 @@ fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<Pre
         let victim = requests.victim(false, Some(key))?;
         requests.preempt(victim);
     }
-}
-
-/// Finds the sequence that computes, or will compute, the longest prefix of a new request that is worth waiting for. A
-/// sequence that may be suspended before it has computed that much, that has lower priority, or whose prefixes are in
-/// another scope, is not waited for.
-fn prefix_in_progress(requests: &Requests, job: usize) -> Option<AwaitedPrefix> {
-    let request = &requests.jobs[job];
-    // A request with prompt logprobs computes its prompt itself.
-    if request.terms.prompt_logprobs {
-        return None;
-    }
-    let tokens: Vec<Token> = request.tokens();
-    // The last token of the prompt is always computed by the request itself: its output row gives the first token.
-    let usable = &tokens[..request.prompt.len().saturating_sub(1)];
-    let leads = |other: &RunningSequence| {
-        // A sequence that waits for another request is not waited for itself, so no cycle arises.
-        other.after.is_none()
-            && other.steering.is_none()
-            && requests.jobs[other.job].scope == request.scope
-            // Waiting for one of lower priority would give this request that one's priority.
-            && requests.jobs[other.job].priority >= request.priority
-    };
-    let common = |(key, other): (SequenceKey, &RunningSequence)| {
-        let common = common_prefix(&other.tokens, usable).min(other.first_output_row());
-        // A prefix that is computed already needs no waiting: `KvSlots::find` shares it from the running slot.
-        let worth = common >= SHARED_TOKENS_MIN && common > other.computed;
-        worth.then_some(AwaitedPrefix {
-            key,
-            number: other.number,
-            tokens: common,
-        })
-    };
-    requests
-        .sequences
-        .iter()
-        .filter(|(_, other)| leads(other))
-        .filter_map(common)
-        .max_by_key(|after| after.tokens)
 }

@@ -126,7 +126,7 @@ pub(super) struct RunningSequence {
     /// How many of `tokens` its slot holds; 0 without a slot.
     pub(super) computed: usize,
     pub(super) slot: Option<SlotId>,
-    /// It waits until another sequence has computed the common prefix.
+    /// It waits until another sequence, which has a slot, has computed the common prefix.
     pub(super) after: Option<AwaitedPrefix>,
     pub(super) asleep_until: Option<Time>,
     pub(super) cached_row: Option<CachedRow>,

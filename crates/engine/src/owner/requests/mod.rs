@@ -164,9 +164,13 @@ impl Requests {
         let Some(after) = self.sequences[key].after else {
             return true;
         };
-        let first = self.sequences.get(after.key);
-        // If the awaited sequence has ended, its prefix may be cached; if not, this one computes it itself.
-        first.is_none_or(|first| first.number != after.number || first.computed >= after.tokens)
+        let Some(first) = self.sequences.get(after.key) else {
+            return true;
+        };
+        // If the awaited sequence has ended or was preempted, its prefix may be cached; if not, this one computes it
+        // itself. One that keeps its slot while it is parked has computed every token before its next output row, and
+        // with them the prefix.
+        first.number != after.number || first.slot.is_none() || first.computed >= after.tokens
     }
 
     /// Returns a sequence that can be preempted: it holds a slot, and it is not `except`.

@@ -95,6 +95,84 @@ fn lm_609_requests_of_two_scopes_compute_one_prefix_each() {
     }
 }
 
+/// A sequence that was preempted while its reader does not read computes nothing, perhaps for a long time.
+#[test]
+fn lm_609_a_request_does_not_wait_for_the_prefix_of_a_parked_and_preempted_sequence() {
+    let script = Script {
+        script: Name::Tokens,
+        count: 40,
+        parallel: 1,
+        kept_prefixes: 0,
+        ..Script::default()
+    };
+    let config = Config {
+        outbox_events: 4,
+        ..Config::default()
+    };
+    let mut bench = Bench::with(script, config);
+    let prompt = "the word ".repeat(40);
+    let mut unread = bench.submit(request_for(&prompt));
+    bench.settle();
+    let mut other = request_for("another prompt");
+    other.params.max_tokens = Some(1);
+    let _other = bench.submit(other);
+    let preempted: usize = bench.settle().iter().map(|it| it.preempted.len()).sum();
+    assert_eq!(preempted, 1);
+    let mut request = request_for(&prompt);
+    request.params.max_tokens = Some(1);
+    let mut second = bench.submit(request);
+    bench.settle();
+    assert_eq!(read(&mut second).usage.unwrap().completion_tokens, 1);
+    // The first one continues once it is read.
+    let mut answer = read(&mut unread);
+    while answer.usage.is_none() {
+        bench.settle();
+        while let Some(event) = unread.try_next() {
+            answer.take(event);
+        }
+    }
+    assert_eq!(answer.usage.unwrap().completion_tokens, 41);
+}
+
+/// Otherwise a caller with a long queue would delay all that share its prompt.
+#[test]
+fn lm_608_d_54_a_request_whose_turn_comes_first_computes_the_common_prefix() {
+    let mut bench = Bench::new(Script {
+        parallel: 2,
+        ..Script::default()
+    });
+    let of_connection = |connection, prompt: &str| {
+        let mut request = request_for(prompt);
+        request.connection = connection;
+        request.params.max_tokens = Some(2);
+        request
+    };
+    let common = "p".repeat(200);
+    let mut handles: Vec<_> = (0..6)
+        .map(|index: u8| of_connection(1, &char::from(b'a' + index).to_string().repeat(60)))
+        .map(|request| bench.submit(request))
+        .collect();
+    // The last one of the first connection, and the only one of the second.
+    handles.push(bench.submit(of_connection(1, &common)));
+    handles.push(bench.submit(of_connection(2, &common)));
+    let reports = bench.settle();
+    let admitted: Vec<u64> = reports.iter().flat_map(|it| it.admitted.clone()).collect();
+    assert_eq!(admitted, [0, 7, 1, 2, 3, 4, 5, 6]);
+    // The common prefix is computed once nevertheless.
+    assert_eq!(bench.engine.stats().prefix_hits.get(), 200);
+}
+
+/// Requests that waited for a prefix which was not computed do not compute it once each.
+#[test]
+fn lm_609_when_a_leader_ends_the_next_request_computes_the_prefix_for_the_others() {
+    let mut bench = Bench::new(Script::default());
+    let prompt = "p".repeat(1000);
+    let mut handles: Vec<_> = (0..4).map(|_| bench.submit(request_for(&prompt))).collect();
+    assert_eq!(bench.step().admitted, [0]);
+    drop(handles.remove(0));
+    assert_eq!(bench.step().admitted, [1]);
+}
+
 /// Many different answers to one prompt do not evict another conversation.
 #[test]
 fn equal_requests_do_not_evict_a_conversation() {
