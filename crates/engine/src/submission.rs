@@ -87,6 +87,14 @@ impl Submission {
 }
 
 impl RequestTerms {
+    /// Returns the prompt that the request gave, of the one that is computed.
+    pub(crate) fn given_prompt<'a>(&self, computed: &'a [Token]) -> &'a [Token] {
+        match &self.scored {
+            Some(scored) if scored.score_only => &[],
+            _ => computed,
+        }
+    }
+
     /// Returns the bytes that a token adds to the text of an output.
     pub(crate) fn bytes<'v>(&self, vocabulary: &'v dyn Vocabulary, token: Token) -> Cow<'v, [u8]> {
         if self.skip_special_tokens || !vocabulary.is_special(token) {

@@ -94,10 +94,7 @@ impl Transcript {
     /// Returns the tokens to compute from. Empty only if the first of the scored tokens has no token before it.
     #[must_use]
     pub fn prompt(&self) -> &[Token] {
-        match &self.terms.scored {
-            Some(scored) if scored.score_only => &[],
-            _ => &self.prompt,
-        }
+        self.terms.given_prompt(&self.prompt)
     }
 
     /// Returns the maximum of tokens of each choice, limited by the context.
@@ -194,7 +191,7 @@ impl Transcript {
         let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
         let completion = self.choices.iter().map(|choice| choice.output.len()).sum();
         TokenUsage {
-            prompt_tokens: count(self.prompt.len()),
+            prompt_tokens: count(self.prompt().len()),
             completion_tokens: count(completion),
             cached_tokens: self.cached,
             seed: self.terms.seed,

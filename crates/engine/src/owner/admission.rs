@@ -147,7 +147,7 @@ impl Admission {
             requests.fail(job, error, false);
         } else if nothing_wanted {
             requests.finish_all(job, FinishReason::Length);
-        } else if requests.jobs[job].is_score_only() {
+        } else if requests.jobs[job].given_prompt().is_empty() {
             // The first of the scored tokens takes the place of the prompt and needs no output row, so it is reported
             // before anything is computed. That may already end the request.
             for key in requests.jobs[job].members.clone() {

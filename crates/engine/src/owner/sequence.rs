@@ -84,10 +84,9 @@ impl RequestJob {
         }
     }
 
-    /// Returns whether the first of the scored tokens has no token before it.
-    pub(super) fn is_score_only(&self) -> bool {
-        let scored = self.terms.scored.as_ref();
-        scored.is_some_and(|scored| scored.score_only)
+    /// Returns the prompt that the request gave. Empty only if the first of the scored tokens has no token before it.
+    pub(super) fn given_prompt(&self) -> &[Token] {
+        self.terms.given_prompt(&self.prompt)
     }
 }
 

@@ -100,6 +100,11 @@ fn requests() -> Vec<GenerationRequest> {
             request.params.stop_sequences = vec![b" m".iter().map(|&byte| byte.into()).collect()];
         }),
         changed(|request| request.scored = Some(b"er".iter().map(|&byte| byte.into()).collect())),
+        // Nothing precedes the first scored token.
+        changed(|request| {
+            request.prompt = Prompt::Tokens(Vec::new());
+            request.scored = Some(vec![b'e'.into(), b'r'.into()]);
+        }),
     ]
 }
 

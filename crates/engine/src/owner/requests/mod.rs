@@ -116,8 +116,6 @@ impl Requests {
     ) -> SequenceKey {
         let request = &mut self.jobs[job];
         let tokens = request.tokens();
-        // With an empty prompt the first scored token stands where the prompt would, but it is output (LM-312).
-        let score_only = usize::from(request.is_score_only());
         let choice = request.next_choice;
         request.next_choice += 1;
         let key = self.sequences.insert(RunningSequence {
@@ -125,7 +123,8 @@ impl Requests {
             job,
             choice,
             tokens,
-            prompt_tokens: request.prompt.len() - score_only,
+            // With an empty prompt the first scored token stands where the prompt would, but it is output (LM-312).
+            prompt_tokens: request.given_prompt().len(),
             scored: request.terms.scored.is_some(),
             // All choices have the same prompt, so it is scored once.
             prompt_scores: (choice == 0 && request.terms.prompt_logprobs).then(Vec::new),
@@ -259,8 +258,7 @@ impl Requests {
     fn conclude(&mut self, job: usize) {
         let request = &self.jobs[job];
         let usage = TokenUsage {
-            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX)
-                - u32::from(request.is_score_only()),
+            prompt_tokens: u32::try_from(request.given_prompt().len()).unwrap_or(u32::MAX),
             completion_tokens: request.completion_tokens,
             cached_tokens: request.cached_tokens,
             seed: request.terms.seed,

@@ -162,6 +162,14 @@ fn a_request_that_awaits_a_prefix_continues_when_its_leader_ends() {
     assert!(bench.owner.is_empty());
 }
 
+#[test]
+fn lm_312_the_first_scored_token_is_no_part_of_an_empty_prompt() {
+    let bench = Bench::new(wanders());
+    for (prompt, tokens) in [(&[][..], 0), (&[5], 1)] {
+        assert_eq!(bench.submit(score(prompt, &[7, 8])).prompt_tokens(), tokens);
+    }
+}
+
 /// Many steps, a pace that makes it wait, few cells, and sequences that cannot be truncated.
 fn ways() -> [(Script, Config); 4] {
     let small = Config {
