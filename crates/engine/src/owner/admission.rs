@@ -60,6 +60,11 @@ impl Admission {
         self.inbox.waker.is_closing()
     }
 
+    /// The error of requests that lose their owner.
+    pub(super) fn closed_error(&self) -> EngineError {
+        self.inbox.waker.closed_error()
+    }
+
     /// The earliest deadline of any request.
     pub(super) fn next_deadline(&self) -> Option<Time> {
         self.next_deadline

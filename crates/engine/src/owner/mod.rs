@@ -231,6 +231,17 @@ impl EngineOwner {
     }
 }
 
+impl Drop for EngineOwner {
+    /// Ends every request, those in the inbox included, each behind a fence of its own: a second panic of foreign code
+    /// while a first one unwinds would end the process.
+    fn drop(&mut self) {
+        let now = self.requests.now;
+        self.admission.receive(&mut self.requests, now);
+        let error = self.admission.closed_error();
+        recovery::end_all(&mut self.requests, &error);
+    }
+}
+
 impl Config {
     fn scheduler(&self, info: &ModelInfo) -> Scheduler {
         Scheduler::new(info.parallel as usize, self.ageing_turns)

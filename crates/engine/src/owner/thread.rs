@@ -7,7 +7,7 @@ use sapwood_proto::time::Time;
 
 use super::EngineOwner;
 
-/// Steps `owner` until the engine is dropped. Dropping the owner then sends every reader an error.
+/// Steps `owner` until the engine is dropped. Dropping the owner then ends every request with an error.
 pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
     let clock = move || Time::new(started.elapsed());
     owner.clock = Some(Box::new(clock));

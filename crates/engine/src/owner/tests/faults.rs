@@ -370,21 +370,23 @@ fn oa_913_a_model_that_cannot_release_its_slots_is_lost() {
     );
 }
 
+struct PanickingWaker;
+
+impl std::task::Wake for PanickingWaker {
+    fn wake(self: Arc<Self>) {
+        panic!("a reader's waker");
+    }
+}
+
 /// A reader's waker that panics does not affect other readers.
 #[test]
 fn a_panicking_waker_does_not_affect_other_requests() {
-    struct Bad;
-    impl std::task::Wake for Bad {
-        fn wake(self: Arc<Self>) {
-            panic!("a reader's waker");
-        }
-    }
     let mut bench = Bench::new(Script::default());
     let (mut bad, mut good) = (
         bench.submit(request_for("bad")),
         bench.submit(request_for("good")),
     );
-    let waker = std::task::Waker::from(Arc::new(Bad));
+    let waker = std::task::Waker::from(Arc::new(PanickingWaker));
     let mut context = std::task::Context::from_waker(&waker);
     use futures::StreamExt;
     assert!(bad.poll_next_unpin(&mut context).is_pending());
@@ -392,6 +394,26 @@ fn a_panicking_waker_does_not_affect_other_requests() {
     assert_eq!(read(&mut good).text(), "good");
     assert_eq!(read(&mut bad).text(), "bad");
     assert_eq!(bench.engine.stats().panics.get(), 1);
+}
+
+/// A second panic during the unwinding of a first one would end the process.
+#[test]
+fn several_wakers_that_panic_do_not_abort_an_engine_that_ends() {
+    let waker = std::task::Waker::from(Arc::new(PanickingWaker));
+    let mut context = std::task::Context::from_waker(&waker);
+    use futures::StreamExt;
+    let mut bench = Bench::new(Script::default());
+    let mut handles: Vec<_> = ["a", "b"].map(|it| bench.submit(request_for(it))).into();
+    bench.step();
+    // Two more that the owner has not received.
+    handles.extend(["c", "d"].map(|it| bench.submit(request_for(it))));
+    for handle in &mut handles {
+        while handle.poll_next_unpin(&mut context).is_ready() {}
+    }
+    drop(bench.owner);
+    for handle in &mut handles {
+        assert_eq!(read(handle).error.unwrap().reason, "engine_dead");
+    }
 }
 
 /// A model whose decode call lasts as long as the test decides.
