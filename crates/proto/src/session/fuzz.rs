@@ -377,7 +377,7 @@ impl<'a> Play<'a> {
             assert_eq!(
                 bytes.len(),
                 crate::evergreen::protobuf::encoded_len(&message),
-                "lengths are told truly"
+                "the encoded length is exact"
             );
             let message =
                 crate::evergreen::protobuf::decode(&*bytes).expect("we send what can be decoded");
@@ -433,7 +433,11 @@ impl<'a> Play<'a> {
 
     fn check(&mut self) {
         let session = &self.server;
-        assert_eq!(self.closed, session.is_closed(), "an end is told at once");
+        assert_eq!(
+            self.closed,
+            session.is_closed(),
+            "a close is reported at once"
+        );
         if session.aborted().is_some() {
             let retained = session.retained_bytes();
             assert_eq!(retained, 0, "an aborted session holds nothing");
@@ -502,7 +506,7 @@ impl<'a> Play<'a> {
             "actions of the client's are counted"
         );
         if session.is_half_closed() {
-            assert_eq!(table.asked().count(), 0, "nobody is left to answer");
+            assert_eq!(table.asked().count(), 0, "no peer is left to answer");
         }
     }
 

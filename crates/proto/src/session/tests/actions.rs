@@ -1,4 +1,4 @@
-//! Section 6 of the Evergreen page: actions, as far as no function is needed.
+//! Section 6 of the Evergreen page: actions, without running functions.
 
 use prost::Message as _;
 use prost_types::{Any, Duration};
@@ -42,7 +42,7 @@ fn ev_501_an_action_starts_as_sent_and_any_output_id_names_it() {
     let cancels: Vec<SessionOutput> = outputs(&mut session);
     assert!(
         matches!(cancels[..], [SessionOutput::Cancel { action, by: CancelledBy::Peer }] if action == start.action),
-        "once, by whichever id: {cancels:?}"
+        "one cancel, by either id: {cancels:?}"
     );
 }
 
@@ -80,7 +80,7 @@ fn ev_505_an_output_id_is_new_but_may_have_been_mentioned() {
     assert_eq!(
         act(&mut session, action("f", "", "a=o")),
         not_new,
-        "an action is not retried blindly"
+        "a repeated action is an error"
     );
     let mut session = server();
     feed(&mut session, [tree("t", 0, &["o"])]).unwrap();
@@ -142,7 +142,7 @@ fn ev_508_the_root_of_a_tree_is_announced_first_and_ends_last() {
         .unwrap();
     session.nodes().list(root, &[second]).unwrap();
     session.nodes().write(second, &text, "c".into()).unwrap();
-    // Ended before its children are: the wire still has it last.
+    // It ends before its children, but its end is still sent last.
     session.nodes().end(root, &text).unwrap();
     let mut order: Vec<Fragment> = sent(&mut session);
     assert!(
@@ -253,7 +253,7 @@ fn ev_509_configs_have_one_type_each_and_our_own_is_read() {
     assert_eq!(
         start.configs.len(),
         1,
-        "only the function's own are handed on"
+        "only the function's own configs are passed to it"
     );
 }
 
@@ -354,7 +354,7 @@ fn ev_103_both_sides_produce_nodes_and_actions() {
     let node = server.nodes().make(None).unwrap();
     let out = server.nodes().make(None).unwrap();
     let out_id = server.id(out).unwrap().clone();
-    // `make` claims a node for us; an output of the peer's is only named.
+    // `make` claims a node for us; an output that the peer is to write is only mentioned.
     let asked = server.nodes().node("answer").unwrap();
     let call = ActionRequest {
         name: "look".into(),
@@ -396,7 +396,7 @@ fn ev_103_both_sides_produce_nodes_and_actions() {
 }
 
 #[test]
-fn reserved_actions_come_last_and_offers_are_for_servers() {
+fn reserved_actions_are_applied_last_and_offers_are_for_servers() {
     // D-26: CANCEL in front of the action that it names still finds it.
     let mut session = server();
     let list = [

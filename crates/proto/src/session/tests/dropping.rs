@@ -1,4 +1,4 @@
-//! EV-911 and EV-924: nodes that go before the session does, and the last word of those who cannot half-close.
+//! EV-911 and EV-924: nodes that are dropped before the session ends, and half-close by FINISH.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn family() -> SessionMachine {
     session
 }
 
-/// Drops, and gives what the result says.
+/// Sends DROP; returns the numbers of its result.
 fn dropped(session: &mut SessionMachine, inputs: &str) -> String {
     act(session, action("DROP", inputs, "result=~res")).unwrap();
     let result = texts(session, "~res").concat();
@@ -37,7 +37,7 @@ const TREE: u64 = 64;
 const CHILD: u64 = 8;
 
 #[test]
-fn ev_911_a_node_goes_alone_and_a_tree_with_what_nobody_else_lists() {
+fn ev_911_node_drops_one_node_and_tree_also_what_no_other_node_lists() {
     let removed = Stop::Failed(Reason::NodeReleased);
     let table = [
         ("node=a", 1, LEAF, vec!["a"], vec!["b"]),
@@ -90,7 +90,7 @@ fn ev_911_a_node_goes_alone_and_a_tree_with_what_nobody_else_lists() {
 }
 
 #[test]
-fn ev_911_what_comes_for_a_dropped_id_is_ignored_and_the_id_stays_taken() {
+fn ev_911_fragments_for_a_dropped_id_are_ignored_and_the_id_stays_taken() {
     let mut session = family();
     feed(&mut session, [more("p", 0, "half"), more("p", 3, "early")]).unwrap();
     dropped(&mut session, "node=p");
@@ -113,7 +113,7 @@ fn ev_911_what_comes_for_a_dropped_id_is_ignored_and_the_id_stays_taken() {
         Stop::Failed(Reason::NodeReleased)
     );
     assert_eq!(dropped_again(&mut session), "{\"dropped\":0,\"bytes\":0}");
-    // Only mentioned, then dropped: it cannot be an output any more.
+    // A node that was only mentioned and then dropped cannot be an output any more.
     session.nodes().node("m").unwrap();
     act(&mut session, action("DROP", "node=m", "")).unwrap();
     assert_eq!(
@@ -128,7 +128,7 @@ fn dropped_again(session: &mut SessionMachine) -> String {
 }
 
 #[test]
-fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes() {
+fn ev_911_a_running_reader_finishes_on_its_snapshot_and_its_end_frees_the_bytes() {
     let mut session = family();
     let root = session.nodes().node("t").unwrap();
     let (reader, ended, fresh) = (
@@ -142,7 +142,7 @@ fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes
     let before = session.retained_bytes();
     act(&mut session, action("DROP", "tree=t tree.1=other", "")).unwrap();
     assert_eq!(session.retained_bytes(), before, "two are still reading");
-    // One stood in a dropped leaf, with another ahead; one had not begun.
+    // One reader was inside a dropped leaf with another ahead, one had not begun.
     let mut rest = vec![item("text/plain", "", "A")];
     assert_eq!(drain(&mut session, reader, &mut rest), Stop::End);
     assert_eq!(rest.len(), 2);
@@ -158,9 +158,9 @@ fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes
     assert_eq!(
         session.retained_bytes(),
         before - freed,
-        "whoever has ended holds nothing"
+        "a reader that has ended holds nothing"
     );
-    // A reader that waits is told; it could wait for ever.
+    // A parked reader is notified, or it would wait for ever.
     let mut session = family();
     feed(&mut session, [more("p", 0, "half")]).unwrap();
     let node = session.nodes().node("p").unwrap();
@@ -177,7 +177,7 @@ fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes
 }
 
 #[test]
-fn ev_911_a_reader_holds_nothing_that_lies_behind_it() {
+fn ev_911_a_reader_does_not_hold_nodes_that_it_has_passed() {
     let mut session = family();
     feed(
         &mut session,
@@ -228,9 +228,9 @@ fn ev_911_an_output_that_is_dropped_ends_for_the_client_and_its_action_goes_on()
     act(&mut session, action("DROP", "tree=o1 tree.1=o2", "")).unwrap();
     let is_end = |fragment: &&Fragment| fragment.last;
     let rest = sent(&mut session);
-    // Both outputs and the child end with a status, and the tree's status stands in a child of its own.
+    // Both outputs and the child end with a status, and the tree's status is in a child of its own.
     assert_eq!(rest.iter().filter(is_end).count(), 4, "{rest:?}");
-    // Whatever the function still writes goes nowhere, and that is no error.
+    // What the function still writes is discarded without an error.
     assert_eq!(
         session
             .nodes()
@@ -267,7 +267,7 @@ fn ev_911_an_output_that_is_dropped_ends_for_the_client_and_its_action_goes_on()
 
 /// EV-504
 #[test]
-fn ev_911_what_drop_cannot_take_is_refused() {
+fn ev_911_invalid_drop_actions_are_refused() {
     for (inputs, outputs, expect) in [
         ("", "", Reason::MissingInput),
         ("nodes=a", "", Reason::UnknownParam),
@@ -292,10 +292,10 @@ fn ev_924_finish_is_a_half_close() {
     ]);
     session.handle(message, T0).unwrap();
     let running = start(&mut session);
-    // What can no longer come fails its reader, as after any half-close.
+    // Missing content fails its reader, as after any half-close.
     let read = read_node(&mut session, running.inputs[0].1, Some(running.action));
     assert_eq!(read.1, Stop::Failed(Reason::IncompleteInput));
-    // Nothing more is taken.
+    // Later messages are ignored.
     session
         .handle(actions([action("g", "", "o=y")]), T0)
         .unwrap();
@@ -311,7 +311,7 @@ fn ev_924_finish_is_a_half_close() {
         outputs(&mut session)[..],
         [SessionOutput::Close(None)]
     ));
-    // Without anything to do it is the end at once.
+    // Without running actions the session ends at once.
     let mut session = server();
     act(&mut session, action("FINISH", "", "")).unwrap();
     assert!(matches!(
@@ -326,7 +326,7 @@ fn ev_924_finish_is_a_half_close() {
 
 /// EV-801
 #[test]
-fn ev_911_looking_for_readers_has_a_budget_and_nothing_to_drop_is_not_looked_for() {
+fn ev_911_the_search_for_readers_has_a_budget_and_is_skipped_for_an_empty_drop() {
     let mut session = server_with(|_, limits| limits.cycle_edges_per_message = 250);
     let ids: Vec<String> = (0..100).map(|at| format!("c{at}")).collect();
     let children: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -346,7 +346,7 @@ fn ev_911_looking_for_readers_has_a_budget_and_nothing_to_drop_is_not_looked_for
 
 /// EV-801
 #[test]
-fn ev_911_what_is_gone_keeps_no_metadata() {
+fn ev_911_released_and_dropped_nodes_keep_no_metadata() {
     for retain in [RetentionPolicy::Session, RetentionPolicy::Unread] {
         let mut session = server_with(|config, _| config.retain = retain);
         act(&mut session, action("f", "", "o=o")).unwrap();
@@ -369,7 +369,7 @@ fn ev_911_what_is_gone_keeps_no_metadata() {
 
 /// EV-741
 #[test]
-fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
+fn ev_911_an_action_that_ends_keeps_nodes_that_another_still_writes() {
     let mut session = server_with(|config, _| config.forgets_actions = true);
     act(&mut session, action("f", "", "o=x")).unwrap();
     let writer = start(&mut session);
@@ -385,7 +385,7 @@ fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
     assert_eq!(
         sent(&mut session).len(),
         1,
-        "the client still gets what comes"
+        "the client still receives what is written"
     );
     session.calls().finish(writer.action);
     sent(&mut session);
@@ -399,8 +399,8 @@ fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
 
 /// EV-201, EV-911
 #[test]
-fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
-    // The number of nodes is what makes it forget, or it does so by itself.
+fn ev_741_nodes_of_finished_actions_are_removed_in_long_sessions() {
+    // Ids are removed because of the node limit, or because 1,024 later nodes were removed.
     for (max_nodes, most) in [(40, 40), (65_536, 1_024 + 8)] {
         let mut session = server_with(|config, limits| {
             (config.forgets_actions, config.adapter) = (true, PeerAdapter::ActionEngine);
@@ -426,7 +426,7 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
                 .unwrap();
             session.calls().finish(run.action);
             assert_eq!(sent(&mut session).len(), 2, "{round}");
-            // What comes late is for nobody, and makes nothing.
+            // Late fragments are discarded and create no node.
             let before = session.stats().discarded;
             feed(&mut session, [more(&id("i"), 1, "late")]).unwrap();
             assert_eq!(session.stats().discarded, before + 1, "{round}");
@@ -441,7 +441,7 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
             session.calls.nodes.graph.capacity()
         );
         assert_eq!(session.retained_bytes(), retained);
-        // Whoever still knows the first action's nodes finds what was released, and not who has its place now.
+        // Keys of the first action's nodes find a released node, not the next one at that index.
         let first = first.unwrap();
         let (input, output) = (first.inputs[0].1, first.outputs[0].1);
         let removed = Stop::Failed(Reason::NodeReleased);
@@ -454,14 +454,14 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
         assert_eq!(session.nodes().write(output, &text, late), Ok(()));
         assert_eq!(session.nodes().end(output, &text), Ok(()));
         assert!(sent(&mut session).is_empty() && session.retained_bytes() == retained);
-        // Its name is free again.
+        // Its id is free again.
         act(&mut session, action("g", "", "o=0000#o")).unwrap();
     }
 }
 
 /// EV-508, EV-931
 #[test]
-fn ev_911_the_status_child_of_a_dropped_open_tree_goes_with_it() {
+fn ev_911_the_status_child_of_a_dropped_open_tree_is_dropped_with_it() {
     let mut session = server_with(|config, _| config.partial_failure = true);
     act(&mut session, action("f", "", "o=o")).unwrap();
     let run = start(&mut session);
@@ -494,12 +494,12 @@ fn ev_911_the_status_child_of_a_dropped_open_tree_goes_with_it() {
 
 /// EV-741
 #[test]
-fn ev_741_a_node_is_forgotten_once_and_who_has_its_place_is_left_alone() {
+fn ev_741_a_node_is_removed_once_and_the_next_one_at_its_index_stays() {
     let mut session = server_with(|config, _| config.forgets_actions = true);
     let first = session.nodes().node("first").unwrap();
     session.calls.nodes.graph.mark_removed(first);
     session.calls.nodes.graph.mark_removed(first);
-    // So many that the first is forgotten, and its place has another tenant.
+    // So many that the first id is removed and its index is reused.
     for count in 0..1_100 {
         let node = session.nodes().node(&format!("n{count}")).unwrap();
         session.calls.nodes.graph.mark_removed(node);
@@ -516,6 +516,6 @@ fn ev_741_a_node_is_forgotten_once_and_who_has_its_place_is_left_alone() {
     assert_eq!(
         session.calls.nodes.graph.get(first).id,
         "",
-        "its key names nothing"
+        "its key is stale"
     );
 }

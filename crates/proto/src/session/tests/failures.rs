@@ -41,7 +41,11 @@ fn ev_930_a_failed_action_ends_its_outputs_and_leaves_the_others_alone() {
     session.handle(actions(list), T0).unwrap();
     let all = starts(&mut session);
     let names: Vec<&str> = all[0].outputs.iter().map(|(name, _)| &**name).collect();
-    assert_eq!(names, ["a", "b", "c"], "__status__ is the machine's");
+    assert_eq!(
+        names,
+        ["a", "b", "c"],
+        "__status__ is written by the machine"
+    );
     let text = of("text/plain", "").unwrap();
     session
         .nodes()
@@ -75,7 +79,7 @@ fn ev_930_a_failed_action_ends_its_outputs_and_leaves_the_others_alone() {
 }
 
 #[test]
-fn ev_930_a_reader_of_a_failed_node_fails_alike_when_it_gets_there() {
+fn ev_930_a_reader_of_a_failed_node_fails_with_its_status_at_that_point() {
     let mut session = partial();
     let message = WireMessage {
         fragments: vec![tree("t", 0, &["p", "o"]), leaf("p", 0, "before")].into(),
@@ -89,7 +93,7 @@ fn ev_930_a_reader_of_a_failed_node_fails_alike_when_it_gets_there() {
         .open(all[1].inputs[0].1, Some(all[1].action));
     let mut items = Vec::new();
     drain(&mut session, cursor, &mut items);
-    assert_eq!(items.len(), 1, "up to there it reads");
+    assert_eq!(items.len(), 1, "content before the failed node is read");
     session
         .calls()
         .fail(all[0].action, no(Reason::PromptTooLong));
@@ -103,7 +107,7 @@ fn ev_930_a_reader_of_a_failed_node_fails_alike_when_it_gets_there() {
 }
 
 #[test]
-fn ev_930_errors_of_session_scope_abort_all_the_same() {
+fn ev_930_errors_of_session_scope_still_abort() {
     for (found, aborts) in [
         (Reason::BadConfig, false),
         (Reason::Function, false),
@@ -156,7 +160,7 @@ fn ev_931_a_status_is_the_first_fragment_or_the_last_or_a_trees_last_child() {
     let c = of_id(&open_child);
     assert!(
         matches!(c[..], [only] if only.last && status(only)),
-        "what is below it ends as well"
+        "its children end as well"
     );
     assert_eq!(
         all.last().map(|fragment| &*fragment.id),
@@ -265,7 +269,7 @@ fn ev_913_cancel_stops_one_action_and_nothing_else() {
         matches!(events[..], [SessionOutput::Cancel { action, by: CancelledBy::Peer }] if action == all[0].action),
         "{events:?}"
     );
-    // The shell writes what meta should say and finishes the action; the outputs end.
+    // The shell writes the content of `meta` and finishes the action; the outputs end.
     let json = of("application/json", "").unwrap();
     session
         .nodes()
@@ -329,7 +333,7 @@ fn ev_913_a_client_cancels_by_an_output_id() {
 
 /// EV-107
 #[test]
-fn ev_914_a_listing_is_for_the_shell_to_answer() {
+fn ev_914_listings_are_answered_by_the_shell() {
     let mut session = server();
     act(&mut session, action("LIST_ACTIONS", "", "actions=l")).unwrap();
     let start = start(&mut session);
@@ -356,7 +360,7 @@ fn ev_960_a_draining_session_refuses_new_actions_and_finishes_the_others() {
 }
 
 #[test]
-fn ev_904_the_session_counts_what_goes_through_it() {
+fn ev_904_the_session_counts_fragments_bytes_and_actions() {
     let mut session = partial();
     feed(&mut session, [leaf("p", 0, "four"), leaf("p", 0, "four")]).unwrap();
     session
@@ -391,7 +395,7 @@ fn ev_904_the_session_counts_what_goes_through_it() {
 
 /// EV-510, EV-960
 #[test]
-fn ev_904_what_was_refused_before_it_ran_is_told_to_be_counted() {
+fn ev_904_actions_refused_before_they_ran_are_reported_to_the_shell() {
     for partial in [true, false] {
         for drains in [true, false] {
             let mut session = server_with(|config, limits| {
@@ -433,7 +437,7 @@ fn ev_904_what_was_refused_before_it_ran_is_told_to_be_counted() {
 
 /// EV-903
 #[test]
-fn ev_901_ev_902_the_table_of_reasons_is_as_the_page_has_it() {
+fn ev_901_ev_902_the_table_of_reasons_matches_the_specification() {
     let mut named = 0;
     for (code, scope, close, names) in REASONS {
         for name in names.split(' ') {
@@ -517,18 +521,18 @@ const REASONS: &[(u8, ErrorScope, u16, &str)] = &[
     (10, ErrorScope::Connection, 1008, "SUPERSEDED"),
     (16, ErrorScope::Session, 1008, "REVOKED"),
     (13, ErrorScope::Action, 1011, "FUNCTION CONTROLLER"),
-    // Not on the page: limits of a key (OA-906).
+    // Not on the Evergreen page: limits of a key (OA-906).
     (8, ErrorScope::Action, 1013, "RATE_LIMITED"),
     (14, ErrorScope::Action, 1013, "REF_FETCH ENGINE_BUSY"),
     (14, ErrorScope::Session, 1001, "GOING_AWAY"),
-    // Ours, not the page's.
+    // Reasons of ours that are not on the page.
     (14, ErrorScope::Action, 1011, "TRUNCATED"),
     (12, ErrorScope::Action, 1008, "UNIMPLEMENTED"),
 ];
 
 /// EV-913, EV-924
 #[test]
-fn ev_960_what_ends_things_has_room_while_draining_and_at_the_limit_of_actions() {
+fn ev_960_actions_that_end_work_are_accepted_while_draining_and_at_the_limit() {
     let full = |drained: bool| {
         let mut session = server_with(|_, limits| limits.max_actions = 1);
         feed(&mut session, [leaf("a", 0, "A"), leaf("l", 0, "\"5s\"")]).unwrap();
@@ -563,7 +567,7 @@ fn ev_960_what_ends_things_has_room_while_draining_and_at_the_limit_of_actions()
             Reason::ActionLimit
         };
         assert_eq!(work, Err(expect));
-        // Whoever may have to wait counts.
+        // An action that may have to wait counts against the limit.
         let waits = act(&mut full(drained), later());
         assert_eq!(waits, Err(Reason::ActionLimit));
     }
@@ -575,7 +579,7 @@ fn ev_960_what_ends_things_has_room_while_draining_and_at_the_limit_of_actions()
 
 /// EV-930
 #[test]
-fn ev_508_a_tree_that_has_no_room_for_its_status_ends_the_session() {
+fn ev_508_a_tree_without_room_for_its_status_aborts_the_session() {
     let mut session = server_with(|config, limits| {
         config.partial_failure = true;
         limits.max_nodes = 2;

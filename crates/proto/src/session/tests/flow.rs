@@ -36,7 +36,7 @@ fn payload_bytes(message: &WireMessage) -> usize {
 }
 
 #[test]
-fn ev_706_what_is_ready_is_joined_up_to_64_kib_and_a_larger_fragment_goes_alone() {
+fn ev_706_ready_fragments_are_joined_up_to_64_kib_and_a_larger_one_goes_alone() {
     let mut session = server();
     let nodes = producer(&mut session, "a=a b=b");
     for _ in 0..100 {
@@ -89,7 +89,7 @@ fn ev_706_nodes_share_the_connection_by_bytes_and_keep_their_own_order() {
         .unwrap();
     assert!(
         first_token <= 2,
-        "tokens do not wait for the video: {first_token}"
+        "the token output is not starved by the video output: {first_token}"
     );
     for id in ["v", "t"] {
         let seqs: Vec<i32> = all
@@ -132,10 +132,14 @@ fn ev_801_payload_64_per_fragment_and_ids_are_counted_and_limited() {
         if expect.is_ok() {
             assert_eq!(session.retained_bytes(), wanted);
             feed(&mut session, list()).unwrap();
-            assert_eq!(session.retained_bytes(), wanted, "duplicates are not held");
+            assert_eq!(
+                session.retained_bytes(),
+                wanted,
+                "duplicates are not charged"
+            );
         }
     }
-    // What we produce is held as well.
+    // Nodes that we produce are charged as well.
     let mut session = server_with(|_, limits| limits.retained_bytes = 200);
     let nodes = producer(&mut session, "o=o");
     session
@@ -151,7 +155,7 @@ fn ev_801_payload_64_per_fragment_and_ids_are_counted_and_limited() {
 
 /// EV-801
 #[test]
-fn ev_803_what_a_fragment_takes_beside_its_payload_fills_the_queue_as_well() {
+fn ev_803_the_overhead_of_fragments_fills_the_queue_as_well() {
     let mut session = server_with(|_, limits| limits.outbound_queue_bytes = 6_900);
     let nodes = producer(&mut session, "a=a");
     let before = session.retained_bytes();
@@ -161,11 +165,7 @@ fn ev_803_what_a_fragment_takes_beside_its_payload_fills_the_queue_as_well() {
     }
     assert_eq!(tokens, 100, "64 and 5 bytes each");
     let retained = session.retained_bytes() - before;
-    assert_eq!(
-        retained,
-        6_900 + 10,
-        "the queue holds what it says, and the mimetype"
-    );
+    assert_eq!(retained, 6_900 + 10, "the queue's bytes, and the mimetype");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn ev_803_a_peer_that_does_not_read_for_60_seconds_is_a_slow_reader() {
     let at = Time::from_millis;
     let mut session = server();
     let nodes = producer(&mut session, "a=a");
-    // Nothing to send is no stall, however long it lasts.
+    // An empty queue is no stall, however long it lasts.
     assert_eq!(session.wake_at(at(0)), None);
     session.tick(at(500_000));
     session.nodes().write(nodes[0], &text(), zeros(10)).unwrap();
@@ -216,7 +216,7 @@ fn ev_803_a_peer_that_does_not_read_for_60_seconds_is_a_slow_reader() {
     assert_eq!(
         session.wake_at(at(530_000)),
         Some(at(590_000)),
-        "progress starts it anew"
+        "progress restarts the timer"
     );
     session.tick(at(589_999));
     assert!(session.aborted().is_none());
@@ -236,7 +236,7 @@ fn ev_804_early_fragments_are_held_up_to_4096_per_node() {
     assert_eq!(feed(&mut server(), early(4_097)), Err(Reason::ReorderLimit));
 }
 
-/// Feeds KiB pieces of `id` until the machine asks for a pause; how many it took.
+/// Feeds KiB pieces of `id` until the machine asks for a pause; returns how many it accepted.
 fn flood(session: &mut SessionMachine, id: &str, most: i32) -> i32 {
     for seq in 0..most {
         if session.inbound_paused() {
@@ -268,7 +268,7 @@ fn ev_802_ev_805_an_action_that_never_reads_stops_the_connection_at_the_high_wat
         "{taken} KiB of 64 MiB"
     );
     assert!(outputs(&mut session).is_empty());
-    // Reading below the low-water mark goes on with the connection.
+    // Reading down to the low-water mark resumes the connection.
     let cursor = session.nodes().open(start.inputs[0].1, Some(start.action));
     let mut resumed_at = None;
     for read in 0..taken {
@@ -299,7 +299,7 @@ fn ev_802_ev_805_no_pause_while_a_reader_waits_or_before_an_action_claims_the_by
     assert_eq!(flood(&mut session, "p", 8_192), 8_192);
     feed(&mut session, [leaf("w", 0, "at last")]).unwrap();
     assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::End);
-    assert!(session.inbound_paused(), "now nobody waits any more");
+    assert!(session.inbound_paused(), "no reader is parked any more");
     session.calls().finish(start.action);
     let events = outputs(&mut session);
     assert!(
@@ -309,7 +309,7 @@ fn ev_802_ev_805_no_pause_while_a_reader_waits_or_before_an_action_claims_the_by
         "{events:?}"
     );
 
-    // Forward references: nobody could read these yet.
+    // Forward references: no reader could read these yet.
     let mut session = server();
     assert_eq!(flood(&mut session, "p", 8_192), 8_192);
     act(&mut session, action("f", "in=t", "out=o")).unwrap();

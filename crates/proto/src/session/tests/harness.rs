@@ -1,4 +1,4 @@
-//! What the session's tests share: messages in few words, and a peer that reads everything.
+//! Helpers of the session's tests: short constructors of messages, and a peer that reads everything.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub(crate) fn branch(id: &str, seq: i32, children: &[&str]) -> Fragment {
     }
 }
 
-/// A fragment that adds nothing (EV-210).
+/// A fragment without content (EV-210).
 pub(crate) fn empty(id: &str, seq: i32, last: bool) -> Fragment {
     Fragment {
         id: NodeId::from(id),
@@ -160,7 +160,7 @@ pub(crate) fn reason(status: &Status) -> Reason {
     status.known().expect("a reason of ours")
 }
 
-/// Everything that the machine asks for now.
+/// All outputs of the machine that are pending now.
 pub(crate) fn outputs(session: &mut SessionMachine) -> Vec<SessionOutput> {
     std::iter::from_fn(|| session.poll()).collect()
 }

@@ -1,4 +1,4 @@
-//! Section 2 of the Evergreen page: how a session lives and ends.
+//! Section 2 of the Evergreen page: the life cycle of a session.
 
 use std::sync::Arc;
 
@@ -31,14 +31,14 @@ fn ev_101_ev_106_one_machine_is_one_session_and_either_side_may_abort_it() {
         assert_eq!(
             feed(&mut session, [leaf("", 0, "x")]),
             Ok(()),
-            "nothing is judged any more"
+            "nothing is checked any more"
         );
         assert!(outputs(&mut session).is_empty() && session.next_message(T0).is_none());
     }
 }
 
 #[test]
-fn ev_102_order_inside_a_message_means_nothing_and_an_empty_one_is_legal() {
+fn ev_102_order_inside_a_message_has_no_meaning_and_an_empty_one_is_legal() {
     let list = [
         tree("t", 0, &["a", "o1"]),
         more("a", 0, "1"),
@@ -135,7 +135,7 @@ fn ev_107_a_failing_action_aborts_the_session_and_all_others() {
 }
 
 #[test]
-fn ev_109_after_half_close_running_actions_go_on_and_then_the_session_ends_well() {
+fn ev_109_after_half_close_running_actions_finish_and_the_session_ends_ok() {
     let mut session = server();
     feed(&mut session, [leaf("p", 0, "x")]).unwrap();
     act(&mut session, action("f", "in=p", "out=o")).unwrap();
@@ -161,7 +161,7 @@ fn ev_109_after_half_close_running_actions_go_on_and_then_the_session_ends_well(
     assert_eq!(closed(&mut idle), Some(None), "nothing to do: over at once");
 }
 
-/// Runs `message`, opens each action's inputs, and says that all wait.
+/// Handles `message`, opens the inputs of each action, and reports that all of them wait.
 fn parked(session: &mut SessionMachine, message: WireMessage) -> Vec<(ActionStart, Vec<CursorId>)> {
     session.handle(message, T0).unwrap();
     let mut all = Vec::new();
@@ -181,7 +181,7 @@ fn parked(session: &mut SessionMachine, message: WireMessage) -> Vec<(ActionStar
 }
 
 #[test]
-fn ev_110_what_can_no_longer_come_fails_its_reader_and_is_named() {
+fn ev_110_content_that_can_no_longer_arrive_fails_its_reader_and_is_named() {
     for (list, missing) in [
         (vec![], "p"),
         (vec![more("p", 0, "a")], "p@1"),
@@ -278,7 +278,7 @@ fn ev_110_actions_that_wait_for_one_another_are_ended() {
         );
     }
 
-    // An action that does something else as well may still break the ring; only when it waits too, nobody can.
+    // An action with other work may still resolve the deadlock; once it waits too, none of them can.
     let mut session = server();
     let all = parked(&mut session, replay());
     session.calls().waiting(all[0].0.action, false);
@@ -295,7 +295,7 @@ fn ev_110_actions_that_wait_for_one_another_are_ended() {
 }
 
 #[test]
-fn ev_110_whoever_waits_for_the_living_is_not_stuck() {
+fn ev_110_an_action_that_waits_for_a_running_one_is_not_deadlocked() {
     let mut session = server();
     let chain = actions([
         action("f", "in=b", "out=a"),
@@ -303,7 +303,7 @@ fn ev_110_whoever_waits_for_the_living_is_not_stuck() {
         action("h", "", "out=c"),
     ]);
     let all = parked(&mut session, chain);
-    // The third runs: it has no input, and says so.
+    // The third action runs: it has no input, and its shell reports that it does not wait.
     session.calls().waiting(all[2].0.action, false);
     session.end_of_input(T0);
     assert!(
@@ -322,7 +322,7 @@ fn ev_110_whoever_waits_for_the_living_is_not_stuck() {
 }
 
 #[test]
-fn ev_111_the_idle_limit_counts_neither_messages_nor_running_actions() {
+fn ev_111_messages_and_running_actions_postpone_the_idle_timeout() {
     let half_hour = 30 * 60 * 1_000;
     let at = Time::from_millis;
     let idle_at = |session: &mut SessionMachine, now: u64| session.wake_at(at(now));
@@ -337,7 +337,7 @@ fn ev_111_the_idle_limit_counts_neither_messages_nor_running_actions() {
     assert_eq!(idle_at(&mut session, 2_000), None, "an action runs");
     session.tick(at(half_hour * 5));
     assert!(session.aborted().is_none());
-    // Waiting for what nobody sends is not running.
+    // An action that only waits is not running.
     let cursor = session.nodes().open(start.inputs[0].1, Some(start.action));
     assert!(matches!(session.nodes().read(cursor), CursorRead::Pending));
     session.calls().waiting(start.action, true);
@@ -357,7 +357,7 @@ fn ev_950_deadlines_bound_the_session_and_an_action() {
     assert_eq!(
         start(&mut session).deadline,
         Some(at(500)),
-        "reaches whoever runs it"
+        "reaches the function"
     );
     assert_eq!(session.wake_at(T0), Some(at(500)));
     session.tick(at(499));
@@ -441,7 +441,7 @@ fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
     assert_eq!(
         content(&mut client, "r").0.len(),
         1,
-        "what has come can be read again"
+        "received content can be read again"
     );
 
     let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
@@ -454,7 +454,7 @@ fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
 
 /// EV-303, EV-405
 #[test]
-fn ev_972_what_is_described_as_the_chunk_before_it_is_more_of_it_whenever_it_came() {
+fn ev_972_a_fragment_with_the_metadata_of_the_one_before_continues_its_item() {
     let (one, two) = (of("text/plain", ""), of("text/html", ""));
     let list = [
         chunk("p", 0, one.clone(), Some("a")),
@@ -479,7 +479,7 @@ fn ev_972_what_is_described_as_the_chunk_before_it_is_more_of_it_whenever_it_cam
             item("text/plain", "", "e"),
         ];
         assert_eq!(content(&mut client, "p"), (expect, Stop::End));
-        // What is not held does not count.
+        // Metadata that is not retained is not charged.
         let again = 2 * (128 + "text/html".len() as u64) + 1;
         let retained = 5 * 64 + 5 + "text/plain".len() as u64 + 1;
         assert_eq!(client.retained_bytes(), retained + again);
@@ -488,7 +488,7 @@ fn ev_972_what_is_described_as_the_chunk_before_it_is_more_of_it_whenever_it_cam
 
 /// EV-110, EV-204
 #[test]
-fn ev_204_two_different_fragments_with_one_seq_are_told_as_what_they_are() {
+fn ev_204_different_fragments_with_one_seq_are_named_in_the_readers_error() {
     let ended = |list: Vec<Fragment>| {
         let mut session = server();
         feed(&mut session, list).unwrap();
@@ -502,7 +502,7 @@ fn ev_204_two_different_fragments_with_one_seq_are_told_as_what_they_are() {
             other => panic!("{other:?}"),
         }
     };
-    // Who never counts: the second one was to be the last.
+    // A client that does not number its fragments: the second was to be the last.
     let message = ended(vec![more("p", 0, "one"), leaf("p", 0, "two")]);
     assert!(message.contains("missing: p@1"), "{message}");
     assert!(
@@ -511,7 +511,7 @@ fn ev_204_two_different_fragments_with_one_seq_are_told_as_what_they_are() {
     );
     let message = ended(vec![more("p", 0, "one"), more("p", 0, "three")]);
     assert!(message.contains("with seq 0"), "{message}");
-    // A retry is none, and what was lost was lost.
+    // An equal retry is not reported as a different fragment.
     let message = ended(vec![more("p", 0, "one"), more("p", 0, "one")]);
     assert!(!message.contains("different"), "{message}");
 }

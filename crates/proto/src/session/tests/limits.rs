@@ -6,7 +6,7 @@ use super::harness::*;
 use crate::evergreen::{Action, Fragment, Param, Reason, SessionLimits, WireMessage};
 use crate::session::SessionMachine;
 
-/// What happens to a session with small limits, `at` the limit or past it.
+/// The outcome of a session with small limits, `at` the limit or past it.
 type Case = (
     &'static str,
     Reason,
@@ -190,7 +190,7 @@ fn each_limit_is_kept_at_n_and_at_n_plus_1() {
 }
 
 #[test]
-fn the_defaults_are_those_of_the_page() {
+fn the_defaults_are_those_of_the_specification() {
     let limits = SessionLimits::default();
     let numbers = [
         limits.max_message_bytes,
@@ -241,7 +241,7 @@ fn the_defaults_are_those_of_the_page() {
 }
 
 #[test]
-fn a_message_of_very_many_small_parts_is_refused_before_it_is_unpacked() {
+fn a_message_of_very_many_small_parts_is_refused_by_the_decoder() {
     use crate::evergreen::protobuf::{ENTRIES_MAX, decode};
     let refused = |bytes: Vec<u8>| decode(&*bytes).err().map(|status| reason(&status));
     // An empty fragment takes two bytes on the wire and two hundred in memory.
@@ -268,7 +268,7 @@ fn a_message_of_very_many_small_parts_is_refused_before_it_is_unpacked() {
 }
 
 #[test]
-fn ev_801_what_was_refused_is_not_counted() {
+fn ev_801_a_refused_node_is_not_charged() {
     let mut session = server_with(|_, limits| limits.retained_bytes = 10);
     let refused = session.nodes().node("eleven bytes").unwrap_err();
     assert_eq!(reason(&refused), Reason::RetainedLimit);

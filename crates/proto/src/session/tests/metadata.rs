@@ -51,13 +51,13 @@ fn ev_401_seq_0_types_the_leaf() {
         [missing; 3],
     );
     in_every_mode(&[empty("p", 0, false), leaf("p", 1, "y")], [missing; 3]);
-    // Only per-chunk mode lets a later fragment type itself.
+    // Only per-chunk mode accepts a later fragment with metadata of its own.
     let typed = last(chunk("p", 1, of("text/plain", ""), Some("y")));
     in_every_mode(
         &[empty("p", 0, false), typed],
         [Err(Reason::MetadataRepeated), missing, Ok(&["y"])],
     );
-    // Held untyped until seq 0 comes: every order is fine.
+    // Buffered without a type until seq 0 arrives: every order is accepted.
     in_every_mode(
         &[more("p", 0, "a"), more("p", 1, "b"), leaf("p", 2, "c")],
         [Ok(&["abc"]); 3],
@@ -137,7 +137,7 @@ fn ev_410_a_reference_is_refused_when_it_is_read_and_only_then() {
         .unwrap();
         let (items, stop) = content(&mut session, "t");
         assert_eq!((items.len(), stop), (1, Stop::Failed(expect)), "{uri}");
-        assert!(session.aborted().is_none(), "the error is the reader's");
+        assert!(session.aborted().is_none(), "only the reader fails");
         assert_eq!(texts(&mut session, "a"), ["first"]);
     }
 }
@@ -167,7 +167,7 @@ fn ev_404_we_send_metadata_at_seq_0_only_and_an_empty_output_as_one_fragment() {
     assert_eq!(
         (second.seq, second.last),
         (1, true),
-        "the end rides on what was not sent yet"
+        "the last unsent piece becomes the final one"
     );
     let decoded = crate::evergreen::protobuf::decode(&*wire(second.clone())).unwrap();
     assert_eq!(decoded.fragments[0].chunk.as_ref().unwrap().metadata, None);
@@ -213,7 +213,7 @@ fn ev_405_metadata_after_the_first_is_judged_by_mode() {
         &[first(), again("text/plain", "SYSTEM")],
         [repeated, conflict, Ok(&["a", "b"])],
     );
-    // Without a payload it still speaks.
+    // Metadata is compared without a payload as well.
     let silent = |mimetype| last(chunk("p", 1, of(mimetype, ""), None));
     in_every_mode(
         &[first(), silent("text/plain")],

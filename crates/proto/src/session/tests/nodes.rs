@@ -94,7 +94,7 @@ fn ev_203_seq_is_0_based_and_the_whole_range_is_usable() {
         Ok(())
     );
 
-    // A producer of ours never wraps: it runs out.
+    // A producer of ours fails instead of wrapping.
     let mut session = server_with(|_, limits| limits.max_seq = 1);
     act(&mut session, action("f", "", "out=o")).unwrap();
     let start = start(&mut session);
@@ -108,7 +108,7 @@ fn ev_203_seq_is_0_based_and_the_whole_range_is_usable() {
 }
 
 #[test]
-fn ev_205_ev_208_a_node_is_complete_when_all_up_to_the_final_are_there() {
+fn ev_205_ev_208_a_node_is_complete_when_all_up_to_the_final_are_present() {
     let list = [more("p", 0, "a"), more("p", 1, "b"), leaf("p", 2, "c")];
     for order in orders(&list) {
         let mut session = server();
@@ -298,7 +298,7 @@ fn ev_216_only_the_producer_writes_a_node_whichever_came_first() {
         Err(Reason::NodeOwner)
     );
 
-    // A child that we made is ours as well.
+    // A child that we created is ours as well.
     let mut session = server();
     act(&mut session, call()).unwrap();
     let start = start(&mut session);
@@ -312,7 +312,7 @@ fn ev_216_only_the_producer_writes_a_node_whichever_came_first() {
 }
 
 #[test]
-fn ev_216_ids_of_ours_differ_between_sessions_and_step_around_the_clients() {
+fn ev_216_generated_ids_differ_between_sessions_and_skip_ids_in_use() {
     let made = |entropy| {
         let mut session = server_with(|config, _| config.entropy = entropy);
         let node = session.nodes().make(None).unwrap();
@@ -327,7 +327,7 @@ fn ev_216_ids_of_ours_differ_between_sessions_and_step_around_the_clients() {
 }
 
 #[test]
-fn ev_217_a_cycle_is_found_when_its_last_edge_comes_also_where_nobody_reads() {
+fn ev_217_a_cycle_is_found_when_its_last_edge_arrives_even_if_unread() {
     let cycle = Err(Reason::Cycle);
     in_every_order(&[tree("a", 0, &["a"])], cycle);
     in_every_order(
@@ -346,7 +346,7 @@ fn ev_217_a_cycle_is_found_when_its_last_edge_comes_also_where_nobody_reads() {
         ],
         cycle,
     );
-    // An edge in a fragment that is still held counts as well.
+    // An edge in a buffered fragment counts as well.
     in_every_order(&[tree("a", 7, &["b"]), tree("b", 3, &["a"])], cycle);
     in_every_order(
         &[
@@ -359,7 +359,7 @@ fn ev_217_a_cycle_is_found_when_its_last_edge_comes_also_where_nobody_reads() {
 }
 
 #[test]
-fn ev_217_what_the_search_leaves_undone_is_found_by_the_reader() {
+fn ev_217_a_reader_finds_a_cycle_that_a_cut_search_has_missed() {
     let list = [
         tree("a", 0, &["b"]),
         tree("b", 0, &["c"]),

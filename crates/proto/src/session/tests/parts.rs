@@ -1,4 +1,4 @@
-//! EV-740: nodes of chunks and children, and children of which a part is meant.
+//! EV-740: nodes of chunks and children, and byte ranges of children.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::session::{
     Config, CursorRead, PeerAdapter, RetentionPolicy, SessionMachine, SliceOverlap,
 };
 
-/// A session in which nodes are mixed.
+/// A session that accepts nodes of chunks and children.
 fn mixing() -> SessionMachine {
     mixing_with(|_, _| {})
 }
@@ -21,7 +21,7 @@ fn mixing_with(change: impl FnOnce(&mut Config, &mut SessionLimits)) -> SessionM
     })
 }
 
-/// A fragment, not the last, with a part of `child`.
+/// A fragment, not the last, with a byte range of `child`.
 fn part(id: &str, seq: i32, child: &str, range: Range<u64>) -> Fragment {
     Fragment {
         range: Some(Box::new(range)),
@@ -29,14 +29,14 @@ fn part(id: &str, seq: i32, child: &str, range: Range<u64>) -> Fragment {
     }
 }
 
-/// A piece of text that says what it is.
+/// A fragment of text with metadata.
 fn text(id: &str, seq: i32, data: &str) -> Fragment {
     chunk(id, seq, of("text/plain", ""), Some(data))
 }
 
 /// EV-209
 #[test]
-fn ev_740_a_node_of_chunks_and_children_reads_in_order_whatever_came_first() {
+fn ev_740_chunks_and_children_are_read_in_seq_order_in_any_order_of_arrival() {
     let list = [
         text("m", 0, "one "),
         branch("m", 1, &["whole"]),
@@ -65,7 +65,7 @@ fn ev_740_a_node_of_chunks_and_children_reads_in_order_whatever_came_first() {
 
 /// EV-304
 #[test]
-fn ev_740_a_part_is_counted_in_bytes_of_what_the_child_flattens_to() {
+fn ev_740_a_range_counts_bytes_of_the_flattened_child() {
     let nodes = |session: &mut SessionMachine| {
         let eot = chunk("eot", 0, of("x/end", ""), None);
         let eot = Fragment { last: true, ..eot };
@@ -101,7 +101,7 @@ fn ev_740_a_part_is_counted_in_bytes_of_what_the_child_flattens_to() {
 
 /// EV-303
 #[test]
-fn ev_740_a_part_that_has_come_is_read_before_its_node_ends_and_the_rest_is_not_waited_for() {
+fn ev_740_a_range_is_read_as_it_arrives_and_the_rest_is_not_waited_for() {
     let mut session = mixing();
     let list = [part("m", 0, "slow", 1..3), text("m", 1, "after")];
     feed(&mut session, list).unwrap();
@@ -120,7 +120,7 @@ fn ev_740_a_part_that_has_come_is_read_before_its_node_ends_and_the_rest_is_not_
 
 /// EV-217, EV-306
 #[test]
-fn ev_740_a_part_is_an_edge_and_what_it_leaves_out_is_work() {
+fn ev_740_an_excerpt_is_an_edge_and_skipped_content_costs_visits() {
     let mut session = mixing();
     let circle = [part("a", 0, "b", 5..9), part("b", 0, "a", 0..1)];
     assert_eq!(feed(&mut session, circle), Err(Reason::Cycle));
@@ -129,7 +129,7 @@ fn ev_740_a_part_is_an_edge_and_what_it_leaves_out_is_work() {
         feed(&mut session, [part("a", 0, "a", 1..2)]),
         Err(Reason::Cycle)
     );
-    // One byte is meant, and ten are read to come to it.
+    // One byte is selected, and ten are read to reach it.
     for (bytes, stop) in [(10, Stop::End), (9, Stop::Failed(Reason::FlattenLimit))] {
         let mut session = mixing_with(|_, limits| limits.max_read_bytes = bytes);
         let list = [leaf("a", 0, "0123456789"), part("m", 0, "a", 9..10)];
@@ -137,7 +137,7 @@ fn ev_740_a_part_is_an_edge_and_what_it_leaves_out_is_work() {
         feed(&mut session, [empty("m", 1, true)]).unwrap();
         assert_eq!(content(&mut session, "m").1, stop);
     }
-    // Two nodes, and two pieces of which nothing is meant.
+    // Two nodes, and two pieces of which nothing is selected.
     for (visits, stop) in [(4, Stop::End), (3, Stop::Failed(Reason::FlattenLimit))] {
         let mut session = mixing_with(|_, limits| limits.max_visits = visits);
         let list = [
@@ -155,7 +155,7 @@ fn ev_740_a_part_is_an_edge_and_what_it_leaves_out_is_work() {
 }
 
 #[test]
-fn ev_306_fragments_that_add_nothing_are_visits() {
+fn ev_306_empty_fragments_count_as_visits() {
     for (visits, stop) in [(4, Stop::End), (3, Stop::Failed(Reason::FlattenLimit))] {
         let mut session = server_with(|_, limits| limits.max_visits = visits);
         let list = [0, 1, 2].map(|seq| empty("p", seq, seq == 2));
@@ -166,7 +166,7 @@ fn ev_306_fragments_that_add_nothing_are_visits() {
 
 /// EV-741
 #[test]
-fn ev_740_what_was_listed_for_a_part_is_released_with_the_rest() {
+fn ev_740_children_of_excerpts_are_released_with_the_rest() {
     let mut session = mixing_with(|config, _| config.retain = RetentionPolicy::Unread);
     let last = Fragment {
         last: true,
@@ -183,7 +183,7 @@ fn ev_740_what_was_listed_for_a_part_is_released_with_the_rest() {
 
 /// EV-410
 #[test]
-fn ev_740_of_content_elsewhere_a_part_is_meant_as_well() {
+fn ev_740_a_range_applies_to_referenced_content() {
     let refers = |id: &str| {
         let uri = Payload::Ref("file:///1".into());
         let mut fragment = chunk(id, 0, of("text/plain", ""), None);

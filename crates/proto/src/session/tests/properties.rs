@@ -1,4 +1,4 @@
-//! What no order, repetition, cut or renaming may change (EV-202, EV-204, EV-211, EV-303, D-26).
+//! Properties: order, repetition, cutting and renaming change no result (EV-202, EV-204, EV-211, EV-303, D-26).
 
 use proptest::prelude::*;
 
@@ -72,7 +72,7 @@ impl Forest {
     }
 }
 
-/// What every root flattens to.
+/// The flattened content of every root.
 fn contents(
     session: &mut SessionMachine,
     roots: impl Iterator<Item = String>,
@@ -105,7 +105,7 @@ proptest! {
         mixed.extend(straight.iter().cycle().take(again).cloned());
         shuffle(&mut mixed, seed);
         for mode_of in [MetadataMode::Strict, MetadataMode::Lenient, MetadataMode::PerChunk] {
-            // Readers in the middle of it disturb nothing and see a prefix.
+            // Readers during arrival see a prefix and change nothing.
             let mut session = mode(mode_of);
             for (at, fragment) in mixed.iter().enumerate() {
                 feed(&mut session, [fragment.clone()]).unwrap();
@@ -169,7 +169,7 @@ proptest! {
         prop_assert_eq!(feed(&mut server(), list), expect);
     }
 
-    /// Whatever is written comes out at the other side, however it is joined into messages.
+    /// All content that is written is read at the other side, however it is joined into messages.
     #[test]
     fn ev_706_what_one_side_writes_the_other_reads(
         pieces in prop::collection::vec((0usize..4, 0usize..3_000), 0..60), coalesce: bool, room in 1usize..5_000

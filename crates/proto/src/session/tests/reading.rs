@@ -60,8 +60,8 @@ fn ev_302_cursors_are_independent_and_late_ones_see_all() {
 }
 
 #[test]
-fn ev_303_a_cursor_parks_at_the_first_missing_thing_and_wakes_for_it() {
-    // Each step says what has come, what is readable then, and whether the cursor was woken for it.
+fn ev_303_a_cursor_parks_at_the_first_gap_and_wakes_when_it_is_filled() {
+    // Each step: what arrives, what is readable then, and whether the cursor was woken for it.
     let steps = [
         (leaf("b", 0, "B"), "", false),
         (tree("t", 1, &["b"]), "", false),
@@ -152,7 +152,7 @@ fn ev_305_depth_1024_works_and_1025_aborts_whatever_the_order_of_arrival() {
 #[test]
 fn ev_305_a_chain_of_a_million_nodes_is_read_and_freed_without_recursion() {
     const LEN: usize = 1_000_000;
-    // A small stack would not survive recursion; the machine needs next to none.
+    // Recursion would overflow this small stack.
     let small = std::thread::Builder::new().stack_size(256 * 1024);
     let run = small.spawn(|| {
         let mut session = server_with(|_, limits| {
@@ -187,7 +187,7 @@ pub(super) fn bomb(session: &mut crate::session::SessionMachine, levels: usize, 
 }
 
 #[test]
-fn ev_306_a_bomb_of_chunks_and_one_of_nothing_fail_the_read_alone() {
+fn ev_306_dag_bombs_of_chunks_and_of_empty_nodes_fail_the_read_alone() {
     for bottom in [leaf("bottom", 0, "x"), empty("bottom", 0, true)] {
         let mut session = server_with(|_, limits| limits.session_visits = u32::MAX);
         bomb(&mut session, 64, bottom);
@@ -291,7 +291,7 @@ fn ev_307_a_whole_plan_is_one_message() {
 }
 
 #[test]
-fn ev_308_an_action_that_reads_its_own_output_aborts_as_soon_as_it_shows() {
+fn ev_308_an_action_that_reads_its_own_output_aborts_as_soon_as_it_is_visible() {
     let cycle = Err(Reason::ActionCycle);
     let call = || action("f", "in=t", "out=o other=o2");
     assert_eq!(act(&mut server(), action("f", "in=o", "out=o")), cycle);
@@ -312,7 +312,7 @@ fn ev_308_an_action_that_reads_its_own_output_aborts_as_soon_as_it_shows() {
 }
 
 #[test]
-fn ev_308_with_a_cut_search_the_reader_finds_it() {
+fn ev_308_a_reader_finds_an_action_cycle_that_a_cut_search_has_missed() {
     let mut session = server_with(|_, limits| limits.cycle_visits = 1);
     act(&mut session, action("f", "in=t", "out=o")).unwrap();
     let start = start(&mut session);
@@ -323,7 +323,7 @@ fn ev_308_with_a_cut_search_the_reader_finds_it() {
 }
 
 #[test]
-fn ev_309_reading_while_it_comes_gives_what_reading_afterwards_gives() {
+fn ev_309_reading_during_arrival_gives_the_same_as_reading_afterwards() {
     let list = [
         tree("t", 0, &["a", "b"]),
         more("a", 0, "1"),

@@ -1,4 +1,4 @@
-//! References to content elsewhere: how a reader stands at one, passes it and fails at it.
+//! References to external content: how a reader stops at one, passes it and fails at it.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ fn piece(session: &mut SessionMachine, cursor: CursorId) -> (u32, bool, String) 
 
 /// EV-403
 #[test]
-fn ev_410_a_reader_stands_at_a_reference_until_its_content_was_read() {
+fn ev_410_a_reader_stays_at_a_reference_until_its_content_was_read() {
     let mut session = following();
     let list = [
         refers("a", 0, "text/plain", "file:///1", false),
@@ -68,7 +68,7 @@ fn ev_410_a_reader_stands_at_a_reference_until_its_content_was_read() {
     }
     session.nodes().end_reference(cursor);
     assert_eq!(piece(&mut session, cursor), (0, false, "two".into()));
-    // There is no reference where it stands now, and nothing to go past.
+    // The second call has no effect: there is no reference at the reader's position.
     assert_eq!(at(&mut session, cursor), (0, false, "https://h/3".into()));
     session.nodes().end_reference(cursor);
     assert_eq!(at(&mut session, cursor), (1, true, "s3://b/4".into()));
@@ -79,7 +79,7 @@ fn ev_410_a_reader_stands_at_a_reference_until_its_content_was_read() {
 }
 
 #[test]
-fn ev_410_the_error_is_the_readers_and_says_which_reference_it_was() {
+fn ev_410_a_failed_reference_fails_its_reader_with_its_position() {
     let mut session = following();
     feed(
         &mut session,
@@ -101,7 +101,7 @@ fn ev_410_the_error_is_the_readers_and_says_which_reference_it_was() {
 }
 
 #[test]
-fn ev_410_what_was_fetched_is_shared_by_readers_and_goes_with_the_fragment() {
+fn ev_410_fetched_content_is_shared_by_readers_and_freed_with_the_fragment() {
     for retain in [RetentionPolicy::Session, RetentionPolicy::Unread] {
         let mut session = server_with(|config, _| {
             config.references = true;
@@ -130,7 +130,7 @@ fn ev_410_what_was_fetched_is_shared_by_readers_and_goes_with_the_fragment() {
 }
 
 #[test]
-fn ev_306_content_elsewhere_counts_as_read() {
+fn ev_306_referenced_content_counts_as_read() {
     for (bytes, fails) in [(6, false), (7, true)] {
         let mut session = server_with(|config, limits| {
             config.references = true;

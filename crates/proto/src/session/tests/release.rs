@@ -1,4 +1,4 @@
-//! EV-955: what every reader has passed is let go, and who comes later is told so.
+//! EV-955: content that every reader has passed is released, and later readers fail with NODE_RELEASED.
 
 use bytes::Bytes;
 
@@ -10,7 +10,7 @@ fn unread() -> SessionMachine {
     server_with(|config, _| config.retain = RetentionPolicy::Unread)
 }
 
-/// Copies what its input has to its output, as the function echo does; `true` at the end.
+/// Copies the content of its input to its output, as the function echo does; `true` at the end.
 fn echo(
     session: &mut SessionMachine,
     start: &ActionStart,
@@ -32,7 +32,7 @@ fn echo(
             }
             CursorRead::Pending => return false,
             CursorRead::Busy => session.nodes().begin_turn(),
-            CursorRead::Reference(_) => unreachable!("nothing refers elsewhere"),
+            CursorRead::Reference(_) => unreachable!("there are no references"),
             CursorRead::Failed(status) => panic!("{status:?}"),
         }
     }
@@ -40,7 +40,7 @@ fn echo(
 
 /// EV-801, EV-984
 #[test]
-fn ev_955_a_session_that_echoes_for_ever_holds_no_more_at_its_end_than_at_its_beginning() {
+fn ev_955_an_endless_echo_retains_constant_bytes() {
     let mut session = server_with(|config, limits| {
         config.retain = RetentionPolicy::Unread;
         limits.retained_bytes = 10_000;
@@ -64,7 +64,7 @@ fn ev_955_a_session_that_echoes_for_ever_holds_no_more_at_its_end_than_at_its_be
     let end = sent(&mut session);
     assert!(end.last().is_some_and(|fragment| fragment.last));
     assert_eq!((echoed, session.retained_bytes()), (2_000, 5));
-    // A fragment that was there once is a duplicate for ever.
+    // A fragment that was accepted once is a duplicate for ever.
     feed(&mut session, [more("in", 7, "again")]).unwrap();
     assert_eq!(
         (session.stats().duplicates, session.retained_bytes()),
@@ -72,9 +72,9 @@ fn ev_955_a_session_that_echoes_for_ever_holds_no_more_at_its_end_than_at_its_be
     );
 }
 
-/// Each case: fragments and actions, then what reading some nodes leaves of others.
+/// Each case: fragments and actions, then what remains of some nodes after others were read.
 #[test]
-fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
+fn ev_955_content_is_retained_until_every_reader_has_passed_it() {
     // Two actions on one input, in one message: the second has not begun.
     let mut session = unread();
     feed(&mut session, [leaf("p", 0, "both")]).unwrap();
@@ -90,7 +90,7 @@ fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
         content(&mut session, "p").1,
         Stop::Failed(Reason::NodeReleased)
     );
-    // A tree that nobody has read yet keeps what it lists; one that was read has let go of it.
+    // An unread tree retains its children; one that was read has released them.
     let mut session = unread();
     let list = [
         tree("t", 0, &["a", "b"]),
@@ -112,7 +112,7 @@ fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
             "{id}"
         );
     }
-    // A slower reader holds back what a faster one has passed; when it goes, that goes.
+    // A slow reader retains what a faster one has passed; when it is closed, that is released.
     let mut session = unread();
     feed(&mut session, [more("p", 0, "one"), more("p", 1, "two")]).unwrap();
     let node = session.nodes().node("p").unwrap();
@@ -128,7 +128,7 @@ fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
     assert_eq!(before - session.retained_bytes(), 64 + 3 + 10);
     session.nodes().close(slow);
     assert_eq!(session.retained_bytes(), 1, "the id");
-    // Without a reader nothing was passed.
+    // Without a reader nothing is released.
     let mut session = unread();
     feed(&mut session, [leaf("p", 0, "kept")]).unwrap();
     let message = actions([action("f", "a=p", "o=x")]);
@@ -139,7 +139,7 @@ fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
 }
 
 #[test]
-fn ev_955_an_output_that_was_sent_is_let_go_and_one_that_is_to_be_read_is_not() {
+fn ev_955_a_sent_output_is_released_unless_it_has_still_to_be_read() {
     let mut session = unread();
     let message = actions([action("f", "", "o=x"), action("g", "a=x", "o=y")]);
     session.handle(message, T0).unwrap();
@@ -184,7 +184,7 @@ fn ev_955_an_output_that_was_sent_is_let_go_and_one_that_is_to_be_read_is_not() 
 }
 
 #[test]
-fn ev_955_the_count_of_what_is_held_does_not_drift() {
+fn ev_955_the_count_of_retained_bytes_does_not_drift() {
     for mode in [
         MetadataMode::Strict,
         MetadataMode::Lenient,
@@ -210,7 +210,7 @@ fn ev_955_the_count_of_what_is_held_does_not_drift() {
 
 /// EV-740
 #[test]
-fn ev_955_children_listed_past_a_final_fragment_are_listed_no_more() {
+fn ev_955_children_listed_past_a_final_fragment_are_unlisted() {
     let mut session = server_with(|config, _| {
         config.retain = RetentionPolicy::Unread;
         config.adapter = PeerAdapter::ActionEngine;

@@ -1,4 +1,4 @@
-//! EV-940 to EV-943: a connection that is cut anywhere comes back, and nobody notices.
+//! EV-940 to EV-943: a connection that is cut at any point is resumed without a loss.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn config(entropy: u64) -> Config {
         entropy,
         resume: true,
         limits: std::sync::Arc::new(SessionLimits {
-            // Many small messages: many places to cut.
+            // Many small messages, so that there are many places to cut.
             coalesce_bytes: 150,
             outbound_queue_bytes: 700,
             ..SessionLimits::default()
@@ -27,7 +27,7 @@ fn config(entropy: u64) -> Config {
     }
 }
 
-/// A client, a server and what is on its way between them.
+/// A client, a server and the messages between them.
 struct Pair {
     client: SessionMachine,
     server: SessionMachine,
@@ -36,10 +36,10 @@ struct Pair {
     /// Echoes that the server runs.
     runs: Vec<(ActionStart, CursorId, bool)>,
     started: Vec<String>,
-    /// A reader at the client that reads while it comes, and what it got.
+    /// A reader at the client that reads during arrival, and the items that it has read.
     reader: Option<CursorId>,
     items: Vec<Item>,
-    /// Whether the client's half-close has been said on this connection, and has arrived.
+    /// Whether the client has half-closed on this connection and the server has received that.
     half_close: bool,
     over: bool,
 }
@@ -60,7 +60,7 @@ impl Pair {
         }
     }
 
-    /// Everybody does what can be done without the connection, and puts one message on it, each.
+    /// Both sides do all work that needs no connection, then each sends one message.
     fn work(&mut self) {
         while let Some(output) = self.client.poll() {
             match output {
@@ -78,7 +78,7 @@ impl Pair {
         self.serve();
     }
 
-    /// The client may write again.
+    /// Sends the client's messages until it may write again.
     fn make_room(&mut self) {
         while !self.client.nodes().has_room() {
             self.up.extend(self.client.next_message(T0));
@@ -120,7 +120,7 @@ impl Pair {
                         server.calls().finish(start.action);
                         *done = true;
                     }
-                    CursorRead::Reference(_) => unreachable!("nothing refers elsewhere"),
+                    CursorRead::Reference(_) => unreachable!("there are no references"),
                     CursorRead::Failed(status) => panic!("{status:?}"),
                 }
             }
@@ -141,11 +141,11 @@ impl Pair {
         true
     }
 
-    /// The connection is cut and comes back. The server may go on for a while before it knows.
+    /// Cuts the connection and reconnects. The server notices the loss only after `unaware` more messages.
     fn cut(&mut self, unaware: usize) {
         self.client.lost(T0);
         for _ in 0..unaware {
-            // Once all is said that was asked for, the session is over.
+            // After the half-close a server that has sent everything ends the session.
             if self.server.is_half_closed() {
                 break;
             }
@@ -160,7 +160,7 @@ impl Pair {
         self.server.returned(T0);
     }
 
-    /// Plays to the end, with the connection cut whenever so many messages have arrived on it; how many there were.
+    /// Plays to the end and cuts the connection after each of these numbers of messages; returns the total number.
     fn play(&mut self, cuts: &[usize], unaware: usize) -> usize {
         let (mut cuts, mut arrived) = (cuts.iter().copied().peekable(), 0);
         let mut total = 0;
@@ -172,7 +172,7 @@ impl Pair {
                 self.cut(unaware);
                 continue;
             }
-            // Both ways in turn.
+            // Both directions in turn.
             let first = arrived % 2 == 0;
             if self.arrive(first) || self.arrive(!first) {
                 (arrived, total) = (arrived + 1, total + 1);
@@ -205,7 +205,7 @@ fn call(client: &mut SessionMachine, input: NodeKey, output: &str) -> (ActionKey
     (client.calls().call(call).unwrap(), node)
 }
 
-/// A session of three echoes, one of another's output and one of a tree; what its readers got, and what ran.
+/// Runs three echoes, one of another's output and one of a tree; returns what was read and which actions ran.
 fn session(cuts: &[usize], unaware: usize) -> (Vec<Vec<Item>>, Vec<String>, usize) {
     let mut pair = Pair::new();
     let client = &mut pair.client;
@@ -215,7 +215,7 @@ fn session(cuts: &[usize], unaware: usize) -> (Vec<Vec<Item>>, Vec<String>, usiz
     let (_, second) = call(client, first, "second");
     let list = client.nodes().make(None).unwrap();
     let (_, third) = call(client, list, "third");
-    // Read while it comes: what was delivered before a cut must not be delivered again.
+    // Read during arrival: content that was delivered before a cut must not be delivered again.
     let cursor = client.nodes().open(second, None);
     pair.reader = Some(cursor);
     for word in 0..6 {
@@ -244,7 +244,7 @@ fn session(cuts: &[usize], unaware: usize) -> (Vec<Vec<Item>>, Vec<String>, usiz
 
 /// EV-109, EV-204, EV-940, EV-942
 #[test]
-fn ev_943_a_session_cut_at_any_message_gives_what_an_uncut_one_gives_and_runs_nothing_twice() {
+fn ev_943_a_session_cut_at_any_message_loses_nothing_and_runs_nothing_twice() {
     let (contents, started, total) = session(&[], 0);
     assert_eq!(
         started,
@@ -252,7 +252,7 @@ fn ev_943_a_session_cut_at_any_message_gives_what_an_uncut_one_gives_and_runs_no
     );
     assert!(contents.iter().all(|items| !items.is_empty()));
     assert!(total > 30, "{total} messages are not many places to cut");
-    // Messages that are lost half-way are lost: transports give whole ones only.
+    // A message that is cut is lost as a whole: transports deliver whole messages only.
     for unaware in [0, 1, 50] {
         for at in 0..=total {
             let cut = session(&[at], unaware);
@@ -263,7 +263,7 @@ fn ev_943_a_session_cut_at_any_message_gives_what_an_uncut_one_gives_and_runs_no
             );
         }
     }
-    // Cut again while it is coming back, and over and over.
+    // Cut again during the resume, several times.
     for at in 0..total {
         for again in 0..3 {
             let cut = session(&[at, again, 0, 5, 2], 2);
@@ -277,14 +277,14 @@ fn ev_943_a_session_cut_at_any_message_gives_what_an_uncut_one_gives_and_runs_no
 }
 
 #[test]
-fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
+fn ev_940_a_session_waits_for_a_new_connection_within_its_grace() {
     let at = |seconds| Time::new(Duration::from_secs(seconds));
     let mut server = server_with(|config, _| config.resume = true);
     act(&mut server, action("f", "", "o=o")).unwrap();
     let run = start(&mut server);
     let text = of("text/plain", "").unwrap();
     server.lost(at(10));
-    // The action goes on up to the bounds of the queue; nothing is sent, and no stall is counted.
+    // The action continues up to the bounds of the queue; nothing is sent, and no stall is counted.
     server
         .nodes()
         .write(run.outputs[0].1, &text, Bytes::from_static(b"meanwhile"))
@@ -306,7 +306,7 @@ fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
     silent.returned(at(2));
     silent.tick(at(7));
     assert!(silent.aborted().is_some());
-    // Another action cannot be told from one that was sent before.
+    // Before RESUME, another action could be one that was sent on the old connection.
     let mut hasty = server_with(|config, _| config.resume = true);
     hasty.lost(T0);
     hasty.returned(T0);
@@ -318,14 +318,17 @@ fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
     feed(&mut server, [have]).unwrap();
     act(&mut server, action("RESUME", "have=h", "have=mine")).unwrap();
     let sent = sent(&mut server);
-    assert_eq!(&*sent[0].id, "mine", "what the client waits for goes first");
+    assert_eq!(
+        &*sent[0].id, "mine",
+        "the report that the client waits for is sent first"
+    );
     let texts = text_sent_to(&sent, "mine");
     assert_eq!(
         texts, "{\"nodes\":{\"h\":1},\"actions\":1}",
         "RESUME itself is not counted"
     );
     assert!(sent.iter().any(|fragment| &*fragment.id == "o"));
-    // A pause of before is none for who comes back (EV-802): RESUME itself would wait behind it.
+    // A returning session is not paused (EV-802): RESUME itself would wait behind the pause.
     let mut paused = server_with(|config, limits| {
         config.resume = true;
         limits.inbound_high_bytes = 10;
@@ -336,14 +339,14 @@ fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
     paused.lost(T0);
     assert!(
         !paused.inbound_paused(),
-        "what the old connection still gives is ignored"
+        "messages of the old connection are ignored"
     );
     paused.returned(T0);
     assert!(!paused.inbound_paused());
     feed(&mut paused, [leaf("h", 0, "{}")]).unwrap();
     act(&mut paused, action("RESUME", "have=h", "")).unwrap();
     assert!(paused.inbound_paused());
-    // After the last word nobody comes back.
+    // A client that has half-closed does not reconnect.
     let mut ended = server_with(|config, _| config.resume = true);
     act(&mut ended, action("f", "", "o=o")).unwrap();
     ended.lost(T0);
@@ -356,7 +359,7 @@ fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
 }
 
 #[test]
-fn ev_942_what_is_no_have_is_refused_and_resume_is_for_who_comes_back() {
+fn ev_942_malformed_reports_and_unexpected_resumes_are_refused() {
     let refused = act(&mut server(), action("RESUME", "have=h", "have=m"));
     assert_eq!(refused, Err(Reason::Unimplemented));
     let back = || {
@@ -389,7 +392,7 @@ fn ev_942_what_is_no_have_is_refused_and_resume_is_for_who_comes_back() {
         let refused = act(&mut server, action("RESUME", "have=h", "have=m"));
         assert_eq!(refused, Err(Reason::BadConfig), "{text}");
     }
-    // It claims what never was: nothing is sent, and nothing breaks.
+    // A report of unknown nodes and actions is clamped: nothing is sent, and nothing breaks.
     let mut server = back();
     feed(
         &mut server,
@@ -419,7 +422,7 @@ fn text_sent_to(sent: &[Fragment], id: &str) -> String {
 
 /// EV-801
 #[test]
-fn ev_942_coming_back_costs_nothing_once_it_is_done() {
+fn ev_942_completed_resumes_retain_nothing() {
     let mut pair = Pair::new();
     let text = of("text/plain", "USER").unwrap();
     let input = pair.client.nodes().make(None).unwrap();
@@ -440,7 +443,7 @@ fn ev_942_coming_back_costs_nothing_once_it_is_done() {
     let mut costs = Vec::new();
     for unaware in 0..100 {
         pair.cut(unaware % 3);
-        // Now and then it is cut again before either side has learnt anything, or all of it.
+        // Sometimes it is cut again before either side has received a whole report.
         for _ in 0..unaware % 5 {
             pair.work();
             pair.arrive(true);
@@ -490,7 +493,7 @@ fn ev_942_one_resume_at_a_time_whose_text_is_counted_and_bounded() {
     feed(&mut server, [leaf("h", 1, "\"}")]).unwrap();
     assert!(outputs(&mut server).is_empty());
     assert!(!text_sent_to(&sent(&mut server), "m").is_empty());
-    assert_eq!(server.retained_bytes(), 0, "all of it is given back");
+    assert_eq!(server.retained_bytes(), 0, "all of it is refunded");
     // More nodes than there can be.
     for (entries, accepted) in [(3, true), (4, false)] {
         let mut server = back(3);
@@ -507,7 +510,7 @@ fn ev_942_one_resume_at_a_time_whose_text_is_counted_and_bounded() {
     }
 }
 
-/// A server with a tree of three leaves on its way, and what a client that has taken so many messages has of it.
+/// A server that sends a tree of three leaves, and the fragments that its client has after `taken` messages.
 fn leaves_under_way(taken: usize, dialect: Dialect) -> (SessionMachine, Vec<(String, i32)>) {
     let mut server = server_with(|config, limits| {
         (config.resume, config.leaf_order) = (true, LeafOrder::for_client_of(dialect));
@@ -534,7 +537,7 @@ fn leaves_under_way(taken: usize, dialect: Dialect) -> (SessionMachine, Vec<(Str
         let taken = message.fragments.into_iter();
         has.extend(taken.map(|fragment| (fragment.id.to_string(), fragment.seq)));
         if has.len() == 3 {
-            // The first one ends while the connection is up, or not.
+            // The first leaf ends before the connection is lost, if three fragments were sent.
             server.nodes().end(children[0], &text).unwrap();
         }
     }
@@ -570,7 +573,7 @@ fn ev_942_leaves_take_their_turns_after_a_resume_and_what_waits_is_counted_once(
                         .is_some_and(|last| &*last.id == "o" && last.last),
                     "{what}"
                 );
-                // Nothing twice, and nothing left out: a tree, its end, and three leaves of two words each.
+                // No fragment twice: a tree, its end, and three leaves of two words each.
                 let before_that = has.len();
                 let mut all = has;
                 all.extend(rest.iter().map(|it| (it.id.to_string(), it.seq)));
@@ -607,14 +610,14 @@ fn ev_911_dropped_nodes_are_kept_until_a_resumed_client_has_them() {
     server.calls().finish(run.action);
     act(&mut server, action("DROP", "node=a node.1=b", "")).unwrap();
     let first = server.next_message(T0).unwrap();
-    assert_eq!(first.fragments.len(), 1, "one of the two is out");
+    assert_eq!(first.fragments.len(), 1, "one of the two is sent");
     let resume = |server: &mut SessionMachine, have: &str, id: &str| {
         server.lost(T0);
         server.returned(T0);
         feed(server, [leaf(id, 0, have)]).unwrap();
         act(server, action("RESUME", &format!("have={id}"), "")).unwrap();
     };
-    // It was lost, and so is the next one: neither may be forgotten before the other is out.
+    // Both messages are lost: neither node may be freed before both were sent.
     for id in ["h1", "h2"] {
         resume(&mut server, "{}", id);
         server.next_message(T0).unwrap();
@@ -625,9 +628,9 @@ fn ev_911_dropped_nodes_are_kept_until_a_resumed_client_has_them() {
     assert_eq!(
         server.calls.nodes.lifetime.batches(),
         0,
-        "and then they are"
+        "all batches are freed then"
     );
-    // What the client has already is not waited for either.
+    // A node that the client has already is freed at once.
     act(&mut server, action("g", "", "c=c")).unwrap();
     let run = start(&mut server);
     let data = Bytes::from_static(b"kept");
@@ -641,7 +644,7 @@ fn ev_911_dropped_nodes_are_kept_until_a_resumed_client_has_them() {
 
 /// EV-801
 #[test]
-fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
+fn ev_942_sent_actions_are_retained_and_charged_until_the_peer_has_them() {
     let mut client = SessionMachine::new(Side::Client, config(1), T0);
     let before = client.retained_bytes();
     client
@@ -660,7 +663,7 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
         .unwrap();
     assert_eq!(client.retained_bytes(), before + 2 * 65);
     let mut sizes = Vec::new();
-    // The server says each time how many it has, which may be fewer than were known before.
+    // The server reports each time how many actions it has, which may be fewer than were known before.
     for known in [1, 0, 2] {
         client.lost(T0);
         client.returned(T0);
@@ -675,7 +678,7 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
         sizes.push(again);
     }
     assert_eq!(sizes, [1, 1, 0]);
-    // There is room for some, and nothing is sent that could not be sent again.
+    // With too little room in the quota, no action is sent that could not be sent again.
     let mut config = config(1);
     config.limits = std::sync::Arc::new(SessionLimits {
         retained_bytes: 100,
@@ -695,7 +698,7 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
     });
     assert_eq!(reason(&refused.unwrap_err()), Reason::RetainedLimit);
     assert_eq!(client.next_message(T0).unwrap().actions.len(), 1);
-    // Where nobody can come back nothing is remembered.
+    // Without resume nothing is retained.
     client.without_resume();
     for _ in 0..9 {
         client
@@ -709,7 +712,7 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
 }
 
 #[test]
-fn ev_942_what_was_answered_is_remembered_no_longer() {
+fn ev_942_answered_actions_are_not_retained() {
     let mut client = SessionMachine::new(Side::Client, config(1), T0);
     let call = |client: &mut SessionMachine| {
         let node = client.calls().expect().unwrap();
@@ -729,14 +732,14 @@ fn ev_942_what_was_answered_is_remembered_no_longer() {
     let ids: Vec<String> = (0..4).map(|_| call(&mut client)).collect();
     let each = asked(&client) / 4;
     let before = client.retained_bytes();
-    // Who has begun to answer the third has the first two as well.
+    // A peer that has begun to answer the third action has received the first two as well.
     feed(&mut client, [more(&ids[2], 0, "x")]).unwrap();
     assert_eq!(asked(&client), each);
     let retained = (64 + 1 + "text/plain".len()) as u64;
     assert_eq!(client.retained_bytes(), before + retained - 3 * each);
     feed(&mut client, [leaf(&ids[0], 0, "x"), leaf(&ids[2], 1, "y")]).unwrap();
     assert_eq!(asked(&client), each);
-    // What it says of itself later goes on from there.
+    // A later report counts from there.
     outputs(&mut client);
     while client.next_message(T0).is_some() {}
     client.lost(T0);
@@ -748,7 +751,7 @@ fn ev_942_what_was_answered_is_remembered_no_longer() {
     let again = client.next_message(T0).unwrap();
     assert_eq!(again.actions.len(), 1);
     assert_eq!(again.actions[0].outputs[0].id, ids[3]);
-    // A session that lasts holds what is under way, and nothing of what was.
+    // A long session retains unfinished actions only.
     for _ in 0..1_000 {
         let id = call(&mut client);
         feed(&mut client, [leaf(&id, 0, "x")]).unwrap();

@@ -13,13 +13,13 @@ use crate::time::Time;
 
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// A server and its client, with nothing between them.
+/// A server and its client, connected directly.
 struct Pair {
     server: SessionMachine,
     client: SessionMachine,
 }
 
-/// An action of the server's: its key, its input, its output.
+/// An action that the server has sent: its key, its input, its output.
 #[derive(Clone, Copy)]
 struct Asked {
     action: ActionKey,
@@ -65,7 +65,7 @@ impl Pair {
         })
     }
 
-    /// Takes everything to the other side.
+    /// Delivers all pending messages to the other side.
     fn down(&mut self) {
         while let Some(message) = self.server.next_message(T0) {
             self.client.handle(message, T0).unwrap();
@@ -137,7 +137,7 @@ fn ev_811_ids_are_the_servers_and_all_node_rules_hold_with_roles_swapped() {
     let mut items = Vec::new();
     assert_eq!(drain(&mut pair.server, cursor, &mut items), Stop::End);
     assert_eq!(items, [item("text/plain", "", "here")]);
-    // What the server produces nobody else does.
+    // Only the server writes the nodes that it produces.
     let id = pair.server.id(asked.input).unwrap().to_string();
     assert_eq!(
         feed(&mut pair.server, [leaf(&id, 1, "mine")]),
@@ -146,7 +146,7 @@ fn ev_811_ids_are_the_servers_and_all_node_rules_hold_with_roles_swapped() {
 }
 
 #[test]
-fn ev_811_an_answer_that_is_complete_before_anybody_reads_is_an_answer() {
+fn ev_811_an_answer_may_be_complete_before_it_is_read() {
     let mut pair = pair(|_, _| {});
     let asked = pair.ask();
     pair.down();
@@ -165,7 +165,7 @@ fn ev_811_an_answer_that_is_complete_before_anybody_reads_is_an_answer() {
 }
 
 #[test]
-fn ev_811_an_answer_that_does_not_come_in_time_fails_that_call_alone() {
+fn ev_811_a_late_answer_fails_that_call_alone() {
     let mut pair = pair(|_, limits| limits.reverse_timeout = WAIT_LIMIT);
     let (late, other) = (pair.ask(), pair.ask());
     let cursor = pair.server.nodes().open(late.output, None);
@@ -188,7 +188,7 @@ fn ev_811_an_answer_that_does_not_come_in_time_fails_that_call_alone() {
         Stop::Failed(Reason::Deadline)
     );
     assert!(pair.server.aborted().is_none());
-    // The client is told that nobody writes on, and what it says now is ignored.
+    // The input ends with the status for the client, and the client's late answer is ignored.
     pair.down();
     let (_, end) = read_node(&mut pair.client, begun[0].inputs[0].1, None);
     assert_eq!(end, Stop::Failed(Reason::Deadline));
@@ -203,7 +203,7 @@ fn ev_811_an_answer_that_does_not_come_in_time_fails_that_call_alone() {
 }
 
 #[test]
-fn ev_811_time_stands_still_while_there_is_no_connection() {
+fn ev_811_the_time_limit_is_paused_without_a_connection() {
     let mut pair = pair(|config, limits| {
         config.resume = true;
         limits.reverse_timeout = WAIT_LIMIT;
@@ -217,7 +217,7 @@ fn ev_811_time_stands_still_while_there_is_no_connection() {
     pair.server.lost(Time::new(at(1)));
     pair.time(at(9));
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
-    // Asked while the line is down: its time has not begun either.
+    // The time limit of an action sent without a connection has not begun either.
     let away = pair.ask();
     let away = pair.server.nodes().open(away.output, None);
     assert_eq!(stop(&mut pair.server, away), Stop::Pending);
@@ -250,7 +250,7 @@ fn ev_811_time_stands_still_while_there_is_no_connection() {
 
 /// EV-810
 #[test]
-fn ev_974_an_abandoned_call_is_forgotten_and_only_who_understands_is_told() {
+fn ev_974_an_abandoned_call_is_removed_and_sends_cancel_on_request_only() {
     for notify in [false, true] {
         let mut pair = pair(|_, _| {});
         let asked = pair.ask();
@@ -270,9 +270,9 @@ fn ev_974_an_abandoned_call_is_forgotten_and_only_who_understands_is_told() {
             |received| matches!(received, SessionOutput::Cancel { action, .. } if *action == begun.action),
         );
         assert_eq!(cancels, notify);
-        pair.answer(&begun, "for nobody");
+        pair.answer(&begun, "ignored");
         pair.up().unwrap();
-        // A node of the client's own that it has put to use is its own.
+        // A node that the client has bound as an input is not dropped.
         let again = pair.ask();
         let id = pair.server.id(again.output).unwrap().to_string();
         act(&mut pair.server, action("f", &format!("text={id}"), "o=o")).unwrap();
@@ -284,7 +284,7 @@ fn ev_974_an_abandoned_call_is_forgotten_and_only_who_understands_is_told() {
 
 /// EV-109
 #[test]
-fn ev_812_calls_in_flight_are_cancelled_when_the_client_has_said_its_last_word() {
+fn ev_812_calls_in_flight_are_cancelled_when_the_client_half_closes() {
     let mut pair = pair(|_, _| {});
     let asked = pair.ask();
     let cursor = pair.server.nodes().open(asked.output, None);
@@ -299,14 +299,14 @@ fn ev_812_calls_in_flight_are_cancelled_when_the_client_has_said_its_last_word()
     assert_eq!(
         pair.try_ask().err(),
         Some(Reason::Cancelled),
-        "nobody can answer"
+        "no client can answer"
     );
     let late = pair.server.nodes().open(asked.output, None);
     assert_eq!(
         stop(&mut pair.server, late),
         Stop::Failed(Reason::Cancelled)
     );
-    // What the client is owed is finished, and nothing waits for what it will not say.
+    // Actions of the client finish, and the session does not wait for its answers.
     pair.server.calls().finish(served.action);
     while pair.server.next_message(T0).is_some() {}
     let received = outputs(&mut pair.server);
@@ -318,7 +318,7 @@ fn ev_812_calls_in_flight_are_cancelled_when_the_client_has_said_its_last_word()
 
 /// EV-510
 #[test]
-fn ev_811_actions_under_way_are_limited_in_each_direction_by_itself() {
+fn ev_811_unfinished_actions_are_limited_separately_in_each_direction() {
     let mut pair = pair(|config, limits| {
         config.partial_failure = true;
         limits.max_actions = 2;
@@ -341,7 +341,7 @@ struct Line {
     up: VecDeque<WireMessage>,
     down: VecDeque<WireMessage>,
     started: usize,
-    /// Messages until it is cut; none once it was.
+    /// Delivers messages until the connection is cut.
     left: Option<usize>,
 }
 
@@ -379,7 +379,7 @@ impl Line {
         true
     }
 
-    /// The client answers at once what it is asked.
+    /// The client answers each action at once.
     fn serve(&mut self) {
         for begun in starts(&mut self.pair.client) {
             self.started += 1;
@@ -390,7 +390,7 @@ impl Line {
 
 /// EV-811
 #[test]
-fn ev_943_an_action_of_the_servers_is_neither_lost_nor_run_twice_wherever_it_is_cut() {
+fn ev_943_a_server_action_is_neither_lost_nor_run_twice_wherever_the_cut() {
     let mut borders = 0;
     for cut in 0.. {
         let mut pair = pair(|config, _| {
@@ -441,7 +441,7 @@ fn ev_943_an_action_of_the_servers_is_neither_lost_nor_run_twice_wherever_it_is_
 }
 
 #[test]
-fn ev_811_a_reader_that_is_between_two_pieces_fails_as_well() {
+fn ev_811_a_late_answer_also_fails_a_reader_that_is_not_parked() {
     let mut pair = pair(|_, _| {});
     let asked = pair.ask();
     let id = pair.server.id(asked.output).unwrap().to_string();

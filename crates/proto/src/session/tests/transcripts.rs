@@ -1,4 +1,4 @@
-//! The conversations of the protocol document, played in every order of arrival and in every metadata mode.
+//! The golden transcripts, played in every order of arrival and in every metadata mode.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::session::{NodeKey, SessionMachine};
 
 /// EV-307, EV-403, EV-405, EV-410, EV-601, EV-606, EV-612
 #[test]
-fn ev_215_the_documents_conversations_in_every_order_and_mode() {
+fn ev_215_the_golden_transcripts_in_every_order_and_mode() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/evergreen");
     let mut played = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -140,7 +140,7 @@ fn message(item: &Value) -> SessionMessage {
     message
 }
 
-/// Plays the functions' part of a turn.
+/// Plays the functions of a turn.
 fn answer(session: &mut SessionMachine, turn: &Value, open: &mut HashMap<String, NodeKey>) {
     for start in starts(session) {
         for (_, node) in start.outputs {

@@ -1,4 +1,4 @@
-//! EV-912: nodes that go when their time has come.
+//! EV-912: nodes that expire.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ fn ev_912_a_node_and_what_is_below_it_live_until_the_latest_of_their_times() {
         }
         for (at, expect) in times {
             session.tick(seconds(*at));
-            // A tree whose child has gone cannot be read to its end any more.
+            // A tree with a dropped child cannot be read to its end any more.
             let expect: Vec<_> = all
                 .iter()
                 .filter(|id| expect.contains(id))
@@ -89,7 +89,7 @@ fn ev_912_a_node_and_what_is_below_it_live_until_the_latest_of_their_times() {
 }
 
 #[test]
-fn ev_912_the_machine_asks_to_be_woken_and_what_was_added_later_goes_as_well() {
+fn ev_912_expiry_sets_a_timer_and_includes_nodes_added_later() {
     let mut session = family();
     act(&mut session, ttl("t", 5)).unwrap();
     assert_eq!(session.wake_at(T0), Some(seconds(5)));
@@ -97,7 +97,7 @@ fn ev_912_the_machine_asks_to_be_woken_and_what_was_added_later_goes_as_well() {
     let node = session.nodes().node("c").unwrap();
     let cursor = session.nodes().open(node, None);
     session.tick(seconds(5));
-    // A reader of that moment finishes, and its end frees the bytes.
+    // A reader that was opened before the expiry finishes, and its end frees the bytes.
     let retained = session.retained_bytes();
     assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::End);
     session.nodes().close(cursor);
@@ -108,7 +108,7 @@ fn ev_912_the_machine_asks_to_be_woken_and_what_was_added_later_goes_as_well() {
         Some(seconds(5)),
         "nothing is due any more"
     );
-    // Now is now, also within a message; a fraction is rounded up and never down.
+    // A TTL of 0 expires at the end of its message; a fraction of a second is rounded up.
     let mut session = family();
     act(&mut session, ttl("other", 0)).unwrap();
     assert_eq!(retained_ids(&mut session, &["other", "b", "a"]), ["a"]);
@@ -136,7 +136,7 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
     feed(&mut session, [leaf("late", 1, "s\"")]).unwrap();
     assert!(
         outputs(&mut session).is_empty(),
-        "the shell has nothing to do with it"
+        "the machine handles it without the shell"
     );
     assert_eq!(
         (
@@ -147,7 +147,7 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
     );
     session.tick(seconds(3));
     assert!(retained_ids(&mut session, &["a"]).is_empty());
-    // Cancelled by its output: the end is a good one.
+    // Cancelled by its output: the action ends without an error.
     let mut session = family();
     let never = action("SET_TTL", "node=a ttl=never", "result=r");
     act(&mut session, never.clone()).unwrap();
@@ -157,7 +157,7 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
         (session.calls().unfinished(), content(&mut session, "r").1),
         (0, Stop::End)
     );
-    // The end of the input: what can no longer come fails its reader, here as anywhere.
+    // The end of input fails this reader like any other.
     let mut session = family();
     act(&mut session, never).unwrap();
     session.end_of_input(T0);
@@ -179,7 +179,7 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
 
 /// EV-504
 #[test]
-fn ev_912_what_set_ttl_cannot_take_is_refused() {
+fn ev_912_invalid_set_ttl_actions_are_refused() {
     let other = Action {
         configs: vec![Any {
             type_url: "t/Other".into(),
@@ -232,7 +232,7 @@ fn ev_912_what_set_ttl_cannot_take_is_refused() {
 
 /// EV-801
 #[test]
-fn ev_912_the_longest_time_is_clipped() {
+fn ev_912_a_ttl_above_the_limit_is_clipped() {
     let mut session = server_with(|_, limits| limits.max_ttl = Duration::from_secs(7));
     feed(&mut session, [leaf("a", 0, "A")]).unwrap();
     act(&mut session, ttl("a", 1_000)).unwrap();
@@ -240,7 +240,7 @@ fn ev_912_the_longest_time_is_clipped() {
 }
 
 #[test]
-fn ev_912_a_ttl_of_nothing_takes_effect_at_the_end_of_the_message_in_either_form() {
+fn ev_912_a_ttl_of_zero_takes_effect_at_the_end_of_the_message_in_either_form() {
     for now in [ttl("a", 0), action("SET_TTL", "node=a ttl=l", "")] {
         let mut session = family();
         feed(&mut session, [leaf("l", 0, "\"0s\"")]).unwrap();
@@ -253,7 +253,7 @@ fn ev_912_a_ttl_of_nothing_takes_effect_at_the_end_of_the_message_in_either_form
 
 /// EV-801
 #[test]
-fn ev_912_what_could_not_be_searched_is_tried_again() {
+fn ev_912_an_expiry_that_could_not_be_searched_is_tried_again() {
     let mut session = family();
     let children = ["x"; 1_000];
     for seq in 0..263 {

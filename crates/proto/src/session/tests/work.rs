@@ -1,4 +1,4 @@
-//! What a session may have flattened and searched (EV-306, EV-217, D-27).
+//! The budget of a session for flattening and searching (EV-306, EV-217, D-27).
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn at(millis: u64) -> Time {
     T0 + Duration::from_millis(millis)
 }
 
-/// A session with a bomb of nodes that give nothing, and so many readers of it.
+/// A session with a DAG bomb of empty nodes, and `count` readers of it.
 fn readers(count: usize, visits: u32) -> (SessionMachine, Vec<CursorId>) {
     let mut session = server_with(|_, limits| {
         (limits.session_visits, limits.session_visits_per_second) = (visits, visits);
@@ -25,7 +25,7 @@ fn readers(count: usize, visits: u32) -> (SessionMachine, Vec<CursorId>) {
     (session, readers)
 }
 
-/// Reads on as far as the budget reaches; who is to be woken.
+/// Reads with each reader until the budget is used up.
 fn exhaust(session: &mut SessionMachine, readers: &[CursorId]) {
     for &reader in readers {
         let mut items = Vec::new();
@@ -44,7 +44,7 @@ fn woken(session: &mut SessionMachine) -> Vec<CursorId> {
 }
 
 #[test]
-fn d_27_all_readers_of_a_session_share_one_budget_which_fills_as_time_passes() {
+fn d_27_all_readers_of_a_session_share_one_budget_that_refills_over_time() {
     let (mut session, readers) = readers(20, 5_000);
     exhaust(&mut session, &readers);
     assert_eq!(session.calls.nodes.readers.budget.left(), 0);
@@ -63,7 +63,7 @@ fn d_27_all_readers_of_a_session_share_one_budget_which_fills_as_time_passes() {
         exhaust(&mut session, &awake);
         assert_eq!(session.calls.nodes.readers.budget.left(), 0);
     }
-    // What is no graph is read all the same, and by then there is a leaf to be read.
+    // A node that is no tree needs no visits, so it is read without a budget.
     session
         .handle(fragments([leaf("plain", 0, "text")]), at(30_000))
         .unwrap();
@@ -76,7 +76,7 @@ fn d_27_all_readers_of_a_session_share_one_budget_which_fills_as_time_passes() {
 }
 
 #[test]
-fn d_27_one_turn_makes_few_visits_and_the_next_goes_on() {
+fn d_27_visits_of_one_turn_are_limited_and_the_next_turn_continues() {
     let (mut session, readers) = readers(1, u32::MAX);
     let before = session.calls.nodes.readers.budget.left();
     let mut turns = 0;
@@ -108,7 +108,7 @@ fn d_27_one_turn_makes_few_visits_and_the_next_goes_on() {
 }
 
 #[test]
-fn d_27_what_a_search_has_no_budget_for_is_found_by_the_reader() {
+fn d_27_a_reader_finds_a_cycle_for_which_the_search_had_no_budget() {
     let mut session = server();
     session.calls.nodes.readers.budget.charge(u32::MAX);
     feed(&mut session, [tree("a", 0, &["b"]), tree("b", 0, &["a"])]).unwrap();
@@ -119,11 +119,11 @@ fn d_27_what_a_search_has_no_budget_for_is_found_by_the_reader() {
     let mut items = Vec::new();
     let stop = drain(&mut session, cursor, &mut items);
     assert_eq!(stop, Stop::Failed(Reason::Cycle));
-    // With a budget it is found at once.
+    // With a budget the cycle is found at once.
     let mut session = server();
     let eager = feed(&mut session, [tree("a", 0, &["b"]), tree("b", 0, &["a"])]);
     assert_eq!(eager, Err(Reason::Cycle));
-    // A session that is over takes no budget from anybody.
+    // A finished session is read without a budget.
     let (mut session, readers) = readers(1, 5_000);
     exhaust(&mut session, &readers);
     session.end_of_input(T0);
