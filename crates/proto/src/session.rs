@@ -86,7 +86,7 @@ impl SessionMachine {
         &mut self.calls.nodes
     }
 
-    /// The actions: for those who run the peer's, and those who call the peer.
+    /// The actions: for shells that run the peer's actions, and for callers of the peer.
     pub const fn calls(&mut self) -> &mut Calls {
         &mut self.calls
     }

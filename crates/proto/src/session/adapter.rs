@@ -1,8 +1,8 @@
 //! Brings the fragments of peers that deviate from the protocol into the canonical form, before the session sees them.
 //!
 //! The machines of a session know one protocol: every fragment has a seq, nothing follows a final fragment, and a node
-//! with children has no content of its own, unless the children are excerpts. What Action Engine 0.4.0 sends differs in
-//! each of these, and only here. What differs in the encoding alone is the codec's matter ([`crate::evergreen`]).
+//! with children has no content of its own, unless the children are excerpts. Action Engine 0.4.0 deviates from each of
+//! these, which is handled here alone. Differences of encoding are handled by the codecs ([`crate::evergreen`]).
 
 use super::graph::Graph;
 use crate::evergreen::{Dialect, Fragment};
@@ -13,7 +13,7 @@ pub enum PeerAdapter {
     /// They are already.
     #[default]
     Canonical,
-    /// The peer speaks as Action Engine 0.4.0 does (EV-731, EV-740).
+    /// The peer sends fragments as Action Engine 0.4.0 does (EV-731, EV-740).
     ActionEngine,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Graph {
     /// Copies small payloads of all nodes.
     packer: CopyArena,
     ids: HashMap<NodeId, NodeKey, RandomState>,
-    /// What is retained: by the nodes, and by others who charge it here.
+    /// The bytes retained by the nodes, and by other machines that charge them here.
     pub(super) quota: Quota,
     /// Payload bytes received that no reader has passed.
     pub(super) unread: u64,

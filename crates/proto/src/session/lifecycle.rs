@@ -86,7 +86,8 @@ impl Lifecycle {
         self.outputs.pop_front()
     }
 
-    /// Aborts an unfinished session. Outputs that the shell has not taken are dropped: what they speak of is gone.
+    /// Aborts an unfinished session. Outputs that the shell has not taken are dropped: the state that they refer to no
+    /// longer exists.
     pub(super) fn abort(&mut self, status: Arc<Status>) {
         self.phase = SessionPhase::Aborted(Arc::clone(&status));
         self.outputs.clear();

@@ -1,7 +1,7 @@
 //! The nodes of a session, as their writers and readers use them.
 //!
 //! Orchestrates the machines of content: the [`Graph`], its [`Readers`], the [`Sender`] that hands our nodes to the
-//! transport, and the [`Lifetime`] of what goes early. It knows actions only as keys. Whatever appends to a node wakes
+//! transport, and the [`Lifetime`] of dropped nodes. It knows actions only as keys. Whatever appends to a node wakes
 //! the node's readers in the same call; a write for which the quota has no room aborts the session.
 
 mod read;
@@ -35,7 +35,7 @@ pub struct Nodes {
     pub(super) lifetime: Lifetime,
     pub(super) lifecycle: Lifecycle,
     pub(super) stats: SessionStats,
-    /// What back-pressure has to look at again.
+    /// Changes that back-pressure has to take into account.
     pub(super) flow: FlowChanges,
     /// The nodes created below the outputs of each running action of the peer, which end with it.
     made: BTreeMap<ActionKey, Vec<NodeKey>>,
@@ -223,12 +223,14 @@ impl Nodes {
         if !self.has_room() {
             return Err(WriteError::Full);
         }
-        let written = self.sender.list(&mut self.graph, node, children);
+        let mut fragments = children.chunks(self.config.children_max());
+        let written =
+            fragments.try_for_each(|part| self.sender.list(&mut self.graph, node, part));
         self.written_to(node, written)
     }
 
-    /// Creates `count` children of a tree, below the outputs of `action`, and announces them in one fragment. If they
-    /// cannot be announced now, none is created.
+    /// Creates `count` children of a tree, below the outputs of `action`, and announces them. If they cannot be announced
+    /// now, none is created.
     ///
     /// # Errors
     /// As [`Self::write`]; [`WriteError::Refused`] if the session has no room for that many nodes.

@@ -82,7 +82,7 @@ pub struct Config {
     /// Whether the nodes of an action are dropped when it ends, and the ids of dropped nodes removed after some time:
     /// for peers whose sessions last for years (EV-741). Keys and late fragments of such nodes find a released node.
     pub forgets_actions: bool,
-    /// What brings the peer's fragments into the canonical form.
+    /// Brings the peer's fragments into the canonical form.
     pub adapter: PeerAdapter,
     /// Whether the shell resolves references to external content (EV-410); without it they fail with `REF_DENIED`.
     pub references: bool,
@@ -109,12 +109,12 @@ impl Config {
         }
     }
 
-    /// The configuration of a client whose server speaks `dialect`; everything else has its default. A client writes as it
-    /// likes: servers read every dialect in the canonical order.
+    /// The configuration of a client whose server speaks `dialect`; everything else has its default. Leaves are sent in
+    /// any order: servers order what they receive.
     #[must_use]
     pub fn for_server_of(dialect: Dialect) -> Self {
         let metadata = match dialect {
-            // It repeats the metadata on every fragment of a leaf (EV-721): the same, or it is an error.
+            // A JSON server repeats the metadata on every fragment of a leaf (EV-721): different metadata is an error.
             Dialect::Json => MetadataMode::Lenient,
             Dialect::Msgpack => MetadataMode::PerItem,
             Dialect::Grpc | Dialect::Protobuf => dialect.metadata(),
@@ -123,6 +123,15 @@ impl Config {
             metadata,
             adapter: PeerAdapter::of(dialect),
             ..Self::default()
+        }
+    }
+
+    /// How many children a fragment of ours has at most. Action Engine's fragments have room for one, so each child has
+    /// a seq of its own there (EV-740).
+    pub(super) fn children_max(&self) -> usize {
+        match self.adapter {
+            PeerAdapter::Canonical => self.limits.max_children_per_fragment.max(1),
+            PeerAdapter::ActionEngine => 1,
         }
     }
 
@@ -233,7 +242,7 @@ pub struct ActionStart {
     pub configs: Vec<Any>,
     /// The deadline: the earlier of its own and the session's (EV-950).
     pub deadline: Option<Time>,
-    /// Whether the peer waits for word that the function was found (EV-736): then call
+    /// Whether the peer waits for a status that the function was found (EV-736): then call
     /// [`dispatched`](super::Calls::dispatched).
     pub confirm: bool,
 }

@@ -151,7 +151,7 @@ impl Calls {
         let open: Vec<NodeKey> = open.filter(|node| !self.nodes.is_complete(*node)).collect();
         // Before the drop, so that the readers get this status and not NODE_RELEASED.
         self.nodes.fail_readers(&open, status);
-        // Nodes that the client has bound elsewhere stay: they are the client's.
+        // Nodes that the client has bound as children or inputs stay: they are the client's.
         let unwanted = open
             .iter()
             .filter(|node| !self.nodes.graph.get(**node).referenced);

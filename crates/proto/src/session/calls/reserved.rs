@@ -134,7 +134,7 @@ impl Calls {
             return;
         }
         self.table.pause_time_limits(now);
-        // What was read of the other side's report belongs to the lost connection.
+        // The report that was being read belongs to the lost connection.
         while let Some(at) = self.leaves.iter().position(InputLeaf::is_of_resume) {
             let leaf = self.leaves.swap_remove(at);
             leaf.close(&mut self.nodes);

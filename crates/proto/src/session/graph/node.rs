@@ -1,4 +1,4 @@
-//! One node of the graph: its log, its kind, its producer and who still needs it.
+//! One node of the graph: its log, its kind, its producer, and its readers and parents.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

@@ -86,7 +86,7 @@ impl ReadBudget {
         self.left
     }
 
-    /// Charges visits that were made elsewhere.
+    /// Charges visits that a search has made.
     pub(in crate::session) const fn charge(&mut self, visits: u32) {
         self.left = self.left.saturating_sub(visits);
     }

@@ -69,7 +69,7 @@ impl Sender {
         }
     }
 
-    /// Appends children to a tree, in fragments of at most `max_children_per_fragment`.
+    /// Appends children to a tree, in one fragment.
     pub(in crate::session) fn list(
         &mut self,
         graph: &mut Graph,
@@ -135,8 +135,7 @@ impl Sender {
         let producer = graph.get(node).owner;
         let known = graph.get_mut(child);
         (known.kind, known.owner) = (NodeKind::Leaf, producer);
-        self.adopt(graph, node, &[child]);
-        self.append(graph, node, LogPiece::Children([child].into()))?;
+        self.list(graph, node, &[child])?;
         self.append_last(graph, child, LogPiece::Status(status))?;
         self.append_last(graph, node, LogPiece::Empty)?;
         Ok(Some(child))
