@@ -9,6 +9,8 @@ use super::port::MessageFraming;
 /// Maximum size of any message: `aiohttp` refuses larger ones (LM-1202).
 const FRAME_BYTES_MAX: usize = 4_194_303;
 const OPENING: &[u8] = b"TOKEN [";
+/// Maximum size of an item, alone in its message.
+pub(super) const ITEM_BYTES_MAX: usize = FRAME_BYTES_MAX - OPENING.len() - ENDING_BYTES;
 
 #[derive(Debug, Default)]
 pub(super) struct LmtpOutbound {
@@ -46,7 +48,8 @@ impl LmtpOutbound {
         // Written in place: its size is not known before, and nearly always it fits.
         write(&mut self.open);
         self.bytes += self.open.len() - retained;
-        // A first item is never split off: larger than the limit, it goes alone (LM-1202).
+        // A first item is never split off: larger than the limit, it goes alone, and it is at most `ITEM_BYTES_MAX`
+        // (LM-1202).
         if retained > 0 && self.open.len() + ENDING_BYTES > max {
             let item = self.open.split_off(retained);
             self.end_items();

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{BufMut as _, Bytes};
 
 use super::outbox::Outbox;
 use crate::lmtp::port::StreamKey;
@@ -150,7 +150,7 @@ impl ReplayBuffers {
         key: StreamKey,
         outbox: &mut Outbox,
         now: Time,
-        write: impl FnOnce(&mut BytesMut),
+        item: Bytes,
     ) -> bool {
         // Field by field, so that the limits are borrowed beside the messages and not cloned for each item.
         let Outbox {
@@ -159,12 +159,9 @@ impl ReplayBuffers {
             ..
         } = outbox;
         let Some(replay) = self.of.get_mut(&key) else {
-            outbound.item(limits.max_frame_out, write);
+            outbound.item(limits.max_frame_out, |out| out.put_slice(&item));
             return false;
         };
-        let mut item = BytesMut::new();
-        write(&mut item);
-        let item = item.freeze();
         // Once one item waits, all after it wait as well, or they would overtake it.
         replay.waits |= replay.is_closed();
         if replay.waits {
@@ -537,8 +534,8 @@ mod tests {
         }
         replays.hold(&config.limits);
         let give = |replays: &mut ReplayBuffers, outbound: &mut Outbox, at: usize, bytes: usize| {
-            let item = vec![b'a' + u8::try_from(at).unwrap(); bytes];
-            replays.put(keys[at], outbound, Time::ZERO, |out| out.put_slice(&item));
+            let item = vec![b'a' + u8::try_from(at).unwrap(); bytes].into();
+            replays.put(keys[at], outbound, Time::ZERO, item);
         };
         for (at, items) in [(0, 400), (1, 20), (2, 20)] {
             for _ in 0..items {

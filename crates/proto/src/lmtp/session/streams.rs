@@ -11,6 +11,7 @@ use super::buffers::BufferRequest;
 use super::extended::{ExtendedStream, SampleKey, number};
 use super::outbox::Outbox;
 use super::replays::{ReplayBuffers, StreamReplay};
+use crate::lmtp::outbound::ITEM_BYTES_MAX;
 use crate::lmtp::port::{LmtpOutput, StreamDemand, StreamKey, StreamStart, StreamUpdate};
 use crate::lmtp::{
     Feature, LmtpError, LmtpModelInfo, LmtpReason, StreamFinish, StreamId, TokenItem, write,
@@ -231,16 +232,9 @@ impl Streams {
             return;
         };
         // JSON has no NaN, and a clamped value would be a wrong probability (LM-412).
-        let nan = item.logprob.is_nan() || item.top.iter().any(|(_, value)| value.is_nan());
-        if nan {
-            out.events.push_back(LmtpOutput::Cancel(key));
+        if item.logprob.is_nan() || item.top.iter().any(|(_, value)| value.is_nan()) {
             let message = "the engine returned a probability that is not a number";
-            return self.fail(
-                key,
-                &LmtpError::new(LmtpReason::EngineError, message),
-                out,
-                now,
-            );
+            return self.fail_running(key, message, out, now);
         }
         // By the work's own report: if the count below ends the stream, the work must still be cancelled.
         let work_goes_on = item.finish.is_none();
@@ -253,7 +247,6 @@ impl Streams {
             item.finish.get_or_insert(StreamFinish::Length);
         }
         let ends = item.finish.is_some();
-        let max = out.limits.max_frame_out;
         let (top, part) = (stream.top, stream.part);
         // Before the item: no status of a stream may follow its end, which this item may be (LM-922).
         self.send_running(part, out);
@@ -263,15 +256,22 @@ impl Streams {
         let extended = part.and_then(|part| Some((part, self.extended.get_mut(&part.first)?)));
         let mut parks = None;
         match extended {
-            None => out.messages.item(max, |out| {
+            None => out.messages.item(out.limits.max_frame_out, |out| {
                 write::item(out, &stream.id, &item, top, |_| {});
             }),
             Some((part, extended)) => {
                 // Counted before it is written, since `usage` on the last item includes it (LM-950).
                 extended.take(&item);
                 let seq = self.replays.seq(part.first);
-                let write = |out: &mut BytesMut| extended.item(out, item, top, part.index, seq);
-                let full = self.replays.put(part.first, out, now, write);
+                let mut text = BytesMut::new();
+                extended.item(&mut text, item, top, part.index, seq);
+                // Only facts about a very long prompt are that large. Clients would lose all streams, because they
+                // close a connection with such a message (LM-1202).
+                if text.len() > ITEM_BYTES_MAX {
+                    let message = "an item is larger than a message may be; ask for less in it";
+                    return self.fail_running(key, message, out, now);
+                }
+                let full = self.replays.put(part.first, out, now, text.freeze());
                 parks = full.then_some(part.first);
                 extended.fresh = false;
                 if let Some(due) = extended.first_due.take() {
@@ -291,6 +291,13 @@ impl Streams {
         if let Some(first) = parks {
             self.park(first, out);
         }
+    }
+
+    /// Ends a stream whose item cannot be sent, and stops its work.
+    fn fail_running(&mut self, key: StreamKey, message: &'static str, out: &mut Outbox, now: Time) {
+        out.events.push_back(LmtpOutput::Cancel(key));
+        let error = LmtpError::new(LmtpReason::EngineError, message);
+        self.fail(key, &error, out, now);
     }
 
     /// Ends a stream with an error, unless it has ended; the work of this sample is over.
@@ -317,15 +324,14 @@ impl Streams {
         // An error does not wait for acknowledgements: its client may never send another one.
         self.replays.open_window(first);
         let seq = self.replays.seq(first);
-        let max = out.limits.max_error_bytes;
-        self.replays.put(first, out, now, |out| {
-            write::failure(out, &id, error, max, |out| {
-                number(out, seq);
-                if let Some(extended) = &extended {
-                    extended.closing(out);
-                }
-            });
+        let mut item = BytesMut::new();
+        write::failure(&mut item, &id, error, out.limits.max_error_bytes, |out| {
+            number(out, seq);
+            if let Some(extended) = &extended {
+                extended.closing(out);
+            }
         });
+        self.replays.put(first, out, now, item.freeze());
         out.end_item();
     }
 
@@ -416,10 +422,12 @@ impl Streams {
         };
         self.replays.open_window(first);
         let seq = self.replays.seq(first);
-        self.replays.put(first, out, now, |out| match &extended {
-            Some(extended) => extended.end(out, finish, seq),
-            None => write::end(out, &id, finish, |_| {}),
-        });
+        let mut item = BytesMut::new();
+        match &extended {
+            Some(extended) => extended.end(&mut item, finish, seq),
+            None => write::end(&mut item, &id, finish, |_| {}),
+        }
+        self.replays.put(first, out, now, item.freeze());
         out.end_item();
     }
 
@@ -462,12 +470,11 @@ impl Streams {
             }
             // Its work has ended, but its client was not sent the end yet.
             let seq = self.replays.seq(first);
-            let max = out.limits.max_error_bytes;
-            self.replays.put(first, out, now, |out| {
-                write::failure(out, &id, &error, max, |out| {
-                    number(out, seq);
-                });
+            let mut item = BytesMut::new();
+            write::failure(&mut item, &id, &error, out.limits.max_error_bytes, |out| {
+                number(out, seq);
             });
+            self.replays.put(first, out, now, item.freeze());
         }
     }
 

@@ -61,6 +61,46 @@ fn lm_1202_messages_are_split_between_items() {
     }
 }
 
+/// LM-503: other streams of the step are not affected.
+#[test]
+fn lm_1202_an_item_above_the_hard_cap_ends_its_stream_with_an_error() {
+    for features in [r#"["text"]"#, r#"["text","resume"]"#] {
+        let mut server = Server::agreed(features);
+        let open = |server: &mut Server, id: u32| {
+            server.open(&format!(
+                r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":{id},"text":true}}"#
+            ))
+        };
+        let long = |stream: StreamKey, bytes: usize| {
+            let text = "x".repeat(bytes).into();
+            let item = TokenItem {
+                text,
+                ..item(7, -0.5, None)
+            };
+            (stream, StreamPiece::Item(item))
+        };
+        let (stream, other) = (open(&mut server, 1), open(&mut server, 2));
+        // The first item of a stream has the prompt's length; the next ones are of equal size.
+        server.step(vec![(stream, piece(1)), (other, piece(1))]);
+        let rest = server.step(vec![long(stream, 0)]).concat().len();
+        let most = 4_194_303 - "\n".len() - rest;
+        let largest = server.step(vec![long(stream, most)]);
+        assert_eq!(largest.concat().len(), 4_194_302);
+        server.outputs();
+        let received = server.step(vec![long(stream, most + 1), (other, piece(1))]);
+        let received = received.concat();
+        assert!(received.len() < 1_000, "{}", received.len());
+        assert!(received.contains(r#"{"stream_id":1,"error":"#));
+        assert!(received.contains(r#""code":"engine_error""#), "{received}");
+        assert!(received.contains(r#"{"token":1,"stream_id":2,"#));
+        assert_eq!(server.outputs(), ["cancel 0"]);
+        assert_eq!(
+            (server.session.live(), server.session.unsent_bytes()),
+            (1, 0)
+        );
+    }
+}
+
 /// LM-406: a MSG is a message of its own, in order with the items around it.
 #[test]
 fn lm_607_steps_join_while_nothing_is_taken() {
