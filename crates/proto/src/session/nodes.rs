@@ -224,8 +224,7 @@ impl Nodes {
             return Err(WriteError::Full);
         }
         let mut fragments = children.chunks(self.config.children_max());
-        let written =
-            fragments.try_for_each(|part| self.sender.list(&mut self.graph, node, part));
+        let written = fragments.try_for_each(|part| self.sender.list(&mut self.graph, node, part));
         self.written_to(node, written)
     }
 

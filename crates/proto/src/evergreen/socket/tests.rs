@@ -5,6 +5,8 @@ use bytes::BytesMut;
 use super::*;
 use crate::evergreen::msgpack::tests::{hex, sample};
 use crate::evergreen::{NodeId, Param};
+use crate::session::{Config, SessionMachine};
+use crate::time::Time;
 
 fn binary(bytes: Bytes) -> WebSocketFrame {
     WebSocketFrame::Binary(bytes)
@@ -324,4 +326,39 @@ fn ev_701_a_later_frame_of_the_wrong_kind_is_refused() {
     let mut alien = Codec::new(Dialect::Protobuf, Side::Server);
     let refused = alien.decode(binary(sample("fragment"))).unwrap_err();
     assert_eq!(alien.close(Some(&refused)).code, 1007);
+}
+
+/// EV-203
+#[test]
+fn ev_740_every_child_of_a_tree_reaches_a_msgpack_peer() {
+    for (side, other, config) in [
+        (
+            Side::Client,
+            Side::Server,
+            Config::for_server_of(Dialect::Msgpack),
+        ),
+        (
+            Side::Server,
+            Side::Client,
+            Config::for_client_of(Dialect::Msgpack),
+        ),
+    ] {
+        let mut session = SessionMachine::new(side, config, Time::ZERO);
+        let made: Result<Vec<_>, _> = (0..4).map(|_| session.nodes().make(None)).collect();
+        let [tree, children @ ..] = &made.unwrap()[..] else {
+            panic!("four nodes were made");
+        };
+        session.nodes().list(*tree, children).unwrap();
+        session.nodes().end(*tree, &Arc::default()).unwrap();
+        let sent = session.next_message(Time::ZERO).unwrap();
+        let mut out = BytesMut::new();
+        Codec::new(Dialect::Msgpack, side).encode(&sent, 0, &mut out);
+        let mut peer = Codec::new(Dialect::Msgpack, other);
+        let received = message(peer.decode(binary(out.freeze()))).fragments;
+        let listed = received.iter().flat_map(|fragment| &fragment.children);
+        let ids = children.iter().map(|child| session.id(*child).unwrap());
+        assert!(listed.eq(ids), "{received:?}");
+        let seqs = received.iter().map(|fragment| fragment.seq);
+        assert!(seqs.eq(0..3), "{received:?}");
+    }
 }
