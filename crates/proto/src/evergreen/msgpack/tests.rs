@@ -443,8 +443,7 @@ fn ev_741_headers_are_target_config_and_timeout() {
             nanos: 500_000_000,
         }),
     };
-    let config =
-        crate::evergreen::json::any::bytes_of("google.protobuf.Struct", r#"{"n":2}"#).unwrap();
+    let config = json::any::bytes_of("google.protobuf.Struct", r#"{"n":2}"#).unwrap();
     let action = Action {
         target: "demo".into(),
         configs: vec![
