@@ -389,9 +389,9 @@ impl LmtpSession {
                 id: &request.id,
                 members: &members,
                 features: request.features,
+                received: request.received,
             };
-            // With the time of receipt: deadlines count from it (LM-962).
-            self.open(opened, models, request.received);
+            self.open(opened, models, now);
             if request.notified {
                 self.streams.has_waited(&request.id);
             }

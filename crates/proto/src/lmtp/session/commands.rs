@@ -68,6 +68,7 @@ impl LmtpSession {
                     id: &id,
                     members,
                     features,
+                    received: now,
                 };
                 self.open(request, models, now);
             }
@@ -125,7 +126,7 @@ impl LmtpSession {
             Err(error)
                 if error.reason == LmtpReason::ModelLoading
                     && !self.draining
-                    && self.loading.defer(&request, &self.config.limits, live, now) => {}
+                    && self.loading.defer(&request, &self.config.limits, live) => {}
             Err(error) => {
                 self.stats.refused += 1;
                 let numbered = request.features.has(Feature::Resume);

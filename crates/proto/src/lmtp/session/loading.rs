@@ -59,13 +59,13 @@ impl Loading {
         request: &StreamRequest<'_, '_>,
         limits: &ConnectionLimits,
         live: usize,
-        now: Time,
     ) -> bool {
+        let received = request.received;
         let payload = request.members.source();
         // Bytes are bounded beside the number, because the whole payload is retained and parsed again later.
         let room = live + self.requests.len() < limits.max_streams
             && self.bytes + payload.len() <= limits.max_message_in;
-        let (Ok((deadline, first_due)), true) = (deadlines(request.members, now), room) else {
+        let (Ok((deadline, first_due)), true) = (deadlines(request.members, received), room) else {
             return false;
         };
         // A wait of 0 turns deferring off: the client gets `model_loading` at once.
@@ -77,8 +77,8 @@ impl Loading {
             word: request.word.to_owned(),
             payload: payload.into(),
             features: request.features,
-            received: now,
-            gives_up: now + limits.load_wait,
+            received,
+            gives_up: received + limits.load_wait,
             deadline,
             first_due,
             notified: false,

@@ -28,6 +28,8 @@ pub(super) struct StreamRequest<'a, 'm> {
     pub(super) members: &'a PayloadMembers<'m>,
     /// The features negotiated when it was received (LM-903).
     pub(super) features: Features,
+    /// Deadlines count from then, also if it has waited for its model (LM-962).
+    pub(super) received: Time,
 }
 
 /// A request being read, with what it may refer to.
@@ -57,7 +59,7 @@ impl RequestReader<'_, '_> {
         };
         let is_text = is_text || members.value("scored_text").is_some();
         let shown = subject.shown(members, is_text)?;
-        let (deadline, first_due) = deadlines(members, now)?;
+        let (deadline, first_due) = deadlines(members, self.request.received)?;
         let keep = BufferRequest::read(members, subject, works.len())?;
         // There is always a first work. It has passed the check of the context, which LM-302 puts after all members;
         // the members of version 2 around here are read after it, which shows only in a request with two errors.
@@ -82,7 +84,7 @@ impl RequestReader<'_, '_> {
             sent: 0,
             cached: 0,
             fresh: true,
-            began: now,
+            began: self.request.received,
             deadline,
             first_due,
             keep,

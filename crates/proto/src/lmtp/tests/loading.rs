@@ -134,6 +134,30 @@ fn lm_322_deadlines_and_cancels_do_not_wait_for_models() {
     );
 }
 
+#[test]
+fn lm_943_a_buffer_lives_on_from_its_use_by_a_stream_that_has_waited() {
+    let mut server = Server::agreed(r#"["buffers","cancel"]"#);
+    let ready = Coming(Ok(()));
+    let ask = |server: &mut Server, text: &str| {
+        assert_eq!(server.session.handle(text.into(), &ready, server.now), None);
+        server.poll();
+        server.received().join("\n")
+    };
+    let buffer = r#"BUFFER {"model":"later","stream_id":9,"buffer":"b","append":[1]}"#;
+    assert!(ask(&mut server, buffer).contains(r#""expires_s":60"#));
+    let prefix = r#","prefix":{"buffer":"b"},"deadline_ms":70000"#;
+    assert_eq!(send(&mut server, &generate(1, prefix)), "");
+    server.now = Time::from_millis(50_000);
+    server.session.models_changed(&ready, server.now);
+    server.poll();
+    assert_eq!(server.started.len(), 1);
+    // The deadline counts from the receipt all the same (LM-962).
+    assert_eq!(server.session.wake_at(), Some(Time::from_millis(70_000)));
+    server.now = Time::from_millis(109_999);
+    let again = generate(2, r#","prefix":{"buffer":"b"}"#);
+    assert_eq!(ask(&mut server, &again), "");
+}
+
 /// LM-961, LM-965: both are about streams, and these may wait for the very model that the message names.
 #[test]
 fn lm_322_cancel_and_resume_do_not_need_a_model_that_is_ready() {
