@@ -82,6 +82,15 @@ impl StreamReplay {
     fn has_unsent(&self) -> bool {
         self.items.has_unsent()
     }
+
+    /// Marks the first unsent item as sent. Returns its bytes if it is dropped, because nobody can ask for it again.
+    fn advance(&mut self) -> usize {
+        self.items.advance();
+        if self.resumable {
+            return 0;
+        }
+        self.items.evict().unwrap_or(0)
+    }
 }
 
 /// The replay buffers of a session.
@@ -169,7 +178,7 @@ impl ReplayBuffers {
         } else {
             outbound.item(limits.max_frame_out, |out| out.put_slice(&item));
             self.bytes += replay.items.push(item);
-            replay.items.advance();
+            self.bytes -= replay.advance();
         }
         self.fit(key, limits);
         // First evict, then ask whether the buffer is full: only unsent items park a stream.
@@ -220,7 +229,7 @@ impl ReplayBuffers {
                 if let Some((_, left)) = &mut self.turn {
                     *left = left.saturating_sub(item.len());
                 }
-                replay.items.advance();
+                self.bytes -= replay.advance();
                 continue;
             }
             // The window is closed, or all items are sent. An acknowledgement puts the buffer back into `flowing`.
@@ -515,6 +524,22 @@ mod tests {
             }
         }
         out
+    }
+
+    #[test]
+    fn lm_952_a_stream_that_cannot_be_resumed_retains_no_sent_items() {
+        let config = Config::default();
+        let (mut replays, mut outbox) = (ReplayBuffers::default(), Outbox::new(&config));
+        let key = StreamKey(1);
+        replays.begin(key, &StreamId::new("1"), false, Some(2));
+        for _ in 0..3 {
+            replays.put(key, &mut outbox, Time::ZERO, Bytes::from_static(b"aa"));
+        }
+        assert_eq!(flow(&mut replays, &mut outbox), [(b'a', 4)]);
+        assert_eq!(replays.bytes, 2, "the one that the window holds back");
+        replays.acknowledge(key, 2, Time::ZERO);
+        assert_eq!(flow(&mut replays, &mut outbox), [(b'a', 2)]);
+        assert_eq!((replays.bytes, replays.of[&key].items.len()), (0, 0));
     }
 
     #[test]
