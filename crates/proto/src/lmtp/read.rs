@@ -39,6 +39,12 @@ pub(super) fn command(text: &str) -> Result<(ClientCommand<'_>, &str), BadJson> 
     Ok((ClientCommand { word, payload }, next))
 }
 
+/// The member of an object with this name; the last of repeated ones wins (LM-205).
+pub(super) fn member<'a>(object: RawValue<'a>, name: &str) -> Option<RawValue<'a>> {
+    let members = object.members()?.filter(|(own, _)| own == name);
+    members.last().map(|(_, value)| value)
+}
+
 /// Reads GENERATE.
 pub(super) fn generate(
     members: &PayloadMembers<'_>,

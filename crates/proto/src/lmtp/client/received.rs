@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::lmtp::json::RawValue;
+use crate::lmtp::read::member;
 use crate::lmtp::{Features, LmtpError, LmtpReason, StreamFinish};
 use crate::steer::Token;
 
@@ -201,11 +202,6 @@ impl<'a> ItemMembers<'a> {
             usage: self.usage.and_then(usage),
         }
     }
-}
-
-fn member<'a>(object: RawValue<'a>, name: &str) -> Option<RawValue<'a>> {
-    let mut members = object.members()?;
-    members.find(|(own, _)| own == name).map(|(_, value)| value)
 }
 
 fn usage(value: RawValue<'_>) -> Option<StreamUsage> {

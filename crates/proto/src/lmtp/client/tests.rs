@@ -463,11 +463,13 @@ fn lm_901_a_base_server_grants_no_features() {
     }
 }
 
+/// LM-205: the last of repeated members wins.
 #[test]
 fn lm_902_the_load_of_a_peer_is_read_whatever_its_size() {
     for (load, expect) in [
         (r#"{"running":1,"queued":2,"parked":4}"#, 7),
         (r#"{"running":18446744073709551615,"queued":1}"#, u64::MAX),
+        (r#"{"running":9,"running":1}"#, 1),
     ] {
         let mut client = ClientMachine::new(ClientTimeouts::default());
         client.negotiate("m", Features::ALL, Time::ZERO).unwrap();

@@ -324,7 +324,9 @@ pub(super) fn stream_gone_error() -> LmtpError {
 
 /// The features requested, if any are.
 fn asked(members: &PayloadMembers<'_>) -> Result<Option<RequestedFeatures>, LmtpError> {
-    let lmtp = members.value("data").and_then(|data| named(data, "lmtp"));
+    let lmtp = members
+        .value("data")
+        .and_then(|data| read::member(data, "lmtp"));
     let Some(lmtp) = lmtp.filter(|lmtp| !lmtp.is_null()) else {
         return Ok(None);
     };
@@ -332,10 +334,10 @@ fn asked(members: &PayloadMembers<'_>) -> Result<Option<RequestedFeatures>, Lmtp
         let message = "'data.lmtp' must be {\"version\": 2, \"features\": [names] or \"all\"}";
         LmtpError::new(LmtpReason::InvalidValue, message)
     };
-    let version = named(lmtp, "version").and_then(RawValue::integer);
+    let version = read::member(lmtp, "version").and_then(RawValue::integer);
     // Version 1 and later ones are valid requests; what is agreed is decided by the caller (LM-902).
     let version = version.filter(|version| *version >= 1).ok_or_else(wrong)?;
-    let features = named(lmtp, "features").ok_or_else(wrong)?;
+    let features = read::member(lmtp, "features").ok_or_else(wrong)?;
     let features = match features.elements() {
         None if features.string().as_deref() == Some("all") => Features::ALL,
         None => return Err(wrong()),
@@ -345,10 +347,4 @@ fn asked(members: &PayloadMembers<'_>) -> Result<Option<RequestedFeatures>, Lmtp
         }
     };
     Ok(Some(RequestedFeatures { version, features }))
-}
-
-/// The last member with this name.
-fn named<'a>(object: RawValue<'a>, name: &str) -> Option<RawValue<'a>> {
-    let members = object.members()?.filter(|(own, _)| own == name);
-    members.last().map(|(_, value)| value)
 }
