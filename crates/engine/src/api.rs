@@ -21,7 +21,7 @@ use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::GenerationParams;
-use sapwood_proto::steer::{Steer, Token};
+use sapwood_proto::steer::{Steer, SteerFailure, Token};
 use smallvec::SmallVec;
 
 use crate::recommended::RecommendedSampling;
@@ -387,6 +387,18 @@ impl EngineError {
         }
     }
 
+    /// The caller's request is invalid.
+    #[must_use]
+    pub fn invalid(reason: ErrorReason, message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidRequest, reason, message)
+    }
+
+    /// The engine or its model failed.
+    #[must_use]
+    pub fn internal(reason: ErrorReason, message: impl Into<String>) -> Self {
+        Self::new(Code::Internal, reason, message)
+    }
+
     /// Adds the time after which a retry makes sense.
     #[must_use]
     pub fn after(mut self, wait: Duration) -> Self {
@@ -395,8 +407,11 @@ impl EngineError {
     }
 }
 
-/// Why a request was refused at submission.
-pub type SubmitError = EngineError;
+impl From<SteerFailure> for EngineError {
+    fn from(failure: SteerFailure) -> Self {
+        Self::new(Code::ControllerFailed, failure.reason, failure.message)
+    }
+}
 
 /// What a model is and can do. Immutable while it is loaded.
 #[derive(Clone, Debug, PartialEq)]

@@ -19,7 +19,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::CHOICES_MAX;
 use sapwood_proto::time::Time;
 
-use crate::api::{GenerationRequest, ModelInfo, SharedVocabulary, SubmitError};
+use crate::api::{EngineError, GenerationRequest, ModelInfo, SharedVocabulary};
 use crate::bad_words::TokenIndex;
 use crate::config::Config;
 use crate::inbox::{EngineCommand, OwnerInbox};
@@ -57,7 +57,7 @@ impl EngineShared {
     }
 
     /// OA-205: refuses at once, with the time after which a retry makes sense.
-    fn refused(&self, full: QueueFull) -> SubmitError {
+    fn refused(&self, full: QueueFull) -> EngineError {
         match full {
             // Written here and not by the owner, which never sees a refused request.
             QueueFull::Requests => self.stats.rejected_queue.add(1),
@@ -65,7 +65,7 @@ impl EngineShared {
         }
         let what = full.name();
         let message = format!("too many {what} wait for this model: try again later");
-        let rejection = SubmitError::new(Code::Overloaded, ErrorReason::ENGINE_BUSY, message);
+        let rejection = EngineError::new(Code::Overloaded, ErrorReason::ENGINE_BUSY, message);
         rejection.after(self.queue.retry_after())
     }
 }
@@ -177,7 +177,7 @@ impl Engine {
     /// # Errors
     /// `BAD_CONFIG`, `BAD_TOKENS`, `EMPTY_PROMPT`, `PROMPT_TOO_LONG` and the errors of the chat template, before
     /// anything is queued; `ENGINE_BUSY` if the queue is full; `engine_dead` if the owner no longer exists.
-    pub fn submit(&self, request: GenerationRequest) -> Result<RequestHandle, SubmitError> {
+    pub fn submit(&self, request: GenerationRequest) -> Result<RequestHandle, EngineError> {
         let shared = &self.shared;
         let steered = request.steer.is_some();
         // Mixed, because consecutive numbers must not give related draws (LM-605).

@@ -13,7 +13,7 @@ use sapwood_proto::params::ParamRanges;
 use sapwood_proto::steer::{Steer, Token};
 
 use crate::api::{
-    ChatMessage, GenerationRequest, ModelInfo, Prompt, Sampling, SubmitError, Vocabulary,
+    ChatMessage, EngineError, GenerationRequest, ModelInfo, Prompt, Sampling, Vocabulary,
 };
 use crate::bad_words::{BadWords, TokenIndex};
 use crate::request_phase::Follower;
@@ -140,7 +140,7 @@ pub(crate) fn prepare(
     token_bytes_max: usize,
     token_index: impl FnOnce() -> Arc<TokenIndex>,
     seed: impl FnOnce() -> u64,
-) -> Result<Submission, SubmitError> {
+) -> Result<Submission, EngineError> {
     check(&mut request, info.vocabulary_tokens)?;
     fits(&request.prompt, info, token_bytes_max)?;
     let (prompt, scored) = match request.scored.take() {
@@ -207,9 +207,9 @@ pub(crate) fn prepare(
 }
 
 /// The error of a request whose caller no longer waits; its tokens may be incomplete.
-fn abandoned() -> SubmitError {
+fn abandoned() -> EngineError {
     let message = "the caller no longer waits for this request";
-    SubmitError::new(Code::Cancelled, ErrorReason::NONE, message)
+    EngineError::new(Code::Cancelled, ErrorReason::NONE, message)
 }
 
 fn count(tokens: usize) -> u32 {
@@ -219,13 +219,10 @@ fn count(tokens: usize) -> u32 {
 fn fork_steerers(
     mut first: Box<dyn Steer>,
     choices: u32,
-) -> Result<Vec<Box<dyn Steer>>, SubmitError> {
+) -> Result<Vec<Box<dyn Steer>>, EngineError> {
     let mut others = Vec::new();
     for index in 1..choices {
-        let fork = first.fork(index);
-        others.push(fork.map_err(|failure| {
-            SubmitError::new(Code::ControllerFailed, failure.reason, failure.message)
-        })?);
+        others.push(first.fork(index)?);
     }
     // The original steers choice 0; the forks were made of it before it was moved.
     others.insert(0, first);
@@ -238,7 +235,7 @@ fn scoring(
     tokens: Vec<Token>,
     info: &ModelInfo,
     vocabulary: &dyn Vocabulary,
-) -> Result<(Vec<Token>, Option<Scored>), SubmitError> {
+) -> Result<(Vec<Token>, Option<Scored>), EngineError> {
     inside(&tokens, info)?;
     let score_only = matches!(prompt, Prompt::Tokens(tokens) if tokens.is_empty());
     let prompt = if score_only {
@@ -254,24 +251,20 @@ fn scoring(
     Ok((prompt, Some(Scored { tokens, score_only })))
 }
 
-fn inside(tokens: &[Token], info: &ModelInfo) -> Result<(), SubmitError> {
+fn inside(tokens: &[Token], info: &ModelInfo) -> Result<(), EngineError> {
     let size = info.vocabulary_tokens;
     let Some(token) = tokens.iter().find(|&&token| token >= size) else {
         return Ok(());
     };
     let message = format!("token {token} is outside the vocabulary of {size} tokens");
-    Err(SubmitError::new(
-        Code::InvalidRequest,
-        ErrorReason::BAD_TOKENS,
-        message,
-    ))
+    Err(EngineError::invalid(ErrorReason::BAD_TOKENS, message))
 }
 
-fn too_long(what: &str, length: usize, info: &ModelInfo) -> SubmitError {
+fn too_long(what: &str, length: usize, info: &ModelInfo) -> EngineError {
     let context = info.context_tokens;
     let message =
         format!("{what} of {length} tokens exceeds the model's context of {context} tokens");
-    SubmitError::new(Code::InvalidRequest, ErrorReason::PROMPT_TOO_LONG, message)
+    EngineError::invalid(ErrorReason::PROMPT_TOO_LONG, message)
 }
 
 /// Bytes of a prompt per byte that its tokens represent, at most: a tokenizer may drop spaces or accents, and a
@@ -283,7 +276,7 @@ const DROPPED_TIMES: usize = 4;
 const NAME_BYTES_MAX: usize = 1024;
 
 /// Refuses a prompt that cannot fit before it is rendered or tokenised, which would take time and memory.
-fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), SubmitError> {
+fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), EngineError> {
     if let Prompt::Chat(chat) = prompt
         // Messages are counted too, because empty ones have no bytes.
         && chat.messages.len() > info.context_tokens as usize
@@ -291,11 +284,7 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
         let (count, context) = (chat.messages.len(), info.context_tokens);
         let message =
             format!("{count} messages cannot fit the model's context of {context} tokens");
-        return Err(SubmitError::new(
-            Code::InvalidRequest,
-            ErrorReason::PROMPT_TOO_LONG,
-            message,
-        ));
+        return Err(EngineError::invalid(ErrorReason::PROMPT_TOO_LONG, message));
     }
     let names = match prompt {
         Prompt::Chat(chat) => chat.messages.as_slice(),
@@ -307,11 +296,7 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
             "a message's role, name and tool_call_id have at most {NAME_BYTES_MAX} bytes each, and one has {}",
             long.len()
         );
-        return Err(SubmitError::new(
-            Code::InvalidRequest,
-            ErrorReason::NAME_TOO_LONG,
-            message,
-        ));
+        return Err(EngineError::invalid(ErrorReason::NAME_TOO_LONG, message));
     }
     // A lower bound of the tokens, so that no prompt that fits is refused; the exact count follows once it is tokenized
     // (D-47).
@@ -322,11 +307,7 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
             "a prompt of {} bytes, at least {at_least} tokens, exceeds the model's context of {context} tokens",
             prompt.text_bytes()
         );
-        return Err(SubmitError::new(
-            Code::InvalidRequest,
-            ErrorReason::PROMPT_TOO_LONG,
-            message,
-        ));
+        return Err(EngineError::invalid(ErrorReason::PROMPT_TOO_LONG, message));
     }
     Ok(())
 }
@@ -335,7 +316,7 @@ fn tokenise(
     prompt: &Prompt,
     info: &ModelInfo,
     vocabulary: &dyn Vocabulary,
-) -> Result<Vec<Token>, SubmitError> {
+) -> Result<Vec<Token>, EngineError> {
     let mut tokens = match prompt {
         Prompt::Tokens(tokens) => {
             inside(tokens, info)?;
@@ -353,11 +334,7 @@ fn tokenise(
         // The first token needs a token before it; a model without a BOS token cannot score from nothing.
         let Some(bos) = vocabulary.bos() else {
             let message = "the prompt is empty: give at least one token of text";
-            return Err(SubmitError::new(
-                Code::InvalidRequest,
-                ErrorReason::EMPTY_PROMPT,
-                message,
-            ));
+            return Err(EngineError::invalid(ErrorReason::EMPTY_PROMPT, message));
         };
         tokens.push(bos);
     }
@@ -369,9 +346,8 @@ fn tokenise(
 }
 
 /// Checks the ranges of D-20's core column, and what scoring leaves no room for.
-fn check(request: &mut GenerationRequest, vocabulary_tokens: u32) -> Result<(), SubmitError> {
-    let bad =
-        |message: String| SubmitError::new(Code::InvalidRequest, ErrorReason::BAD_CONFIG, message);
+fn check(request: &mut GenerationRequest, vocabulary_tokens: u32) -> Result<(), EngineError> {
+    let bad = |message: String| EngineError::invalid(ErrorReason::BAD_CONFIG, message);
     let checked = request.params.check(&ParamRanges::CORE, vocabulary_tokens);
     checked.map_err(|error| bad(error.to_string()))?;
     let Some(scored) = &request.scored else {

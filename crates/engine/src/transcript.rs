@@ -11,8 +11,8 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
 use crate::api::{
-    ChoiceEnd, EngineEvent, EventKind, FinishReason, GenerationRequest, ModelInfo, Sampled,
-    SharedVocabulary, StopCause, SubmitError, TokenUsage, Tokens,
+    ChoiceEnd, EngineError, EngineEvent, EventKind, FinishReason, GenerationRequest, ModelInfo,
+    Sampled, SharedVocabulary, StopCause, TokenUsage, Tokens,
 };
 use crate::bad_words::TokenIndex;
 use crate::submission::{RequestTerms, Submission, prepare};
@@ -46,10 +46,10 @@ impl Transcript {
         request: GenerationRequest,
         info: &ModelInfo,
         vocabulary: SharedVocabulary,
-    ) -> Result<Self, SubmitError> {
+    ) -> Result<Self, EngineError> {
         if !request.params.bad_words.is_empty() && request.scored.is_none() {
             let why = "bad_words are not supported by a model on another server";
-            return Err(SubmitError::new(
+            return Err(EngineError::new(
                 Code::Unimplemented,
                 ErrorReason::NONE,
                 why,
@@ -58,7 +58,7 @@ impl Transcript {
         if request.prompt_logprobs {
             let why =
                 "prompt_logprobs are not supported by a model on another server: score the prompt";
-            return Err(SubmitError::new(
+            return Err(EngineError::new(
                 Code::Unimplemented,
                 ErrorReason::NONE,
                 why,

@@ -25,7 +25,6 @@ mod vocabulary;
 
 use std::sync::Arc;
 
-use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
@@ -112,8 +111,7 @@ impl Model for Embedded {
             Err(failure) => failure,
         };
         let failed = |message: &str| {
-            Err(DecodeStop::Failed(EngineError::new(
-                Code::Internal,
+            Err(DecodeStop::Failed(EngineError::internal(
                 ErrorReason::NONE,
                 message,
             )))
@@ -138,8 +136,7 @@ impl Model for Embedded {
     fn row(&mut self, index: usize, _: Time) -> OutputRow<'_> {
         match self.context.row(index) {
             Some(logits) => OutputRow::Logits(logits),
-            None => OutputRow::Failed(EngineError::new(
-                Code::Internal,
+            None => OutputRow::Failed(EngineError::internal(
                 ErrorReason::NONE,
                 "the model returned no output row",
             )),

@@ -7,7 +7,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
@@ -195,31 +194,16 @@ impl KvSlots {
         now: Time,
         panics: &Counter,
     ) -> Result<(), DecodeStop> {
-        let model = &mut *self.model;
-        // The model is used again after a panic: the requests of the batch fail and their slots are released, which
-        // `Model` demands to work then. Nothing else of the owner is borrowed in the call.
-        catch_unwind(AssertUnwindSafe(|| model.decode(batch, now))).unwrap_or_else(|_panic| {
-            panics.add(1);
-            let message = "the model failed in this step";
-            let error = EngineError::new(Code::Internal, ErrorReason::MODEL_PANIC, message);
-            Err(DecodeStop::Failed(error))
-        })
+        let message = "the model failed in this step";
+        let decoded = guarded(panics, message, || self.model.decode(batch, now));
+        decoded.unwrap_or_else(|error| Err(DecodeStop::Failed(error)))
     }
 
     /// Returns the output row of an entry of the last batch. A panic of the model is a failure of that request.
     pub(super) fn row(&mut self, index: usize, now: Time, panics: &Counter) -> OutputRow<'_> {
-        let model = &mut *self.model;
-        catch_unwind(AssertUnwindSafe(once(move || model.row(index, now)))).unwrap_or_else(
-            |_panic| {
-                panics.add(1);
-                let message = "the model failed on this request";
-                OutputRow::Failed(EngineError::new(
-                    Code::Internal,
-                    ErrorReason::MODEL_PANIC,
-                    message,
-                ))
-            },
-        )
+        let message = "the model failed on this request";
+        let row = guarded(panics, message, || self.model.row(index, now));
+        row.unwrap_or_else(OutputRow::Failed)
     }
 
     /// Returns whether a token is reported in one event with the token that follows it ([`Model::joins`]).
@@ -247,9 +231,14 @@ fn length(tokens: usize) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
-/// Makes a closure `FnOnce`, so that it may move out of its captures.
-fn once<T>(call: impl FnOnce() -> T) -> impl FnOnce() -> T {
-    call
+/// Calls the model. Its panic is counted and becomes an error.
+fn guarded<R>(panics: &Counter, message: &str, call: impl FnOnce() -> R) -> Result<R, EngineError> {
+    // The model is used again after a panic: the requests concerned fail and their slots are released, which `Model`
+    // demands to work then. Nothing else of the owner is borrowed in the call.
+    catch_unwind(AssertUnwindSafe(call)).map_err(|_panic| {
+        panics.add(1);
+        EngineError::internal(ErrorReason::MODEL_PANIC, message)
+    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
@@ -27,7 +26,7 @@ impl EngineOwner {
             "a step of the engine panicked: all requests of this model fail, and the engine continues"
         );
         let message = "the engine failed in this step and has started again: try again";
-        let cause = EngineError::new(Code::Internal, ErrorReason::ENGINE_PANIC, message);
+        let cause = EngineError::internal(ErrorReason::ENGINE_PANIC, message);
         // Read before the requests end. A lost model is excluded, because it has no requests either, and its own error
         // must stay.
         let was_idle = requests.jobs.is_empty() && !self.admission.is_lost();

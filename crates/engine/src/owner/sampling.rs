@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, Token};
+use sapwood_proto::steer::{Mask, Mid, Token};
 use sapwood_proto::time::Time;
 
 use super::kv_slots::KvSlots;
 use super::requests::Requests;
 use super::sequence::{CachedRow, RunningSequence};
-use super::steering::{MidResult, SteerRules, to_engine_error};
+use super::steering::SteerRules;
 use crate::api::{EngineError, FinishReason};
 use crate::model::OutputRow;
 use crate::ranking::RankedRow;
@@ -144,22 +144,15 @@ impl RowSampling {
         &mut self,
         requests: &mut Requests,
         key: SequenceKey,
-        row: CachedRow,
+        mut row: CachedRow,
         now: Time,
     ) -> RowOutcome {
         let panics = &requests.stats.panics;
         let sequence = &mut requests.sequences[key];
         let terms = &requests.jobs[sequence.job].terms;
-        let (mut whole, ranked);
-        let row = match row {
-            CachedRow::Logits(row) => {
-                whole = row;
-                Logits::Whole(&mut whole)
-            }
-            CachedRow::Ranked(row) => {
-                ranked = row;
-                Logits::Ranked(ranked)
-            }
+        let row = match &mut row {
+            CachedRow::Logits(row) => Logits::Whole(row),
+            CachedRow::Ranked(ranking) => Logits::Ranked(ranking.clone()),
         };
         self.decide(sequence, terms, &requests.tokens.ends, row, panics, now)
     }
@@ -178,11 +171,11 @@ impl RowSampling {
             return self.sample(sequence, terms, ends, row, &SteeredSampling::default());
         };
         match steering.poll_mid(now, self.rules, panics) {
-            Ok(MidResult::Sample {
+            Ok(Some(Mid::Sample {
                 mask,
                 bias,
                 temperature,
-            }) => {
+            })) => {
                 let restriction = SteeredSampling {
                     mask,
                     bias,
@@ -190,15 +183,17 @@ impl RowSampling {
                 };
                 self.sample(sequence, terms, ends, row, &restriction)
             }
-            Ok(MidResult::Splice { backtrack, tokens }) => RowOutcome::Splice { backtrack, tokens },
-            Ok(MidResult::Stop) => RowOutcome::Finish(FinishReason::Controller),
-            Ok(MidResult::Waits) => {
+            Ok(Some(Mid::Splice { backtrack, tokens })) => RowOutcome::Splice { backtrack, tokens },
+            Ok(Some(Mid::Stop)) => RowOutcome::Finish(FinishReason::Controller),
+            // After a noop the row is sampled in a later step, after another round: nothing happens to the sequence
+            // (AI-505).
+            Ok(Some(Mid::Noop) | None) => {
                 // Copied, because the model overwrites its rows with the next batch. The sequence then needs no second
                 // decode call (AI-812).
                 sequence.cached_row = Some(row.retain());
                 RowOutcome::Waits
             }
-            Err(failure) => RowOutcome::Error(to_engine_error(failure)),
+            Err(failure) => RowOutcome::Error(failure.into()),
         }
     }
 
@@ -299,7 +294,7 @@ pub(super) fn logits<'a>(
 pub(super) fn sample_error(error: SampleError, masked: bool) -> EngineError {
     match error {
         SampleError::NotANumber => {
-            EngineError::new(Code::Internal, ErrorReason::ENGINE_ERROR, error.to_string())
+            EngineError::internal(ErrorReason::ENGINE_ERROR, error.to_string())
         }
         // The controller is at fault if it gave a mask, the request otherwise.
         SampleError::NothingAllowed if masked => EngineError::new(
@@ -309,11 +304,7 @@ pub(super) fn sample_error(error: SampleError, masked: bool) -> EngineError {
         ),
         SampleError::NothingAllowed => {
             let message = "logit_bias, bad_words and min_tokens together allow no token";
-            EngineError::new(
-                Code::InvalidRequest,
-                ErrorReason::CONSTRAINT_FAILED,
-                message,
-            )
+            EngineError::invalid(ErrorReason::CONSTRAINT_FAILED, message)
         }
     }
 }

@@ -40,7 +40,7 @@ impl RowSampling {
     ) {
         let Some(token) = requests.next_scored(key) else {
             let message = "an output row was computed after the last scored token";
-            let error = EngineError::new(Code::Internal, ErrorReason::NONE, message);
+            let error = EngineError::internal(ErrorReason::NONE, message);
             return requests.fail_request_of(key, error);
         };
         // A score is always computed; without `top_logprobs` only the list of alternatives is empty (LM-311).

@@ -11,7 +11,7 @@ use sapwood_proto::steer::{Pre, SteerFailure, Token};
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
-use super::steering::{check_splice, to_engine_error};
+use super::steering::check_splice;
 use crate::api::FinishReason;
 use crate::scheduler::SequenceKey;
 
@@ -97,7 +97,7 @@ fn call_pre_of(requests: &mut Requests, key: SequenceKey, now: Time) {
         Ok(Pre::Suspend) => requests.report.suspended.push(sequence.number),
         Ok(Pre::Fork(branches)) => fork(requests, key, branches, now),
         Ok(Pre::Stop) => requests.finish(key, FinishReason::Controller, None),
-        Err(failure) => requests.fail_request_of(key, to_engine_error(failure)),
+        Err(failure) => requests.fail_request_of(key, failure.into()),
     }
 }
 
@@ -117,7 +117,7 @@ fn force_tokens(requests: &mut Requests, key: SequenceKey, tokens: &[Token], now
             requests.append_forced(key, 0, 0, tokens, now);
             requests.finish_if_full(key);
         }
-        Err(failure) => requests.fail_request_of(key, to_engine_error(failure)),
+        Err(failure) => requests.fail_request_of(key, failure.into()),
     }
 }
 
@@ -131,7 +131,7 @@ fn fork(requests: &mut Requests, key: SequenceKey, branches: u32, now: Time) {
             reason: ErrorReason::LIMIT,
             message: format!("a request may have {CHOICES_MAX} choices, forks included"),
         };
-        return requests.fail_request_of(key, to_engine_error(failure));
+        return requests.fail_request_of(key, failure.into());
     }
     // The parent is branch 0 and keeps its choice; each branch takes the next free index (AI-933).
     for index in 1..=more {
@@ -140,7 +140,7 @@ fn fork(requests: &mut Requests, key: SequenceKey, branches: u32, now: Time) {
         };
         match steering.branch(index, &requests.stats.panics) {
             Ok(branch) => requests.add_branch(key, branch),
-            Err(failure) => return requests.fail_request_of(key, to_engine_error(failure)),
+            Err(failure) => return requests.fail_request_of(key, failure.into()),
         }
     }
     if let Some(steering) = &mut requests.sequences[key].steering {
@@ -177,7 +177,7 @@ fn fail_deadlocked(requests: &mut Requests) {
                 "every sequence was suspended in more than {SUSPENDED_STEPS_MAX} steps in a row"
             ),
         };
-        requests.fail(job, to_engine_error(failure), true);
+        requests.fail(job, failure.into(), true);
     }
 }
 

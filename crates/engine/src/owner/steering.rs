@@ -11,33 +11,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
 use sapwood_proto::time::Time;
 
 use super::sequence::RunningSequence;
-use crate::api::{EngineError, Sampled};
+use crate::api::Sampled;
 use crate::stats::Counter;
 
 /// A steerer fails when it has been late for this many times its deadline (`steer_ms`): ten steps, if a decode call
 /// takes no longer than the deadline (AI-812). Measured as elapsed time, because steps may be far shorter or longer.
 const LATE_TIMES_MAX: u32 = 10;
-
-/// A validated result of `mid`, for the engine; `Waits` for every result that keeps the output row for later.
-pub(super) enum MidResult {
-    Sample {
-        mask: Option<Mask>,
-        bias: Vec<(Token, f32)>,
-        temperature: Option<f32>,
-    },
-    Splice {
-        backtrack: u32,
-        tokens: Vec<Token>,
-    },
-    Stop,
-    Waits,
-}
 
 /// Limits against which the results of steerers are checked.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +49,8 @@ pub(super) struct Steering {
     phase: SteerPhase,
     /// When it was found late, if it is.
     late: Option<Time>,
+    /// The panic of `mid_begin`, until it is reported.
+    failure: Option<SteerFailure>,
     /// It skips this step.
     suspended: bool,
     /// The reported output, for rewinds and forks.
@@ -85,6 +71,7 @@ impl Steering {
             steer,
             phase: SteerPhase::Pre,
             late: None,
+            failure: None,
             suspended: false,
             output: Vec::new(),
         }
@@ -145,24 +132,25 @@ impl Steering {
             self.steer.mid_begin(now);
             Ok(())
         });
-        if let Err(failure) = begun {
-            // The failure is reported when the results of `mid` are collected; failing the request here would change
-            // the batch that is being built.
-            self.steer = Box::new(PanickedSteerer(failure));
-        }
+        // Reported when the results of `mid` are collected; failing the request here would change the batch that is
+        // being built.
+        self.failure = begun.err();
     }
 
-    /// Polls the result of `mid`, and ends the round if there is one.
+    /// Polls the result of `mid`, validates it, and ends the round. `None`: there is none yet.
     pub(super) fn poll_mid(
         &mut self,
         now: Time,
         rules: SteerRules,
         panics: &Counter,
-    ) -> Steered<MidResult> {
+    ) -> Steered<Option<Mid>> {
         let SteerPhase::Begun(since) = self.phase else {
             // The row was cached before a new round, and `pre` comes first in a round.
-            return Ok(MidResult::Waits);
+            return Ok(None);
         };
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
         // Polled once and never waited for: other sequences of the step are sampled in time whatever this steerer does.
         let Some(mid) = fenced(panics, || self.steer.mid_poll(now))? else {
             return self.check_late(since, now, rules.deadline_budget);
@@ -170,37 +158,27 @@ impl Steering {
         self.late = None;
         // Before the checks: an invalid result ends the request, and a valid one ends the round.
         self.phase = SteerPhase::Pre;
-        match mid {
-            Mid::Sample {
-                mask,
-                bias,
-                temperature,
-            } => {
-                check_sample(mask.as_ref(), &bias, temperature, rules.vocabulary)?;
-                Ok(MidResult::Sample {
-                    mask,
-                    bias,
-                    temperature,
-                })
-            }
-            Mid::Splice { backtrack, tokens } => Ok(MidResult::Splice { backtrack, tokens }),
-            // The row is kept and sampled in a later step, after another round: nothing happens to the sequence
-            // (AI-505).
-            Mid::Noop => Ok(MidResult::Waits),
-            Mid::Stop => Ok(MidResult::Stop),
+        if let Mid::Sample {
+            mask,
+            bias,
+            temperature,
+        } = &mid
+        {
+            check_sample(mask.as_ref(), bias, *temperature, rules.vocabulary)?;
         }
+        Ok(Some(mid))
     }
 
-    fn check_late(&mut self, since: Time, now: Time, budget: Duration) -> Steered<MidResult> {
+    fn check_late(&mut self, since: Time, now: Time, budget: Duration) -> Steered<Option<Mid>> {
         // Being slower than the decode call is not late: the row waits and other sequences go on.
         if now.since(since) < budget {
-            return Ok(MidResult::Waits);
+            return Ok(None);
         }
         // Counts from the first poll that found it late: a long decode call before that is not the steerer's fault.
         let late = now.since(*self.late.get_or_insert(now));
         let allowed = budget * LATE_TIMES_MAX;
         if late < allowed {
-            return Ok(MidResult::Waits);
+            return Ok(None);
         }
         let allowed = allowed.as_millis();
         Err(SteerFailure {
@@ -219,11 +197,6 @@ impl Steering {
     ) -> Steered<Post> {
         fenced(panics, || self.steer.post(backtrack, tokens, sampled))
     }
-}
-
-/// Converts the failure of a steerer into the error of its request.
-pub(super) fn to_engine_error(failure: SteerFailure) -> EngineError {
-    EngineError::new(Code::ControllerFailed, failure.reason, failure.message)
 }
 
 /// Checks a splice: it stays within the output and the vocabulary (AI-826).
@@ -285,29 +258,6 @@ fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> 
     })
 }
 
-/// Replaces a steerer that panicked in `mid_begin`; every call returns the failure.
-struct PanickedSteerer(SteerFailure);
-
-impl Steer for PanickedSteerer {
-    fn pre(&mut self) -> Steered<Pre> {
-        Err(self.0.clone())
-    }
-
-    fn mid_begin(&mut self, _now: Time) {}
-
-    fn mid_poll(&mut self, _now: Time) -> Steered<Option<Mid>> {
-        Err(self.0.clone())
-    }
-
-    fn post(&mut self, _backtrack: u32, _tokens: &[Token], _sampled: bool) -> Steered<Post> {
-        Err(self.0.clone())
-    }
-
-    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
-        Err(self.0.clone())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -366,7 +316,7 @@ mod tests {
         steering.begin_mid(at(0), &panics);
         assert!(steering.is_late());
         let mid = steering.poll_mid(at(1), RULES, &panics);
-        assert!(matches!(mid, Ok(MidResult::Stop)));
+        assert!(matches!(mid, Ok(Some(Mid::Stop))));
         assert!(steering.pre(&panics).is_some(), "the next round");
     }
 
@@ -379,7 +329,7 @@ mod tests {
         // A decode call of a minute is not the steerer's fault.
         for ms in [60_000, 60_099] {
             let mid = steering.poll_mid(at(ms), RULES, &panics);
-            assert!(matches!(mid, Ok(MidResult::Waits)));
+            assert!(matches!(mid, Ok(None)));
         }
         let late = steering.poll_mid(at(60_100), RULES, &panics);
         assert!(matches!(late, Err(failure) if failure.reason == "timeout"));

@@ -10,7 +10,6 @@ mod vocabulary;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
@@ -175,8 +174,7 @@ impl Model for Scripted {
         let entry = self.batch[index];
         let distribution = self.distribution.clone();
         let Some(sequence) = self.sequence(entry.slot) else {
-            return OutputRow::Failed(EngineError::new(
-                Code::Internal,
+            return OutputRow::Failed(EngineError::internal(
                 ErrorReason::NONE,
                 "the slot of this row holds no sequence",
             ));

@@ -250,11 +250,7 @@ impl Library {
                 .is_none_or(|pattern| pattern.is_match(&text))
         });
         let Some(rule) = matching else {
-            let error = EngineError::new(
-                Code::InvalidRequest,
-                ErrorReason::NO_RULE,
-                "no rule matches",
-            );
+            let error = EngineError::invalid(ErrorReason::NO_RULE, "no rule matches");
             return vec![ScriptPart::Last(Cue::Fail(error))];
         };
         let parts = rule.steps.iter().zip(0..).filter_map(|(step, index)| {

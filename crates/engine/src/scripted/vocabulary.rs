@@ -277,11 +277,7 @@ impl Vocabulary for ScriptedVocabulary {
         for message in &chat.messages {
             if !["system", "user", "assistant", "tool"].contains(&message.role.as_str()) {
                 let text = "roles are system, user, assistant and tool";
-                return Err(EngineError::new(
-                    Code::InvalidRequest,
-                    ErrorReason::BAD_ROLE,
-                    text,
-                ));
+                return Err(EngineError::invalid(ErrorReason::BAD_ROLE, text));
             }
             tokens.push(BEGIN);
             tokens.extend(message.role.bytes().map(Token::from));

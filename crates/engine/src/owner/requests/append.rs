@@ -6,7 +6,7 @@ use sapwood_proto::time::Time;
 use smallvec::{SmallVec, smallvec};
 
 use super::super::sampling::SoleToken;
-use super::super::steering::{Steering, check_splice, to_engine_error};
+use super::super::steering::{Steering, check_splice};
 use super::Requests;
 use crate::api::{EventKind, FinishReason, Sampled, StopCause, Tokens};
 use crate::sampling::Sample;
@@ -99,7 +99,7 @@ impl Requests {
         let vocabulary = self.vocabulary_tokens;
         // Before anything changes: a bad splice fails the request with its output as it was.
         if let Err(failure) = check_splice(&self.sequences[key], backtrack, tokens, vocabulary) {
-            return self.fail_request_of(key, to_engine_error(failure));
+            return self.fail_request_of(key, failure.into());
         }
         let withdrawn = self.roll_back(key, backtrack as usize);
         self.append_forced(key, backtrack, withdrawn, tokens, now);
@@ -125,7 +125,7 @@ impl Requests {
         match steering.post(backtrack, tokens, sampled, &self.stats.panics) {
             Ok(post) => Some(post),
             Err(failure) => {
-                self.fail_request_of(key, to_engine_error(failure));
+                self.fail_request_of(key, failure.into());
                 None
             }
         }
