@@ -24,10 +24,8 @@ pub(super) struct Batch {
 
 #[derive(Clone, Copy)]
 struct BatchLimits {
-    tokens: usize,
-    alone: usize,
-    step: usize,
-    prefill_min: usize,
+    /// Without the room, which changes from step to step.
+    budget: StepBudget,
     /// Output rows beyond one for each running sequence.
     spare_rows: usize,
     /// Whether the model can shorten a slot.
@@ -46,10 +44,13 @@ impl Batch {
     pub(super) fn new(config: &Config, info: &ModelInfo, capacity: Capacity) -> Self {
         Self {
             limits: BatchLimits {
-                tokens: capacity.batch_tokens as usize,
-                alone: config.prefill_tokens_alone as usize,
-                step: config.step_tokens as usize,
-                prefill_min: config.prefill_tokens_min as usize,
+                budget: StepBudget {
+                    batch: capacity.batch_tokens as usize,
+                    alone: config.prefill_tokens_alone as usize,
+                    step: config.step_tokens as usize,
+                    prefill_min: config.prefill_tokens_min as usize,
+                    room: 0,
+                },
                 // Each of at most `parallel` running sequences needs one row; only what is left can go to further rows
                 // of scored tokens.
                 spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
@@ -137,11 +138,8 @@ impl Batch {
             self.work
                 .extend(running.filter_map(|key| self.limits.work_of(requests, key)));
             let budget = StepBudget {
-                batch: self.limits.tokens,
-                alone: self.limits.alone,
-                step: self.limits.step,
-                prefill_min: self.limits.prefill_min,
                 room: requests.slots.room(),
+                ..self.limits.budget
             };
             if plan(&self.work, &budget, &mut self.shares) || self.work.is_empty() {
                 self.ration_rows(requests);
