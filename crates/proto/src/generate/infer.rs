@@ -510,6 +510,7 @@ fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]
 }
 
 pub(super) fn too_few(name: &str) -> InvalidRequest {
+    let name = shown(name);
     refused(format!("unexpected end of input data for input '{name}'"))
 }
 

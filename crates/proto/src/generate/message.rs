@@ -5,6 +5,7 @@ use super::infer::{ElementSource, GivenTensor, refused, shaped, too_few};
 use super::refused::InvalidRequest;
 use super::request::{Mapped, Mapper, RequestParameter};
 use super::signature::Signature;
+use crate::clip::shown;
 use crate::generated::inference::infer_parameter::ParameterChoice;
 use crate::generated::inference::model_infer_response::InferOutputTensor;
 use crate::generated::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
@@ -29,7 +30,7 @@ impl Mapper<'_> {
             let from = match &input.contents {
                 // All inputs are raw or none is: raw contents have no names, only an order (TR-901).
                 Some(_) if !raw.is_empty() => {
-                    let (name, model) = (&input.name, self.model);
+                    let (name, model) = (shown(&input.name), self.model);
                     return Err(refused(format!(
                         "contents field must not be specified when using raw_input_contents for '{name}' for model \
                          '{model}'"
@@ -83,7 +84,7 @@ impl Mapper<'_> {
                 name if name.starts_with("triton_") => return Err(InvalidRequest::Reserved),
                 name => {
                     let value = RequestParameter::from_message(value);
-                    let value = value.ok_or_else(|| InvalidRequest::ParameterType(name.into()))?;
+                    let value = value.ok_or_else(|| InvalidRequest::ParameterType(shown(name)))?;
                     self.parameter(mapped, name, value)?;
                 }
             }

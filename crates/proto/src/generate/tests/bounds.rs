@@ -1,6 +1,8 @@
 //! D-47: the contents of a request are limited while they are parsed.
 
 use super::*;
+use crate::generated::inference::model_infer_request::InferInputTensor;
+use crate::generated::inference::{InferParameter, InferTensorContents, ModelInferRequest};
 
 fn infer(inputs: &str) -> Result<Infer, String> {
     let body = format!(r#"{{"inputs":[{inputs}]}}"#);
@@ -41,6 +43,39 @@ fn d_47_errors_truncate_the_client_text_that_they_quote() {
     assert!(map(&Signature::union(), &body).unwrap_err().len() < 512);
     let body = format!(r#"{{"text_input":"x","{name}":null}}"#);
     assert!(map(&Signature::union(), &body).unwrap_err().len() < 512);
+}
+
+#[test]
+fn d_47_errors_truncate_names_of_inputs_and_parameters_in_messages() {
+    let name = "n".repeat(10_000);
+    let input = InferInputTensor {
+        name: name.clone(),
+        contents: Some(InferTensorContents::default()),
+        ..InferInputTensor::default()
+    };
+    let parametered = ModelInferRequest {
+        parameters: [(name.clone(), InferParameter::default())].into(),
+        ..ModelInferRequest::default()
+    };
+    let both = ModelInferRequest {
+        inputs: vec![input],
+        raw_input_contents: vec![Default::default()],
+        ..ModelInferRequest::default()
+    };
+    let (signature, limits) = (Signature::union(), RequestLimits::default());
+    for (message, expect) in [
+        (parametered, "has invalid type"),
+        (both, "contents field must not be specified"),
+    ] {
+        let refused = mapper(&signature, &limits).message(&message).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains(expect) && refused.len() < 512, "{expect}");
+    }
+    let refused = infer(&format!(
+        r#"{{"name":"{name}","parameters":{{"binary_data_size":1}}}}"#
+    ));
+    let refused = refused.unwrap_err();
+    assert!(refused.contains("unexpected end of input data") && refused.len() < 512);
 }
 
 #[test]
