@@ -65,10 +65,7 @@ pub(super) struct StreamBody {
     caller: Result<Caller, Rejection>,
     /// `None` after the last request.
     incoming: Option<ChargedRequests>,
-    /// Requests of decoupled models, whose responses interleave.
-    running: SelectAll<BoxStream<'static, ResponseItem>>,
-    /// Requests of other models, whose responses come in the order of the requests.
-    ordered: FuturesOrdered<BoxFuture<'static, ResponseItem>>,
+    running: StartedRequests<ResponseItem>,
     /// The metadata of the call, for all its requests.
     metadata: Arc<MetadataMap>,
     /// The time limit of one request.
@@ -98,8 +95,7 @@ impl StreamBody {
             caller: Caller::of(&extensions).cloned(),
             // A drain is like a half-close: requests that run are finished, and then the call ends with OK.
             incoming: Some(incoming.take_until(departing.boxed()).boxed()),
-            running: SelectAll::new(),
-            ordered: FuturesOrdered::new(),
+            running: StartedRequests::default(),
             // A duration and not the deadline itself: a stream may live for days, and each of its requests has its own.
             time: deadline(&extensions).saturating_duration_since(Instant::now()),
             error_as_status: asks_for_it(&metadata),
@@ -123,7 +119,7 @@ impl StreamBody {
             Some(Err(FailedRequest { id, failure }))
         };
         let most = self.catalog.config.grpc_requests_per_stream;
-        if self.running.len() + self.ordered.len() >= most {
+        if self.running.len() >= most {
             let message = "too many requests on this stream";
             return refuse(RequestError::new(Code::Overloaded, message));
         }
@@ -150,9 +146,10 @@ impl StreamBody {
         };
         if asked.found.signature.decoupled {
             let state = RequestProgress::Asked(Box::new(asked));
-            self.running.push(stream::unfold((state, id), next).boxed());
+            let responses = stream::unfold((state, id), next).boxed();
+            self.running.interleaved.push(responses);
         } else {
-            self.ordered.push_back(single(asked, id).boxed());
+            self.running.ordered.push_back(single(asked, id).boxed());
         }
         None
     }
@@ -178,18 +175,6 @@ impl StreamBody {
             }
         }
         Poll::Ready(None)
-    }
-
-    fn poll_running(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResponseItem>> {
-        let running = self.running.poll_next_unpin(cx);
-        // Pending or empty: the ordered ones are polled as well, or they have no waker.
-        if let Poll::Ready(Some(_)) = running {
-            return running;
-        }
-        match self.ordered.poll_next_unpin(cx) {
-            Poll::Ready(None) => running,
-            other => other,
-        }
     }
 
     /// The message of a response or a failure (TR-905).
@@ -239,7 +224,7 @@ impl Stream for StreamBody {
         // Requests beyond the limit are refused as fast as they arrive: without this turn a client that sends them
         // without pause would get nothing but refusals.
         if std::mem::take(&mut self.refused)
-            && let Poll::Ready(Some(item)) = self.poll_running(cx)
+            && let Poll::Ready(Some(item)) = self.running.poll_next(cx)
         {
             return Poll::Ready(Some(self.encode(item)));
         }
@@ -256,7 +241,7 @@ impl Stream for StreamBody {
                 }
             }));
         }
-        match (self.poll_running(cx), came) {
+        match (self.running.poll_next(cx), came) {
             (Poll::Ready(Some(item)), _) => Poll::Ready(Some(self.encode(item))),
             (Poll::Ready(None), Poll::Ready(None)) => {
                 self.over = true;
@@ -287,6 +272,51 @@ fn marked(mut message: ModelInferResponse, last: bool) -> ModelInferResponse {
     let flag = RequestParameter::Bool(last).to_message();
     message.parameters.insert(FINAL.into(), flag);
     message
+}
+
+/// The requests that run, and their responses.
+struct StartedRequests<T> {
+    /// Requests of decoupled models, whose responses interleave.
+    interleaved: SelectAll<BoxStream<'static, T>>,
+    /// Requests of other models, whose responses come in the order of the requests.
+    ordered: FuturesOrdered<BoxFuture<'static, T>>,
+    /// The ordered requests are polled first this time.
+    ordered_first: bool,
+}
+
+impl<T> Default for StartedRequests<T> {
+    fn default() -> Self {
+        Self {
+            interleaved: SelectAll::new(),
+            ordered: FuturesOrdered::new(),
+            ordered_first: false,
+        }
+    }
+}
+
+impl<T> StartedRequests<T> {
+    fn len(&self) -> usize {
+        self.interleaved.len() + self.ordered.len()
+    }
+
+    /// The next response; `None` where nothing runs.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        // In turn, because the first may be ready at each poll, and a request that is not polled does not even start.
+        let ordered_first = self.ordered_first;
+        self.ordered_first = !ordered_first;
+        if ordered_first && let Poll::Ready(Some(response)) = self.ordered.poll_next_unpin(cx) {
+            return Poll::Ready(Some(response));
+        }
+        let interleaved = self.interleaved.poll_next_unpin(cx);
+        // Pending or empty: the ordered ones are polled as well, or they have no waker.
+        if let Poll::Ready(Some(_)) = interleaved {
+            return interleaved;
+        }
+        match self.ordered.poll_next_unpin(cx) {
+            Poll::Ready(None) => interleaved,
+            other => other,
+        }
+    }
 }
 
 /// A request whose inputs were not checked yet.
@@ -463,5 +493,28 @@ impl ResponseWriter {
             .iter()
             .find(|(registration, _)| Some(*registration) == mine);
         text.map_or(self.texts, |(_, tensor)| tensor.data.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tr_904_a_request_that_is_always_ready_does_not_keep_others_waiting() {
+        let mut running = StartedRequests::default();
+        running.interleaved.push(stream::repeat("stream").boxed());
+        for single in ["first", "second"] {
+            running.ordered.push_back(async move { single }.boxed());
+        }
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let responses: Vec<_> = (0..6).map(|_| running.poll_next(&mut cx)).collect();
+        for single in ["first", "second"] {
+            assert!(
+                responses.contains(&Poll::Ready(Some(single))),
+                "{responses:?}"
+            );
+        }
+        assert_eq!(responses[5], Poll::Ready(Some("stream")));
     }
 }
