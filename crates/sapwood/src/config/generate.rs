@@ -145,6 +145,9 @@ impl GenerateFaceConfig {
                 let known = Category::ALL.map(|(known, _)| known).join(", ");
                 wrong(format!(": there are: {known}"))
             })?;
+            if sent.value.expose().is_empty() {
+                return Err(wrong(".value: must not be empty".into()));
+            }
             let restriction = Restriction::new(&sent.header, sent.value.expose());
             let restriction =
                 restriction.ok_or_else(|| wrong(".header: not a valid header name".into()))?;

@@ -431,6 +431,19 @@ fn d_55_a_model_may_be_compatible_with_a_tensorrt_llm_ensemble() {
     });
 }
 
+/// For example the value of an environment variable that is not set.
+#[test]
+fn tr_210_a_restriction_with_an_empty_value_is_refused() {
+    in_jail(|jail| {
+        let table = "[generate.restricted.inference]\nheader = \"admin-key\"\nvalue = \"\"\n";
+        jail.create_file("sapwood.toml", table).unwrap();
+        let layers = Layers::read(None, Flags::default()).unwrap();
+        let refused = layers.config().unwrap_err().to_string();
+        let key = "generate.restricted.inference.value: must not be empty";
+        assert!(refused.contains(key), "{refused}");
+    });
+}
+
 #[test]
 fn the_demo_model_is_served_beside_others_by_name_without_a_file() {
     in_jail(|jail| {

@@ -83,9 +83,13 @@ pub struct Restriction {
 }
 
 impl Restriction {
-    /// `None` if no header can have this name.
+    /// `None` if no header can have this name, or the value is empty.
     #[must_use]
     pub fn new(header: &str, value: &str) -> Option<Self> {
+        // A request without the header would have that value too.
+        if value.is_empty() {
+            return None;
+        }
         let named = |name: &str| HeaderName::try_from(name).ok();
         Some(Self {
             header: named(header)?,
@@ -147,6 +151,12 @@ mod tests {
         let shown = format!("{restriction:?}");
         assert!(shown.contains("admin-key") && !shown.contains("swordfish"));
         assert_eq!(Restriction::new("no header", "x"), None);
+    }
+
+    /// A missing header would equal it.
+    #[test]
+    fn tr_210_an_empty_value_restricts_nothing_and_is_refused() {
+        assert_eq!(Restriction::new("admin-key", ""), None);
     }
 
     #[test]
