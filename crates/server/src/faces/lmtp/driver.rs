@@ -11,8 +11,9 @@
 //! is set exactly while another connection can take the session over; whatever waits has registered the task of the
 //! last [`ConnectionDriver::poll_end`].
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -96,6 +97,12 @@ pub(super) enum ConversationEnd {
     Taken,
 }
 
+/// A long message that is being read, and the session, which the other thread has meanwhile.
+struct LongRead {
+    run: PoolRun<Option<ByteString>>,
+    session: Arc<Mutex<LmtpSession>>,
+}
+
 /// A connection in progress. Dropping it drops everything that it runs.
 pub(super) struct ConnectionDriver {
     context: Arc<LmtpContext>,
@@ -111,9 +118,9 @@ pub(super) struct ConnectionDriver {
     coming: Option<oneshot::Receiver<DetachedState>>,
     /// There is no transport.
     is_detached: bool,
-    /// The session is on another thread with a long message: rendering and tokenising it may take long. A placeholder
-    /// stands in its field, so nothing is done until it is back.
-    reading: Option<PoolRun<(LmtpSession, Option<ByteString>)>>,
+    /// A long message is read on another thread: rendering and tokenising it may take long. A placeholder stands in the
+    /// session's field, so nothing is done until it is back.
+    reading: Option<LongRead>,
     /// The rest of a message, which the session had no room to answer.
     unread: Option<ByteString>,
     /// The client sends nothing more.
@@ -326,42 +333,48 @@ impl ConnectionDriver {
 
     /// Waits until the session is back from reading a long message.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(reading) = &mut self.reading else {
+        let Some(LongRead { run, session }) = &mut self.reading else {
             return Poll::Ready(());
         };
-        let back = std::task::ready!(reading.poll_unpin(cx));
+        let read = std::task::ready!(run.poll_unpin(cx));
+        std::mem::swap(
+            &mut *session.lock().unwrap_or_else(PoisonError::into_inner),
+            &mut self.session,
+        );
         self.reading = None;
-        match back {
-            Ok((session, unread)) => (self.session, self.unread) = (session, unread),
-            // It panicked, and is lost with its streams: their works have no session to report to. The placeholder,
-            // which has no streams, closes the connection.
-            Err(_logged) => {
-                self.works = StreamWorks::new();
-                self.works.belong_to(cx);
-                self.close(LmtpClose::INTERNAL, "panic");
-            }
-        }
+        self.has_read(read);
         Poll::Ready(())
+    }
+
+    /// Keeps what the session has left of a message. An error is a panic, as a rule of a template or a tokenizer: the
+    /// session is only closed then, so that each stream gets its error item (LM-505).
+    fn has_read<E>(&mut self, read: Result<Option<ByteString>, E>) {
+        match read {
+            Ok(unread) => self.unread = unread,
+            Err(_logged) => self.close(LmtpClose::INTERNAL, "panic"),
+        }
     }
 
     /// Lets the session handle a long message on another thread.
     fn offload_read(&mut self, text: ByteString) {
         let now = self.now();
         let (server_context, allowance) = (Arc::clone(&self.context), self.allowance.clone());
-        let position = LmtpSession::new(lmtp::Config::default());
-        let mut session = std::mem::replace(&mut self.session, position);
-        let size = TaskSize::of(text.len());
-        // The session moves by value, which needs no lock; its streams stand still meanwhile, and those of other
-        // connections do not (LM-607).
-        self.reading = Some(BlockingPool::global().run_only(
+        let placeholder = LmtpSession::new(lmtp::Config::default());
+        let session = std::mem::replace(&mut self.session, placeholder);
+        // The lock is never waited for: it brings the session back also where the work panics. The streams stand still
+        // meanwhile, and those of other connections do not (LM-607).
+        let session = Arc::new(Mutex::new(session));
+        let lent = Arc::clone(&session);
+        let run = BlockingPool::global().run_only(
             request_trace::present_turn().caller,
-            size,
+            TaskSize::of(text.len()),
             move || {
                 let models = server_context.catalog.for_caller(allowance);
-                let unread = session.handle(text, &models, now);
-                (session, unread)
+                let mut session = lent.lock().unwrap_or_else(PoisonError::into_inner);
+                session.handle(text, &models, now)
             },
-        ));
+        );
+        self.reading = Some(LongRead { run, session });
     }
 
     fn listens(&self) -> bool {
@@ -400,7 +413,13 @@ impl ConnectionDriver {
             LmtpInput::Text(text) if text.len() >= OFFLOAD_BYTES => self.offload_read(text),
             LmtpInput::Text(text) => {
                 let models = self.context.catalog.for_caller(self.allowance.clone());
-                self.unread = self.session.handle(text, &models, now);
+                let read = AssertUnwindSafe(|| self.session.handle(text, &models, now));
+                let read = catch_unwind(read);
+                if read.is_err() {
+                    tracing::error!("reading a message of an LMTP client panicked");
+                    self.context.shared.metrics.panics.inc();
+                }
+                self.has_read(read);
             }
             LmtpInput::Unreadable(what) => self.session.handle_unreadable(what, now),
             LmtpInput::Ignored => self.recorder.ignored(),
@@ -565,6 +584,8 @@ impl ConnectionDriver {
             let now = self.now();
             let models = self.context.catalog.for_caller(self.allowance.clone());
             self.session.models_changed(&models, now);
+            // The streams that start now are first polled in another round, and nothing else is due that would bring one.
+            cx.waker().wake_by_ref();
         }
     }
 
@@ -625,3 +646,6 @@ const BROKEN: LmtpClose = LmtpClose {
     reason: lmtp::LmtpReason::Malformed,
     message: "the data is not a WebSocket frame of a client",
 };
+
+#[cfg(test)]
+mod tests;

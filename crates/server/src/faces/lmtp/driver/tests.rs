@@ -1,0 +1,167 @@
+//! Connections whose transport the test plays, so that everything happens in a chosen order.
+
+use std::collections::VecDeque;
+
+use sapwood_engine::api::{ChatRequest, EngineError, SharedVocabulary, Vocabulary};
+use sapwood_engine::scripted::{Config, Scripted};
+use sapwood_engine::{Engine, EngineOwner};
+use sapwood_kernel::{Call, Fun, Function, Kernel, ModelFacts, Spec, model};
+use sapwood_proto::steer::Token;
+
+use super::*;
+use crate::server::{self, Server};
+
+const AGREE: &str = r#"MODEL_INFO {"stream_id":0,"model":"m","data":{"lmtp":{"version":2,"features":["resume","text"]}}}"#;
+const GENERATE: &str = r#"GENERATE {"model":"m","prompt":[7],"stream_id":1}"#;
+
+/// Yields these messages and nothing more.
+#[derive(Default)]
+struct PlayedTransport {
+    inputs: VecDeque<ByteString>,
+    sent: String,
+}
+
+impl PlayedTransport {
+    fn of(inputs: &[&str]) -> Self {
+        Self {
+            inputs: inputs.iter().copied().map(ByteString::from).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+impl LmtpTransport for PlayedTransport {
+    fn poll_receive(&mut self, _: &mut Context<'_>) -> Poll<LmtpInput> {
+        let next = self.inputs.pop_front().map(LmtpInput::Text);
+        next.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn poll_closed(&mut self, _: bool, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+
+    fn poll_room(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn send(&mut self, message: Bytes) -> Result<(), ClientClosed> {
+        self.sent.push_str(&String::from_utf8_lossy(&message));
+        Ok(())
+    }
+
+    fn poll_sent(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A model that is never stepped: its streams stay open.
+fn standing() -> (EngineOwner, Fun) {
+    let scripted = Box::new(Scripted::new(Config::default()).unwrap());
+    let (owner, engine) = Engine::by_hand(scripted, sapwood_engine::Config::default());
+    (owner, model("m", engine))
+}
+
+fn context(function: Fun) -> Arc<LmtpContext> {
+    let kernel = Kernel::new();
+    kernel.add(function).unwrap();
+    let server = Server::builder(server::Config::default(), Vec::new()).unwrap();
+    let shared = server.shared().clone();
+    Arc::new(LmtpContext::new(
+        shared,
+        kernel,
+        crate::faces::lmtp::Config::default(),
+    ))
+}
+
+fn driver(context: &Arc<LmtpContext>) -> ConnectionDriver {
+    let connection = LmtpClientInfo {
+        identity: Some(CallerIdentity::Anonymous(None)),
+        ..LmtpClientInfo::of_lines()
+    };
+    ConnectionDriver::new(context, connection)
+}
+
+/// A vocabulary whose tokenizer panics.
+struct BrokenVocabulary(SharedVocabulary);
+
+impl Vocabulary for BrokenVocabulary {
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn tokenize(&self, _: &str, _: bool) -> Vec<Token> {
+        panic!("on purpose")
+    }
+
+    fn bytes(&self, token: Token) -> &[u8] {
+        self.0.bytes(token)
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        self.0.is_special(token)
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.0.is_end(token)
+    }
+
+    fn bos(&self) -> Option<Token> {
+        self.0.bos()
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        self.0.end_of_turn()
+    }
+
+    fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
+        self.0.chat(chat)
+    }
+}
+
+/// A model with that vocabulary.
+struct BrokenModel(Spec, Fun);
+
+impl BrokenModel {
+    fn of(function: Fun) -> Fun {
+        let mut spec = function.spec().clone();
+        let ModelFacts { info, vocabulary } = ModelFacts::clone(spec.facts.as_ref().unwrap());
+        let vocabulary = Arc::new(BrokenVocabulary(vocabulary));
+        spec.facts = Some(Arc::new(ModelFacts { info, vocabulary }));
+        Arc::new(Self(spec, function))
+    }
+}
+
+impl Function for BrokenModel {
+    fn spec(&self) -> &Spec {
+        &self.0
+    }
+
+    fn call(&self, call: Call) -> sapwood_kernel::Chunks {
+        self.1.call(call)
+    }
+}
+
+/// A short message is read in place, and a long one on a thread of the pool.
+#[tokio::test]
+async fn lm_505_open_streams_get_an_error_item_where_reading_a_message_panics() {
+    for bytes in [1, OFFLOAD_BYTES] {
+        let (_owner, function) = standing();
+        let context = context(BrokenModel::of(function));
+        let text = "a".repeat(bytes);
+        let broken = format!(r#"TOKENIZE {{"stream_id":2,"model":"m","text":"{text}"}}"#);
+        let mut driver = driver(&context);
+        let mut wire = PlayedTransport::of(&[AGREE, GENERATE, &broken]);
+        let end = driver.run(&mut wire).await;
+        assert_eq!(end, ConversationEnd::Close(LmtpClose::INTERNAL));
+        let reported = wire.sent.lines().find(|line| line.starts_with("TOKEN"));
+        let reported = reported.unwrap_or_default();
+        assert!(
+            reported.contains(r#""stream_id":1"#) && reported.contains("engine_error"),
+            "{bytes}: {}",
+            wire.sent
+        );
+        assert_eq!(driver.works.len(), 0);
+        let cancelled = &context.shared.metrics.cancelled;
+        assert_eq!(cancelled.with_label_values(&["panic"]).get(), 1);
+    }
+}
