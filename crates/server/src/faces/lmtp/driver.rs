@@ -294,20 +294,22 @@ impl ConnectionDriver {
             return false;
         };
         self.coming = None;
-        let now = self.now();
         match detached_state {
-            Ok(DetachedState { session, works }) => {
-                // The client names the streams that it continues; the others end here (LM-965).
-                let before = works.len();
-                let moved = self.session.resumed(Some(session), now);
-                self.recorder
-                    .cancelled(before.saturating_sub(moved.len()), "client");
-                self.works.take_over(works, &moved);
-            }
+            Ok(detached_state) => self.adopt(detached_state),
             // The other connection ended before it saw the request: the session is gone.
-            Err(_) => drop(self.session.resumed(None, now)),
+            Err(_) => drop(self.session.resumed(None, self.now())),
         }
         true
+    }
+
+    /// Continues this session of another connection.
+    fn adopt(&mut self, DetachedState { session, works }: DetachedState) {
+        // The client names the streams that it continues; the others end here (LM-965).
+        let before = works.len();
+        let moved = self.session.resumed(Some(session), self.now());
+        self.recorder
+            .cancelled(before.saturating_sub(moved.len()), "client");
+        self.works.take_over(works, &moved);
     }
 
     /// Requests the session of another connection.
@@ -596,9 +598,15 @@ impl ConnectionDriver {
 
     /// The connection is lost without a close: the client may come back.
     fn lose(&mut self) {
+        if let Some(mut coming) = self.coming.take() {
+            // A session that was asked for and not handed over yet stays where it is, for the client's next connection.
+            coming.close();
+            // One that was handed over meanwhile is this connection's, and is kept with its own.
+            if let Ok(detached_state) = coming.try_recv() {
+                self.adopt(detached_state);
+            }
+        }
         let live = self.session.live();
-        // A session that was asked for and not handed over yet stays where it is, for the client's next connection.
-        self.coming = None;
         self.session.lose(self.now());
         self.recorder
             .cancelled(live - self.session.live(), "client");

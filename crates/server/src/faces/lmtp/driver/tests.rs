@@ -1,6 +1,7 @@
 //! Connections whose transport the test plays, so that everything happens in a chosen order.
 
 use std::collections::VecDeque;
+use std::task::Waker;
 
 use sapwood_engine::api::{ChatRequest, EngineError, SharedVocabulary, Vocabulary};
 use sapwood_engine::scripted::{Config, Scripted};
@@ -19,6 +20,8 @@ const GENERATE: &str = r#"GENERATE {"model":"m","prompt":[7],"stream_id":1}"#;
 struct PlayedTransport {
     inputs: VecDeque<ByteString>,
     sent: String,
+    /// Called when the transport is asked whether the connection is lost, which it is afterwards.
+    before_loss: Option<Box<dyn FnMut()>>,
 }
 
 impl PlayedTransport {
@@ -37,7 +40,11 @@ impl LmtpTransport for PlayedTransport {
     }
 
     fn poll_closed(&mut self, _: bool, _: &mut Context<'_>) -> Poll<()> {
-        Poll::Pending
+        let Some(mut before_loss) = self.before_loss.take() else {
+            return Poll::Pending;
+        };
+        before_loss();
+        Poll::Ready(())
     }
 
     fn poll_room(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
@@ -79,6 +86,31 @@ fn driver(context: &Arc<LmtpContext>) -> ConnectionDriver {
         ..LmtpClientInfo::of_lines()
     };
     ConnectionDriver::new(context, connection)
+}
+
+#[tokio::test]
+async fn lm_964_a_session_is_kept_where_the_connection_that_takes_it_over_is_lost_meanwhile() {
+    let (_owner, function) = standing();
+    let context = context(function);
+    let mut cx = Context::from_waker(Waker::noop());
+    let (mut old, mut wire) = (driver(&context), PlayedTransport::of(&[AGREE, GENERATE]));
+    assert!(old.poll_end(&mut wire, &mut cx).is_pending());
+    let name = old.registration.as_ref().unwrap().name();
+    let resume = format!(
+        r#"RESUME {{"stream_id":9,"model":"m","session":"{name}","streams":[{{"stream_id":1,"after_seq":-1}}]}}"#
+    );
+    let mut new = driver(&context);
+    let mut wire = PlayedTransport::of(&[AGREE, &resume]);
+    wire.before_loss = Some(Box::new(move || {
+        let mut cx = Context::from_waker(Waker::noop());
+        let end = old.poll_end(&mut PlayedTransport::default(), &mut cx);
+        assert_eq!(end, Poll::Ready(ConversationEnd::Taken));
+    }));
+    let end = new.poll_end(&mut wire, &mut cx);
+    assert_eq!(end, Poll::Ready(ConversationEnd::Lost));
+    assert_eq!((new.session.live(), new.works.len()), (1, 1));
+    let cancelled = &context.shared.metrics.cancelled;
+    assert_eq!(cancelled.with_label_values(&["client"]).get(), 0);
 }
 
 /// A vocabulary whose tokenizer panics.
