@@ -11,7 +11,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::body::Body;
 use futures::StreamExt;
@@ -28,7 +27,7 @@ use tonic::{Request, Response, Streaming};
 
 use self::codec::{DeferredCodec, Encoded};
 use super::catalog::ModelCatalog;
-use super::request_error::RequestError;
+use super::request_error::{RequestError, retry_seconds};
 use super::restricted::Category;
 use crate::auth::scopes::{KeyScope, RouteAccess};
 use crate::http::gunzip;
@@ -225,8 +224,7 @@ pub(super) fn status(failure: &RequestError) -> tonic::Status {
         MetadataValue::from_static(failure.code.name()),
     );
     if let Some(wait) = failure.retry_after {
-        let seconds = wait.max(Duration::from_secs(1)).as_secs();
-        metadata.insert("retry-after", MetadataValue::from(seconds));
+        metadata.insert("retry-after", MetadataValue::from(retry_seconds(wait)));
     }
     status
 }
@@ -261,7 +259,10 @@ const QUESTION_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::http::rejection::Rejection;
 
     /// TR-902: the one table, beside that of HTTP.
     #[test]
@@ -289,5 +290,18 @@ mod tests {
         }
         let unknown = RequestError::new(Code::NotFound, "why").with_status(StatusCode::BAD_REQUEST);
         assert_eq!(status(&unknown).code(), tonic::Code::InvalidArgument);
+    }
+
+    /// As over HTTP: a client that comes too early is refused again.
+    #[test]
+    fn tr_206_the_time_to_wait_is_rounded_up_to_whole_seconds() {
+        for (milliseconds, seconds) in [(1, "1"), (1_000, "1"), (1_900, "2"), (7_001, "8")] {
+            let wait = Duration::from_millis(milliseconds);
+            let rejection = Rejection::new(Code::Overloaded, "server_overloaded".into(), "why");
+            let failure = RequestError::from(rejection.after(wait));
+            assert_eq!(failure.answer().headers()["retry-after"], seconds);
+            let status = status(&failure);
+            assert_eq!(status.metadata().get("retry-after").unwrap(), seconds);
+        }
     }
 }

@@ -40,7 +40,10 @@ pub(super) struct RequestError {
 /// Errors of the middleware, with the status that their code has at this face.
 impl From<Rejection> for RequestError {
     fn from(rejection: Rejection) -> Self {
-        Self::new(rejection.code, rejection.message)
+        Self {
+            retry_after: rejection.retry_after,
+            ..Self::new(rejection.code, rejection.message)
+        }
     }
 }
 
@@ -127,9 +130,7 @@ impl RequestError {
         // Never in the body, which has exactly one member (TR-205).
         headers.insert(CODE, HeaderValue::from_static(self.code.name()));
         if matches!(self.status.as_u16(), 429 | 503) {
-            let wait = self.retry_after.unwrap_or(LEAST_WAIT).max(LEAST_WAIT);
-            // Rounded up: the header has whole seconds, and a client that comes too early is refused again.
-            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            let seconds = retry_seconds(self.retry_after.unwrap_or(LEAST_WAIT));
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if let Some((name, value)) = &self.header {
@@ -137,6 +138,12 @@ impl RequestError {
         }
         answer
     }
+}
+
+/// The whole seconds of `Retry-After`. Rounded up: a client that comes too early is refused again.
+pub(super) fn retry_seconds(wait: Duration) -> u64 {
+    let wait = wait.max(LEAST_WAIT);
+    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
 
 const LEAST_WAIT: Duration = Duration::from_secs(1);
