@@ -68,14 +68,13 @@ enum CallKind {
     Generate(u32),
     Score,
     ModelInfo,
-    Cancel,
     Resume,
 }
 
 impl CallKind {
     /// Whether it is answered by a MSG.
     const fn is_request(&self) -> bool {
-        matches!(self, Self::ModelInfo | Self::Cancel | Self::Resume)
+        matches!(self, Self::ModelInfo | Self::Resume)
     }
 }
 
@@ -311,25 +310,13 @@ impl ClientMachine {
         {
             return None;
         }
-        let model = open.model.clone();
         self.last_id += 1;
         let mut out = BytesMut::from(&b"CANCEL {\"model\":"[..]);
-        write::json(&mut out, &model);
+        write::json(&mut out, &open.model);
         member(&mut out, "stream_id", &self.last_id);
         member(&mut out, "streams", &[call.0]);
         out.put_u8(b'}');
-        let open = OpenCall {
-            kind: CallKind::Cancel,
-            model,
-            left: 0,
-            due: None,
-            // No event is emitted for the answer to CANCEL.
-            abandoned: true,
-            begun: false,
-            next: None,
-            detached: false,
-        };
-        self.open.insert(self.last_id, open);
+        // Its answer is not waited for, because the stream's own end shows whether the peer works on it.
         Some(out.freeze())
     }
 
@@ -375,13 +362,11 @@ impl ClientMachine {
     pub fn resume(&mut self, now: Time) {
         for open in self.open.values_mut() {
             let timeout = match open.kind {
-                CallKind::ModelInfo | CallKind::Cancel | CallKind::Resume => {
-                    self.options.request_timeout
-                }
+                CallKind::ModelInfo | CallKind::Resume => self.options.request_timeout,
                 CallKind::Generate(_) | CallKind::Score if open.begun => self.options.item_timeout,
                 CallKind::Generate(_) | CallKind::Score => self.options.first_item_timeout,
             };
-            // Calls without a timeout get none: CANCEL, and streams that wait for RESUME.
+            // Calls without a timeout get none: streams that wait for RESUME.
             open.due = open.due.and(timeout).map(|timeout| now + timeout);
         }
     }
@@ -423,9 +408,7 @@ impl ClientMachine {
         }
         self.last_id += 1;
         let timeout = match kind {
-            CallKind::ModelInfo | CallKind::Cancel | CallKind::Resume => {
-                self.options.request_timeout
-            }
+            CallKind::ModelInfo | CallKind::Resume => self.options.request_timeout,
             CallKind::Generate(_) | CallKind::Score => self.options.first_item_timeout,
         };
         // A peer numbers the items of a stream by what was negotiated when the stream began (LM-903).
@@ -493,17 +476,14 @@ impl ClientMachine {
     /// (LM-708, D-39).
     fn notice(&mut self, members: &ItemMembers<'_>, now: Time) {
         let Some((id, open)) = members.id.and_then(|id| Some((id, self.open.get(&id)?))) else {
-            self.dropped += 1;
+            // The answer to CANCEL has nothing to read: each cancelled stream gets its own end item.
+            self.dropped += u64::from(!members.cancelled);
             return;
         };
         let is_request = open.kind.is_request();
         let cause = members.error();
         match (is_request, cause, members.model_info) {
             (true, Some(cause), _) => self.fail(id, cause),
-            // Each cancelled stream gets its own end item, so the lists in the answer are not read.
-            (true, None, None) if members.cancelled && matches!(open.kind, CallKind::Cancel) => {
-                self.open.remove(&id);
-            }
             (true, None, None) if members.resumed && matches!(open.kind, CallKind::Resume) => {
                 self.open.remove(&id);
                 self.came_back(members, now);
@@ -565,7 +545,7 @@ impl ClientMachine {
                 item.keep_top(top);
                 StreamFinish::Length
             }
-            CallKind::Score | CallKind::ModelInfo | CallKind::Cancel | CallKind::Resume => {
+            CallKind::Score | CallKind::ModelInfo | CallKind::Resume => {
                 item.top.clear();
                 StreamFinish::Stop
             }
