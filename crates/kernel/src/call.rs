@@ -164,8 +164,11 @@ impl Inherited {
 
     /// Whether nothing that `call` passes down has changed since.
     fn is_still(&self, call: &Call) -> bool {
-        // A layer may change these two (KE-911); the cancel token and the depth go with the id.
-        self.id == call.id && self.deadline == call.deadline && self.extensions.is(&call.extensions)
+        // A layer may replace the other three; the depth goes with the id.
+        self.id == call.id
+            && self.deadline == call.deadline
+            && self.cancel.is(&call.cancel)
+            && self.extensions.is(&call.extensions)
     }
 }
 
@@ -185,7 +188,8 @@ pub struct Call {
     pub want: Want,
     /// Its deadline, on tokio's clock.
     pub deadline: Option<Instant>,
-    /// Fires when no reader needs the rest.
+    /// Fires when no reader needs the rest, and is inherited by the calls within this one. A layer that sets a child of it
+    /// can cancel those alone.
     pub cancel: Cancel,
     /// Typed values that the calls within this one inherit; its caller's unless a layer sets others. Functions of models
     /// read a [`FairShare`].
@@ -256,8 +260,8 @@ impl Call {
         self.extensions.get().copied().unwrap_or_default()
     }
 
-    /// Passes the present deadline and extensions down to the calls made from here on: a layer may have changed them.
-    /// Most do not, and then nothing is allocated.
+    /// Passes the present deadline, cancel and extensions down to the calls made from here on: a layer may have changed
+    /// them. Most do not, and then nothing is allocated.
     pub(crate) fn pass_down(&mut self) {
         let inherited = self.caller.inherited.as_ref();
         if !inherited.is_some_and(|inherited| inherited.is_still(self)) {

@@ -126,6 +126,11 @@ impl Cancel {
         self.0.fired.load(Ordering::Acquire)
     }
 
+    /// Whether both are the same token.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Resolves when cancellation is requested.
     #[must_use]
     pub fn cancelled(&self) -> Cancelled {

@@ -1,5 +1,7 @@
 //! Tests of calls and their inputs.
 
+use std::sync::atomic::AtomicBool;
+
 use futures::StreamExt;
 use futures::executor::block_on;
 use serde_json::json;
@@ -188,4 +190,67 @@ fn ke_r13_each_run_has_an_id_and_nested_calls_name_their_parent() {
     let seen = ids.lock().unwrap();
     assert_eq!(seen[0].1, Some(outer));
     assert_ne!(seen[0].0, outer);
+}
+
+#[test]
+fn ke_138_calls_within_inherit_what_a_layer_replaced() {
+    struct Replaced {
+        cancel: Cancel,
+        deadline: Instant,
+    }
+    type Case = (
+        &'static str,
+        fn(&mut Call, &Replaced),
+        fn(&Call, &Replaced) -> bool,
+    );
+    let cases: [Case; 3] = [
+        (
+            "cancel",
+            |call, by| call.cancel = by.cancel.clone(),
+            |call, by| {
+                by.cancel.cancel();
+                call.cancel.is_cancelled()
+            },
+        ),
+        (
+            "deadline",
+            |call, by| call.deadline = Some(by.deadline),
+            |call, by| call.deadline == Some(by.deadline),
+        ),
+        (
+            "extensions",
+            |call, _| call.extensions.insert(7_u8),
+            |call, _| call.extensions.get() == Some(&7_u8),
+        ),
+    ];
+    for (value, replace, arrived) in cases {
+        let by = Arc::new(Replaced {
+            cancel: Cancel::new(),
+            deadline: Instant::now() + std::time::Duration::from_secs(60),
+        });
+        let kernel = Kernel::new();
+        let (given, inherited) = (by.clone(), Arc::new(AtomicBool::new(false)));
+        let seen = inherited.clone();
+        kernel
+            .add(raw(Spec::new("inner", ""), move |call| {
+                seen.store(arrived(&call, &given), Ordering::SeqCst);
+                futures::stream::empty().boxed()
+            }))
+            .unwrap();
+        kernel
+            .add(raw(Spec::new("outer", ""), |call| {
+                call.kernel().node("inner", ()).read()
+            }))
+            .unwrap();
+        kernel.layer_on(
+            "outer",
+            move |mut call: Call, next: crate::Next| -> Chunks {
+                replace(&mut call, &by);
+                next.call(call)
+            },
+        );
+        // How it ends is not the matter: the case of the token cancels the inner call.
+        let _ended = whole(kernel.run::<()>("outer", ()));
+        assert!(inherited.load(Ordering::SeqCst), "{value}");
+    }
 }
