@@ -125,7 +125,7 @@ pub fn message(bytes: &[u8]) {
             outputs: outputs
                 .filter(|(location, _)| *location < signature.outputs.len())
                 .collect(),
-            parameters: mapped.parameters,
+            parameters: mapped.parameters.into_iter().collect(),
         };
         let written = response.message(&signature);
         assert_eq!(written.outputs.len(), written.raw_output_contents.len());
@@ -162,7 +162,7 @@ fn infer(mapper: &Mapper<'_>, bytes: &[u8]) {
                 .filter(|(location, _)| *location < mapper.signature.outputs.len())
                 .cloned()
                 .collect(),
-            parameters: infer.mapped.parameters.clone(),
+            parameters: infer.mapped.parameters.clone().into_iter().collect(),
         };
         let head = AnswerHead::new(infer.mapped.id.as_deref(), "m", 1);
         let (json, _) = infer.answer(&head, mapper.signature, &response);
@@ -178,7 +178,7 @@ fn echo(signature: &Signature, mapped: &super::Mapped) {
             .filter(|(location, _)| *location < signature.outputs.len())
             .cloned()
             .collect(),
-        parameters: mapped.parameters.clone(),
+        parameters: mapped.parameters.clone().into_iter().collect(),
     };
     let head = AnswerHead::new(mapped.id.as_deref(), "m", 1);
     let mut event = Vec::new();

@@ -1,5 +1,7 @@
 //! Converts the members of a body into tensors and parameters (TR-304 to TR-315).
 
+use std::collections::BTreeMap;
+
 use super::datatype::Datatype;
 use super::json::{self, NamedMember};
 use super::limits::RequestLimits;
@@ -29,8 +31,8 @@ pub struct Mapped {
     pub id: Option<String>,
     /// The tensors, each with the index of its input in the signature.
     pub tensors: Vec<(usize, Tensor)>,
-    /// The parameters, each name once.
-    pub parameters: Vec<(String, RequestParameter)>,
+    /// The parameters. A map, because a client may send tens of thousands of names, long and alike (D-47).
+    pub parameters: BTreeMap<String, RequestParameter>,
     /// Number of parameters that the model does not know.
     pub unknown: u32,
     /// The outputs requested by name, in protocols that support it.
@@ -70,8 +72,12 @@ impl Mapped {
     /// The parameter of this name.
     #[must_use]
     pub fn parameter(&self, name: &str) -> Option<&RequestParameter> {
-        let found = self.parameters.iter().find(|(mine, _)| mine == name);
-        found.map(|(_, value)| value)
+        self.parameters.get(name)
+    }
+
+    /// Adds a parameter, unless there is one of this name (TR-307).
+    pub fn add_parameter(&mut self, name: &str, value: RequestParameter) {
+        self.parameters.entry(name.into()).or_insert(value);
     }
 
     /// The tensor of the input with this role, together with that input.
@@ -177,9 +183,7 @@ impl Mapper<'_> {
             // Counted, not refused: clients also send what only other servers know (TR-307).
             mapped.unknown = mapped.unknown.saturating_add(1);
         }
-        if mapped.parameter(name).is_none() {
-            mapped.parameters.push((name.into(), value));
-        }
+        mapped.add_parameter(name, value);
         Ok(())
     }
 }

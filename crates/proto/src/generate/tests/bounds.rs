@@ -131,3 +131,23 @@ fn d_47_messages_are_stored_as_compact_text() {
     let expect = r#"[{"role":"user","content":"a  \" b\\"}]"#;
     assert_eq!(*tensor, Tensor::texts([expect]));
 }
+
+#[test]
+fn tr_307_of_many_parameters_the_first_of_a_name_counts() {
+    let limits = RequestLimits::default();
+    let members = |value: usize| {
+        let each = (0..limits.json_members - 1).map(|at| format!(r#""p{at}":{value}"#));
+        each.collect::<Vec<_>>().join(",")
+    };
+    let body = format!(
+        r#"{{{},"parameters":{{"text_input":"x",{}}}}}"#,
+        members(1),
+        members(2)
+    );
+    let mapped = map(&Signature::union(), &body).unwrap();
+    assert_eq!(mapped.parameters.len(), limits.json_members - 1);
+    assert_eq!(mapped.unknown as usize, 2 * (limits.json_members - 1));
+    for name in ["p0", "p9998"] {
+        assert_eq!(mapped.parameter(name), Some(&RequestParameter::Int(1)));
+    }
+}

@@ -73,7 +73,7 @@ impl ForwardedHeaders {
         for name in headers.keys().filter(matching) {
             // A value that is no ASCII text cannot be a parameter, and the header was not meant as one.
             if let Some(Ok(value)) = headers.get(name).map(|value| value.to_str()) {
-                add(name.as_str(), value, mapped);
+                mapped.add_parameter(name.as_str(), RequestParameter::Text(value.into()));
             }
         }
     }
@@ -85,17 +85,9 @@ impl ForwardedHeaders {
                 && self.0.is_match(name.as_str())
                 && let Ok(value) = value.to_str()
             {
-                add(name.as_str(), value, mapped);
+                mapped.add_parameter(name.as_str(), RequestParameter::Text(value.into()));
             }
         }
-    }
-}
-
-/// Adds a parameter, unless there is one of this name: the first value counts, and those of the request come first.
-fn add(name: &str, value: &str, mapped: &mut Mapped) {
-    if mapped.parameter(name).is_none() {
-        let value = RequestParameter::Text(value.into());
-        mapped.parameters.push((name.into(), value));
     }
 }
 
@@ -138,9 +130,7 @@ mod tests {
     #[test]
     fn tr_1309_matching_headers_become_parameters_and_those_of_the_body_win() {
         let mut mapped = Mapped::default();
-        mapped
-            .parameters
-            .push(("x-tenant".into(), RequestParameter::Text("body".into())));
+        mapped.add_parameter("x-tenant", RequestParameter::Text("body".into()));
         let headers = headers(&[
             ("x-tenant", "header"),
             ("x-user", "anna"),
@@ -177,7 +167,7 @@ mod tests {
         );
         let mut mapped = Mapped::default();
         let body = RequestParameter::Text("body".into());
-        mapped.parameters.push(("x-tenant".into(), body));
+        mapped.add_parameter("x-tenant", body);
         let forwarded = ForwardedHeaders::new("^x-").unwrap();
         forwarded.join_metadata(&metadata, &mut mapped);
         let text = |value: &str| RequestParameter::Text(value.into());
