@@ -23,6 +23,7 @@ pub mod request_id;
 pub(crate) mod request_trace;
 pub mod route;
 pub mod timeouts;
+pub(crate) mod unpacking;
 pub mod upload_pace;
 
 use std::panic::AssertUnwindSafe;

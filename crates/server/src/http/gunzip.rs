@@ -18,11 +18,11 @@ use flate2::read::GzDecoder;
 use futures::{StreamExt, stream};
 use http::Request;
 use http_body_util::BodyExt;
-use sapwood_kernel::pool::{BlockingPool, TaskSize};
 
-use crate::http::body_budget::{BudgetFull, Reservation, overloaded};
-use crate::http::compressed_limit::{CompressedLimit, STEP, UNPACKED_HERE, UnpackedCount};
+use crate::http::body_budget::{Reservation, overloaded};
+use crate::http::compressed_limit::{CompressedLimit, UnpackedCount};
 use crate::http::intake::BodyIntake;
+use crate::http::unpacking::{UnpackError, Unpacking, unpack};
 
 /// The same request with its messages unpacked; each may have up to `most` bytes.
 pub(crate) fn unpacked(request: Request<Body>, most: usize) -> Request<Body> {
@@ -76,7 +76,7 @@ impl Messages {
         }
         // A poll for more of a stream means that the last message was read. A unary call uses it until its response begins.
         if self.intake.has_answered() {
-            self.hold_no_more_than(0);
+            self.hold(self.intake.reserve());
         }
         loop {
             if self.passing > 0 && !self.buf.is_empty() {
@@ -115,55 +115,41 @@ impl Messages {
         }
     }
 
-    fn hold_no_more_than(&mut self, bytes: usize) {
-        self.reservation.shrink(bytes);
-        self.intake.holds_unpacked(!self.reservation.is_empty());
+    /// Holds this charge instead of the one before.
+    fn hold(&mut self, reservation: Reservation) {
+        self.intake.holds_unpacked(!reservation.is_empty());
+        self.reservation = reservation;
     }
 
     /// Unpacks a message, and returns its new head.
     async fn unpack(&mut self, packed: Bytes) -> GzipPart {
         // The library asks for a message only when it has read the one before.
-        self.hold_no_more_than(0);
-        let here = packed.len() <= UNPACKED_HERE;
-        let reported = UnpackedCount::default();
-        let mut unpacking = GunzipState {
-            source: GzDecoder::new(CompressedLimit::new(packed, reported.clone())),
-            counted: reported,
+        self.hold(self.intake.reserve());
+        let packed_bytes = packed.len();
+        let counted = UnpackedCount::default();
+        let message = GunzipState {
+            source: GzDecoder::new(CompressedLimit::new(packed, counted.clone())),
+            counted,
             pieces: VecDeque::new(),
             bytes: 0,
+            most: self.most,
         };
-        let mut ended = if here {
-            unpacking.step(STEP)
-        } else {
-            Ok(false)
-        };
-        while let Ok(false) = ended {
-            if unpacking.bytes > self.most {
-                // A head with one byte too many is enough for the library to refuse it; the rest is never unpacked.
-                let length = u32::try_from(self.most + 1).unwrap_or(u32::MAX);
-                return Ok(head(0, length));
+        match unpack(message, packed_bytes, &self.intake).await {
+            // A head with one byte too many is enough for the library to refuse it; the rest is never unpacked.
+            Ok((message, _)) if message.bytes > self.most => Ok(head(0, self.most + 1)),
+            Ok((message, reservation)) => {
+                self.hold(reservation);
+                self.ready = message.pieces;
+                Ok(head(0, message.bytes))
             }
-            // Charged before the step that makes the bytes: a small message can unpack to a thousand times its size.
-            if let Err(BudgetFull) = self.reservation.hold(unpacking.bytes + STEP).await {
-                self.intake.overrun();
-                return Err(axum::Error::new(overloaded().to_status()));
-            }
-            let turn = self.intake.turn();
-            let step = BlockingPool::global().run_only(turn, TaskSize::Large, move || {
-                let ended = unpacking.step(STEP);
-                (unpacking, ended)
-            });
-            (unpacking, ended) = step.await.map_err(axum::Error::new)?;
-        }
-        if ended.is_err() {
             // A compressed message of one byte, which is no gzip: the library fails on it as on the original.
-            self.ready = VecDeque::from([Bytes::from_static(&[0])]);
-            return Ok(head(1, 1));
+            Err(UnpackError::Refused(_)) => {
+                self.ready = VecDeque::from([Bytes::from_static(&[0])]);
+                Ok(head(1, 1))
+            }
+            Err(UnpackError::Full) => Err(axum::Error::new(overloaded().to_status())),
+            Err(UnpackError::Panicked) => Err(axum::Error::new("unpacking the message panicked")),
         }
-        self.hold_no_more_than(unpacking.bytes);
-        let length = u32::try_from(unpacking.bytes).unwrap_or(u32::MAX);
-        self.ready = unpacking.pieces;
-        Ok(head(0, length))
     }
 }
 
@@ -182,10 +168,13 @@ struct GunzipState {
     pieces: VecDeque<Bytes>,
     /// The sum of all pieces.
     bytes: usize,
+    /// Once there are more, the rest is not unpacked.
+    most: usize,
 }
 
-impl GunzipState {
-    /// Unpacks `bytes` more and returns whether that was the end. Blocks the thread.
+impl Unpacking for GunzipState {
+    type Error = io::Error;
+
     fn step(&mut self, bytes: usize) -> io::Result<bool> {
         let mut piece = Vec::new();
         let read = (&mut self.source)
@@ -196,11 +185,16 @@ impl GunzipState {
         }
         self.bytes += read;
         self.counted.set(self.bytes);
-        Ok(read < bytes)
+        Ok(read < bytes || self.bytes > self.most)
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.bytes
     }
 }
 
-fn head(flag: u8, length: u32) -> Bytes {
+fn head(flag: u8, length: usize) -> Bytes {
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
     let [a, b, c, d] = length.to_be_bytes();
     Bytes::copy_from_slice(&[flag, a, b, c, d])
 }
@@ -227,7 +221,7 @@ mod tests {
     }
 
     fn message(flag: u8, bytes: &[u8]) -> Vec<u8> {
-        [&head(flag, u32::try_from(bytes.len()).unwrap())[..], bytes].concat()
+        [&head(flag, bytes.len())[..], bytes].concat()
     }
 
     fn request(bytes: &[u8], size: usize, in_use: &IntGauge) -> Request<Body> {
@@ -325,42 +319,53 @@ mod tests {
         assert_eq!(in_use.get(), 0);
     }
 
-    /// A call of one message, whose body never ends: little of it came, and much of it is charged.
+    /// Calls of one message, whose body never ends: little of it came, and much of it is charged.
     #[tokio::test(start_paused = true)]
     async fn d_47_unpacked_bytes_are_refunded_when_the_client_is_too_slow() {
-        let in_use = IntGauge::new("used", "-").unwrap();
-        let sent = message(1, &gzip(&vec![b'a'; 3 << 20]));
-        let drips = stream::repeat(()).then(|()| async {
-            tokio::time::sleep(std::time::Duration::from_secs(29)).await;
-            Ok::<_, io::Error>(Bytes::from_static(b"x"))
-        });
-        let body = Body::from_stream(stream::iter([Ok(Bytes::from(sent))]).chain(drips));
-        let request = request(b"", 1, &in_use);
-        let intake = request
-            .extensions()
-            .get::<Arc<BodyIntake>>()
-            .unwrap()
-            .clone();
-        let request = request.map(|_| intake.charging(body, Framing::Grpc));
-        let read = unpacked(request, 4 << 20).into_body().collect().await;
-        assert!(read.is_err() && intake.is_slow());
-        intake.answered();
-        assert_eq!(in_use.get(), 0);
+        for bytes in [250 << 10, 3 << 20] {
+            let in_use = IntGauge::new("used", "-").unwrap();
+            let sent = message(1, &gzip(&vec![b'a'; bytes]));
+            // So many that a body whose pace nobody watches ends at last.
+            let drips = stream::iter(0..100).then(|_| async {
+                tokio::time::sleep(std::time::Duration::from_secs(29)).await;
+                Ok::<_, io::Error>(Bytes::from_static(b"x"))
+            });
+            let body = Body::from_stream(stream::iter([Ok(Bytes::from(sent))]).chain(drips));
+            let request = request(b"", 1, &in_use);
+            let intake = request
+                .extensions()
+                .get::<Arc<BodyIntake>>()
+                .unwrap()
+                .clone();
+            let request = request.map(|_| intake.charging(body, Framing::Grpc));
+            let read = unpacked(request, 4 << 20).into_body().collect().await;
+            assert!(read.is_err() && intake.is_slow(), "{bytes}");
+            intake.answered();
+            assert_eq!(in_use.get(), 0);
+        }
     }
 
+    /// The first column: bytes of the message. Up to 4 KiB are not charged.
     #[tokio::test]
     async fn d_47_unpacked_bytes_are_charged_until_the_response() {
-        let in_use = IntGauge::new("used", "-").unwrap();
-        let large = vec![b'a'; 3 << 20];
-        let request = unpacked(request(&message(1, &gzip(&large)), 4096, &in_use), 4 << 20);
-        let intake = request
-            .extensions()
-            .get::<Arc<BodyIntake>>()
-            .unwrap()
-            .clone();
-        request.into_body().collect().await.unwrap();
-        assert_eq!(in_use.get(), 3 << 20);
-        intake.answered();
-        assert_eq!(in_use.get(), 0);
+        for (bytes, charged) in [
+            (4 << 10, 0),
+            (250 << 10, 250 << 10),
+            (256 << 10, 256 << 10),
+            (3 << 20, 3 << 20),
+        ] {
+            let in_use = IntGauge::new("used", "-").unwrap();
+            let sent = message(1, &gzip(&vec![b'a'; bytes]));
+            let request = unpacked(request(&sent, 4096, &in_use), 4 << 20);
+            let intake = request
+                .extensions()
+                .get::<Arc<BodyIntake>>()
+                .unwrap()
+                .clone();
+            request.into_body().collect().await.unwrap();
+            assert_eq!(in_use.get(), charged, "{bytes}");
+            intake.answered();
+            assert_eq!(in_use.get(), 0);
+        }
     }
 }
