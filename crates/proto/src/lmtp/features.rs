@@ -1,65 +1,48 @@
 //! The features of version 2 (section 9 of the specification).
 
-/// One feature of version 2.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u16)]
-pub enum Feature {
-    /// Text prompts and output, TOKENIZE, DETOKENIZE.
-    Text = 1,
-    /// BUFFER, `prefix`, `keep`.
-    Buffers = 1 << 1,
-    /// MASK, `mask`.
-    Masks = 1 << 2,
-    /// STATUS.
-    Status = 1 << 3,
-    /// CANCEL, deadlines, end items without a token.
-    Cancel = 1 << 4,
-    /// `usage` on the last item.
-    Usage = 1 << 5,
-    /// `seq`, RESUME, streams that outlive their connection.
-    Resume = 1 << 6,
-    /// `window`, ACK.
-    Window = 1 << 7,
-    /// `n`, `scored_many`, SCORE with `top_logprobs`.
-    Samples = 1 << 8,
-    /// `controller` and related members.
-    Controllers = 1 << 9,
-}
+macro_rules! features {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
+        /// One feature of version 2.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Feature { $($(#[$doc])* $variant,)* }
 
-impl Feature {
-    /// Every feature, in the order of the specification.
-    pub const ALL: [Self; 10] = [
-        Self::Text,
-        Self::Buffers,
-        Self::Masks,
-        Self::Status,
-        Self::Cancel,
-        Self::Usage,
-        Self::Resume,
-        Self::Window,
-        Self::Samples,
-        Self::Controllers,
-    ];
+        impl Feature {
+            /// Every feature, in the order of the specification.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-    /// The name on the wire.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Buffers => "buffers",
-            Self::Masks => "masks",
-            Self::Status => "status",
-            Self::Cancel => "cancel",
-            Self::Usage => "usage",
-            Self::Resume => "resume",
-            Self::Window => "window",
-            Self::Samples => "samples",
-            Self::Controllers => "controllers",
+            /// The name on the wire.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
         }
-    }
+    };
 }
 
-/// A set of features.
+features! {
+    /// Text prompts and output, TOKENIZE, DETOKENIZE.
+    Text = "text";
+    /// BUFFER, `prefix`, `keep`.
+    Buffers = "buffers";
+    /// MASK, `mask`.
+    Masks = "masks";
+    /// STATUS.
+    Status = "status";
+    /// CANCEL, deadlines, end items without a token.
+    Cancel = "cancel";
+    /// `usage` on the last item.
+    Usage = "usage";
+    /// `seq`, RESUME, streams that outlive their connection.
+    Resume = "resume";
+    /// `window`, ACK.
+    Window = "window";
+    /// `n`, `scored_many`, SCORE with `top_logprobs`.
+    Samples = "samples";
+    /// `controller` and related members.
+    Controllers = "controllers";
+}
+
+/// A set of features: bit *i* is the feature at index *i* of [`Feature::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(u16);
 
@@ -76,13 +59,13 @@ impl Features {
     /// Adds a feature.
     #[must_use]
     pub const fn with(self, feature: Feature) -> Self {
-        Self(self.0 | feature as u16)
+        Self(self.0 | (1 << feature as u16))
     }
 
     /// Removes a feature.
     #[must_use]
     pub const fn without(self, feature: Feature) -> Self {
-        Self(self.0 & !(feature as u16))
+        Self(self.0 & !(1 << feature as u16))
     }
 
     /// The intersection of both sets.
@@ -94,7 +77,7 @@ impl Features {
     /// Whether the set contains a feature.
     #[must_use]
     pub const fn has(self, feature: Feature) -> bool {
-        self.0 & feature as u16 != 0
+        self.0 & (1 << feature as u16) != 0
     }
 
     /// Whether the set is empty: the base protocol.
@@ -105,21 +88,14 @@ impl Features {
 
     /// The names on the wire, in the order of the specification.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
-        let own = Feature::ALL
-            .into_iter()
-            .filter(move |feature| self.has(*feature));
-        own.map(Feature::name)
+        let own = Feature::ALL.iter().filter(move |one| self.has(**one));
+        own.map(|feature| feature.name())
     }
 
     /// The features with these names; unknown names are ignored (LM-902).
     pub fn named<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut features = Self::NONE;
-        for name in names {
-            let known = Feature::ALL
-                .into_iter()
-                .find(|feature| feature.name() == name);
-            features = known.map_or(features, |feature| features.with(feature));
-        }
-        features
+        let find = |name| Feature::ALL.iter().find(|one| one.name() == name);
+        let known = names.into_iter().filter_map(find);
+        known.fold(Self::NONE, |all, feature| all.with(*feature))
     }
 }
