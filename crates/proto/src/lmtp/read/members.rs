@@ -141,6 +141,20 @@ impl<'a> PayloadMembers<'a> {
         value.filter(|value| !value.is_null())
     }
 
+    /// The one of these members that is present, if any is.
+    pub(in super::super) fn one_of(
+        &self,
+        names: &[&'static str],
+    ) -> Result<Option<&'static str>, LmtpError> {
+        let mut given = names.iter().filter(|name| self.value(name).is_some());
+        let first = given.next();
+        if given.next().is_some() {
+            let message = format!("'{}' exclude each other; send one", names.join("', '"));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
+        }
+        Ok(first.copied())
+    }
+
     /// Whether a controller is requested; recognised here although the feature cannot be negotiated.
     pub(in super::super) fn names_controller(&self) -> bool {
         self.controller

@@ -172,16 +172,14 @@ impl Buffers {
     ) -> Result<Vec<Token>, LmtpError> {
         let from = self.part(members, "from", subject, now)?;
         let mut tokens = from.unwrap_or_default();
-        if members.value("append").is_some() && members.value("append_text").is_some() {
-            let message = "'append' and 'append_text' exclude each other; send one";
-            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
-        }
-        if members.value("append_text").is_some() {
-            // BOS is added only where the text begins the sequence.
-            let begins = tokens.is_empty();
-            tokens.extend(subject.text(members, "append_text", begins)?);
-        } else if members.value("append").is_some() {
-            tokens.extend(members.tokens("append", &subject.model)?);
+        match members.one_of(&["append", "append_text"])? {
+            None => {}
+            Some("append") => tokens.extend(members.tokens("append", &subject.model)?),
+            Some(text) => {
+                // BOS is added only where the text begins the sequence.
+                let begins = tokens.is_empty();
+                tokens.extend(subject.text(members, text, begins)?);
+            }
         }
         Ok(tokens)
     }

@@ -170,29 +170,25 @@ fn bytes(mask: &Mask) -> usize {
 /// Reads a mask from a message, in one of three forms.
 fn read(members: &PayloadMembers<'_>, model: &LmtpModelInfo) -> Result<Mask, LmtpError> {
     let wrong = |message: &'static str| LmtpError::new(LmtpReason::InvalidValue, message);
-    let ways = ["allow", "deny", "bitmap"];
-    let given: Vec<_> = ways
-        .into_iter()
-        .filter(|way| members.value(way).is_some())
-        .collect();
+    let given = members.one_of(&["allow", "deny", "bitmap"])?;
     let vocabulary = model.vocab_size.ok_or_else(|| {
         let message = "a mask needs the size of the vocabulary, which the server of this model does not report; send \
                        'logit_bias'";
         LmtpError::new(LmtpReason::UnsupportedOperation, message)
     })?;
     let size = vocabulary as usize;
-    match given[..] {
-        ["allow"] => {
+    match given {
+        Some("allow") => {
             let mut mask = Mask::none(size);
             read::ranges(members, "allow", vocabulary)?.for_each(|token| mask.allow(token));
             Ok(mask)
         }
-        ["deny"] => {
+        Some("deny") => {
             let mut mask = Mask::all(size);
             read::ranges(members, "deny", vocabulary)?.for_each(|token| mask.forbid(token));
             Ok(mask)
         }
-        ["bitmap"] => {
+        Some("bitmap") => {
             let text = members.value("bitmap").and_then(|value| value.string());
             let bits = text.and_then(|text| STANDARD.decode(text.as_bytes()).ok());
             let bits = bits.ok_or_else(|| wrong("'bitmap' must be base64"))?;

@@ -99,23 +99,15 @@ impl RequestReader<'_, '_> {
     /// text.
     fn prompt(&mut self, now: Time) -> Result<(Vec<Token>, bool), LmtpError> {
         let (members, subject) = (self.request.members, self.subject);
-        let given = ["prompt", "prompt_text", "messages"];
-        let given: Vec<_> = given
-            .into_iter()
-            .filter(|name| members.value(name).is_some())
-            .collect();
         // The prefix comes first also among errors: a client that receives `buffer_not_found` sends the full prompt,
         // and receives any other error then (LM-302).
         let prefix = self.buffers.part(members, "prefix", subject, now)?;
-        if given.len() > 1 {
-            let message = "'prompt', 'prompt_text' and 'messages' exclude each other; send one";
-            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
-        }
+        let given = members.one_of(&["prompt", "prompt_text", "messages"])?;
         let continues = prefix.as_ref().is_some_and(|prefix| !prefix.is_empty());
-        let (own, is_text) = match given.first() {
+        let (own, is_text) = match given {
             // Behind a prefix the text does not begin, so no BOS is added to it.
-            Some(&"prompt_text") => (subject.text(members, "prompt_text", !continues)?, true),
-            Some(&"messages") => (subject.messages(members)?, true),
+            Some("prompt_text") => (subject.text(members, "prompt_text", !continues)?, true),
+            Some("messages") => (subject.messages(members)?, true),
             None if prefix.is_some() => (Vec::new(), false),
             _ => (members.tokens("prompt", &subject.model)?, false),
         };

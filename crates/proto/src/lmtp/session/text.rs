@@ -122,12 +122,8 @@ impl RequestSubject {
 
     /// Handles TOKENIZE, without the engine. Returns the members of the answer.
     pub(super) fn tokenize(&self, members: &PayloadMembers<'_>) -> Result<BytesMut, LmtpError> {
-        let tokens = match (members.value("text"), members.value("messages")) {
-            (Some(_), Some(_)) => {
-                let message = "'text' and 'messages' exclude each other; send one";
-                return Err(LmtpError::new(LmtpReason::InvalidValue, message));
-            }
-            (None, Some(_)) => self.messages(members)?,
+        let tokens = match members.one_of(&["text", "messages"])? {
+            Some("messages") => self.messages(members)?,
             // Also if neither is present: the error then names `text`.
             _ => self.text(members, "text", true)?,
         };
@@ -156,26 +152,17 @@ impl RequestSubject {
         &self,
         members: &PayloadMembers<'_>,
     ) -> Result<Vec<Vec<Token>>, LmtpError> {
-        let given = ["scored", "scored_text", "scored_many"];
-        let given: Vec<_> = given
-            .into_iter()
-            .filter(|name| members.value(name).is_some())
-            .collect();
-        let lists = match given[..] {
-            ["scored_text"] => vec![self.text(members, "scored_text", false)?],
-            ["scored_many"] => {
-                let max = self.limits.max_scored_many;
-                read::token_lists(members, "scored_many", &self.model, max)?
-            }
-            // An absent member fails there, with the name `scored` (LM-313).
-            [] | ["scored"] => vec![members.tokens("scored", &self.model)?],
-            _ => {
-                let message =
-                    "'scored', 'scored_text' and 'scored_many' exclude each other; send one";
-                return Err(LmtpError::new(LmtpReason::InvalidValue, message));
-            }
-        };
-        Ok(lists)
+        Ok(
+            match members.one_of(&["scored", "scored_text", "scored_many"])? {
+                Some("scored_text") => vec![self.text(members, "scored_text", false)?],
+                Some("scored_many") => {
+                    let max = self.limits.max_scored_many;
+                    read::token_lists(members, "scored_many", &self.model, max)?
+                }
+                // An absent member fails there, with the name `scored` (LM-313).
+                _ => vec![members.tokens("scored", &self.model)?],
+            },
+        )
     }
 }
 
