@@ -56,12 +56,16 @@ pub(super) fn end(
     finish: &StreamFinish,
     more: impl FnOnce(&mut BytesMut),
 ) {
+    answer(out, id, |out| {
+        member(out, "finish_reason", finish.name());
+        more(out);
+    });
+}
+
+/// Opens the object of an item or notice; it belongs to no stream or request if there is no id.
+pub(super) fn open(out: &mut BytesMut, id: Option<&StreamId>) {
     out.put_slice(b"{\"stream_id\":");
-    out.put_slice(id.as_json().as_bytes());
-    out.put_slice(b",\"finish_reason\":");
-    json(out, finish.name());
-    more(out);
-    out.put_u8(b'}');
+    out.put_slice(id.map_or("null", StreamId::as_json).as_bytes());
 }
 
 /// Writes a member, with the comma before it.
@@ -110,8 +114,7 @@ pub(super) fn failure(
 
 /// Writes the answer to a request of version 2; `body` writes its members, each with a comma before it.
 pub(super) fn answer(out: &mut BytesMut, id: &StreamId, body: impl FnOnce(&mut BytesMut)) {
-    out.put_slice(b"{\"stream_id\":");
-    out.put_slice(id.as_json().as_bytes());
+    open(out, Some(id));
     body(out);
     out.put_u8(b'}');
 }
@@ -141,13 +144,11 @@ pub(super) fn model_info(
         #[serde(flatten)]
         facts: &'a LmtpModelInfo,
     }
-    out.put_slice(b"{\"stream_id\":");
-    out.put_slice(id.as_json().as_bytes());
-    out.put_slice(b",\"model_info\":");
     let facts = model;
-    json(out, &Info { model: name, facts });
-    more(out);
-    out.put_u8(b'}');
+    answer(out, id, |out| {
+        member(out, "model_info", &Info { model: name, facts });
+        more(out);
+    });
 }
 
 /// Writes any value that JSON can represent; floats are the shortest that read back as the same f32.
@@ -175,10 +176,8 @@ fn top_logprob(out: &mut BytesMut, token: Token, value: f32) {
 }
 
 fn error(out: &mut BytesMut, id: Option<&StreamId>, cause: &LmtpError, max_bytes: usize) {
-    out.put_slice(b"{\"stream_id\":");
-    out.put_slice(id.map_or("null", StreamId::as_json).as_bytes());
-    out.put_slice(b",\"error\":");
-    json(out, cut(&cause.message, max_bytes));
+    open(out, id);
+    member(out, "error", cut(&cause.message, max_bytes));
     out.put_slice(b",\"code\":\"");
     // Names of reasons need no escapes.
     out.put_slice(cause.reason.name().as_bytes());

@@ -4,12 +4,11 @@ use bytes::{BufMut as _, BytesMut};
 
 use crate::lmtp::StreamId;
 use crate::lmtp::port::StreamUpdate;
-use crate::lmtp::write::member;
+use crate::lmtp::write::{self, member};
 
 /// Writes one status, of a stream or of the connection.
 pub(super) fn write(out: &mut BytesMut, id: Option<&StreamId>, status: &StreamUpdate) {
-    out.put_slice(b"{\"stream_id\":");
-    out.put_slice(id.map_or("null", StreamId::as_json).as_bytes());
+    write::open(out, id);
     member(out, "event", status.name());
     let ms = |out: &mut BytesMut, name, span: Option<std::time::Duration>| {
         if let Some(span) = span {
