@@ -212,14 +212,7 @@ impl ClientMachine {
         model: &str,
         now: Time,
     ) -> Result<(ClientCallId, Bytes), LmtpError> {
-        let mut out = BytesMut::from(&b"MODEL_INFO {\"model\":"[..]);
-        write::json(&mut out, model);
-        member(&mut out, "stream_id", &(self.last_id + 1));
-        // `data` repeats the model, as LMQL's own client sends it (LM-703).
-        out.put_slice(b",\"data\":{\"model\":");
-        write::json(&mut out, model);
-        out.put_slice(b"}}");
-        self.begin(out, model, CallKind::ModelInfo, 0, now)
+        self.introduce(model, None, now)
     }
 
     /// Requests the metadata of a model, and negotiates features of version 2. Ends like [`Self::model_info`]; the
@@ -233,15 +226,27 @@ impl ClientMachine {
         features: Features,
         now: Time,
     ) -> Result<(ClientCallId, Bytes), LmtpError> {
+        self.introduce(model, Some(features), now)
+    }
+
+    fn introduce(
+        &mut self,
+        model: &str,
+        features: Option<Features>,
+        now: Time,
+    ) -> Result<(ClientCallId, Bytes), LmtpError> {
         let mut out = BytesMut::from(&b"MODEL_INFO {\"model\":"[..]);
         write::json(&mut out, model);
         member(&mut out, "stream_id", &(self.last_id + 1));
+        // `data` repeats the model, as LMQL's own client sends it (LM-703).
         out.put_slice(b",\"data\":{\"model\":");
         write::json(&mut out, model);
-        out.put_slice(b",\"lmtp\":{\"version\":2,\"features\":");
-        let names: Vec<_> = features.names().collect();
-        write::json(&mut out, &names);
-        out.put_slice(b"}}}");
+        if let Some(features) = features {
+            out.put_slice(b",\"lmtp\":{\"version\":2,\"features\":");
+            write::json(&mut out, &features.names().collect::<Vec<_>>());
+            out.put_u8(b'}');
+        }
+        out.put_slice(b"}}");
         self.begin(out, model, CallKind::ModelInfo, 0, now)
     }
 
