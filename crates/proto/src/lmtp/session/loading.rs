@@ -138,14 +138,14 @@ impl Loading {
             return false;
         };
         let request = self.remove(index);
-        self.end(&request, &LoadWaitEnd::Finish(StreamFinish::Cancelled), out);
+        self.end(&request, &Ok(StreamFinish::Cancelled), out);
         true
     }
 
     /// Fails all waiting requests (LM-505).
     pub(super) fn fail_all(&mut self, error: &LmtpError, out: &mut Outbox) {
         for request in self.take() {
-            self.end(&request, &LoadWaitEnd::Error(error.clone()), out);
+            self.end(&request, &Err(error.clone()), out);
         }
     }
 
@@ -153,11 +153,11 @@ impl Loading {
         // The features when it was received count, not those of a later negotiation (LM-903).
         let numbered = request.features.has(Feature::Resume);
         match end {
-            LoadWaitEnd::Error(error) => {
+            Err(error) => {
                 self.refused += 1;
                 out.refuse(&request.id, error, numbered);
             }
-            LoadWaitEnd::Finish(finish) => out.finish(&request.id, finish, numbered),
+            Ok(finish) => out.finish(&request.id, finish, numbered),
         }
     }
 
@@ -185,15 +185,15 @@ impl DeferredRequest {
         let over = |due: Option<Time>| due.is_some_and(|due| due <= now);
         // The client's own deadlines first: if several have passed, it expects these.
         if over(self.deadline) {
-            return Some(LoadWaitEnd::Finish(StreamFinish::Deadline));
+            return Some(Ok(StreamFinish::Deadline));
         }
         if over(self.first_due) {
             let message = "no token came within 'ttft_ms'; the model is still loading";
             let error = LmtpError::new(LmtpReason::Timeout, message);
-            return Some(LoadWaitEnd::Error(error));
+            return Some(Err(error));
         }
         (self.gives_up <= now).then(|| {
-            LoadWaitEnd::Error(LmtpError {
+            Err(LmtpError {
                 retry_after: Some(limits.retry_after),
                 ..LmtpError::model(LmtpReason::ModelLoading)
             })
@@ -202,7 +202,4 @@ impl DeferredRequest {
 }
 
 /// How a request ends that has waited without success.
-enum LoadWaitEnd {
-    Finish(StreamFinish),
-    Error(LmtpError),
-}
+type LoadWaitEnd = Result<StreamFinish, LmtpError>;

@@ -17,9 +17,7 @@ use crate::lmtp::{
 };
 
 /// The version that we support.
-const VERSION: i128 = 2;
-/// The same, where it is in force without a request.
-const NEGOTIATED: u8 = 2;
+const VERSION: u8 = 2;
 
 /// The request in `data.lmtp`.
 struct RequestedFeatures {
@@ -179,7 +177,8 @@ impl Negotiation {
             Err(error) => return out.request_failed(id, &error),
         };
         let version = asked.map(|asked| {
-            let version = asked.version.min(VERSION);
+            // All versions below 2 are equivalent.
+            let version = u8::try_from(asked.version).unwrap_or(VERSION).min(VERSION);
             let agreed = asked.features.and(config.features);
             // In force for the next message, which the client may have sent without waiting for the answer (LM-903).
             self.features = if version < VERSION {
@@ -187,11 +186,10 @@ impl Negotiation {
             } else {
                 agreed
             };
-            // All versions below 2 are equivalent.
-            u8::try_from(version).unwrap_or(1)
+            version
         });
         // A client that has negotiated by subprotocol reads the limits here (LM-905).
-        let version = version.or_else(|| config.negotiated.then_some(NEGOTIATED));
+        let version = version.or_else(|| config.negotiated.then_some(VERSION));
         let introduction = ModelInfoReply {
             id: id.clone(),
             name,
