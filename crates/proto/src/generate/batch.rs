@@ -1,6 +1,7 @@
 //! Splits a batch into rows, and joins their responses (TR-1307).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::answer::ResponsePayload;
 use super::refused::InvalidRequest;
@@ -51,15 +52,18 @@ impl Mapped {
     fn row(&self, row: usize, count: usize) -> Self {
         let tensors = self.tensors.iter().map(|(location, tensor)| {
             let mine = if usize::try_from(tensor.rows()) == Ok(count) {
-                tensor.row(row, count)
+                Arc::new(tensor.row(row, count))
             } else {
-                tensor.clone()
+                Arc::clone(tensor)
             };
             (*location, mine)
         });
         Self {
+            id: self.id.clone(),
             tensors: tensors.collect(),
-            ..self.clone()
+            parameters: Arc::clone(&self.parameters),
+            unknown: self.unknown,
+            outputs: self.outputs.clone(),
         }
     }
 }
@@ -191,6 +195,19 @@ mod tests {
             assert_eq!(row.id.as_deref(), Some("a"));
             assert_eq!(row.parameter("n"), Some(&RequestParameter::Int(2)));
         }
+    }
+
+    #[test]
+    fn d_47_rows_share_what_applies_to_all_of_them() {
+        let signature = batching(2);
+        let body = r#"{"text_input":["x","y"],"sampling_parameters":"{}","p":"z"}"#;
+        let rows = rows(&signature, body).unwrap().unwrap();
+        let [first, second] = &rows[..] else {
+            panic!("there are two rows");
+        };
+        assert!(Arc::ptr_eq(&first.parameters, &second.parameters));
+        let same = |at: usize| Arc::ptr_eq(&first.tensors[at].1, &second.tensors[at].1);
+        assert_eq!([same(0), same(1)], [false, true]);
     }
 
     #[test]

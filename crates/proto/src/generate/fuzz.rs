@@ -120,13 +120,7 @@ pub fn message(bytes: &[u8]) {
         };
         fits(&mapper, &mapped);
         let _ = Settings::of(&signature, &mapped, &limits);
-        let outputs = mapped.tensors.into_iter();
-        let response = ResponsePayload {
-            outputs: outputs
-                .filter(|(location, _)| *location < signature.outputs.len())
-                .collect(),
-            parameters: mapped.parameters.into_iter().collect(),
-        };
+        let response = echoed(&signature, &mapped);
         let written = response.message(&signature);
         assert_eq!(written.outputs.len(), written.raw_output_contents.len());
         assert_eq!(written.outputs.len(), response.outputs.len());
@@ -156,30 +150,31 @@ fn infer(mapper: &Mapper<'_>, bytes: &[u8]) {
             continue;
         };
         fits(mapper, &infer.mapped);
-        let outputs = infer.mapped.tensors.iter();
-        let response = ResponsePayload {
-            outputs: outputs
-                .filter(|(location, _)| *location < mapper.signature.outputs.len())
-                .cloned()
-                .collect(),
-            parameters: infer.mapped.parameters.clone().into_iter().collect(),
-        };
+        let response = echoed(mapper.signature, &infer.mapped);
         let head = AnswerHead::new(infer.mapped.id.as_deref(), "m", 1);
         let (json, _) = infer.answer(&head, mapper.signature, &response);
         serde_json::from_slice::<serde_json::Value>(&json).expect("the response is not JSON");
     }
 }
 
+/// A response with the tensors and parameters of a request, as far as the signature has outputs for them.
+fn echoed(signature: &Signature, mapped: &super::Mapped) -> ResponsePayload {
+    let outputs = mapped.tensors.iter();
+    let outputs = outputs.filter(|(location, _)| *location < signature.outputs.len());
+    let parameters = mapped.parameters.iter();
+    ResponsePayload {
+        outputs: outputs
+            .map(|(location, tensor)| (*location, (**tensor).clone()))
+            .collect(),
+        parameters: parameters
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect(),
+    }
+}
+
 /// Encodes the input as a response, which must be one line of JSON.
 fn echo(signature: &Signature, mapped: &super::Mapped) {
-    let outputs = mapped.tensors.iter();
-    let response = ResponsePayload {
-        outputs: outputs
-            .filter(|(location, _)| *location < signature.outputs.len())
-            .cloned()
-            .collect(),
-        parameters: mapped.parameters.clone().into_iter().collect(),
-    };
+    let response = echoed(signature, mapped);
     let head = AnswerHead::new(mapped.id.as_deref(), "m", 1);
     let mut event = Vec::new();
     head.event(signature, &response, &mut event);

@@ -1,5 +1,7 @@
 //! Requests and responses of `infer`: tensors with shapes, as JSON or as raw bytes after it (section 8).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
@@ -145,10 +147,8 @@ impl Mapper<'_> {
         let data = TensorData::Bytes([body].into_iter().collect());
         let shape =
             fit(&input.shape, 1).ok_or_else(|| InvalidRequest::Shape(input.name.clone()))?;
-        infer
-            .mapped
-            .tensors
-            .push((location, Tensor { shape, data }));
+        let tensor = Arc::new(Tensor { shape, data });
+        infer.mapped.tensors.push((location, tensor));
         self.complete(&infer.mapped)?;
         Ok(infer)
     }
@@ -287,7 +287,8 @@ impl Mapper<'_> {
             ElementSource::Nowhere => return Err(wrong(format!("input '{name}' has no data"))),
         };
         let shape = shape.to_vec();
-        mapped.tensors.push((location, Tensor { shape, data }));
+        let tensor = Arc::new(Tensor { shape, data });
+        mapped.tensors.push((location, tensor));
         Ok(())
     }
 

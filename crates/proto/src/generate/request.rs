@@ -1,6 +1,7 @@
 //! Converts the members of a body into tensors and parameters (TR-304 to TR-315).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::datatype::Datatype;
 use super::json::{self, NamedMember};
@@ -29,10 +30,11 @@ pub enum RequestParameter {
 pub struct Mapped {
     /// Its id, if it is not empty.
     pub id: Option<String>,
-    /// The tensors, each with the index of its input in the signature.
-    pub tensors: Vec<(usize, Tensor)>,
+    /// The tensors, each with the index of its input in the signature. The rows of a batch share what applies to all of
+    /// them (D-47).
+    pub tensors: Vec<(usize, Arc<Tensor>)>,
     /// The parameters. A map, because a client may send tens of thousands of names, long and alike (D-47).
-    pub parameters: BTreeMap<String, RequestParameter>,
+    pub parameters: Arc<BTreeMap<String, RequestParameter>>,
     /// Number of parameters that the model does not know.
     pub unknown: u32,
     /// The outputs requested by name, in protocols that support it.
@@ -66,7 +68,7 @@ impl Mapped {
     #[must_use]
     pub fn tensor(&self, input: usize) -> Option<&Tensor> {
         let found = self.tensors.iter().find(|(location, _)| *location == input);
-        found.map(|(_, tensor)| tensor)
+        found.map(|(_, tensor)| &**tensor)
     }
 
     /// The parameter of this name.
@@ -77,7 +79,8 @@ impl Mapped {
 
     /// Adds a parameter, unless there is one of this name (TR-307).
     pub fn add_parameter(&mut self, name: &str, value: RequestParameter) {
-        self.parameters.entry(name.into()).or_insert(value);
+        let parameters = Arc::make_mut(&mut self.parameters);
+        parameters.entry(name.into()).or_insert(value);
     }
 
     /// The tensor of the input with this role, together with that input.
@@ -88,7 +91,7 @@ impl Mapped {
     ) -> Option<(&'a InputTensor, &'a Tensor)> {
         self.tensors.iter().find_map(|(location, tensor)| {
             let input = signature.inputs.get(*location)?;
-            (input.role == *role).then_some((input, tensor))
+            (input.role == *role).then_some((input, &**tensor))
         })
     }
 }
@@ -283,9 +286,8 @@ impl RequestBuilder<'_> {
             .into_iter()
             .chain(tensor.shape)
             .collect();
-        self.into
-            .tensors
-            .push((location, Tensor { shape, ..tensor }));
+        let tensor = Arc::new(Tensor { shape, ..tensor });
+        self.into.tensors.push((location, tensor));
         Ok(())
     }
 }

@@ -129,7 +129,7 @@ fn d_47_messages_are_stored_as_compact_text() {
     let mapped = map(&Signature::union(), body).unwrap();
     let (_, tensor) = &mapped.tensors[0];
     let expect = r#"[{"role":"user","content":"a  \" b\\"}]"#;
-    assert_eq!(*tensor, Tensor::texts([expect]));
+    assert_eq!(**tensor, Tensor::texts([expect]));
 }
 
 #[test]

@@ -131,7 +131,7 @@ pub(super) fn given<'a>(
 ) -> Option<(&'a str, &'a Tensor)> {
     mapped.tensors.iter().find_map(|(registration, tensor)| {
         let input = signature.inputs.get(*registration)?;
-        role(&input.role).then_some((&*input.name, tensor))
+        role(&input.role).then_some((&*input.name, &**tensor))
     })
 }
 
