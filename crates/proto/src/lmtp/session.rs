@@ -29,7 +29,6 @@ mod resume;
 mod status;
 mod streams;
 mod text;
-mod window;
 
 use bytes::Bytes;
 use bytestring::ByteString;

@@ -9,7 +9,6 @@ use super::cancel::{ids, named_streams};
 use super::request_reader::{RequestReader, StreamRequest, model, work};
 use super::streams::AdmittedRequest;
 use super::text::RequestSubject;
-use super::window::acknowledged;
 use crate::lmtp::port::{Config, StreamUpdate};
 use crate::lmtp::read::PayloadMembers;
 use crate::lmtp::{Feature, Features, LmtpError, LmtpReason, ModelLookup, StreamFinish, write};
@@ -142,29 +141,25 @@ impl LmtpSession {
         now: Time,
     ) -> Result<AdmittedRequest, LmtpError> {
         let members = request.members;
-        let (name, model) = model(members, models, &self.config)?;
         // The base protocol takes the short path: no lookup of a vocabulary and no state beside the stream (LM-610).
-        let (works, extended) = if request.features.is_empty() {
+        let (name, model, works, extended) = if request.features.is_empty() {
+            let (name, model) = model(members, models, &self.config)?;
             let prompt = members.tokens("prompt", &model)?;
             let (config, stats) = (&self.config, &mut self.stats);
             let work = work(request.word, members, &model, config, stats, prompt)?;
-            (vec![work], None)
+            (name, model, vec![work], None)
         } else {
+            let subject = self.subject(members, models)?;
             let reader = RequestReader {
                 request,
-                subject: &RequestSubject {
-                    vocabulary: models.vocabulary(&name),
-                    name: name.clone(),
-                    model: Arc::clone(&model),
-                    limits: Arc::clone(&self.config.limits),
-                },
+                subject: &subject,
                 config: &self.config,
                 buffers: &mut self.buffers,
                 masks: &mut self.masks,
                 stats: &mut self.stats,
             };
             let (works, extended) = reader.read(now)?;
-            (works, Some(extended))
+            (subject.name, subject.model, works, Some(extended))
         };
         // Room is checked last: a client whose request is wrong is told so, not to come again later (LM-302).
         if self.draining {
@@ -251,6 +246,14 @@ impl LmtpSession {
         ids(&mut reply, "unknown", &unknown);
         Ok(reply)
     }
+}
+
+/// The number below which an ACK acknowledges all items; `None` if it has none, and then it is ignored.
+fn acknowledged(members: &PayloadMembers<'_>) -> Option<u64> {
+    let seq = members.integer("seq", "0 or more", |seq| seq >= 0);
+    let below = seq.ok().flatten().and_then(|seq| u64::try_from(seq).ok())?;
+    // `seq` is the highest item that the client has received (LM-952).
+    Some(below.saturating_add(1))
 }
 
 /// Checks the model of a request about streams: every request names one that its caller may use (section 3). It does

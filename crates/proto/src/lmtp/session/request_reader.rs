@@ -11,7 +11,6 @@ use super::cancel::deadlines;
 use super::extended::ExtendedStream;
 use super::masks::Masks;
 use super::text::RequestSubject;
-use super::window::window;
 use crate::lmtp::port::{Config, LmtpStats, StreamDemand};
 use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::{
@@ -68,12 +67,15 @@ impl RequestReader<'_, '_> {
             StreamDemand::Score(wanted) => wanted.prompt.clone(),
         };
         let prompt_logprobs = members.flag("prompt_logprobs")? == Some(true);
-        let window = window(members, &subject.limits)?;
+        let max = i128::from(self.config.limits.max_window);
+        let window = members.integer("window", "at least 1 and not above the limit", |size| {
+            (1..=max).contains(&size)
+        })?;
         let samples = u32::try_from(works.len()).unwrap_or(u32::MAX);
         let extended = ExtendedStream {
             id: self.request.id.clone(),
             features: self.request.features,
-            window,
+            window: window.and_then(|size| u32::try_from(size).ok()),
             samples,
             open: samples,
             numbered,
