@@ -78,7 +78,7 @@ mod want;
 
 pub use self::args::{Args, IntoArgs};
 pub use self::call::{Call, CallId, Caller, FairShare, Inputs, Instant, KnownModels};
-pub use self::cancel::{Cancel, Cancelled};
+pub use self::cancel::Cancel;
 pub use self::chunk::{Chunk, Part, Text};
 pub use self::error::Error;
 pub use self::extensions::{Context, Extensions};

@@ -14,12 +14,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde_json::Value;
 use tokio::time::{Sleep, sleep_until};
 
 use super::output_tracker::OutputTracker;
 use crate::call::{Call, CallId, Caller, Inputs, Instant};
-use crate::cancel::{Cancel, Cancelled};
+use crate::cancel::Cancel;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::extensions::Extensions;
@@ -80,7 +82,7 @@ pub(super) struct Flow {
     /// The port that is read as the main one.
     port: Option<Port>,
     sleep: Option<Pin<Box<Sleep>>>,
-    listening: Option<Cancelled>,
+    listening: Option<BoxFuture<'static, ()>>,
     ready: u32,
     /// Counter of panics; `None` for a node, which belongs to no kernel.
     panics: Option<Arc<AtomicU64>>,
@@ -314,7 +316,7 @@ impl Flow {
         let cancelled = self
             .listening
             .get_or_insert_with(|| self.cancel.cancelled());
-        if Pin::new(cancelled).poll(cx).is_ready() {
+        if cancelled.poll_unpin(cx).is_ready() {
             return self.fail(Error::Cancelled);
         }
         Poll::Pending
