@@ -22,7 +22,7 @@ use sapwood_proto::lmtp::{
 };
 use sapwood_proto::time::Time;
 use serde_json::Value;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -64,7 +64,8 @@ struct PoolPeers {
     origin: Instant,
     facts: OnceLock<String>,
     moved: AtomicU64,
-    /// Whether any peer can be used; sent whenever the condition of a peer has changed.
+    /// Whether any peer can be used; sent whenever the condition of a peer, and so the time of its next probe, may have
+    /// changed.
     served: watch::Sender<bool>,
 }
 
@@ -74,8 +75,6 @@ struct PeerLink {
     /// The address for log messages.
     target: String,
     connected: watch::Receiver<bool>,
-    /// Notified when the time of its next probe has changed.
-    changed: Notify,
 }
 
 /// The current state of one peer.
@@ -279,14 +278,12 @@ impl LmtpPool {
             retained.push(member);
             added.push(slot);
         }
-        for (member, link) in machine.members().zip(&*peers.links()) {
+        for member in machine.members() {
             if !retained.contains(&member) {
                 machine.remove(member);
             }
-            // The time of a peer's next probe may have changed in either direction, so every watch task computes it
-            // again.
-            link.changed.notify_one();
         }
+        peers.report_conditions(&machine);
         added
     }
 
@@ -331,7 +328,6 @@ impl PeerLink {
             model,
             target: slot,
             connected,
-            changed: Notify::new(),
         }
     }
 }
@@ -408,7 +404,7 @@ impl PoolPeers {
         Err(LmtpError::new(LmtpReason::InvalidValue, why))
     }
 
-    /// Wakes streams that wait for a peer, or whose peer may hang.
+    /// Wakes streams that wait for a peer, or whose peer may hang, and the tasks that probe the peers.
     fn report_conditions(&self, machine: &machine::PoolMachine) {
         self.served.send_replace(machine.is_served(None));
     }
@@ -501,14 +497,16 @@ fn watching(peers: &Arc<PoolPeers>, member: PoolMember) -> AbortOnDropHandle<()>
 async fn watch(peers: Arc<PoolPeers>, member: PoolMember) {
     let link = peers.link(member);
     let mut connected = link.connected.clone();
+    let mut conditions = peers.served.subscribe();
     loop {
-        // Computed in each round, because routing and ended streams change it too. `changed` wakes this task only when
-        // the configuration has changed; a probe that became due earlier is made at the time that was known before.
+        // Computed in each round, because routing, ended streams and the configuration change it too, in either
+        // direction.
         let due = peers.machine().probe_at(member);
         let due = due.map(|at| peers.origin + at.since_origin());
         // All branches are cancel-safe: they only wait, and the due time is computed again.
         tokio::select! {
-            () = link.changed.notified() => {}
+            // It cannot fail: the sender is in `peers`.
+            _ = conditions.changed() => {}
             () = until(due) => {
                 // The probe has its own timeout (`request_timeout`). What happens meanwhile is not missed: both
                 // channels keep it.

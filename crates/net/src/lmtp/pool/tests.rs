@@ -233,6 +233,18 @@ async fn lm_804_a_peer_with_repeated_engine_errors_gets_no_streams() {
     assert_eq!(conditions(&pool), [Condition::Away, Condition::Serving]);
 }
 
+/// The first back-off is one second; the probe that was due anyway would come after ten.
+#[tokio::test(start_paused = true)]
+async fn lm_804_a_peer_taken_out_by_engine_errors_is_probed_after_the_back_off() {
+    let (one, two) = (Fake::new(1, Mode::Fails), Fake::new(2, Mode::Serves));
+    let pool = pool(&[&one, &two]).await.unwrap();
+    while conditions(&pool)[0] == Condition::Serving {
+        let _ = asked(&pool).await;
+    }
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(conditions(&pool), [Condition::Serving; 2]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn lm_712_peers_of_different_vocabularies_are_refused() {
     let (one, mut two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
