@@ -154,12 +154,15 @@ impl WebSocketTarget {
             "" | "/" => "/evergreen",
             path => path,
         };
+        // It may contain the key (EV-704).
+        let query = self.uri.query().map(|query| format!("?{query}"));
+        let query = query.unwrap_or_default();
         let authority = self
             .uri
             .authority()
             .map_or("", |authority| authority.as_str());
         let scheme = if self.secure { "wss" } else { "ws" };
-        let mut request = format!("{scheme}://{authority}{path}")
+        let mut request = format!("{scheme}://{authority}{path}{query}")
             .into_client_request()
             .map_err(|_| bad_address("it is not the URL of a WebSocket"))?;
         let headers = request.headers_mut();

@@ -1,6 +1,6 @@
 //! A server that sends nothing, with virtual time.
 
-use tokio::io::{AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::*;
@@ -78,4 +78,37 @@ async fn oa_913_a_panic_of_the_sending_task_ends_the_session() {
     );
     assert!(super::super::link::panics() > before);
     assert!(incoming.next().await.is_none());
+}
+
+/// The head of the upgrade request for an address.
+async fn requested(url: &str) -> String {
+    let address = ServerAddress::new(url);
+    let target = WebSocketTarget::of(url).unwrap().unwrap();
+    let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+    let (io, _) = ListeningIo::to(Box::new(ours));
+    let answering = async {
+        let mut head = [0; 4096];
+        let length = theirs.read(&mut head).await.unwrap();
+        drop(theirs);
+        String::from_utf8_lossy(&head[..length]).into_owned()
+    };
+    let upgrading = target.upgrade(io, &address, &[], None);
+    let (refused, head) = tokio::join!(upgrading, answering);
+    assert!(refused.is_err());
+    head
+}
+
+#[tokio::test]
+async fn ev_704_the_query_of_an_address_is_sent_with_the_key_in_it() {
+    for (url, line) in [
+        ("ws://h", "GET /evergreen HTTP/1.1"),
+        ("ws://h/?key=k", "GET /evergreen?key=k HTTP/1.1"),
+        (
+            "ws://h/p?key=k&dialect=json",
+            "GET /p?key=k&dialect=json HTTP/1.1",
+        ),
+    ] {
+        let head = requested(url).await;
+        assert_eq!(head.lines().next(), Some(line), "{url}");
+    }
 }
