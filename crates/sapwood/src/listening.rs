@@ -89,7 +89,11 @@ pub(crate) async fn open(config: &Config) -> Result<BoundSockets, CliError> {
     Ok(BoundSockets { common, own })
 }
 
-async fn listen(
+/// Binds one port.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn listen(
     ConfiguredPort { address, flag, .. }: &ConfiguredPort,
 ) -> Result<BoundSocket, CliError> {
     let opened = match address.strip_prefix("unix:") {

@@ -1,6 +1,5 @@
 //! `sapwood doctor`: checks the machine and says what to change.
 
-use std::net::TcpListener;
 use std::path::Path;
 
 use clap::Args;
@@ -12,6 +11,7 @@ use crate::config::layers::Flags;
 use crate::config::ports::ConfiguredPort;
 use crate::config::{BackendConfig, Config};
 use crate::failure::{CliError, Exit};
+use crate::listening;
 use crate::output::{self, TextStyle, paint};
 use sapwood_proto::secret::SecretUrl;
 use sapwood_server::listener::descriptors::{DescriptorCheck, RESERVE};
@@ -226,16 +226,26 @@ fn descriptors(config: &Config) -> CheckResult {
     CheckResult::new("file descriptors", verdict, found, hint)
 }
 
-fn port(ConfiguredPort { address, flag, .. }: &ConfiguredPort) -> CheckResult {
-    // Bound and released at once, without accepting anything.
-    match TcpListener::bind(address.as_str()) {
+/// Opens the port as the server would, and closes it at once.
+fn port(port: &ConfiguredPort) -> CheckResult {
+    let address = &port.address;
+    if address == "systemd" {
+        let found = "systemd passes the socket when it starts the server";
+        return CheckResult::new("port", Verdict::Ok, found, "");
+    }
+    // On this thread alone, because this command must not fail on a machine that gives no more threads.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build();
+    let opened = runtime
+        .map_err(|error| CliError::new(format!("cannot listen on {address}: {error}")))
+        .and_then(|runtime| runtime.block_on(listening::listen(port)));
+    match opened {
         Ok(_) => CheckResult::new("port", Verdict::Ok, format!("{address} is free"), ""),
-        Err(error) => {
+        Err(failure) => {
             // A warning only: the program that holds the port may be the server that the user means.
-            let hint = format!(
-                "a server may be running there already; otherwise choose another with {flag}"
-            );
-            CheckResult::new("port", Verdict::Warn, format!("{address}: {error}"), &hint)
+            let hint = "a server may be running there already";
+            CheckResult::new("port", Verdict::Warn, failure.message, hint)
         }
     }
 }
@@ -284,11 +294,9 @@ fn models(config: &Config) -> CheckResult {
 
 /// Checks only whether something listens there: `sapwood models --server URL` shows what it is.
 fn server(url: &SecretUrl) -> CheckResult {
-    let whole = url.expose();
-    let rest = whole.split_once("://").map_or(whole, |(_, rest)| rest);
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let address = host_and_port(url.expose());
     // Each of its addresses: `localhost` is two, and a server listens at one of them.
-    let answer = std::net::ToSocketAddrs::to_socket_addrs(authority).and_then(|addresses| {
+    let answer = std::net::ToSocketAddrs::to_socket_addrs(&address).and_then(|addresses| {
         let mut answer = Err(std::io::ErrorKind::AddrNotAvailable.into());
         for address in addresses {
             answer = std::net::TcpStream::connect_timeout(&address, CONNECT_TIMEOUT);
@@ -307,4 +315,44 @@ fn server(url: &SecretUrl) -> CheckResult {
     }
 }
 
+/// `HOST:PORT` of a URL; a URL without a port has that of its scheme.
+fn host_and_port(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    // The colons of an IPv6 address are in brackets.
+    let behind = authority.rsplit(']').next().unwrap_or_default();
+    if behind.contains(':') {
+        return authority.to_owned();
+    }
+    // `evergreen+https` is `https`.
+    let port = match scheme.rsplit('+').next() {
+        Some("https" | "wss") => 443,
+        _ => 80,
+    };
+    format!("{authority}:{port}")
+}
+
 const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_a_port_is_looked_for_at_that_of_its_scheme() {
+        for (url, address) in [
+            ("https://models.example", "models.example:443"),
+            ("https://models.example/v2?x=a:1", "models.example:443"),
+            ("http://models.example/", "models.example:80"),
+            ("evergreen+wss://models.example", "models.example:443"),
+            ("ws://[::1]", "[::1]:80"),
+            ("http://[::1]:8000", "[::1]:8000"),
+            (
+                "https://models.example:8000?dialect=json",
+                "models.example:8000",
+            ),
+        ] {
+            assert_eq!(host_and_port(url), address, "{url}");
+        }
+    }
+}

@@ -199,7 +199,29 @@ fn doctor_suggests_remedies() {
     let address = taken.local_addr().unwrap().to_string();
     let ended = run(&here, &["doctor", "--listen", &address]);
     assert!(
-        ended.out.contains(&format!("warn  port: {address}")),
+        ended.out.contains("warn  port: ") && ended.out.contains(&address),
         "{ended:?}"
     );
+}
+
+#[test]
+fn oa_912_doctor_checks_every_form_of_an_address() {
+    let here = folder("doctor-listen");
+    std::fs::write(here.join("file"), "in the way").unwrap();
+    let taken = std::os::unix::net::UnixListener::bind(here.join("taken")).unwrap();
+    for (address, verdict) in [
+        ("unix:free", "ok  "),
+        ("unix:taken", "warn"),
+        ("unix:file", "warn"),
+        ("systemd", "ok  "),
+        ("nonsense", "warn"),
+    ] {
+        let ended = run(&here, &["doctor", "--listen", address]);
+        assert!(
+            ended.out.contains(&format!("{verdict}  port: ")),
+            "{address}: {ended:?}"
+        );
+    }
+    drop(taken);
+    assert!(!here.join("free").exists());
 }
