@@ -222,6 +222,26 @@ async fn tr_209_bodies_may_be_compressed_within_the_same_limit() {
 }
 
 #[tokio::test]
+async fn tr_315_a_compressed_binary_body_that_is_too_large_is_refused_as_a_body() {
+    let server = limited(small()).await;
+    let mut wire = Wire::connect(server.address).await;
+    let headers = [
+        "content-encoding: gzip",
+        "inference-header-content-length: 20",
+    ];
+    let path = "/v2/models/m/infer";
+    let answer = wire
+        .ask(post(path, &headers, &packed("gzip", &body(3_000))))
+        .await;
+    assert_eq!(answer.summary().0, 400);
+    let text = error(&answer);
+    assert!(
+        text.starts_with("request body size of 1001 bytes exceeds"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
 async fn tr_316_a_body_of_too_many_chunks_is_refused() {
     let server = limited(Config {
         http_chunks: 100,

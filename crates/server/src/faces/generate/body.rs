@@ -8,7 +8,6 @@ use bytes::BytesMut;
 use http::request::Parts;
 use http::{HeaderMap, Version, header};
 use http_body_util::BodyExt;
-use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::InvalidRequest;
 
@@ -16,10 +15,10 @@ use super::compression::Coding;
 use super::decompression::DecompressedBody;
 use super::options::Config;
 use super::request_error::RequestError;
-use crate::http::body_budget::{BudgetFull, overloaded};
-use crate::http::compressed_limit::{STEP, UNPACKED_HERE};
+use crate::http::body_budget::overloaded;
 use crate::http::drain_body::read_away;
 use crate::http::intake::BodyIntake;
+use crate::http::unpacking::{UnpackError, unpack};
 
 /// A request body that was not read yet.
 pub(super) struct Upload {
@@ -87,55 +86,32 @@ impl Upload {
         match coding {
             Coding::Identity => Ok(bytes),
             coding => {
-                self.unpack(DecompressedBody::new(coding, bytes, max), max)
-                    .await
+                let packed = bytes.len();
+                let body = DecompressedBody::new(coding, bytes, max);
+                let unpacked = self.unpack(packed, body).await?;
+                // Nothing was unpacked beyond the first byte that is too many.
+                if unpacked.len() > max {
+                    return Err(style.too_large(unpacked.len() as u64, max));
+                }
+                Ok(unpacked)
             }
         }
     }
 
-    /// Decompresses a body. Each piece is charged before it is allocated, and all but small bodies are decompressed on
-    /// threads of the pool.
-    #[expect(
-        clippy::needless_pass_by_ref_mut,
-        reason = "shared over an await, an upload would have to be Sync"
-    )]
-    async fn unpack(
-        &mut self,
-        mut unpacking: DecompressedBody,
-        max: usize,
-    ) -> Result<Bytes, RequestError> {
-        let mut reservation = self.intake.as_ref().map(|intake| intake.reserve());
-        // A small body is unpacked in place and without a charge, up to one step, which costs less than moving it to
-        // another thread. If it holds more, the loop charges all of it.
-        let mut ended = self.read <= UNPACKED_HERE as u64 && unpacking.step(STEP)?;
-        while !ended {
-            let part = STEP.min(max);
-            if let Some(reservation) = &mut reservation
-                && let Err(BudgetFull) = reservation.hold(unpacking.held_bytes() + part).await
-            {
-                if let Some(intake) = &self.intake {
-                    intake.overrun();
-                }
-                return Err(overloaded().into());
+    /// Decompresses a body of `packed` bytes, which stay charged until the response begins.
+    async fn unpack(self, packed: usize, body: DecompressedBody) -> Result<Bytes, RequestError> {
+        let defect = |message| RequestError::new(Code::Internal, message);
+        let intake = self.intake.as_ref();
+        let intake = intake.ok_or_else(|| defect("the request has no byte budget"))?;
+        match unpack(body, packed, intake).await {
+            Ok((unpacked, reservation)) => {
+                intake.keep(reservation);
+                Ok(unpacked.into_bytes())
             }
-            // One step at a time, and not the whole: between two of them the request may be dropped, and the pool serves
-            // others.
-            let turn = self.intake.as_ref().map_or(0, |intake| intake.turn());
-            let step = BlockingPool::global().run_only(turn, TaskSize::Large, move || {
-                let ended = unpacking.step(part);
-                (unpacking, ended)
-            });
-            let defect = |_| RequestError::new(Code::Internal, "the body could not be decoded");
-            let (given_back, step) = step.await.map_err(defect)?;
-            unpacking = given_back;
-            ended = step?;
+            Err(UnpackError::Refused(error)) => Err(error),
+            Err(UnpackError::Full) => Err(overloaded().into()),
+            Err(UnpackError::Panicked) => Err(defect("the body could not be decoded")),
         }
-        if let (Some(intake), Some(mut reservation)) = (&self.intake, reservation) {
-            // The last step was charged in full. What is left stays charged until the response begins.
-            reservation.shrink(unpacking.held_bytes());
-            intake.keep(reservation);
-        }
-        Ok(unpacking.into_bytes())
     }
 
     async fn collect(
@@ -195,5 +171,56 @@ impl Upload {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::time::Duration;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use http::Request;
+    use prometheus::{IntCounter, IntGauge};
+
+    use super::*;
+    use crate::auth::identity::CallerIdentity;
+    use crate::http::body_budget::{self, BodyBudget};
+
+    /// The first column: bytes of the content. Up to 4 KiB are not charged.
+    #[tokio::test]
+    async fn d_47_decompressed_bytes_are_charged_until_the_response() {
+        for (bytes, charged) in [
+            (4 << 10, 0),
+            (250 << 10, 250 << 10),
+            (256 << 10, 256 << 10),
+            (3 << 20, 3 << 20),
+        ] {
+            let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+            gzip.write_all(&vec![b'a'; bytes]).unwrap();
+            let in_use = IntGauge::new("used", "-").unwrap();
+            let refused = IntCounter::new("refused", "-").unwrap();
+            let budget = BodyBudget::new(body_budget::Config::default(), in_use.clone(), refused);
+            let caller = CallerIdentity::Anonymous(None);
+            let intake = BodyIntake::new(Arc::new(budget), caller, 0, Duration::from_secs(30));
+            let request = Request::builder()
+                .header(header::CONTENT_ENCODING, "gzip")
+                .extension(Arc::clone(&intake));
+            let request = request.body(Body::from(gzip.finish().unwrap())).unwrap();
+            let (parts, body) = request.into_parts();
+            let upload = Upload::new(&parts, body);
+            let read = upload
+                .whole(
+                    &parts.headers,
+                    EncodingErrorStyle::Generate,
+                    &Config::default(),
+                )
+                .await;
+            assert_eq!(read.map(|read| read.len()).ok(), Some(bytes));
+            assert_eq!(in_use.get(), charged, "{bytes}");
+            intake.answered();
+            assert_eq!(in_use.get(), 0);
+        }
     }
 }

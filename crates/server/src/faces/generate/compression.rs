@@ -144,6 +144,7 @@ impl AcceptedEncoding {
 mod tests {
     use super::super::decompression::DecompressedBody;
     use super::*;
+    use crate::http::unpacking::Unpacking;
 
     #[test]
     fn tr_807_an_answer_has_the_first_supported_coding_that_the_client_lists() {

@@ -8,11 +8,12 @@ use bytes::Buf;
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Encoding, InvalidRequest};
+use sapwood_proto::generate::Encoding;
 
 use super::compression::Coding;
 use super::request_error::RequestError;
 use crate::http::compressed_limit::{CompressedLimit, UnpackedCount};
+use crate::http::unpacking::Unpacking;
 
 /// Maximum window of a zstd frame, in bytes; RFC 9659 allows no more over HTTP.
 pub(super) const WINDOW_MAX: u64 = 8 << 20;
@@ -31,7 +32,7 @@ pub(super) struct DecompressedBody {
 }
 
 impl DecompressedBody {
-    /// Decompresses `packed`, to at most `max` bytes.
+    /// Decompresses `packed`, to at most one byte more than `max`.
     pub(super) fn new(coding: Coding, packed: Bytes, max: usize) -> Self {
         let reported = UnpackedCount::default();
         let bytes = CompressedLimit::new(packed.clone(), reported.clone());
@@ -53,11 +54,21 @@ impl DecompressedBody {
         }
     }
 
-    /// Decompresses at most `bytes` more; returns whether that was the end. Blocks for as long as that takes.
+    /// The decompressed body.
+    pub(super) fn into_bytes(self) -> Bytes {
+        self.unpacked.into()
+    }
+}
+
+impl Unpacking for DecompressedBody {
+    type Error = RequestError;
+
+    /// Decompresses at most `bytes` more; returns whether that was the end, or one byte more than the maximum. Blocks
+    /// for as long as that takes.
     ///
     /// # Errors
-    /// More than the maximum, or data that is not in this coding.
-    pub(super) fn step(&mut self, bytes: usize) -> Result<bool, RequestError> {
+    /// Data that is not in this coding.
+    fn step(&mut self, bytes: usize) -> Result<bool, RequestError> {
         // One byte more than the maximum is enough to know that there are more.
         let left = (self.max + 1).saturating_sub(self.unpacked.len());
         let part = bytes.clamp(1, left.max(1));
@@ -85,17 +96,11 @@ impl DecompressedBody {
             }
         };
         self.counted.set(self.unpacked.len());
-        if self.unpacked.len() > self.max {
-            let bytes = self.unpacked.len() as u64;
-            let max = self.max;
-            return Err(InvalidRequest::JsonBytes { bytes, max }.into());
-        }
         // `take` ends early only where the source has ended.
-        Ok(read < part)
+        Ok(read < part || self.unpacked.len() > self.max)
     }
 
-    /// Bytes that this holds besides the compressed body, which is charged where it arrives.
-    pub(super) fn held_bytes(&self) -> usize {
+    fn held_bytes(&self) -> usize {
         let unpacked = self.unpacked.len();
         // A zstd decoder keeps a window of its output, in a buffer that doubles its size when it is full.
         let window = match self.coding {
@@ -103,11 +108,6 @@ impl DecompressedBody {
             _ => 0,
         };
         unpacked + window
-    }
-
-    /// The decompressed body.
-    pub(super) fn into_bytes(self) -> Bytes {
-        self.unpacked.into()
     }
 }
 
@@ -185,15 +185,11 @@ mod tests {
     use super::*;
     use crate::http::compressed_limit::STEP;
 
-    fn whole(
-        coding: Coding,
-        packed: &[u8],
-        max: usize,
-        step: usize,
-    ) -> Result<Bytes, RequestError> {
+    /// `None`: it is in another coding, or has more bytes than `max`.
+    fn whole(coding: Coding, packed: &[u8], max: usize, step: usize) -> Option<Bytes> {
         let mut unpacking = DecompressedBody::new(coding, Bytes::copy_from_slice(packed), max);
-        while !unpacking.step(step)? {}
-        Ok(unpacking.into_bytes())
+        while !unpacking.step(step).ok()? {}
+        Some(unpacking.into_bytes()).filter(|unpacked| unpacked.len() <= max)
     }
 
     /// Incompressible content is still decompressed whole.
@@ -246,9 +242,9 @@ mod tests {
         let two = [pack("one "), pack("two")].concat();
         for step in [1, 4, 7, 8] {
             assert_eq!(whole(Coding::Zstd, &two, 7, step).unwrap(), "one two");
-            assert!(whole(Coding::Zstd, &two, 6, step).is_err());
-            assert!(whole(Coding::Zstd, &two[..two.len() - 1], 7, step).is_err());
-            assert!(whole(Coding::Zstd, b"no frame", 7, step).is_err());
+            assert!(whole(Coding::Zstd, &two, 6, step).is_none());
+            assert!(whole(Coding::Zstd, &two[..two.len() - 1], 7, step).is_none());
+            assert!(whole(Coding::Zstd, b"no frame", 7, step).is_none());
         }
         // (descriptor and what follows it, the memory that it asks for)
         for (bytes, asked) in [
@@ -265,7 +261,7 @@ mod tests {
             assert_eq!(window(&frame), asked, "{bytes:?}");
         }
         let greedy = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 1, 0, 0];
-        assert!(whole(Coding::Zstd, &greedy, 1 << 20, 9).is_err());
+        assert!(whole(Coding::Zstd, &greedy, 1 << 20, 9).is_none());
     }
 
     #[test]
@@ -295,7 +291,7 @@ mod tests {
             assert_eq!(unpacking.into_bytes(), text, "{coding:?}");
             let less = text.len() - 1;
             assert!(
-                whole(coding, &packed, less, 64 << 10).is_err(),
+                whole(coding, &packed, less, 64 << 10).is_none(),
                 "{coding:?}"
             );
         }

@@ -10,6 +10,7 @@ use sapwood_proto::generated::inference::ModelInferRequest;
 use super::compression::Coding;
 use super::decompression::DecompressedBody;
 use super::request_error::RequestError;
+use crate::http::unpacking::Unpacking;
 
 /// Bytes that a body may unpack to.
 const UNPACKED_BYTES_MAX: usize = 1 << 20;
