@@ -2,19 +2,23 @@
 
 use std::io::Write;
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::Encoding;
 
 use super::body::EncodingErrorStyle;
 use super::options::Config;
 use super::request_error::RequestError;
+use crate::http::request_trace;
 
 /// Answers of fewer bytes are not worth compressing.
 const COMPRESSED_FROM: usize = 1_024;
+/// Answers of more bytes take longer to compress than to move to another thread.
+const COMPRESSED_HERE: usize = 64 << 10;
 
 /// The coding of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,23 +111,28 @@ impl AcceptedEncoding {
     }
 
     /// Its name in headers.
-    pub(super) const fn name(self) -> HeaderValue {
+    const fn name(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Self::Gzip => "gzip",
             Self::Deflate => "deflate",
         })
     }
 
-    /// Compresses a whole body, if the client lists a supported coding and the body is large enough.
-    pub(super) fn whole(asked: &HeaderMap, body: Bytes) -> (Bytes, Option<Self>) {
-        let packing = Self::of(asked).filter(|_| body.len() > COMPRESSED_FROM);
-        let packed = packing.and_then(|packing| Some((packing.compress(&body)?, Some(packing))));
-        packed.unwrap_or((body, None))
+    /// Compresses a body; a large one on a thread of the pool. `None` if that has panicked.
+    async fn compress(self, body: &Bytes) -> Option<Bytes> {
+        if body.len() <= COMPRESSED_HERE {
+            return self.compress_here(body);
+        }
+        let body = body.clone();
+        let turn = request_trace::present_turn().caller;
+        let compressing = BlockingPool::global()
+            .run_only(turn, TaskSize::Large, move || self.compress_here(&body));
+        compressing.await.ok().flatten()
     }
 
-    /// Compresses a body. Writing to memory cannot fail, so there is always a result.
-    fn compress(self, body: &[u8]) -> Option<Bytes> {
-        // The fastest level, because this runs on the async thread.
+    /// Writing to memory cannot fail, so there is always a result.
+    fn compress_here(self, body: &[u8]) -> Option<Bytes> {
+        // The fastest level, because most bodies are compressed on the async thread.
         let level = Compression::fast();
         let packed = match self {
             Self::Gzip => {
@@ -140,9 +149,34 @@ impl AcceptedEncoding {
     }
 }
 
+/// A whole answer, compressed if it is large enough and the client lists a supported coding (TR-1301).
+pub(super) async fn compressed(
+    asked: &HeaderMap,
+    kind: HeaderValue,
+    body: Bytes,
+) -> Response<Body> {
+    let packing = AcceptedEncoding::of(asked).filter(|_| body.len() > COMPRESSED_FROM);
+    let packed = match packing {
+        Some(packing) => packing.compress(&body).await,
+        None => None,
+    };
+    let packing = packing.filter(|_| packed.is_some());
+    let mut answer = Response::new(Body::from(packed.unwrap_or(body)));
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, kind);
+    if let Some(packing) = packing {
+        headers.insert(header::CONTENT_ENCODING, packing.name());
+    }
+    answer
+}
+
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+    use http_body_util::BodyExt;
+
     use super::super::decompression::DecompressedBody;
+    use super::super::request_error::JSON;
     use super::*;
     use crate::http::unpacking::Unpacking;
 
@@ -163,25 +197,51 @@ mod tests {
         assert_eq!(AcceptedEncoding::of(&HeaderMap::new()), None);
     }
 
-    #[test]
-    fn tr_1301_an_answer_of_more_than_a_kibibyte_is_compressed() {
+    #[tokio::test]
+    async fn tr_1301_an_answer_of_more_than_a_kibibyte_is_compressed() {
         for (name, coding) in [("gzip", Coding::Gzip), ("deflate", Coding::Deflate)] {
             let asked = [(header::ACCEPT_ENCODING, HeaderValue::from_static(name))];
             let asked = HeaderMap::from_iter(asked);
-            let long = Bytes::from("green tea ".repeat(200));
-            let (body, packing) = AcceptedEncoding::whole(&asked, long.clone());
-            assert_eq!(packing.unwrap().name(), name);
-            assert_eq!(unpacked(coding, body), long);
-            let short = long.slice(..COMPRESSED_FROM);
-            assert_eq!(
-                AcceptedEncoding::whole(&asked, short.clone()),
-                (short, None)
-            );
+            for (bytes, is_compressed) in [
+                (COMPRESSED_FROM, false),
+                (COMPRESSED_FROM + 1, true),
+                (COMPRESSED_HERE + 1, true),
+            ] {
+                let text = Bytes::from(vec![b'a'; bytes]);
+                let (head, body) = compressed(&asked, JSON, text.clone()).await.into_parts();
+                let packing = head.headers.get(header::CONTENT_ENCODING);
+                assert_eq!(
+                    packing.is_some_and(|packing| packing == name),
+                    is_compressed
+                );
+                let body = body.collect().await.unwrap().to_bytes();
+                let coding = if is_compressed {
+                    coding
+                } else {
+                    Coding::Identity
+                };
+                assert_eq!(unpacked(coding, body), text);
+            }
         }
     }
 
+    #[tokio::test]
+    async fn an_answer_is_compressed_in_place_unless_it_is_large() {
+        let here = Bytes::from(vec![b'a'; COMPRESSED_HERE]);
+        let packed = AcceptedEncoding::Gzip.compress(&here).now_or_never();
+        assert!(packed.flatten().is_some());
+        let works = || {
+            let stats = BlockingPool::global().stats();
+            stats.done + stats.running as u64
+        };
+        let before = works();
+        let large = Bytes::from(vec![b'a'; COMPRESSED_HERE + 1]);
+        assert!(AcceptedEncoding::Gzip.compress(&large).await.is_some());
+        assert!(works() > before);
+    }
+
     fn unpacked(coding: Coding, bytes: Bytes) -> Bytes {
-        let mut unpacking = DecompressedBody::new(coding, bytes, 10_000);
+        let mut unpacking = DecompressedBody::new(coding, bytes, 100_000);
         while !unpacking.step(100).unwrap() {}
         unpacking.into_bytes()
     }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use futures::StreamExt;
 use http::request::Parts;
-use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderValue, Request, Response, StatusCode, header};
 use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{InvalidRequest, Mapper};
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::body::{EncodingErrorStyle, Upload};
 use super::call::{CallResponses, CheckedRequest};
 use super::catalog::{FoundModel, ModelCatalog};
-use super::compression::AcceptedEncoding;
+use super::compression::compressed;
 use super::load_report::LoadReportRequest;
 use super::path::{GenerateRoute, Target};
 use super::request_error::{JSON, RequestError};
@@ -81,7 +81,7 @@ async fn to(
             let reported = JsonResponseContext::of(&call);
             let responses = begin(catalog, call, &request_timer, parts, false)?;
             let response = one(responses, request_timer).await?;
-            Ok(json(&parts.headers, reported.json(&response)))
+            Ok(compressed(&parts.headers, JSON, reported.json(&response)).await)
         }
         GenerateRoute::GenerateStream(target) => {
             let (call, request_timer, options) = read(catalog, &target, parts, upload).await?;
@@ -234,16 +234,4 @@ pub(super) async fn one(
             Err(wrong())
         }
     }
-}
-
-/// A whole answer, compressed if the client accepts that (TR-1301).
-fn json(asked: &HeaderMap, body: Bytes) -> Response<Body> {
-    let (body, packing) = AcceptedEncoding::whole(asked, body);
-    let mut answer = Response::new(Body::from(body));
-    let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, JSON);
-    if let Some(packing) = packing {
-        headers.insert(header::CONTENT_ENCODING, packing.name());
-    }
-    answer
 }

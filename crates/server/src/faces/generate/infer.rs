@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{AnswerHead, Infer, Mapped};
 
 use super::body::{EncodingErrorStyle, Upload};
 use super::call::{CheckedRequest, streams};
 use super::catalog::{FoundModel, ModelCatalog};
-use super::compression::AcceptedEncoding;
+use super::compression::compressed;
 use super::endpoint::{begin, deadline, one, reading};
 use super::path::Target;
 use super::request_error::{JSON, RequestError};
@@ -41,7 +41,7 @@ pub(super) async fn answer(
     let responses = begin(catalog, call, &request_timer, parts, false)?;
     let response = one(responses, request_timer).await?;
     let (json, raw) = infer.answer(&head, &signature, &response);
-    Ok(to_response(&parts.headers, json, &raw))
+    Ok(to_response(&parts.headers, json, &raw).await)
 }
 
 /// Reads and checks a request, in the order of TR-203. Nothing runs yet.
@@ -84,26 +84,14 @@ pub(super) fn gives_many(found: &FoundModel, mapped: &Mapped, compat: bool) -> b
     streams(found, mapped) || compat && found.signature.decoupled
 }
 
-fn to_response(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {
+async fn to_response(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {
     // Without raw bytes there is no length header: its presence is how clients see that the body is binary (TR-804).
-    let (kind, length) = match raw.is_empty() {
-        true => (JSON, None),
-        false => (OCTETS, Some(json.len())),
-    };
-    let whole = match raw.is_empty() {
-        true => json,
-        false => [json, raw.clone()].concat().into(),
-    };
-    // Compressed last, and whole: the length header counts bytes of the decoded body (TR-807).
-    let (body, packing) = AcceptedEncoding::whole(asked, whole);
-    let mut answer = Response::new(Body::from(body));
-    let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, kind);
-    if let Some(length) = length {
-        headers.insert(LENGTH, HeaderValue::from(length));
+    if raw.is_empty() {
+        return compressed(asked, JSON, json).await;
     }
-    if let Some(packing) = packing {
-        headers.insert(header::CONTENT_ENCODING, packing.name());
-    }
+    // Compressed whole: the length header counts bytes of the decoded body (TR-807).
+    let length = HeaderValue::from(json.len());
+    let mut answer = compressed(asked, OCTETS, [&json[..], raw].concat().into()).await;
+    answer.headers_mut().insert(LENGTH, length);
     answer
 }
