@@ -215,7 +215,7 @@ impl Engine {
             Arc::clone(&shared.waker),
         );
         handle.seed = submission.terms.seed;
-        let given = submission.terms.given_prompt(&submission.prompt).len();
+        let given = submission.given_prompt().len();
         handle.prompt_tokens = u32::try_from(given).unwrap_or(u32::MAX);
         // The inbox has capacity for every request that may be queued, so sending fails only if the owner no longer
         // exists.

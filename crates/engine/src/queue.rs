@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use sapwood_proto::time::Time;
 
+use crate::submission::Submission;
+
 /// Limits of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueLimits {
@@ -81,7 +83,11 @@ impl AdmissionQueue {
         Ok(())
     }
 
-    /// Refunds the charge.
+    /// Refunds the charge of a request.
+    pub(crate) fn refund(&self, submission: &Submission) {
+        self.leave(submission.turn.caller, submission.prompt.len());
+    }
+
     pub(crate) fn leave(&self, caller: u64, prompt_tokens: usize) {
         let mut shares = self.lock();
         shares.all = shares.all.without(prompt_tokens);
@@ -175,12 +181,10 @@ impl QueuePace {
             None => gap,
         });
     }
-}
 
-impl QueuePace {
     /// Returns how long it takes until this many requests have left the queue; `None` if none has left yet.
-    pub(crate) fn after(&self, write_stalls: u32) -> Option<Duration> {
-        self.smoothed.map(|gap| gap.saturating_mul(write_stalls))
+    pub(crate) fn after(&self, requests: u32) -> Option<Duration> {
+        self.smoothed.map(|gap| gap.saturating_mul(requests))
     }
 }
 

@@ -24,9 +24,9 @@ use crate::stop;
 /// A validated request that can be run as it is.
 pub(crate) struct Submission {
     /// Never empty, shorter than the context, every token within the vocabulary.
-    pub(crate) prompt: Arc<[Token]>,
+    pub(crate) prompt: Vec<Token>,
     /// The parameters that all choices share.
-    pub(crate) terms: Arc<RequestTerms>,
+    pub(crate) terms: RequestTerms,
     pub(crate) choices: u32,
     pub(crate) priority: i32,
     pub(crate) turn: SchedulerTurn,
@@ -69,6 +69,14 @@ pub(crate) struct Scored {
 }
 
 impl Submission {
+    /// Returns the prompt that the request gave. Empty only if the first of the scored tokens has no token before it.
+    pub(crate) fn given_prompt(&self) -> &[Token] {
+        match &self.terms.scored {
+            Some(scored) if scored.score_only => &[],
+            _ => &self.prompt,
+        }
+    }
+
     /// Records the sizes of the request.
     #[expect(
         clippy::cast_precision_loss,
@@ -87,14 +95,6 @@ impl Submission {
 }
 
 impl RequestTerms {
-    /// Returns the prompt that the request gave, of the one that is computed.
-    pub(crate) fn given_prompt<'a>(&self, computed: &'a [Token]) -> &'a [Token] {
-        match &self.scored {
-            Some(scored) if scored.score_only => &[],
-            _ => computed,
-        }
-    }
-
     /// Returns the bytes that a token adds to the text of an output.
     pub(crate) fn bytes<'v>(&self, vocabulary: &'v dyn Vocabulary, token: Token) -> Cow<'v, [u8]> {
         if self.skip_special_tokens || !vocabulary.is_special(token) {
@@ -175,7 +175,7 @@ pub(crate) fn prepare(
     let scored_tokens = scored.as_ref().map(|scored| count(scored.tokens.len()));
     let asked_max_tokens = scored_tokens.or(params.max_tokens);
     Ok(Submission {
-        prompt: prompt.into(),
+        prompt,
         choices,
         priority: params.priority.unwrap_or(0),
         turn: SchedulerTurn {
@@ -187,7 +187,7 @@ pub(crate) fn prepare(
         cache_key: request.cache_key,
         follower: request.follower,
         steerers,
-        terms: Arc::new(RequestTerms {
+        terms: RequestTerms {
             seed: sampling.seed.unwrap_or_else(seed),
             sampling,
             // Reduced rather than refused: a larger `max_tokens` ends with `length` where the context is full (OA-203).
@@ -202,7 +202,7 @@ pub(crate) fn prepare(
             top_logprobs: params.top_logprobs,
             scored,
             prompt_logprobs: request.prompt_logprobs,
-        }),
+        },
     })
 }
 
@@ -277,26 +277,22 @@ const NAME_BYTES_MAX: usize = 1024;
 
 /// Refuses a prompt that cannot fit before it is rendered or tokenised, which would take time and memory.
 fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), EngineError> {
-    if let Prompt::Chat(chat) = prompt
-        // Messages are counted too, because empty ones have no bytes.
-        && chat.messages.len() > info.context_tokens as usize
-    {
+    if let Prompt::Chat(chat) = prompt {
         let (count, context) = (chat.messages.len(), info.context_tokens);
-        let message =
-            format!("{count} messages cannot fit the model's context of {context} tokens");
-        return Err(EngineError::invalid(ErrorReason::PROMPT_TOO_LONG, message));
-    }
-    let names = match prompt {
-        Prompt::Chat(chat) => chat.messages.as_slice(),
-        Prompt::Tokens(_) | Prompt::Text(_) => &[],
-    };
-    let mut names = names.iter().flat_map(ChatMessage::names);
-    if let Some(long) = names.find(|name| name.len() > NAME_BYTES_MAX) {
-        let message = format!(
-            "a message's role, name and tool_call_id have at most {NAME_BYTES_MAX} bytes each, and one has {}",
-            long.len()
-        );
-        return Err(EngineError::invalid(ErrorReason::NAME_TOO_LONG, message));
+        // Messages are counted too, because empty ones have no bytes.
+        if count > context as usize {
+            let message =
+                format!("{count} messages cannot fit the model's context of {context} tokens");
+            return Err(EngineError::invalid(ErrorReason::PROMPT_TOO_LONG, message));
+        }
+        let mut names = chat.messages.iter().flat_map(ChatMessage::names);
+        if let Some(long) = names.find(|name| name.len() > NAME_BYTES_MAX) {
+            let message = format!(
+                "a message's role, name and tool_call_id have at most {NAME_BYTES_MAX} bytes each, and one has {}",
+                long.len()
+            );
+            return Err(EngineError::invalid(ErrorReason::NAME_TOO_LONG, message));
+        }
     }
     // A lower bound of the tokens, so that no prompt that fits is refused; the exact count follows once it is tokenized
     // (D-47).

@@ -20,8 +20,7 @@ use crate::text::ChoiceText;
 
 /// One request whose tokens a remote server computes.
 pub struct Transcript {
-    prompt: Arc<[Token]>,
-    terms: Arc<RequestTerms>,
+    submission: Submission,
     vocabulary: SharedVocabulary,
     choices: Vec<ChoiceTranscript>,
     cached: u32,
@@ -73,19 +72,12 @@ impl Transcript {
         let longest = vocabulary.token_bytes_max();
         // The same checks as for a local model, so that a request fails alike wherever its model runs.
         let submission = prepare(request, info, &*vocabulary, longest, token_index, || 0)?;
-        let Submission {
-            prompt,
-            terms,
-            choices,
-            ..
-        } = submission;
-        let mut all = Vec::new();
-        all.resize_with(choices as usize, ChoiceTranscript::default);
+        let mut choices = Vec::new();
+        choices.resize_with(submission.choices as usize, ChoiceTranscript::default);
         Ok(Self {
-            prompt,
-            terms,
+            submission,
             vocabulary,
-            choices: all,
+            choices,
             cached: 0,
             step: 0,
         })
@@ -94,13 +86,13 @@ impl Transcript {
     /// Returns the tokens to compute from. Empty only if the first of the scored tokens has no token before it.
     #[must_use]
     pub fn prompt(&self) -> &[Token] {
-        self.terms.given_prompt(&self.prompt)
+        self.submission.given_prompt()
     }
 
     /// Returns the maximum of tokens of each choice, limited by the context.
     #[must_use]
     pub fn max_tokens(&self) -> u32 {
-        self.terms.max_tokens
+        self.submission.terms.max_tokens
     }
 
     /// Returns the number of choices.
@@ -145,18 +137,20 @@ impl Transcript {
         let mut tokens = Tokens::default();
         if let Some(mut token) = token {
             token.special = self.vocabulary.is_special(token.id);
-            let (text, by) = state.append(token.id, &self.terms, &self.vocabulary);
+            let (text, by) = state.append(token.id, &self.submission.terms, &self.vocabulary);
             tokens.text = text;
             tokens.tokens.push(token);
             stop = by;
         }
         // The limit is enforced here too, because a remote server may count differently.
-        let is_full = state.output.len() >= self.terms.max_tokens as usize;
+        let is_full = state.output.len() >= self.submission.terms.max_tokens as usize;
         // A stop found here comes first, because the text ends at it whatever the server reports.
         let reason = match (&stop, end) {
             (Some(_), _) => Some(FinishReason::Stop),
             (None, Some(end)) => Some(end),
-            (None, None) if is_full && self.terms.scored.is_some() => Some(FinishReason::Stop),
+            (None, None) if is_full && self.submission.terms.scored.is_some() => {
+                Some(FinishReason::Stop)
+            }
             (None, None) => is_full.then_some(FinishReason::Length),
         };
         // As in the owner: after a complete stop string the held-back text is dropped, after any other end it is sent.
@@ -194,7 +188,7 @@ impl Transcript {
             prompt_tokens: count(self.prompt().len()),
             completion_tokens: count(completion),
             cached_tokens: self.cached,
-            seed: self.terms.seed,
+            seed: self.submission.terms.seed,
             ..TokenUsage::default()
         }
     }

@@ -85,12 +85,6 @@ impl Admission {
         self.lost = Some(error);
     }
 
-    /// Forgets the requests of an interrupted step.
-    pub(super) fn reset(&mut self) {
-        self.next_deadline = None;
-        self.order = Vec::new();
-    }
-
     /// Takes all commands from the inbox. Returns whether one has a follower.
     pub(super) fn receive(&mut self, requests: &mut Requests, now: Time) -> bool {
         let mut followed = false;
@@ -103,29 +97,28 @@ impl Admission {
     }
 
     fn accept(&mut self, requests: &mut Requests, command: EngineCommand, now: Time) {
-        let EngineCommand { submission, outbox } = command;
+        let EngineCommand {
+            mut submission,
+            outbox,
+        } = command;
         let deadline = submission.timeout.map(|timeout| now + timeout);
         // Every request is watched for the queue timeout although most start long before: a look at the deadlines that
         // finds nothing costs little.
         self.watch(Some(now + self.queue_timeout));
         self.watch(deadline);
         submission.observe(&requests.stats);
+        if self.prefix_sharing == PrefixSharing::All {
+            // Equal scopes share prefixes, so one constant shares them among all.
+            submission.prefix_scope = 0;
+        }
         let nothing_wanted = submission.terms.max_tokens == 0;
+        let choices = submission.choices;
+        let mut steerers = std::mem::take(&mut submission.steerers).into_iter();
         // A request gets its job even if it ends at once below, because its end passes through `Requests` like any
         // other: events, refund of the queue, metrics.
         let job = requests.jobs.insert(RequestJob {
             outbox,
-            terms: submission.terms,
-            prompt: submission.prompt,
-            priority: submission.priority,
-            turn: submission.turn,
-            scope: match self.prefix_sharing {
-                PrefixSharing::Scope => submission.prefix_scope,
-                // Equal scopes share prefixes, so one constant shares them among all.
-                PrefixSharing::All => 0,
-            },
-            cache_key: submission.cache_key,
-            follower: submission.follower,
+            submission,
             members: Vec::new(),
             next_choice: 0,
             arrived: now,
@@ -137,9 +130,8 @@ impl Admission {
             suspended_steps: 0,
             ended: false,
         });
-        let mut steerers = submission.steerers.into_iter();
         let mut first = None;
-        for _ in 0..submission.choices {
+        for _ in 0..choices {
             let steering = steerers.next().map(Steering::new);
             // Every choice shares the prompt with the first one.
             let after = first.map(|first| requests.prompt_of(first));
@@ -152,7 +144,7 @@ impl Admission {
             requests.fail(job, error, false);
         } else if nothing_wanted {
             requests.finish_all(job, FinishReason::Length);
-        } else if requests.jobs[job].given_prompt().is_empty() {
+        } else if requests.jobs[job].submission.given_prompt().is_empty() {
             // The first of the scored tokens takes the place of the prompt and needs no output row, so it is reported
             // before anything is computed. That may already end the request.
             for key in requests.jobs[job].members.clone() {
@@ -274,7 +266,7 @@ impl Admission {
             // several choices the first of them counts for the request.
             if job.started.is_none() {
                 job.started = Some(now);
-                requests.queue.leave(job.turn.caller, job.prompt.len());
+                requests.queue.refund(&job.submission);
                 self.pace.departed(job.arrived, now);
                 requests.queue.publish(&self.pace);
                 let queued = now.since(job.arrived);
@@ -293,16 +285,17 @@ impl Admission {
         if sequence.steering.is_some() || !self.truncates {
             return None;
         }
-        let request = &requests.jobs[sequence.job];
+        let request = &requests.jobs[sequence.job].submission;
         // The token of the first row is always computed by the sequence itself.
         let usable = &sequence.tokens[..sequence.first_row()];
         let leads = |other: &RunningSequence| {
+            let theirs = &requests.jobs[other.job].submission;
             other.slot.is_some()
                 // Its steerer may suspend it before it has computed the prefix.
                 && other.steering.is_none()
-                && requests.jobs[other.job].scope == request.scope
+                && theirs.prefix_scope == request.prefix_scope
                 // One of lower priority is the first to be preempted.
-                && requests.jobs[other.job].priority >= request.priority
+                && theirs.priority >= request.priority
         };
         let common = |(key, other): (SequenceKey, &RunningSequence)| {
             let common = common_prefix(&other.tokens, usable).min(other.first_output_row());
@@ -337,24 +330,26 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     };
     let sequence = &mut requests.sequences[key];
     let job = &mut requests.jobs[sequence.job];
+    let request = &job.submission;
     let purpose = SlotPurpose {
-        prompt: &job.prompt,
-        seed: job.terms.seed,
+        prompt: &request.prompt,
+        seed: request.terms.seed,
         choice: sequence.choice,
-        max_tokens: job.terms.asked_max_tokens,
+        max_tokens: request.terms.asked_max_tokens,
     };
+    let scope = request.prefix_scope;
     // `acquire` returns fewer tokens than were found if it had to evict the shared prefix itself.
-    let Some((slot, computed)) = requests.slots.acquire(job.scope, shared, &purpose) else {
+    let Some((slot, computed)) = requests.slots.acquire(scope, shared, &purpose) else {
         return false;
     };
-    if let Some(cache_key) = job.cache_key {
-        requests.slots.warm(job.scope, cache_key);
+    if let Some(cache_key) = request.cache_key {
+        requests.slots.warm(scope, cache_key);
     }
     // Only the first admission counts as a use of the cache: a preempted sequence finds its own tokens.
     if job.started.is_none() {
         job.cached_tokens = u32::try_from(computed).unwrap_or(u32::MAX);
         let stats = &requests.stats;
-        stats.prefix_queries.add(job.prompt.len() as u64);
+        stats.prefix_queries.add(request.prompt.len() as u64);
         stats.prefix_hits.add(computed as u64);
     }
     sequence.slot = Some(slot);
@@ -370,7 +365,7 @@ fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<Pre
         let sequence = &requests.sequences[key];
         // Looked up anew in each round: preempting a victim may have released the very slot that held the shared
         // prefix.
-        let scope = requests.jobs[sequence.job].scope;
+        let scope = requests.jobs[sequence.job].submission.prefix_scope;
         let usable = &sequence.tokens[..=sequence.first_row()];
         let shared = requests.slots.find(scope, usable);
         // Without the cell for each running sequence, the next step would preempt what is admitted now.

@@ -68,14 +68,6 @@ impl Batch {
         &self.rows
     }
 
-    /// Forgets what an interrupted step may have left in the buffers.
-    pub(super) fn reset(&mut self) {
-        self.work = Vec::new();
-        self.shares = Vec::new();
-        self.entries = Vec::new();
-        self.rows = Vec::new();
-    }
-
     /// Plans a batch and decodes it.
     pub(super) fn decode(&mut self, requests: &mut Requests, now: Time) -> Decoded {
         let decoded = self.try_decode(requests, now);

@@ -47,7 +47,7 @@ impl ProgressReports {
         let positions = positions(requests);
         let mut followed = false;
         for (index, job) in requests.jobs.iter().filter(|(_, job)| !job.ended) {
-            let Some(follower) = &job.follower else {
+            let Some(follower) = &job.submission.follower else {
                 continue;
             };
             followed = true;
@@ -95,7 +95,7 @@ fn phase(
         (None, None) => {
             let members = job.members.iter();
             let computed = members.map(|&key| requests.sequences[key].computed).max();
-            let prompt = job.prompt.len();
+            let prompt = job.submission.prompt.len();
             let computed = computed.unwrap_or(0).min(prompt);
             Some(RequestPhase::Prefill {
                 // A prompt is shorter than the context, which is a u32.

@@ -2,16 +2,15 @@
 //! state.
 //!
 //! The state after an interrupted step is undefined, so none of it is reused: sequences, slots and KV cells are
-//! dropped. Only the model remains, with all of its slots released.
+//! dropped. Only the model remains, with all of its slots released. The other machines keep only buffers, which they
+//! clear before they fill them, and timers, which have no effect without requests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
-use super::progress::ProgressReports;
 use super::requests::Requests;
-use super::steer_rounds::SteerRounds;
 use super::{EngineOwner, StepReport};
 use crate::api::EngineError;
 
@@ -33,11 +32,6 @@ impl EngineOwner {
         // The events of the interrupted step are dropped: a part of a step would reach readers as if it were a whole
         // one.
         requests.output.clear();
-        self.steering = SteerRounds::default();
-        self.batch.reset();
-        self.sampling.reset();
-        self.admission.reset();
-        self.progress = ProgressReports::default();
         // The requests end before the slots are released, so that no sequence refers to a slot that is free. Commands
         // in the inbox were not part of the step and are served by the next one.
         end_all(requests, &cause);
@@ -60,7 +54,7 @@ pub(super) fn end_all(requests: &mut Requests, error: &EngineError) {
     // Steerers, followers and wakers are foreign code, which may panic again when it is dropped or called.
     for (_, mut job) in std::mem::take(&mut requests.jobs) {
         if job.started.is_none() && !job.ended {
-            requests.queue.leave(job.turn.caller, job.prompt.len());
+            requests.queue.refund(&job.submission);
         }
         // A request that had ended lost its last event with the step's output. Its outbox sends the error in place of
         // it, but the request was counted already.

@@ -71,12 +71,6 @@ impl RowSampling {
         }
     }
 
-    /// Forgets what an interrupted step may have left in the buffers.
-    pub(super) fn reset(&mut self) {
-        self.sampler = Sampler::default();
-        self.order = Vec::new();
-    }
-
     /// Takes a token from every row that was cached for a late steerer, and from every output row of this step (pairs
     /// of a sequence and the index of the row's entry in the batch).
     pub(super) fn collect(
@@ -133,7 +127,7 @@ impl RowSampling {
     ) -> RowOutcome {
         let panics = &requests.stats.panics;
         let sequence = &mut requests.sequences[key];
-        let terms = &requests.jobs[sequence.job].terms;
+        let terms = &requests.jobs[sequence.job].submission.terms;
         match logits(&mut requests.slots, panics, index, now) {
             Ok(row) => self.decide(sequence, terms, &requests.tokens.ends, row, panics, now),
             Err(outcome) => outcome,
@@ -149,7 +143,7 @@ impl RowSampling {
     ) -> RowOutcome {
         let panics = &requests.stats.panics;
         let sequence = &mut requests.sequences[key];
-        let terms = &requests.jobs[sequence.job].terms;
+        let terms = &requests.jobs[sequence.job].submission.terms;
         let row = match &mut row {
             CachedRow::Logits(row) => Logits::Whole(row),
             CachedRow::Ranked(ranking) => Logits::Ranked(ranking.clone()),

@@ -15,25 +15,17 @@ use crate::api::{Sampled, Tokens};
 use crate::model::SlotId;
 use crate::outbox::Sender;
 use crate::ranking::RankedRow;
-use crate::request_phase::Follower;
 use crate::sampling::TokenHistory;
-use crate::scheduler::{SchedulerTurn, SequenceKey};
+use crate::scheduler::SequenceKey;
 use crate::stats::EngineStats;
-use crate::submission::RequestTerms;
+use crate::submission::Submission;
 use crate::text::ChoiceText;
 
 /// A request in progress.
-#[derive(Debug)]
 pub(super) struct RequestJob {
     pub(super) outbox: Sender,
-    pub(super) terms: Arc<RequestTerms>,
-    pub(super) prompt: Arc<[Token]>,
-    pub(super) priority: i32,
-    pub(super) turn: SchedulerTurn,
-    /// The scope of its cached prefixes: it shares them with requests of the same scope.
-    pub(super) scope: u64,
-    pub(super) cache_key: Option<u64>,
-    pub(super) follower: Option<Follower>,
+    /// What was submitted, without its steerers, which belong to the sequences.
+    pub(super) submission: Submission,
     /// Its sequences that have not ended.
     pub(super) members: Vec<SequenceKey>,
     pub(super) next_choice: u32,
@@ -54,8 +46,8 @@ impl RequestJob {
     /// Returns the tokens known at the start: the prompt, and the tokens to be scored except the last, after which
     /// nothing is computed.
     pub(super) fn tokens(&self) -> Vec<Token> {
-        let mut tokens = self.prompt.to_vec();
-        if let Some(scored) = &self.terms.scored {
+        let mut tokens = self.submission.prompt.to_vec();
+        if let Some(scored) = &self.submission.terms.scored {
             // `scored.tokens` is not empty (checked at submission). With an empty prompt its first token is the prompt,
             // and for a single token the range is reversed, for which `get` returns nothing.
             let rest = usize::from(scored.score_only)..scored.tokens.len() - 1;
@@ -82,11 +74,6 @@ impl RequestJob {
             let mean = decode.as_secs_f64() * f64::from(choices) / f64::from(gaps);
             stats.output_token_seconds.observe(mean);
         }
-    }
-
-    /// Returns the prompt that the request gave. Empty only if the first of the scored tokens has no token before it.
-    pub(super) fn given_prompt(&self) -> &[Token] {
-        self.terms.given_prompt(&self.prompt)
     }
 }
 

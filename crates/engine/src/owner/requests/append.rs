@@ -149,7 +149,7 @@ impl Requests {
             }
             // Stop strings apply to sampled text only; a steerer ends its output itself.
             let sequence = &mut self.sequences[key];
-            let terms = &self.jobs[sequence.job].terms;
+            let terms = &self.jobs[sequence.job].submission.terms;
             let bytes = terms.bytes(&*self.tokens.vocabulary, token);
             sequence.text.push(&bytes, &terms.stop, false, &mut text);
             self.count_token(key, now);
@@ -285,7 +285,7 @@ impl Requests {
     /// Returns the text that is ready to be sent after a token, and the index of the stop string that it completes.
     fn push_text(&mut self, key: SequenceKey, token: Token) -> (CompactString, Option<usize>) {
         let sequence = &mut self.sequences[key];
-        let terms = &self.jobs[sequence.job].terms;
+        let terms = &self.jobs[sequence.job].submission.terms;
         let bytes = terms.bytes(&*self.tokens.vocabulary, token);
         // Without stop strings nearly every token is whole text, and `pass` returns it without a detour through a
         // `String`.

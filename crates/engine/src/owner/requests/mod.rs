@@ -104,7 +104,7 @@ impl Requests {
 
     /// The terms of a sequence's request.
     pub(super) fn terms(&self, key: SequenceKey) -> &RequestTerms {
-        &self.jobs[self.sequences[key].job].terms
+        &self.jobs[self.sequences[key].job].submission.terms
     }
 
     /// Adds a new sequence to a request, with the known tokens of the request as its own.
@@ -118,16 +118,17 @@ impl Requests {
         let tokens = request.tokens();
         let choice = request.next_choice;
         request.next_choice += 1;
+        let submission = &request.submission;
         let key = self.sequences.insert(RunningSequence {
             number: self.numbers,
             job,
             choice,
             tokens,
             // With an empty prompt the first scored token stands where the prompt would, but it is output (LM-312).
-            prompt_tokens: request.given_prompt().len(),
-            scored: request.terms.scored.is_some(),
+            prompt_tokens: submission.given_prompt().len(),
+            scored: submission.terms.scored.is_some(),
             // All choices have the same prompt, so it is scored once.
-            prompt_scores: (choice == 0 && request.terms.prompt_logprobs).then(Vec::new),
+            prompt_scores: (choice == 0 && submission.terms.prompt_logprobs).then(Vec::new),
             computed: 0,
             slot: None,
             after,
@@ -135,14 +136,15 @@ impl Requests {
             cached_row: None,
             appended: 0,
             text: ChoiceText::default(),
-            history: TokenHistory::of(&request.prompt, &request.terms.sampling),
+            history: TokenHistory::of(&submission.prompt, &submission.terms.sampling),
             steering,
             last_token_at: None,
             unreported: None,
         });
         self.numbers += 1;
         request.members.push(key);
-        self.scheduler.submit(key, request.priority, request.turn);
+        self.scheduler
+            .submit(key, submission.priority, submission.turn);
         key
     }
 
@@ -153,7 +155,7 @@ impl Requests {
             key,
             number: sequence.number,
             // A prompt is never empty (`Submission::prompt`), and its last token is computed by every sharer itself.
-            tokens: self.jobs[sequence.job].prompt.len() - 1,
+            tokens: self.jobs[sequence.job].submission.prompt.len() - 1,
         }
     }
 
@@ -258,10 +260,11 @@ impl Requests {
     fn conclude(&mut self, job: usize) {
         let request = &self.jobs[job];
         let usage = TokenUsage {
-            prompt_tokens: u32::try_from(request.given_prompt().len()).unwrap_or(u32::MAX),
+            prompt_tokens: u32::try_from(request.submission.given_prompt().len())
+                .unwrap_or(u32::MAX),
             completion_tokens: request.completion_tokens,
             cached_tokens: request.cached_tokens,
-            seed: request.terms.seed,
+            seed: request.submission.terms.seed,
             queued: request.started.unwrap_or(self.now).since(request.arrived),
             prefill: match (request.started, request.first_token) {
                 (Some(started), Some(first)) => first.since(started),
@@ -281,8 +284,7 @@ impl Requests {
         request.ended = true;
         // A request that ends while it is queued was never admitted, so its charge is refunded here.
         if request.started.is_none() {
-            let caller = request.turn.caller;
-            self.queue.leave(caller, request.prompt.len());
+            self.queue.refund(&request.submission);
         }
         request.observe_end(&self.stats, self.now);
     }
@@ -296,7 +298,7 @@ impl Requests {
         match sequence.slot {
             Some(slot) if retain => {
                 self.slots
-                    .retain(slot, sequence.prompt_tokens, job.cache_key);
+                    .retain(slot, sequence.prompt_tokens, job.submission.cache_key);
             }
             Some(slot) => self.slots.release(slot),
             None => {}
