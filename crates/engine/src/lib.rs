@@ -35,6 +35,7 @@ pub mod stop;
 mod submission;
 pub mod template;
 mod text;
+mod token_bytes;
 #[cfg(feature = "tokenizer")]
 pub mod tokenizer;
 mod tokenizer_json;

@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
 use super::config::{Config, Script, ScriptedTokenizer};
 use crate::api::{ChatRequest, EngineError, Vocabulary};
+use crate::template::no_template;
+use crate::token_bytes::TokenBytes;
 use crate::tokenizer_json::{AddedToken, ByteLevel, shown};
 
 /// Begins a text (BOS) or a turn.
@@ -41,25 +42,11 @@ const SYLLABLES: [&str; 16] = [
     "ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "wu", "za",
 ];
 
-/// The bytes of the first 256 tokens.
-static BYTES: [u8; 256] = {
-    let mut bytes = [0; 256];
-    let mut next = 0_u8;
-    loop {
-        bytes[next as usize] = next;
-        if next == u8::MAX {
-            break bytes;
-        }
-        next += 1;
-    }
-};
-
 /// Tokens of a scripted model.
 #[derive(Debug)]
 pub struct ScriptedVocabulary {
-    /// The bytes of all words, concatenated; those of word `w` end at `ends[w]`.
-    bytes: Vec<u8>,
-    ends: Vec<u32>,
+    /// The first 256 tokens are the bytes themselves; the two special tokens have none; then come the words.
+    bytes: TokenBytes,
     tokens: HashMap<Box<[u8]>, Token>,
     chat: bool,
 }
@@ -72,21 +59,24 @@ impl ScriptedVocabulary {
         };
         let count = if words {
             // Bounded, because the configuration may ask for any number and each word is made and stored.
-            config.vocab.clamp(WITH_WORDS_MIN, 1 << 20) - WORDS
+            config.vocab.clamp(WITH_WORDS_MIN, 1 << 20)
         } else {
-            0
+            WORDS
         };
         let mut vocabulary = Self {
-            bytes: Vec::new(),
-            ends: Vec::new(),
+            bytes: TokenBytes::default(),
             tokens: HashMap::new(),
             chat: config.chat,
         };
+        (0..=u8::MAX).for_each(|byte| vocabulary.bytes.push(&[byte]));
+        [BEGIN, END]
+            .iter()
+            .for_each(|_special| vocabulary.bytes.push(&[]));
         let common = COMMON.split_ascii_whitespace();
         let common = common.flat_map(|word| [format!(" {word}"), word.to_owned()]);
         let made_up = (0..).map(made_up_word);
         for word in common.chain(made_up) {
-            if vocabulary.ends.len() >= count as usize {
+            if vocabulary.len() >= count {
                 break;
             }
             vocabulary.add(word.as_bytes());
@@ -99,22 +89,19 @@ impl ScriptedVocabulary {
         // The list of common words repeats some, and a made-up word may be one of them.
         if !self.tokens.contains_key(word) {
             self.tokens.insert(word.into(), token);
-            self.bytes.extend_from_slice(word);
-            // At most 2^20 short words, see `new`.
-            self.ends
-                .push(u32::try_from(self.bytes.len()).unwrap_or(u32::MAX));
+            self.bytes.push(word);
         }
     }
 
     pub(super) fn len(&self) -> u32 {
         // At most 2^20, see `new`.
-        WORDS + u32::try_from(self.ends.len()).unwrap_or(0)
+        u32::try_from(self.bytes.len()).unwrap_or(u32::MAX)
     }
 
     /// Returns a pseudo-random word, or a letter if there are only bytes.
     pub(super) fn word(&self, key: u64) -> Token {
-        let pick = |count: u64| u32::try_from(key % count).unwrap_or(0);
-        match self.ends.len() as u64 {
+        let pick = |count: u32| u32::try_from(key % u64::from(count)).unwrap_or(0);
+        match self.len() - WORDS {
             0 => u32::from(b'a') + pick(26),
             count => WORDS + pick(count),
         }
@@ -181,13 +168,8 @@ impl Vocabulary for ScriptedVocabulary {
     }
 
     fn file(&self) -> Option<Bytes> {
-        let mut tokens: Vec<String> = BYTES.iter().map(|&byte| shown(&[byte])).collect();
-        tokens.extend(
-            [BEGIN, END]
-                .into_iter()
-                .filter_map(|token| self.name(token)),
-        );
-        tokens.extend((WORDS..self.len()).map(|word| shown(self.bytes(word))));
+        let text = |token| self.name(token).unwrap_or_else(|| shown(self.bytes(token)));
+        let tokens = (0..self.len()).map(text).collect();
         let control = |token| AddedToken {
             token,
             control: true,
@@ -199,7 +181,7 @@ impl Vocabulary for ScriptedVocabulary {
             tokens,
             added: [BEGIN, END].map(control).to_vec(),
             // A word is one piece and matched whole; the parts between words are bytes, because there are no merges.
-            patterns: Vec::from_iter((!self.ends.is_empty()).then_some(" ?[A-Za-z0-9]+")),
+            patterns: Vec::from_iter((self.len() > WORDS).then_some(" ?[A-Za-z0-9]+")),
             merges: Vec::new(),
             whole_pieces: true,
             bos: self.bos(),
@@ -209,7 +191,7 @@ impl Vocabulary for ScriptedVocabulary {
 
     fn tokenize(&self, text: &str, _special: bool) -> Vec<Token> {
         let bytes = text.as_bytes();
-        if self.ends.is_empty() {
+        if self.len() == WORDS {
             return bytes.iter().map(|&byte| Token::from(byte)).collect();
         }
         let mut tokens = Vec::new();
@@ -228,16 +210,7 @@ impl Vocabulary for ScriptedVocabulary {
     }
 
     fn bytes(&self, token: Token) -> &[u8] {
-        if token < WORDS {
-            let at = token as usize;
-            return BYTES.get(at..=at).unwrap_or_default();
-        }
-        let word = (token - WORDS) as usize;
-        let Some(&end) = self.ends.get(word) else {
-            return &[];
-        };
-        let start = word.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.bytes[start as usize..end as usize]
+        self.bytes.get(token)
     }
 
     fn is_special(&self, token: Token) -> bool {
@@ -266,12 +239,7 @@ impl Vocabulary for ScriptedVocabulary {
 
     fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         if !self.chat {
-            let message = "this model has no chat template: send raw text";
-            return Err(EngineError::new(
-                Code::FailedPrecondition,
-                ErrorReason::NO_TEMPLATE,
-                message,
-            ));
+            return Err(no_template());
         }
         let mut tokens = Vec::new();
         for message in &chat.messages {

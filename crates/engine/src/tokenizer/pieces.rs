@@ -7,13 +7,12 @@ use serde_json::Value;
 use tokenizers::Tokenizer as Machine;
 
 use super::VocabularyError;
+use crate::token_bytes::TokenBytes;
 use crate::tokenizer_json::alphabet;
 
 /// The bytes and names of a vocabulary's tokens.
 pub(super) struct TokenPieces {
-    /// The bytes of all tokens, concatenated; those of token `t` end at `ends[t]`.
-    bytes: Vec<u8>,
-    ends: Vec<u32>,
+    bytes: TokenBytes,
     /// Control tokens and their names.
     controls: HashMap<Token, String>,
 }
@@ -41,37 +40,28 @@ impl TokenPieces {
         for (text, id) in named {
             texts[id as usize] = text;
         }
-        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(size));
-        let mut controls = HashMap::new();
+        let (mut bytes, mut controls) = (TokenBytes::default(), HashMap::new());
         for (id, text) in (0..).zip(texts) {
             match added.get(&id) {
-                Some(token) if token.special => drop(controls.insert(id, text)),
+                Some(token) if token.special => {
+                    controls.insert(id, text);
+                    bytes.push(&[]);
+                }
                 // Added tokens are plain text in the file, not in its encoding.
-                Some(_) => bytes.extend_from_slice(text.as_bytes()),
-                None => encoding_of.write(&text, &mut bytes),
+                Some(_) => bytes.push(text.as_bytes()),
+                None => bytes.push(&encoding_of.bytes(&text)),
             }
-            // A file is smaller than 4 GiB.
-            ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         }
-        Ok(Self {
-            bytes,
-            ends,
-            controls,
-        })
+        Ok(Self { bytes, controls })
     }
 
     pub(super) fn len(&self) -> usize {
-        self.ends.len()
+        self.bytes.len()
     }
 
     /// Returns the bytes of a token; none for a control token.
     pub(super) fn bytes(&self, token: Token) -> &[u8] {
-        let at = token as usize;
-        let Some(&end) = self.ends.get(at) else {
-            return &[];
-        };
-        let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.bytes[start as usize..end as usize]
+        self.bytes.get(token)
     }
 
     pub(super) fn is_control(&self, token: Token) -> bool {
@@ -116,21 +106,23 @@ fn encoding(file: &[u8]) -> Result<PieceEncoding, VocabularyError> {
 }
 
 impl PieceEncoding {
-    fn write(&self, text: &str, out: &mut Vec<u8>) {
+    fn bytes(&self, text: &str) -> Vec<u8> {
         match self {
             Self::ByteLevel(alphabet) => {
+                let mut bytes = Vec::with_capacity(text.len());
                 for shown in text.chars() {
                     match alphabet.get(&shown) {
-                        Some(byte) => out.push(*byte),
+                        Some(byte) => bytes.push(*byte),
                         // A character outside the alphabet stands for itself, as in Transformers' decoder.
-                        None => out.extend(shown.encode_utf8(&mut [0; 4]).bytes()),
+                        None => bytes.extend(shown.encode_utf8(&mut [0; 4]).bytes()),
                     }
                 }
+                bytes
             }
             // SentencePiece spells bytes without a token of their own as `<0x0A>`.
             Self::Marked(mark) => match byte(text) {
-                Some(byte) => out.push(byte),
-                None => out.extend(text.replace(mark, " ").bytes()),
+                Some(byte) => vec![byte],
+                None => text.replace(mark, " ").into_bytes(),
             },
         }
     }
