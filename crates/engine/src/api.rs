@@ -159,31 +159,20 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: Arc::default(),
-            seed: None,
-        }
+        Self::from(&GenerationParams::default())
     }
 }
 
 impl From<&GenerationParams> for Sampling {
     fn from(params: &GenerationParams) -> Self {
-        let off = Self::default();
         Self {
-            temperature: params.temperature.unwrap_or(off.temperature),
-            top_k: params.top_k.unwrap_or(off.top_k),
-            top_p: params.top_p.unwrap_or(off.top_p),
-            min_p: params.min_p.unwrap_or(off.min_p),
-            repetition_penalty: params.repetition_penalty.unwrap_or(off.repetition_penalty),
-            presence_penalty: params.presence_penalty.unwrap_or(off.presence_penalty),
-            frequency_penalty: params.frequency_penalty.unwrap_or(off.frequency_penalty),
+            temperature: params.temperature.unwrap_or(1.0),
+            top_k: params.top_k.unwrap_or(0),
+            top_p: params.top_p.unwrap_or(1.0),
+            min_p: params.min_p.unwrap_or(0.0),
+            repetition_penalty: params.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: params.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: params.frequency_penalty.unwrap_or(0.0),
             logit_bias: Arc::clone(&params.logit_bias),
             seed: params.seed,
         }

@@ -167,23 +167,14 @@ impl Library {
         if let Some(ScriptedTokenizer::File(path)) = &config.tokenizer {
             return Err(InvalidScript::Tokenizer(path.clone()));
         }
-        if !config.tokens_per_s.is_finite() || config.tokens_per_s < 0.0 {
-            return Err(InvalidScript::Range {
-                field: "tokens_per_s",
-                range: "0 or more",
-            });
-        }
-        if !(0.0..=80.0).contains(&config.gap) {
-            return Err(InvalidScript::Range {
-                field: "gap",
-                range: "from 0 to 80",
-            });
-        }
-        if config.tokens_per_chunk == 0 {
-            return Err(InvalidScript::Range {
-                field: "tokens_per_chunk",
-                range: "1 or more",
-            });
+        let rate = config.tokens_per_s;
+        let ranges = [
+            ("tokens_per_s", "0 or more", rate.is_finite() && rate >= 0.0),
+            ("gap", "from 0 to 80", (0.0..=80.0).contains(&config.gap)),
+            ("tokens_per_chunk", "1 or more", config.tokens_per_chunk > 0),
+        ];
+        if let Some(&(field, range, _)) = ranges.iter().find(|(.., holds)| !holds) {
+            return Err(InvalidScript::Range { field, range });
         }
         let mut rules = Vec::new();
         for rule in std::mem::take(&mut config.rules) {

@@ -3,10 +3,10 @@
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-struct PythonJson {
+struct PythonJson<'a> {
     indent: Option<usize>,
-    item: String,
-    key: String,
+    item: &'a str,
+    key: &'a str,
     ascii: bool,
     sorted: bool,
 }
@@ -15,32 +15,23 @@ struct PythonJson {
 pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
-    let style = match separators.as_deref() {
-        None => PythonJson {
-            indent,
-            // As Python's `json.dumps`: with an indent a line ends at the comma.
-            item: if indent.is_some() { "," } else { ", " }.to_owned(),
-            key: ": ".to_owned(),
-            ascii: options
-                .get::<Option<bool>>("ensure_ascii")?
-                .unwrap_or(false),
-            sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        },
-        Some([item, key]) => PythonJson {
-            indent,
-            item: item.clone(),
-            key: key.clone(),
-            ascii: options
-                .get::<Option<bool>>("ensure_ascii")?
-                .unwrap_or(false),
-            sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        },
+    let (item, key) = match separators.as_deref() {
+        // As Python's `json.dumps`: with an indent a line ends at the comma.
+        None if indent.is_some() => (",", ": "),
+        None => (", ", ": "),
+        Some([item, key]) => (item.as_str(), key.as_str()),
         Some(_) => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "separators must be two strings",
-            ));
+            let message = "separators must be two strings";
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
+    };
+    let flag = |name| Ok::<_, Error>(options.get::<Option<bool>>(name)?.unwrap_or(false));
+    let style = PythonJson {
+        indent,
+        item,
+        key,
+        ascii: flag("ensure_ascii")?,
+        sorted: flag("sort_keys")?,
     };
     // An unknown option would otherwise change nothing, and the prompt would differ from what the model was trained on.
     options.assert_all_used()?;
@@ -51,7 +42,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     Ok(out)
 }
 
-impl PythonJson {
+impl PythonJson<'_> {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         // At each value, so that the output stops growing at the limit; the finished text is charged by `@held`.
         super::bounds::check(out.len())?;
@@ -76,7 +67,7 @@ impl PythonJson {
                         Some(text) => style.text(text, out),
                         None => style.text(&key.to_string(), out),
                     }
-                    out.push_str(&style.key);
+                    out.push_str(style.key);
                     style.write(&value.get_item(key)?, depth + 1, out)
                 })?;
             }
@@ -100,7 +91,7 @@ impl PythonJson {
         out.push(open);
         for (index, item) in items.iter().enumerate() {
             if index > 0 {
-                out.push_str(&self.item);
+                out.push_str(self.item);
             }
             self.line(depth + 1, out);
             each(self, item, out)?;
