@@ -155,13 +155,13 @@ impl BadWords {
 fn shortest(mut words: Vec<String>) -> Vec<String> {
     // The shortest first, so that each word is compared only with those that it may contain.
     words.sort_by_key(String::len);
-    let mut cached: Vec<String> = Vec::new();
+    let mut shortest: Vec<String> = Vec::new();
     for word in words {
-        if !cached.iter().any(|other| word.contains(other.as_str())) {
-            cached.push(word);
+        if !shortest.iter().any(|other| word.contains(other.as_str())) {
+            shortest.push(word);
         }
     }
-    cached
+    shortest
 }
 
 fn endings(words: &[String], token_index: &TokenIndex) -> Vec<Completion> {

@@ -185,8 +185,8 @@ impl PrefixCache {
         {
             return None;
         }
-        let (free, _) = first(|retained| retained == SlotUse::Free)?;
-        let (cached, _) = first(|retained| matches!(retained, SlotUse::Cached(_)))?;
+        let (free, _) = first(|usage| usage == SlotUse::Free)?;
+        let (cached, _) = first(|usage| matches!(usage, SlotUse::Cached(_)))?;
         (cached < free).then_some((cached, free))
     }
 
@@ -428,9 +428,9 @@ impl PrefixCache {
     }
 
     fn drop_cell(&mut self, cell: u32) {
-        let retained = &mut self.cells[cell as usize].usage;
-        *retained -= 1;
-        if *retained == 0 {
+        let holders = &mut self.cells[cell as usize].usage;
+        *holders -= 1;
+        if *holders == 0 {
             self.free.push(cell);
         }
     }

@@ -239,8 +239,8 @@ impl Template {
         };
         // A template that trims contents has removed the space after the mark; then the text before the mark is trimmed
         // too.
-        let cached = text[at + shield::TAIL.len()..].starts_with(' ');
-        let text = if cached {
+        let kept_space = text[at + shield::TAIL.len()..].starts_with(' ');
+        let text = if kept_space {
             &text[..at]
         } else {
             text[..at].trim_end()

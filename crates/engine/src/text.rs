@@ -119,16 +119,16 @@ impl ChoiceText {
 }
 
 /// Returns where the first complete stop string begins, and its index; the longest of those that begin there.
-fn first_stop(retained: &str, fresh: usize, stops: &[String]) -> Option<(usize, usize)> {
+fn first_stop(text: &str, fresh: usize, stops: &[String]) -> Option<(usize, usize)> {
     let mut first: Option<(usize, usize)> = None;
     for (index, stop) in stops.iter().enumerate() {
         // The text held back before does not contain it, so it ends within the fresh bytes.
         let mut from = (fresh + 1).saturating_sub(stop.len());
         // Searching a `str` must begin at a character; going back is safe, because the text before holds no match.
-        while !retained.is_char_boundary(from) {
+        while !text.is_char_boundary(from) {
             from -= 1;
         }
-        let Some(offset) = retained[from..].find(stop.as_str()) else {
+        let Some(offset) = text[from..].find(stop.as_str()) else {
             continue;
         };
         let at = from + offset;
@@ -144,14 +144,14 @@ fn first_stop(retained: &str, fresh: usize, stops: &[String]) -> Option<(usize, 
     first
 }
 
-/// Returns the number of bytes at the end of `retained` that may be the start of a stop string.
-fn longest_beginning(retained: &str, stops: &[String]) -> usize {
+/// Returns the number of bytes at the end of `text` that may be the start of a stop string.
+fn longest_beginning(text: &str, stops: &[String]) -> usize {
     let mut longest = 0;
     for stop in stops {
-        let most = retained.len().min(stop.len() - 1);
+        let most = text.len().min(stop.len() - 1);
         // Only longer beginnings than the best so far are of interest, and the longest possible comes first.
         for length in (longest + 1..=most).rev() {
-            if retained.as_bytes().ends_with(&stop.as_bytes()[..length]) {
+            if text.as_bytes().ends_with(&stop.as_bytes()[..length]) {
                 longest = length;
                 break;
             }

@@ -285,11 +285,11 @@ impl Sampler {
         } else {
             self.shortlist_by_floor(row, scale, floor, top_p);
         }
-        let cached = self
+        let reaching = self
             .candidates
             .partition_point(|&(logit, _)| logit >= floor);
         // The best token always stays: rounding must not leave an empty list.
-        self.candidates.truncate(cached.max(1));
+        self.candidates.truncate(reaching.max(1));
         vector::draw_from_sorted(&self.candidates, scale, uniform)
     }
 
