@@ -110,6 +110,67 @@ pub(super) fn compact(text: &str) -> String {
     text.chars().filter(keep).collect()
 }
 
+/// The texts of the scalars in a value that was validated before, however its lists are nested. In one pass: an element
+/// that is a list would have to be parsed again to be read (D-47). An object ends at its first comma or bracket, which is
+/// enough to refuse it: no datatype is one.
+pub(super) struct Scalars<'a> {
+    rest: &'a str,
+    depth: usize,
+    /// Number of elements of the outermost list so far; 1 for a value that is no list.
+    pub(super) outer: usize,
+}
+
+impl<'a> Scalars<'a> {
+    pub(super) const fn new(value: &'a str) -> Self {
+        Self {
+            rest: value,
+            depth: 0,
+            outer: 0,
+        }
+    }
+}
+
+impl<'a> Iterator for Scalars<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        loop {
+            self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r', ',']);
+            let first = *self.rest.as_bytes().first()?;
+            let (token, rest) = self.rest.split_at(token_len(self.rest));
+            self.rest = rest;
+            if first == b']' {
+                self.depth = self.depth.saturating_sub(1);
+                continue;
+            }
+            let list = first == b'[';
+            self.outer += usize::from(self.depth == 1 || self.depth == 0 && !list);
+            if !list {
+                return Some(token);
+            }
+            self.depth += 1;
+        }
+    }
+}
+
+/// The length of the bracket, string or other scalar at the start of valid JSON.
+fn token_len(text: &str) -> usize {
+    let end = match text.as_bytes().first() {
+        Some(b'[' | b']') => Some(1),
+        Some(b'"') => {
+            let mut escaped = false;
+            let end = text.bytes().skip(1).position(|byte| {
+                let end = byte == b'"' && !escaped;
+                escaped = byte == b'\\' && !escaped;
+                end
+            });
+            end.map(|quote| quote + 2)
+        }
+        _ => text.find([',', ']', ' ', '\t', '\n', '\r']),
+    };
+    end.unwrap_or(text.len())
+}
+
 /// Calls `each` with the text of every element of an array, until it fails.
 ///
 /// # Errors

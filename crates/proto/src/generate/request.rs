@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::datatype::Datatype;
-use super::json::{self, NamedMember};
+use super::json::{self, NamedMember, Scalars};
 use super::limits::RequestLimits;
 use super::refused::InvalidRequest;
 use super::settings;
@@ -329,7 +329,7 @@ impl TextMember<'_> {
     /// Reads the elements of a value, however they are nested.
     pub(super) fn data(&self, value: &str) -> Result<TensorData, InvalidRequest> {
         let mut data = TensorData::empty(self.input.datatype);
-        self.flatten(&mut data, value)?;
+        Scalars::new(value).try_for_each(|scalar| self.element(&mut data, scalar))?;
         Ok(data)
     }
 
@@ -347,16 +347,10 @@ impl TextMember<'_> {
         let count = if input.accepts_json && !value.starts_with('"') {
             self.put(&mut data, &json::compact(value))?;
             1
-        } else if value.starts_with('[') {
-            let mut outer = 0;
-            json::elements(value, &mut |element| {
-                outer += 1;
-                self.flatten(&mut data, element)
-            })?;
-            outer
         } else {
-            self.element(&mut data, value)?;
-            1
+            let mut scalars = Scalars::new(value);
+            scalars.try_for_each(|scalar| self.element(&mut data, scalar))?;
+            scalars.outer
         };
         // TR-308: shapes are computed for the outer level; nested values must have one element each.
         let one = fit(&input.shape, count).map(|shape| (1, shape));
@@ -364,15 +358,6 @@ impl TextMember<'_> {
         let fitted = fitted.filter(|_| count == data.len());
         let (rows, shape) = fitted.ok_or_else(|| InvalidRequest::Shape(input.name.clone()))?;
         Ok((rows, Tensor { shape, data }))
-    }
-
-    /// The nesting depth was checked before, so the recursion is bounded.
-    fn flatten(&self, data: &mut TensorData, value: &str) -> Result<(), InvalidRequest> {
-        if value.starts_with('[') {
-            json::elements(value, &mut |element| self.flatten(data, element))
-        } else {
-            self.element(data, value)
-        }
     }
 
     fn element(&self, data: &mut TensorData, value: &str) -> Result<(), InvalidRequest> {

@@ -79,6 +79,40 @@ fn d_47_errors_truncate_names_of_inputs_and_parameters_in_messages() {
 }
 
 #[test]
+fn d_47_a_nested_list_is_read_in_one_pass() {
+    let every = every_datatype();
+    let read = |value: &str| {
+        let mapped = map(&every, &format!(r#"{{"bytes":{value}}}"#))?;
+        let data = &mapped.tensors[0].1.data;
+        let TensorData::Bytes(texts) = data else {
+            panic!("{data:?} are no texts");
+        };
+        let texts = texts.iter().map(|text| String::from_utf8_lossy(text));
+        Ok::<_, String>(texts.collect::<Vec<_>>().join("|"))
+    };
+    let shape = "The schema can not convert input 'bytes' to tensor with proper shape";
+    let kind = "Unable to parse JSON bytes array: attempt to access JSON non-string as string";
+    for (value, expect) in [
+        (r#"["a","b"]"#, Ok("a|b")),
+        (" [ [ \"a]\" ] ,\n\t[[\"\\\\\"]]\r] ", Ok("a]|\\")),
+        // As many elements as the outer list has, wherever they are.
+        (r#"[["a","b"],[]]"#, Ok("a|b")),
+        (r#"[["a","b"]]"#, Err(shape)),
+        (r#"[[],[]]"#, Err(shape)),
+        (r#"["[\"",["\",]"]]"#, Ok("[\"|\",]")),
+        (r#"["a",{"b":["c"]}]"#, Err(kind)),
+        (r#"["a",[null]]"#, Err(kind)),
+    ] {
+        let expect = expect.map(str::to_owned).map_err(str::to_owned);
+        assert_eq!(read(value), expect, "{value}");
+    }
+    // Each level of nesting would read its blanks again.
+    let blanks = " ".repeat(1 << 20);
+    let deep = format!(r#"[{}"a"{blanks}{},"b"]"#, "[".repeat(97), "]".repeat(97));
+    assert_eq!(read(&deep), Ok("a|b".to_owned()));
+}
+
+#[test]
 fn d_47_stop_words_and_bad_words_are_limited_while_they_are_parsed() {
     for name in ["stop_words", "bad_words"] {
         let given = |count| {
