@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{AnswerHead, ResponsePayload};
 use super::datatype::Datatype;
-use super::json;
+use super::json::{self, Scalars};
 use super::refused::InvalidRequest;
 use super::request::{Mapped, Mapper, RequestParameter, TextMember, id};
 use super::settings;
@@ -344,11 +344,11 @@ impl Mapper<'_> {
         ) {
             (false, _) => None,
             (true, ElementSource::Json(text)) => {
-                // A tensor's data is a list, at any depth; a parameter is the value in it.
-                let text = text
-                    .trim_start_matches(['[', ' '])
-                    .trim_end_matches([']', ' ']);
-                Some(super::request::parameter(name, text)?)
+                // A tensor's data is a list, at any depth; a parameter is the one value in it.
+                let mut scalars = Scalars::new(text);
+                let only = scalars.next().filter(|_| scalars.next().is_none());
+                only.map(|value| super::request::parameter(name, value))
+                    .transpose()?
             }
             (true, from) => scalar(given.datatype, from),
         };

@@ -185,3 +185,25 @@ fn tr_307_of_many_parameters_the_first_of_a_name_counts() {
         assert_eq!(mapped.parameter(name), Some(&RequestParameter::Int(1)));
     }
 }
+
+/// D-20
+#[test]
+fn tr_307_a_sampling_field_as_an_input_has_one_element() {
+    let alias = |data: &str| {
+        let field =
+            format!(r#"{{"name":"max_new_tokens","datatype":"INT32","shape":[1],"data":{data}}}"#);
+        let prompt = r#"{"name":"text_input","datatype":"BYTES","shape":[1],"data":["x"]}"#;
+        let infer = infer(&format!("{prompt},{field}"))?;
+        Ok::<_, String>(infer.mapped.parameter("max_new_tokens").cloned())
+    };
+    for one in ["5", "[5]", "[[\n5 ]]"] {
+        assert_eq!(alias(one), Ok(Some(RequestParameter::Int(5))), "{one}");
+    }
+    for not_one in ["[1,2]", "[[1],[2]]", r#"["a","b"]"#, "[]"] {
+        let refused = alias(not_one).unwrap_err();
+        assert!(
+            refused.contains("unexpected inference input 'max_new_tokens'"),
+            "{refused}"
+        );
+    }
+}
