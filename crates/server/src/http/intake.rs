@@ -23,8 +23,6 @@ use crate::http::upload_pace::UploadPace;
 pub(crate) struct BodyIntake {
     budget: Arc<BodyBudget>,
     caller: CallerIdentity,
-    /// The response has begun.
-    answered: AtomicBool,
     /// What still arrives is read and discarded, and is not charged.
     discarded: AtomicBool,
     overloaded: AtomicBool,
@@ -32,14 +30,19 @@ pub(crate) struct BodyIntake {
     slow: AtomicBool,
     /// Unpacked bytes of it are charged, beside those that arrived.
     unpacked: AtomicBool,
-    /// Charged until the response begins.
-    reservations: Mutex<Vec<Reservation>>,
-    /// The body, if its reader has dropped it before its end and before the response.
-    leftover: Mutex<Option<UnreadRemainder>>,
+    /// What is kept until the response begins; `None` from then on. One lock for all, so that nothing is kept after that.
+    kept: Mutex<Option<KeptUntilAnswer>>,
     /// Bytes of an unneeded body that are read before its answer is sent.
     drain_bytes: u64,
     /// The time in which a client must send the least amount of [`UploadPace`] while something is charged.
     pace: Duration,
+}
+
+#[derive(Default)]
+struct KeptUntilAnswer {
+    reservations: Vec<Reservation>,
+    /// The body, if its reader has dropped it before its end.
+    leftover: Option<UnreadRemainder>,
 }
 
 /// How a body is divided into messages.
@@ -64,13 +67,11 @@ impl BodyIntake {
             caller,
             drain_bytes,
             pace,
-            leftover: Mutex::default(),
-            answered: AtomicBool::new(false),
             discarded: AtomicBool::new(false),
             overloaded: AtomicBool::new(false),
             slow: AtomicBool::new(false),
             unpacked: AtomicBool::new(false),
-            reservations: Mutex::default(),
+            kept: Mutex::new(Some(KeptUntilAnswer::default())),
         })
     }
 
@@ -112,37 +113,28 @@ impl BodyIntake {
 
     /// Holds `reservation` until the response begins; releases it at once if it has begun.
     pub(crate) fn keep(&self, reservation: Reservation) {
-        if !reservation.is_empty() && !self.is(&self.answered) {
-            let mut reservations = self
-                .reservations
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            reservations.push(reservation);
+        // Most are empty, because small bodies are not charged.
+        if !reservation.is_empty()
+            && let Some(kept) = &mut *self.kept()
+        {
+            kept.reservations.push(reservation);
         }
     }
 
     /// The response begins: its input has been read, and all charges are refunded. Returns what was not read.
     pub(crate) fn answered(&self) -> Option<UnreadRemainder> {
-        // The flag before the remainder is taken: a body that is dropped from here on sees it and leaves nothing behind
-        // (see `Drop` of `ChargedBody`).
-        self.answered.store(true, Ordering::Relaxed);
-        let mut reservations = self
-            .reservations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        drop(std::mem::take(&mut *reservations));
-        // Before the other lock, so that no thread ever holds both.
-        drop(reservations);
-        self.leftover().take()
+        // Taken in a statement of its own: the refund takes the lock of the budget, and must not hold this one meanwhile.
+        let kept = self.kept().take();
+        kept?.leftover
     }
 
-    fn leftover(&self) -> MutexGuard<'_, Option<UnreadRemainder>> {
-        self.leftover.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> MutexGuard<'_, Option<KeptUntilAnswer>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the response has begun.
     pub(crate) fn has_answered(&self) -> bool {
-        self.is(&self.answered)
+        self.kept().is_none()
     }
 
     /// From now on what arrives is only read to its end, without a charge.
@@ -241,7 +233,7 @@ impl hyper::body::Body for ChargedBody {
         // A frame that waits for room comes first; until it has room no other is read, which stops the client through flow
         // control.
         if this.frame.is_none() {
-            if this.intake.is(&this.intake.answered) {
+            if this.intake.has_answered() {
                 // A reader that asks for more has taken the complete messages; only the unfinished one is still in memory.
                 this.charged = this.cutter.unfinished;
                 this.reservation.shrink(this.charged);
@@ -291,14 +283,13 @@ impl hyper::body::Body for ChargedBody {
 impl Drop for ChargedBody {
     fn drop(&mut self) {
         if !self.body.is_end_stream() {
-            // The flag is read under the lock: a body that is dropped after `answered` would be kept for nobody.
-            let mut leftover = self.intake.leftover();
-            if !self.intake.has_answered() {
-                *leftover = Some(UnreadRemainder {
-                    body: std::mem::take(&mut self.body),
-                    read: self.read,
-                    begun: self.begun,
-                });
+            let leftover = UnreadRemainder {
+                body: std::mem::take(&mut self.body),
+                read: self.read,
+                begun: self.begun,
+            };
+            if let Some(kept) = &mut *self.intake.kept() {
+                kept.leftover = Some(leftover);
             }
         }
         if !self.intake.is(&self.intake.discarded) {
