@@ -65,25 +65,30 @@ impl<S: AbortConnection> AbortConnection for TlsStream<S> {
     }
 }
 
-/// The version by the bytes so far. `PR` is taken for the preface of HTTP/2: methods of WebDAV, which begin so too, have the
-/// idle timeout instead of the head's.
+/// The version by the bytes so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HttpVersion {
-    Unknown,
-    /// A `P`, and nothing more yet.
-    Undecided,
+    /// So many bytes have come, and they are the first ones of [`PREFACE`].
+    Unknown(usize),
     One,
     Two,
 }
 
+/// How a connection of HTTP/2 begins; no method of HTTP/1 is called so.
+const PREFACE: &[u8] = b"PRI";
+
 impl HttpVersion {
     fn after(self, bytes: &[u8]) -> Self {
-        match (self, bytes) {
-            (Self::Unknown, [b'P', rest @ ..]) => Self::Undecided.after(rest),
-            (Self::Unknown, [_, ..]) => Self::One,
-            (Self::Undecided, [b'R', ..]) => Self::Two,
-            (Self::Undecided, [_, ..]) => Self::One,
-            (known, _) => known,
+        let Self::Unknown(known) = self else {
+            return self;
+        };
+        let rest = &PREFACE[known..];
+        if bytes.starts_with(rest) {
+            Self::Two
+        } else if rest.starts_with(bytes) {
+            Self::Unknown(known + bytes.len())
+        } else {
+            Self::One
         }
     }
 }
@@ -94,7 +99,7 @@ impl<S> ReadWatch<S> {
             socket,
             activity,
             write_stalls,
-            version: HttpVersion::Unknown,
+            version: HttpVersion::Unknown(0),
         }
     }
 
@@ -115,7 +120,8 @@ impl<S: AsyncRead + AbortConnection + Unpin> AsyncRead for ReadWatch<S> {
         ready!(Pin::new(&mut this.socket).poll_read(cx, buf))?;
         let update = &buf.filled()[before..];
         this.version = this.version.after(update);
-        if !update.is_empty() && this.version != HttpVersion::Two {
+        // Not while the version is unknown: to HTTP/2, whose preface may come in pieces, the timeout of a head does not apply.
+        if !update.is_empty() && this.version == HttpVersion::One {
             this.activity.touch();
             // HTTP/1 and WebSocket handshakes only: clients of HTTP/2 write their frames whole.
             this.socket.acknowledge();
@@ -183,12 +189,17 @@ mod tests {
             (&["P", "OST"], HttpVersion::One),
             (&["PUT", "PRI"], HttpVersion::One),
             (&["G", "PR"], HttpVersion::One),
-            (&["P"], HttpVersion::Undecided),
-            (&[""], HttpVersion::Unknown),
+            (&["P", "ROPFIND"], HttpVersion::One),
+            (&["PRO"], HttpVersion::One),
+            (&["P"], HttpVersion::Unknown(1)),
+            (&["P", "R"], HttpVersion::Unknown(2)),
+            (&[""], HttpVersion::Unknown(0)),
         ] {
-            let read = pieces.iter().fold(HttpVersion::Unknown, |version, piece| {
-                version.after(piece.as_bytes())
-            });
+            let read = pieces
+                .iter()
+                .fold(HttpVersion::Unknown(0), |version, piece| {
+                    version.after(piece.as_bytes())
+                });
             assert_eq!(read, version, "{pieces:?}");
         }
     }
@@ -214,6 +225,32 @@ mod tests {
             buf: &mut ReadBuf<'_>,
         ) -> Poll<io::Result<()>> {
             Pin::new(&mut self.pipe).poll_read(cx, buf)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_911_the_head_timeout_is_that_of_http_1_alone() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        for (pieces, applies) in [
+            (["G", "ET / HTTP/1.1"], true),
+            (["P", "ROPFIND / HTTP/1.1"], true),
+            (["P", "RI * HTTP/2.0"], false),
+        ] {
+            let (mut client, pipe) = tokio::io::duplex(64);
+            let socket = Counted {
+                pipe,
+                acknowledged: std::cell::Cell::new(0),
+            };
+            let activity = Activity::new();
+            let mut received = ReadWatch::new(socket, activity.clone(), WriteStallWatch::new());
+            for piece in pieces {
+                client.write_all(piece.as_bytes()).await.unwrap();
+                let mut read = vec![0; piece.len()];
+                received.read_exact(&mut read).await.unwrap();
+            }
+            let limit = std::time::Duration::from_secs(10);
+            let late = tokio::time::timeout(limit * 2, activity.late_head(limit)).await;
+            assert_eq!(late.is_ok(), applies, "{pieces:?}");
         }
     }
 
