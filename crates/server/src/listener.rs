@@ -148,6 +148,7 @@ async fn accept_all(
         while tasks.try_join_next().is_some() {}
         let (accepted, slot) = match accepted {
             Ok(accepted) => accepted,
+            Err(error) if is_of_client(&error) => continue,
             Err(error) => {
                 // Out of descriptors or memory: existing connections must go first, so wait instead of spinning.
                 tracing::warn!(%error, "could not accept a connection");
@@ -229,6 +230,17 @@ async fn accept(
         .await
         .map_err(io::Error::other)?;
     Ok((socket.accept().await?, slot))
+}
+
+/// Whether an accept has failed because the client reset the connection in the backlog. The port must not pause for that, or
+/// one client could slow it for all.
+fn is_of_client(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+    )
 }
 
 /// Connections that get [`Windows::WIDE`] at the same time; all others get [`Windows::NARROW`].
@@ -453,3 +465,23 @@ fn ended(
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 /// How long a connection may take to close once it has nothing more to answer.
 const GOODBYE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn oa_911_a_port_pauses_when_the_system_is_exhausted_and_not_for_a_reset_client() {
+        for (error, pauses) in [
+            (Errno::CONNABORTED, false),
+            (Errno::CONNRESET, false),
+            (Errno::MFILE, true),
+            (Errno::NFILE, true),
+            (Errno::NOMEM, true),
+        ] {
+            assert_eq!(!is_of_client(&error.into()), pauses, "{error}");
+        }
+    }
+}

@@ -68,7 +68,8 @@ impl ListeningSocket {
             Self::Tcp(listener) => {
                 let (socket, peer) = listener.accept().await?;
                 // A token is one small write: with Nagle's algorithm each would wait for the acknowledgement of the one before.
-                socket.set_nodelay(true)?;
+                // It fails on some systems if the client has gone, which the first read will show.
+                let _ = socket.set_nodelay(true);
                 Ok(AcceptedStream::Tcp(socket, peer))
             }
             Self::Unix(listener, _) => Ok(AcceptedStream::Unix(listener.accept().await?.0)),
