@@ -418,12 +418,12 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
             return Poll::Ready(Ok(()));
         }
         let mut io = Pin::new(&mut self.io);
-        let written = ready!(self.writer.poll_write(io.as_mut(), cx));
-        let sent = match written {
+        let sent = match ready!(self.writer.poll_write(io.as_mut(), cx)) {
             Ok(()) => ready!(io.poll_flush(cx)),
-            Err(error) => Err(error),
+            failed => failed,
         };
-        self.unflushed = false;
+        // After an error something is still queued, and the next call has to fail as well.
+        self.unflushed = sent.is_err();
         Poll::Ready(sent.map_err(|_| SocketLoss::Closed))
     }
 

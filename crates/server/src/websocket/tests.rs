@@ -214,6 +214,18 @@ async fn ev_705_a_ping_between_fragments_is_answered_before_their_message() {
     assert_eq!(answers, b"\x8a\x01p\x81\x08fragment");
 }
 
+#[tokio::test]
+async fn ev_705_a_failed_write_is_reported_to_every_caller() {
+    let (client, server) = duplex(64);
+    let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
+    socket.send(Bytes::from_static(b"hello"), false).unwrap();
+    drop(client);
+    for _ in 0..2 {
+        let sent = std::future::poll_fn(|cx| socket.poll_sent(cx)).await;
+        assert_eq!(sent, Err(SocketLoss::Closed));
+    }
+}
+
 /// A client that sends pings and reads nothing does not fill memory with pongs.
 #[tokio::test(start_paused = true)]
 async fn ev_705_only_the_last_of_many_pings_is_answered() {
