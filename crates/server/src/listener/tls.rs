@@ -165,7 +165,11 @@ impl Tls {
                 Ok(Err(error)) => {
                     tracing::error!(%error, "could not reload the certificate: the old one stays in use");
                 }
-                // A panic while reading, or the runtime is being shut down.
+                // The next check may succeed.
+                Err(error) if error.is_panic() => {
+                    tracing::error!(%error, "checking the certificate panicked");
+                }
+                // The runtime is being shut down.
                 Err(_) => return,
             }
         }
