@@ -13,8 +13,6 @@ use std::time::Instant;
 use hyper::rt::Executor;
 use prometheus::{Histogram, HistogramOpts};
 
-use crate::ops::metrics::POLL_SECONDS;
-
 pin_project_lite::pin_project! {
     /// A task whose polls are measured.
     pub(crate) struct TimedTask<F> {
@@ -62,7 +60,8 @@ pub(crate) fn seconds() -> Option<&'static Histogram> {
 
 // A static, because tasks are polled far from any handle. The bounds are constant and ascending, so it never is `None`.
 static SECONDS: LazyLock<Option<Histogram>> = LazyLock::new(|| {
-    let options = HistogramOpts::new(POLL_SECONDS, "-").buckets(BOUNDS.to_vec());
+    // In no registry, so the name does not matter: that of the metric is given where it is rendered.
+    let options = HistogramOpts::new("seconds", "-").buckets(BOUNDS.to_vec());
     Histogram::with_opts(options).ok()
 });
 

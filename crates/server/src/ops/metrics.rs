@@ -5,10 +5,8 @@
 mod engines;
 mod format;
 mod names;
-mod polls;
 mod pools;
 mod process;
-mod slow_work;
 mod triton;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,10 +23,10 @@ use sapwood_engine::stats::EngineStats;
 use sapwood_kernel::{Kernel, pool};
 use sapwood_net::lmtp::pool::LmtpPool;
 
-pub use format::Format;
-use format::MetricsText;
-pub(crate) use names::POLL_SECONDS;
-use triton::TritonNames;
+pub use self::format::Format;
+use self::format::MetricsText;
+use self::triton::TritonNames;
+use crate::listener::poll_timing;
 
 /// The face through which work came in; a closed set, because it is a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,7 +97,7 @@ impl MetricSources {
 
 impl std::fmt::Debug for MetricSources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watched")
+        f.debug_struct("MetricSources")
             .field("engines", &self.engines)
             .finish_non_exhaustive()
     }
@@ -324,8 +322,12 @@ impl ServerMetrics {
         {
             triton.write(self, &watched, &mut text);
         }
-        slow_work::write(&mut text);
-        polls::write(&mut text);
+        write_slow_work(&mut text);
+        if let Some(seconds) = poll_timing::seconds() {
+            let help = "Seconds for which a connection's task held a thread.";
+            text.family(names::POLL_SECONDS, "histogram", help);
+            text.observed(names::POLL_SECONDS, &[], seconds);
+        }
         process::write(&mut text);
         text.end()
     }
@@ -373,14 +375,12 @@ impl ServerMetrics {
             + pool::BlockingPool::global().stats().panics;
         let engines = ended.panics + sum(|stats| stats.panics.get());
         let panics = self.panics.get() + code + engines;
-        text.family(names::PANICS, "counter", "Panics that were caught.");
-        text.sample(names::PANICS, &[], panics);
+        text.counter(names::PANICS, "Panics that were caught.", panics);
         if let Some(dropped) = &watched.log {
             let help = "Log lines that were dropped because the log was not read in time.";
-            text.family(names::LOG_LINES_DROPPED, "counter", help);
-            text.sample(
+            text.counter(
                 names::LOG_LINES_DROPPED,
-                &[],
+                help,
                 dropped.load(Ordering::Relaxed),
             );
         }
@@ -396,6 +396,33 @@ fn write_loads(watched: &MetricSources, text: &mut MetricsText) {
     for (model, time) in &watched.loaded {
         text.sample(names::MODEL_LOAD, &[("model", model)], time.as_secs_f64());
     }
+}
+
+/// The thread pool for CPU-bound work.
+fn write_slow_work(text: &mut MetricsText) {
+    let stats = pool::BlockingPool::global().stats();
+    let waited = stats.waited.as_secs_f64();
+    text.gauge(
+        names::SLOW_WORK_WAITING,
+        "Pieces of slow work that wait now.",
+        stats.waiting,
+    );
+    text.gauge(
+        names::SLOW_WORK_RUNNING,
+        "Pieces of slow work that run now.",
+        stats.running,
+    );
+    text.counter(names::SLOW_WORK, "Pieces of slow work done.", stats.done);
+    text.counter(
+        names::SLOW_WORK_WAIT,
+        "Seconds that slow work waited.",
+        waited,
+    );
+    text.counter(
+        names::SLOW_WORK_REFUSED,
+        "Pieces of slow work refused.",
+        stats.refused,
+    );
 }
 
 impl EvergreenMetrics {

@@ -2,6 +2,7 @@
 
 use std::fmt::{Display, Write};
 
+use prometheus::core::Metric;
 use prometheus::proto::{MetricFamily, MetricType};
 use sapwood_engine::stats::Histogram;
 
@@ -89,6 +90,39 @@ impl MetricsText {
         let _ = writeln!(self.written, "{name}{} {value}", braces(labels, None));
     }
 
+    /// A gauge without labels.
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
+        self.family(name, "gauge", help);
+        self.sample(name, &[], value);
+    }
+
+    /// A counter without labels.
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: impl Display) {
+        self.family(name, "counter", help);
+        self.sample(name, &[], value);
+    }
+
+    /// One histogram that is not an engine's.
+    pub(super) fn observed(
+        &mut self,
+        name: &str,
+        labels: Labels<'_>,
+        histogram: &prometheus::Histogram,
+    ) {
+        let metric = histogram.metric();
+        let observed = metric.get_histogram();
+        let buckets = observed.get_bucket().iter();
+        let buckets = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()));
+        // The crate leaves the infinite bucket to whoever renders.
+        let last = (f64::INFINITY, observed.get_sample_count());
+        self.buckets(
+            name,
+            labels,
+            buckets.chain([last]),
+            observed.get_sample_sum(),
+        );
+    }
+
     /// One histogram of an engine.
     pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &Histogram) {
         let bounds = histogram.bounds().iter().copied();
@@ -103,7 +137,7 @@ impl MetricsText {
 
     /// One histogram: pairs of an upper bound, the last of which is infinite, and the cumulative count; and the sum of all
     /// observations.
-    pub(super) fn buckets(
+    fn buckets(
         &mut self,
         name: &str,
         labels: Labels<'_>,

@@ -8,38 +8,26 @@ use super::format::MetricsText;
 pub(super) fn write(text: &mut MetricsText) {
     // Each family by itself: outside of Linux, or where `/proc` is restricted, what cannot be read is left out.
     if let Some(bytes) = resident_bytes() {
-        text.family(
-            "process_resident_memory_bytes",
-            "gauge",
-            "Resident memory in bytes.",
-        );
-        text.sample("process_resident_memory_bytes", &[], bytes);
+        let help = "Resident memory in bytes.";
+        text.gauge("process_resident_memory_bytes", help, bytes);
     }
     if let Some(bytes) = virtual_bytes() {
-        let name = "process_virtual_memory_bytes";
-        text.family(name, "gauge", "Virtual memory in bytes.");
-        text.sample(name, &[], bytes);
+        let help = "Virtual memory in bytes.";
+        text.gauge("process_virtual_memory_bytes", help, bytes);
     }
     if let Some(seconds) = start_seconds() {
-        let name = "process_start_time_seconds";
-        text.family(name, "gauge", "When it was started, in seconds since 1970.");
-        text.sample(name, &[], seconds);
+        let help = "When it was started, in seconds since 1970.";
+        text.gauge("process_start_time_seconds", help, seconds);
     }
     if let Some(open) = open_descriptors() {
-        text.family("process_open_fds", "gauge", "Open file descriptors.");
-        text.sample("process_open_fds", &[], open);
+        text.gauge("process_open_fds", "Open file descriptors.", open);
     }
     if let Some(most) = crate::listener::descriptors::DescriptorCheck::read().soft {
-        text.family("process_max_fds", "gauge", "File descriptors allowed.");
-        text.sample("process_max_fds", &[], most);
+        text.gauge("process_max_fds", "File descriptors allowed.", most);
     }
     if let Some(seconds) = cpu_seconds() {
-        text.family(
-            "process_cpu_seconds_total",
-            "counter",
-            "Processor time used, in seconds.",
-        );
-        text.sample("process_cpu_seconds_total", &[], seconds);
+        let help = "Processor time used, in seconds.";
+        text.counter("process_cpu_seconds_total", help, seconds);
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use prometheus::IntCounterVec;
-use prometheus::core::{Collector, Metric};
+use prometheus::core::Collector;
 use sapwood_engine::Engine;
 use sapwood_engine::stats::{EngineStats, Histogram};
 use sapwood_kernel::{Kernel, Name};
@@ -32,7 +32,7 @@ pub(super) struct TritonNames {
 
 impl std::fmt::Debug for TritonNames {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Spelling")
+        f.debug_struct("TritonNames")
             .field("versions", &self.versions)
             .finish_non_exhaustive()
     }
@@ -152,23 +152,17 @@ impl TritonNames {
                 busy
             };
             let help = "Share of all processors in use since the last scrape, 0 to 1.";
-            text.family(names::CPU_UTILIZATION, "gauge", help);
-            text.sample(names::CPU_UTILIZATION, &[], busy);
+            text.gauge(names::CPU_UTILIZATION, help, busy);
         }
         // Without `/proc` the families are left out: 0 would be a false value.
-        let Some((total, available)) = memory() else {
-            return;
-        };
-        for (name, help, bytes) in [
-            (names::CPU_MEMORY_TOTAL, "Memory of the machine.", total),
-            (
+        if let Some((total, available)) = memory() {
+            let used = total.saturating_sub(available);
+            text.gauge(names::CPU_MEMORY_TOTAL, "Memory of the machine.", total);
+            text.gauge(
                 names::CPU_MEMORY_USED,
                 "Memory of the machine in use.",
-                total.saturating_sub(available),
-            ),
-        ] {
-            text.family(name, "gauge", help);
-            text.sample(name, &[], bytes);
+                used,
+            );
         }
     }
 }
@@ -276,19 +270,8 @@ fn write_first_responses(
     let help = "Milliseconds to the first output of a request.";
     text.family(names::FIRST_RESPONSE, "histogram", help);
     for model in models {
-        let counted = metrics.first_response_ms.with_label_values(&[&*model.name]);
-        let reported = counted.metric();
-        let reported = reported.get_histogram();
-        let buckets = reported.get_bucket().iter();
-        let buckets = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()));
-        // The crate leaves the infinite bucket to whoever renders.
-        let all = [(f64::INFINITY, reported.get_sample_count())];
-        text.buckets(
-            names::FIRST_RESPONSE,
-            &model.labels(),
-            buckets.chain(all),
-            reported.get_sample_sum(),
-        );
+        let first = metrics.first_response_ms.with_label_values(&[&*model.name]);
+        text.observed(names::FIRST_RESPONSE, &model.labels(), &first);
     }
 }
 
