@@ -228,11 +228,11 @@ impl EventReader {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         while !self.over {
             match self.look() {
-                None => return Some(Err(self.cut("another reader has taken over").await)),
+                None => return Some(Err(self.cut("another reader has taken over"))),
                 Some(ReplayNext::Event(event)) => return Some(Ok(event)),
                 Some(ReplayNext::End(StreamEnd::Well)) => return None,
                 Some(ReplayNext::End(StreamEnd::Cut)) => {
-                    return Some(Err(self.cut("the stream is cut").await));
+                    return Some(Err(self.cut("the stream is cut")));
                 }
                 // `notify_one` leaves a permit where nothing waits: an event between the look and the wait is not missed.
                 Some(ReplayNext::Later) => self.changed.notified().await,
@@ -256,10 +256,8 @@ impl EventReader {
         Some(next)
     }
 
-    async fn cut(&mut self, why: &'static str) -> io::Error {
+    fn cut(&mut self, why: &'static str) -> io::Error {
         self.over = true;
-        // One more poll, so that what was sent before goes out: an error makes hyper drop what it still holds.
-        tokio::task::yield_now().await;
         io::Error::other(why)
     }
 

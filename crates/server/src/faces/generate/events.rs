@@ -21,6 +21,7 @@ use super::request_options::RequestOptions;
 use super::response_json::JsonResponseContext;
 use super::sending::{Sending, cut};
 use super::stats::RequestTimer;
+use crate::faces::cut_body::flush_before_error;
 
 /// A comment that shows that an idle stream is alive (TR-1304).
 const PING: Bytes = Bytes::from_static(b": ping\n\n");
@@ -99,6 +100,7 @@ fn dressed(
     options: RequestOptions,
     silent: bool,
 ) -> Response<Body> {
+    let events = flush_before_error(events);
     match options.ping {
         None => stream_of(events),
         Some(idle_timeout) => stream_of(pinging(events.boxed(), idle_timeout, silent)),

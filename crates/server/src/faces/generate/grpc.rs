@@ -1,7 +1,6 @@
 //! The gRPC service `inference.GRPCInferenceService` (section 9), on the same models.
 
 mod codec;
-mod cut;
 mod infer;
 mod metadata;
 mod stream;
@@ -9,13 +8,15 @@ mod stream;
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use axum::body::Body;
 use futures::StreamExt;
 use futures::future::{BoxFuture, ready};
 use http::{Extensions, HeaderValue, StatusCode};
+use http_body_util::{BodyStream, StreamBody};
+use hyper::body::Frame;
 use prost::Message;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::RequestLimits;
@@ -30,6 +31,7 @@ use super::catalog::ModelCatalog;
 use super::request_error::{RequestError, retry_seconds};
 use super::restricted::Category;
 use crate::auth::scopes::{KeyScope, RouteAccess};
+use crate::faces::cut_body::flush_before_error;
 use crate::http::gunzip;
 use crate::http::intake::BodyIntake;
 
@@ -212,7 +214,19 @@ async fn streamed(
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(most);
     let answer = grpc.streaming(service, request).await;
-    answer.map(|body| Body::new(cut::CuttableBody::new(Body::new(body), cut)))
+    answer.map(|body| without_trailers_if(cut, Body::new(body)))
+}
+
+/// A response body that ends with an error in place of its trailers once `cut` is set, as a crashed server would (D-11).
+fn without_trailers_if(cut: Arc<AtomicBool>, body: Body) -> Body {
+    let frames = BodyStream::new(body).map(move |frame| {
+        // Read after the body was polled: that is where the failure is encoded, which sets it.
+        if frame.as_ref().is_ok_and(Frame::is_trailers) && cut.load(Ordering::Relaxed) {
+            return Err(axum::Error::new("the script cuts the call"));
+        }
+        frame
+    });
+    Body::new(StreamBody::new(flush_before_error(frames)))
 }
 
 /// A failure as a status, with its code of the closed set in the metadata (TR-206).

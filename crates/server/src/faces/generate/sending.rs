@@ -41,10 +41,8 @@ enum AfterPiece {
     Events,
     Nothing,
     /// The connection ends without the protocol's own end (D-11).
-    Cut(RequestError, CutsNow),
+    Cut(RequestError),
 }
-
-type CutsNow = bool;
 
 impl Sending {
     pub(super) const fn new(
@@ -83,7 +81,7 @@ impl Sending {
                     self.response_context.event(&response, &mut self.piece);
                 }
                 // Kept until the piece is sent: the events before a cut are part of the script (D-11).
-                Some(Err(failure)) if failure.cut => self.rest = AfterPiece::Cut(failure, false),
+                Some(Err(failure)) if failure.cut => self.rest = AfterPiece::Cut(failure),
                 Some(Err(failure)) => {
                     self.piece.extend_from_slice(&error_event(&failure.message));
                     self.rest = AfterPiece::Nothing;
@@ -121,19 +119,13 @@ impl Stream for Sending {
             let piece = std::mem::replace(&mut sending.piece, Vec::with_capacity(room));
             return Poll::Ready(Some(Ok(piece.into())));
         }
-        match &mut sending.rest {
+        match &sending.rest {
             AfterPiece::Events => Poll::Pending,
             AfterPiece::Nothing => Poll::Ready(None),
-            AfterPiece::Cut(failure, now) if *now => {
+            AfterPiece::Cut(failure) => {
                 let cut = cut(failure);
                 sending.rest = AfterPiece::Nothing;
                 Poll::Ready(Some(Err(cut)))
-            }
-            // One more poll, so that what was sent before goes out: an error makes hyper drop what it still holds.
-            AfterPiece::Cut(_, now) => {
-                *now = true;
-                cx.waker().wake_by_ref();
-                Poll::Pending
             }
         }
     }

@@ -22,7 +22,7 @@ use axum::body::{Body, BodyDataStream};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
-use futures::{Stream, StreamExt};
+use futures::{StreamExt, future, stream};
 use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use sapwood_proto::code::Code;
@@ -31,12 +31,14 @@ use sapwood_proto::lmtp::{LineSplitter, Unreadable, WireLine};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::PollSender;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::context::{LmtpClientInfo, LmtpContext};
 use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport};
 use crate::auth::caller::Caller;
+use crate::faces::cut_body::flush_before_error;
 use crate::http::intake::BodyIntake;
 use crate::http::rejection::Rejection;
 use crate::http::request_trace;
@@ -123,18 +125,22 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
         }
         drop(position);
     }));
-    let answer = PostBody {
-        receiver,
-        whole,
-        ended: PostEnd::Open,
-        _task: AbortOnDropHandle::new(task),
+    // Dropped with the response, which aborts the task.
+    let task = AbortOnDropHandle::new(task);
+    let end = async move {
+        drop(task);
+        // Relaxed is enough: the channel's close orders the store before this load.
+        let cut = || io::Error::other("the LMTP connection ended before all streams had");
+        (!whole.load(Ordering::Relaxed)).then(|| Err(cut()))
     };
+    let pieces = ReceiverStream::new(receiver).map(Ok);
+    let pieces = pieces.chain(stream::once(end).filter_map(future::ready));
     let headers = [
         (header::CONTENT_TYPE, form.content_type()),
         (header::CACHE_CONTROL, "no-store"),
         (NO_BUFFERING, "no"),
     ];
-    Ok((headers, Body::from_stream(answer)).into_response())
+    Ok((headers, Body::from_stream(flush_before_error(pieces))).into_response())
 }
 
 /// The messages of a JSON array of pairs, as lines. The white space within a payload stays, line feeds included.
@@ -313,52 +319,6 @@ impl LmtpTransport for PostTransport {
         ready!(self.sender.poll_reserve(cx)).map_err(|_| ClientClosed)?;
         let bytes = self.out.split().freeze();
         Poll::Ready(self.sender.send_item(bytes).map_err(|_| ClientClosed))
-    }
-}
-
-/// The response body.
-struct PostBody {
-    receiver: mpsc::Receiver<Bytes>,
-    /// Set before the last messages: without it the response is cut off.
-    whole: Arc<AtomicBool>,
-    ended: PostEnd,
-    /// Aborts the driver when the response is dropped.
-    _task: AbortOnDropHandle<()>,
-}
-
-/// The progress of the end of a response.
-#[derive(Clone, Copy, PartialEq)]
-enum PostEnd {
-    Open,
-    /// One more poll, so that what was sent before goes out: an error makes hyper drop what it still holds.
-    Cutting,
-    Over,
-}
-
-impl Stream for PostBody {
-    type Item = io::Result<Bytes>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let bytes = match self.ended {
-            PostEnd::Open => ready!(self.receiver.poll_recv(cx)),
-            PostEnd::Cutting => {
-                self.ended = PostEnd::Over;
-                let cut = io::Error::other("the LMTP connection ended before all streams had");
-                return Poll::Ready(Some(Err(cut)));
-            }
-            PostEnd::Over => return Poll::Ready(None),
-        };
-        if bytes.is_some() {
-            return Poll::Ready(bytes.map(Ok));
-        }
-        // Relaxed is enough: the channel's close orders the store before this load.
-        if self.whole.load(Ordering::Relaxed) {
-            self.ended = PostEnd::Over;
-            return Poll::Ready(None);
-        }
-        self.ended = PostEnd::Cutting;
-        cx.waker().wake_by_ref();
-        Poll::Pending
     }
 }
 
