@@ -11,8 +11,9 @@ use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::session::SessionStats;
 
 use crate::auth::quotas::{NoSlot, Permit};
-use crate::ops::drain::{Drain, DrainGuard, DrainPhase};
+use crate::ops::drain::{Drain, DrainPhase};
 use crate::ops::metrics::{FaceLabel, ServerMetrics};
+use crate::ops::open_streams::OpenStreamGuard;
 
 /// The numbers of one session.
 pub(super) struct SessionRecorder {
@@ -21,13 +22,11 @@ pub(super) struct SessionRecorder {
     retained: i64,
     /// The session's part of the bytes that all sessions share.
     permit: Permit,
-    /// Actions that are running.
-    actions: i64,
     /// The label of `cancelled_total` for actions that still run when this is dropped; `None` if the session failed.
     early: Option<&'static str>,
     drain: Drain,
     /// One for each action that runs: a drain waits for them, not for sessions that are merely open (OA-904).
-    work: Vec<DrainGuard>,
+    actions: Vec<OpenStreamGuard>,
 }
 
 impl SessionRecorder {
@@ -39,11 +38,10 @@ impl SessionRecorder {
             counted: SessionStats::default(),
             retained: 0,
             permit,
-            actions: 0,
             // `over` is not called where the session's task is dropped, which is what a client does that disconnects.
             early: Some("client"),
             drain,
-            work: Vec::new(),
+            actions: Vec::new(),
         }
     }
 
@@ -75,26 +73,17 @@ impl SessionRecorder {
 
 impl Observe for SessionRecorder {
     fn action_began(&mut self) {
-        self.actions += 1;
-        self.work.push(self.drain.hold());
+        let open = OpenStreamGuard::begin(&self.metrics, &self.drain, FaceLabel::Evergreen);
+        self.actions.push(open);
         self.metrics.evergreen.actions_open.inc();
-        self.metrics
-            .streams_open
-            .with_label_values(&[FaceLabel::Evergreen.name()])
-            .inc();
     }
 
     fn action_ended(&mut self, failure: Option<&Status>) {
-        self.actions -= 1;
-        self.work.pop();
+        self.actions.pop();
         if let Some(status) = failure {
             self.failed(status);
         }
         self.metrics.evergreen.actions_open.dec();
-        self.metrics
-            .streams_open
-            .with_label_values(&[FaceLabel::Evergreen.name()])
-            .dec();
     }
 
     fn action_refused(&mut self, rejection: &Status) {
@@ -194,15 +183,14 @@ impl Drop for SessionRecorder {
         let numbers = &self.metrics.evergreen;
         numbers.sessions_open.dec();
         // `action_ended` is not called for actions that are dropped with the session's task.
-        numbers.actions_open.sub(self.actions);
-        self.metrics
-            .streams_open
-            .with_label_values(&[FaceLabel::Evergreen.name()])
-            .sub(self.actions);
+        let actions = self.actions.len();
+        numbers
+            .actions_open
+            .sub(i64::try_from(actions).unwrap_or(0));
         // Actions of a session that failed are failures, and were counted as aborts (OA-801).
         if let Some(reason) = self.early {
             let cancelled = self.metrics.cancelled.with_label_values(&[reason]);
-            cancelled.inc_by(u64::try_from(self.actions).unwrap_or(0));
+            cancelled.inc_by(actions as u64);
         }
     }
 }
