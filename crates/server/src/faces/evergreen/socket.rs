@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Request};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
@@ -203,7 +202,7 @@ async fn serve(context: &EvergreenContext, connection: NewConnection, wire: Box<
     match entry {
         SessionEntry::New(room, Some(issued)) if dialect.resumes() => {
             let (inbox, incoming) = inbox::new();
-            let outgoing = context.hold(dialect, options, issued, room, incoming.boxed());
+            let outgoing = context.hold(dialect, options, issued, room, incoming);
             driver::run_detached(inbox, outgoing, wire).await;
         }
         SessionEntry::New(room, _) => {
@@ -217,13 +216,7 @@ async fn serve(context: &EvergreenContext, connection: NewConnection, wire: Box<
             // Msgpack sessions do not resume (D-29): a token in that dialect gets the answer of an unknown one.
             let retained = dialect.resumes().then_some(&context.detached);
             let outgoing = retained.ok_or_else(session_gone).and_then(|retained| {
-                connect(
-                    retained,
-                    &token,
-                    &caller_identity,
-                    dialect,
-                    incoming.boxed(),
-                )
+                connect(retained, &token, &caller_identity, dialect, incoming)
             });
             match outgoing {
                 Ok(outgoing) => driver::run_detached(inbox, outgoing, wire).await,

@@ -100,7 +100,7 @@ impl Future for DetachedDriver {
         }
         // The session reads no more: it has ended, or another connection has taken over. What it still has for this one
         // gets a limited time.
-        if this.inbox.is_abandoned() {
+        if this.inbox.is_closed() {
             let late = || Box::pin(sleep_until(Instant::now() + LAST_WORDS));
             let limit = this.limit.get_or_insert_with(late);
             return limit
