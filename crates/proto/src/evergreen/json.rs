@@ -34,13 +34,13 @@ pub struct ParsedJson {
     pub error: Option<Status>,
 }
 
-/// Decodes one message.
+/// Decodes one message that `side` has received.
 ///
 /// # Errors
 /// `BAD_MESSAGE` for text that is not proto3-JSON of a SessionMessage, or is nested deeper than [`DEPTH_MAX`];
 /// `FRAGMENT_LIMIT` for a message of more than [`ENTRIES_MAX`] parts, or [`ANY_ENTRIES_MAX`] within `Any`, because a
 /// part of three bytes takes two hundred once it is decoded.
-pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
+pub fn decode(text: &[u8], side: Side) -> Result<ParsedJson, Status> {
     // Before the parser, which allocates as it goes.
     measure(text)?;
     let Object(wire): Object<SessionMessage<'_>> = serde_json::from_slice(text).map_err(|_| {
@@ -66,10 +66,17 @@ pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
             "the server ended the session with an error that cannot be decoded",
         )
     };
-    let error = wire
-        .error
-        .map(|raw| any::read_status(raw.get()).unwrap_or_else(unknown));
-    Ok(ParsedJson { message, error })
+    // Only a server ends a session this way (EV-903). From a client, `error` is an unknown field, and those are ignored
+    // (EV-720).
+    let error = wire.error.filter(|_| side == Side::Client);
+    let error = error.map(|raw| {
+        anys.count(entries(raw.get().as_bytes()).unwrap_or_default())?;
+        Ok(any::read_status(raw.get()).unwrap_or_else(unknown))
+    });
+    Ok(ParsedJson {
+        message,
+        error: error.transpose()?,
+    })
 }
 
 /// Encodes one message. A server repeats metadata on every fragment of a leaf, because the TypeScript client types each
@@ -115,7 +122,7 @@ pub const ENTRIES_MAX: usize = 524_288;
 /// Maximum nesting depth of a message (EV-720).
 pub const DEPTH_MAX: usize = 64;
 
-/// The same for all `Any` in a message, each of which counts eight for itself: they are built value by value from
+/// The same for all `Any` and statuses in a message, each of which counts eight for itself: they are built value by value from
 /// descriptors, which takes a hundred times as long.
 pub const ANY_ENTRIES_MAX: usize = 32_768;
 
@@ -133,7 +140,7 @@ fn within(limit: &'static str, entries: usize, max: usize) -> Result<(), Status>
     Err(Status::limit(Reason::FragmentLimit, limit, value, max))
 }
 
-/// State of reading the `Any` values of a message.
+/// State of reading the `Any` values and the statuses of a message.
 #[derive(Default)]
 struct ParsedAnys {
     entries: usize,
@@ -144,9 +151,13 @@ impl ParsedAnys {
     fn read(&mut self, raw: &RawValue) -> Result<AnyRead, Status> {
         let text = raw.get();
         // It is part of the text that was measured, so its depth is within the limit.
-        self.entries += 8 + entries(text.as_bytes()).unwrap_or_default();
-        within("any_entries_max", self.entries, ANY_ENTRIES_MAX)?;
+        self.count(entries(text.as_bytes()).unwrap_or_default())?;
         Ok(any::read(text))
+    }
+
+    fn count(&mut self, entries: usize) -> Result<(), Status> {
+        self.entries += 8 + entries;
+        within("any_entries_max", self.entries, ANY_ENTRIES_MAX)
     }
 }
 
@@ -300,7 +311,7 @@ fn read_chunk(
     };
     let mut chunk = Chunk { metadata, payload };
     // Only a final fragment can carry its producer's status (EV-931).
-    let failed = if last { failure(&chunk) } else { None };
+    let failed = if last { failure(&chunk, anys)? } else { None };
     if let Some(status) = failed {
         chunk.payload = Some(Payload::Status(Some(Arc::new(status))));
     }
@@ -308,18 +319,23 @@ fn read_chunk(
 }
 
 /// The error status in a final chunk, in either form (EV-931).
-fn failure(chunk: &Chunk) -> Option<Status> {
-    let Some(Payload::Data(data)) = &chunk.payload else {
-        return None;
+fn failure(chunk: &Chunk, anys: &mut ParsedAnys) -> Result<Option<Status>, Status> {
+    let (Some(Payload::Data(data)), Some(metadata)) = (&chunk.payload, &chunk.metadata) else {
+        return Ok(None);
     };
-    if mimetype::is_json_status(&chunk.metadata.as_ref()?.mimetype) {
-        // One that is larger than any that we send is ordinary content.
-        let text = std::str::from_utf8(data).ok()?;
-        // `measure` has not seen this text: in the message it was base64.
-        entries(data).filter(|entries| *entries <= ANY_ENTRIES_MAX)?;
-        return any::read_status(text);
+    if !mimetype::is_json_status(&metadata.mimetype) {
+        return Ok(protobuf::failure(chunk));
     }
-    protobuf::failure(chunk)
+    // `measure` has not seen this text: in the message it was base64. One that is larger than any that we send is
+    // ordinary content.
+    let parts = entries(data).filter(|parts| *parts <= ANY_ENTRIES_MAX);
+    match (std::str::from_utf8(data), parts) {
+        (Ok(text), Some(parts)) => {
+            anys.count(parts)?;
+            Ok(any::read_status(text))
+        }
+        _ => Ok(None),
+    }
 }
 
 fn read_metadata(

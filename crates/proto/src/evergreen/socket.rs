@@ -35,6 +35,7 @@ pub enum FrameContent {
 #[derive(Clone, Debug)]
 pub struct UnreadFrame {
     dialect: Dialect,
+    side: Side,
     bytes: Bytes,
 }
 
@@ -69,7 +70,7 @@ impl UnreadFrame {
     /// The dialect's errors.
     pub fn read(self) -> Result<ParsedFrame, Status> {
         let parts = match self.dialect {
-            Dialect::Json => FrameParts::Json(json::decode(&self.bytes)?),
+            Dialect::Json => FrameParts::Json(json::decode(&self.bytes, self.side)?),
             // After JSON, whose parser refuses an empty text. In the binary dialects an empty message is a no-op
             // (EV-102).
             _ if self.bytes.is_empty() => FrameParts::Nothing,
@@ -153,19 +154,20 @@ impl Codec {
             }
             (WebSocketFrame::Text(bytes) | WebSocketFrame::Binary(bytes), _) => bytes,
         };
-        Ok(UnreadFrame { dialect, bytes })
+        Ok(UnreadFrame {
+            dialect,
+            side: self.side,
+            bytes,
+        })
     }
 
     /// Interprets a parsed frame in the state of this connection.
     pub fn take(&mut self, ParsedFrame(parts): ParsedFrame) -> FrameContent {
         match parts {
             FrameParts::Nothing => FrameContent::Nothing,
-            FrameParts::Json(read) => {
-                // Only a server ends a session this way (EV-903). From a client, `error` is an unknown field, and those
-                // are ignored (EV-720).
-                let ended = read.error.filter(|_| self.side == Side::Client);
-                ended.map_or(FrameContent::Message(read.message), FrameContent::Abort)
-            }
+            FrameParts::Json(read) => read
+                .error
+                .map_or(FrameContent::Message(read.message), FrameContent::Abort),
             FrameParts::Msgpack(read) => self.take_msgpack(read),
             FrameParts::Protobuf(message) => into_content(message),
         }

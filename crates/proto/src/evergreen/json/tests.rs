@@ -12,7 +12,8 @@ use crate::evergreen::tests::leaf;
 use crate::generated::sapwood::v1::{ActionOptions, GenerateConfig};
 
 fn read(text: &str) -> WireMessage {
-    let read = decode(text.as_bytes()).unwrap_or_else(|status| panic!("{status}: {text}"));
+    let read =
+        decode(text.as_bytes(), Side::Server).unwrap_or_else(|status| panic!("{status}: {text}"));
     WireMessage {
         wire_bytes: 0,
         ..read.message
@@ -201,7 +202,7 @@ fn ev_720_invalid_messages_are_refused_without_quoting_them() {
         let (open, close) = ("[".repeat(levels - 1), "]".repeat(levels - 1));
         format!("{{\"x\":{open}{close}}}")
     };
-    assert!(decode(deep(DEPTH_MAX).as_bytes()).is_ok());
+    assert!(decode(deep(DEPTH_MAX).as_bytes(), Side::Server).is_ok());
     let too_deep = deep(DEPTH_MAX + 1);
     for text in [
         "",
@@ -224,11 +225,11 @@ fn ev_720_invalid_messages_are_refused_without_quoting_them() {
         "{\"nodeFragments\":[{\"id\":\"\u{7}\"}]}",
         too_deep.as_str(),
     ] {
-        let refused = decode(text.as_bytes()).unwrap_err();
+        let refused = decode(text.as_bytes(), Side::Server).unwrap_err();
         assert_eq!(refused.known(), Some(Reason::BadMessage), "{text}");
         assert!(!refused.message.contains("secret"));
     }
-    assert!(decode(b"{\"nodeFragments\":[{\"id\":\"\xff\"}]}").is_err());
+    assert!(decode(b"{\"nodeFragments\":[{\"id\":\"\xff\"}]}", Side::Server).is_err());
 }
 
 #[test]
@@ -236,7 +237,11 @@ fn ev_720_the_number_of_parts_is_limited() {
     // Two brackets and a brace count four each, a comma one, an empty fragment four.
     let many = |fragments: usize| {
         let list = vec!["{}"; fragments].join(",");
-        decode(format!("{{\"nodeFragments\":[{list}]}}").as_bytes()).map(|_| ())
+        decode(
+            format!("{{\"nodeFragments\":[{list}]}}").as_bytes(),
+            Side::Server,
+        )
+        .map(|_| ())
     };
     let most = (ENTRIES_MAX - 8 + 1) / 5;
     assert_eq!(many(most), Ok(()));
@@ -260,7 +265,7 @@ fn d_47_parts_within_any_are_limited_per_message() {
     let sent = |configs: &[String]| {
         let configs = configs.join(",");
         let text = format!(r#"{{"actions":[{{"name":"GENERATE","configs":[{configs}]}}]}}"#);
-        decode(text.as_bytes()).map(|read| read.message.actions[0].configs.len())
+        decode(text.as_bytes(), Side::Server).map(|read| read.message.actions[0].configs.len())
     };
     let (half, most) = (ANY_ENTRIES_MAX / 2, ANY_ENTRIES_MAX);
     assert_eq!(sent(&[config(values(most))]), Ok(1));
@@ -282,7 +287,42 @@ fn d_47_parts_within_any_are_limited_per_message() {
     let text = format!(
         r#"{{"nodeFragments":[{{"chunkFragment":{{"metadata":{{"experimental":[{experimental}]}}}}}}]}}"#
     );
-    let refused = decode(text.as_bytes()).unwrap_err();
+    let refused = decode(text.as_bytes(), Side::Server).unwrap_err();
+    assert_eq!(refused.known(), Some(Reason::FragmentLimit));
+}
+
+/// Statuses are built from descriptors too, each from text that is base64 in the message.
+#[test]
+fn d_47_parts_within_statuses_are_limited_per_message() {
+    // A status counts eight for itself and its brace and its bracket four each; it has a comma, and one between values.
+    let status = |counted: usize| {
+        let list = vec!["0"; counted - 8 - 2 * 4 - 1 + 1].join(",");
+        format!(r#"{{"code":5,"unknown":[{list}]}}"#)
+    };
+    let sent = |counted: &[usize]| {
+        let fragments = counted.iter().map(|counted| {
+            let data = STANDARD.encode(status(*counted));
+            let mimetype = mimetype::JSON_STATUS;
+            format!(
+                r#"{{"chunkFragment":{{"metadata":{{"mimetype":"{mimetype}"}},"data":"{data}"}}}}"#
+            )
+        });
+        let fragments = fragments.collect::<Vec<_>>().join(",");
+        let text = format!(r#"{{"nodeFragments":[{fragments}]}}"#);
+        decode(text.as_bytes(), Side::Server).map(|read| read.message.fragments.len())
+    };
+    let half = ANY_ENTRIES_MAX / 2;
+    assert_eq!(sent(&[half, half]), Ok(2));
+    let refused = sent(&[half, half + 1]).unwrap_err();
+    assert_eq!(refused.known(), Some(Reason::FragmentLimit));
+    // Only a client reads the error that ends a session.
+    let error = |side, counted| {
+        let text = format!(r#"{{"error":{}}}"#, status(counted));
+        decode(text.as_bytes(), side).map(|read| read.error.is_some())
+    };
+    assert_eq!(error(Side::Client, ANY_ENTRIES_MAX), Ok(true));
+    assert_eq!(error(Side::Server, ANY_ENTRIES_MAX + 1), Ok(false));
+    let refused = error(Side::Client, ANY_ENTRIES_MAX + 1).unwrap_err();
     assert_eq!(refused.known(), Some(Reason::FragmentLimit));
 }
 
@@ -301,9 +341,15 @@ fn ev_903_errors_and_statuses_are_written_in_json() {
         r#"{"error":{"code":3,"status":"INVALID_ARGUMENT","message":"past \"it\"","details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"SEQ_PAST_FINAL","domain":"evergreen.sapwood","metadata":{"node":"p","seq":"7"}}]}}"#,
     );
     assert_eq!(value(text), expect);
-    assert_eq!(decode(text.as_bytes()).unwrap().error, Some(status.clone()));
+    assert_eq!(
+        decode(text.as_bytes(), Side::Client).unwrap().error,
+        Some(status.clone())
+    );
     let strange = r#"{"error":{"code":5,"message":"gone","details":[{"@type":"x/y.Z","a":1}]}}"#;
-    let strange = decode(strange.as_bytes()).unwrap().error.unwrap();
+    let strange = decode(strange.as_bytes(), Side::Client)
+        .unwrap()
+        .error
+        .unwrap();
     assert_eq!((strange.code, &*strange.message), (Code::NotFound, "gone"));
     // A failed node: its mimetype marks the status, which decodes to the same value.
     for status in [Some(Arc::new(status)), None] {
