@@ -128,18 +128,13 @@ impl Serialize for SecretUrl {
 /// Returns `url` for display and logs: possible credentials in it are masked.
 #[must_use]
 pub fn masked(url: &str) -> String {
-    // The fragment first: a `?` within it begins no query.
-    let (url, fragment) = url
-        .split_once('#')
-        .map_or((url, ""), |(url, _)| (url, "#***"));
-    let (position, query) = url
-        .split_once('?')
-        .map_or((url, None), |(position, query)| (position, Some(query)));
-    let (scheme, rest) = position
-        .split_once("://")
-        .map_or((None, position), |(scheme, rest)| (Some(scheme), rest));
-    let mut shown = scheme.map_or_else(String::new, |scheme| format!("{scheme}://"));
-    // A password may contain a slash that should have been encoded, so the last `@` counts.
+    let (position, tail) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
+    let (scheme, rest) = position.split_at(position.find("://").map_or(0, |at| at + 3));
+    let mut shown = scheme.to_owned();
+    // A password may contain characters that should have been encoded, so the last `@` counts, wherever it is.
+    if tail.contains('@') {
+        return shown + MASK;
+    }
     match rest.rsplit_once('@') {
         Some((_, host)) => {
             shown.push_str(MASK);
@@ -148,7 +143,12 @@ pub fn masked(url: &str) -> String {
         }
         None => shown.push_str(rest),
     }
+    // The fragment first: a `?` within it begins no query.
+    let (query, fragment) = tail
+        .split_once('#')
+        .map_or((tail, ""), |(query, _)| (query, "#***"));
     for (index, pair) in query
+        .strip_prefix('?')
         .into_iter()
         .flat_map(|query| query.split('&'))
         .enumerate()
@@ -214,11 +214,18 @@ mod tests {
             ("http://a:hu/sh@h/x?", "http://***@h/x?"),
             ("http://h/#hush", "http://h/#***"),
             ("h:1/lmtp?key=hush", "h:1/lmtp?key=***"),
+            ("http://user:hu?sh@h", "http://***"),
+            ("http://user:hu#sh@h", "http://***"),
+            ("http://hu?dialect=sh@h/x", "http://***"),
+            ("http://hu@sh#hu@h", "http://***"),
+            ("user:hu?sh@h", "***"),
+            // The `@` may also be part of a key, of which as little is shown.
+            ("ws://h/?key=hu@sh", "ws://***"),
         ] {
             assert_eq!(masked(url), shown);
             let url = SecretUrl::from(url);
             let all = format!("{url} {url:?} {}", serde_json::to_string(&url).unwrap());
-            assert!(!all.contains("hush") && !all.contains("hu/sh"), "{all}");
+            assert!(!all.contains("hu") && !all.contains("sh"), "{all}");
         }
     }
 }
