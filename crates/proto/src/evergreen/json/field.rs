@@ -110,7 +110,6 @@ impl<'de> Deserialize<'de> for Int32 {
             fn visit_str<E: Error>(self, text: &str) -> Result<Int32, E> {
                 match text.parse() {
                     Ok(number) => Ok(Int32(number)),
-                    Err(_) if text.trim() != text => Err(E::custom("blanks around a number")),
                     // Exponents are accepted in strings as well. `inf` and `nan` parse here, and have no fraction of 0.
                     Err(_) => text
                         .parse::<f64>()
