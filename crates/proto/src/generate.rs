@@ -22,7 +22,6 @@ mod settings;
 mod signature;
 mod tensor;
 mod union;
-mod wire;
 
 pub use answer::{AnswerHead, ResponsePayload, error_body, error_event};
 pub use datatype::Datatype;
@@ -36,7 +35,6 @@ pub use signature::{
     InputRole, InputTensor, InvalidSignature, OutputRole, OutputTensor, Signature,
 };
 pub use tensor::{Strings, Tensor, TensorData, fit};
-pub use wire::request_bytes;
 
 #[cfg(test)]
 mod tests;

@@ -82,15 +82,6 @@ pub enum InvalidRequest {
     /// More tensors than a request may have (D-47).
     #[error("a request has more than {0} inputs or outputs")]
     Tensors(usize),
-    /// A message that would be too large once it is decoded (D-47).
-    #[error(
-        "the values of this message take more than the maximum allowed input size of {0} bytes. Use \
-         --http-max-input-size to increase the limit."
-    )]
-    MessageBytes(usize),
-    /// The message does not match its schema.
-    #[error("the message does not match its schema")]
-    Malformed,
     /// More elements than a tensor may have.
     #[error("input '{name}' has more than {max} elements")]
     Elements {
