@@ -333,10 +333,8 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
         }
         Act::Shift(spare) => {
             if let Some((cached, free)) = cache.misplaced_prefix(Some(spare as u32)) {
-                assert!(
-                    naive.iter().flatten().any(|entry| entry.1),
-                    "a slot is live"
-                );
+                let is_live = |entry: &(_, bool)| entry.1;
+                assert!(naive.iter().flatten().any(is_live));
                 assert!(cached < free && cached as usize != spare);
                 let entry = naive[cached as usize].take().unwrap();
                 assert!(!entry.1, "a live slot is not moved");
