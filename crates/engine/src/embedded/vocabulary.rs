@@ -12,6 +12,7 @@ use crate::api::{self, ChatRequest, EngineError};
 use crate::gguf::GgufHeader;
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
+use crate::token_bytes::TokenBytes;
 use crate::tokenizer_json::AddedToken;
 
 /// The maximum of characters between two white spaces (or of white space) that are passed to the tokenizer at once.
@@ -25,15 +26,11 @@ const RUN_CHARS_MAX: usize = 1000;
 #[derive(Debug)]
 pub(super) struct LlamaVocabulary {
     model: Arc<llama::LlamaModel>,
-    /// The bytes of all tokens, concatenated; those of token `t` end at `ends[t]`.
-    bytes: Vec<u8>,
-    ends: Vec<u32>,
+    bytes: TokenBytes,
     kinds: Vec<llama::TokenAttributes>,
     bos: Option<Token>,
     end_of_turn: Option<Token>,
     template: Option<Template>,
-    /// Bytes of the longest token.
-    token_bytes_max: usize,
     /// Added tokens, which are found in every text.
     added: MarkFinder,
     /// Added tokens and control tokens.
@@ -49,7 +46,7 @@ impl LlamaVocabulary {
         model: Arc<llama::LlamaModel>,
         header: &GgufHeader,
     ) -> Result<Self, TemplateError> {
-        let mut bytes = Vec::new();
+        let mut bytes = TokenBytes::default();
         let mut special = SpecialTexts::default();
         // With `special`: control tokens have a text in templates, although they add none to an output.
         let text = |token: Option<Token>| {
@@ -61,21 +58,20 @@ impl LlamaVocabulary {
         let (adds_bos, bos) = model.bos();
         special.bos = text(bos);
         special.end = text(model.end());
-        let (mut ends, mut kinds, mut fixed) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut kinds, mut fixed) = (Vec::new(), Vec::new());
         for token in 0..model.size() {
             let kind = model.kind(token);
             // Control tokens get no bytes, so that they add nothing to the text of an output.
             if kind.control {
                 special.all.push(text(Some(token)));
+                bytes.push(&[]);
             } else {
-                bytes.extend(model.piece(token, false));
+                bytes.push(&model.piece(token, false));
             }
             if let Some(how) = model.added_token(token) {
                 fixed.push((model.text(token), how));
             }
             kinds.push(kind);
-            // Cannot overflow: tokens are short, and 2^32 bytes would be 16 KiB for each of 2^18.
-            ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         }
         let template = match model.chat_template() {
             Some(source) => {
@@ -94,15 +90,11 @@ impl LlamaVocabulary {
             let those = fixed.iter().filter(|(_, how)| of(how));
             MarkFinder::new(those.map(|(text, how)| (text.clone(), how.takes_left)))
         };
-        let starts = std::iter::once(0).chain(ends.iter().copied());
-        let lengths = ends.iter().zip(starts).map(|(end, start)| end - start);
         Ok(Self {
-            token_bytes_max: lengths.max().unwrap_or(0) as usize,
             added: marks(&|how| !how.control),
             fixed: marks(&|_| true),
             file: file.ok(),
             bytes,
-            ends,
             kinds,
             bos: bos.filter(|_| adds_bos),
             // Models without a token for the end of a turn end it with EOS.
@@ -151,18 +143,8 @@ impl api::Vocabulary for LlamaVocabulary {
         tokens
     }
 
-    fn token_bytes_max(&self) -> usize {
-        self.token_bytes_max
-    }
-
     fn bytes(&self, token: Token) -> &[u8] {
-        let Some(&end) = self.ends.get(token as usize) else {
-            return &[];
-        };
-        let start = (token as usize)
-            .checked_sub(1)
-            .map_or(0, |before| self.ends[before]);
-        &self.bytes[start as usize..end as usize]
+        self.bytes.get(token)
     }
 
     fn is_special(&self, token: Token) -> bool {
