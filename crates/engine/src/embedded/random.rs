@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use crate::tokenizer_json::alphabet;
+
 /// The shape of a model.
 #[derive(Clone, Debug)]
 pub struct RandomModelShape {
@@ -270,7 +272,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     header.text("general.architecture", name);
     header.text("general.name", "random");
     // A key that is written twice is an error in llama.cpp, so the shape's own value replaces the usual one.
-    let sent = |key: &str| shape.numbers.iter().any(|(sent, _)| sent == key);
+    let given = |key: &str| shape.numbers.iter().any(|(given, _)| given == key);
     for (key, value) in [
         ("context_length", shape.context_tokens),
         ("embedding_length", shape.width),
@@ -280,7 +282,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
         ("rope.dimension_count", shape.width / shape.heads),
     ] {
         let key = format!("{name}.{key}");
-        if !sent(&key) {
+        if !given(&key) {
             header.number(&key, value);
         }
     }
@@ -293,7 +295,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
         });
         header.numbers(&shared, &heads.collect::<Vec<i32>>());
         header.number("lfm2.shortconv.l_cache", CONVOLUTION);
-    } else if !sent(&shared) {
+    } else if !given(&shared) {
         header.number(&shared, shape.key_value_heads);
     }
     if name == "gemma3" {
@@ -310,7 +312,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
         header.number("mamba.ssm.time_step_rank", TIME_STEPS);
     }
     let epsilon = format!("{name}.attention.layer_norm_rms_epsilon");
-    if !shape.fractions.iter().any(|(sent, _)| *sent == epsilon) {
+    if !shape.fractions.iter().any(|(given, _)| *given == epsilon) {
         header.fraction(&epsilon, 1e-5);
     }
     for (key, value) in &shape.fractions {
@@ -319,7 +321,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     vocabulary(header, shape);
     for (key, token) in [("bos", IM_START + 2), ("eos", IM_START + 1)] {
         let key = format!("tokenizer.ggml.{key}_token_id");
-        if !sent(&key) {
+        if !given(&key) {
             header.number(&key, token);
         }
     }
@@ -330,7 +332,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
 fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     header.text("tokenizer.ggml.model", shape.kind);
     header.text("tokenizer.ggml.pre", &shape.pre);
-    let mut tokens: Vec<String> = (0..=255).map(byte_text).collect();
+    let mut tokens: Vec<String> = alphabet().map(String::from).collect();
     // The id stays in use, so that the other tokens keep theirs.
     if let Some(byte) = shape.lacking {
         tokens[usize::from(byte)] = "<lacking>".to_owned();
@@ -356,18 +358,6 @@ fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
             .map(|pair| pair.join(" "))
             .collect::<Vec<_>>(),
     );
-}
-
-/// Returns the character of a byte in byte-level vocabularies: itself if it is visible, else one from U+0100 on.
-pub(super) fn byte_text(byte: u8) -> String {
-    let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    let letter = if visible(byte) {
-        char::from(byte)
-    } else {
-        let hidden = (0..byte).filter(|&before| !visible(before)).count() as u32;
-        char::from_u32(0x100 + hidden).unwrap_or(' ')
-    };
-    letter.to_string()
 }
 
 #[derive(Default)]

@@ -6,10 +6,11 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tokenizers::Tokenizer as Reader;
 
-use super::super::random::{self, RandomModelShape, byte_text};
+use super::super::random::{self, RandomModelShape};
 use super::super::{LoadOptions, ModelSource, load};
 use crate::api::SharedVocabulary;
 use crate::model::Model;
+use crate::tokenizer_json::shown;
 
 fn loaded(source: &ModelSource) -> SharedVocabulary {
     let options = LoadOptions {
@@ -131,7 +132,7 @@ const LETTERS: &str = "asS1 \n\r\t.'\u{e9}\u{663}\u{65e5}";
 /// The merges reveal how a text is split: all pairs and triples of bytes of [`LETTERS`] are tokens.
 #[test]
 fn lm_951_every_pre_tokenizer_matches_llama_cpp() {
-    let letters: Vec<String> = LETTERS.bytes().map(byte_text).collect();
+    let letters: Vec<String> = LETTERS.bytes().map(|byte| shown(&[byte])).collect();
     let mut merges = Vec::new();
     let mut firsts: std::collections::BTreeSet<String> = letters.iter().cloned().collect();
     for _ in 0..2 {
