@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use super::memory::{self, Estimate, MemoryReservation, Sizes, readable};
+use super::llama::ContextSize;
+use super::memory::{self, Estimate, MemoryReservation, readable};
 use super::vocabulary::LlamaVocabulary;
 use super::{Embedded, checks, llama};
 use crate::api::ModelInfo;
@@ -21,6 +22,24 @@ pub enum ModelSource {
     File(PathBuf),
     /// A GGUF file embedded in the program.
     Bytes(&'static [u8]),
+}
+
+impl ModelSource {
+    /// Returns the path that messages name.
+    fn path(&self) -> &Path {
+        match self {
+            Self::File(path) => path,
+            Self::Bytes(_) => Path::new("the model in this program"),
+        }
+    }
+
+    /// Reads and checks the header.
+    pub(super) fn header(&self) -> Result<GgufHeader, LoadError> {
+        match self {
+            Self::File(path) => header_of_file(path),
+            Self::Bytes(bytes) => header_of(*bytes, bytes.len() as u64, self.path()),
+        }
+    }
 }
 
 /// Options of loading a model. The defaults suit a small machine.
@@ -72,6 +91,15 @@ impl Default for LoadOptions {
             mmap: true,
             memory_bytes: None,
         }
+    }
+}
+
+impl LoadOptions {
+    /// Returns the threads of one decode call.
+    fn threads(&self) -> u32 {
+        let processors = available_parallelism().map_or(1, |count| count.get() as u32);
+        let spared = processors.saturating_sub(1).max(1);
+        self.threads.unwrap_or(spared).min(llama::THREADS_MAX)
     }
 }
 
@@ -177,17 +205,10 @@ pub fn load(
     // Before any function of ggml that uses the instructions: a missing one would end the process with an illegal
     // instruction.
     check_processor()?;
-    let (header, path) = match source {
-        ModelSource::File(path) => (header_of_file(path)?, path.clone()),
-        ModelSource::Bytes(bytes) => {
-            let path = PathBuf::from("the model in this program");
-            (header_of(*bytes, bytes.len() as u64, &path)?, path)
-        }
-    };
-    let architecture = architecture(&header);
+    let header = source.header()?;
     // All that the header decides comes before llama.cpp is involved: its own errors are less clear, and some of them
     // end the process.
-    let plan = LoadPlan::new(&header, &architecture, options)?;
+    let plan = LoadPlan::new(&header, options)?;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
     let _reserved = plan.reserve_memory(&header, options, progress)?;
     let backend = llama::LlamaBackend::start();
@@ -199,11 +220,12 @@ pub fn load(
     };
     let staged;
     let path = match source {
-        ModelSource::File(_) => path.as_path(),
+        ModelSource::File(path) => path.as_path(),
         ModelSource::Bytes(bytes) => {
+            let path = source.path().to_owned();
             staged =
                 StagedFile::new(bytes).map_err(|error| LoadError::Unreadable { path, error })?;
-            staged.path()
+            &staged.path
         }
     };
     let loaded = llama::LlamaModel::load(
@@ -218,16 +240,15 @@ pub fn load(
         Err(_) if stopped => return Err(LoadError::Stopped),
         // llama.cpp has no code for this, only its log message.
         Err(why) if why.contains("unknown model architecture") => {
-            return Err(LoadError::Architecture(architecture));
+            return Err(LoadError::Architecture(architecture(&header).to_owned()));
         }
         Err(why) => return Err(LoadError::Llama(why)),
     };
     embed(name, &header, model, &plan, options)
 }
 
-pub(super) fn architecture(header: &GgufHeader) -> String {
-    let named = header.text("general.architecture");
-    named.unwrap_or_default().to_owned()
+pub(super) fn architecture(header: &GgufHeader) -> &str {
+    header.text("general.architecture").unwrap_or_default()
 }
 
 /// Reads the recommended sampling parameters (D-53).
@@ -251,34 +272,26 @@ fn embed(
     plan: &LoadPlan,
     options: &LoadOptions,
 ) -> Result<Embedded, LoadError> {
-    let architecture = architecture(header);
+    let architecture = architecture(header).to_owned();
     let facts = model.facts();
     // Asked of llama.cpp, which knows the kind of each architecture.
     if !facts.generates {
         return Err(LoadError::NotGenerative(architecture));
     }
     // Recurrent models have no KV cells.
-    let sizes = match plan.per_slot {
+    let size = match plan.per_slot {
         Some(separate) if !facts.recurrent => separate,
         _ => plan.together,
     };
-    if let Some(missing) = missing_prefixes(options, sizes) {
+    if let Some(missing) = missing_prefixes(options, size) {
         tracing::warn!(
             model = name,
             asked = options.kept_prefixes,
-            kept = sizes.slots - options.parallel,
+            kept = size.slots - options.parallel,
             "the cache has room for fewer cached prefixes than configured: raise cache_tokens by {missing}, or lower \
              kept_prefixes"
         );
     }
-    let size = llama::ContextSize {
-        cells: sizes.cells,
-        per_slot: sizes.per_slot,
-        batch_tokens: sizes.batch_tokens,
-        slots: sizes.slots,
-        threads: plan.threads,
-        poll: options.poll,
-    };
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
@@ -286,8 +299,8 @@ fn embed(
     tracing::debug!(
         model = name,
         cells = context.cells(),
-        apart = sizes.per_slot,
-        threads = plan.threads,
+        per_slot = size.per_slot,
+        threads = size.threads,
         sliding_window = facts.sliding_window,
         "loaded the weights and allocated the KV cache"
     );
@@ -313,29 +326,24 @@ fn embed(
 }
 
 /// Returns how many KV cells are missing for the requested cached prefixes, with a per-slot KV cache.
-fn missing_prefixes(options: &LoadOptions, sizes: Sizes) -> Option<u32> {
+fn missing_prefixes(options: &LoadOptions, size: ContextSize) -> Option<u32> {
     let asked = options.parallel.saturating_add(options.kept_prefixes?);
     // More than `SLOTS_MAX` is not missing cells: no cache would be large enough.
-    let missing = asked.min(llama::SLOTS_MAX).saturating_sub(sizes.slots);
-    (missing > 0).then(|| missing.saturating_mul(sizes.cells / sizes.slots.max(1)))
+    let missing = asked.min(llama::SLOTS_MAX).saturating_sub(size.slots);
+    (missing > 0).then(|| missing.saturating_mul(size.cells / size.slots.max(1)))
 }
 
 /// The sizes that the options give for one model.
 pub(super) struct LoadPlan {
     pub(super) context_tokens: u32,
-    threads: u32,
-    /// Sizes with a unified KV cache.
-    together: Sizes,
-    /// Sizes with a per-slot KV cache, if there are enough cells.
-    per_slot: Option<Sizes>,
+    /// The size with a unified KV cache.
+    together: ContextSize,
+    /// The size with a per-slot KV cache, if there are enough cells.
+    per_slot: Option<ContextSize>,
 }
 
 impl LoadPlan {
-    pub(super) fn new(
-        header: &GgufHeader,
-        architecture: &str,
-        options: &LoadOptions,
-    ) -> Result<Self, LoadError> {
+    pub(super) fn new(header: &GgufHeader, options: &LoadOptions) -> Result<Self, LoadError> {
         if options.parallel == 0 || options.parallel >= llama::SLOTS_MAX {
             return Err(LoadError::Option("parallel must be from 1 to 255"));
         }
@@ -347,7 +355,7 @@ impl LoadPlan {
                 "context, threads and batch must be at least 1",
             ));
         }
-        let trained = header.number(&format!("{architecture}.context_length"));
+        let trained = header.number(&format!("{}.context_length", architecture(header)));
         // If the model does not state its context length, the requested one is used.
         let trained = trained
             .and_then(|tokens| u32::try_from(tokens).ok())
@@ -378,11 +386,13 @@ impl LoadPlan {
             .parallel
             .saturating_add(kept_prefixes)
             .min(llama::SLOTS_MAX);
-        let sizes = |cells, separate, slots| Sizes {
+        let size = |cells, per_slot, slots| ContextSize {
             cells,
-            per_slot: separate,
+            per_slot,
             batch_tokens: options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX),
             slots,
+            threads: options.threads(),
+            poll: options.poll,
         };
         // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
         let slot_cells = context_tokens.next_multiple_of(llama::CELLS_STEP);
@@ -391,18 +401,14 @@ impl LoadPlan {
         let allowed = options.cache_tokens.unwrap_or_else(|| cells.max(small));
         let affordable = allowed / slot_cells;
         // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
-        let separate = (affordable >= options.parallel).then(|| {
+        let per_slot = (affordable >= options.parallel).then(|| {
             let slots = slots.min(affordable);
-            sizes(slot_cells.saturating_mul(slots), true, slots)
+            size(slot_cells.saturating_mul(slots), true, slots)
         });
-        let processors = available_parallelism().map_or(1, |count| count.get() as u32);
-        let spared = processors.saturating_sub(1).max(1);
-        let threads = options.threads.unwrap_or(spared).min(llama::THREADS_MAX);
         Ok(Self {
             context_tokens,
-            threads,
-            together: sizes(cells, false, slots),
-            per_slot: separate,
+            together: size(cells, false, slots),
+            per_slot,
         })
     }
 
@@ -418,8 +424,8 @@ impl LoadPlan {
         if options.gpu_layers > 0 {
             return Ok(None);
         }
-        let sizes = self.per_slot.unwrap_or(self.together);
-        let estimate = Estimate::new(header, sizes);
+        let size = self.per_slot.unwrap_or(self.together);
+        let estimate = Estimate::new(header, size);
         // While it waits for memory, a load reports no progress, but it can be stopped.
         let mut wait = || progress(0.0);
         let available = || options.memory_bytes.or_else(memory::available);
@@ -430,7 +436,7 @@ impl LoadPlan {
                 need: estimate.total(),
                 weights: estimate.weights,
                 cache: estimate.cache,
-                cells: sizes.cells,
+                cells: size.cells,
                 available,
             }),
         }
@@ -474,7 +480,7 @@ fn has(_: &str) -> bool {
     true
 }
 
-pub(super) fn header_of_file(path: &Path) -> Result<GgufHeader, LoadError> {
+fn header_of_file(path: &Path) -> Result<GgufHeader, LoadError> {
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
         _ => LoadError::Unreadable {
@@ -491,11 +497,7 @@ pub(super) fn header_of_file(path: &Path) -> Result<GgufHeader, LoadError> {
     header_of(BufReader::new(file), metadata.len(), path)
 }
 
-pub(super) fn header_of(
-    bytes: impl Read,
-    length: u64,
-    path: &Path,
-) -> Result<GgufHeader, LoadError> {
+fn header_of(bytes: impl Read, length: u64, path: &Path) -> Result<GgufHeader, LoadError> {
     let path = path.to_owned();
     match GgufHeader::read(bytes) {
         // Checked here, because a mapped file that is too short ends the process when its missing pages are read.
@@ -522,7 +524,10 @@ pub(super) fn header_of(
 
 /// A copy of an embedded model as a file that is removed when this value is dropped. A mapping of it stays valid.
 struct StagedFile {
-    file: File,
+    #[cfg(target_os = "linux")]
+    _file: File,
+    #[cfg(not(target_os = "linux"))]
+    _file: tempfile::NamedTempFile,
     path: PathBuf,
 }
 
@@ -536,31 +541,15 @@ impl StagedFile {
         let mut file = File::from(descriptor);
         file.write_all(bytes)?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        Ok(Self { file, path })
+        Ok(Self { _file: file, path })
     }
 
     #[cfg(not(target_os = "linux"))]
     fn new(bytes: &[u8]) -> io::Result<Self> {
-        let name = format!("sapwood-model-{}.gguf", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        // `create_new`: an existing file is not overwritten, and a link that another user has put there is not
-        // followed.
-        let mut file = File::create_new(&path)?;
+        // Under a name of its own: other models may be loading, and a process that crashed may have left its file.
+        let mut file = tempfile::NamedTempFile::with_suffix(".gguf")?;
         file.write_all(bytes)?;
-        Ok(Self { file, path })
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for StagedFile {
-    fn drop(&mut self) {
-        let _ = self.file.flush();
-        // Only memfd files have no name to remove. If removing fails, a file stays in the temporary directory.
-        if cfg!(not(target_os = "linux")) {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        let path = file.path().to_owned();
+        Ok(Self { _file: file, path })
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::llama::SCORED_ROWS;
+use super::llama::{ContextSize, SCORED_ROWS};
 use crate::gguf::GgufHeader;
 
 /// The bytes that a model will need.
@@ -17,28 +17,6 @@ pub(super) struct Estimate {
     pub(super) cache: u64,
     /// The buffers of a decode call: activations, masks, logits.
     pub(super) pass: u64,
-}
-
-/// The sizes of a context.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    /// KV cells of all slots together.
-    pub(super) cells: u32,
-    /// Per-slot KV: each slot has an equal part of the cells to itself.
-    pub(super) per_slot: bool,
-    pub(super) batch_tokens: u32,
-    pub(super) slots: u32,
-}
-
-impl Sizes {
-    /// Returns the number of cells that a token attends over.
-    fn reach(self) -> u32 {
-        if self.per_slot {
-            self.cells / self.slots.max(1)
-        } else {
-            self.cells
-        }
-    }
 }
 
 /// Returns the bytes of one KV cell: keys and values of 2 bytes for each layer and head.
@@ -90,10 +68,10 @@ fn product(factors: &[u64]) -> u64 {
 
 impl Estimate {
     /// Estimates from a header. Missing keys count as nothing, so the result tends to be too small.
-    pub(super) fn new(header: &GgufHeader, sizes: Sizes) -> Self {
+    pub(super) fn new(header: &GgufHeader, size: ContextSize) -> Self {
         let architecture = header.text("general.architecture").unwrap_or_default();
         let of = |key: &str| header.number(&format!("{architecture}.{key}"));
-        let batch = u64::from(sizes.batch_tokens);
+        let batch = u64::from(size.batch_tokens);
         let width = of("embedding_length").unwrap_or(0);
         let inner = of("feed_forward_length").unwrap_or(0);
         let vocabulary = header.length("tokenizer.ggml.tokens").unwrap_or(0);
@@ -104,16 +82,16 @@ impl Estimate {
                 .saturating_add(inner.saturating_mul(3)),
             4,
         ]);
-        let masks = product(&[batch, u64::from(sizes.reach()), 4]);
-        let rows = u64::from(sizes.slots.saturating_add(SCORED_ROWS));
+        let masks = product(&[batch, u64::from(size.reach()), 4]);
+        let rows = u64::from(size.slots.saturating_add(SCORED_ROWS));
         let logits = product(&[rows, vocabulary, 8]);
         // The header describes the first part of a split model; the others are assumed to be as large.
         let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
             weights: header.tensor_bytes.saturating_mul(parts),
             cache: cell_bytes(header)
-                .saturating_mul(u64::from(sizes.cells))
-                .saturating_add(state_bytes(header).saturating_mul(u64::from(sizes.slots))),
+                .saturating_mul(u64::from(size.cells))
+                .saturating_add(state_bytes(header).saturating_mul(u64::from(size.slots))),
             pass: [activations, masks, logits]
                 .into_iter()
                 // 32 MiB for what has no formula here.

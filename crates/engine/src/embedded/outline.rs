@@ -1,14 +1,10 @@
 //! Model facts from the header of a file, available while the model is still loading (LM-332).
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use sapwood_proto::steer::Token;
 
-use super::load::{
-    LoadError, LoadOptions, LoadPlan, ModelSource, architecture, header_of, header_of_file,
-    recommended,
-};
+use super::load::{LoadError, LoadOptions, LoadPlan, ModelSource, architecture, recommended};
 use crate::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};
 use crate::gguf::GgufHeader;
 use crate::template::no_template;
@@ -23,15 +19,8 @@ pub fn outline(
     source: &ModelSource,
     options: &LoadOptions,
 ) -> Result<(ModelInfo, SharedVocabulary), LoadError> {
-    let header = match source {
-        ModelSource::File(path) => header_of_file(path)?,
-        ModelSource::Bytes(bytes) => {
-            let path = PathBuf::from("the model in this program");
-            header_of(*bytes, bytes.len() as u64, &path)?
-        }
-    };
-    let architecture = architecture(&header);
-    let plan = LoadPlan::new(&header, &architecture, options)?;
+    let header = source.header()?;
+    let plan = LoadPlan::new(&header, options)?;
     // Numbers only: the tokenizer is part of llama.cpp, which needs the loaded model for it.
     let vocabulary = OutlineVocabulary::of(&header);
     let info = ModelInfo {
@@ -48,7 +37,7 @@ pub fn outline(
         truncates: true,
         deterministic: false,
         sampling: recommended(&header),
-        architecture,
+        architecture: architecture(&header).to_owned(),
     };
     Ok((info, Arc::new(vocabulary)))
 }

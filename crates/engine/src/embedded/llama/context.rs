@@ -66,6 +66,15 @@ pub(in super::super) struct ContextSize {
 }
 
 impl ContextSize {
+    /// Returns the number of cells that a token attends over.
+    pub(in super::super) fn reach(self) -> u32 {
+        if self.per_slot {
+            self.cells / self.slots.max(1)
+        } else {
+            self.cells
+        }
+    }
+
     /// The parameters of a context of exactly this size.
     fn params(self, rows: u32) -> sys::llama_context_params {
         // SAFETY: a plain value is returned.
@@ -185,21 +194,18 @@ impl LlamaContext {
             unsafe { sys::llama_free(context.as_ptr()) };
             return Err("the model keeps no state between tokens".to_owned());
         };
-        let batch = LlamaBatch::new(batch_tokens as usize);
-        let (retained, named) = (vec![0; slots as usize], vec![0; slots as usize]);
-        let batches = 0;
         let facts = model.facts();
         Ok(Self {
             context,
             memory,
-            cells_held: retained,
-            named,
-            batches,
+            cells_held: vec![0; slots as usize],
+            named: vec![0; slots as usize],
+            batches: 0,
             cells,
             cells_per_slot: size.per_slot.then_some(slot_cells),
             batch_tokens,
             rows,
-            batch,
+            batch: LlamaBatch::new(batch_tokens as usize),
             interrupt,
             window: facts.sliding_window,
             recurrent: facts.recurrent,
@@ -283,11 +289,11 @@ impl LlamaContext {
             return;
         }
         for entry in entries {
-            let retained = self.cells_held[entry.slot as usize].cast_signed();
+            let held = self.cells_held[entry.slot as usize].cast_signed();
             // SAFETY: the memory lives with its context, and `check` has found the slot in range.
             unsafe {
                 let memory = self.memory.as_ptr();
-                sys::llama_memory_seq_rm(memory, entry.slot.cast_signed(), retained, -1);
+                sys::llama_memory_seq_rm(memory, entry.slot.cast_signed(), held, -1);
             }
         }
     }
@@ -299,7 +305,7 @@ impl LlamaContext {
         }
         let (mut rows, reach) = (0, self.cells_per_slot.unwrap_or(self.cells));
         for (index, entry) in entries.iter().enumerate() {
-            let Some(&retained) = self.cells_held.get(entry.slot as usize) else {
+            let Some(&held) = self.cells_held.get(entry.slot as usize) else {
                 return Err(DecodeError::Invalid("a slot is out of range"));
             };
             if self.model.id(entry.token).is_none() {
@@ -312,7 +318,7 @@ impl LlamaContext {
                         "the entries of a slot are not adjacent",
                     ));
                 }
-                _ => retained,
+                _ => held,
             };
             self.named[entry.slot as usize] = self.batches;
             if entry.position != expected || entry.position >= reach {
@@ -384,13 +390,13 @@ impl LlamaContext {
     /// Returns whether a slot truncated to its first `tokens` tokens holds every position that the token after them
     /// attends to (D-48).
     pub(in super::super) fn can_resume(&self, slot: u32, tokens: u32) -> bool {
-        let Some(&retained) = self.cells_held.get(slot as usize) else {
+        let Some(&held) = self.cells_held.get(slot as usize) else {
             return false;
         };
-        if tokens == 0 || tokens >= retained {
+        if tokens == 0 || tokens >= held {
             // Nothing is attended to, or nothing is truncated: llama.cpp retains the window at the end of a sequence
             // itself.
-            return tokens <= retained;
+            return tokens <= held;
         }
         if self.recurrent || self.window == 0 {
             return !self.recurrent;
@@ -406,11 +412,11 @@ impl LlamaContext {
 
     /// Truncates a slot to its first `tokens` tokens; returns false if this model cannot.
     pub(in super::super) fn truncate(&mut self, slot: u32, tokens: u32) -> bool {
-        let Some(retained) = self.cells_held.get_mut(slot as usize) else {
+        let Some(held) = self.cells_held.get_mut(slot as usize) else {
             return false;
         };
-        if tokens >= *retained {
-            return tokens == *retained;
+        if tokens >= *held {
+            return tokens == *held;
         }
         // Removing everything never fails, even on models where removing a part does.
         let from = if tokens == 0 {
@@ -422,15 +428,15 @@ impl LlamaContext {
         let done =
             unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), from, -1) };
         if done {
-            *retained = tokens;
+            *held = tokens;
         }
         done
     }
 
     /// Empties a slot, whatever state llama.cpp left there after a failure.
     pub(in super::super) fn clear(&mut self, slot: u32) {
-        if let Some(retained) = self.cells_held.get_mut(slot as usize) {
-            *retained = 0;
+        if let Some(held) = self.cells_held.get_mut(slot as usize) {
+            *held = 0;
             // SAFETY: as in `truncate`.
             unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), -1, -1) };
         }
