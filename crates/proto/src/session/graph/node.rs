@@ -48,10 +48,13 @@ pub(in crate::session) struct Reference {
 }
 
 impl Reference {
-    fn uri_bytes(&self) -> usize {
-        self.content
-            .as_ref()
-            .map_or(0, |content| content.uri().len())
+    /// Estimated bytes of the reference, without its metadata.
+    fn bytes(&self) -> usize {
+        let content = match &self.content {
+            Ok(content) => size_of::<ExternalContent>() + content.uri().len(),
+            Err(rejection) => status_bytes(rejection),
+        };
+        size_of::<Self>() + content
     }
 }
 
@@ -60,7 +63,7 @@ impl LogPiece {
     pub(in crate::session) fn cost(&self, seq: u32) -> u64 {
         let (metadata, more) = match self {
             Self::Begin(metadata, _) => (Some(metadata), 0),
-            Self::Ref(reference) => (reference.metadata.as_ref(), reference.uri_bytes()),
+            Self::Ref(reference) => (reference.metadata.as_ref(), reference.bytes()),
             Self::Children(children) => (None, children.len() * CHILD_BYTES),
             Self::Slice(_) => (None, size_of::<ChildSlice>()),
             Self::Data(_) | Self::Empty | Self::Status(_) => (None, 0),
@@ -75,7 +78,7 @@ impl LogPiece {
     pub(in crate::session) fn len(&self) -> usize {
         match self {
             Self::Begin(_, data) | Self::Data(data) => data.len(),
-            Self::Status(Some(status)) => STATUS_BYTES + status.text_bytes(),
+            Self::Status(Some(status)) => status_bytes(status),
             Self::Empty
             | Self::Ref(_)
             | Self::Children(_)
@@ -299,8 +302,13 @@ impl StoredNode {
     }
 }
 
-/// Estimated size of a status without its text.
-const STATUS_BYTES: usize = 128;
+/// Estimated size of a status.
+fn status_bytes(status: &Status) -> usize {
+    // A peer may send entries without text, and each of them takes more than most texts do.
+    let entries = size_of_val(&*status.details) + size_of_val(&*status.fields);
+    size_of::<Status>() + entries + status.text_bytes()
+}
+
 /// Bytes that the quota and the outbound queue count per fragment, without its payload (EV-801, EV-803).
 pub(in crate::session) const FRAGMENT_BYTES: usize = 64;
 /// Bytes that the quota counts for metadata after the first, which per-chunk mode retains.

@@ -161,6 +161,26 @@ fn ev_801_a_uri_counts_against_the_quota() {
 }
 
 #[test]
+fn ev_801_a_rejected_reference_counts_with_the_status_that_its_readers_get() {
+    for (uri, expect) in [("file:///1", Reason::RefDenied), ("x:", Reason::RefScheme)] {
+        let mut session = server();
+        feed(&mut session, [more("a", 0, "")]).unwrap();
+        let before = session.retained_bytes();
+        feed(&mut session, [refers("a", 1, "", uri, true)]).unwrap();
+        let charged = session.retained_bytes() - before;
+        let cursor = open(&mut session, "a");
+        piece(&mut session, cursor);
+        let CursorRead::Failed(status) = session.nodes().read(cursor) else {
+            panic!("{uri} is rejected");
+        };
+        assert_eq!(status.known(), Some(expect));
+        let entry = size_of_val(&status.details[0]);
+        let held = size_of::<Status>() + status.text_bytes() + status.details.len() * entry;
+        assert!(charged >= held as u64, "{uri}: {charged} of {held} bytes");
+    }
+}
+
+#[test]
 fn ev_410_reserved_actions_follow_no_references() {
     let mut session = following();
     let ttl = refers("ttl", 0, "application/json", "file:///ttl", true);
