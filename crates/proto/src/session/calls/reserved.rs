@@ -96,11 +96,12 @@ impl Calls {
             )),
             _ => return false,
         };
+        let finishes = &*action.name == FINISH && answer.is_ok();
         if let Some(answer) = answer.transpose() {
             self.answer(key, answer);
         }
-        // Not open any more: the answer was an error that aborted the session.
-        if &*action.name == FINISH && self.nodes.lifecycle.phase == SessionPhase::Open {
+        // Not open any more: the quota had no room for the answer.
+        if finishes && self.nodes.lifecycle.phase == SessionPhase::Open {
             self.half_close();
         }
         true

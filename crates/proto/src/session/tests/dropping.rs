@@ -324,6 +324,21 @@ fn ev_924_finish_is_a_half_close() {
     );
 }
 
+/// EV-930
+#[test]
+fn ev_924_a_finish_that_is_refused_closes_nothing() {
+    let mut session = server_with(|config, _| config.partial_failure = true);
+    act(&mut session, action("FINISH", "x=p", "__status__=s")).unwrap();
+    assert_eq!(
+        content(&mut session, "s").1,
+        Stop::Failed(Reason::UnknownParam)
+    );
+    assert!(!session.is_half_closed());
+    outputs(&mut session);
+    act(&mut session, action("f", "", "o=x")).unwrap();
+    start(&mut session);
+}
+
 /// EV-801
 #[test]
 fn ev_911_the_search_for_readers_has_a_budget_and_is_skipped_for_an_empty_drop() {
