@@ -405,7 +405,7 @@ impl SessionMachine {
         nodes.refill(now);
         nodes
             .search
-            .refill(&nodes.config.limits, &nodes.readers.budget);
+            .refill(&nodes.config.limits, &mut nodes.readers.budget);
     }
 
     /// Charges what the searches have used.

@@ -53,7 +53,7 @@ impl InboundFlow {
     }
 
     /// Whether more than `limit` unread bytes wait for running actions alone.
-    fn unread_exceeds(&mut self, limit: u64, calls: &Calls) -> bool {
+    fn unread_exceeds(&mut self, limit: u64, calls: &mut Calls) -> bool {
         let total = calls.nodes.graph.unread;
         if calls.nodes.readers.parked() > 0 || total <= limit {
             return false;
@@ -69,8 +69,9 @@ impl InboundFlow {
     }
 }
 
-/// Unread bytes below what unfinished actions read: the inputs of the peer's actions, the outputs of ours.
-fn unread_by_actions(calls: &Calls) -> u64 {
+/// Unread bytes below what unfinished actions read: the inputs of the peer's actions, the outputs of ours. Fewer, if
+/// there are too many nodes to visit: the quota bounds what is retained without a pause.
+fn unread_by_actions(calls: &mut Calls) -> u64 {
     // Content that no unfinished action reads might never be passed: it must not stop the connection (D-28).
     let roots = calls.table.iter().flat_map(|(_, entry)| {
         if entry.served {
@@ -80,9 +81,10 @@ fn unread_by_actions(calls: &Calls) -> u64 {
         }
     });
     let graph = &calls.nodes.graph;
-    Closure::new(graph, roots.copied())
-        .map(|key| graph.get(key).unread)
-        .sum()
+    calls.nodes.readers.budget.spend(|visits| {
+        let read = Closure::new(graph, roots.copied().map(Some), visits);
+        read.map(|key| graph.get(key).unread).sum()
+    })
 }
 
 /// Number of steps that the high-water mark is divided into: the total must move by one step before it is counted

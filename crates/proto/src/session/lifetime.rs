@@ -1,7 +1,7 @@
 //! Removes nodes before the session ends: DROP (EV-911) and expiry of their time to live (EV-912).
 //!
-//! Nodes that go together are a batch with ONE count of holders: the readers that may still reach one of its nodes, and
-//! its nodes of ours that are not wholly sent. The content is freed when the last holder has released the batch, and
+//! Nodes that go together are a batch, with counts of its holders: the readers that may still reach one of its nodes,
+//! and its nodes of ours that are not wholly sent. The content is freed when the last holder has released the batch, and
 //! never before: a reader that began before the DROP reads to the end, and the peer gets the end of every node.
 //!
 //! The id of a dropped node stays known: fragments that arrive for it are ignored. (Where the graph removes ids, that
@@ -13,11 +13,11 @@
 
 mod ttl;
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use self::ttl::Ttls;
 use super::graph::Graph;
+use super::graph::closure::Closure;
 use super::port::NodeKey;
 use super::readers::cursor::TreeCursor;
 use super::readers::{HeldBatches, Readers};
@@ -41,14 +41,18 @@ pub(super) enum NodeFate {
 #[derive(Debug, Default)]
 struct DropBatch {
     nodes: Vec<NodeKey>,
-    /// Readers that may still reach one of its nodes, and nodes of ours that are not wholly sent.
-    holders: usize,
+    /// Number of readers that may still reach one of its nodes.
+    readers: usize,
+    /// Number of its nodes of ours that are not wholly sent.
+    unsent: usize,
 }
 
 /// The dropped nodes that are still held, and the nodes that will expire.
 #[derive(Debug, Default)]
 pub(super) struct Lifetime {
     batches: Slab<DropBatch>,
+    /// The last batch, if the budget was used up when its readers were searched.
+    unsearched: Option<SlabKey>,
     /// Most sessions never set a TTL.
     ttls: Option<Box<Ttls>>,
 }
@@ -60,10 +64,19 @@ impl Lifetime {
         self.batches.len()
     }
 
-    /// Marks nodes as dropped; where the flag is set, also every node below that no other live node lists. Returns the
-    /// batch, and the quota bytes of its nodes. Nothing is freed before [`Self::hold`] has counted the holders.
-    pub(super) fn mark(&mut self, named: &[(NodeKey, bool)], graph: &mut Graph) -> (SlabKey, u64) {
-        let batch = self.batches.insert(DropBatch::default());
+    /// Marks nodes as dropped; where the flag is set, also every node below that no other live node lists. Returns
+    /// their batch, the nodes and their quota bytes. Nothing is freed before [`Self::hold`] has counted the holders.
+    pub(super) fn mark(
+        &mut self,
+        named: &[(NodeKey, bool)],
+        graph: &mut Graph,
+        edges_left: u32,
+    ) -> (SlabKey, Vec<NodeKey>, u64) {
+        // Without a budget every reader is taken for a holder. One batch for all such nodes, or each DROP would add an
+        // entry to each reader.
+        let last = self.unsearched.filter(|_| edges_left == 0);
+        let last = last.filter(|batch| self.batches.get(*batch).is_some());
+        let batch = last.unwrap_or_else(|| self.batches.insert(DropBatch::default()));
         let (mut nodes, mut orphans, mut bytes) = (Vec::new(), Vec::new(), 0);
         let mut stack: Vec<(NodeKey, bool)> = named.iter().rev().copied().collect();
         while let Some((key, whole)) = stack.pop() {
@@ -74,6 +87,10 @@ impl Lifetime {
             let children: Vec<NodeKey> = graph.get(key).children().collect();
             bytes += graph.drop_unread(key);
             graph.get_mut(key).fate = NodeFate::Dropped(batch);
+            if let Some(ttls) = &mut self.ttls {
+                // It does not protect what is below it any more.
+                ttls.remove(key);
+            }
             nodes.push(key);
             for child in children {
                 if graph.unlist(child) {
@@ -89,93 +106,69 @@ impl Lifetime {
         for orphan in orphans {
             graph.release(orphan);
         }
-        if let Some(known) = self.batches.get_mut(batch) {
-            known.nodes = nodes;
-        }
-        (batch, bytes)
+        (batch, nodes, bytes)
     }
 
-    /// Adds a node that only a dropped node lists.
-    pub(super) fn add(&mut self, batch: SlabKey, node: NodeKey, graph: &mut Graph) {
-        graph.unlist(node);
-        if let Some(known) = self.batches.get_mut(batch) {
-            known.nodes.push(node);
-            graph.get_mut(node).fate = NodeFate::Dropped(batch);
-        }
-    }
-
-    /// The nodes of a batch.
-    pub(super) fn nodes(&self, batch: SlabKey) -> &[NodeKey] {
-        self.batches.get(batch).map_or(&[], |batch| &batch.nodes)
-    }
-
-    /// Counts the holders of a batch: the cursors that may still reach one of its nodes, and its unsent nodes. The
-    /// searches of one message share a budget (D-27); once `edges_left` is used up, a cursor is assumed to reach them.
+    /// Adds nodes that were marked to their batch, and counts its holders: the cursors that may still reach one of
+    /// them, and the unsent ones. The searches of one message share a budget (D-27); once `edges_left` is used up, a
+    /// cursor is assumed to reach them.
     pub(super) fn hold(
         &mut self,
         batch: SlabKey,
+        nodes: &[NodeKey],
         readers: &mut Readers,
         graph: &mut Graph,
         edges_left: &mut u32,
     ) {
-        let mut holders = Vec::new();
-        // A DROP of nodes that are dropped already could be repeated without end, so it searches nothing.
-        if !self.nodes(batch).is_empty() {
-            let reaching = readers.iter();
-            let reaching = reaching.filter(|(_, cursor)| reaches(cursor, batch, graph, edges_left));
-            holders = reaching.map(|(id, _)| id).collect();
-        }
-        for id in &holders {
-            if let Some(cursor) = readers.get_mut(*id) {
-                cursor.holds.push(batch);
-            }
-        }
+        let Some(known) = self.batches.get_mut(batch) else {
+            return;
+        };
+        known.nodes.extend_from_slice(nodes);
         // Each unsent node is one holder, and `wholly_sent` counts it down once.
-        let unsent = self.unsent(batch, graph);
-        if let Some(known) = self.batches.get_mut(batch) {
-            known.holders = holders.len() + unsent;
+        known.unsent += unsent(nodes, graph);
+        // A DROP of nodes that are dropped already could be repeated without end, so it searches nothing; nor is there
+        // anything to search for where all readers hold the batch.
+        if !nodes.is_empty() && known.readers < readers.len() {
+            for cursor in readers.iter_mut() {
+                // No batch is newer, so that this one is the last that the cursor holds, if it does.
+                let holds = cursor.holds.last() == Some(&batch);
+                if !holds && reaches(cursor, batch, graph, edges_left) {
+                    cursor.holds.push(batch);
+                    known.readers += 1;
+                }
+            }
+            self.unsearched = (*edges_left == 0).then_some(batch);
         }
         // A batch that nobody holds is freed now: no later event would do it.
-        self.let_go(batch, 0, graph);
+        self.change(batch, graph, |_, _| {});
     }
 
     /// A reader has ended that held these batches.
     pub(super) fn reader_ended(&mut self, held: HeldBatches, graph: &mut Graph) {
         for batch in held {
-            self.let_go(batch, 1, graph);
+            self.change(batch, graph, |known, _| {
+                known.readers = known.readers.saturating_sub(1)
+            });
         }
     }
 
     /// The last fragment of a node was handed to the transport.
     pub(super) fn wholly_sent(&mut self, key: NodeKey, graph: &mut Graph) {
         if let NodeFate::Dropped(batch) = graph.get(key).fate {
-            self.let_go(batch, 1, graph);
+            self.change(batch, graph, |known, _| {
+                known.unsent = known.unsent.saturating_sub(1)
+            });
         }
     }
 
-    /// Runs `resume`, which changes how much of each node is sent, and counts the unsent nodes anew.
-    pub(super) fn recount<R>(
-        &mut self,
-        graph: &mut Graph,
-        resume: impl FnOnce(&mut Graph) -> R,
-    ) -> R {
+    /// Counts the unsent nodes anew, after a change of how much of each node is sent.
+    pub(super) fn recount(&mut self, graph: &mut Graph) {
         let batches: Vec<SlabKey> = self.batches.iter().map(|(key, _)| key).collect();
-        for &batch in &batches {
-            let before = self.unsent(batch, graph);
-            if let Some(known) = self.batches.get_mut(batch) {
-                known.holders = known.holders.saturating_sub(before);
-            }
+        for batch in batches {
+            self.change(batch, graph, |known, graph| {
+                known.unsent = unsent(&known.nodes, graph);
+            });
         }
-        // Between the two counts nothing is freed: a batch without a holder here may have one again after the rewind.
-        let result = resume(graph);
-        for &batch in &batches {
-            let after = self.unsent(batch, graph);
-            if let Some(known) = self.batches.get_mut(batch) {
-                known.holders += after;
-            }
-            self.let_go(batch, 0, graph);
-        }
-        result
     }
 
     /// Sets the time to live of a node from `since` on. An unknown or removed node is not an error.
@@ -192,11 +185,6 @@ impl Lifetime {
         };
         let ttls = self.ttls.get_or_insert_default();
         ttls.set(node, ttl.min(limits.max_ttl), since);
-        // Removed nodes keep their entries until they expire, and may be followed by any number of others.
-        // At most half of the entries can be of live nodes then, so that each sweep removes the other half.
-        if ttls.len() > 2 * limits.max_nodes {
-            ttls.retain(|node| graph.get(node).fate == NodeFate::Retained);
-        }
         true
     }
 
@@ -206,65 +194,58 @@ impl Lifetime {
     }
 
     /// The nodes that have expired: those whose time has come, and what is below them and below no node with time left.
-    pub(super) fn expired(&mut self, now: Time, graph: &Graph) -> Vec<(NodeKey, bool)> {
+    /// They are searched for within a budget of `visits`; what that leaves undecided is retained, and checked again later.
+    pub(super) fn expired(
+        &mut self,
+        now: Time,
+        graph: &Graph,
+        visits: &mut u32,
+    ) -> Vec<(NodeKey, bool)> {
         let ttls = self.ttls.as_mut();
-        let expired = ttls.map_or_else(Vec::new, |ttls| ttls.expired(now, graph));
-        expired.into_iter().map(|node| (node, false)).collect()
+        ttls.map_or_else(Vec::new, |ttls| ttls.expired(now, graph, visits))
     }
 
-    fn unsent(&self, batch: SlabKey, graph: &Graph) -> usize {
-        let nodes = self.nodes(batch).iter();
-        nodes.filter(|node| graph.get(**node).is_unsent()).count()
-    }
-
-    /// `holders` of a batch release it; the content of a batch without holders is freed.
-    fn let_go(&mut self, batch: SlabKey, holders: usize, graph: &mut Graph) {
+    /// Changes the holders of a batch. The content of a batch without holders is freed.
+    fn change(
+        &mut self,
+        batch: SlabKey,
+        graph: &mut Graph,
+        change: impl FnOnce(&mut DropBatch, &Graph),
+    ) {
         let Some(known) = self.batches.get_mut(batch) else {
             return;
         };
-        known.holders = known.holders.saturating_sub(holders);
-        if known.holders > 0 {
+        change(known, graph);
+        if known.readers + known.unsent > 0 {
             return;
         }
-        let nodes = self.batches.remove(batch).map_or(Vec::new(), |it| it.nodes);
-        for key in nodes {
+        for key in std::mem::take(&mut known.nodes) {
             graph.clear(key);
             graph.mark_removed(key);
         }
+        self.batches.remove(batch);
     }
 }
 
-/// Whether a cursor is inside a node of the batch, or may still reach one.
-fn reaches(cursor: &TreeCursor, batch: SlabKey, graph: &Graph, edges: &mut u32) -> bool {
+/// Number of these nodes of which the transport has not taken everything.
+fn unsent(nodes: &[NodeKey], graph: &Graph) -> usize {
+    let unsent = nodes.iter().filter(|node| graph.get(**node).is_unsent());
+    unsent.count()
+}
+
+/// Whether a cursor is inside a node of the batch, or may still reach one. Where `edges_left` does not suffice to tell,
+/// it is assumed to: that retains content for too long, the opposite would take it from a reader.
+fn reaches(cursor: &TreeCursor, batch: SlabKey, graph: &Graph, edges_left: &mut u32) -> bool {
     let marked = |node: NodeKey| graph.get(node).fate == NodeFate::Dropped(batch);
-    if cursor.inside().any(marked) {
-        return true;
-    }
-    // Assuming that it does retains content for too long; assuming the opposite would take it from a reader.
-    if *edges == 0 {
+    // The reader and its path are charged as well: many deep readers times many drops would be quadratic.
+    let around = u32::try_from(cursor.depth()).unwrap_or(u32::MAX);
+    let enough = *edges_left > around;
+    *edges_left = edges_left.saturating_sub(around.saturating_add(1));
+    if !enough || cursor.inside().any(marked) {
         return true;
     }
     // What lies behind the reader is not held: it reads each position once.
-    let mut stack = cursor.ahead(graph);
-    // Every node looked at is charged, leaves too: many readers times many children would be quadratic.
-    *edges = edges.saturating_sub(u32::try_from(stack.len()).unwrap_or(u32::MAX));
-    let mut seen = HashSet::with_hasher(graph.hasher());
-    while let Some(node) = stack.pop() {
-        if marked(node) {
-            return true;
-        }
-        if !seen.insert(node) {
-            continue;
-        }
-        for child in graph.get(node).edges() {
-            let Some(left) = edges.checked_sub(1) else {
-                return true;
-            };
-            *edges = left;
-            stack.extend(child);
-        }
-    }
-    false
+    Closure::new(graph, cursor.ahead(graph), edges_left).may_reach(marked)
 }
 
 #[cfg(test)]
@@ -292,9 +273,9 @@ mod tests {
         let first = readers.open(node, None);
         let second = readers.open(node, None);
         let mut lifetime = Lifetime::default();
-        let (batch, bytes) = lifetime.mark(&[(node, false)], &mut graph);
+        let (batch, nodes, bytes) = lifetime.mark(&[(node, false)], &mut graph, 100);
         assert!(bytes > 0);
-        lifetime.hold(batch, &mut readers, &mut graph, &mut 100);
+        lifetime.hold(batch, &nodes, &mut readers, &mut graph, &mut 100);
         for reader in [first, second] {
             assert_eq!(graph.get(node).fate, NodeFate::Dropped(batch));
             let held = readers.close(reader, &mut graph);
@@ -310,9 +291,9 @@ mod tests {
         let (mut graph, mut readers, node) = machines();
         let mut lifetime = Lifetime::default();
         for dropped in [true, false] {
-            let (batch, bytes) = lifetime.mark(&[(node, false)], &mut graph);
+            let (batch, nodes, bytes) = lifetime.mark(&[(node, false)], &mut graph, 100);
             assert_eq!(bytes > 0, dropped);
-            lifetime.hold(batch, &mut readers, &mut graph, &mut 100);
+            lifetime.hold(batch, &nodes, &mut readers, &mut graph, &mut 100);
             assert_eq!(lifetime.batches(), 0);
         }
     }

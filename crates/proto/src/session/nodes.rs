@@ -348,42 +348,53 @@ impl Nodes {
     /// Drops nodes; where the flag is set, also every node below that no other live node lists (EV-911). Returns the
     /// number of nodes and of bytes dropped.
     pub(super) fn drop_nodes(&mut self, named: &[(NodeKey, bool)]) -> (usize, u64) {
-        let (batch, bytes) = self.lifetime.mark(named, &mut self.graph);
-        let nodes = self.lifetime.nodes(batch).to_vec();
-        for &node in &nodes {
+        let edges_left = self.search.edges_left;
+        let (batch, mut nodes, bytes) = self.lifetime.mark(named, &mut self.graph, edges_left);
+        let count = nodes.len();
+        for at in 0..count {
+            let node = nodes[at];
             let known = self.graph.get(node);
             if !self.lifecycle.is_closed() && known.owner.is_local() && !known.is_complete() {
                 // Ends with a status, so that the peer neither waits for the rest nor takes the part it has for the
                 // whole.
                 let status = released(&self.graph, node);
+                // Only the dropped tree lists it, so that it goes with that.
                 if let Some(child) = self.seal(node, Some(status)) {
-                    self.lifetime.add(batch, child, &mut self.graph);
+                    self.graph.unlist(child);
+                    self.graph.get_mut(child).fate = NodeFate::Dropped(batch);
+                    nodes.push(child);
                 }
             }
         }
         // An end may have had no room: the session was aborted then, and the batch is gone with the old graph.
-        if self.lifecycle.is_closed() && !nodes.is_empty() {
-            return (nodes.len(), bytes);
+        if self.lifecycle.is_closed() && count > 0 {
+            return (count, bytes);
         }
         // Counted last: the nodes must have their ends, or they would look as if they were sent.
-        let edges_left = &mut self.search.edges_left;
-        self.lifetime
-            .hold(batch, &mut self.readers, &mut self.graph, edges_left);
+        self.lifetime.hold(
+            batch,
+            &nodes,
+            &mut self.readers,
+            &mut self.graph,
+            &mut self.search.edges_left,
+        );
         // Readers that are parked in the batch can only fail now, and must not wait for that.
         for &node in &nodes {
             self.readers
                 .wake(node, &mut self.graph, &mut self.lifecycle);
         }
-        self.flow.closures |= !nodes.is_empty();
-        self.flow.reads |= !nodes.is_empty();
-        (nodes.len(), bytes)
+        self.flow.closures |= count > 0;
+        self.flow.reads |= count > 0;
+        (count, bytes)
     }
 
     /// Drops the nodes that have expired (EV-912).
     pub(super) fn expire(&mut self, now: Time) {
         let due = self.lifetime.next_expiry().is_some_and(|at| at <= now);
         if due && !self.lifecycle.is_closed() {
-            let expired = self.lifetime.expired(now, &self.graph);
+            let (lifetime, graph) = (&mut self.lifetime, &self.graph);
+            let budget = &mut self.readers.budget;
+            let expired = budget.spend(|visits| lifetime.expired(now, graph, visits));
             self.drop_nodes(&expired);
         }
     }

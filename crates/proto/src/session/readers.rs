@@ -79,6 +79,14 @@ impl Readers {
         cursors.map(|(key, cursor)| (CursorId(key), cursor))
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut TreeCursor> {
+        self.cursors.iter_mut()
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.cursors.len()
+    }
+
     /// Number of parked cursors.
     pub(super) const fn parked(&self) -> usize {
         self.parked

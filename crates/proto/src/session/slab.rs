@@ -120,6 +120,12 @@ impl<T> Slab<T> {
                 position.value.as_ref().map(|value| (key, value))
             })
     }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries
+            .iter_mut()
+            .filter_map(|position| position.value.as_mut())
+    }
 }
 
 #[cfg(test)]

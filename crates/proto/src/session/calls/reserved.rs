@@ -349,9 +349,8 @@ impl Calls {
         // The half-close is repeated after what is sent again: the old connection may have lost it.
         self.sending_finished |= again.half_closed;
         let graph = &mut nodes.graph;
-        nodes
-            .lifetime
-            .recount(graph, |graph| rewind(graph, &again.received));
+        rewind(graph, &again.received);
+        nodes.lifetime.recount(graph);
         nodes.sender.refill(graph, again.actions, first);
         self.after_sending();
     }

@@ -14,37 +14,33 @@ pub(in crate::session) struct Closure<'a> {
     graph: &'a Graph,
     seen: HashSet<NodeKey, RandomState>,
     stack: Vec<NodeKey>,
-    edges_left: usize,
+    edges_left: &'a mut u32,
     /// Whether the walk has skipped something for lack of budget.
     cut: bool,
 }
 
 impl<'a> Closure<'a> {
+    /// A walk that begins with the edges `roots`; `edges_left` is its budget.
     pub(in crate::session) fn new(
         graph: &'a Graph,
-        roots: impl IntoIterator<Item = NodeKey>,
+        roots: impl IntoIterator<Item = Option<NodeKey>>,
+        edges_left: &'a mut u32,
     ) -> Self {
-        Self {
+        let mut walk = Self {
             graph,
             seen: HashSet::with_hasher(graph.hasher()),
-            stack: roots.into_iter().collect(),
-            edges_left: EDGES,
+            stack: Vec::new(),
+            edges_left,
             cut: false,
-        }
+        };
+        walk.follow(roots);
+        walk
     }
 
-    /// All nodes below `roots` that are not in `covered`, without a budget: for callers that follow each edge only once
-    /// in its lifetime.
-    pub(in crate::session) fn beside(
-        graph: &'a Graph,
-        roots: impl IntoIterator<Item = NodeKey>,
-        covered: HashSet<NodeKey, RandomState>,
-    ) -> Self {
-        Self {
-            seen: covered,
-            edges_left: usize::MAX,
-            ..Self::new(graph, roots)
-        }
+    /// Skips the nodes in `covered`.
+    pub(in crate::session) fn beside(mut self, covered: HashSet<NodeKey, RandomState>) -> Self {
+        self.seen = covered;
+        self
     }
 
     /// Collects every node of the walk; `None` if something was skipped.
@@ -52,36 +48,40 @@ impl<'a> Closure<'a> {
         while self.next().is_some() {}
         (!self.cut).then_some(self.seen)
     }
+
+    /// Whether one of the nodes is `wanted`, or may be: something was skipped.
+    pub(in crate::session) fn may_reach(mut self, wanted: impl Fn(NodeKey) -> bool) -> bool {
+        self.any(wanted) || self.cut
+    }
+
+    fn follow(&mut self, edges: impl IntoIterator<Item = Option<NodeKey>>) {
+        let first = self.stack.len();
+        for edge in edges {
+            let Some(left) = self.edges_left.checked_sub(1) else {
+                self.cut = true;
+                break;
+            };
+            // Charged before the filter: an edge to a node that was seen costs a look-up too.
+            *self.edges_left = left;
+            self.stack
+                .extend(edge.filter(|child| !self.seen.contains(child)));
+        }
+        // The leftmost child is visited first.
+        self.stack[first..].reverse();
+    }
 }
 
 impl Iterator for Closure<'_> {
     type Item = NodeKey;
 
     fn next(&mut self) -> Option<NodeKey> {
-        loop {
-            let key = self.stack.pop()?;
-            if !self.seen.insert(key) {
-                continue;
+        while let Some(key) = self.stack.pop() {
+            if self.seen.insert(key) {
+                let graph = self.graph;
+                self.follow(graph.get(key).edges());
+                return Some(key);
             }
-            let first = self.stack.len();
-            // Charged before the filter: an edge to a node that was seen costs a look-up too.
-            let (seen, edges_left) = (&self.seen, &mut self.edges_left);
-            let edges = self.graph.get(key).edges().take(*edges_left);
-            self.stack.extend(
-                edges
-                    .inspect(|_| *edges_left -= 1)
-                    .flatten()
-                    .filter(|child| !seen.contains(child)),
-            );
-            // Also when the last edge used up the budget exactly: a caller may take a whole walk for a cut one, not the
-            // reverse.
-            self.cut |= self.edges_left == 0;
-            // The leftmost child is visited first.
-            self.stack[first..].reverse();
-            return Some(key);
         }
+        None
     }
 }
-
-/// Number of edges that one walk follows.
-const EDGES: usize = 262_144;

@@ -6,8 +6,8 @@ use crate::session::port::NodeKey;
 
 /// The first node below `root` for which two different fragments had the same seq.
 pub(in crate::session) fn repeated(graph: &Graph, root: NodeKey) -> Option<(&str, u32)> {
-    let mut nodes = Closure::new(graph, [root]).take(MISSING_VISITS);
-    nodes.find_map(|key| {
+    let mut visits = MISSING_VISITS;
+    Closure::new(graph, [Some(root)], &mut visits).find_map(|key| {
         let node = graph.get(key);
         Some((&*node.id, node.repeated?))
     })
@@ -15,8 +15,8 @@ pub(in crate::session) fn repeated(graph: &Graph, root: NodeKey) -> Option<(&str
 
 /// Up to 16 missing `id` or `id@seq` below a node, in reading order as far as that is known.
 pub(in crate::session) fn missing(graph: &Graph, root: NodeKey) -> Vec<String> {
-    let nodes = Closure::new(graph, [root]).take(MISSING_VISITS);
-    let open = nodes
+    let mut visits = MISSING_VISITS;
+    let open = Closure::new(graph, [Some(root)], &mut visits)
         .map(|key| graph.get(key))
         // Nodes of ours are not the peer's to send; if they never end, the reader waits for an action and not for the
         // peer.
@@ -30,5 +30,5 @@ pub(in crate::session) fn missing(graph: &Graph, root: NodeKey) -> Vec<String> {
 
 /// Number of missing items that an error names (EV-110).
 const MISSING_NAMED: usize = 16;
-/// Number of nodes that the search for them visits.
-const MISSING_VISITS: usize = 10_000;
+/// Number of edges that the search for them follows.
+const MISSING_VISITS: u32 = 10_000;

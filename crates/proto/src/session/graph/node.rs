@@ -255,20 +255,6 @@ impl StoredNode {
         sent.is_some_and(|sent| sent < self.next_seq())
     }
 
-    /// The children listed from one position on.
-    pub(in crate::session) fn children_from(
-        &self,
-        piece: u32,
-        child: u32,
-    ) -> impl Iterator<Item = NodeKey> + '_ {
-        // The cursor's index counts released pieces, the iterator does not.
-        let skipped = (piece as usize).saturating_sub(self.log.released());
-        let pieces = self.log.iter().skip(skipped).chain(self.early.values());
-        let all = pieces.flat_map(|piece| piece.children().iter().copied());
-        // An offset within a piece is an offset within its list of children.
-        all.skip(child as usize)
-    }
-
     /// Quota bytes of its content, without its id.
     pub(in crate::session) fn content_cost(&self) -> u64 {
         // The seq matters: metadata at seq 0 is charged differently from later metadata.
@@ -286,14 +272,25 @@ impl StoredNode {
 
     /// The same, with `None` for each piece that lists nothing: a walk with a budget is charged for these too.
     pub(in crate::session) fn edges(&self) -> impl Iterator<Item = Option<NodeKey>> + '_ {
-        let ahead = self.early.values();
-        let pieces = if self.kind.lists() {
-            Some(self.log.iter().chain(ahead))
-        } else {
-            None
-        };
-        pieces.into_iter().flatten().flat_map(|piece| {
-            let children = piece.children();
+        self.edges_from(0, 0)
+    }
+
+    /// The same, from one position on.
+    pub(in crate::session) fn edges_from(
+        &self,
+        piece: u32,
+        child: u32,
+    ) -> impl Iterator<Item = Option<NodeKey>> + '_ {
+        let pieces = self.kind.lists().then(|| {
+            // The cursor's index counts released pieces, the iterator does not.
+            let skipped = (piece as usize).saturating_sub(self.log.released());
+            self.log.iter().skip(skipped).chain(self.early.values())
+        });
+        let mut passed = child as usize;
+        pieces.into_iter().flatten().flat_map(move |piece| {
+            // Only children of the first piece were passed.
+            let passed = std::mem::take(&mut passed);
+            let children = piece.children().get(passed..).unwrap_or_default();
             let nothing = children.is_empty().then_some(None);
             nothing
                 .into_iter()

@@ -21,7 +21,9 @@ pub(in crate::session) struct Search {
 
 impl Search {
     /// Grants the budget of a new message, as far as the session's budget allows.
-    pub(in crate::session) fn refill(&mut self, limits: &SessionLimits, work: &ReadBudget) {
+    pub(in crate::session) fn refill(&mut self, limits: &SessionLimits, work: &mut ReadBudget) {
+        // What was used since the last message, as when an action ended.
+        self.settle(work);
         self.granted = limits.cycle_edges_per_message.min(work.left());
         self.edges_left = self.granted;
     }
@@ -82,6 +84,13 @@ impl Search {
         graph: &Graph,
         limits: &SessionLimits,
     ) -> Option<NodeKey> {
+        // Charged as edges are: one new edge may cause searches from the inputs of many actions.
+        let count = u32::try_from(inputs.len()).unwrap_or(u32::MAX);
+        let Some(left) = self.edges_left.checked_sub(count) else {
+            self.incomplete = true;
+            return None;
+        };
+        self.edges_left = left;
         let mut output = None;
         self.walk(inputs, graph, limits, |_, node| {
             output = outputs.contains(&node).then_some(node);

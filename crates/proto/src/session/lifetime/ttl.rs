@@ -1,14 +1,14 @@
 //! The nodes whose time to live (TTL) will expire (EV-912).
 //!
 //! A TTL applies to a node and all nodes below it at the time of expiry; a node covered by several TTLs lives until the
-//! latest. Expiry times are rounded up to the next second, so that a session is swept once a second at most.
+//! latest. Expiry times are rounded up to the next second, so that nodes expire together; a sweep is charged to the
+//! session's budget of visits.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use ahash::RandomState;
 
-use super::NodeFate;
 use crate::session::graph::Graph;
 use crate::session::graph::closure::Closure;
 use crate::session::port::NodeKey;
@@ -22,11 +22,6 @@ pub(super) struct Ttls {
 }
 
 impl Ttls {
-    /// Number of nodes with a TTL.
-    pub(super) fn len(&self) -> usize {
-        self.until.len()
-    }
-
     /// When the next node expires.
     pub(super) fn next(&self) -> Option<Time> {
         self.order.first().map(|(at, _)| *at)
@@ -43,39 +38,40 @@ impl Ttls {
         self.expire_at(node, at);
     }
 
-    /// Removes the nodes for which `retained` does not hold.
-    pub(super) fn retain(&mut self, retained: impl Fn(NodeKey) -> bool) {
-        self.until.retain(|node, _| retained(*node));
-        self.order.retain(|(_, node)| retained(*node));
+    /// Removes the TTL of a node, and returns when the node would have expired.
+    pub(super) fn remove(&mut self, node: NodeKey) -> Option<Time> {
+        let at = self.until.remove(&node)?;
+        self.order.remove(&(at, node));
+        Some(at)
     }
 
-    /// Takes the nodes that have expired, with those below them that no other TTL covers.
-    pub(super) fn expired(&mut self, now: Time, graph: &Graph) -> Vec<NodeKey> {
+    /// Takes the nodes that have expired, with those below them that no other TTL covers; within a budget of `visits`.
+    pub(super) fn expired(
+        &mut self,
+        now: Time,
+        graph: &Graph,
+        visits: &mut u32,
+    ) -> Vec<(NodeKey, bool)> {
         let due = self.due(now);
-        // A dropped node no longer protects what is below it.
-        let retained = |node: &NodeKey| graph.get(*node).fate == NodeFate::Retained;
-        let others: Vec<NodeKey> = self.until.keys().copied().filter(retained).collect();
+        let others = self.until.keys().copied().map(Some);
         // If the closure of the other nodes is too large to be searched, expired nodes are retained and checked again
         // later.
-        let Some(covered) = Closure::new(graph, others).into_all() else {
+        let Some(covered) = Closure::new(graph, others, visits).into_all() else {
             for node in due {
                 self.expire_at(node, next_second(now + AGAIN));
             }
             return Vec::new();
         };
         // Each edge of a removed node is followed only once, so this needs no budget.
-        Closure::beside(graph, due, covered).collect()
+        let mut unlimited = u32::MAX;
+        let expired = Closure::new(graph, due.into_iter().map(Some), &mut unlimited);
+        let expired = expired.beside(covered);
+        expired.map(|node| (node, false)).collect()
     }
 
     fn expire_at(&mut self, node: NodeKey, at: Time) {
-        let before = self.until.get(&node).copied();
         // A node under several TTLs lives until the latest, whatever the order in which they were set (EV-912).
-        if before.is_some_and(|before| before >= at) {
-            return;
-        }
-        if let Some(before) = before {
-            self.order.remove(&(before, node));
-        }
+        let at = self.remove(node).map_or(at, |before| before.max(at));
         self.order.insert((at, node));
         self.until.insert(node, at);
     }
@@ -85,8 +81,7 @@ impl Ttls {
         while let Some(&(at, node)) = self.order.first()
             && at <= now
         {
-            self.order.pop_first();
-            self.until.remove(&node);
+            self.remove(node);
             due.push(node);
         }
         due

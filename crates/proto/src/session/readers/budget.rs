@@ -86,6 +86,16 @@ impl ReadBudget {
         self.left
     }
 
+    /// Makes a walk over a part of the graph, which counts down the visits that it is granted, and charges what it has
+    /// used.
+    pub(in crate::session) fn spend<R>(&mut self, walk: impl FnOnce(&mut u32) -> R) -> R {
+        let granted = self.left.min(WALK_VISITS);
+        let mut left = granted;
+        let result = walk(&mut left);
+        self.charge(granted - left);
+        result
+    }
+
     /// Charges visits that a search has made.
     pub(in crate::session) const fn charge(&mut self, visits: u32) {
         self.left = self.left.saturating_sub(visits);
@@ -121,6 +131,8 @@ impl ReadBudget {
 
 /// Visits of all readers in one turn of the session's task: one to two milliseconds.
 const TURN_VISITS: u32 = 16_384;
+/// Visits of one walk over all nodes that concern a count or a sweep.
+const WALK_VISITS: u32 = 262_144;
 /// Waiting readers are woken once the budget has at least this many visits.
 const ENOUGH: u32 = 4_096;
 const MICROS: u128 = 1_000_000;

@@ -402,24 +402,15 @@ impl TreeCursor {
         self.path.iter().map(|frame| frame.node)
     }
 
-    /// The nodes that it will enter next, at every level of its path.
-    pub(in crate::session) fn ahead(&self, graph: &Graph) -> Vec<NodeKey> {
-        if !self.begun {
-            return vec![self.root];
-        }
-        let frames = self.path.iter();
-        frames
-            // A frame's `child` is the next one already: the one that it is inside is on the path itself.
-            .flat_map(|frame| {
-                graph
-                    .get(frame.node)
-                    .children_from(frame.piece, frame.child)
-            })
-            .collect()
+    /// The edges to the nodes that it will enter next, at every level of its path.
+    pub(in crate::session) fn ahead(&self, graph: &Graph) -> impl Iterator<Item = Option<NodeKey>> {
+        let root = (!self.begun).then_some(Some(self.root));
+        // A frame's `child` is the next one already: the one that it is inside is on the path itself.
+        let next = |frame: &CursorFrame| graph.get(frame.node).edges_from(frame.piece, frame.child);
+        root.into_iter().chain(self.path.iter().flat_map(next))
     }
 
     /// Length of its path.
-    #[cfg(any(test, fuzzing))]
     pub(in crate::session) fn depth(&self) -> usize {
         self.path.len()
     }

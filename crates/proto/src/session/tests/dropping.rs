@@ -359,6 +359,71 @@ fn ev_911_the_search_for_readers_has_a_budget_and_is_skipped_for_an_empty_drop()
     assert!(session.calls.nodes.search.edges_left < 100);
 }
 
+/// EV-911
+#[test]
+fn d_27_a_drop_is_charged_for_each_reader_and_its_path() {
+    let mut session = server();
+    let chain = (0..100).map(|at| tree(&format!("n{at}"), 0, &[&format!("n{}", at + 1)]));
+    feed(&mut session, chain).unwrap();
+    // A leaf has no nodes below it, however many pieces are ahead of its reader.
+    let pieces = (0..1_000).map(|seq| more("n100", seq, "x"));
+    feed(&mut session, pieces.chain([leaf("z", 0, "Z")])).unwrap();
+    let root = session.nodes().node("n0").unwrap();
+    for _ in 0..5 {
+        let cursor = session.nodes().open(root, None);
+        assert!(matches!(session.nodes().read(cursor), CursorRead::Piece(_)));
+    }
+    let before = session.calls.nodes.readers.budget.left();
+    act(&mut session, action("DROP", "node=z", "")).unwrap();
+    let charged = before - session.calls.nodes.readers.budget.left();
+    assert!((5 * 100..2_000).contains(&charged), "{charged}");
+    // Between two messages as well.
+    let z = session.nodes().node("c").unwrap();
+    session.calls.nodes.drop_nodes(&[(z, false)]);
+    let before = session.calls.nodes.readers.budget.left();
+    feed(&mut session, [leaf("y", 0, "Y")]).unwrap();
+    let charged = before - session.calls.nodes.readers.budget.left();
+    assert!((5 * 100..2_000).contains(&charged), "{charged}");
+}
+
+/// EV-801, EV-911
+#[test]
+fn d_27_nodes_that_are_dropped_without_a_budget_are_held_together() {
+    let mut session = server_with(|_, limits| limits.cycle_edges_per_message = 0);
+    let ids: Vec<String> = (0..100).map(|at| format!("n{at}")).collect();
+    feed(&mut session, ids.iter().map(|id| leaf(id, 0, "N"))).unwrap();
+    let node = session.nodes().node("open").unwrap();
+    let mut readers: Vec<_> = (0..3).map(|_| session.nodes().open(node, None)).collect();
+    let drops = |ids: &[String]| {
+        let list = ids
+            .iter()
+            .map(|id| action("DROP", &format!("node={id}"), ""));
+        actions(list.collect::<Vec<_>>())
+    };
+    let before = session.retained_bytes();
+    session.handle(drops(&ids[..50]), T0).unwrap();
+    // A reader that begins in between holds what is dropped later.
+    let late = session.nodes().node("n70").unwrap();
+    let late = session.nodes().open(late, None);
+    session.handle(drops(&ids[50..]), T0).unwrap();
+    assert_eq!(session.retained_bytes(), before);
+    assert_eq!(session.calls.nodes.lifetime.batches(), 1);
+    readers.push(late);
+    for &reader in &readers {
+        let holds = &session.calls.nodes.readers.get(reader).unwrap().holds;
+        assert_eq!(holds.len(), 1);
+    }
+    let mut items = Vec::new();
+    assert_eq!(drain(&mut session, late, &mut items), Stop::End);
+    assert_eq!(items, [item("text/plain", "", "N")]);
+    for reader in readers {
+        assert_eq!(session.calls.nodes.lifetime.batches(), 1);
+        session.nodes().close(reader);
+    }
+    assert_eq!(session.calls.nodes.lifetime.batches(), 0);
+    assert_eq!(session.retained_bytes(), before - 100 * LEAF);
+}
+
 /// EV-801
 #[test]
 fn ev_911_released_and_dropped_nodes_keep_no_metadata() {

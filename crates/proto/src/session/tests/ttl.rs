@@ -272,6 +272,54 @@ fn ev_912_an_expiry_that_could_not_be_searched_is_tried_again() {
     assert!(retained_ids(&mut session, &["a"]).is_empty());
 }
 
+/// EV-912
+#[test]
+fn d_27_a_sweep_is_charged_and_waits_where_the_budget_is_used_up() {
+    let mut session = server_with(|_, limits| {
+        (limits.session_visits, limits.session_visits_per_second) = (5_000, 1);
+    });
+    let ids: Vec<String> = (0..1_000).map(|at| format!("c{at}")).collect();
+    let children: Vec<&str> = ids.iter().map(String::as_str).collect();
+    feed(&mut session, [branch("t", 0, &children)]).unwrap();
+    act(&mut session, ttl("t", 3_600)).unwrap();
+    let left = |session: &SessionMachine| session.calls.nodes.readers.budget.left();
+    // Covered by `t`, so it is not dropped and can be named again and again.
+    for _ in 0..4 {
+        let before = left(&session);
+        act(&mut session, ttl("c0", 0)).unwrap();
+        assert!(before - left(&session) >= 1_000, "{before}");
+    }
+    act(&mut session, ttl("c0", 0)).unwrap();
+    assert_eq!(left(&session), 0);
+    assert_eq!(
+        session.calls.nodes.lifetime.next_expiry(),
+        Some(seconds(60)),
+        "tried again later"
+    );
+    // As many nodes with times of their own as edges would be.
+    let mut session = server_with(|_, limits| limits.session_visits = 5_000);
+    let nodes = (0..1_000).map(|at| ttl(&format!("n{at}"), 3_600));
+    feed(
+        &mut session,
+        (0..1_000).map(|at| leaf(&format!("n{at}"), 0, "")),
+    )
+    .unwrap();
+    session.handle(actions(nodes), T0).unwrap();
+    feed(&mut session, [leaf("x", 0, "")]).unwrap();
+    act(&mut session, ttl("x", 0)).unwrap();
+    assert_eq!(retained_ids(&mut session, &["x"]).len(), 0);
+    assert!(left(&session) <= 4_000, "{}", left(&session));
+}
+
+#[test]
+fn ev_912_a_node_that_is_dropped_before_its_time_needs_no_timer() {
+    let mut session = family();
+    act(&mut session, ttl("a", 5)).unwrap();
+    act(&mut session, ttl("b", 9)).unwrap();
+    act(&mut session, action("DROP", "node=a", "")).unwrap();
+    assert_eq!(session.calls.nodes.lifetime.next_expiry(), Some(seconds(9)));
+}
+
 /// EV-509
 #[test]
 fn ev_912_the_duration_is_found_among_the_configs_and_others_are_refused() {

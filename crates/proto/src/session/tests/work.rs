@@ -132,3 +132,43 @@ fn d_27_a_reader_finds_a_cycle_for_which_the_search_had_no_budget() {
     let stop = drain(&mut session, readers[0], &mut items);
     assert_eq!(stop, Stop::Failed(Reason::FlattenLimit));
 }
+
+/// EV-802
+#[test]
+fn d_27_a_count_of_unread_bytes_is_charged() {
+    let mut session = server_with(|_, limits| {
+        limits.session_visits_per_second = 1;
+        (limits.inbound_high_bytes, limits.inbound_low_bytes) = (100, 50);
+    });
+    act(&mut session, action("f", "in=t", "out=o")).unwrap();
+    let ids: Vec<String> = (0..1_000).map(|at| format!("c{at}")).collect();
+    let children: Vec<&str> = ids.iter().map(String::as_str).collect();
+    feed(&mut session, [branch("t", 0, &children)]).unwrap();
+    // No action claims these bytes, so they do not pause the connection.
+    feed(&mut session, [leaf("free", 0, &"x".repeat(200))]).unwrap();
+    for seq in 1..5 {
+        let before = session.calls.nodes.readers.budget.left();
+        feed(&mut session, [branch("t", seq, &[&format!("new{seq}")])]).unwrap();
+        assert!(!session.inbound_paused());
+        let charged = before - session.calls.nodes.readers.budget.left();
+        assert!(charged >= 1_000, "{charged}");
+    }
+    session.calls.nodes.readers.budget.charge(u32::MAX);
+    feed(&mut session, [branch("t", 5, &["new"])]).unwrap();
+    assert!(!session.inbound_paused());
+}
+
+/// EV-308
+#[test]
+fn d_27_a_search_is_charged_for_the_inputs_that_it_begins_with() {
+    let mut session = server();
+    let inputs: Vec<String> = (0..60).map(|at| format!("i{at}=n{at}")).collect();
+    act(&mut session, action("f", &inputs.join(" "), "out=o")).unwrap();
+    feed(&mut session, [branch("above", 0, &["t"])]).unwrap();
+    for seq in 0..5 {
+        let before = session.calls.nodes.readers.budget.left();
+        feed(&mut session, [branch("t", seq, &["o"])]).unwrap();
+        let charged = before - session.calls.nodes.readers.budget.left();
+        assert!(charged >= 60, "{charged}");
+    }
+}
