@@ -196,7 +196,7 @@ impl Codec {
                     message
                         .fragments
                         .iter()
-                        .for_each(|fragment| self.calls.sent(fragment));
+                        .for_each(|fragment| self.calls.grown(fragment));
                 }
                 self.write_msgpack(message, &ids, now, out);
             }

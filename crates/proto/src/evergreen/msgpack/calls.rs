@@ -47,30 +47,20 @@ impl OpenActions {
         }
         // The ports are opened between the two statuses: `failures` ends nodes in this order, and `__status__`, on
         // which the client waits for the whole action, has to be the last (EV-735).
-        for (name, ends) in [(DISPATCH, false), (STATUS, true)] {
-            let node = status_node(id, name);
-            if !ends {
-                self.open(&node, None);
-                action
-                    .outputs
-                    .iter()
-                    .for_each(|param| self.open(&param.id, None));
-            } else {
-                self.open(&node, Some(id.clone()));
-            }
-            action.outputs.push(Param::new(name, node));
+        let [dispatch, status] =
+            [DISPATCH, STATUS].map(|name| Param::new(name, status_node(id, name)));
+        self.open(&dispatch.id, None);
+        for param in &action.outputs {
+            self.open(&param.id, None);
         }
+        self.open(&status.id, Some(id.clone()));
+        action.outputs.extend([dispatch, status]);
         let outputs = action.outputs.iter().map(|param| param.id.clone());
         self.actions
             .entry(id.clone())
             // An id that is in use stays with the first action. The session refuses the second one, because its status
             // nodes are outputs already (EV-505).
             .or_insert_with(|| outputs.collect());
-    }
-
-    /// A server has sent a fragment.
-    pub(crate) fn sent(&mut self, fragment: &Fragment) {
-        self.grown(fragment);
     }
 
     /// The last messages of a server that aborts: every open output of every action ends with `status`.
@@ -151,7 +141,8 @@ impl OpenActions {
         self.nodes.entry(node.clone()).or_insert(open);
     }
 
-    fn grown(&mut self, fragment: &Fragment) {
+    /// A server has sent a fragment, or a client has received one.
+    pub(crate) fn grown(&mut self, fragment: &Fragment) {
         if fragment.last {
             let ended = self.nodes.remove(&fragment.id);
             if let Some(action) = ended.and_then(|open| open.ends) {
