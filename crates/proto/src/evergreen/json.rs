@@ -3,7 +3,7 @@
 //! Our own messages within `Any` are mapped by descriptor (`any`).
 
 pub(super) mod any;
-mod field;
+pub(super) mod field;
 #[cfg(test)]
 mod tests;
 

@@ -1,10 +1,9 @@
 //! References: payloads that name external content by a URI.
 
 use base64::Engine as _;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 
+use super::json::field::USUAL;
 use super::{Reason, Status};
 
 /// Where the content of a reference is.
@@ -70,17 +69,10 @@ fn data(rest: &str) -> Option<Bytes> {
         .into_iter()
         .filter(|byte| !byte.is_ascii_whitespace())
         .collect();
-    LENIENT.decode(packed).ok().map(Bytes::from)
+    USUAL.decode(packed).ok().map(Bytes::from)
 }
 
 const EXTERNAL_SCHEMES: &[&str] = &["file", "http", "https", "s3", "gs", "az"];
-/// Padding is optional, because it is often omitted.
-const LENIENT: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new()
-        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
-        .with_decode_allow_trailing_bits(true),
-);
 
 #[cfg(test)]
 mod tests {

@@ -156,5 +156,6 @@ const fn lenient(alphabet: &Alphabet) -> GeneralPurpose {
     )
 }
 
-const USUAL: GeneralPurpose = lenient(&STANDARD);
+/// The standard alphabet. Padding is optional, because it is often omitted.
+pub(in crate::evergreen) const USUAL: GeneralPurpose = lenient(&STANDARD);
 const FOR_URLS: GeneralPurpose = lenient(&URL_SAFE);
