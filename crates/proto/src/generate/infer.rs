@@ -251,11 +251,11 @@ impl Mapper<'_> {
         let count = self.elements(input, shape, &id)?;
         let wrong = |what: String| refused(format!("[request id: {id}] {what}"));
         let data = match from {
-            ElementSource::Raw(bytes) => behind(input, bytes, count).map_err(|what| {
-                let model = self.model;
-                let expecting = expecting(input, bytes, count);
-                wrong(format!("{what} for model '{model}'{expecting}"))
-            })?,
+            ElementSource::Raw(bytes) => {
+                behind(input, bytes, count).map_err(|(what, expecting)| {
+                    wrong(format!("{what} for model '{}'{expecting}", self.model))
+                })?
+            }
             ElementSource::Json(text) => {
                 let reading = TextMember {
                     input,
@@ -544,13 +544,19 @@ fn only<T: Copy>(list: &[T]) -> Option<T> {
     }
 }
 
-/// Reads `count` elements from the bytes after the JSON (TR-803); an error names the mismatch.
-fn behind(input: &InputTensor, bytes: &[u8], count: usize) -> Result<TensorData, String> {
+/// Reads `count` elements from the bytes after the JSON (TR-803); an error names the mismatch, and what was expected if
+/// that is known.
+fn behind(input: &InputTensor, bytes: &[u8], count: usize) -> Result<TensorData, (String, String)> {
     let name = &input.name;
     let width = input.datatype.width();
     // Before decoding, which would read a tensor of the wrong size in full.
-    if width.is_some_and(|width| count.saturating_mul(width) != bytes.len()) {
-        return Err(format!("input byte size mismatch for input '{name}'"));
+    if let Some(expected) = width.map(|width| count.saturating_mul(width))
+        && expected != bytes.len()
+    {
+        return Err((
+            format!("input byte size mismatch for input '{name}'"),
+            format!(". Expected {expected}, got {}", bytes.len()),
+        ));
     }
     let Some(data) = TensorData::from_raw(input.datatype, bytes) else {
         let what = if width.is_none() {
@@ -558,33 +564,17 @@ fn behind(input: &InputTensor, bytes: &[u8], count: usize) -> Result<TensorData,
         } else {
             "invalid"
         };
-        return Err(format!("{what} data for inference input '{name}'"));
+        let what = format!("{what} data for inference input '{name}'");
+        return Err((what, String::new()));
     };
     if data.len() == count {
         return Ok(data);
     }
     let got = data.len();
-    Err(format!(
-        "unexpected number of string elements {got} for inference input '{name}'"
+    Err((
+        format!("unexpected number of string elements {got} for inference input '{name}'"),
+        format!(", expecting {count}"),
     ))
-}
-
-/// The expected number of bytes, if it is known.
-fn expecting(input: &InputTensor, bytes: &[u8], count: usize) -> String {
-    match input
-        .datatype
-        .width()
-        .map(|width| count.saturating_mul(width))
-    {
-        Some(expected) if expected != bytes.len() => {
-            format!(". Expected {expected}, got {}", bytes.len())
-        }
-        // Decoded again, but only for the text of an error: strings that are whole are too many or too few.
-        None if TensorData::from_raw(input.datatype, bytes).is_some() => {
-            format!(", expecting {count}")
-        }
-        _ => String::new(),
-    }
 }
 
 fn list(shape: &[i64]) -> String {
