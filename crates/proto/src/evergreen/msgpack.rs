@@ -383,7 +383,7 @@ struct DescribedChunk<'a> {
 
 impl<'a> FragmentView<'a> {
     fn new(fragment: &'a Fragment, now: i64) -> Self {
-        // A NodeRef has room for one child.
+        // A NodeRef has room for one child, and the session puts no more into a fragment for this dialect.
         let content = match fragment.children.first() {
             Some(child) => FragmentContent::of_child(child, fragment.range.as_deref()),
             None => FragmentContent::of_chunk(fragment, now),
