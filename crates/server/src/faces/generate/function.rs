@@ -48,7 +48,8 @@ pub(super) fn signature(spec: &Spec) -> Signature {
 }
 
 fn input(taken: &Taken) -> InputTensor {
-    let datatype = match taken.schema.get("type").and_then(Value::as_str) {
+    let kind = taken.schema.get("type").and_then(Value::as_str);
+    let datatype = match kind {
         Some("integer") => Datatype::Int64,
         Some("number") => Datatype::Fp64,
         Some("boolean") => Datatype::Bool,
@@ -56,7 +57,7 @@ fn input(taken: &Taken) -> InputTensor {
     };
     // A schema of a string takes precedence: with both, an object would arrive as its JSON where the function wants
     // text.
-    let says_text = taken.schema.get("type").and_then(Value::as_str) == Some("string");
+    let says_text = kind == Some("string");
     let json = taken.mimes.iter().any(|mime| Mime::JSON.matches(mime));
     InputTensor {
         name: taken.name.to_string(),
@@ -87,16 +88,20 @@ pub(super) fn begin(
         .run::<Chunk>(&call.found.function, args)
         .wanting(Want::from(RequestedPorts::Only(ports(&call, spec.spec()))))
         .timeout(left);
-    let reporter = FunctionResponses {
+    let mut reporter = FunctionResponses {
         run,
         signature: Arc::clone(&call.found.signature),
         id: call.shown_id().to_owned(),
-        pieces,
-        over: false,
     };
-    let reported = stream::unfold(reporter, |mut reporter| async move {
+    if !pieces {
+        return Ok(stream::once(async move { reporter.whole().await }).boxed());
+    }
+    let reported = stream::unfold(Some(reporter), |reporter| async move {
+        let mut reporter = reporter?;
         let response = reporter.next().await?;
-        Some((response, reporter))
+        // Nothing follows an error.
+        let rest = response.is_ok().then_some(reporter);
+        Some((response, rest))
     });
     Ok(reported.boxed())
 }
@@ -173,36 +178,21 @@ struct FunctionResponses {
     run: Run<Chunk>,
     signature: Arc<Signature>,
     id: String,
-    pieces: bool,
-    over: bool,
 }
 
 impl FunctionResponses {
+    /// The response of the next chunk.
     async fn next(&mut self) -> Option<Result<ResponsePayload, RequestError>> {
-        if self.over {
-            return None;
-        }
-        if !self.pieces {
-            self.over = true;
-            return Some(self.whole().await);
-        }
         loop {
-            match self.run.next().await {
+            match self.run.next().await? {
                 // Chunks that only carry metadata, or an end.
-                Some(Ok(chunk)) if chunk.data.is_empty() => {}
-                Some(Ok(chunk)) => {
+                Ok(chunk) if chunk.data.is_empty() => {}
+                Ok(chunk) => {
                     if let Some(response) = self.piece(&chunk) {
                         return Some(Ok(response));
                     }
                 }
-                Some(Err(error)) => {
-                    self.over = true;
-                    return Some(Err(RequestError::of(&error, &self.id)));
-                }
-                None => {
-                    self.over = true;
-                    return None;
-                }
+                Err(error) => return Some(Err(RequestError::of(&error, &self.id))),
             }
         }
     }

@@ -45,11 +45,13 @@ pub(super) fn begin(
         left: controls.repeat,
         controls,
         failure,
-        over: false,
     };
-    let reported = stream::unfold(playing, |mut playing| async move {
+    let reported = stream::unfold(Some(playing), |playing| async move {
+        let mut playing = playing?;
         let response = playing.next().await?;
-        Some((response, playing))
+        // Nothing follows an error.
+        let rest = response.is_ok().then_some(playing);
+        Some((response, rest))
     });
     Ok(reported.boxed())
 }
@@ -71,25 +73,18 @@ struct PlaybackSettings {
     left: u64,
     controls: Controls,
     failure: RequestError,
-    over: bool,
 }
 
 impl PlaybackSettings {
     async fn next(&mut self) -> Option<Result<ResponsePayload, RequestError>> {
-        if self.over {
-            return None;
-        }
         if self.left == 0 {
-            self.over = true;
             // In place of the end: all responses were sent before.
             return self.controls.fail_last.then(|| Err(self.failure.clone()));
         }
         self.left -= 1;
         // Dropped with the responses: a client that disconnects ends the delay.
         tokio::time::sleep(self.controls.delay).await;
-        let response = self.response().await;
-        self.over = response.is_err();
-        Some(response)
+        Some(self.response().await)
     }
 
     async fn response(&self) -> Result<ResponsePayload, RequestError> {
@@ -117,18 +112,8 @@ impl PlaybackSettings {
 
 fn controls(call: &CheckedRequest, stream: bool) -> Result<Controls, RequestError> {
     let read = |control| ControlValue { call, control };
-    let code = match read(ScriptControl::Code).text()? {
-        Some(name) => {
-            let known = Code::from_name(&name);
-            known.ok_or_else(|| read(ScriptControl::Code).wrong("the name of an error code"))?
-        }
-        None => Code::Internal,
-    };
-    let seconds = read(ScriptControl::DelayS).number()?.unwrap_or(0.0);
-    // Refuses negative numbers, NaN and what does not fit, at which the plain conversion panics.
-    let delay = Duration::try_from_secs_f64(seconds);
-    let delay =
-        delay.map_err(|_| read(ScriptControl::DelayS).wrong("a number of seconds, 0 or more"))?;
+    let code = read(ScriptControl::Code).code()?.unwrap_or(Code::Internal);
+    let delay = read(ScriptControl::DelayS).seconds()?.unwrap_or_default();
     let repeat = read(ScriptControl::Repeat).count()?.unwrap_or(1);
     let fail_last = read(ScriptControl::FailLast).flag()?;
     // Without a stream a request has exactly one response, at once. The values were checked all the same.
@@ -192,40 +177,48 @@ impl ControlValue<'_> {
         }
     }
 
+    /// The value as `take` reads it; one that it does not take is refused.
+    fn read<T>(
+        self,
+        wanted: &str,
+        take: impl FnOnce(RequestParameter) -> Option<T>,
+    ) -> Result<Option<T>, RequestError> {
+        let read = |value| take(value).ok_or_else(|| self.wrong(wanted));
+        self.value().map(read).transpose()
+    }
+
     fn flag(self) -> Result<bool, RequestError> {
-        match self.value() {
-            None => Ok(false),
-            Some(RequestParameter::Bool(flag)) => Ok(flag),
-            Some(_) => Err(self.wrong("true or false")),
-        }
+        let flag = self.read("true or false", |value| match value {
+            RequestParameter::Bool(flag) => Some(flag),
+            _ => None,
+        });
+        Ok(flag?.unwrap_or(false))
     }
 
     fn count(self) -> Result<Option<u64>, RequestError> {
-        let wrong = || self.wrong("an integer, 0 or more");
-        match self.value() {
-            None => Ok(None),
-            Some(RequestParameter::Int(number)) => {
-                u64::try_from(number).map(Some).map_err(|_| wrong())
-            }
-            Some(_) => Err(wrong()),
-        }
+        self.read("an integer, 0 or more", |value| match value {
+            RequestParameter::Int(number) => u64::try_from(number).ok(),
+            _ => None,
+        })
     }
 
-    fn number(self) -> Result<Option<f64>, RequestError> {
-        match self.value() {
-            None => Ok(None),
-            #[allow(clippy::cast_precision_loss, reason = "seconds")]
-            Some(RequestParameter::Int(number)) => Ok(Some(number as f64)),
-            Some(RequestParameter::Double(number)) => Ok(Some(number)),
-            Some(_) => Err(self.wrong("a number of seconds, 0 or more")),
-        }
+    fn seconds(self) -> Result<Option<Duration>, RequestError> {
+        self.read("a number of seconds, 0 or more", |value| {
+            let seconds = match value {
+                #[allow(clippy::cast_precision_loss, reason = "seconds")]
+                RequestParameter::Int(number) => number as f64,
+                RequestParameter::Double(number) => number,
+                _ => return None,
+            };
+            // Refuses negative numbers, NaN and what does not fit, at which the plain conversion panics.
+            Duration::try_from_secs_f64(seconds).ok()
+        })
     }
 
-    fn text(self) -> Result<Option<String>, RequestError> {
-        match self.value() {
-            None => Ok(None),
-            Some(RequestParameter::Text(text)) => Ok(Some(text)),
-            Some(_) => Err(self.wrong("the name of an error code")),
-        }
+    fn code(self) -> Result<Option<Code>, RequestError> {
+        self.read("the name of an error code", |value| match value {
+            RequestParameter::Text(name) => Code::from_name(&name),
+            _ => None,
+        })
     }
 }
