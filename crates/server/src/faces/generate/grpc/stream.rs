@@ -139,7 +139,6 @@ impl StreamBody {
             catalog: Arc::clone(&self.catalog),
             metadata: Arc::clone(&self.metadata),
             deadline: Instant::now() + self.time,
-            empty_final: false,
             found,
             message,
             reservation,
@@ -328,7 +327,6 @@ struct UncheckedRequest {
     reservation: Option<Reservation>,
     metadata: Arc<MetadataMap>,
     deadline: Instant,
-    empty_final: bool,
     request_timer: RequestTimer,
 }
 
@@ -337,28 +335,26 @@ impl UncheckedRequest {
     async fn read(
         mut self,
     ) -> Result<(CheckedRequest, RequestTimer, bool, Arc<ModelCatalog>), RequestError> {
+        let mut empty_final = false;
         // Taken out before the mapping, which refuses every name that starts with `triton_` (TR-805).
         if let Some(asked) = self.message.parameters.remove(EMPTY_FINAL) {
             let Some(ParameterChoice::BoolParam(flag)) = asked.parameter_choice else {
                 let message = format!("parameter '{EMPTY_FINAL}' must be true or false");
                 return Err(RequestError::new(Code::InvalidRequest, message));
             };
-            self.empty_final = flag;
+            empty_final = flag;
         }
-        let Self {
-            catalog,
-            found,
-            message,
-            reservation,
-            metadata,
-            deadline,
-            empty_final,
-            request_timer: timer,
-        } = self;
-        let call = read(&catalog, found, message, &metadata, deadline).await?;
+        let reading = read(
+            &self.catalog,
+            self.found,
+            self.message,
+            &self.metadata,
+            self.deadline,
+        );
+        let call = reading.await?;
         // The message is gone by now. A stream may be open for long, so its messages are not charged until it ends.
-        drop(reservation);
-        Ok((call, timer, empty_final, catalog))
+        drop(self.reservation);
+        Ok((call, self.request_timer, empty_final, self.catalog))
     }
 }
 
