@@ -44,7 +44,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::routing::any;
-use http::{Request, Response};
+use http::Request;
 use sapwood_kernel::Kernel;
 use sapwood_proto::generated::INFERENCE_DESCRIPTORS;
 
@@ -69,8 +69,8 @@ pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
     let catalog = Arc::new(ModelCatalog::new(shared, kernel, config));
     let service = grpc::InferenceService(Arc::clone(&catalog));
     let serve = move |request: Request<Body>| {
-        let catalog = Arc::clone(&catalog);
-        async move { answer(catalog, request).await }
+        // Boxed: what waits in it is large, and a connection holds one for each request.
+        Box::pin(endpoint::serve(Arc::clone(&catalog), request))
     };
     Face {
         name: metrics::FaceLabel::Generate,
@@ -84,9 +84,4 @@ pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
         descriptors: vec![INFERENCE_DESCRIPTORS],
         services: vec![grpc::SERVICE],
     }
-}
-
-async fn answer(catalog: Arc<ModelCatalog>, request: Request<Body>) -> Response<Body> {
-    // Boxed: what waits in it is large, and a connection holds one for each request.
-    Box::pin(endpoint::serve(catalog, request)).await
 }

@@ -83,23 +83,18 @@ async fn answer(catalog: Arc<ModelCatalog>, request: http::Request<Body>) -> htt
         return status(&failure).into_http();
     }
     let most = catalog.config.grpc_message_size;
-    let request = UnaryCall {
-        most: match method {
-            // A load may carry the whole configuration of a model.
-            "ModelInfer" | "ModelStreamInfer" | "RepositoryModelLoad" => most,
-            _ => most.min(QUESTION_BYTES),
-        },
-        limits: catalog.config.limits.clone(),
-        request,
+    let most = match method {
+        // A load may carry the whole configuration of a model.
+        "ModelInfer" | "ModelStreamInfer" | "RepositoryModelLoad" => most,
+        _ => most.min(QUESTION_BYTES),
     };
-    let request = request.unpacked();
+    let request = UnaryCall {
+        request: gunzip::unpacked(request, most),
+        most,
+        limits: catalog.config.limits.clone(),
+    };
     match method {
-        "ModelInfer" => {
-            asked(request, |request| async move {
-                infer::answer(&catalog, request).await
-            })
-            .await
-        }
+        "ModelInfer" => asked(request, |request| infer::answer(&catalog, request)).await,
         "ModelStreamInfer" => streamed(catalog, request).await,
         method => metadata::answer(method, catalog, request).await,
     }
@@ -111,13 +106,6 @@ struct UnaryCall {
     /// Bytes that one of them may have (TR-907).
     most: usize,
     limits: RequestLimits,
-}
-
-impl UnaryCall {
-    fn unpacked(self) -> Self {
-        let request = gunzip::unpacked(self.request, self.most);
-        Self { request, ..self }
-    }
 }
 
 /// A unary method that is answered without waiting.

@@ -87,20 +87,8 @@ async fn repository(
             let answer = |asked, whose: &Extensions| index(catalog, Caller::of(whose)?, &asked);
             logged(request, answer).await
         }
-        "RepositoryModelLoad" => {
-            asked(
-                request,
-                |request| async move { load(catalog, request).await },
-            )
-            .await
-        }
-        "RepositoryModelUnload" => {
-            asked(
-                request,
-                |request| async move { unload(catalog, request).await },
-            )
-            .await
-        }
+        "RepositoryModelLoad" => asked(request, |request| load(catalog, request)).await,
+        "RepositoryModelUnload" => asked(request, |request| unload(catalog, request)).await,
         // TR-708: nothing is registered, and nothing can be.
         "SystemSharedMemoryStatus"
         | "SystemSharedMemoryUnregister"
@@ -139,13 +127,8 @@ async fn load(
         };
         sent.take(name, text)?;
     }
-    act(
-        catalog,
-        explicit,
-        &message.model_name,
-        ControlAction::Load(sent),
-    )
-    .await
+    let action = ControlAction::Load(sent);
+    act(catalog, explicit, &message.model_name, action).await
 }
 
 /// TR-706.
@@ -156,13 +139,8 @@ async fn unload(
     let (_, extensions, message) = request.into_parts();
     is_the_one(&message.repository_name)?;
     let explicit = allowed(catalog, &extensions, &message.model_name)?;
-    act(
-        catalog,
-        explicit,
-        &message.model_name,
-        ControlAction::Unload,
-    )
-    .await
+    let action = ControlAction::Unload;
+    act(catalog, explicit, &message.model_name, action).await
 }
 
 async fn refuse(request: UnaryCall, why: &str) -> http::Response<Body> {
