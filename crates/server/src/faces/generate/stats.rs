@@ -91,21 +91,15 @@ impl InferenceStats {
         }
     }
 
-    fn counts(&self, function: &Name, version: u64) -> Counts {
-        // A model that was not called yet has counts of zero, and no entry.
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = all.get(&(function.clone(), version));
-        counts.map_or_else(Counts::default, |counts| {
-            counts
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone()
-        })
-    }
-
     /// The statistics of one version of a model.
     pub(super) fn message(&self, function: &Name, shown: &str, version: u64) -> ModelStatistics {
-        self.counts(function, version).to_message(shown, version)
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        // A model that was not called yet has counts of zero, and no entry.
+        let counts = all.get(&(function.clone(), version)).cloned();
+        drop(all);
+        let counts = counts.unwrap_or_default();
+        let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.to_message(shown, version)
     }
 }
 
