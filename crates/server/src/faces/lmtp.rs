@@ -10,6 +10,7 @@ mod catalog;
 mod context;
 mod detached;
 mod driver;
+mod line_input;
 mod lines;
 mod post;
 mod recorder;
@@ -101,11 +102,13 @@ impl LmtpService {
         );
         let context = Arc::clone(&self.0);
         let tokenizers = get(move |name, request| tokenizer::answer(context, name, request));
+        let context = Arc::clone(&self.0);
+        let posts = move |request| post::answer(context, request);
         let access = RouteAccess::Needs(KeyScope::Infer);
         Face {
             name: metrics::FaceLabel::Lmtp,
             routes: vec![
-                Route::http("/lmtp", access, upgrades.post(post::handler(&self.0))),
+                Route::http("/lmtp", access, upgrades.post(posts)),
                 Route::http("/lmtp/tokenizer/{name}", access, tokenizers),
             ],
             root: Some(sockets),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::FutureExt;
-use sapwood_proto::lmtp::{LineSplitter as Cut, LmtpClose, Unreadable, WireLine};
+use sapwood_proto::lmtp::LmtpClose;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -17,6 +17,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use super::context::{LmtpClientInfo, LmtpContext};
 use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport};
+use super::line_input::LineInput;
 use crate::auth::identity::CallerIdentity;
 use crate::http::request_trace;
 use crate::listener::socket::{AcceptedStream, ListeningSocket};
@@ -81,7 +82,7 @@ pub(super) async fn serve_lines(
     let end = std::future::poll_fn(|cx| {
         let end = conversation.poll_end(&mut wire, cx);
         // After the poll, which has handled the last messages: only then does the driver know what they have started.
-        if end.is_pending() && cancel_at_end && wire.ended && conversation.is_busy() {
+        if end.is_pending() && cancel_at_end && wire.lines.ended && conversation.is_busy() {
             return Poll::Ready(ConversationEnd::Closed);
         }
         end
@@ -103,7 +104,7 @@ pub(super) async fn serve_lines(
     match end {
         ConversationEnd::Close(LmtpClose::FINISHED | LmtpClose::SHUTDOWN) => LinesEnd::Finished,
         // `cancel_at_end` ends the connection so on purpose, above.
-        ConversationEnd::Closed if cancel_at_end && wire.ended => LinesEnd::Finished,
+        ConversationEnd::Closed if cancel_at_end && wire.lines.ended => LinesEnd::Finished,
         ConversationEnd::Close(_)
         | ConversationEnd::Closed
         | ConversationEnd::Reset
@@ -160,11 +161,9 @@ pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) 
 /// The transport of lines.
 struct LineTransport<R, W> {
     stream: LineStream<R, W>,
-    cut: Cut,
+    lines: LineInput,
     scratch: Box<[u8]>,
     out: BytesMut,
-    /// The end of input was read.
-    ended: bool,
     /// When `hung_up` is asked again.
     look: Pin<Box<Interval>>,
 }
@@ -175,20 +174,11 @@ impl<R, W> LineTransport<R, W> {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             stream,
-            cut: Cut::new(max),
+            lines: LineInput::new(max),
             scratch: vec![0; READ_BYTES].into(),
             out: BytesMut::new(),
-            ended: false,
             look,
         }
-    }
-}
-
-fn to_input(line: WireLine) -> LmtpInput {
-    match line {
-        WireLine::Text(text) => LmtpInput::Text(text),
-        WireLine::BadText => LmtpInput::Unreadable(Unreadable::BadText),
-        WireLine::TooLong => LmtpInput::Unreadable(Unreadable::TooLarge),
     }
 }
 
@@ -213,16 +203,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LineTransport<R, W> {
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LmtpTransport for LineTransport<R, W> {
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<LmtpInput> {
         loop {
-            if let Some(line) = self.cut.next_line() {
-                return Poll::Ready(to_input(line));
-            }
-            if self.ended {
-                return Poll::Ready(self.cut.last_line().map_or(LmtpInput::End, to_input));
+            if let Some(input) = self.lines.next_input() {
+                return Poll::Ready(input);
             }
             let mut buffer = ReadBuf::new(&mut self.scratch);
             match ready!(Pin::new(&mut self.stream.reader).poll_read(cx, &mut buffer)) {
-                Ok(()) if buffer.filled().is_empty() => self.ended = true,
-                Ok(()) => self.cut.push(buffer.filled()),
+                Ok(()) if buffer.filled().is_empty() => self.lines.ended = true,
+                Ok(()) => self.lines.push(buffer.filled()),
                 Err(_) => return Poll::Ready(LmtpInput::Closed),
             }
         }

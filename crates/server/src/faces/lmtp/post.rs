@@ -27,7 +27,6 @@ use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::lmtp::{LineSplitter, Unreadable, WireLine};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
@@ -37,27 +36,13 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::context::{LmtpClientInfo, LmtpContext};
 use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport};
+use super::line_input::LineInput;
 use crate::auth::caller::Caller;
 use crate::faces::cut_body::flush_before_error;
 use crate::http::intake::BodyIntake;
 use crate::http::rejection::Rejection;
 use crate::http::request_trace;
 use crate::http::timeouts::BodyArrival;
-
-/// The handler of `POST /lmtp`.
-pub(super) fn handler(
-    context: &Arc<LmtpContext>,
-) -> impl Fn(Request<Body>) -> Pin<Box<dyn Future<Output = Response> + Send>> + Clone + Send + 'static
-{
-    let context = Arc::clone(context);
-    move |request| {
-        let context = Arc::clone(&context);
-        Box::pin(async move {
-            let answered = answer(context, request).await;
-            answered.unwrap_or_else(IntoResponse::into_response)
-        })
-    }
-}
 
 /// The messages of a request body, each of at most `max` bytes.
 async fn input(headers: &HeaderMap, body: Body, max: usize) -> Result<PostInput, Rejection> {
@@ -67,12 +52,15 @@ async fn input(headers: &HeaderMap, body: Body, max: usize) -> Result<PostInput,
     }
     Ok(PostInput::Lines {
         body: body.into_data_stream(),
-        cut: LineSplitter::new(max),
-        ended: false,
+        lines: LineInput::new(max),
     })
 }
 
-async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Response, Rejection> {
+/// The handler of `POST /lmtp`.
+pub(super) async fn answer(
+    context: Arc<LmtpContext>,
+    request: Request<Body>,
+) -> Result<Response, Rejection> {
     let (parts, body) = request.into_parts();
     let caller = Caller::of(&parts.extensions)?.clone();
     let position = context.admit(&caller.identity)?;
@@ -177,8 +165,7 @@ async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection
 enum PostInput {
     Lines {
         body: BodyDataStream,
-        cut: LineSplitter,
-        ended: bool,
+        lines: LineInput,
     },
     Array(VecDeque<ByteString>),
 }
@@ -255,33 +242,19 @@ impl LmtpTransport for PostTransport {
             PostInput::Array(messages) => {
                 Poll::Ready(messages.pop_front().map_or(LmtpInput::End, LmtpInput::Text))
             }
-            PostInput::Lines { body, cut, ended } => loop {
-                let line = if *ended {
-                    match cut.next_line().or_else(|| cut.last_line()) {
-                        Some(line) => line,
-                        None => return Poll::Ready(LmtpInput::End),
+            PostInput::Lines { body, lines } => loop {
+                if let Some(input) = lines.next_input() {
+                    return Poll::Ready(input);
+                }
+                match ready!(body.poll_next_unpin(cx)) {
+                    Some(Ok(bytes)) => lines.push(&bytes),
+                    None => lines.ended = true,
+                    Some(Err(_)) if self.intake.as_ref().is_some_and(|it| it.is_overloaded()) => {
+                        return Poll::Ready(LmtpInput::Overloaded);
                     }
-                } else if let Some(line) = cut.next_line() {
-                    line
-                } else {
-                    match ready!(body.poll_next_unpin(cx)) {
-                        Some(Ok(bytes)) => cut.push(&bytes),
-                        None => *ended = true,
-                        Some(Err(_))
-                            if self.intake.as_ref().is_some_and(|it| it.is_overloaded()) =>
-                        {
-                            return Poll::Ready(LmtpInput::Overloaded);
-                        }
-                        // Not an end of input: the request is incomplete, and the response must show that it is too.
-                        Some(Err(_)) => return Poll::Ready(LmtpInput::Closed),
-                    }
-                    continue;
-                };
-                return Poll::Ready(match line {
-                    WireLine::Text(text) => LmtpInput::Text(text),
-                    WireLine::BadText => LmtpInput::Unreadable(Unreadable::BadText),
-                    WireLine::TooLong => LmtpInput::Unreadable(Unreadable::TooLarge),
-                });
+                    // Not an end of input: the request is incomplete, and the response must show that it is too.
+                    Some(Err(_)) => return Poll::Ready(LmtpInput::Closed),
+                }
             },
         }
     }
