@@ -26,19 +26,15 @@ pub(super) async fn answer(
     context: Arc<LmtpContext>,
     Path(name): Path<String>,
     request: Request<Body>,
-) -> Response {
-    let allowance = match Caller::of(request.extensions()) {
-        Ok(caller) => caller.allowance.clone(),
-        Err(rejection) => return rejection.into_response(),
-    };
+) -> Result<Response, Rejection> {
+    let allowance = Caller::of(request.extensions())?.allowance.clone();
     // One answer for models that are foreign, unknown, loading or without a file: the route must not show which exist.
     let permitted = context.catalog.for_caller(allowance).find(&name).is_ok();
     let found = context.catalog.tokenizer(&name).filter(|_| permitted);
-    let Some((file, sha256)) = found else {
+    let (file, sha256) = found.ok_or_else(|| {
         let message = "There is no such model, or it has no tokenizer file.";
-        return Rejection::new(Code::NotFound, ErrorReason::TOKENIZER_NOT_FOUND, message)
-            .into_response();
-    };
+        Rejection::new(Code::NotFound, ErrorReason::TOKENIZER_NOT_FOUND, message)
+    })?;
     // Strong, and the digest of `tokenizer` in MODEL_INFO: a client that cached the file by it need not ask at all.
     let tag = format!("\"{sha256}\"");
     let headers = [
@@ -46,9 +42,9 @@ pub(super) async fn answer(
         (header::ETAG, tag.clone()),
     ];
     if is_known(request.headers(), &tag) {
-        return (StatusCode::NOT_MODIFIED, headers).into_response();
+        return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
     }
-    (headers, file).into_response()
+    Ok((headers, file).into_response())
 }
 
 /// Whether the client has this version already.
