@@ -435,14 +435,12 @@ impl ConnectionDriver {
 
     /// Gives the session what a step has for its streams. Returns whether there was anything.
     fn look(&mut self) -> bool {
-        let mut client_info = WorkUpdates::default();
-        self.works.look(&mut client_info);
         let WorkUpdates {
             pieces,
             over,
-            updates: update,
-        } = client_info;
-        let seen = !(pieces.is_empty() && over.is_empty() && update.is_empty());
+            updates,
+        } = self.works.look();
+        let seen = !(pieces.is_empty() && over.is_empty() && updates.is_empty());
         // Items first: a stream that is over without an end fails, and its last item may be that end (LM-501).
         if !pieces.is_empty() {
             let now = self.now();
@@ -452,7 +450,7 @@ impl ConnectionDriver {
             let now = self.now();
             self.session.finished(stream, now);
         }
-        for (stream, update) in update {
+        for (stream, update) in updates {
             let now = self.now();
             self.session.status(stream, &update, now);
         }

@@ -160,7 +160,7 @@ impl StreamWork {
     }
 
     /// The engine's progress, if there is an update. Poll the work first, which registers the waker.
-    pub(super) fn updates(&self) -> Option<StreamUpdate> {
+    pub(super) fn update(&self) -> Option<StreamUpdate> {
         let phase = self.follower.as_ref()?.latest()?;
         Some(match phase {
             RequestPhase::Waits { ahead, eta } => StreamUpdate::Queued {

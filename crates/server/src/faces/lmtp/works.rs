@@ -142,10 +142,11 @@ impl StreamWorks {
     }
 
     /// Takes the items of one step of each stream, the streams whose work is over, and the updates of those that wait.
-    pub(super) fn look(&mut self, client_info: &mut WorkUpdates) {
+    pub(super) fn look(&mut self) -> WorkUpdates {
+        let mut seen = WorkUpdates::default();
         // In this order: a parked connection must leave the flag as it is.
         if self.parked || !self.bell.rung.swap(false, Ordering::AcqRel) {
-            return;
+            return seen;
         }
         let mut context = Context::from_waker(&self.waker);
         let mut more = false;
@@ -155,25 +156,23 @@ impl StreamWorks {
                 return true;
             }
             let stream = running.stream;
-            let seen = running.work.look(&mut context, |piece| {
-                client_info.pieces.push((stream, piece))
-            });
-            more |= seen == WorkUpdate::More;
-            match seen {
-                WorkUpdate::Over => client_info.over.push(stream),
+            let progress = running
+                .work
+                .look(&mut context, |piece| seen.pieces.push((stream, piece)));
+            match progress {
+                WorkUpdate::Over => seen.over.push(stream),
                 WorkUpdate::Waiting => {
-                    let updates = running.work.updates();
-                    client_info
-                        .updates
-                        .extend(updates.map(|updates| (stream, updates)));
+                    let update = running.work.update();
+                    seen.updates.extend(update.map(|update| (stream, update)));
                 }
-                WorkUpdate::More => {}
+                WorkUpdate::More => more = true,
             }
-            seen != WorkUpdate::Over
+            progress != WorkUpdate::Over
         });
         // Only the flag, and no wake-up: the driver polls again before it returns, because there was something to send.
         if more {
             self.bell.rung.store(true, Ordering::Release);
         }
+        seen
     }
 }
