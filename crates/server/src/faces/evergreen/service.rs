@@ -15,7 +15,7 @@ use futures::future::{BoxFuture, Ready, ready};
 use futures::{Stream, StreamExt};
 use http::HeaderMap;
 use sapwood_kernel::pool::{BlockingPool, LARGE_BYTES, TaskSize};
-use sapwood_kernel::session::{self, ConnectionLoss, IncomingMessages};
+use sapwood_kernel::session::{ConnectionLoss, IncomingMessages, OutgoingMessages};
 use sapwood_net::evergreen::grpc::{self, ReceivedMessage, ServerWire};
 use sapwood_proto::evergreen::{Dialect, Reason, Status, WireMessage};
 use tokio_util::task::AbortOnDropHandle;
@@ -96,11 +96,7 @@ fn start(
             incoming,
         )?;
         // The task is the registry's: a lost connection must not abort a session that can be resumed.
-        let outgoing = GrpcResponseBody {
-            messages,
-            _task: None,
-        };
-        return answer(context, outgoing, Some(token));
+        return answer(context, messages, None, Some(token));
     }
     let position = context.admit(&caller_identity)?;
     let issued = options
@@ -119,22 +115,13 @@ fn start(
             session.run(incoming, orders).await;
             drop(position);
         }));
-        let _task = Some(AbortOnDropHandle::new(task));
-        return answer(context, GrpcResponseBody { messages, _task }, None);
+        let task = AbortOnDropHandle::new(task);
+        return answer(context, messages, Some(task), None);
     };
     let incoming = following(incoming, most);
-    let messages = context.hold(
-        Dialect::Grpc,
-        options,
-        (token.clone(), guard),
-        position,
-        incoming,
-    );
-    let outgoing = GrpcResponseBody {
-        messages,
-        _task: None,
-    };
-    answer(context, outgoing, Some(token.text()))
+    let issued = (token.clone(), guard);
+    let messages = context.hold(Dialect::Grpc, options, issued, position, incoming);
+    answer(context, messages, None, Some(token.text()))
 }
 
 /// The input of a session that can be resumed from one of its connections, in messages of at most `most` bytes. It tells
@@ -175,10 +162,14 @@ async fn read<E>(
 
 fn answer(
     context: &EvergreenContext,
-    outgoing: GrpcResponseBody,
+    messages: OutgoingMessages,
+    task: Option<AbortOnDropHandle<()>>,
     token: Option<&str>,
 ) -> Result<Response<GrpcResponseBody>, Status> {
-    let mut response = Response::new(outgoing);
+    let mut response = Response::new(GrpcResponseBody {
+        messages,
+        _task: task,
+    });
     let names = context.config.extensions(Dialect::Grpc).join(", ");
     // Both are ASCII, which metadata takes: the parsing cannot fail.
     if let Ok(names) = names.parse::<MetadataValue<_>>() {
@@ -207,7 +198,7 @@ fn refused(option: &BadOption) -> Status {
 /// The body of the answer. Dropping it, as hyper does when the client disconnects, ends the session's task and with it
 /// every run (EV-109, EV-611); a resumable session is notified that its connection is lost.
 pub(super) struct GrpcResponseBody {
-    messages: session::OutgoingMessages,
+    messages: OutgoingMessages,
     _task: Option<AbortOnDropHandle<()>>,
 }
 

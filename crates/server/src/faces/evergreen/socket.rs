@@ -167,14 +167,13 @@ async fn begin(
     // A connection that resumes holds no place in the quota. If its session does not exist it is closed here: otherwise
     // sockets with invented tokens could wait for a first message in any number.
     let knocks = matches!(&connection.entry, SessionEntry::Back(token) if context.detached.back(token, &connection.identity, |_| ()).is_none());
-    if knocks {
-        let (code, status) = (1008, session_gone());
-        return socket
-            .close(code, socket::reason_text(&status), driver::LAST_WORDS)
-            .await;
-    }
-    // Boxed, so that a long session does not hold the memory of its start.
-    match Box::pin(first(context, &mut socket, received)).await {
+    let first = if knocks {
+        Err(Some((1008, session_gone())))
+    } else {
+        // Boxed, so that a long session does not hold the memory of its start.
+        Box::pin(first(context, &mut socket, received)).await
+    };
+    match first {
         Ok((dialect, first)) => {
             serve(
                 context,
