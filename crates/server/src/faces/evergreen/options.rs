@@ -74,28 +74,22 @@ impl RequestedOptions {
     /// # Errors
     /// The first malformed value, also of options that this server does not enable.
     pub(crate) fn read(headers: &HeaderMap) -> Result<Self, BadOption> {
-        let metadata = choice(
-            headers,
-            "evergreen-metadata",
-            "strict, lenient or per-chunk",
-            |value| {
-                Some(match value {
-                    "strict" => MetadataMode::Strict,
-                    "lenient" => MetadataMode::Lenient,
-                    "per-chunk" => MetadataMode::PerChunk,
-                    _ => return None,
-                })
-            },
-        )?;
-        let partial_failure = choice(headers, "evergreen-partial-failure", "0 or 1", flag)?;
-        let resume = choice(headers, "evergreen-resume", "0 or 1", flag)?;
-        let retain = choice(headers, "evergreen-retain", "session or unread", |value| {
-            Some(match value {
-                "session" => RetentionPolicy::Session,
-                "unread" => RetentionPolicy::Unread,
-                _ => return None,
-            })
-        })?;
+        let modes = [
+            ("strict", MetadataMode::Strict),
+            ("lenient", MetadataMode::Lenient),
+            ("per-chunk", MetadataMode::PerChunk),
+        ];
+        let accepts = "strict, lenient or per-chunk";
+        let metadata = choice(headers, "evergreen-metadata", accepts, of(&modes))?;
+        let flags = [("0", false), ("1", true)];
+        let partial_failure = choice(headers, "evergreen-partial-failure", "0 or 1", of(&flags))?;
+        let resume = choice(headers, "evergreen-resume", "0 or 1", of(&flags))?;
+        let policies = [
+            ("session", RetentionPolicy::Session),
+            ("unread", RetentionPolicy::Unread),
+        ];
+        let accepts = "session or unread";
+        let retain = choice(headers, "evergreen-retain", accepts, of(&policies))?;
         let ours = choice(headers, "evergreen-timeout-ms", "1 to 86400000", |value| {
             digits(value, 8)
                 .filter(|ms| (1..=DAY_MS).contains(ms))
@@ -136,11 +130,11 @@ fn choice<T>(
     read.map(Some).ok_or(BadOption { option, accepts })
 }
 
-fn flag(value: &str) -> Option<bool> {
-    match value {
-        "0" => Some(false),
-        "1" => Some(true),
-        _ => None,
+/// Reads the values of an option that has a few.
+fn of<T: Copy>(known: &[(&str, T)]) -> impl Fn(&str) -> Option<T> {
+    move |value| {
+        let found = known.iter().find(|(name, _)| *name == value);
+        found.map(|(_, value)| *value)
     }
 }
 
