@@ -13,6 +13,7 @@ use sapwood_proto::generated::inference::model_infer_request::{
     InferInputTensor, InferRequestedOutputTensor,
 };
 use sapwood_proto::generated::inference::*;
+use sapwood_server::ops::drain::DrainPhase;
 use serde_json::json;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
@@ -420,6 +421,33 @@ async fn tr_903_model_infer_with_stream_is_refused() {
             "ModelInfer RPC doesn't support models with decoupled transaction policy"
         )
     );
+}
+
+/// OA-901: a server that is shutting down is live and not ready.
+#[tokio::test]
+async fn oa_904_probes_of_triton_are_answered_in_a_drain() {
+    let server = Running::that_drains_at_once().await;
+    let drain = server.shared.drain.clone();
+    let _work = drain.hold();
+    let draining = drain.clone();
+    tokio::spawn(async move { draining.run().await });
+    drain.reached(DrainPhase::Refusing).await;
+    for (path, status) in [
+        ("/v2/health/live", 200),
+        ("/v2/health/ready", 400),
+        ("/v2", 503),
+    ] {
+        let mut wire = Wire::connect(server.address).await;
+        assert_eq!(wire.get(path).await.summary().0, status, "{path}");
+    }
+    let mut grpc = Grpc::connect(&server).await;
+    let live: ServerLiveResponse = grpc.ask("ServerLive", ServerLiveRequest {}).await.unwrap();
+    let mut grpc = Grpc::connect(&server).await;
+    let ready: ServerReadyResponse = grpc
+        .ask("ServerReady", ServerReadyRequest {})
+        .await
+        .unwrap();
+    assert!(live.live && !ready.ready);
 }
 
 /// TR-701, TR-703, TR-704, TR-709: as messages.

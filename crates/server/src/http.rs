@@ -501,7 +501,17 @@ fn revoked() -> Rejection {
 fn is_for_operators(path: &str) -> bool {
     matches!(
         path,
-        "/health" | "/livez" | "/readyz" | "/ping" | "/metrics" | "/version" | "/load"
+        "/health"
+            | "/livez"
+            | "/readyz"
+            | "/ping"
+            | "/metrics"
+            | "/version"
+            | "/load"
+            | "/v2/health/live"
+            | "/v2/health/ready"
+            | "/inference.GRPCInferenceService/ServerLive"
+            | "/inference.GRPCInferenceService/ServerReady"
     ) || path.starts_with("/grpc.health.v1.Health/")
 }
 
