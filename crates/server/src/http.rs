@@ -61,7 +61,7 @@ use crate::listener::peer::ConnectionId;
 use crate::listener::port_purpose::PortPurpose;
 use crate::listener::write_stall::WriteStallWatch;
 use crate::ops;
-use crate::ops::drain::DrainPhase;
+use crate::ops::drain::{DrainGuard, DrainPhase};
 use crate::ops::metrics::{FaceLabel, ServerMetrics};
 use crate::ops::telemetry::Parent;
 
@@ -87,7 +87,7 @@ struct RouteMiddleware {
 
 /// An admitted request, or the response that ends it: a refusal or a preflight's answer.
 enum AccessDecision {
-    Passed(Caller, Deadline),
+    Passed(Caller, Deadline, Option<DrainGuard>),
     Answered(Response<Body>),
 }
 
@@ -159,7 +159,7 @@ async fn pass(
     // Before the body is touched: a refused request is charged to nobody, and of its body only `STRANGER_BYTES` are read.
     let judged = before.judge(&parts);
     let caller = match &judged {
-        AccessDecision::Passed(caller, _) => Some(caller),
+        AccessDecision::Passed(caller, ..) => Some(caller),
         AccessDecision::Answered(_) => None,
     };
     let allowance = caller.and_then(|caller| caller.allowance.clone());
@@ -179,7 +179,8 @@ async fn pass(
             read_away(Some(UnreadRemainder::of(body)), &asked, most).await;
             answer
         }
-        AccessDecision::Passed(caller, deadline) => {
+        // The guard is held until the response begins.
+        AccessDecision::Passed(caller, deadline, _admitted) => {
             let auth = Arc::clone(&context.shared.auth);
             let revocation = Revocation::new(auth, caller.clone(), before.access);
             // Before the trace is cloned: tasks that the handler starts carry a clone, and one without the revocation would
@@ -318,8 +319,8 @@ impl RouteMiddleware {
         let judged = self.enter(request).and_then(|preflight| match preflight {
             Some(answer) => Ok(AccessDecision::Answered(answer)),
             None => {
-                let (caller, deadline) = self.admit(request)?;
-                Ok(AccessDecision::Passed(caller, deadline))
+                let (caller, deadline, admitted) = self.admit(request)?;
+                Ok(AccessDecision::Passed(caller, deadline, admitted))
             }
         });
         judged.unwrap_or_else(|rejection| {
@@ -367,25 +368,22 @@ impl RouteMiddleware {
         origin.preflight(request)
     }
 
-    /// The checks of the caller, the form and the state of the server.
-    fn admit(&self, request: &Parts) -> Result<(Caller, Deadline), Rejection> {
+    /// The checks of the caller, the form and the state of the server. A drain waits for the guard, if there is one.
+    fn admit(&self, request: &Parts) -> Result<(Caller, Deadline, Option<DrainGuard>), Rejection> {
         let shared = &self.context.shared;
         // Before form and drain: without a key nobody learns which methods a route takes, or that the server is draining.
         let caller = shared.auth.check(self.access, request);
         let caller = caller.inspect_err(|_| shared.metrics.auth_failures.inc())?;
         self.check_form(request)?;
         // Probes and metrics go on: an orchestrator must see a live server that is not ready, and not a refusal.
-        if shared.drain.phase() >= DrainPhase::Refusing && !is_for_operators(request.uri.path()) {
-            shared.metrics.rejected.with_label_values(&["drain"]).inc();
-            let message = "The server is shutting down and takes no new work: try another one.";
-            return Err(Rejection::new(
-                Code::Unavailable,
-                ErrorReason::DRAINING,
-                message,
-            ));
-        }
+        let admitted = if is_for_operators(request.uri.path()) {
+            None
+        } else {
+            let refused = shared.metrics.rejected.with_label_values(&["drain"]);
+            Some(shared.drain.admit().inspect_err(|_| refused.inc())?)
+        };
         let deadline = self.context.timeouts.deadline(&request.headers)?;
-        Ok((caller, deadline))
+        Ok((caller, deadline, admitted))
     }
 
     /// Checks method and content type, because gRPC libraries route by path alone and would run a method for a GET.

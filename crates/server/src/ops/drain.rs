@@ -9,7 +9,6 @@
 //! on it is refused, and idle connections close. In `Cutting` every face ends its streams with its own final error.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
@@ -64,8 +63,10 @@ pub struct DrainOutcome {
 #[derive(Debug)]
 struct DrainState {
     phase: watch::Sender<DrainPhase>,
+    /// Requests whose response has not begun.
+    requests: watch::Sender<u64>,
+    /// Other pieces of work.
     open: watch::Sender<u64>,
-    refused: AtomicU64,
     config: Config,
 }
 
@@ -79,8 +80,8 @@ impl Drain {
     pub fn new(config: Config) -> Self {
         Self(Arc::new(DrainState {
             phase: watch::Sender::new(DrainPhase::Serving),
+            requests: watch::Sender::new(0),
             open: watch::Sender::new(0),
-            refused: AtomicU64::new(0),
             config,
         }))
     }
@@ -91,30 +92,23 @@ impl Drain {
         *self.0.phase.borrow()
     }
 
-    /// Number of guards that are held now.
+    /// Number of pieces of work that are held now.
     #[must_use]
     pub fn open(&self) -> u64 {
         *self.0.open.borrow()
     }
 
-    /// Number of requests that were refused because of the drain.
-    #[must_use]
-    pub fn refused(&self) -> u64 {
-        self.0.refused.load(Ordering::Relaxed)
-    }
-
-    /// Admits a piece of work (a request, an action, a generation): hold the guard until it is finished.
+    /// Admits a request: hold the guard until its response begins. What goes on after that has guards of [`Self::hold`].
     ///
     /// # Errors
     /// `unavailable`, reason `draining`, once the grace is over; each face encodes it in its own way.
     pub fn admit(&self) -> Result<DrainGuard, Rejection> {
-        // Counted before the phase is read: a drain that has set `Refusing` and sees zero open guards must not miss work that
-        // is being admitted at that moment.
-        let work = self.hold();
+        // Counted before the phase is read: a drain that has set `Refusing` and sees no requests must not miss one that is
+        // being admitted at that moment.
+        let request = DrainGuard::count(&self.0.requests);
         if self.phase() < DrainPhase::Refusing {
-            return Ok(work);
+            return Ok(request);
         }
-        self.0.refused.fetch_add(1, Ordering::Relaxed);
         let message = "The server is shutting down and takes no new work: try another one.";
         Err(Rejection::new(
             Code::Unavailable,
@@ -123,12 +117,11 @@ impl Drain {
         ))
     }
 
-    /// A guard for work that belongs to something already admitted, such as an action of a live session. The caller checks
-    /// the phase itself.
+    /// A guard for work that belongs to something already admitted, such as a generation, or an action of a live session. The
+    /// caller checks the phase itself.
     #[must_use]
     pub fn hold(&self) -> DrainGuard {
-        self.0.open.send_modify(|open| *open += 1);
-        DrainGuard(self.clone())
+        DrainGuard::count(&self.0.open)
     }
 
     /// Resolves once the server is in `phase` or a later one. Cancel safe: it never misses a phase.
@@ -150,24 +143,29 @@ impl Drain {
         self.advance(DrainPhase::Grace);
         tokio::time::sleep(self.0.config.grace).await;
         self.advance(DrainPhase::Refusing);
-        let mut open = self.0.open.subscribe();
-        // `Refusing` is set, and `admit` counts before it reads the phase: once this is zero, none of its work can begin.
-        let finished = open.wait_for(|open| *open == 0);
-        let cut = match tokio::time::timeout(self.0.config.deadline, finished).await {
-            Ok(_) => 0,
-            Err(_) => self.open(),
+        let cut = match tokio::time::timeout(self.0.config.deadline, self.finished()).await {
+            Ok(()) => 0,
+            // Not the sum: a request whose response has not begun may hold work as well.
+            Err(_) => self.open().max(*self.0.requests.borrow()),
         };
         if cut > 0 {
             self.advance(DrainPhase::Cutting);
             // Every face sends its final error; work that ignores the cut ends with the process.
-            let mut open = self.0.open.subscribe();
-            let _ = tokio::time::timeout(self.0.config.last_word, open.wait_for(|open| *open == 0))
-                .await;
+            let _ = tokio::time::timeout(self.0.config.last_word, self.finished()).await;
         }
         // Also if guards are still held: the listener waits for this phase, and work that ignores the cut must not keep the
         // process alive.
         self.advance(DrainPhase::Over);
         DrainOutcome { cut }
+    }
+
+    /// Resolves when no guard is held.
+    async fn finished(&self) {
+        // Requests first, because they begin work. `Refusing` is set, and `admit` counts before it reads the phase: once there
+        // are none, none can come.
+        for count in [&self.0.requests, &self.0.open] {
+            let _ = count.subscribe().wait_for(|open| *open == 0).await;
+        }
     }
 
     fn advance(&self, to: DrainPhase) {
@@ -188,13 +186,20 @@ impl Default for Drain {
     }
 }
 
-/// A piece of work that a drain waits for, until it is dropped.
+/// Something that a drain waits for, until it is dropped.
 #[derive(Debug)]
-pub struct DrainGuard(Drain);
+pub struct DrainGuard(watch::Sender<u64>);
+
+impl DrainGuard {
+    fn count(held: &watch::Sender<u64>) -> Self {
+        held.send_modify(|held| *held += 1);
+        Self(held.clone())
+    }
+}
 
 impl Drop for DrainGuard {
     fn drop(&mut self) {
-        self.0.0.open.send_modify(|open| *open -= 1);
+        self.0.send_modify(|held| *held -= 1);
     }
 }
 
@@ -207,6 +212,7 @@ mod tests {
     async fn oa_904_new_work_is_admitted_in_the_grace_and_refused_after_it() {
         let drain = Drain::default();
         let early = drain.admit().unwrap();
+        let work = drain.hold();
         let running = tokio::spawn({
             let drain = drain.clone();
             async move { drain.run().await }
@@ -217,12 +223,21 @@ mod tests {
         drain.reached(DrainPhase::Refusing).await;
         assert_eq!(began.elapsed(), Duration::from_secs(5));
         assert_eq!(drain.admit().unwrap_err().reason, "draining");
-        assert_eq!((drain.refused(), drain.open()), (1, 2));
+        assert_eq!(drain.open(), 1);
         let cutting = tokio::spawn({
             let drain = drain.clone();
             async move { drain.cutting().await }
         });
-        drop((early, lagging));
+        drop(work);
+        tokio::task::yield_now().await;
+        assert_eq!(drain.phase(), DrainPhase::Refusing);
+        drop(early);
+        // A request that was admitted late begins its work.
+        let work = drain.hold();
+        drop(lagging);
+        tokio::task::yield_now().await;
+        assert_eq!(drain.phase(), DrainPhase::Refusing);
+        drop(work);
         assert_eq!(running.await.unwrap(), DrainOutcome { cut: 0 });
         assert_eq!(drain.phase(), DrainPhase::Over);
         tokio::task::yield_now().await;
@@ -234,8 +249,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn oa_904_what_outlives_the_deadline_is_cut_and_counted() {
         let drain = Drain::default();
-        let stubborn = drain.admit().unwrap();
-        let obedient = drain.admit().unwrap();
+        // A request with work of its own counts once.
+        let stubborn = (drain.admit().unwrap(), drain.hold());
+        let obedient = drain.hold();
         let began = Instant::now();
         let running = tokio::spawn({
             let drain = drain.clone();

@@ -426,6 +426,30 @@ async fn oa_904_a_drain_refuses_new_work_and_counts_what_it_cut() {
     }
 }
 
+/// Also one without a generation or a session, such as the upload of a body.
+#[tokio::test]
+async fn oa_904_a_drain_waits_for_requests_whose_response_has_not_begun() {
+    let mut server = Running::start(drains(Duration::from_secs(600)), Vec::new()).await;
+    let mut socket = TcpStream::connect(server.address).await.unwrap();
+    let head = "POST /take HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 4\r\n\
+        expect: 100-continue\r\n\r\n";
+    socket.write_all(head.as_bytes()).await.unwrap();
+    // The handler reads the body.
+    let mut waited = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
+    socket.read_exact(&mut waited).await.unwrap();
+    server.stop();
+    server.shared.drain.reached(DrainPhase::Refusing).await;
+    assert_eq!(server.shared.drain.phase(), DrainPhase::Refusing);
+    socket.write_all(b"body").await.unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.ends_with("body"),
+        "{answer}"
+    );
+    assert_eq!(server.ended.await.unwrap(), DrainOutcome { cut: 0 });
+}
+
 #[tokio::test]
 async fn oa_911_a_silent_connection_is_dropped() {
     let listener = listener::Config {
