@@ -131,11 +131,7 @@ impl Kernel {
     /// # Errors
     /// `NotFound`, listing up to 20 that exist.
     pub fn get(&self, name: &str) -> Result<Fun> {
-        Ok(self
-            .registry
-            .find(name)
-            .ok_or_else(|| self.unknown(name))?
-            .function)
+        Ok(self.find(name)?.function)
     }
 
     /// The specs of all functions, in the order of their names.
@@ -194,25 +190,22 @@ impl Kernel {
     /// A child kernel: own functions and layers first, then this one's. Dropping it removes only its own.
     #[must_use]
     pub fn scope(&self) -> Self {
-        Self {
-            registry: Arc::new(Registry {
-                parent: Some(self.registry.clone()),
-                panics: self.registry.panics.clone(),
-                ..Registry::default()
-            }),
-            inherited: self.inherited.clone(),
-        }
+        self.child(false)
     }
 
     /// A child kernel for functions of remote peers: they never hide this one's, also not those that are
     /// added to it later.
     pub(crate) fn annex(&self) -> Self {
+        self.child(true)
+    }
+
+    fn child(&self, yields: bool) -> Self {
         Self {
             registry: Arc::new(Registry {
                 parent: Some(self.registry.clone()),
-                yields: true,
+                yields,
                 panics: self.registry.panics.clone(),
-                ..Registry::default()
+                tables: RwLock::default(),
             }),
             inherited: self.inherited.clone(),
         }
@@ -230,7 +223,10 @@ impl Kernel {
 
     /// Looks a function up.
     pub(crate) fn find(&self, name: &str) -> Result<Registration> {
-        self.registry.find(name).ok_or_else(|| self.unknown(name))
+        self.registry.find(name).ok_or_else(|| {
+            let names = self.specs().into_iter().map(|spec| spec.name.clone());
+            Error::not_found("function", name, names)
+        })
     }
 
     /// The inside of a call: the layers around this function, then itself.
@@ -250,14 +246,6 @@ impl Kernel {
     /// What calls through this handle inherit, if it was made for a call.
     pub(crate) fn inherited(&self) -> Option<&Arc<Inherited>> {
         self.inherited.as_ref()
-    }
-
-    fn unknown(&self, name: &str) -> Error {
-        Error::not_found(
-            "function",
-            name,
-            self.specs().iter().map(|spec| spec.name.clone()),
-        )
     }
 }
 
