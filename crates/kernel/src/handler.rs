@@ -29,11 +29,11 @@ use crate::{Chunks, Result};
 /// Plain code that can be a function: `Fn(A) -> Fut` and `Fn(A, Call) -> Fut`, where `A` is a struct of inputs and the
 /// future's output is [`IntoChunks`]; each also with a [`State`] before `A`. `M` only distinguishes the forms.
 pub trait Handler<M>: Send + Sync + 'static {
-    /// The schema of its arguments: an object, or null for no inputs.
-    fn schema() -> Value;
+    /// Its arguments: a struct whose fields are the inputs, or `()`.
+    type Args: JsonSchema;
 
-    /// The spec of its output.
-    fn output() -> OutputSpec;
+    /// Its result, which gives the output.
+    type Output: IntoChunks;
 
     /// The state that it takes.
     fn state() -> Option<NeededState> {
@@ -51,13 +51,8 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoChunks,
 {
-    fn schema() -> Value {
-        schema_of::<A>()
-    }
-
-    fn output() -> OutputSpec {
-        output_of::<Fut::Output>()
-    }
+    type Args = A;
+    type Output = Fut::Output;
 
     fn call(self: Arc<Self>, call: Call) -> Chunks {
         with_args(call, move |args, _| self(args))
@@ -71,13 +66,8 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoChunks,
 {
-    fn schema() -> Value {
-        schema_of::<A>()
-    }
-
-    fn output() -> OutputSpec {
-        output_of::<Fut::Output>()
-    }
+    type Args = A;
+    type Output = Fut::Output;
 
     fn call(self: Arc<Self>, call: Call) -> Chunks {
         with_args(call, move |args, call| self(args, call))
@@ -92,13 +82,8 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoChunks,
 {
-    fn schema() -> Value {
-        schema_of::<A>()
-    }
-
-    fn output() -> OutputSpec {
-        output_of::<Fut::Output>()
-    }
+    type Args = A;
+    type Output = Fut::Output;
 
     fn state() -> Option<NeededState> {
         Some(NeededState::of::<S>())
@@ -120,13 +105,8 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoChunks,
 {
-    fn schema() -> Value {
-        schema_of::<A>()
-    }
-
-    fn output() -> OutputSpec {
-        output_of::<Fut::Output>()
-    }
+    type Args = A;
+    type Output = Fut::Output;
 
     fn state() -> Option<NeededState> {
         Some(NeededState::of::<S>())
@@ -202,20 +182,16 @@ impl<F: Future<Output = Result<Chunks>>> Stream for HandlerStream<F> {
     }
 }
 
-fn output_of<O: IntoChunks>() -> OutputSpec {
-    let mut output = OutputSpec::new(Port::MAIN, Mime::ANY);
-    output.mimes = O::mimes();
-    output.schema = O::schema();
-    output.many = O::many();
-    output
-}
-
 /// Makes a function from plain code. Its inputs are the fields of `A`, its output is the result of `f`. An illegal name
 /// or argument type is reported when the function is registered.
 pub fn function<M: 'static, H: Handler<M>>(name: &str, description: &str, f: H) -> Fun {
-    let mut spec = Spec::new(Name::shared(name), Text::from(description)).outputs([H::output()]);
+    let mut output = OutputSpec::new(Port::MAIN, Mime::ANY);
+    output.mimes = H::Output::mimes();
+    output.schema = H::Output::schema();
+    output.many = H::Output::many();
+    let mut spec = Spec::new(Name::shared(name), Text::from(description)).outputs([output]);
     spec.state = H::state();
-    match inputs_of(&H::schema()) {
+    match inputs_of(&schema_of::<H::Args>()) {
         Ok(inputs) => spec.inputs = inputs,
         Err(defect) => spec.defect = Some(defect),
     }
