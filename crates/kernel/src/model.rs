@@ -328,6 +328,29 @@ fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
     }
 }
 
+/// The one of these two inputs that a call has.
+enum PromptInput {
+    Prompt,
+    Messages,
+}
+
+impl PromptInput {
+    fn of(call: &Call) -> Result<Self> {
+        match (call.inputs.get("prompt"), call.inputs.get("messages")) {
+            (Some(_), None) => Ok(Self::Prompt),
+            (None, Some(_)) => Ok(Self::Messages),
+            (Some(_), Some(_)) => {
+                let why = "give either prompt or messages, not both";
+                Err(Error::argument("messages", why).because(ErrorReason::DUPLICATE_PARAM))
+            }
+            (None, None) => {
+                let why = "a model needs this input, or messages";
+                Err(Error::argument("prompt", why).because(ErrorReason::MISSING_INPUT))
+            }
+        }
+    }
+}
+
 async fn read_prompt(
     call: &Call,
     facts: &ModelFacts,
@@ -336,22 +359,13 @@ async fn read_prompt(
     turn: u64,
 ) -> Result<Prompt> {
     let mode = prompt_mode(config, &facts.info)?;
-    let given = (call.inputs.get("prompt"), call.inputs.get("messages"));
-    let turns = match given {
-        (Some(_), None) => prompt::read(call.read("prompt")?).await?,
-        (None, Some(_)) => {
+    let turns = match PromptInput::of(call)? {
+        PromptInput::Prompt => prompt::read(call.read("prompt")?).await?,
+        PromptInput::Messages => {
             let data = whole(call, "messages").await?.unwrap_or_default();
             let bytes = data.len();
             let read = move || prompt::messages(parse("messages", &data)?.unwrap_or(Value::Null));
             prompt::PromptInputs::Messages(offload(turn, bytes, read).await?)
-        }
-        (Some(_), Some(_)) => {
-            let why = "give either prompt or messages, not both";
-            return Err(Error::argument("messages", why).because(ErrorReason::DUPLICATE_PARAM));
-        }
-        (None, None) => {
-            let why = "a model needs this input, or messages";
-            return Err(Error::argument("prompt", why).because(ErrorReason::MISSING_INPUT));
         }
     };
     match mode {

@@ -1,10 +1,9 @@
 //! The prompt for a model of another server that takes text and returns text (D-5).
 
-use sapwood_proto::error_reason::ErrorReason;
 use serde_json::Value;
 
 use super::config::{GenerateConfig, PromptMode};
-use super::{prompt, read_json, read_tools, typed_config, written_config};
+use super::{PromptInput, prompt, read_json, read_tools, typed_config, written_config};
 use crate::Result;
 use crate::call::Call;
 use crate::error::Error;
@@ -40,22 +39,13 @@ impl RemoteCall {
         };
         refuse(call, &config)?;
         let tools = read_tools(call).await?;
-        let given = (call.inputs.get("prompt"), call.inputs.get("messages"));
-        let prompt = match given {
-            (Some(_), None) => {
+        let prompt = match PromptInput::of(call)? {
+            PromptInput::Prompt => {
                 let read = prompt::read(call.read("prompt")?).await?;
                 RemotePrompt::Text(read.text()?)
             }
-            (None, Some(_)) => {
+            PromptInput::Messages => {
                 RemotePrompt::Messages(read_json(call, "messages").await?.unwrap_or(Value::Null))
-            }
-            (Some(_), Some(_)) => {
-                let why = "give either prompt or messages, not both";
-                return Err(Error::argument("messages", why).because(ErrorReason::DUPLICATE_PARAM));
-            }
-            (None, None) => {
-                let why = "a model needs this input, or messages";
-                return Err(Error::argument("prompt", why).because(ErrorReason::MISSING_INPUT));
             }
         };
         // The template is at the other server, and these servers apply it to `messages` only.
