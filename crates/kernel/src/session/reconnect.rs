@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
@@ -17,6 +17,7 @@ use sapwood_proto::evergreen::{Dialect, Status, WireMessage};
 use super::OutgoingMessages;
 use super::guard::Guard;
 use super::link::SessionLink;
+use crate::sync::AtomicWaker;
 
 /// Why a connection gives no further message.
 #[derive(Clone, Debug)]
@@ -40,12 +41,9 @@ pub struct Reconnector {
 
 /// Holds the latest new connection until the session's task accepts it.
 #[derive(Default)]
-struct ConnectionSlot(Mutex<PendingConnection>);
-
-#[derive(Default)]
-struct PendingConnection {
-    next: Option<NextConnection>,
-    session: Option<Waker>,
+struct ConnectionSlot {
+    next: Mutex<Option<NextConnection>>,
+    session: AtomicWaker,
 }
 
 /// A connection and its number.
@@ -68,7 +66,7 @@ impl Reconnector {
         let now = self.link.now();
         // The number is assigned under the session's lock: of two connections at once, the higher one is the later.
         let connection = self.link.with(|live| live.take_over(now))?;
-        self.slot.wait_for_slot(NextConnection {
+        self.slot.put(NextConnection {
             connection,
             dialect,
             incoming,
@@ -90,37 +88,33 @@ impl fmt::Debug for Reconnector {
 }
 
 impl ConnectionSlot {
-    fn waiting(&self) -> MutexGuard<'_, PendingConnection> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<NextConnection>> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores a new connection for the session. An earlier one that was not accepted yet is superseded.
-    fn wait_for_slot(&self, next: NextConnection) {
-        let mut waiting = self.waiting();
-        let number =
-            |waiting: &PendingConnection| waiting.next.as_ref().map_or(0, |next| next.connection);
+    fn put(&self, next: NextConnection) {
+        let mut slot = self.lock();
         // This connection was overtaken between `take_over` and here. Its outgoing side ends with `SUPERSEDED`.
-        if number(&waiting) > next.connection {
+        if slot
+            .as_ref()
+            .is_some_and(|waiting| waiting.connection > next.connection)
+        {
             return;
         }
-        let before = waiting.next.replace(next);
-        let session = waiting.session.take();
+        let before = slot.replace(next);
         // The lock is released first: dropping a connection runs foreign code, and the woken task takes the lock.
-        drop(waiting);
+        drop(slot);
         drop(before);
-        session.into_iter().for_each(Waker::wake);
+        self.session.wake();
     }
 
     /// Takes the waiting connection. Registers the session's waker.
-    fn open(&self, cx: &Context<'_>) -> Option<NextConnection> {
-        let mut waiting = self.waiting();
-        let next = waiting.next.take();
-        // Registered even if a connection was found, because a further one may replace that.
-        match &waiting.session {
-            Some(waker) if waker.will_wake(cx.waker()) => {}
-            _ => waiting.session = Some(cx.waker().clone()),
-        }
-        next
+    fn take(&self, cx: &Context<'_>) -> Option<NextConnection> {
+        // Before the look, or a connection in between would wake nobody; and even if one is found, because a further
+        // one may replace it.
+        self.session.register(cx.waker());
+        self.lock().take()
     }
 }
 
@@ -192,14 +186,14 @@ impl Stream for Connections {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         // Before the current connection: its unread messages are dropped, and the client sends again what RESUME shows
         // missing (EV-942).
-        if let Some(next) = self.slot.open(cx) {
+        if let Some(next) = self.slot.take(cx) {
             self.leave(AfterConnection::Next(next), cx);
             return Poll::Pending;
         }
         if let Some(after) = self.after.take() {
             self.go_on(after);
         }
-        // `open` has registered the waker, so a new connection wakes this stream.
+        // `take` has registered the waker, so a new connection wakes this stream.
         let Some(current) = &mut self.current else {
             return Poll::Pending;
         };

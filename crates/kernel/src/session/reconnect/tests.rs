@@ -158,7 +158,7 @@ async fn ev_941_a_connection_superseded_before_it_is_accepted_is_dropped() {
     // A second connection overtakes it between the two steps of its arrival.
     let (_second, incoming) = connection();
     let retained = back.connect(Dialect::Json, incoming).unwrap();
-    back.slot.wait_for_slot(slow);
+    back.slot.put(slow);
     let refused = early.send(Ok(WireMessage::default())).await;
     assert!(refused.is_err(), "nobody reads it");
     for _ in 0..4 {
@@ -167,7 +167,7 @@ async fn ev_941_a_connection_superseded_before_it_is_accepted_is_dropped() {
     assert_eq!(connections.link.dialect(), Dialect::Json);
     // The other order: the slow one is stored first, and has been superseded by the time it is accepted.
     let (_third, incoming) = connection();
-    back.slot.wait_for_slot(NextConnection {
+    back.slot.put(NextConnection {
         connection: 2,
         dialect: Dialect::Grpc,
         incoming,
