@@ -27,7 +27,7 @@ use crate::function::Fun;
 use crate::handler::raw;
 use crate::model::{self, AnswerChunks};
 use crate::name::{Name, Port};
-use crate::pool::BlockingPool as SlowWork;
+use crate::pool::BlockingPool;
 use crate::spec::{Effect, InnerType, Spec};
 use crate::token_charge::TokenCharge;
 
@@ -111,7 +111,7 @@ async fn begin(
     // Off the async workers, as an engine's own prompts are.
     let transcript = match size {
         None => tokenize()?,
-        Some(size) => SlowWork::global().run(turn, size, tokenize).await??,
+        Some(size) => BlockingPool::global().run(turn, size, tokenize).await??,
     };
     let prompt = transcript.prompt();
     asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
