@@ -35,10 +35,7 @@ impl Layer for Timeout {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
         let total = Instant::now().checked_add(self.total);
         // The inner function gets the deadline too, and may pass it to a peer.
-        call.deadline = match (call.deadline, total) {
-            (Some(left), Some(right)) => Some(left.min(right)),
-            (left, right) => left.or(right),
-        };
+        call.deadline = call.deadline.into_iter().chain(total).min();
         TimedStream {
             chunks: Some(next.call(call)),
             limits: *self,
@@ -74,10 +71,7 @@ impl TimedStream {
             self.limits.first
         };
         let own = Instant::now().checked_add(wait);
-        match (own, self.total) {
-            (Some(left), Some(right)) => Some(left.min(right)),
-            (left, right) => left.or(right),
-        }
+        own.into_iter().chain(self.total).min()
     }
 }
 
