@@ -8,7 +8,7 @@
 //!        │                        └──► finish, fail (EV-107, EV-930), `meta` and finish (EV-913)
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ use std::task::{Context, Poll, ready};
 use futures::Stream;
 use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::session::{ActionKey, WriteError};
-use serde_json::{Value, json};
 
 use super::bind::BoundAction;
 use super::failure;
@@ -28,7 +27,7 @@ use super::wire::{self, META};
 use crate::cancel::Cancel;
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::meta::Meta;
+use crate::meta::{ChoiceFinish, Meta};
 use crate::run::Run;
 
 /// An action in progress. Resolves to its key and its failure, if any; dropping it stops the work.
@@ -54,12 +53,6 @@ pub(crate) struct ActionOutcome {
     pub(crate) failure: Option<Arc<Status>>,
 }
 
-impl ActionOutcome {
-    pub(super) const fn well(key: ActionKey) -> Self {
-        Self { key, failure: None }
-    }
-}
-
 impl Serving {
     pub(super) fn new(link: SessionLink, key: ActionKey, name: String, bound: BoundAction) -> Self {
         let BoundAction {
@@ -79,11 +72,6 @@ impl Serving {
             retained: VecDeque::new(),
             end: None,
         }
-    }
-
-    /// Cancels the run from outside. The action is finished all the same, with what was written until then.
-    pub(super) fn cancel(&self) -> Cancel {
-        self.cancel.clone()
     }
 
     fn poll_serve(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
@@ -202,7 +190,13 @@ impl Serving {
     /// EV-913: the caller cancelled, so this is a good end. If the action has ended otherwise (a deadline, the end of
     /// the session), the key is stale by now, and nothing here has an effect.
     fn cancelled(&mut self) -> Option<Arc<Status>> {
-        if let Ok(chunk) = Chunk::json(&last_words(self.run.meta())) {
+        // What is known so far, with the end of this answer alone.
+        let known = Meta {
+            finish: [(0, ChoiceFinish::Cancelled)].into(),
+            extra: BTreeMap::new(),
+            ..self.run.meta().clone()
+        };
+        if let Ok(chunk) = Chunk::json(&wire::trailing(&known)) {
             // If it cannot be written, the session is over.
             let _ = self
                 .link
@@ -246,17 +240,6 @@ impl Future for Serving {
             failure,
         })
     }
-}
-
-/// The content of `meta` for a cancelled answer: what is known so far.
-fn last_words(meta: &Meta) -> Value {
-    let mut words = json!({ "finish_reason": "cancelled" });
-    for key in ["model", "usage"] {
-        if let (Some(value), Some(object)) = (meta.get(key), words.as_object_mut()) {
-            object.insert(key.into(), value);
-        }
-    }
-    words
 }
 
 /// Chunks written at once, and their bytes; the last chunk may exceed that.

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::{Reason, Status, WireMessage};
-use sapwood_proto::session::{ActionStart, SessionOutput};
+use sapwood_proto::session::SessionOutput;
 use sapwood_session::{Live, SessionPump};
 
 use super::intake::MessageIntake;
@@ -50,7 +50,12 @@ where
             if let Poll::Ready(closed) = self.handle_chores() {
                 return Poll::Ready(self.over(closed));
             }
-            busy |= self.poll_runs(cx);
+            let (observer, link) = (&mut self.observer, &self.link);
+            busy |= self.runs.poll(cx, |ended| {
+                observer.action_ended(ended.failure.as_deref());
+                let stats = link.with(|live| live.machine().stats());
+                observer.counted(&stats);
+            });
             self.leave_if_idle(cx);
             // A run that was woken after it was polled makes `rest` fail: sleeping now would lose that wake-up.
             if !busy && self.runs.rest() {
@@ -73,8 +78,11 @@ where
     pub(super) fn over(&mut self, closed: Option<Arc<Status>>) -> Option<Arc<Status>> {
         // The runs first: dropping them still changes the counters and the bytes that are reported below.
         self.runs.give_up();
-        self.report();
-        let retained = self.link.with(|live| live.machine().retained_bytes());
+        let (stats, retained) = self.link.with(|live| {
+            let machine = live.machine();
+            (machine.stats(), machine.retained_bytes())
+        });
+        self.observer.counted(&stats);
         self.account(retained);
         self.observer.over(closed.as_deref());
         self.link.flush();
@@ -145,7 +153,12 @@ where
     fn handle_chores(&mut self) -> Poll<Option<Arc<Status>>> {
         while let Some(chore) = self.pump.next_chore() {
             match chore {
-                SessionOutput::Start(start) => self.start(&start),
+                SessionOutput::Start(start) => {
+                    self.observer.action_began();
+                    if let Some(ended) = self.runs.start(&start) {
+                        self.observer.action_ended(ended.failure.as_deref());
+                    }
+                }
                 SessionOutput::Refused(status) => self.observer.action_refused(&status),
                 SessionOutput::Cancel { action, by } => self.runs.cancel(action, by),
                 // The machine emits nothing after it, so no chore is lost here.
@@ -157,28 +170,6 @@ where
         Poll::Pending
     }
 
-    fn start(&mut self, start: &ActionStart) {
-        self.observer.action_began();
-        if let Some(ended) = self.runs.start(start) {
-            self.observer.action_ended(ended.failure.as_deref());
-        }
-    }
-
-    /// Polls the runs. `true`: one has ended, or there is more to do.
-    fn poll_runs(&mut self, cx: &Context<'_>) -> bool {
-        let (observer, link) = (&mut self.observer, &self.link);
-        self.runs.poll(cx, |ended| {
-            observer.action_ended(ended.failure.as_deref());
-            let stats = link.with(|live| live.machine().stats());
-            observer.counted(&stats);
-        })
-    }
-
-    fn report(&mut self) {
-        let stats = self.link.with(|live| live.machine().stats());
-        self.observer.counted(&stats);
-    }
-
     /// EV-801: if all sessions together hold too much, the one that asked for more is aborted.
     fn account(&mut self, retained: u64) {
         let retained = retained + self.runs.aside_bytes();
@@ -188,9 +179,7 @@ where
         }
         self.retained = retained;
         if let Err(status) = self.observer.retains(retained) {
-            self.link.with(|live| {
-                live.machine().abort(status);
-            });
+            self.abort(status);
         }
     }
 }

@@ -73,34 +73,27 @@ impl Runs {
     /// Starts an action. Returns its result if it ends at once.
     pub(crate) fn start(&mut self, start: &ActionStart) -> Option<ActionOutcome> {
         // Before the look-up: a function of the kernel cannot take the name of a reserved action (KE-132).
-        let answer = reserved::answer(&self.kernel, &self.options, &self.link, start);
-        let failed = if let Some(answer) = answer {
-            let written = answer.and_then(|value| reserved::write(&self.link, start, &value));
-            if written.is_ok() {
-                return Some(ActionOutcome::well(start.action));
-            }
-            written
-        } else {
-            self.bind(start)
-                .map(|bound| self.serve(start, bound))
-                .inspect(|()| {
-                    // A lock round that only msgpack's clients ask for.
-                    if start.confirm {
-                        self.link
-                            .with(|live| live.machine().calls().dispatched(start.action));
-                    }
-                })
-                .map_err(|error| failure::status(&error, &start.name))
+        let failed = match reserved::answer(&self.kernel, &self.options, &self.link, start) {
+            Some(answer) => answer.and_then(|value| reserved::write(&self.link, start, &value)),
+            None => match self.bind(start) {
+                Ok(bound) => {
+                    self.serve(start, bound);
+                    return None;
+                }
+                Err(error) => Err(failure::status(&error, &start.name)),
+            },
         };
-        let status = Arc::new(failed.err()?);
-        self.link.with(|live| {
-            live.machine()
-                .calls()
-                .fail(start.action, Arc::clone(&status))
-        });
+        let failure = failed.err().map(Arc::new);
+        if let Some(status) = &failure {
+            self.link.with(|live| {
+                live.machine()
+                    .calls()
+                    .fail(start.action, Arc::clone(status))
+            });
+        }
         Some(ActionOutcome {
             key: start.action,
-            failure: Some(status),
+            failure,
         })
     }
 
@@ -146,14 +139,15 @@ impl Runs {
     }
 
     fn serve(&mut self, start: &ActionStart, bound: bind::BoundAction) {
-        let serving = Serving::new(
-            self.link.clone(),
-            start.action,
-            start.name.to_string(),
-            bound,
-        );
-        self.cancels.insert(start.action, serving.cancel());
+        self.cancels.insert(start.action, bound.run.cancel());
+        let name = start.name.to_string();
+        let serving = Serving::new(self.link.clone(), start.action, name, bound);
         self.running.push(serving);
+        // A lock round that only msgpack's clients ask for.
+        if start.confirm {
+            self.link
+                .with(|live| live.machine().calls().dispatched(start.action));
+        }
     }
 
     /// Cancels a run: it ends with `Cancelled` at its next poll, and its action is finished or has been removed
