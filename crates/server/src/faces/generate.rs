@@ -24,6 +24,7 @@ mod infer;
 mod load_report;
 mod metadata;
 mod model_control;
+mod offload;
 mod options;
 mod path;
 mod replay;
@@ -63,7 +64,9 @@ use crate::ops::metrics;
 pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
     // Before the catalog takes the configuration: it moves the models out of it.
     if config.metrics {
-        let versions = config.versions().collect();
+        // The version of requests that name none, for each model with options of its own.
+        let latest = |(name, model): (&String, &ModelOptions)| (name.clone(), model.latest());
+        let versions = config.models.iter().map(latest).collect();
         shared.metrics.spell_for_triton(kernel.clone(), versions);
     }
     let catalog = Arc::new(ModelCatalog::new(shared, kernel, config));

@@ -3,22 +3,21 @@
 use std::io::Write;
 
 use axum::body::{Body, Bytes};
+use axum::response::IntoResponse;
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::Encoding;
 
 use super::body::EncodingErrorStyle;
+use super::offload::offload;
 use super::options::Config;
 use super::request_error::RequestError;
 use crate::http::request_trace;
 
 /// Answers of fewer bytes are not worth compressing.
 const COMPRESSED_FROM: usize = 1_024;
-/// Answers of more bytes take longer to compress than to move to another thread.
-const COMPRESSED_HERE: usize = 64 << 10;
 
 /// The coding of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,20 +117,8 @@ impl AcceptedEncoding {
         })
     }
 
-    /// Compresses a body; a large one on a thread of the pool. `None` if that has panicked.
-    async fn compress(self, body: &Bytes) -> Option<Bytes> {
-        if body.len() <= COMPRESSED_HERE {
-            return self.compress_here(body);
-        }
-        let body = body.clone();
-        let turn = request_trace::present_turn().caller;
-        let compressing = BlockingPool::global()
-            .run_only(turn, TaskSize::Large, move || self.compress_here(&body));
-        compressing.await.ok().flatten()
-    }
-
-    /// Writing to memory cannot fail, so there is always a result.
-    fn compress_here(self, body: &[u8]) -> Option<Bytes> {
+    /// Compresses a body. Writing to memory cannot fail, so there is always a result.
+    fn compress(self, body: &[u8]) -> Option<Bytes> {
         // The fastest level, because most bodies are compressed on the async thread.
         let level = Compression::fast();
         let packed = match self {
@@ -156,26 +143,27 @@ pub(super) async fn compressed(
     body: Bytes,
 ) -> Response<Body> {
     let packing = AcceptedEncoding::of(asked).filter(|_| body.len() > COMPRESSED_FROM);
-    let packed = match packing {
-        Some(packing) => packing.compress(&body).await,
-        None => None,
+    let head = [(header::CONTENT_TYPE, kind)];
+    let Some(packing) = packing else {
+        return (head, body).into_response();
     };
-    let packing = packing.filter(|_| packed.is_some());
-    let mut answer = Response::new(Body::from(packed.unwrap_or(body)));
-    let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, kind);
-    if let Some(packing) = packing {
-        headers.insert(header::CONTENT_ENCODING, packing.name());
+    let turn = request_trace::present_turn().caller;
+    let whole = body.clone();
+    let packed = offload(body.len(), turn, move || packing.compress(&whole)).await;
+    match packed.ok().flatten() {
+        Some(packed) => {
+            (head, [(header::CONTENT_ENCODING, packing.name())], packed).into_response()
+        }
+        None => (head, body).into_response(),
     }
-    answer
 }
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt;
     use http_body_util::BodyExt;
 
     use super::super::decompression::DecompressedBody;
+    use super::super::offload::IN_PLACE_BYTES;
     use super::super::request_error::JSON;
     use super::*;
     use crate::http::unpacking::Unpacking;
@@ -205,7 +193,7 @@ mod tests {
             for (bytes, is_compressed) in [
                 (COMPRESSED_FROM, false),
                 (COMPRESSED_FROM + 1, true),
-                (COMPRESSED_HERE + 1, true),
+                (IN_PLACE_BYTES + 1, true),
             ] {
                 let text = Bytes::from(vec![b'a'; bytes]);
                 let (head, body) = compressed(&asked, JSON, text.clone()).await.into_parts();
@@ -223,21 +211,6 @@ mod tests {
                 assert_eq!(unpacked(coding, body), text);
             }
         }
-    }
-
-    #[tokio::test]
-    async fn an_answer_is_compressed_in_place_unless_it_is_large() {
-        let here = Bytes::from(vec![b'a'; COMPRESSED_HERE]);
-        let packed = AcceptedEncoding::Gzip.compress(&here).now_or_never();
-        assert!(packed.flatten().is_some());
-        let works = || {
-            let stats = BlockingPool::global().stats();
-            stats.done + stats.running as u64
-        };
-        let before = works();
-        let large = Bytes::from(vec![b'a'; COMPRESSED_HERE + 1]);
-        assert!(AcceptedEncoding::Gzip.compress(&large).await.is_some());
-        assert!(works() > before);
     }
 
     fn unpacked(coding: Coding, bytes: Bytes) -> Bytes {

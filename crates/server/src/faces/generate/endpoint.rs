@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::response::IntoResponse;
 use futures::StreamExt;
 use http::request::Parts;
 use http::{Extensions, HeaderValue, Request, Response, StatusCode, header};
-use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{InvalidRequest, Mapper};
 use tokio::time::Instant;
@@ -17,6 +17,7 @@ use super::call::{CallResponses, CheckedRequest};
 use super::catalog::{FoundModel, ModelCatalog};
 use super::compression::compressed;
 use super::load_report::LoadReportRequest;
+use super::offload::offload;
 use super::path::{GenerateRoute, Target};
 use super::request_error::{JSON, RequestError};
 use super::request_options::RequestOptions;
@@ -26,9 +27,6 @@ use super::{events, infer, metadata, repository, resume};
 use crate::auth::caller::Caller;
 use crate::http::request_trace;
 use crate::http::timeouts::Deadline;
-
-/// JSON of more bytes is read on a thread of the pool.
-const READ_HERE: usize = 64 << 10;
 
 /// Answers one request.
 pub(super) async fn serve(catalog: Arc<ModelCatalog>, request: Request<Body>) -> Response<Body> {
@@ -126,14 +124,7 @@ fn cancel(catalog: &ModelCatalog, parts: &Parts, id: &str) -> Result<Response<Bo
         let message = "no request of this id is running";
         return Err(RequestError::new(Code::NotFound, message));
     }
-    Ok(nothing())
-}
-
-/// An answer without content, 204.
-pub(super) fn nothing() -> Response<Body> {
-    let mut answer = Response::new(Body::empty());
-    *answer.status_mut() = StatusCode::NO_CONTENT;
-    answer
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// Reads and checks a request, in the order of TR-203. Nothing runs yet.
@@ -184,7 +175,6 @@ pub(super) async fn reading<T: Send + 'static>(
 ) -> Result<T, RequestError> {
     let limits = catalog.config.limits.clone();
     let found = found.clone();
-    let large = size > READ_HERE;
     let reading = move || {
         // Parameters that only this model knows, which must not count as unknown ones (TR-307).
         let known: Vec<String> = found.model.controls.values().cloned().collect();
@@ -197,15 +187,9 @@ pub(super) async fn reading<T: Send + 'static>(
         };
         read(&mapper)
     };
-    let read = if large {
-        let defect = |_| RequestError::new(Code::Internal, "the request could not be read");
-        let turn = request_trace::present_turn().caller;
-        let reading = BlockingPool::global().run_only(turn, TaskSize::of(size), reading);
-        reading.await.map_err(defect)?
-    } else {
-        reading()
-    };
-    Ok(read?)
+    let read = offload(size, request_trace::present_turn().caller, reading).await;
+    let defect = |_| RequestError::new(Code::Internal, "the request could not be read");
+    Ok(read.map_err(defect)??)
 }
 
 /// The response of a call that must have exactly one (TR-504).

@@ -72,15 +72,6 @@ impl Default for Config {
     }
 }
 
-impl Config {
-    /// The version of requests that name none, for each model with options of its own.
-    pub(super) fn versions(&self) -> impl Iterator<Item = (String, u64)> {
-        self.models
-            .iter()
-            .map(|(name, model)| (name.clone(), model.latest()))
-    }
-}
-
 /// The options of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelOptions {

@@ -1,13 +1,13 @@
 //! The routes below `/v2/streams`, with which a client reconnects to a stream (TR-1303).
 
 use axum::body::Body;
+use axum::response::IntoResponse;
 use http::request::Parts;
-use http::{HeaderMap, Method, Response, header};
+use http::{HeaderMap, Method, Response, StatusCode, header};
 use sapwood_proto::code::Code;
 
 use super::catalog::ModelCatalog;
 use super::detached::StreamRegistration;
-use super::endpoint::nothing;
 use super::events::read_on;
 use super::request_error::{EVENTS, RequestError};
 use super::request_options::RequestOptions;
@@ -36,26 +36,23 @@ pub(super) fn answer(
 ) -> Result<Response<Body>, RequestError> {
     let caller_identity = Caller::of(&parts.extensions)?.identity.clone();
     let streams = &catalog.streams;
+    let nothing = StatusCode::NO_CONTENT.into_response();
     if parts.method == Method::DELETE {
-        return streams.cancel(name, &caller_identity).map(|()| nothing());
+        streams.cancel(name, &caller_identity)?;
+        return Ok(nothing);
     }
     let options = RequestOptions::of(&parts.headers)?;
     let after = last(&parts.headers)?;
     if parts.method == Method::HEAD {
         // This check does not cut off the present reader, so a client may ask before it reconnects.
         let there = streams.look(name, &caller_identity, after)?;
-        return Ok(if there { head() } else { nothing() });
+        let head = || [(header::CONTENT_TYPE, EVENTS)].into_response();
+        return Ok(if there { head() } else { nothing });
     }
     let reader = streams.read(name, &caller_identity, after)?;
     let answer = reader.map(|reader| read_on(reader, name, options, false));
     // 204 tells a browser's `EventSource` not to reconnect.
-    Ok(answer.unwrap_or_else(nothing))
-}
-
-fn head() -> Response<Body> {
-    let mut answer = Response::new(Body::empty());
-    answer.headers_mut().insert(header::CONTENT_TYPE, EVENTS);
-    answer
+    Ok(answer.unwrap_or(nothing))
 }
 
 /// The event after which to continue; 0 where none is named, which is the start.

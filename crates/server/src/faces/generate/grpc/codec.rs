@@ -13,7 +13,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use bytes::Buf;
 use prost::Message;
-use sapwood_kernel::pool::{BlockingPool, TaskSize};
+use sapwood_kernel::Error;
 use sapwood_proto::generate::{RequestLimits, decoded_bytes};
 use sapwood_proto::generated::inference::ModelInferRequest;
 use tonic::Status;
@@ -21,6 +21,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstCodec;
 
 use super::status;
+use crate::faces::generate::offload::offload;
 use crate::faces::generate::request_error::RequestError;
 use crate::http::body_budget::{Reservation, overloaded};
 use crate::http::intake::BodyIntake;
@@ -85,11 +86,12 @@ impl Encoded {
         let Some(intake) = intake.filter(|_| is_measured) else {
             return Ok((decoded(bytes)?, None));
         };
-        let is_large = bytes.len() > DECODED_HERE;
-        let turn = intake.turn();
+        let (length, turn) = (bytes.len(), intake.turn());
+        let panicked = |error: Error| Status::internal(error.to_string());
         // Measured without decoding, so that a message which would be too much never is in memory.
         let measured = bytes.clone();
-        let size = offload(is_large, turn, move || decoded_bytes(&measured)).await?;
+        let size = offload(length, turn, move || decoded_bytes(&measured)).await;
+        let size = size.map_err(panicked)?;
         let admitted = limits.admit_message(size);
         admitted.map_err(|refused| status(&RequestError::from(refused)))?;
         // The limit before the budget: what can never be admitted must not wait for room.
@@ -98,30 +100,12 @@ impl Encoded {
             intake.overrun();
             return Err(overloaded().to_status());
         }
-        let message = offload(is_large, turn, move || decoded(bytes)).await??;
-        Ok((message, Some(reservation)))
+        let message = offload(length, turn, move || decoded(bytes)).await;
+        Ok((message.map_err(panicked)??, Some(reservation)))
     }
-}
-
-/// Runs `work` on a thread of the pool, if it `is_large`.
-async fn offload<T: Send + 'static>(
-    is_large: bool,
-    turn: u64,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Status> {
-    if !is_large {
-        return Ok(work());
-    }
-    let done = BlockingPool::global()
-        .run_only(turn, TaskSize::Large, work)
-        .await;
-    done.map_err(|error| Status::internal(error.to_string()))
 }
 
 fn decoded<Q: Message + Default>(bytes: Bytes) -> Result<Q, Status> {
     // The code and text of the library's own codec, which clients know.
     Q::decode(bytes).map_err(|error| Status::internal(error.to_string()))
 }
-
-/// Messages of more bytes take longer to decode than to move to another thread.
-const DECODED_HERE: usize = 64 << 10;
