@@ -99,17 +99,13 @@ impl ModelCatalog {
     /// Every model that `caller` may use: its name, its options, its state.
     pub(super) fn all(&self, caller: &Caller) -> Vec<(Name, Arc<ModelOptions>, Readiness)> {
         let specs = self.kernel.specs();
-        let models = specs
+        let names = specs
             .iter()
-            .filter(|spec| spec.model && caller.may_use(&spec.name));
-        models
-            .map(|spec| {
-                (
-                    spec.name.clone(),
-                    self.options_of(&spec.name),
-                    self.state(&spec.name),
-                )
-            })
+            .filter(|spec| spec.model)
+            .map(|spec| &spec.name);
+        let names = names.filter(|name| caller.may_use(name));
+        names
+            .map(|name| (name.clone(), self.options_of(name), self.state(name)))
             .collect()
     }
 

@@ -8,6 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
+use axum::response::IntoResponse;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
 use http::{HeaderName, HeaderValue, Response, header};
@@ -28,6 +29,8 @@ const PING: Bytes = Bytes::from_static(b": ping\n\n");
 
 /// The header with the name of a stream that can be resumed (TR-1303).
 const STREAM: HeaderName = HeaderName::from_static("sapwood-stream-id");
+
+const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// The events of a request, as they go to its client.
 pub(super) type EventStream = BoxStream<'static, io::Result<Bytes>>;
@@ -108,13 +111,13 @@ fn dressed(
 }
 
 fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response<Body> {
-    let mut answer = Response::new(Body::from_stream(events));
-    let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, EVENTS);
-    // Without these proxies collect the answer: caches until its end, nginx until its buffer is full.
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    answer
+    // Without the last two proxies collect the answer: caches until its end, nginx until its buffer is full.
+    let headers = [
+        (header::CONTENT_TYPE, EVENTS),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (NO_BUFFERING, HeaderValue::from_static("no")),
+    ];
+    (headers, Body::from_stream(events)).into_response()
 }
 
 /// Sends a comment after each `idle_timeout` without an event; `silent`: one has passed already.

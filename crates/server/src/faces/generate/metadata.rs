@@ -1,12 +1,10 @@
 //! Server and model metadata, configuration and statistics (TR-701 to TR-704, TR-707 to TR-709): the answers, built
 //! once for HTTP and for gRPC, and the routes of HTTP. The methods of gRPC are in `grpc::metadata`.
 
-use std::sync::Arc;
-
 use axum::body::Body;
+use axum::response::IntoResponse;
 use http::request::Parts;
-use http::{Method, Response, header};
-use sapwood_kernel::Name;
+use http::{Method, Response, StatusCode};
 use sapwood_proto::code::Code;
 use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
 use sapwood_proto::generated::inference::model_version_policy::{PolicyChoice, Specific};
@@ -20,9 +18,8 @@ use serde_json::{Map, Value, json};
 
 use super::body::{EncodingErrorStyle, Upload};
 use super::catalog::{FoundModel, ModelCatalog, Readiness};
-use super::options::ModelOptions;
 use super::path::{GenerateRoute, MemoryAct, Target};
-use super::request_error::{JSON, RequestError};
+use super::request_error::RequestError;
 use crate::auth::caller::Caller;
 
 /// The extensions that are announced (TR-701).
@@ -82,19 +79,17 @@ pub(super) async fn answer(
 /// A JSON answer.
 pub(super) fn json_response(value: &impl Serialize) -> Response<Body> {
     // These values have strings as keys and finite numbers, so the encoding cannot fail.
-    let json = serde_json::to_vec(value).unwrap_or_default();
-    let mut answer = Response::new(Body::from(json));
-    answer.headers_mut().insert(header::CONTENT_TYPE, JSON);
-    answer
+    axum::Json(value).into_response()
 }
 
 /// The answer of a readiness probe: empty, because probes read the status alone.
 fn ready(ready: bool) -> Response<Body> {
-    let mut answer = Response::new(Body::empty());
-    if !ready {
-        *answer.status_mut() = http::StatusCode::BAD_REQUEST;
-    }
-    answer
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::BAD_REQUEST
+    };
+    status.into_response()
 }
 
 fn model_ready(
@@ -102,15 +97,31 @@ fn model_ready(
     caller: &Caller,
     target: &Target,
 ) -> Result<Response<Body>, RequestError> {
-    let found = catalog.known(caller, &target.model)?;
-    if catalog.state(&found.function) != Readiness::Ready {
+    if !is_ready(catalog, caller, target)? {
         return Err(
             RequestError::new(Code::Unavailable, "Model version not ready")
-                .with_status(http::StatusCode::BAD_REQUEST),
+                .with_status(StatusCode::BAD_REQUEST),
         );
     }
-    // A ready model may still lack the version that is asked for.
-    catalog.find(caller, target).map(|_| ready(true))
+    Ok(ready(true))
+}
+
+/// Whether a model is ready.
+///
+/// # Errors
+/// There is no such model, or it is ready and lacks the version that is asked for.
+pub(super) fn is_ready(
+    catalog: &ModelCatalog,
+    caller: &Caller,
+    target: &Target,
+) -> Result<bool, RequestError> {
+    let found = catalog.known(caller, &target.model)?;
+    let ready = catalog.state(&found.function) == Readiness::Ready;
+    // Only for its errors. For a model that is not ready it would fail, where the answer is that it is not.
+    if ready {
+        catalog.find(caller, target)?;
+    }
+    Ok(ready)
 }
 
 /// TR-701.
@@ -194,32 +205,22 @@ pub(super) fn stats(
     caller: &Caller,
     target: Option<&Target>,
 ) -> Result<ModelStatisticsResponse, RequestError> {
-    let all = counted(catalog, caller, target)?.into_iter();
-    let model_stats = all
-        .map(|(function, name, version)| catalog.stats.message(&function, &name, version))
-        .collect();
-    Ok(ModelStatisticsResponse { model_stats })
-}
-
-/// The models whose statistics are asked for: the function, the name it is asked by, the version.
-fn counted(
-    catalog: &ModelCatalog,
-    caller: &Caller,
-    target: Option<&Target>,
-) -> Result<Vec<(Name, Arc<str>, u64)>, RequestError> {
-    let Some(target) = target else {
-        let all = catalog.all(caller).into_iter();
-        let each = |(name, model, _): (Name, Arc<ModelOptions>, Readiness)| {
-            let versions = model.versions.clone().into_iter();
-            versions.map(move |version| (name.clone(), name.as_str().into(), version))
-        };
-        return Ok(all.flat_map(each).collect());
+    let model_stats = if let Some(target) = target {
+        let found = catalog.find(caller, target)?;
+        let one = target.version.as_ref().map(|_| vec![found.version]);
+        let versions = one.unwrap_or_else(|| found.model.versions.clone());
+        let each = versions.into_iter();
+        each.map(|version| catalog.stats.message(&found.function, &found.name, version))
+            .collect()
+    } else {
+        let all = catalog.all(caller);
+        let each = all.iter().flat_map(|(name, model, _)| {
+            let versions = model.versions.iter();
+            versions.map(move |version| catalog.stats.message(name, name.as_str(), *version))
+        });
+        each.collect()
     };
-    let found = catalog.find(caller, target)?;
-    let one = target.version.as_ref().map(|_| vec![found.version]);
-    let versions = one.unwrap_or_else(|| found.model.versions.clone());
-    let each = |version| (found.function.clone(), Arc::clone(&found.name), version);
-    Ok(versions.into_iter().map(each).collect())
+    Ok(ModelStatisticsResponse { model_stats })
 }
 
 /// TR-707.
@@ -309,11 +310,15 @@ pub(super) async fn object(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use sapwood_kernel::Name;
     use sapwood_proto::generate::{
         Datatype, InputRole, InputTensor, OutputRole, OutputTensor, Signature,
     };
     use sapwood_proto::generated::inference::{InferStatistics, ModelStatistics};
 
+    use super::super::options::ModelOptions;
     use super::*;
 
     fn found() -> FoundModel {

@@ -21,8 +21,10 @@ use tonic::Request;
 use super::infer::target;
 use super::{UnaryCall, asked, logged};
 use crate::auth::caller::Caller;
-use crate::faces::generate::catalog::{ModelCatalog, Readiness};
-use crate::faces::generate::metadata::{config, logging, model, server, stats, trace, unchanged};
+use crate::faces::generate::catalog::ModelCatalog;
+use crate::faces::generate::metadata::{
+    config, is_ready, logging, model, server, stats, trace, unchanged,
+};
 use crate::faces::generate::model_control::{self, ControlAction, act, allowed};
 use crate::faces::generate::repository::{list, named};
 use crate::faces::generate::request_error::RequestError;
@@ -44,7 +46,11 @@ pub(super) async fn answer(
             logged(request, |(), _| Ok(ServerReadyResponse { ready })).await
         }
         "ModelReady" => {
-            let answer = |asked, whose: &Extensions| model_ready(it, Caller::of(whose)?, &asked);
+            let answer = |asked: ModelReadyRequest, whose: &Extensions| {
+                let target = target(&asked.name, &asked.version);
+                let ready = is_ready(it, Caller::of(whose)?, &target)?;
+                Ok(ModelReadyResponse { ready })
+            };
             logged(request, answer).await
         }
         "ServerMetadata" => logged(request, |(), _| Ok(server(it))).await,
@@ -148,21 +154,6 @@ async fn refuse(request: UnaryCall, why: &str) -> http::Response<Body> {
         Err::<(), _>(RequestError::new(Code::Unimplemented, why))
     })
     .await
-}
-
-fn model_ready(
-    catalog: &ModelCatalog,
-    caller: &Caller,
-    asked: &ModelReadyRequest,
-) -> Result<ModelReadyResponse, RequestError> {
-    let found = catalog.known(caller, &asked.name)?;
-    let ready = catalog.state(&found.function) == Readiness::Ready;
-    // Only for its errors: a ready model may lack the version that is asked for. For one that is not ready `find` would
-    // fail, where the answer is false.
-    if ready {
-        catalog.find(caller, &target(&asked.name, &asked.version))?;
-    }
-    Ok(ModelReadyResponse { ready })
 }
 
 fn index(
