@@ -1,11 +1,8 @@
 //! Turns a decoded request into a call of the kernel, and the call's chunks into responses.
 
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
-
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
-use futures::{FutureExt, Stream, StreamExt};
+use futures::{FutureExt, StreamExt};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{
     InputRole, Mapped, ResponsePayload, Settings, Signature, Tensor, TensorData,
@@ -17,6 +14,7 @@ use super::request_end::EarlyEnd;
 use super::request_error::RequestError;
 use super::{batch, function, scripted, text};
 use crate::http::request_trace;
+use crate::ops::drain::Drain;
 
 /// The responses of a call as they come; the end of the stream is the final flag. Dropping it ends the work.
 pub(super) type CallResponses = BoxStream<'static, Result<ResponsePayload, RequestError>>;
@@ -41,16 +39,21 @@ impl CheckedRequest {
         catalog: &ModelCatalog,
         pieces: bool,
     ) -> Result<CallResponses, RequestError> {
+        let responses = self.responses(catalog, pieces)?;
         // Here, around the calls of every kind of endpoint, so that none can forget it.
-        let cutting = catalog.shared.drain.clone();
-        let cutting = async move { cutting.cutting().await };
-        Ok(CuttableResponses {
-            responses: self.responses(catalog, pieces)?,
-            cutting: cutting.boxed(),
-            revoked: request_trace::revoked(),
-            over: false,
-        }
-        .boxed())
+        let ended = ended(catalog.shared.drain.clone(), request_trace::revoked()).boxed();
+        let cuttable = stream::unfold(Some((responses, ended)), |state| async move {
+            let (mut responses, mut ended) = state?;
+            // Both arms may be cancelled: a response that was not taken is still there. Responses first: those that are
+            // ready are sent, and an end that is ready is not made an error. After an error the responses are dropped
+            // here, which ends the work: the stream itself lives until its reader has taken the error.
+            tokio::select! {
+                biased;
+                next = responses.next() => Some((next?, Some((responses, ended)))),
+                failure = &mut ended => Some((Err(failure), None)),
+            }
+        });
+        Ok(cuttable.boxed())
     }
 
     fn responses(
@@ -81,37 +84,16 @@ impl CheckedRequest {
     }
 }
 
-/// Responses that end with an error of this face when a drain cuts them or the key is revoked (OA-904, D-45).
-struct CuttableResponses {
-    responses: CallResponses,
-    cutting: BoxFuture<'static, ()>,
-    revoked: BoxFuture<'static, ()>,
-    over: bool,
-}
-
-impl Stream for CuttableResponses {
-    type Item = Result<ResponsePayload, RequestError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.over {
-            return Poll::Ready(None);
-        }
-        // Responses first: those that are ready are sent, and an end that is ready is not made an error.
-        if let Poll::Ready(next) = self.responses.poll_next_unpin(cx) {
-            return Poll::Ready(next);
-        }
-        // Both are polled while neither is ready, or one of them has no waker.
-        let failure = if self.revoked.poll_unpin(cx).is_ready() {
-            revoked()
-        } else {
-            ready!(self.cutting.poll_unpin(cx));
+/// Resolves with the error of requests that a drain cuts, or whose key is revoked (OA-904, D-45).
+async fn ended(drain: Drain, key_revoked: BoxFuture<'static, ()>) -> RequestError {
+    // Both arms may be cancelled: either is only a signal.
+    tokio::select! {
+        biased;
+        () = key_revoked => revoked(),
+        () = drain.cutting() => {
             let message = "The server is shutting down: try another one.";
             RequestError::new(Code::Unavailable, message).because(EarlyEnd::Drain)
-        };
-        self.over = true;
-        // Dropped here, which ends the work: the stream itself lives until its reader has taken the error.
-        self.responses = stream::empty().boxed();
-        Poll::Ready(Some(Err(failure)))
+        }
     }
 }
 
