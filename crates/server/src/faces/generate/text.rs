@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::iter::repeat_with;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -164,11 +165,8 @@ impl TextResponses {
             .run::<Chunk>(&call.found.function, args)
             .wanting(Want::from(RequestedPorts::Only(ports)))
             .timeout(time(call, settings));
-        let mut choices: Vec<ChoiceDelta> = Vec::new();
-        choices.resize_with(
-            settings.params.n.unwrap_or(1) as usize,
-            ChoiceDelta::default,
-        );
+        let choices = settings.params.n.unwrap_or(1) as usize;
+        let mut choices: Vec<_> = repeat_with(ChoiceDelta::default).take(choices).collect();
         // Messages have no text to prepend before the template has rendered them.
         if let (TextPrompt::Text(text), true) = (prompt, prepends(call, settings)) {
             choices
@@ -533,25 +531,9 @@ fn time(call: &CheckedRequest, settings: &Settings) -> Duration {
 }
 
 fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprobs: bool) -> Args {
-    let config = config(call, settings, prompt, logprobs);
-    let args = Args::new().with("config", config.into_chunk());
-    match prompt {
-        TextPrompt::Text(text) => args.with("prompt", text.as_str()),
-        TextPrompt::Messages(text) => {
-            args.with("messages", Chunk::text(text.as_str()).with_mime(Mime::JSON))
-        }
-    }
-}
-
-/// The configuration of the model's function, in the ranges of the core (D-20). It is passed as a value, without JSON.
-fn config(
-    call: &CheckedRequest,
-    settings: &Settings,
-    prompt: &TextPrompt,
-    logprobs: bool,
-) -> GenerateConfig {
     let templated = call.found.model.template_raw_prompts;
-    GenerateConfig {
+    // In the ranges of the core (D-20). It is passed as a value, without JSON.
+    let config = GenerateConfig {
         params: GenerationParams {
             // Log-probabilities are computed only for requests that read them.
             top_logprobs: logprobs.then(|| settings.params.top_logprobs.unwrap_or(0)),
@@ -563,5 +545,12 @@ fn config(
             _ => PromptMode::Auto,
         },
         ..GenerateConfig::default()
+    };
+    let args = Args::new().with("config", config.into_chunk());
+    match prompt {
+        TextPrompt::Text(text) => args.with("prompt", text.as_str()),
+        TextPrompt::Messages(text) => {
+            args.with("messages", Chunk::text(text.as_str()).with_mime(Mime::JSON))
+        }
     }
 }
