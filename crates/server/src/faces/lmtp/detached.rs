@@ -95,11 +95,14 @@ impl SessionRegistration {
         self.token.text()
     }
 
-    /// A handle with which the session's task is stored once the session is detached.
-    pub(super) fn way(&self) -> RegistryHandle {
-        RegistryHandle {
-            token: self.token.clone(),
-            ask: self.ask.clone(),
+    /// Stores the session's task once the session is detached.
+    pub(super) fn keeper(&self) -> impl FnOnce(&ConnectionRegistry, AbortOnDropHandle<()>) + use<> {
+        let (token, ask) = (self.token.clone(), self.ask.clone());
+        move |registry, task| {
+            // Replaces the entry without a task. If the session has ended meanwhile there is no entry, and the task is
+            // dropped.
+            let _task = Some(task);
+            registry.keep(&token, DetachedConnection { ask, _task });
         }
     }
 
@@ -110,22 +113,6 @@ impl SessionRegistration {
             // The channel cannot close: `ask` is a sender in this struct.
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
         }
-    }
-}
-
-/// See [`SessionRegistration::way`].
-pub(super) struct RegistryHandle {
-    token: SecretToken,
-    ask: mpsc::Sender<TakeoverRequest>,
-}
-
-impl RegistryHandle {
-    pub(super) fn keep(self, registry: &ConnectionRegistry, task: AbortOnDropHandle<()>) {
-        // Replaces the entry without a task. If the session has ended meanwhile there is no entry, and the task is
-        // dropped.
-        let Self { token, ask } = self;
-        let _task = Some(task);
-        registry.keep(&token, DetachedConnection { ask, _task });
     }
 }
 

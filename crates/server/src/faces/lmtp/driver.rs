@@ -180,7 +180,7 @@ impl ConnectionDriver {
     /// Goes on without a client until it reconnects (LM-964), or its grace is over.
     pub(super) fn wait(mut self) {
         // `Lost` is only returned for sessions with a name, which have an entry; without one nothing could resume it.
-        let Some(way) = self.registration.as_ref().map(SessionRegistration::way) else {
+        let Some(keep) = self.registration.as_ref().map(SessionRegistration::keeper) else {
             return;
         };
         self.is_detached = true;
@@ -189,7 +189,7 @@ impl ConnectionDriver {
         let task = tokio::spawn(request_trace::carry(async move {
             self.run(&mut NoTransport).await;
         }));
-        way.keep(&server_context.detached, AbortOnDropHandle::new(task));
+        keep(&server_context.detached, AbortOnDropHandle::new(task));
     }
 
     /// Does everything that can be done now. Resolves with the end of the connection.

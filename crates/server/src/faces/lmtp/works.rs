@@ -93,13 +93,17 @@ impl StreamWorks {
 
     /// Drops the work of a stream, and with it what an engine does for it (D-7).
     pub(super) fn cancel(&mut self, stream: StreamKey) {
+        // Not found where its work has ended by itself, in this very turn.
+        if let Some(index) = self.position(stream) {
+            self.running.remove(index);
+        }
+    }
+
+    fn position(&self, stream: StreamKey) -> Option<usize> {
         let found = self
             .running
             .binary_search_by_key(&stream, |running| running.stream);
-        // Not found where its work has ended by itself, in this very turn.
-        if let Ok(index) = found {
-            self.running.remove(index);
-        }
+        found.ok()
     }
 
     pub(super) fn park(&mut self) {
@@ -113,10 +117,7 @@ impl StreamWorks {
 
     /// Parks one stream, or lets it continue.
     pub(super) fn stand(&mut self, stream: StreamKey, stands: bool) {
-        let found = self
-            .running
-            .binary_search_by_key(&stream, |running| running.stream);
-        if let Ok(index) = found {
+        if let Some(index) = self.position(stream) {
             self.running[index].stands = stands;
             self.bell.rung.fetch_or(!stands, Ordering::AcqRel);
         }
