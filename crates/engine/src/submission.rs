@@ -7,19 +7,21 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::ParamRanges;
 use sapwood_proto::steer::{Steer, Token};
 
 use crate::api::{
-    ChatMessage, EngineError, GenerationRequest, ModelInfo, Prompt, Sampling, Vocabulary,
+    ChatMessage, EngineError, GenerationRequest, ModelInfo, Prompt, Sampling, StopCause, Vocabulary,
 };
 use crate::bad_words::{BadWords, TokenIndex};
 use crate::request_phase::Follower;
 use crate::scheduler::SchedulerTurn;
 use crate::stats::EngineStats;
 use crate::stop;
+use crate::text::ChoiceText;
 
 /// A validated request that can be run as it is.
 pub(crate) struct Submission {
@@ -116,14 +118,40 @@ impl RequestTerms {
         })
     }
 
-    /// Returns the stop sequence that `output` followed by `token` ends with.
-    pub(crate) fn stop_sequence(&self, output: &[Token], token: Token) -> Option<&[Token]> {
-        let completes = |stop: &&[Token]| {
-            let (last, before) = stop.split_last()?;
-            Some(*last == token && output.ends_with(before))
+    /// Returns the stop sequence that `output` followed by `token` ends with. `appended` counts the tokens of the output,
+    /// this one included: below the minimum nothing stops it.
+    pub(crate) fn stop_sequence(
+        &self,
+        output: &[Token],
+        token: Token,
+        appended: u32,
+    ) -> Option<Vec<Token>> {
+        let completes = |stop: &&Vec<Token>| {
+            let last = stop.split_last();
+            last.is_some_and(|(last, before)| *last == token && output.ends_with(before))
         };
-        let mut stops = self.stop_sequences.iter().map(Vec::as_slice);
-        stops.find(|stop| completes(stop) == Some(true))
+        let stopping = appended >= self.min_tokens;
+        let stop = self.stop_sequences.iter().find(completes);
+        stop.filter(|_| stopping).cloned()
+    }
+
+    /// Adds the bytes of a token to a text; returns what is ready to be sent, and the stop string that it completes.
+    /// `appended` is that of [`RequestTerms::stop_sequence`].
+    pub(crate) fn push_text(
+        &self,
+        text: &mut ChoiceText,
+        bytes: &[u8],
+        appended: u32,
+    ) -> (CompactString, Option<StopCause>) {
+        // Without stop strings nearly every token is whole text, and `pass` returns it without a detour through a
+        // `String`.
+        if let Some(whole) = text.pass(bytes, &self.stop) {
+            return (whole, None);
+        }
+        let mut ready = String::new();
+        let stop = text.push(bytes, &self.stop, appended >= self.min_tokens, &mut ready);
+        let stop = stop.map(|index| StopCause::Text(self.stop[index].clone()));
+        (ready.into(), stop)
     }
 }
 

@@ -46,22 +46,16 @@ impl Transcript {
         info: &ModelInfo,
         vocabulary: SharedVocabulary,
     ) -> Result<Self, EngineError> {
-        if !request.params.bad_words.is_empty() && request.scored.is_none() {
-            let why = "bad_words are not supported by a model on another server";
-            return Err(EngineError::new(
-                Code::Unimplemented,
-                ErrorReason::NONE,
-                why,
-            ));
-        }
-        if request.prompt_logprobs {
-            let why =
-                "prompt_logprobs are not supported by a model on another server: score the prompt";
-            return Err(EngineError::new(
-                Code::Unimplemented,
-                ErrorReason::NONE,
-                why,
-            ));
+        let unsupported = if !request.params.bad_words.is_empty() && request.scored.is_none() {
+            Some("bad_words are not supported by a model on another server")
+        } else if request.prompt_logprobs {
+            Some("prompt_logprobs are not supported by a model on another server: score the prompt")
+        } else {
+            None
+        };
+        if let Some(why) = unsupported {
+            let code = Code::Unimplemented;
+            return Err(EngineError::new(code, ErrorReason::NONE, why));
         }
         // Only needed for bad words of scored tokens, which have no effect.
         let token_index = || {
@@ -202,28 +196,18 @@ impl ChoiceTranscript {
         terms: &RequestTerms,
         vocabulary: &SharedVocabulary,
     ) -> (CompactString, Option<StopCause>) {
-        // The token being appended counts, as in the owner.
-        let stopping = self.output.len() + 1 >= terms.min_tokens as usize;
-        let scored = terms.scored.is_some();
-        let is_end = vocabulary.is_end(token) && !terms.ignore_eos && !scored;
-        let by_tokens = terms
-            .stop_sequence(&self.output, token)
-            .filter(|_| stopping && !scored)
-            .map(<[_]>::to_vec);
+        let appended = u32::try_from(self.output.len() + 1).unwrap_or(u32::MAX);
+        let by_tokens = terms.stop_sequence(&self.output, token, appended);
+        let by_end = (vocabulary.is_end(token) && !terms.ignore_eos).then(|| vec![token]);
         self.output.push(token);
-        let stop = by_tokens.or_else(|| is_end.then(|| vec![token]));
+        // Scored tokens are reported to the last one, whatever they are.
+        let stop = by_tokens.or(by_end).filter(|_| terms.scored.is_none());
         if let Some(stop) = stop {
             // A token that completes a stop sequence adds no text.
             return (CompactString::default(), Some(StopCause::Tokens(stop)));
         }
         let bytes = terms.bytes(&**vocabulary, token);
-        if let Some(text) = self.text.pass(&bytes, &terms.stop) {
-            return (text, None);
-        }
-        let mut text = String::new();
-        let stop = self.text.push(&bytes, &terms.stop, stopping, &mut text);
-        let stop = stop.map(|index| StopCause::Text(terms.stop[index].clone()));
-        (text.into(), stop)
+        terms.push_text(&mut self.text, &bytes, appended)
     }
 }
 

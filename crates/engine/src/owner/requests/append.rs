@@ -27,16 +27,11 @@ impl Requests {
         let is_end = self.tokens.ends.contains(&token) && !terms.ignore_eos;
         let sequence = &self.sequences[key];
         let output = &sequence.tokens[sequence.prompt_tokens..];
-        // The token being appended counts towards `min_tokens`, as it does for stop strings.
-        let stopping = sequence.appended + 1 >= terms.min_tokens;
-        let by_tokens = terms
-            .stop_sequence(output, token)
-            .filter(|_| stopping)
-            .map(<[_]>::to_vec);
+        let by_tokens = terms.stop_sequence(output, token, sequence.appended + 1);
         let sampled = self.tokens.with_logprobs(sample);
         // The token is reported, but neither an EOG token nor a completed stop sequence adds text (LM-307).
         let hidden = is_end || by_tokens.is_some();
-        let (text, stop_text) = if hidden {
+        let (text, by_text) = if hidden {
             (CompactString::default(), None)
         } else {
             self.push_text(key, token)
@@ -61,7 +56,6 @@ impl Requests {
         // The last token is reported before the end, whatever ends the sequence below.
         self.emit_or_join(key, tokens, joins);
         let by_end = (is_end && (!steered || sole)).then(|| vec![token]);
-        let by_text = stop_text.map(|index| StopCause::Text(self.terms(key).stop[index].clone()));
         let stop = by_tokens.or(by_end).map(StopCause::Tokens).or(by_text);
         self.end_after(key, token, stop, is_end);
     }
@@ -282,21 +276,12 @@ impl Requests {
         scored.tokens.get(next).copied()
     }
 
-    /// Returns the text that is ready to be sent after a token, and the index of the stop string that it completes.
-    fn push_text(&mut self, key: SequenceKey, token: Token) -> (CompactString, Option<usize>) {
+    /// Returns the text that is ready to be sent after a token, and the stop string that it completes.
+    fn push_text(&mut self, key: SequenceKey, token: Token) -> (CompactString, Option<StopCause>) {
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].submission.terms;
         let bytes = terms.bytes(&*self.tokens.vocabulary, token);
-        // Without stop strings nearly every token is whole text, and `pass` returns it without a detour through a
-        // `String`.
-        if let Some(text) = sequence.text.pass(&bytes, &terms.stop) {
-            return (text, None);
-        }
-        // The token being appended counts: the last token of the minimum may complete a stop string.
-        let stopping = sequence.appended + 1 >= terms.min_tokens;
-        let mut out = String::new();
-        let stop = sequence.text.push(&bytes, &terms.stop, stopping, &mut out);
-        (out.into(), stop)
+        terms.push_text(&mut sequence.text, &bytes, sequence.appended + 1)
     }
 
     fn count_token(&mut self, key: SequenceKey, now: Time) {
