@@ -58,12 +58,12 @@ impl EngineShared {
 
     /// OA-205: refuses at once, with the time after which a retry makes sense.
     fn refused(&self, full: QueueFull) -> EngineError {
-        match full {
-            // Written here and not by the owner, which never sees a refused request.
-            QueueFull::Requests => self.stats.rejected_queue.add(1),
-            QueueFull::Tokens => self.stats.rejected_tokens.add(1),
-        }
-        let what = full.name();
+        // Counted here and not by the owner, which never sees a refused request.
+        let (counter, what) = match full {
+            QueueFull::Requests => (&self.stats.rejected_queue, "requests"),
+            QueueFull::Tokens => (&self.stats.rejected_tokens, "prompt tokens"),
+        };
+        counter.add(1);
         let message = format!("too many {what} wait for this model: try again later");
         let rejection = EngineError::new(Code::Overloaded, ErrorReason::ENGINE_BUSY, message);
         rejection.after(self.queue.retry_after())
@@ -145,30 +145,25 @@ impl Engine {
             token_bytes_max: model.vocabulary().token_bytes_max(),
             vocabulary: model.vocabulary(),
             token_index: OnceLock::new(),
-            config: config.clone(),
+            config,
             commands: sender,
             waker: Arc::clone(&waker),
             queue: Arc::clone(&queue),
             stats: Arc::clone(&stats),
             seeds: AtomicU64::new(seeds),
         };
-        let owner = EngineOwner::new(
-            model,
-            config,
-            OwnerInbox {
-                commands,
-                waker,
-                queue,
-                stats,
-            },
-        );
-        (
-            owner,
-            Self {
-                shared: Arc::new(shared),
-                thread: None,
-            },
-        )
+        let inbox = OwnerInbox {
+            commands,
+            waker,
+            queue,
+            stats,
+        };
+        let owner = EngineOwner::new(model, &shared.config, inbox);
+        let engine = Self {
+            shared: Arc::new(shared),
+            thread: None,
+        };
+        (owner, engine)
     }
 
     /// Submits a request to the owner. Renders the chat template and tokenises on the caller's thread, which takes time

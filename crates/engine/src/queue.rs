@@ -25,15 +25,6 @@ pub(crate) enum QueueFull {
     Tokens,
 }
 
-impl QueueFull {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Requests => "requests",
-            Self::Tokens => "prompt tokens",
-        }
-    }
-}
-
 /// Charges requests that were submitted and are not yet admitted. Above the limits a quarter more is reserved for
 /// callers with few queued requests, so that a caller who fills the queue does not lock out others (D-54).
 #[derive(Debug, Default)]

@@ -74,7 +74,7 @@ pub(crate) struct Scheduler {
     arrivals: u64,
     turns: u64,
     /// One in this many admissions of new sequences goes to the priority of the one that waits longest; 0: none.
-    ageing: u64,
+    ageing: u32,
     /// Number of new sequences admitted so far.
     new_admitted: u64,
     /// The last turn of each caller with waiting sequences, and of each of their connections.
@@ -90,10 +90,15 @@ impl Scheduler {
             running: 0,
             arrivals: 0,
             turns: 0,
-            ageing: ageing.into(),
+            ageing,
             new_admitted: 0,
             last_turn: HashMap::new(),
         }
+    }
+
+    /// Returns a scheduler without sequences, with the same limits.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::new(self.slots, self.ageing)
     }
 
     /// Adds a new waiting sequence.
@@ -142,7 +147,7 @@ impl Scheduler {
 
     /// Returns the priority that ageing prefers, if the next admission is one of those that ageing decides.
     fn aged<'a>(&self, waiting: impl Iterator<Item = &'a QueueMember>) -> Option<i32> {
-        if self.ageing == 0 || !(self.new_admitted + 1).is_multiple_of(self.ageing) {
+        if self.ageing == 0 || !(self.new_admitted + 1).is_multiple_of(self.ageing.into()) {
             return None;
         }
         // Only new sequences age. Those that ran before come first within their priority anyway.
@@ -252,9 +257,7 @@ impl Scheduler {
 
     /// Whether a sequence runs.
     pub(crate) fn is_running(&self, key: SequenceKey) -> bool {
-        let runs =
-            |member: &QueueMember| member.key == key && member.stage == SequenceStage::Running;
-        self.members.iter().any(runs)
+        self.running().any(|running| running == key)
     }
 
     /// Returns the number of running sequences.
@@ -264,17 +267,18 @@ impl Scheduler {
 
     /// The running sequences, oldest first.
     pub(crate) fn running(&self) -> impl Iterator<Item = SequenceKey> + '_ {
-        self.members
-            .iter()
-            .filter(|member| member.stage == SequenceStage::Running)
-            .map(|member| member.key)
+        self.in_stage(SequenceStage::Running)
     }
 
     /// The parked sequences, oldest first.
     pub(crate) fn parked(&self) -> impl Iterator<Item = SequenceKey> + '_ {
-        self.members
-            .iter()
-            .filter(|member| member.stage == SequenceStage::Parked)
+        self.in_stage(SequenceStage::Parked)
+    }
+
+    fn in_stage(&self, stage: SequenceStage) -> impl Iterator<Item = SequenceKey> + '_ {
+        let members = self.members.iter();
+        members
+            .filter(move |member| member.stage == stage)
             .map(|member| member.key)
     }
 

@@ -73,7 +73,6 @@ type Clock = Box<dyn Fn() -> Time + Send>;
 /// Owns a model and steps its sequences.
 pub struct EngineOwner {
     info: ModelInfo,
-    config: Config,
     admission: Admission,
     steering: SteerRounds,
     batch: Batch,
@@ -85,7 +84,7 @@ pub struct EngineOwner {
 }
 
 impl EngineOwner {
-    pub(crate) fn new(model: Box<dyn Model>, config: Config, inbox: OwnerInbox) -> Self {
+    pub(crate) fn new(model: Box<dyn Model>, config: &Config, inbox: OwnerInbox) -> Self {
         let (info, capacity) = (model.info(), model.capacity());
         let vocabulary = model.vocabulary();
         let (stats, queue) = (Arc::clone(&inbox.stats), Arc::clone(&inbox.queue));
@@ -94,16 +93,15 @@ impl EngineOwner {
         // (OA-901).
         stats.idle.set(1);
         let slots = KvSlots::new(model, config.prefix_tokens_min);
-        let scheduler = config.scheduler(&info);
+        let scheduler = Scheduler::new(info.parallel as usize, config.ageing_turns);
         Self {
-            admission: Admission::new(inbox, &config, info.truncates),
+            admission: Admission::new(inbox, config, info.truncates),
             steering: SteerRounds::default(),
-            batch: Batch::new(&config, &info, capacity),
+            batch: Batch::new(config, &info, capacity),
             sampling: RowSampling::new(config.steer_ms, info.vocabulary_tokens),
             progress: ProgressReports::default(),
             requests: Requests::new(slots, vocabulary, scheduler, stats, queue),
             info,
-            config,
             clock: None,
         }
     }
@@ -239,12 +237,6 @@ impl Drop for EngineOwner {
         self.admission.receive(&mut self.requests, now);
         let error = self.admission.closed_error();
         recovery::end_all(&mut self.requests, &error);
-    }
-}
-
-impl Config {
-    fn scheduler(&self, info: &ModelInfo) -> Scheduler {
-        Scheduler::new(info.parallel as usize, self.ageing_turns)
     }
 }
 

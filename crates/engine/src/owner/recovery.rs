@@ -35,7 +35,7 @@ impl EngineOwner {
         // The requests end before the slots are released, so that no sequence refers to a slot that is free. Commands
         // in the inbox were not part of the step and are served by the next one.
         end_all(requests, &cause);
-        requests.scheduler = self.config.scheduler(&self.info);
+        requests.scheduler = requests.scheduler.emptied();
         if !requests.slots.reset() || was_idle {
             self.admission.lose(cause);
         }
