@@ -159,11 +159,8 @@ impl PrefixCache {
 
     /// Takes a free slot for tokens of this scope and makes it live and empty.
     pub(crate) fn acquire(&mut self, scope: u64) -> Option<SlotId> {
-        let slot = (0..)
-            .zip(&self.slots)
-            // The lowest free slot, so that live slots stay adjacent; see `misplaced_prefix`.
-            .find(|(_, cached_slot)| cached_slot.usage == SlotUse::Free)?
-            .0;
+        // The lowest free slot, so that live slots stay adjacent; see `misplaced_prefix`.
+        let slot = self.first(|usage| usage == SlotUse::Free)?;
         let cached_slot = self.cached_slot_mut(slot);
         cached_slot.usage = SlotUse::Live;
         cached_slot.scope = scope;
@@ -174,20 +171,11 @@ impl PrefixCache {
     /// move the prefix with [`PrefixCache::swap_slots`]. Live slots then stay adjacent, and a model may compute adjacent
     /// slots in one decode call. `None` if no slot is live; `spare` is never chosen.
     pub(crate) fn misplaced_prefix(&self, spare: Option<SlotId>) -> Option<(SlotId, SlotId)> {
-        let first = |wanted: fn(SlotUse) -> bool| {
-            let mut slots = (0..).zip(&self.slots);
-            slots.find(|(slot, cached_slot)| wanted(cached_slot.usage) && Some(*slot) != spare)
-        };
-        if !self
-            .slots
-            .iter()
-            .any(|cached_slot| cached_slot.usage == SlotUse::Live)
-        {
-            return None;
-        }
-        let (free, _) = first(|usage| usage == SlotUse::Free)?;
-        let (cached, _) = first(|usage| matches!(usage, SlotUse::Cached(_)))?;
-        (cached < free).then_some((cached, free))
+        self.first(|usage| usage == SlotUse::Live)?;
+        let free = self.first(|usage| usage == SlotUse::Free)?;
+        let is_cached = |slot| matches!(self.cached_slot(slot).usage, SlotUse::Cached(_));
+        let cached = (0..free).find(|&slot| is_cached(slot) && Some(slot) != spare)?;
+        Some((cached, free))
     }
 
     /// Swaps a cached slot with a free one. The caller moves the contents in the model.
@@ -197,9 +185,7 @@ impl PrefixCache {
 
     /// Whether a slot is free.
     pub(crate) fn has_free_slot(&self) -> bool {
-        self.slots
-            .iter()
-            .any(|cached_slot| cached_slot.usage == SlotUse::Free)
+        self.first(|usage| usage == SlotUse::Free).is_some()
     }
 
     /// Returns whether a slot is in use and holds at least this many tokens.
@@ -209,9 +195,7 @@ impl PrefixCache {
 
     /// Returns whether a slot is free or cached, so that it can be given to a sequence.
     pub(crate) fn has_slot(&self) -> bool {
-        self.slots
-            .iter()
-            .any(|cached_slot| cached_slot.usage != SlotUse::Live)
+        self.first(|usage| usage != SlotUse::Live).is_some()
     }
 
     /// Shares the first `tokens` tokens of `from` with the live, empty slot `to`.
@@ -433,6 +417,13 @@ impl PrefixCache {
         if *holders == 0 {
             self.free.push(cell);
         }
+    }
+
+    /// Returns the lowest slot whose state is wanted.
+    fn first(&self, wanted: impl Fn(SlotUse) -> bool) -> Option<SlotId> {
+        let mut slots = (0..).zip(&self.slots);
+        let (slot, _) = slots.find(|(_, cached_slot)| wanted(cached_slot.usage))?;
+        Some(slot)
     }
 
     fn cached_slot(&self, slot: SlotId) -> &CachedSlot {
