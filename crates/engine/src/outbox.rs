@@ -61,19 +61,12 @@ impl OwnerWaker {
 
     /// Returns the error for requests that lose their owner: the model was unloaded, or its thread ended unexpectedly.
     pub(crate) fn closed_error(&self) -> EngineError {
-        if self.is_closing() {
-            EngineError::new(
-                Code::Unavailable,
-                ErrorReason::MODEL_UNLOADED,
-                "the model was unloaded",
-            )
+        let (reason, message) = if self.is_closing() {
+            (ErrorReason::MODEL_UNLOADED, "the model was unloaded")
         } else {
-            EngineError::new(
-                Code::Unavailable,
-                ErrorReason::ENGINE_DEAD,
-                "the engine stopped",
-            )
-        }
+            (ErrorReason::ENGINE_DEAD, "the engine stopped")
+        };
+        EngineError::new(Code::Unavailable, reason, message)
     }
 
     pub(crate) fn is_closing(&self) -> bool {

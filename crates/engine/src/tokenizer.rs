@@ -165,15 +165,12 @@ impl FileTokenizer {
             None => bos(&plain, files, &pieces),
         };
         let mut ends = reported.ends;
-        ends.extend(
-            files
-                .named("eos_token")
-                .and_then(|text| plain.token_to_id(text)),
-        );
-        let listed = files.generation.get("eos_token_id");
-        let listed = listed.map(|ids| {
-            ids.as_array()
-                .map_or_else(|| std::slice::from_ref(ids), Vec::as_slice)
+        let named = files.named("eos_token");
+        ends.extend(named.and_then(|text| plain.token_to_id(text)));
+        // One id, or a list of them.
+        let listed = files.generation.get("eos_token_id").map(|ids| {
+            let list = ids.as_array().map(Vec::as_slice);
+            list.unwrap_or_else(|| std::slice::from_ref(ids))
         });
         let listed = listed.into_iter().flatten().filter_map(Value::as_u64);
         ends.extend(listed.filter_map(|id| Token::try_from(id).ok()));

@@ -390,25 +390,19 @@ impl GgufWriterHeader {
     }
 
     fn numbers(&mut self, key: &str, values: &[i32]) {
-        let mut bytes = [
-            5_u32.to_le_bytes().as_slice(),
-            &(values.len() as u64).to_le_bytes(),
-        ]
-        .concat();
-        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-        self.pair(key, 9, &bytes);
+        let elements = values.iter().flat_map(|value| value.to_le_bytes());
+        self.array(key, 5, values.len(), &elements.collect::<Vec<u8>>());
     }
 
     fn texts(&mut self, key: &str, values: &[String]) {
-        let mut bytes = [
-            8_u32.to_le_bytes().as_slice(),
-            &(values.len() as u64).to_le_bytes(),
-        ]
-        .concat();
-        for value in values {
-            put_text(&mut bytes, value);
-        }
-        self.pair(key, 9, &bytes);
+        let mut elements = Vec::new();
+        values.iter().for_each(|it| put_text(&mut elements, it));
+        self.array(key, 8, values.len(), &elements);
+    }
+
+    fn array(&mut self, key: &str, of: u32, length: usize, elements: &[u8]) {
+        let (of, length) = (of.to_le_bytes(), (length as u64).to_le_bytes());
+        self.pair(key, 9, &[&of[..], &length[..], elements].concat());
     }
 
     fn tensor(&mut self, name: &str, dimensions: &[u32], offset: u64) {

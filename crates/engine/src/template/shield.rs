@@ -73,30 +73,18 @@ impl CoveredTexts {
         while let Some(start) = rest.find(OPEN) {
             text.push_str(&rest[..start]);
             let inside = &rest[start + OPEN.len_utf8()..];
-            let digits = inside.len()
-                - inside
-                    .trim_start_matches(|c: char| c.is_ascii_digit())
-                    .len();
-            let original = inside[digits..]
-                .starts_with(CLOSE)
-                .then(|| {
-                    inside[..digits]
-                        .parse::<usize>()
-                        .ok()
-                        .and_then(|number| self.0.get(number))
-                })
-                .flatten();
-            rest = match original {
-                Some(original) => {
-                    push(
-                        &mut pieces,
-                        TemplatePiece::Template(std::mem::take(&mut text)),
-                    );
+            let digits = inside.find(|c: char| !c.is_ascii_digit());
+            let (index, after) = inside.split_at(digits.unwrap_or(inside.len()));
+            let original = index.parse().ok().and_then(|at: usize| self.0.get(at));
+            rest = match (original, after.strip_prefix(CLOSE)) {
+                (Some(original), Some(after)) => {
+                    let before = std::mem::take(&mut text);
+                    push(&mut pieces, TemplatePiece::Template(before));
                     push(&mut pieces, TemplatePiece::Plain(original.clone()));
-                    &inside[digits + CLOSE.len_utf8()..]
+                    after
                 }
                 // Only the opening character is removed; what follows it may be the rest of another mark.
-                None => inside,
+                _ => inside,
             };
         }
         text.push_str(rest);
