@@ -196,47 +196,37 @@ impl PeerNodeWriter {
         &self.node
     }
 
-    /// Waits for room in the outbound queue (EV-803).
-    pub fn poll_room(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.with(|live, _| live.poll_room(cx))
-    }
-
-    /// Appends bytes to a leaf; the first write sets its metadata.
-    ///
-    /// # Errors
-    /// [`WriteError::Full`] where [`PeerNodeWriter::poll_room`] would wait.
-    pub fn try_write(&mut self, metadata: &Arc<Metadata>, data: Bytes) -> Result<(), WriteError> {
-        self.with(|live, node| live.machine().nodes().write(node, metadata, data))
-    }
-
-    /// Appends bytes to a leaf, waiting for room.
+    /// Appends bytes to a leaf, waiting for room (EV-803); the first write sets its metadata.
     ///
     /// # Errors
     /// The node or the session cannot take it.
     pub async fn write(&mut self, metadata: &Arc<Metadata>, data: Bytes) -> Result<(), WriteError> {
-        loop {
-            poll_fn(|cx| self.poll_room(cx)).await;
-            match self.try_write(metadata, data.clone()) {
-                // Another producer took the room after this one was woken: all producers are woken at once.
-                Err(WriteError::Full) => {}
-                written => return written,
-            }
-        }
+        self.when_room(|live, node| live.machine().nodes().write(node, metadata, data.clone()))
+            .await
     }
 
-    /// Appends children to a tree; they may be the peer's nodes, and need not be written yet.
+    /// Appends children to a tree, waiting for room; they may be the peer's nodes, and need not be written yet.
     ///
     /// # Errors
     /// The node or the session cannot take it.
     pub async fn list(&mut self, children: &[SessionNode]) -> Result<(), WriteError> {
         let keys: Vec<NodeKey> = children.iter().map(|child| child.key).collect();
-        loop {
-            poll_fn(|cx| self.poll_room(cx)).await;
-            match self.with(|live, node| live.machine().nodes().list(node, &keys)) {
-                Err(WriteError::Full) => {}
-                written => return written,
-            }
-        }
+        self.when_room(|live, node| live.machine().nodes().list(node, &keys))
+            .await
+    }
+
+    async fn when_room(
+        &self,
+        write: impl Fn(&mut Live, NodeKey) -> Result<(), WriteError>,
+    ) -> Result<(), WriteError> {
+        poll_fn(|cx| {
+            // The waker is registered under the lock of the attempt, so room that appears now is not missed.
+            self.with(|live, node| match write(live, node) {
+                Err(WriteError::Full) => live.poll_room(cx).map(|()| Err(WriteError::Full)),
+                written => Poll::Ready(written),
+            })
+        })
+        .await
     }
 
     /// Ends the node. An empty leaf gets `metadata`.

@@ -1,5 +1,7 @@
 //! Handles of a session: what dropping them does, and which tasks are woken.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -10,7 +12,7 @@ use sapwood_proto::evergreen::{Fragment, Metadata, Payload, Reason, Status};
 use sapwood_proto::session::{Config, SessionMachine, Side};
 use sapwood_proto::time::Time;
 
-use super::PeerHandle;
+use super::{PeerHandle, PeerNodeWriter};
 use crate::{Live, SharedSession};
 
 fn client() -> (SharedSession, PeerHandle) {
@@ -29,6 +31,15 @@ fn sent_fragments(shared: &SharedSession) -> Vec<Fragment> {
     })
 }
 
+/// Writes to a node, for which there is room.
+fn write(writer: &mut PeerNodeWriter, metadata: &Arc<Metadata>) {
+    let mut written = pin!(writer.write(metadata, Bytes::from_static(b"half")));
+    let polled = written
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()));
+    assert_eq!(polled, Poll::Ready(Ok(())));
+}
+
 /// With which reason a fragment ends its node.
 fn end(fragment: &Fragment) -> Option<Reason> {
     let payload = fragment.chunk.as_ref()?.payload.as_ref()?;
@@ -42,10 +53,9 @@ fn end(fragment: &Fragment) -> Option<Reason> {
 fn ev_931_a_writer_that_is_dropped_ends_its_node_as_cancelled() {
     let (shared, peer) = client();
     let text = Arc::new(Metadata::of("text/plain"));
-    let data = || Bytes::from_static(b"half");
     drop(peer.write().unwrap());
     let mut begun = peer.write().unwrap();
-    begun.try_write(&text, data()).unwrap();
+    write(&mut begun, &text);
     drop(begun);
     let ends: Vec<Option<Reason>> = sent_fragments(&shared).iter().map(end).collect();
     assert_eq!(
@@ -54,7 +64,7 @@ fn ev_931_a_writer_that_is_dropped_ends_its_node_as_cancelled() {
         "one that was not begun, one that was"
     );
     let mut ended = peer.write().unwrap();
-    ended.try_write(&text, data()).unwrap();
+    write(&mut ended, &text);
     let node = ended.end(&text).unwrap();
     drop(node);
     assert!(
