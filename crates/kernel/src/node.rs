@@ -29,6 +29,7 @@ pub use self::channel::NodeWriter;
 pub(crate) use self::convert::finite;
 pub(crate) use self::local::panic_text;
 pub use self::local::source_panics;
+pub(crate) use self::read::gather;
 use crate::chunk::Chunk;
 use crate::limits;
 use crate::name::Port;

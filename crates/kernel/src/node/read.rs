@@ -4,11 +4,38 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use futures::Stream;
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, TryStreamExt};
 
 use super::{Node, NodeBody, NodeView, Replay, ReplayCursor};
 use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::name::Mime;
 use crate::{Chunks, Result};
+
+/// Reads all bytes, and the mimetype of the first of them; text if there are none.
+///
+/// # Errors
+/// `Limit`, under this name, for more than `max` bytes; the stream's own error.
+pub(crate) async fn gather(
+    mut chunks: Chunks,
+    limit: &'static str,
+    max: usize,
+) -> Result<(Mime, Bytes)> {
+    let (mut mime, mut all) = (None, BytesMut::new());
+    while let Some(chunk) = chunks.try_next().await? {
+        // While it is read: memory is bounded, however long the stream is.
+        if all.len() + chunk.data.len() > max {
+            return Err(Error::Limit {
+                name: limit,
+                max: max as u64,
+            });
+        }
+        all.extend_from_slice(&chunk.data);
+        mime.get_or_insert(chunk.mime);
+    }
+    Ok((mime.unwrap_or(Mime::TEXT), all.freeze()))
+}
 
 /// A reader of one log.
 pub(super) struct LogReader {

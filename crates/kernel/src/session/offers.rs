@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::BytesMut;
 use futures::{StreamExt, TryStreamExt, stream};
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::SessionLimits;
@@ -28,6 +27,7 @@ use crate::handler::raw;
 use crate::kernel::Kernel;
 use crate::layer::layered;
 use crate::name::{Mime, Name, Port};
+use crate::node::gather;
 use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::{Chunks, Result};
 
@@ -92,7 +92,9 @@ impl Offers {
         raw(spec, move |call| {
             let inner = Arc::clone(&inner);
             let taken = async move {
-                let text = inner.read(&call).await?;
+                // It is parsed as a whole, so its size has to be bounded before.
+                let max = inner.limits.max_offer_bytes;
+                let (_, text) = gather(call.read(ACTIONS)?, MAX_OFFER_BYTES, max).await?;
                 let count = inner.take(ticket, &text)?;
                 Chunk::json(&json!({ "offered": count }))
             };
@@ -115,22 +117,6 @@ impl Drop for Offers {
 impl OffersInner {
     fn change<R>(&self, change: impl FnOnce(&mut OfferState) -> R) -> R {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    async fn read(&self, call: &Call) -> Result<BytesMut> {
-        let mut chunks = call.read(ACTIONS)?;
-        let mut text = BytesMut::new();
-        while let Some(chunk) = chunks.next().await {
-            text.extend_from_slice(&chunk?.data);
-            // While it is read: the offer is parsed as a whole, so its size has to be bounded before.
-            if text.len() > self.limits.max_offer_bytes {
-                return Err(Error::Limit {
-                    name: MAX_OFFER_BYTES,
-                    max: self.limits.max_offer_bytes as u64,
-                });
-            }
-        }
-        Ok(text)
     }
 
     /// Replaces the current offer, all of it or nothing. Returns the number of offered functions.

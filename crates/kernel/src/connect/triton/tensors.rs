@@ -4,14 +4,12 @@
 //! takes JSON: a value, or an array of values, nested or not. An output of `BYTES` is text, in which several strings of
 //! a response are lines; one of a fixed number of strings, and any other, is JSON, one value for each response.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use sapwood_net::triton::{
-    Datatype, Declared, InferRequest, ModelResponse, ModelResponses, ModelSignature, TensorData,
-    TritonClient,
+    Datatype, Declared, InferRequest, ModelResponse, ModelSignature, TensorData, TritonClient,
 };
 use serde_json::{Value, json};
 
@@ -23,7 +21,7 @@ use crate::function::Fun;
 use crate::handler::raw;
 use crate::limits;
 use crate::name::{Mime, Name, Port};
-use crate::node::Node;
+use crate::node::{Node, gather};
 use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::want::RequestedPorts;
 use crate::{Chunks, Result};
@@ -76,45 +74,24 @@ async fn begin(remote: Arc<TritonTensorModel>, call: Call) -> Result<Chunks> {
     // Only now, when every input is complete: a tensor request has no part that could be sent later.
     let responses = remote.client.generate(request).await;
     let responses = responses.map_err(|error| failure::error(error, &remote.name))?;
-    let answer = TensorAnswer {
-        remote,
-        want: call.want.ports,
-        responses,
-        ready: VecDeque::new(),
-    };
-    Ok(stream::try_unfold(answer, TensorAnswer::next).boxed())
+    let want = call.want.ports;
+    let chunks = responses.map(move |response| match response {
+        Ok(response) => Ok(stream::iter(remote.chunks(&response, &want)).map(Ok)),
+        Err(error) => Err(failure::error(error, &remote.name)),
+    });
+    Ok(chunks.try_flatten().boxed())
 }
 
-struct TensorAnswer {
-    remote: Arc<TritonTensorModel>,
-    want: RequestedPorts,
-    responses: ModelResponses,
-    ready: VecDeque<Chunk>,
-}
-
-impl TensorAnswer {
-    async fn next(mut self) -> Result<Option<(Chunk, Self)>> {
-        loop {
-            if let Some(chunk) = self.ready.pop_front() {
-                return Ok(Some((chunk, self)));
-            }
-            match self.responses.next().await {
-                Some(Ok(response)) => self.take(&response),
-                Some(Err(error)) => return Err(failure::error(error, &self.remote.name)),
-                None => return Ok(None),
-            }
-        }
-    }
-
-    fn take(&mut self, response: &ModelResponse) {
-        for (target, data) in &response.outputs {
-            let port = &self.remote.ports[*target];
-            if self.want.has(port) {
-                let declared = &self.remote.model.outputs[*target];
-                let chunk = chunk(declared, data, self.remote.model.decoupled);
-                self.ready.push_back(chunk.on(port.clone()));
-            }
-        }
+impl TritonTensorModel {
+    /// The outputs of a response that the caller reads.
+    fn chunks(&self, response: &ModelResponse, want: &RequestedPorts) -> Vec<Chunk> {
+        let outputs = response.outputs.iter();
+        let outputs = outputs.filter(|(target, _)| want.has(&self.ports[*target]));
+        let chunks = outputs.map(|(target, data)| {
+            let declared = &self.model.outputs[*target];
+            chunk(declared, data, self.model.decoupled).on(self.ports[*target].clone())
+        });
+        chunks.collect()
     }
 }
 
@@ -140,7 +117,8 @@ fn chunk(declared: &Declared, data: &TensorData, decoupled: bool) -> Chunk {
 
 /// Reads a whole input.
 async fn read(declared: &Declared, node: &Node) -> Result<TensorData> {
-    let (mime, bytes) = gather(node).await?;
+    // A tensor is sent as a whole, so the input has to fit memory.
+    let (mime, bytes) = gather(node.main().read(), "prompt_bytes", limits::PROMPT_BYTES).await?;
     let wrong = |why: String| Error::argument(Name::shared(&declared.name), why);
     let json = || serde_json::from_slice::<Value>(&bytes);
     if declared.datatype == Datatype::Bytes {
@@ -160,24 +138,6 @@ async fn read(declared: &Declared, node: &Node) -> Result<TensorData> {
             declared.datatype
         ))
     })
-}
-
-async fn gather(node: &Node) -> Result<(Mime, Bytes)> {
-    let mut chunks = node.main().read();
-    let mut mime = None;
-    let mut all = BytesMut::new();
-    while let Some(chunk) = chunks.try_next().await? {
-        // A tensor is sent as a whole, so the input has to fit memory.
-        if all.len() + chunk.data.len() > limits::PROMPT_BYTES {
-            return Err(Error::Limit {
-                name: "prompt_bytes",
-                max: limits::PROMPT_BYTES as u64,
-            });
-        }
-        all.extend_from_slice(&chunk.data);
-        mime.get_or_insert(chunk.mime);
-    }
-    Ok((mime.unwrap_or(Mime::TEXT), all.freeze()))
 }
 
 fn input(declared: &Declared) -> InputSpec {
