@@ -212,9 +212,12 @@ impl RunningFetch {
         let (references, uri) = (references.clone(), uri.to_owned());
         let task = async move {
             // The guard reports an end even if the resolver panics: no stream ends silently.
-            let ending = FetchGuard(&into);
+            let _ending = FetchGuard(&into);
             let outcome = references.fetch(&uri, &into).await;
-            ending.report(outcome);
+            if let Err(status) = &outcome {
+                tracing::debug!(reason = %status.reason, "could not fetch a reference");
+            }
+            into.end(outcome);
         };
         // A task of its own, because all readers share the fetch and none of them may hold it up.
         let task = tokio::spawn(task.in_current_span());
@@ -230,15 +233,6 @@ impl Drop for RunningFetch {
 
 /// Ends the fetched content in any case, with an error if nothing else did.
 struct FetchGuard<'a>(&'a FetchedBytes);
-
-impl FetchGuard<'_> {
-    fn report(&self, outcome: Result<(), Status>) {
-        if let Err(status) = &outcome {
-            tracing::debug!(reason = %status.reason, "could not fetch a reference");
-        }
-        self.0.end(outcome);
-    }
-}
 
 impl Drop for FetchGuard<'_> {
     fn drop(&mut self) {
