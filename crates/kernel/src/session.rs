@@ -268,13 +268,9 @@ pub fn open<W: Observe>(
         };
         machine::SessionMachine::new(Side::Server, config, now)
     });
-    let outgoing = OutgoingMessages {
-        guard: Guard::new(link.clone(), kernel.panic_count()),
-        link: link.clone(),
-        ready: VecDeque::new(),
-        over: false,
-        connection: options.token.is_some().then_some(0),
-    };
+    let guard = Guard::new(link.clone(), kernel.panic_count());
+    let connection = options.token.is_some().then_some(0);
+    let outgoing = OutgoingMessages::new(link.clone(), guard, connection);
     (
         Session {
             link,
@@ -363,6 +359,16 @@ pub struct OutgoingMessages {
 }
 
 impl OutgoingMessages {
+    const fn new(link: SessionLink, guard: Guard, connection: Option<u64>) -> Self {
+        Self {
+            link,
+            guard,
+            ready: VecDeque::new(),
+            over: false,
+            connection,
+        }
+    }
+
     /// Reports that the connection was lost: the client has not left, even if it has ended its input (EV-940). Dropping
     /// this value instead leaves that undecided.
     pub fn cut(&mut self) {

@@ -4,7 +4,6 @@
 //!   connection ── cut ──► (nothing; actions go on) ◄── Reconnector::connect ── another connection
 //! ```
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -71,13 +70,11 @@ impl Reconnector {
             dialect,
             incoming,
         });
-        Some(OutgoingMessages {
-            guard: self.guard.clone(),
-            link: self.link.clone(),
-            ready: VecDeque::new(),
-            over: false,
-            connection: Some(connection),
-        })
+        Some(OutgoingMessages::new(
+            self.link.clone(),
+            self.guard.clone(),
+            Some(connection),
+        ))
     }
 }
 
