@@ -105,7 +105,9 @@ impl Peer {
                 }
             },
             Wire::Socket(socket, _) => match socket.received().await {
-                SocketReply::Text(reply) => Ok(text::decode(reply.as_bytes()).unwrap().message),
+                SocketReply::Text(reply) => Ok(text::decode(reply.as_bytes(), Side::Client)
+                    .unwrap()
+                    .message),
                 SocketReply::Binary(reply) => Ok(protobuf::decode(reply).unwrap()),
                 SocketReply::Close(close) => {
                     let (code, reason) = close.unwrap_or_default();
