@@ -38,11 +38,14 @@ pub trait FromChunks: Sized + Send + Unpin + 'static {
     /// `Decode`; the run ends with it, after the items pushed before.
     fn push(state: &mut Self::State, chunk: Chunk, out: &mut Out<Self>) -> Result<()>;
 
-    /// Decodes the held bytes, at the end.
+    /// Decodes the held bytes, at the end; unless a decoder holds none.
     ///
     /// # Errors
     /// `Decode` if it is incomplete.
-    fn end(state: &mut Self::State, out: &mut Out<Self>) -> Result<()>;
+    fn end(state: &mut Self::State, out: &mut Out<Self>) -> Result<()> {
+        let _ = (state, out);
+        Ok(())
+    }
 
     /// Adds an item to the whole.
     ///

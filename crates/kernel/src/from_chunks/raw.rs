@@ -28,10 +28,6 @@ impl FromChunks for Chunk {
         Ok(())
     }
 
-    fn end((): &mut (), _out: &mut Out<Self>) -> Result<()> {
-        Ok(())
-    }
-
     fn fold(acc: &mut Vec<Self>, item: Self) -> Result<()> {
         acc.push(item);
         Ok(())
@@ -55,10 +51,6 @@ impl FromChunks for Bytes {
         if chunk.choice == 0 && !chunk.data.is_empty() {
             out.push(chunk.data);
         }
-        Ok(())
-    }
-
-    fn end((): &mut (), _out: &mut Out<Self>) -> Result<()> {
         Ok(())
     }
 
@@ -118,10 +110,6 @@ impl FromChunks for () {
     }
 
     fn push((): &mut (), _chunk: Chunk, _out: &mut Out<Self>) -> Result<()> {
-        Ok(())
-    }
-
-    fn end((): &mut (), _out: &mut Out<Self>) -> Result<()> {
         Ok(())
     }
 
