@@ -314,13 +314,9 @@ impl PromptInputs {
 
     /// The prompt without a template: the concatenated text of all items, or tokens if not all items are text.
     pub(super) fn raw(self, vocabulary: &dyn Vocabulary) -> Result<Prompt> {
-        let items = match self {
-            Self::Items(items) => items,
-            Self::Messages(_) => {
-                let why =
-                    "a model without chat template, or prompt_mode raw, takes the input prompt";
-                return Err(Error::argument("messages", why));
-            }
+        let Self::Items(items) = self else {
+            let why = "a model without chat template, or prompt_mode raw, takes the input prompt";
+            return Err(Error::argument("messages", why));
         };
         let states = |item: &PromptLeaf| matches!(&item.content, LeafContent::Text(text) if !text.is_empty());
         // Such a vocabulary tokenises everything to nothing, which would silently drop the text.
