@@ -199,51 +199,33 @@ impl Sender {
             ..Fragment::default()
         };
         let node = graph.get(key);
-        match node.piece(sent) {
+        // On every fragment of a leaf, its end included: which of them carry metadata on the wire is the codec's decision
+        // (EV-404, EV-721).
+        let metadata = node.metadata.clone();
+        let (metadata, payload) = match node.piece(sent) {
+            // No payload instead of an empty one: metadata alone is a chunk (EV-403).
+            Some(LogPiece::Begin(metadata, data)) if data.is_empty() => {
+                (Some(metadata.clone()), None)
+            }
             Some(LogPiece::Begin(metadata, data)) => {
-                // No payload instead of an empty one: metadata alone is a chunk (EV-403).
-                let payload = (!data.is_empty()).then(|| Payload::Data(data.clone()));
-                fragment.chunk = Some(Chunk {
-                    metadata: Some(metadata.clone()),
-                    payload,
-                });
+                (Some(metadata.clone()), Some(Payload::Data(data.clone())))
             }
-            Some(LogPiece::Data(data)) => {
-                let payload = Some(Payload::Data(data.clone()));
-                fragment.chunk = Some(Chunk {
-                    // On every fragment: which of them carry metadata on the wire is the codec's decision (EV-404,
-                    // EV-721).
-                    metadata: node.metadata.clone(),
-                    payload,
-                });
-            }
+            Some(LogPiece::Data(data)) => (metadata, Some(Payload::Data(data.clone()))),
+            Some(LogPiece::Status(status)) => (None, Some(Payload::Status(status.clone()))),
+            Some(LogPiece::Empty) if node.kind == NodeKind::Leaf => (metadata, None),
             Some(LogPiece::Children(children)) => {
-                fragment.children = children
-                    .iter()
-                    .map(|&child| graph.get(child).id.clone())
-                    .collect();
+                let ids = children.iter().map(|&child| graph.get(child).id.clone());
+                fragment.children = ids.collect();
                 // Cloned, because announcing them changes the graph that lends them.
                 let children = children.clone();
                 self.announced(key, &children, graph);
-            }
-            Some(LogPiece::Status(status)) => {
-                let payload = Some(Payload::Status(status.clone()));
-                fragment.chunk = Some(Chunk {
-                    metadata: None,
-                    payload,
-                });
-            }
-            // The end of a leaf repeats its metadata, for dialects that need that (EV-721).
-            Some(LogPiece::Empty) if node.kind == NodeKind::Leaf => {
-                let metadata = node.metadata.clone();
-                fragment.chunk = metadata.map(|metadata| Chunk {
-                    metadata: Some(metadata),
-                    payload: None,
-                });
+                (None, None)
             }
             // We never write references or slices.
-            Some(LogPiece::Empty | LogPiece::Ref(_) | LogPiece::Slice(_)) | None => {}
-        }
+            Some(LogPiece::Empty | LogPiece::Ref(_) | LogPiece::Slice(_)) | None => (None, None),
+        };
+        let is_chunk = metadata.is_some() || payload.is_some();
+        fragment.chunk = is_chunk.then_some(Chunk { metadata, payload });
         if last {
             self.wholly_sent(key, graph);
         }

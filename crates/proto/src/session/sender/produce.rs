@@ -76,14 +76,10 @@ impl Sender {
         node: NodeKey,
         children: &[NodeKey],
     ) -> Result<(), Unwritten> {
-        let most = graph.limits().max_children_per_fragment.max(1);
-        for part in children.chunks(most) {
-            // Before the piece can be sent, so that leaves that have to wait for their turn are marked when they are
-            // announced.
-            self.adopt(graph, node, part);
-            self.append(graph, node, LogPiece::Children(part.into()))?;
-        }
-        Ok(())
+        // Before the piece can be sent, so that leaves that have to wait for their turn are marked when they are
+        // announced.
+        self.adopt(graph, node, children);
+        self.append(graph, node, LogPiece::Children(children.into()))
     }
 
     /// Ends a node. A leaf that was never written is sent as one empty fragment with `metadata` (EV-404).
