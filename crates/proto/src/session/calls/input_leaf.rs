@@ -12,10 +12,8 @@ use crate::time::Time;
 pub(super) enum ReadPurpose {
     /// The TTL of this node (EV-912).
     Ttl(Option<NodeKey>),
-    /// What a resuming client has received (EV-942).
-    Have,
-    /// What the server has received, in its answer to our RESUME.
-    Answer,
+    /// What a resuming peer has received (EV-942).
+    Report,
 }
 
 /// An input that is being read by the session.
@@ -47,7 +45,7 @@ pub(super) enum LeafRead {
 impl InputLeaf {
     /// Whether it reports what the peer has received.
     pub(super) const fn is_of_resume(&self) -> bool {
-        !matches!(self.purpose, ReadPurpose::Ttl(_))
+        matches!(self.purpose, ReadPurpose::Report)
     }
 
     /// Bytes that the quota counts for what was read.
@@ -99,7 +97,7 @@ impl InputLeaf {
     const fn max_bytes(&self, limits: &SessionLimits) -> usize {
         match self.purpose {
             ReadPurpose::Ttl(_) => TEXT_BYTES,
-            ReadPurpose::Have | ReadPurpose::Answer => limits.max_message_bytes,
+            ReadPurpose::Report => limits.max_message_bytes,
         }
     }
 }

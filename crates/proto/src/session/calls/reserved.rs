@@ -151,7 +151,7 @@ impl Calls {
             return;
         }
         let sent = self.link.prepare_hello(&mut self.nodes.graph);
-        let read = sent.and_then(|answer| self.read_leaf(None, &answer, ReadPurpose::Answer, now));
+        let read = sent.and_then(|answer| self.read_leaf(None, &answer, ReadPurpose::Report, now));
         if let Err(status) = read {
             self.abort(status);
         }
@@ -269,7 +269,7 @@ impl Calls {
             let message = "RESUME needs the input have: what the sender has received";
             return Err(Status::new(Reason::MissingInput, message).with("param", HAVE));
         };
-        self.read_leaf(Some(key), &param.id, ReadPurpose::Have, now)
+        self.read_leaf(Some(key), &param.id, ReadPurpose::Report, now)
     }
 
     /// Starts to read the input `id` of a reserved action; returns the action's answer if that could be read at once.
@@ -285,7 +285,7 @@ impl Calls {
         let known = self.nodes.graph.get_mut(node);
         // As an input of any other action: a cycle through it must be found when its last edge arrives (EV-217).
         known.referenced = true;
-        known.transient |= !matches!(purpose, ReadPurpose::Ttl(_));
+        known.transient |= matches!(purpose, ReadPurpose::Report);
         if let Some(entry) = action.and_then(|action| self.table.get_mut(action)) {
             // Counted by back-pressure as what an unfinished action reads.
             entry.inputs.push(node);
@@ -327,9 +327,7 @@ impl Calls {
             LeafRead::Whole => match leaf.purpose {
                 ReadPurpose::Ttl(node) => ttl::parse(&leaf.text)
                     .map(|ttl| set_ttl(&mut self.nodes, node, ttl, leaf.since)),
-                ReadPurpose::Have | ReadPurpose::Answer => {
-                    self.link.report_received(&leaf.text, &self.nodes.graph)
-                }
+                ReadPurpose::Report => self.link.report_received(&leaf.text, &self.nodes.graph),
             },
         };
         leaf.close(&mut self.nodes);
