@@ -43,7 +43,6 @@ use std::sync::Arc;
 
 use self::clock::Clock;
 use self::flow::InboundFlow;
-use self::graph::NodeProducer;
 use self::lifecycle::SessionPhase;
 use self::link::Link;
 use crate::evergreen::{NodeId, Reason, Status, WireMessage};
@@ -342,14 +341,13 @@ impl SessionMachine {
     #[must_use]
     pub fn written(&self, node: NodeKey) -> Option<LeafEnd> {
         let known = self.calls.nodes.graph.get(node);
-        match known.owner {
-            // Answers of actions on either side: a prompt may contain both (D-51).
-            NodeProducer::Local(Some(_)) | NodeProducer::Peer(Some(_)) if known.cut => {
-                Some(LeafEnd::Cut)
-            }
-            NodeProducer::Local(Some(_)) | NodeProducer::Peer(Some(_)) => Some(LeafEnd::Whole),
-            NodeProducer::Local(None) | NodeProducer::Peer(None) | NodeProducer::Unclaimed => None,
-        }
+        // Answers of actions on either side: a prompt may contain both (D-51).
+        known.owner.action()?;
+        Some(if known.cut {
+            LeafEnd::Cut
+        } else {
+            LeafEnd::Whole
+        })
     }
 
     /// Retained bytes, as the quota counts them (EV-801).

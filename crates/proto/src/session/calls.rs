@@ -76,17 +76,7 @@ impl Calls {
         let Some((entry, made)) = self.remove_served(action) else {
             return;
         };
-        let metadata = Arc::new(Metadata::of(mimetype::OCTET_STREAM));
-        // Children before their trees, and statuses last: a client takes the status for the end of all outputs
-        // (EV-735).
-        for &node in made.iter().chain(&entry.outputs) {
-            // Nodes that have ended already refuse to end again, which is expected.
-            let _ = self.nodes.end(node, &metadata);
-        }
-        for &node in entry.dispatch.iter().chain(&entry.status) {
-            conclude(&mut self.nodes, node, &entry, None);
-        }
-        self.served_has_ended(&entry);
+        self.end_served(&entry, &made, None);
     }
 
     /// Ends an action of the peer with an error: the session aborts (EV-107), or with partial failure every open output
@@ -115,19 +105,7 @@ impl Calls {
             self.abort(status);
             return;
         }
-        // First: a client that waits for the dispatch status must not wait for the outputs (EV-737).
-        if let Some(node) = entry.dispatch {
-            conclude(&mut self.nodes, node, &entry, Some(Arc::clone(&status)));
-        }
-        // Outputs come last, so that a tree ends after the nodes below it.
-        for &node in made.iter().chain(&entry.outputs) {
-            let status = Some(Arc::clone(&status));
-            self.nodes.end_with_status(node, status);
-        }
-        if let Some(node) = entry.status {
-            conclude(&mut self.nodes, node, &entry, Some(status));
-        }
-        self.served_has_ended(&entry);
+        self.end_served(&entry, &made, Some(status));
     }
 
     /// The shell reports that it has started an action of the peer (EV-736).
@@ -377,8 +355,32 @@ impl Calls {
         Some((entry, made))
     }
 
-    /// An action of the peer has been removed and its outputs have ended.
-    fn served_has_ended(&mut self, entry: &ActionEntry) {
+    /// Ends the outputs of an action of the peer that was removed, and the nodes created below them: with the content
+    /// that they have, or with the status that it failed with.
+    fn end_served(&mut self, entry: &ActionEntry, made: &[NodeKey], failed: Option<Arc<Status>>) {
+        // First: a client that waits for the dispatch status must not wait for the outputs (EV-737).
+        if let Some(node) = entry.dispatch {
+            self.nodes.end_with_status(node, failed.clone());
+        }
+        let metadata = Arc::new(Metadata::of(mimetype::OCTET_STREAM));
+        // Children before their trees.
+        for &node in made.iter().chain(&entry.outputs) {
+            if failed.is_some() {
+                self.nodes.end_with_status(node, failed.clone());
+            } else {
+                // Nodes that have ended already refuse to end again, which is expected.
+                let _ = self.nodes.end(node, &metadata);
+            }
+        }
+        if let Some(node) = entry.status
+            && !self.nodes.lifecycle.is_closed()
+            && !self.nodes.is_complete(node)
+        {
+            // A client takes it for the end of all outputs, so it is sent after them (EV-735).
+            let graph = &mut self.nodes.graph;
+            self.nodes.sender.adopt(graph, node, &entry.outputs);
+            self.nodes.end_with_status(node, failed);
+        }
         // In a dialect with sessions that last for years, the nodes of an action are dropped at its end (EV-741).
         if self.nodes.config.forgets_actions && !self.nodes.lifecycle.is_closed() {
             let unused = unused_nodes(entry, &self.table, &self.nodes);
@@ -474,29 +476,14 @@ fn bind_inputs(
     Ok(inputs)
 }
 
-/// Writes a status of an action that ends, unless it is written already. The final status is sent after all outputs
-/// (EV-735).
-fn conclude(nodes: &mut Nodes, node: NodeKey, entry: &ActionEntry, status: Option<Arc<Status>>) {
-    if nodes.lifecycle.is_closed() || nodes.is_complete(node) {
-        return;
-    }
-    if entry.status == Some(node) {
-        nodes.sender.adopt(&mut nodes.graph, node, &entry.outputs);
-    }
-    nodes.end_with_status(node, status);
-}
-
 /// The nodes of an action that has ended which no other action reads or still writes; a node that one does is dropped
 /// with that action instead.
 fn unused_nodes(entry: &ActionEntry, table: &ActionTable, nodes: &Nodes) -> Vec<(NodeKey, bool)> {
     let is_used = |node: NodeKey| {
         let known = nodes.graph.get(node);
-        let written = match known.owner {
-            NodeProducer::Local(Some(other)) | NodeProducer::Peer(Some(other)) => {
-                table.get(other).is_some()
-            }
-            NodeProducer::Local(None) => !known.is_complete(),
-            NodeProducer::Unclaimed | NodeProducer::Peer(None) => false,
+        let written = match known.owner.action() {
+            Some(other) => table.get(other).is_some(),
+            None => known.owner.is_local() && !known.is_complete(),
         };
         written || table.iter().any(|(_, other)| other.inputs.contains(&node))
     };

@@ -126,6 +126,13 @@ impl NodeProducer {
     pub(in crate::session) const fn is_local(self) -> bool {
         matches!(self, Self::Local(_))
     }
+
+    pub(in crate::session) const fn action(self) -> Option<ActionKey> {
+        match self {
+            Self::Peer(action) | Self::Local(action) => action,
+            Self::Unclaimed => None,
+        }
+    }
 }
 
 /// Send state of a node of ours.
