@@ -33,6 +33,7 @@ use self::quota::Quota;
 use self::release::RetentionPolicy;
 use super::lifetime::NodeFate;
 use super::port::{Config, NodeKey};
+use super::slab::Slab;
 use crate::evergreen::{NodeId, Reason, SessionLimits, Status};
 
 /// All nodes of a session. They live until it ends, so keys are plain indices and freeing never recurses (EV-305). Only
@@ -41,9 +42,7 @@ use crate::evergreen::{NodeId, Reason, SessionLimits, Status};
 #[derive(Debug)]
 pub(super) struct Graph {
     limits: Arc<SessionLimits>,
-    nodes: Vec<StoredNode>,
-    /// Free indices.
-    vacant: Vec<u32>,
+    nodes: Slab<StoredNode>,
     /// Nodes that can be removed, the oldest first.
     removed: VecDeque<NodeKey>,
     removes_nodes: bool,
@@ -74,12 +73,11 @@ impl Graph {
         let evicted = StoredNode {
             owner: NodeProducer::Peer(None),
             fate: NodeFate::Removed,
-            ..StoredNode::new(NodeId::default(), 0)
+            ..StoredNode::new(NodeId::default())
         };
         Self {
             limits: Arc::clone(&config.limits),
-            nodes: Vec::new(),
-            vacant: Vec::new(),
+            nodes: Slab::new(),
             removed: VecDeque::new(),
             removes_nodes: config.forgets_actions,
             removed_node: Box::new(evicted),
@@ -102,34 +100,31 @@ impl Graph {
     pub(super) fn get(&self, key: NodeKey) -> &StoredNode {
         // Shells keep keys and are not told when a node is removed: a stale key must not find the next node at its
         // index.
-        match self.nodes.get(key.index as usize) {
-            Some(node) if node.generation == key.generation => node,
-            _ => &self.removed_node,
-        }
+        self.nodes.get(key.0).unwrap_or(&self.removed_node)
     }
 
     pub(super) fn get_mut(&mut self, key: NodeKey) -> &mut StoredNode {
-        self.get_with_packer(key).0
+        self.get_to_fill(key).0
     }
 
-    /// A node, and the arena that copies its small payloads.
-    pub(super) fn get_with_packer(&mut self, key: NodeKey) -> (&mut StoredNode, &mut CopyArena) {
-        let node = match self.nodes.get_mut(key.index as usize) {
-            Some(node) if node.generation == key.generation => node,
-            _ => &mut self.removed_node,
-        };
-        (node, &mut self.packer)
+    /// A node, the arena that copies its small payloads, and the limits of its content.
+    pub(super) fn get_to_fill(
+        &mut self,
+        key: NodeKey,
+    ) -> (&mut StoredNode, &mut CopyArena, &SessionLimits) {
+        let node = self.nodes.get_mut(key.0);
+        let node = node.unwrap_or(&mut self.removed_node);
+        (node, &mut self.packer, &self.limits)
     }
 
     /// Whether this node exists.
     pub(super) fn has(&self, key: NodeKey) -> bool {
-        let node = self.nodes.get(key.index as usize);
-        node.is_some_and(|node| node.generation == key.generation)
+        self.nodes.get(key.0).is_some()
     }
 
     /// Number of indices, free ones included.
     pub(super) const fn capacity(&self) -> usize {
-        self.nodes.len()
+        self.nodes.capacity()
     }
 
     /// Changes the retention policy; only valid before anything is stored.
@@ -137,13 +132,11 @@ impl Graph {
         self.retain = retain;
     }
 
-    /// The keys of all nodes, free indices included.
+    /// The keys of all nodes.
     pub(super) fn keys(&self) -> impl Iterator<Item = NodeKey> + Clone + use<> {
-        // Collected, so that the caller can change nodes while it iterates. It removes none meanwhile, so the
-        // generations stay valid.
-        let tenants: Vec<u32> = self.nodes.iter().map(|node| node.generation).collect();
-        let positions = (0..).zip(tenants);
-        positions.map(|(index, generation)| NodeKey { index, generation })
+        // Collected, so that the caller can change nodes while it iterates.
+        let keys: Vec<NodeKey> = self.nodes.iter().map(|(key, _)| NodeKey(key)).collect();
+        keys.into_iter()
     }
 
     /// The hash builder of this session's tables.
@@ -180,25 +173,9 @@ impl Graph {
         self.quota.retain(id.len() as u64)?;
         // A copy: the id may be a view of a receive buffer (EV-805).
         let id = ByteString::from(id.to_owned());
-        let key = self.allocate(id.clone());
+        let key = NodeKey(self.nodes.insert(StoredNode::new(id.clone())));
         self.ids.insert(id, key);
         Ok(key)
-    }
-
-    /// Allocates an index for a new node.
-    fn allocate(&mut self, id: NodeId) -> NodeKey {
-        if let Some(index) = self.vacant.pop() {
-            let position = &mut self.nodes[index as usize];
-            let generation = position.generation;
-            *position = StoredNode::new(id, generation);
-            return NodeKey { index, generation };
-        }
-        let index = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
-        self.nodes.push(StoredNode::new(id, 0));
-        NodeKey {
-            index,
-            generation: 0,
-        }
     }
 
     /// Whether `count` more nodes can be created.
@@ -206,8 +183,8 @@ impl Graph {
         self.live().saturating_add(count) <= self.limits.max_nodes
     }
 
-    pub(super) fn live(&self) -> usize {
-        self.nodes.len() - self.vacant.len()
+    pub(super) const fn live(&self) -> usize {
+        self.nodes.len()
     }
 
     /// Marks a node as removed: only its id is left. Where ids may be removed as well, that happens after enough later
@@ -237,21 +214,10 @@ impl Graph {
 
     /// Frees the index of a removed node. Keys of earlier generations are stale.
     pub(super) fn vacate(&mut self, key: NodeKey) {
-        if !self.has(key) {
-            return;
+        if let Some(node) = self.nodes.remove(key.0) {
+            self.ids.remove(&node.id);
+            self.quota.give_back(node.id.len() as u64);
         }
-        let node = self.get_mut(key);
-        // Walks over all keys meet free indices too. Claimed, without a log and without a send state, the node gives
-        // them nothing to do.
-        let next = StoredNode {
-            fate: NodeFate::Removed,
-            owner: NodeProducer::Peer(None),
-            ..StoredNode::new(NodeId::default(), key.generation.wrapping_add(1))
-        };
-        let id = std::mem::replace(node, next).id;
-        self.ids.remove(&id);
-        self.quota.give_back(id.len() as u64);
-        self.vacant.push(key.index);
     }
 
     /// Creates a node under a generated id (EV-216).

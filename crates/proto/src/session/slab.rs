@@ -1,11 +1,11 @@
 //! A slab whose keys carry a generation, so that an old key never names a new entry.
 //!
-//! Cursors and actions are created and removed by the thousand in one session; nodes are not, and have plain indices.
+//! Cursors, actions and, in some sessions, nodes are created and removed by the thousand.
 
 /// An index and the generation of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SlabKey {
-    index: u32,
+    pub(super) index: u32,
     generation: u32,
 }
 
@@ -102,6 +102,11 @@ impl<T> Slab<T> {
             .value
             .as_mut()
             .filter(|_| position.generation == key.generation)
+    }
+
+    /// Number of indices, free ones included.
+    pub(super) const fn capacity(&self) -> usize {
+        self.entries.len()
     }
 
     pub(super) const fn len(&self) -> usize {

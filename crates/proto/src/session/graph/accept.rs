@@ -52,7 +52,7 @@ impl Graph {
         // The id first: every other error names the node. After any error the session is aborted and the graph
         // replaced, so nothing below undoes what an earlier step has charged or changed.
         let key = self.mention(&fragment.id)?;
-        let (node, packer) = self.get_with_packer(key);
+        let (node, packer, _) = self.get_to_fill(key);
         let Ok(seq) = u32::try_from(fragment.seq) else {
             return Err(at(Reason::BadSeq, "seq is negative", node, fragment.seq));
         };

@@ -195,15 +195,12 @@ pub(in crate::session) struct StoredNode {
     /// The first seq that was received twice with different content: the first content is used, and readers that wait
     /// for more fail.
     pub(in crate::session) repeated: Option<u32>,
-    /// Distinguishes the nodes that had this index one after the other.
-    pub(in crate::session) generation: u32,
 }
 
 impl StoredNode {
-    pub(in crate::session) fn new(id: NodeId, generation: u32) -> Self {
+    pub(in crate::session) fn new(id: NodeId) -> Self {
         Self {
             id,
-            generation,
             log: Log::new(),
             early: BTreeMap::new(),
             last: None,
