@@ -103,14 +103,9 @@ impl SessionMachine {
             return Ok(());
         }
         self.clock.received(now);
-        let (value, max) = (
-            message.wire_bytes as u64,
-            self.config().limits.max_message_bytes as u64,
-        );
-        if value > max {
-            let status = Status::limit(Reason::MessageTooLarge, "max_message_bytes", value, max);
-            return Err(self.abort(status));
-        }
+        let (limit, max) = ("max_message_bytes", self.config().limits.max_message_bytes);
+        Status::within(Reason::MessageTooLarge, limit, message.wire_bytes, max)
+            .map_err(|status| self.abort(status))?;
         // Before the message: its searches and drops share what is granted here (D-27).
         self.grant_visits(now);
         let outcome = self.apply(message, now);

@@ -67,6 +67,23 @@ impl Status {
         .with("max", max)
     }
 
+    /// Fails with [`Status::limit`] if `value` is above the maximum.
+    ///
+    /// # Errors
+    /// The limit, the value and the maximum.
+    pub fn within<N: PartialOrd + TryInto<u64>>(
+        reason: Reason,
+        limit: &'static str,
+        value: N,
+        max: N,
+    ) -> Result<(), Self> {
+        if value <= max {
+            return Ok(());
+        }
+        let [value, max] = [value, max].map(|number| number.try_into().unwrap_or(u64::MAX));
+        Err(Self::limit(reason, limit, value, max))
+    }
+
     /// Adds a detail.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {

@@ -398,11 +398,10 @@ fn check_cycle(action: ActionKey, table: &ActionTable, nodes: &mut Nodes) -> Res
     let Some(entry) = table.get(action) else {
         return Ok(());
     };
-    let limits = &nodes.config.limits;
-    let reached = nodes
-        .search
-        .reached(&entry.inputs, &entry.outputs, &nodes.graph, limits);
-    let Some(output) = reached else { return Ok(()) };
+    let (search, graph) = (&mut nodes.search, &nodes.graph);
+    let Some(output) = search.reached(&entry.inputs, &entry.outputs, graph) else {
+        return Ok(());
+    };
     let id = &nodes.graph.get(output).id;
     let message = format!("action {:?} reads its own output {id:?}", entry.name);
     Err(Status::new(Reason::ActionCycle, message).with("node", id))
@@ -422,12 +421,8 @@ fn check_room(
         let message = "the server is shutting down; connect elsewhere";
         return Err(Status::new(Reason::GoingAway, message));
     }
-    let (value, max) = (table.served() as u64 + 1, limits.max_actions as u64);
-    if value > max {
-        let reason = Reason::ActionLimit;
-        return Err(Status::limit(reason, "max_actions", value, max));
-    }
-    Ok(())
+    let (value, max) = (table.served() + 1, limits.max_actions);
+    Status::within(Reason::ActionLimit, "max_actions", value, max)
 }
 
 /// EV-505, EV-216: output ids must be new, and we produce them from now on. Returns those that the function writes; the

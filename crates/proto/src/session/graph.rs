@@ -154,21 +154,14 @@ impl Graph {
         if let Some(&key) = self.ids.get(id) {
             return Ok(key);
         }
-        check_id(id, &self.limits)?;
+        let limit = self.limits.max_id_bytes;
+        check_length(id, "a node id", Reason::BadId, "max_id_bytes", limit)?;
         let max = self.limits.max_nodes;
         // Only sessions that remove ids have one to remove; in all others the limit counts every id ever mentioned.
         if self.live() >= max {
             self.remove_oldest();
         }
-        if self.live() >= max {
-            let value = self.live() as u64 + 1;
-            return Err(Status::limit(
-                Reason::NodeLimit,
-                "max_nodes",
-                value,
-                max as u64,
-            ));
-        }
+        Status::within(Reason::NodeLimit, "max_nodes", self.live() + 1, max)?;
         // Charged before the node exists, so that a refused mention leaves nothing behind.
         self.quota.retain(id.len() as u64)?;
         // A copy: the id may be a view of a receive buffer (EV-805).
@@ -317,21 +310,20 @@ impl Graph {
     }
 }
 
-pub(super) fn check_id(id: &str, limits: &SessionLimits) -> Result<(), Status> {
-    if !id.is_empty() && id.len() <= limits.max_id_bytes {
+/// Checks the length of a text that may not be empty either; `what` names it.
+pub(super) fn check_length(
+    text: &str,
+    what: &str,
+    reason: Reason,
+    limit: &'static str,
+    max: usize,
+) -> Result<(), Status> {
+    let bytes = text.len();
+    if (1..=max).contains(&bytes) {
         return Ok(());
     }
-    let status = Status::limit(
-        Reason::BadId,
-        "max_id_bytes",
-        id.len() as u64,
-        limits.max_id_bytes as u64,
-    );
-    let message = format!(
-        "a node id has {} bytes; 1 to {} are allowed",
-        id.len(),
-        limits.max_id_bytes
-    );
+    let message = format!("{what} has {bytes} bytes; 1 to {max} are allowed");
+    let status = Status::limit(reason, limit, bytes as u64, max as u64);
     Err(Status { message, ..status })
 }
 

@@ -305,12 +305,11 @@ impl Nodes {
         let seq = u32::try_from(fragment.seq).unwrap_or_default();
         let lists = !fragment.children.is_empty();
         let rules = AcceptanceRules {
-            limits: &self.config.limits,
             mode: self.config.metadata,
             references: self.config.references,
             copy_below,
         };
-        let accepted = self.graph.accept(fragment, &rules)?;
+        let accepted = self.graph.accept(fragment, rules)?;
         let key = match accepted {
             Acceptance::Duplicate => {
                 self.stats.duplicates += 1;
@@ -326,8 +325,7 @@ impl Nodes {
         // Also for a buffered fragment: a cycle aborts in either order of arrival (EV-217).
         if lists && let Some(piece) = self.graph.get(key).piece(seq) {
             let children = piece.children().to_vec();
-            let limits = &self.config.limits;
-            may_cycle = self.search.edges(key, &children, &mut self.graph, limits)?;
+            may_cycle = self.search.edges(key, &children, &mut self.graph)?;
             self.flow.closures = true;
         }
         // A reader waits at the end of the contiguous prefix, and that has not moved.

@@ -97,7 +97,6 @@ impl Readers {
         &mut self,
         id: CursorId,
         graph: &mut Graph,
-        limits: &SessionLimits,
         cycles: bool,
         over: bool,
     ) -> Option<CursorStep> {
@@ -111,15 +110,11 @@ impl Readers {
         if cursor.parked.is_some() || cursor.starved && !over {
             return None;
         }
-        if !over {
-            return Some(cursor.step(graph, limits, cycles, &mut self.budget));
+        if over {
+            // No more time passes for a closed session, so its budget would never refill.
+            self.budget.lift();
         }
-        // A closed session is read without a budget: no more time passes for it, so the budget would never refill.
-        let mut unbounded = ReadBudget::unlimited(self.budget.turn());
-        let step = cursor.step(graph, limits, cycles, &mut unbounded);
-        // The limit of a turn still holds: a closed session must not keep its task from others.
-        self.budget.set_turn(unbounded.turn());
-        Some(step)
+        Some(cursor.step(graph, cycles, &mut self.budget))
     }
 
     /// Makes a cursor wait until this node grows.
@@ -342,25 +337,21 @@ mod tests {
     }
 
     fn receive(graph: &mut Graph, fragment: Fragment) {
-        let limits = SessionLimits::default();
         let rules = AcceptanceRules {
-            limits: &limits,
             mode: MetadataMode::Lenient,
             references: false,
             copy_below: 0,
         };
-        graph.accept(fragment, &rules).unwrap();
+        graph.accept(fragment, rules).unwrap();
     }
 
     #[test]
     fn ev_303_a_parked_reader_is_notified_once_that_its_node_has_grown() {
         let (mut graph, mut readers, mut lifecycle) = machines();
-        let limits = SessionLimits::default();
         let node = graph.mention("n").unwrap();
         let reader = readers.open(node, None);
-        let step = |readers: &mut Readers, graph: &mut Graph| {
-            readers.step(reader, graph, &limits, false, false)
-        };
+        let step =
+            |readers: &mut Readers, graph: &mut Graph| readers.step(reader, graph, false, false);
         let Some(CursorStep::Park(at)) = step(&mut readers, &mut graph) else {
             panic!("there is nothing to read");
         };

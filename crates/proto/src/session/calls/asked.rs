@@ -167,15 +167,8 @@ fn check_client_answers(nodes: &Nodes, table: &ActionTable) -> Result<(), Status
     if nodes.lifecycle.phase != SessionPhase::Open {
         return Err(unanswered());
     }
-    let (value, max) = (
-        table.asked().count() as u64 + 1,
-        nodes.config.limits.max_actions as u64,
-    );
-    if value > max {
-        let reason = Reason::ActionLimit;
-        return Err(Status::limit(reason, "max_actions", value, max));
-    }
-    Ok(())
+    let (value, max) = (table.asked().count() + 1, nodes.config.limits.max_actions);
+    Status::within(Reason::ActionLimit, "max_actions", value, max)
 }
 
 /// The error of a function whose client can no longer answer (EV-812).

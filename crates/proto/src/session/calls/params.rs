@@ -5,28 +5,19 @@ use prost_types::Any;
 
 use crate::evergreen::{Action, Reason, SessionLimits, Status};
 use crate::generated::sapwood::v1::ActionOptions;
+use crate::session::graph::check_length;
 use crate::time::Time;
 
 /// EV-504, EV-509, and the limits on the lists within an action.
 pub(super) fn check(action: &Action, limits: &SessionLimits) -> Result<(), Status> {
-    let name_is_legal = |name: &str| !name.is_empty() && name.len() <= limits.max_name_bytes;
-    let names = action
-        .inputs
-        .iter()
-        .chain(&action.outputs)
-        .map(|param| &param.name);
+    let params = action.inputs.iter().chain(&action.outputs);
+    let max = limits.max_name_bytes;
     // Names first: the messages below quote them and must not echo long text (D-47).
-    if let Some(bad) = [&action.name]
+    for name in [&action.name]
         .into_iter()
-        .chain(names)
-        .find(|name| !name_is_legal(name))
+        .chain(params.map(|param| &param.name))
     {
-        let (value, max) = (bad.len(), limits.max_name_bytes);
-        let status = Status::limit(Reason::BadName, "max_name_bytes", value as u64, max as u64);
-        return Err(Status {
-            message: format!("a name has {value} bytes; 1 to {max} are allowed"),
-            ..status
-        });
+        check_length(name, "a name", Reason::BadName, "max_name_bytes", max)?;
     }
     // Numbers before duplicates: the sorting below is bounded by them.
     for (limit, value, max) in [
@@ -34,43 +25,35 @@ pub(super) fn check(action: &Action, limits: &SessionLimits) -> Result<(), Statu
         ("max_params", action.outputs.len(), limits.max_params),
         ("max_configs", action.configs.len(), limits.max_configs),
     ] {
-        if value > max {
-            return Err(Status::limit(
-                Reason::ParamLimit,
-                limit,
-                value as u64,
-                max as u64,
-            ));
-        }
+        Status::within(Reason::ParamLimit, limit, value, max)?;
     }
     // Only equal names. Aliases belong to the function, which is not known here.
     for list in [&action.inputs, &action.outputs] {
-        let mut names: Vec<&str> = list.iter().map(|param| &*param.name).collect();
-        names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            let message = format!("parameter {:?} is bound twice", twice[0]);
-            return Err(Status::new(Reason::DuplicateParam, message).with("param", twice[0]));
+        if let Some(name) = duplicate(list.iter().map(|param| &*param.name)) {
+            let message = format!("parameter {name:?} is bound twice");
+            return Err(Status::new(Reason::DuplicateParam, message).with("param", name));
         }
     }
-    let mut types: Vec<&str> = action.configs.iter().map(type_name).collect();
-    types.sort_unstable();
-    if let Some(twice) = types.windows(2).find(|pair| pair[0] == pair[1]) {
-        let message = format!("there are two configs of type {:?}", twice[0]);
-        return Err(Status::new(Reason::DuplicateConfig, message).with("param", twice[0]));
+    if let Some(name) = duplicate(action.configs.iter().map(type_name)) {
+        let message = format!("there are two configs of type {name:?}");
+        return Err(Status::new(Reason::DuplicateConfig, message).with("param", name));
     }
     Ok(())
+}
+
+fn duplicate<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut names: Vec<&str> = names.collect();
+    names.sort_unstable();
+    let twice = names.windows(2).find(|pair| pair[0] == pair[1]);
+    twice.map(|pair| pair[0])
 }
 
 pub(super) fn options(action: &Action) -> Result<ActionOptions, Status> {
     let Some(any) = action.configs.iter().find(|any| type_name(any) == OPTIONS) else {
         return Ok(ActionOptions::default());
     };
-    ActionOptions::decode(&*any.value).map_err(|_| {
-        Status::new(
-            Reason::BadConfig,
-            format!("the config {OPTIONS} cannot be decoded"),
-        )
-    })
+    let message = "the config sapwood.v1.ActionOptions cannot be decoded";
+    ActionOptions::decode(&*any.value).map_err(|_| Status::new(Reason::BadConfig, message))
 }
 
 pub(super) fn deadline(options: ActionOptions, now: Time) -> Result<Option<Time>, Status> {
@@ -79,10 +62,8 @@ pub(super) fn deadline(options: ActionOptions, now: Time) -> Result<Option<Time>
     };
     // A protobuf duration can be negative, one of ours cannot.
     let timeout = std::time::Duration::try_from(timeout).map_err(|_| {
-        let status = Status::new(
-            Reason::BadConfig,
-            format!("timeout of {OPTIONS} is not a duration of 0 or more"),
-        );
+        let message = "timeout of sapwood.v1.ActionOptions is not a duration of 0 or more";
+        let status = Status::new(Reason::BadConfig, message);
         status.with_field("timeout", "a duration of 0 or more")
     })?;
     Ok(Some(now + timeout))

@@ -2,6 +2,7 @@
 //!
 //! The outcome never depends on the order in which legal fragments arrive.
 
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,8 +19,8 @@ use crate::session::port::NodeKey;
 use crate::session::reference::ExternalContent;
 
 /// The rules that a fragment is validated against.
-pub(in crate::session) struct AcceptanceRules<'a> {
-    pub(in crate::session) limits: &'a SessionLimits,
+#[derive(Clone, Copy)]
+pub(in crate::session) struct AcceptanceRules {
     pub(in crate::session) mode: MetadataMode,
     /// Whether the shell follows references (EV-410).
     pub(in crate::session) references: bool,
@@ -47,12 +48,12 @@ impl Graph {
     pub(in crate::session) fn accept(
         &mut self,
         fragment: Fragment,
-        rules: &AcceptanceRules<'_>,
+        rules: AcceptanceRules,
     ) -> Result<Acceptance, Status> {
         // The id first: every other error names the node. After any error the session is aborted and the graph
         // replaced, so nothing below undoes what an earlier step has charged or changed.
         let key = self.mention(&fragment.id)?;
-        let (node, packer, _) = self.get_to_fill(key);
+        let (node, packer, limits) = self.get_to_fill(key);
         let Ok(seq) = u32::try_from(fragment.seq) else {
             return Err(at(Reason::BadSeq, "seq is negative", node, fragment.seq));
         };
@@ -92,7 +93,8 @@ impl Graph {
         check_kind(node, seq, content, chunk.is_some())?;
         let piece = match chunk {
             Some(chunk) => {
-                check_chunk(&chunk, node, seq, rules)?;
+                check_sizes(&chunk, node, seq, limits)?;
+                check_chunk(&chunk, node, seq, rules.mode)?;
                 leaf_piece(chunk, node, seq, rules, packer)?
             }
             None if children.is_empty() => LogPiece::Empty,
@@ -109,7 +111,7 @@ impl Graph {
             }
         };
         self.hold(seq, &piece)?;
-        self.insert(key, seq, last, piece, rules)
+        self.insert(key, seq, last, piece, rules.mode)
     }
 
     /// Removes the buffered fragments from `seq` on, as if they had not been received.
@@ -136,16 +138,12 @@ impl Graph {
         seq: u32,
         children: &[NodeId],
     ) -> Result<Box<[NodeKey]>, Status> {
-        let (value, max) = (children.len(), self.limits.max_children_per_fragment);
-        if value > max {
-            let status = Status::limit(
-                Reason::ChildLimit,
-                "max_children_per_fragment",
-                value as u64,
-                max as u64,
-            );
-            return Err(status.with("node", &self.get(key).id).with("seq", seq));
-        }
+        let (limit, max) = (
+            "max_children_per_fragment",
+            self.limits.max_children_per_fragment,
+        );
+        Status::within(Reason::ChildLimit, limit, children.len(), max)
+            .map_err(|status| located(status, self.get(key), seq))?;
         children.iter().map(|id| self.mention(id)).collect()
     }
 
@@ -156,38 +154,30 @@ impl Graph {
         seq: u32,
         last: bool,
         piece: LogPiece,
-        rules: &AcceptanceRules<'_>,
+        mode: MetadataMode,
     ) -> Result<Acceptance, Status> {
         let bytes = piece.len() as u64;
         self.unread += bytes;
+        let max_early = self.limits.max_early_fragments;
         let node = self.get_mut(key);
         node.unread += bytes;
         if last {
             node.last = Some(seq);
         }
         if seq != node.next_seq() {
-            let max = rules.limits.max_early_fragments;
-            let early = &mut node.early;
-            if early.len() >= max {
-                let value = early.len() as u64 + 1;
-                let status = Status::limit(
-                    Reason::ReorderLimit,
-                    "max_early_fragments",
-                    value,
-                    max as u64,
-                );
-                return Err(status.with("node", &node.id).with("seq", seq));
-            }
-            early.insert(seq, piece);
+            let (reason, value) = (Reason::ReorderLimit, node.early.len() + 1);
+            Status::within(reason, "max_early_fragments", value, max_early)
+                .map_err(|status| located(status, node, seq))?;
+            node.early.insert(seq, piece);
             return Ok(Acceptance::Buffered(key));
         }
         // Before the buffered pieces join the log: none may be read that disagrees with the first.
         let mut dropped = if seq == 0 {
-            type_by_first(node, &piece, rules.mode)?
+            type_by_first(node, &piece, mode)?
         } else {
             0
         };
-        dropped += node.extend(piece, rules.mode);
+        dropped += node.extend(piece, mode);
         let complete = node.is_complete();
         // Charged with the pieces, before it was known that their metadata is not retained.
         self.quota.give_back(dropped);
@@ -228,11 +218,7 @@ impl StoredNode {
     fn join(&mut self, piece: LogPiece) -> LogPiece {
         match piece {
             LogPiece::Begin(metadata, data) if self.metadata.as_ref() == Some(&metadata) => {
-                if data.is_empty() {
-                    LogPiece::Empty
-                } else {
-                    LogPiece::Data(data)
-                }
+                plain_piece(None, data)
             }
             LogPiece::Begin(metadata, data) => {
                 self.metadata = Some(Arc::clone(&metadata));
@@ -309,29 +295,26 @@ fn check_kind(
     Ok(())
 }
 
-/// Checks sizes, and EV-401 and EV-405 as far as this fragment allows.
+/// Checks EV-401 and EV-405 as far as this fragment allows.
 fn check_chunk(
     chunk: &Chunk,
     node: &mut StoredNode,
     seq: u32,
-    rules: &AcceptanceRules<'_>,
+    mode: MetadataMode,
 ) -> Result<(), Status> {
-    // First, because the sizes are limited in every mode and for statuses as well.
-    check_sizes(chunk, node, seq, rules.limits)?;
     if matches!(chunk.payload, Some(Payload::Status(_))) {
         // The one permitted change of mimetype (EV-931), in every mode (EV-812).
         return Ok(());
     }
     // A payload without metadata of its own relies on that of seq 0; in a per-chunk mode one with metadata does not.
-    let untyped =
-        chunk.payload.is_some() && !(rules.mode.is_per_chunk() && chunk.metadata.is_some());
+    let untyped = chunk.payload.is_some() && !(mode.is_per_chunk() && chunk.metadata.is_some());
     if seq == 0 {
         if chunk.payload.is_some() && chunk.metadata.is_none() {
             return Err(missing(node, seq));
         }
         return Ok(());
     }
-    if chunk.metadata.is_some() && rules.mode == MetadataMode::Strict {
+    if chunk.metadata.is_some() && mode == MetadataMode::Strict {
         let what = "metadata after the first fragment, in strict mode";
         return Err(at(Reason::MetadataRepeated, what, node, seq));
     }
@@ -345,7 +328,7 @@ fn check_chunk(
         return Err(missing(node, seq));
     }
     match &chunk.metadata {
-        Some(later) if rules.mode == MetadataMode::Lenient => agree(node, seq, later),
+        Some(later) if mode == MetadataMode::Lenient => agree(node, seq, later),
         _ => Ok(()),
     }
 }
@@ -356,43 +339,26 @@ fn check_sizes(
     seq: u32,
     limits: &SessionLimits,
 ) -> Result<(), Status> {
-    let metadata = chunk.metadata.as_deref();
-    let len = |value: fn(&Metadata) -> usize| metadata.map_or(0, value);
-    let sizes = [
-        (
-            "max_fragment_bytes",
-            chunk.payload.as_ref().map_or(0, Payload::len),
-            limits.max_fragment_bytes,
-        ),
-        (
-            "max_experimental_bytes",
-            len(Metadata::experimental_bytes),
-            limits.max_experimental_bytes,
-        ),
-        (
-            "max_name_bytes",
-            len(|metadata| metadata.mimetype.len()),
-            limits.max_name_bytes,
-        ),
-        (
-            "max_role_bytes",
-            len(|metadata| metadata.role.len()),
-            limits.max_role_bytes,
-        ),
-    ];
-    for (index, (limit, value, max)) in sizes.into_iter().enumerate() {
-        if value > max {
-            // The first two limit content, the others names (section 8.2).
-            let reason = if index < 2 {
-                Reason::FragmentLimit
-            } else {
-                Reason::BadName
-            };
-            let status = Status::limit(reason, limit, value as u64, max as u64);
-            return Err(status.with("node", &node.id).with("seq", seq));
-        }
-    }
-    Ok(())
+    let check = |reason, limit, value: usize, max| {
+        Status::within(reason, limit, value, max).map_err(|status| located(status, node, seq))
+    };
+    // Content has one reason, names have another (section 8.2).
+    let (content, name) = (Reason::FragmentLimit, Reason::BadName);
+    let payload = chunk.payload.as_ref().map_or(0, Payload::len);
+    check(
+        content,
+        "max_fragment_bytes",
+        payload,
+        limits.max_fragment_bytes,
+    )?;
+    let Some(metadata) = &chunk.metadata else {
+        return Ok(());
+    };
+    let (mimetype, role) = (metadata.mimetype.len(), metadata.role.len());
+    let (experimental, max) = (metadata.experimental_bytes(), limits.max_experimental_bytes);
+    check(content, "max_experimental_bytes", experimental, max)?;
+    check(name, "max_name_bytes", mimetype, limits.max_name_bytes)?;
+    check(name, "max_role_bytes", role, limits.max_role_bytes)
 }
 
 /// EV-405, lenient mode: later metadata must agree with the first.
@@ -435,12 +401,7 @@ fn type_by_first(
             LogPiece::Begin(later, data) => {
                 agree(node, seq, later)?;
                 // Without its metadata, so that it continues the leaf's one item instead of beginning another (EV-402).
-                let data = std::mem::take(data);
-                *piece = if data.is_empty() {
-                    LogPiece::Empty
-                } else {
-                    LogPiece::Data(data)
-                };
+                *piece = plain_piece(None, std::mem::take(data));
             }
             LogPiece::Ref(reference) => {
                 if let Some(later) = reference.metadata.take() {
@@ -460,7 +421,7 @@ fn leaf_piece(
     chunk: Chunk,
     node: &StoredNode,
     seq: u32,
-    rules: &AcceptanceRules<'_>,
+    rules: AcceptanceRules,
     packer: &mut CopyArena,
 ) -> Result<LogPiece, Status> {
     // Lenient mode drops metadata after the first, once the first is there to compare it with.
@@ -482,8 +443,7 @@ fn leaf_piece(
                 Ok(ReferenceTarget::External(scheme)) => Err(reference::switched_off(scheme)),
                 Err(rejection) => Err(rejection),
             };
-            let content = content
-                .map_err(|rejection| Arc::new(rejection.with("node", &node.id).with("seq", seq)));
+            let content = content.map_err(|rejection| Arc::new(located(rejection, node, seq)));
             return Ok(LogPiece::Ref(Box::new(Reference { metadata, content })));
         }
     };
@@ -515,9 +475,11 @@ fn missing(node: &StoredNode, seq: u32) -> Status {
     at(Reason::MetadataMissing, what, node, seq)
 }
 
-fn at(reason: Reason, what: &str, node: &StoredNode, seq: impl std::fmt::Display) -> Status {
-    let id = &node.id;
-    Status::new(reason, format!("{what}: node {id:?}, seq {seq}"))
-        .with("node", id)
-        .with("seq", seq)
+fn at(reason: Reason, what: &str, node: &StoredNode, seq: impl fmt::Display) -> Status {
+    let message = format!("{what}: node {:?}, seq {seq}", node.id);
+    located(Status::new(reason, message), node, seq)
+}
+
+fn located(status: Status, node: &StoredNode, seq: impl fmt::Display) -> Status {
+    status.with("node", &node.id).with("seq", seq)
 }

@@ -21,11 +21,8 @@ impl Quota {
 
     /// Charges bytes, or fails if they exceed the limit; nothing is charged then.
     pub(in crate::session) fn retain(&mut self, bytes: u64) -> Result<(), Status> {
-        let (value, max) = (self.retained.saturating_add(bytes), self.max);
-        if value > max {
-            let reason = Reason::RetainedLimit;
-            return Err(Status::limit(reason, "retained_bytes", value, max));
-        }
+        let value = self.retained.saturating_add(bytes);
+        Status::within(Reason::RetainedLimit, "retained_bytes", value, self.max)?;
         self.retained = value;
         Ok(())
     }

@@ -42,7 +42,6 @@ impl Search {
         parent: NodeKey,
         children: &[NodeKey],
         graph: &mut Graph,
-        limits: &SessionLimits,
     ) -> Result<Vec<ActionKey>, Status> {
         // Found without a search, and so also with no budget left.
         if children.contains(&parent) {
@@ -56,7 +55,7 @@ impl Search {
                 .copied()
                 .filter(|&child| needs_search(graph, child))
                 .collect();
-            let found = self.walk(&below, graph, limits, |graph, node| {
+            let found = self.walk(&below, graph, |graph, node| {
                 // A parent that nothing references is not below an input either, so only this search can meet such
                 // outputs.
                 if let NodeProducer::Local(Some(action)) = graph.get(node).owner {
@@ -82,7 +81,6 @@ impl Search {
         inputs: &[NodeKey],
         outputs: &[NodeKey],
         graph: &Graph,
-        limits: &SessionLimits,
     ) -> Option<NodeKey> {
         // Charged as edges are: one new edge may cause searches from the inputs of many actions.
         let count = u32::try_from(inputs.len()).unwrap_or(u32::MAX);
@@ -92,7 +90,7 @@ impl Search {
         };
         self.edges_left = left;
         let mut output = None;
-        self.walk(inputs, graph, limits, |_, node| {
+        self.walk(inputs, graph, |_, node| {
             output = outputs.contains(&node).then_some(node);
             output.is_some()
         });
@@ -104,7 +102,6 @@ impl Search {
         &mut self,
         roots: &[NodeKey],
         graph: &Graph,
-        limits: &SessionLimits,
         mut wanted: impl FnMut(&Graph, NodeKey) -> bool,
     ) -> bool {
         if roots.is_empty() {
@@ -113,7 +110,7 @@ impl Search {
         self.begin(graph.capacity());
         self.stack.clear();
         self.stack.extend_from_slice(roots);
-        let mut visits = limits.cycle_visits;
+        let mut visits = graph.limits().cycle_visits;
         while let Some(node) = self.stack.pop() {
             let mark = &mut self.marks[node.0.index as usize];
             if std::mem::replace(mark, self.epoch) == self.epoch {

@@ -31,10 +31,9 @@ impl Nodes {
             return CursorRead::Failed(Arc::clone(status));
         }
         let over = self.lifecycle.phase == SessionPhase::Finished;
-        let limits = &self.config.limits;
         let cycles = self.search.incomplete;
         // Readers outlive a finished session: content that was received stays readable, an aborted one drops it.
-        let step = self.readers.step(id, &mut self.graph, limits, cycles, over);
+        let step = self.readers.step(id, &mut self.graph, cycles, over);
         match step {
             None => CursorRead::Pending,
             Some(CursorStep::Piece(piece)) => {
@@ -81,7 +80,7 @@ impl Nodes {
         let Some(cursor) = self.readers.get_mut(id) else {
             return Ok(SliceOverlap::all(bytes));
         };
-        let counted = cursor.count(bytes, &self.graph, &self.config.limits);
+        let counted = cursor.count(bytes, &self.graph);
         // Before a failure is handled: that leaves the path, and with it the range.
         let meant = cursor.meant(bytes);
         if let Err(status) = &counted {

@@ -42,28 +42,14 @@ impl ReadBudget {
         }
     }
 
-    /// An unlimited budget, for readers of a closed session: its peer sends nothing more, and no timer runs for it.
-    pub(in crate::session) const fn unlimited(turn: u32) -> Self {
-        Self {
-            left: u32::MAX,
-            since: Time::ZERO,
-            turn,
-        }
-    }
-
-    /// Visits left in this turn.
-    pub(in crate::session) const fn turn(&self) -> u32 {
-        self.turn
+    /// Grants as many visits as there can be. The limit of a turn still holds.
+    pub(in crate::session) const fn lift(&mut self) {
+        self.left = u32::MAX;
     }
 
     /// Starts the next turn.
     pub(in crate::session) const fn begin_turn(&mut self) {
         self.turn = TURN_VISITS;
-    }
-
-    /// Sets the visits left in this turn, as another budget has counted them.
-    pub(in crate::session) const fn set_turn(&mut self, turn: u32) {
-        self.turn = turn;
     }
 
     /// Uses one visit, if there is one.

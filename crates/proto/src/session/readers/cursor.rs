@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::budget::{ReadBudget, ReadStop};
 use super::slice::{SliceOverlap, Slices};
-use crate::evergreen::{Metadata, Reason, SessionLimits, Status, mimetype, protobuf};
+use crate::evergreen::{Metadata, Reason, Status, mimetype, protobuf};
 use crate::log::LogRead;
 use crate::session::graph::release::released;
 use crate::session::graph::{Graph, LogPiece, NodeProducer, Reference};
@@ -101,11 +101,10 @@ impl TreeCursor {
     pub(in crate::session) fn step(
         &mut self,
         graph: &mut Graph,
-        limits: &SessionLimits,
         cycles: bool,
         work: &mut ReadBudget,
     ) -> CursorStep {
-        let advanced = self.advance_to_next(graph, limits, cycles, work);
+        let advanced = self.advance_to_next(graph, cycles, work);
         advanced.unwrap_or_else(|stop| stop)
     }
 
@@ -113,11 +112,10 @@ impl TreeCursor {
     fn advance_to_next(
         &mut self,
         graph: &mut Graph,
-        limits: &SessionLimits,
         cycles: bool,
         work: &mut ReadBudget,
     ) -> Result<CursorStep, CursorStep> {
-        self.begin(graph, limits, cycles)?;
+        self.begin(graph, cycles)?;
         while let Some(&frame) = self.path.last() {
             // Before the next piece is looked at: a reader with all of its range does not wait for the rest of the
             // node.
@@ -139,14 +137,14 @@ impl TreeCursor {
                     if let Some(&child) = children.get(frame.child as usize) {
                         // Before `enter`, which makes the child the last of the path.
                         self.advance(0, 1);
-                        self.enter(child, graph, limits, cycles)?;
+                        self.enter(child, graph, cycles)?;
                         continue;
                     }
                 }
                 LogPiece::Slice(slice) if frame.child == 0 => {
                     let (child, range) = (slice.child, slice.range.clone());
                     self.advance(0, 1);
-                    self.enter(child, graph, limits, cycles)?;
+                    self.enter(child, graph, cycles)?;
                     self.slices.enter(self.path.len(), range);
                     continue;
                 }
@@ -158,9 +156,9 @@ impl TreeCursor {
                 LogPiece::Slice(_) => {}
                 // Two budgets: `work` is the session's and makes readers wait, `visit` is this read's and fails it
                 // (EV-306).
-                LogPiece::Empty => self.visit(graph, limits)?,
+                LogPiece::Empty => self.visit(graph)?,
                 LogPiece::Begin(_, _) | LogPiece::Data(_) | LogPiece::Status(None) => {
-                    if let Some(step) = self.give(frame, graph, limits) {
+                    if let Some(step) = self.give(frame, graph) {
                         return Ok(step);
                     }
                     // The piece is outside of the selected range; this costs a visit, as an empty piece does.
@@ -175,30 +173,20 @@ impl TreeCursor {
     }
 
     /// Enters the root before the first step, not on creation: a cursor may be created before its node may be read.
-    fn begin(
-        &mut self,
-        graph: &mut Graph,
-        limits: &SessionLimits,
-        cycles: bool,
-    ) -> Result<(), CursorStep> {
+    fn begin(&mut self, graph: &mut Graph, cycles: bool) -> Result<(), CursorStep> {
         if self.begun {
             return Ok(());
         }
         // Also if entering fails: `unbind_reader` below must not be repeated by `abandon`.
         self.begun = true;
-        let entered = self.enter(self.root, graph, limits, cycles);
+        let entered = self.enter(self.root, graph, cycles);
         // After `enter`: in between, nothing else would retain the first pieces.
         graph.unbind_reader(self.root);
         entered
     }
 
     /// Yields the part of the piece at `frame` that is selected, if any; a piece with metadata begins an item.
-    fn give(
-        &mut self,
-        frame: CursorFrame,
-        graph: &mut Graph,
-        limits: &SessionLimits,
-    ) -> Option<CursorStep> {
+    fn give(&mut self, frame: CursorFrame, graph: &mut Graph) -> Option<CursorStep> {
         let (begins, data) = match graph.get(frame.node).log.at(frame.piece as usize) {
             LogRead::Item(LogPiece::Begin(metadata, data)) => {
                 (Some(Arc::clone(metadata)), data.clone())
@@ -210,7 +198,7 @@ impl TreeCursor {
             }
         };
         // Bytes outside of the selected range count as well: passing them is work.
-        if let Err(status) = self.count(data.len(), graph, limits) {
+        if let Err(status) = self.count(data.len(), graph) {
             return Some(CursorStep::Fail(status));
         }
         graph.pass(frame.node, frame.piece, data.len());
@@ -221,7 +209,7 @@ impl TreeCursor {
             self.metadata = Some(metadata);
         }
         let Some(SliceOverlap { range, .. }) = self.slices.take(data.len()) else {
-            return self.visit(graph, limits).err();
+            return self.visit(graph).err();
         };
         let whole = range.len() == data.len();
         let first = std::mem::take(&mut self.fresh);
@@ -240,15 +228,11 @@ impl TreeCursor {
         &mut self,
         bytes: usize,
         graph: &Graph,
-        limits: &SessionLimits,
     ) -> Result<(), Arc<Status>> {
         self.bytes = self.bytes.saturating_add(bytes as u64);
-        let (value, max) = (self.bytes, limits.max_read_bytes);
-        if value <= max {
-            return Ok(());
-        }
-        let status = Status::limit(Reason::FlattenLimit, "max_read_bytes", value, max);
-        Err(Arc::new(status.with("node", &graph.get(self.root).id)))
+        let max = graph.limits().max_read_bytes;
+        Status::within(Reason::FlattenLimit, "max_read_bytes", self.bytes, max)
+            .map_err(|status| Arc::new(status.with("node", &graph.get(self.root).id)))
     }
 
     fn refer(&self, node: NodeKey, reference: &Reference) -> CursorStep {
@@ -314,13 +298,7 @@ impl TreeCursor {
         }
     }
 
-    fn enter(
-        &mut self,
-        node: NodeKey,
-        graph: &mut Graph,
-        limits: &SessionLimits,
-        cycles: bool,
-    ) -> Result<(), CursorStep> {
+    fn enter(&mut self, node: NodeKey, graph: &mut Graph, cycles: bool) -> Result<(), CursorStep> {
         // A node without its first pieces cannot be read in order (EV-955); a dropped one only by those that hold it
         // (EV-911).
         let open = match graph.get(node).fate {
@@ -355,17 +333,10 @@ impl TreeCursor {
                 ));
             }
         }
-        self.visit(graph, limits)?;
-        if self.path.len() >= limits.max_depth {
-            let value = self.path.len() as u64 + 1;
-            let status = Status::limit(
-                Reason::DepthLimit,
-                "max_depth",
-                value,
-                limits.max_depth as u64,
-            );
-            return Err(CursorStep::Abort(status.with("node", id)));
-        }
+        self.visit(graph)?;
+        let (value, max) = (self.path.len() + 1, graph.limits().max_depth);
+        Status::within(Reason::DepthLimit, "max_depth", value, max)
+            .map_err(|status| CursorStep::Abort(status.with("node", id)))?;
         self.path.push(CursorFrame {
             node,
             piece: 0,
@@ -376,15 +347,12 @@ impl TreeCursor {
     }
 
     /// Counts a visit: of a node, or of a piece that yields nothing (EV-306).
-    fn visit(&mut self, graph: &Graph, limits: &SessionLimits) -> Result<(), CursorStep> {
+    fn visit(&mut self, graph: &Graph) -> Result<(), CursorStep> {
         self.visits = self.visits.saturating_add(1);
-        let (value, max) = (self.visits, limits.max_visits);
-        if value <= max {
-            return Ok(());
-        }
-        let status = Status::limit(Reason::FlattenLimit, "max_visits", value.into(), max.into());
-        let root = &graph.get(self.root).id;
-        Err(CursorStep::Fail(Arc::new(status.with("node", root))))
+        let max = graph.limits().max_visits;
+        Status::within(Reason::FlattenLimit, "max_visits", self.visits, max).map_err(|status| {
+            CursorStep::Fail(Arc::new(status.with("node", &graph.get(self.root).id)))
+        })
     }
 
     fn leave(&mut self, graph: &mut Graph) {
