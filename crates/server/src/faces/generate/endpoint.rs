@@ -32,35 +32,38 @@ use crate::http::timeouts::Deadline;
 pub(super) async fn serve(catalog: Arc<ModelCatalog>, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let upload = Upload::new(&parts, body);
-    let answered = match GenerateRoute::read(parts.uri.path()) {
-        None => Err(RequestError::new(Code::NotFound, "Not Found")),
-        Some(route) => allowed(route, &parts, &catalog),
-    };
-    match answered {
-        Ok(route) => {
-            // Looked up before the route is consumed, and read after the answer has begun, so that it shows the load by
-            // then.
-            let load = LoadReportRequest::of(&catalog, &route, &parts);
-            let mut answered = to(route, &catalog, &parts, upload).await;
-            if let (Ok(answer), Some(load)) = (&mut answered, load) {
-                load.add_header(answer.headers_mut());
-            }
-            answered.unwrap_or_else(|failure| failure.answer())
-        }
-        Err(failure) => failure.answer(),
+    let answered = answer(&catalog, &parts, upload).await;
+    answered.unwrap_or_else(|failure| failure.answer())
+}
+
+async fn answer(
+    catalog: &ModelCatalog,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<Response<Body>, RequestError> {
+    let route = GenerateRoute::read(parts.uri.path());
+    let route = route.ok_or_else(|| RequestError::new(Code::NotFound, "Not Found"))?;
+    allowed(&route, parts, catalog)?;
+    // Looked up before the route is consumed, and read after the answer has begun, so that it shows the load by then.
+    let load = LoadReportRequest::of(catalog, &route, parts);
+    let mut answer = to(route, catalog, parts, upload).await?;
+    if let Some(load) = load {
+        load.add_header(answer.headers_mut());
     }
+    Ok(answer)
 }
 
 /// Checks access and method, in this order and before the model is looked up (TR-203, TR-202).
 fn allowed(
-    route: GenerateRoute,
+    route: &GenerateRoute,
     parts: &Parts,
     catalog: &ModelCatalog,
-) -> Result<GenerateRoute, RequestError> {
-    let restriction = catalog.config.restricted.get(&route.category());
-    restriction.map_or(Ok(()), |restriction| restriction.check(&parts.headers))?;
+) -> Result<(), RequestError> {
+    if let Some(restriction) = catalog.config.restricted.get(&route.category()) {
+        restriction.check(&parts.headers)?;
+    }
     if route.takes(&parts.method) {
-        return Ok(route);
+        return Ok(());
     }
     let failure = RequestError::new(Code::InvalidRequest, "Method Not Allowed")
         .with_status(StatusCode::METHOD_NOT_ALLOWED);

@@ -52,14 +52,8 @@ pub(super) async fn answer(
         GenerateRoute::ModelReady(target) => model_ready(catalog, caller, &target)?,
         GenerateRoute::Config(target) => json_response(&config(&catalog.find(caller, &target)?)),
         GenerateRoute::Stats(target) => json_response(&stats(catalog, caller, target.as_ref())?),
-        GenerateRoute::Trace if parts.method == Method::POST => {
-            settings(upload, parts, catalog, trace()).await?
-        }
-        GenerateRoute::Logging if parts.method == Method::POST => {
-            settings(upload, parts, catalog, logging()).await?
-        }
-        GenerateRoute::Trace => json_response(&trace()),
-        GenerateRoute::Logging => json_response(&logging()),
+        GenerateRoute::Trace => settings(upload, parts, catalog, trace()).await?,
+        GenerateRoute::Logging => settings(upload, parts, catalog, logging()).await?,
         // TR-708: no region can exist, so the list is empty and an unregistration has nothing to do.
         GenerateRoute::Memory(act) => match act {
             MemoryAct::Status => json_response(&json!([])),
@@ -247,14 +241,16 @@ pub(super) fn logging() -> Value {
     })
 }
 
+/// The present settings, also as the answer to a request that changes none of them.
 async fn settings(
     upload: Upload,
     parts: &Parts,
     catalog: &ModelCatalog,
     now: Value,
 ) -> Result<Response<Body>, RequestError> {
-    let asked = object(upload, parts, catalog).await?;
-    unchanged(&now, &asked)?;
+    if parts.method == Method::POST {
+        unchanged(&now, &object(upload, parts, catalog).await?)?;
+    }
     Ok(json_response(&now))
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::response::IntoResponse;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use sapwood_kernel::Error;
 use sapwood_proto::clip;
@@ -123,12 +124,13 @@ impl RequestError {
     }
 
     fn with_body(&self, kind: HeaderValue, body: Body) -> Response<Body> {
-        let mut answer = Response::new(body);
-        *answer.status_mut() = self.status;
+        let head = [
+            (header::CONTENT_TYPE, kind),
+            // Never in the body, which has exactly one member (TR-205).
+            (CODE, HeaderValue::from_static(self.code.name())),
+        ];
+        let mut answer = (self.status, head, body).into_response();
         let headers = answer.headers_mut();
-        headers.insert(header::CONTENT_TYPE, kind);
-        // Never in the body, which has exactly one member (TR-205).
-        headers.insert(CODE, HeaderValue::from_static(self.code.name()));
         if matches!(self.status.as_u16(), 429 | 503) {
             let seconds = retry_seconds(self.retry_after.unwrap_or(LEAST_WAIT));
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -145,10 +145,8 @@ impl TextResponses {
         let signature = Arc::clone(&call.found.signature);
         let wanted = signature.wanted(&call.mapped);
         let reported = |roles: &[OutputRole]| {
-            let pairs = signature.outputs.iter().zip(&wanted);
-            pairs
-                .into_iter()
-                .any(|(output, wanted)| *wanted && roles.contains(&output.role))
+            let mut outputs = signature.outputs.iter().zip(&wanted);
+            outputs.any(|(output, wanted)| *wanted && roles.contains(&output.role))
         };
         let logprobs = reported(&[
             OutputRole::Logprobs,

@@ -475,10 +475,8 @@ impl ResponseWriter {
     }
 
     fn text_output(&self) -> Option<usize> {
-        let outputs = &self.response_context.signature.outputs;
-        outputs
-            .iter()
-            .position(|output| output.role == OutputRole::Text)
+        let signature = &self.response_context.signature;
+        signature.output_of(&OutputRole::Text)
     }
 
     /// Elements of the text output of this response, or of the last one that had that output.
