@@ -319,8 +319,7 @@ impl ConnectionDriver {
             detached::ask(&self.context.detached, name, caller_identity)
         });
         if self.coming.is_none() {
-            let now = self.now();
-            drop(self.session.resumed(None, now));
+            drop(self.session.resumed(None, self.now()));
         }
     }
 
@@ -443,16 +442,13 @@ impl ConnectionDriver {
         let seen = !(pieces.is_empty() && over.is_empty() && updates.is_empty());
         // Items first: a stream that is over without an end fails, and its last item may be that end (LM-501).
         if !pieces.is_empty() {
-            let now = self.now();
-            self.session.step(pieces, now);
+            self.session.step(pieces, self.now());
         }
         for stream in over {
-            let now = self.now();
-            self.session.finished(stream, now);
+            self.session.finished(stream, self.now());
         }
         for (stream, update) in updates {
-            let now = self.now();
-            self.session.status(stream, &update, now);
+            self.session.status(stream, &update, self.now());
         }
         seen
     }
@@ -502,8 +498,7 @@ impl ConnectionDriver {
                 Poll::Ready(()) => {}
                 Poll::Pending => break,
             }
-            let now = self.now();
-            let Some(message) = self.session.next_message(now) else {
+            let Some(message) = self.session.next_message(self.now()) else {
                 break;
             };
             wire.send(message)?;
@@ -581,9 +576,8 @@ impl ConnectionDriver {
             came = true;
         }
         if came {
-            let now = self.now();
             let models = self.context.catalog.for_caller(self.allowance.clone());
-            self.session.models_changed(&models, now);
+            self.session.models_changed(&models, self.context.now());
             // The streams that start now are first polled in another round, and nothing else is due that would bring one.
             cx.waker().wake_by_ref();
         }
