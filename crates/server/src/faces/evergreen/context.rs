@@ -130,18 +130,16 @@ impl EvergreenContext {
 }
 
 fn orders(drain: Drain) -> impl Stream<Item = SessionCommand> + Send {
-    stream::iter([SessionCommand::Finish, SessionCommand::Leave]).then(move |order| {
-        let drain = drain.clone();
-        async move {
-            match order {
-                SessionCommand::Finish => drain.reached(DrainPhase::Refusing).await,
-                // Not `reached(Cutting)`, which a drain without cuts passes as well: sessions that finish in time are
-                // not cut off.
-                SessionCommand::Leave => drain.cutting().await,
-                // Not in the list above: it comes from the key.
-                SessionCommand::Revoke => return order,
-            }
-            order
-        }
-    })
+    let refusing = drain.clone();
+    let finish = async move {
+        refusing.reached(DrainPhase::Refusing).await;
+        SessionCommand::Finish
+    };
+    let leave = async move {
+        // Not `reached(Cutting)`, which a drain without cuts passes as well: sessions that finish in time are not cut
+        // off.
+        drain.cutting().await;
+        SessionCommand::Leave
+    };
+    stream::once(finish).chain(stream::once(leave))
 }
