@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use futures::{FutureExt, StreamExt, TryStreamExt};
 use sapwood_proto::clip::shown;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
@@ -12,7 +11,7 @@ use crate::call::{Call, KnownModels};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
-use crate::handler::raw;
+use crate::handler::{raw, streamed};
 use crate::model;
 use crate::name::{Mime, Name};
 use crate::run::Run;
@@ -37,10 +36,7 @@ pub fn generate(targets: Targets) -> Fun {
     spec.outputs = model::outputs();
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<sapwood_engine::api::Tokens>());
-    raw(spec, move |call| {
-        let targets = targets.clone();
-        dispatch(call, targets).into_stream().try_flatten().boxed()
-    })
+    raw(spec, move |call| streamed(dispatch(call, targets.clone())))
 }
 
 async fn dispatch(call: Call, targets: Targets) -> Result<Run<Chunk>> {

@@ -138,12 +138,19 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoChunks,
 {
-    let start = async move {
+    streamed(async move {
         // Before the user's code: arguments that do not decode fail before work (KE-137).
         let args = call.args().await?;
         Ok(f(args, call).await.into_chunks())
-    };
-    HandlerStream {
+    })
+}
+
+/// The stream that `start` resolves to. Nothing happens before the first poll (KE-131).
+pub(crate) fn streamed<S>(start: impl Future<Output = Result<S>> + Send + 'static) -> Chunks
+where
+    S: Stream<Item = Result<Chunk>> + Send + 'static,
+{
+    StartedStream {
         start: Some(start),
         chunks: None,
     }
@@ -151,17 +158,22 @@ where
 }
 
 pin_project! {
-    /// The output of a handler: a future that gives the stream, then that stream. One type in place of adapters around
-    /// adapters, because every function's chunks pass through it.
-    struct HandlerStream<F> {
+    /// A future that gives the stream, then that stream. One type in place of adapters around adapters, because every
+    /// function's chunks pass through it.
+    struct StartedStream<F, S> {
         // `None` once it has ended, so that what it held is dropped before the first chunk.
         #[pin]
         start: Option<F>,
-        chunks: Option<Chunks>,
+        #[pin]
+        chunks: Option<S>,
     }
 }
 
-impl<F: Future<Output = Result<Chunks>>> Stream for HandlerStream<F> {
+impl<F, S> Stream for StartedStream<F, S>
+where
+    F: Future<Output = Result<S>>,
+    S: Stream<Item = Result<Chunk>>,
+{
     type Item = Result<Chunk>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -170,13 +182,13 @@ impl<F: Future<Output = Result<Chunks>>> Stream for HandlerStream<F> {
             let started = ready!(start.poll(cx));
             this.start.set(None);
             match started {
-                Ok(chunks) => *this.chunks = Some(chunks),
+                Ok(chunks) => this.chunks.set(Some(chunks)),
                 Err(error) => return Poll::Ready(Some(Err(error))),
             }
         }
         // After an error there are no chunks: the stream has ended.
-        match this.chunks {
-            Some(chunks) => chunks.as_mut().poll_next(cx),
+        match this.chunks.as_pin_mut() {
+            Some(chunks) => chunks.poll_next(cx),
             None => Poll::Ready(None),
         }
     }

@@ -18,7 +18,7 @@ mod tests;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use sapwood_engine::api::{self, GenerationRequest, ModelInfo, Prompt};
 use sapwood_engine::{Engine, RequestHandle};
 use sapwood_proto::bounded_json::{self, JsonBounds};
@@ -34,7 +34,7 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::facts::ModelFacts;
 use crate::function::Fun;
-use crate::handler::raw;
+use crate::handler::{raw, streamed};
 use crate::limits;
 use crate::name::{Mime, Name, Port};
 use crate::pool::{BlockingPool, TaskSize};
@@ -58,11 +58,7 @@ pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
     let facts = Arc::new(ModelFacts::of(&engine));
     spec.facts = Some(Arc::clone(&facts));
     raw(spec, move |call| {
-        let (engine, facts) = (engine.clone(), Arc::clone(&facts));
-        begin(call, engine, facts)
-            .into_stream()
-            .try_flatten()
-            .boxed()
+        streamed(begin(call, engine.clone(), Arc::clone(&facts)))
     })
 }
 

@@ -10,12 +10,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::future::poll_fn;
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream};
 use tower_layer::Layer as TowerLayer;
 use tower_service::Service;
 
 use crate::call::Call;
 use crate::error::Error;
+use crate::handler::streamed;
 use crate::layer::{Layer, Next};
 use crate::{Chunks, Result};
 
@@ -64,13 +65,12 @@ where
     move |call: Call, next: Next| {
         // A service serves one request at a time (`&mut self`), and calls are concurrent, so each has its own.
         let mut service = layer.layer(next);
-        let answer = async move {
+        streamed(async move {
             poll_fn(|cx| service.poll_ready(cx))
                 .await
                 .map_err(Error::function)?;
             service.call(call).await.map_err(Error::function)
-        };
-        answer.into_stream().try_flatten().boxed()
+        })
     }
 }
 

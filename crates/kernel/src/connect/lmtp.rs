@@ -9,7 +9,7 @@ mod request;
 
 use std::sync::Arc;
 
-use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
+use futures::Stream;
 use sapwood_engine::Transcript;
 use sapwood_engine::api::{GenerationRequest, Prompt, Sampling, SharedVocabulary, Tokens};
 use sapwood_net::lmtp::pool::LmtpPool;
@@ -24,7 +24,7 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::facts::ModelFacts;
 use crate::function::Fun;
-use crate::handler::raw;
+use crate::handler::{raw, streamed};
 use crate::model::{self, AnswerChunks};
 use crate::name::{Name, Port};
 use crate::pool::BlockingPool;
@@ -66,12 +66,7 @@ pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -
         bounded: facts.context_tokens().is_some(),
         facts,
     });
-    raw(spec, move |call| {
-        begin(call, Arc::clone(&peer))
-            .into_stream()
-            .try_flatten()
-            .boxed()
-    })
+    raw(spec, move |call| streamed(begin(call, Arc::clone(&peer))))
 }
 
 struct LmtpPeer {

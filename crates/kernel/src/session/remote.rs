@@ -12,8 +12,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures::stream::{self, FuturesUnordered};
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::stream::FuturesUnordered;
+use futures::{Stream, StreamExt};
 use prost::Message;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::generated::sapwood::v1::ActionOptions;
@@ -28,7 +28,7 @@ use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
-use crate::handler::raw;
+use crate::handler::{raw, streamed};
 use crate::model;
 use crate::name::Name;
 use crate::node::Node;
@@ -54,10 +54,7 @@ pub(crate) fn function(peer: PeerHandle, spec: Spec, pending: &Arc<SentInputs>) 
     });
     raw(spec, move |call| {
         let remote = Arc::clone(&remote);
-        // Lazy: nothing is sent before the first poll (KE-131).
-        stream::once(async move { remote.begin(call).await })
-            .try_flatten()
-            .boxed()
+        streamed(async move { remote.begin(call).await })
     })
 }
 

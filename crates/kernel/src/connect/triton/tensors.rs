@@ -7,24 +7,24 @@
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use sapwood_net::triton::{
     Datatype, Declared, InferRequest, ModelResponse, ModelSignature, TensorData, TritonClient,
 };
 use serde_json::{Value, json};
 
 use super::{elements, failure};
+use crate::Result;
 use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
-use crate::handler::raw;
+use crate::handler::{raw, streamed};
 use crate::limits;
 use crate::name::{Mime, Name, Port};
 use crate::node::{Node, gather};
 use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::want::RequestedPorts;
-use crate::{Chunks, Result};
 
 /// The function of such a model, under its name with `_` for characters that a name cannot have (KE-132).
 pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun {
@@ -46,11 +46,7 @@ pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun 
         name,
         ports,
     });
-    raw(spec, move |call| {
-        let remote = Arc::clone(&remote);
-        let chunks = async move { begin(remote, call).await };
-        chunks.into_stream().try_flatten().boxed()
-    })
+    raw(spec, move |call| streamed(begin(Arc::clone(&remote), call)))
 }
 
 struct TritonTensorModel {
@@ -61,7 +57,10 @@ struct TritonTensorModel {
     ports: Vec<Port>,
 }
 
-async fn begin(remote: Arc<TritonTensorModel>, call: Call) -> Result<Chunks> {
+async fn begin(
+    remote: Arc<TritonTensorModel>,
+    call: Call,
+) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
     let mut request = InferRequest::new(Arc::clone(&remote.model));
     for (target, declared) in remote.model.inputs.iter().enumerate() {
         if let Some(node) = call.inputs.get(&declared.name) {
@@ -79,7 +78,7 @@ async fn begin(remote: Arc<TritonTensorModel>, call: Call) -> Result<Chunks> {
         Ok(response) => Ok(stream::iter(remote.chunks(&response, &want)).map(Ok)),
         Err(error) => Err(failure::error(error, &remote.name)),
     });
-    Ok(chunks.try_flatten().boxed())
+    Ok(chunks.try_flatten())
 }
 
 impl TritonTensorModel {

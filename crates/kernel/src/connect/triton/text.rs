@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, stream};
 use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_net::triton::{
     Datatype, InferRequest, ModelResponse, ModelResponses, ModelSignature, TensorData, TritonClient,
@@ -18,16 +18,16 @@ use sapwood_net::triton::{
 use serde_json::{Value, json};
 
 use super::{failure, fields};
+use crate::Result;
 use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
 use crate::function::Fun;
-use crate::handler::raw;
+use crate::handler::{raw, streamed};
 use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::model;
 use crate::model::remote::{RemoteCall, RemotePrompt, unimplemented};
 use crate::name::{Mime, Name, Port};
 use crate::spec::{Effect, Spec};
-use crate::{Chunks, Result};
 
 /// Whether a model is a text model.
 pub(super) fn is_text(model: &ModelSignature) -> bool {
@@ -61,11 +61,7 @@ pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun 
         model,
         name,
     };
-    raw(spec, move |call| {
-        let remote = remote.clone();
-        let chunks = async move { remote.begin(call).await };
-        chunks.into_stream().try_flatten().boxed()
-    })
+    raw(spec, move |call| streamed(remote.clone().begin(call)))
 }
 
 #[derive(Clone)]
@@ -76,7 +72,7 @@ struct TritonTextModel {
 }
 
 impl TritonTextModel {
-    async fn begin(self, call: Call) -> Result<Chunks> {
+    async fn begin(self, call: Call) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
         let asked = RemoteCall::read(&call).await?;
         let mut request = self.request(asked)?;
         request.timeout = call
@@ -96,7 +92,7 @@ impl TritonTextModel {
             prompt_tokens: None,
             completion_tokens: None,
         };
-        Ok(stream::try_unfold(answer, TextAnswer::next).boxed())
+        Ok(stream::try_unfold(answer, TextAnswer::next))
     }
 
     fn request(&self, asked: RemoteCall) -> Result<InferRequest> {
