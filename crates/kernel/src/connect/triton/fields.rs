@@ -1,6 +1,6 @@
 //! Maps generation parameters to the inputs of a Triton model.
 
-use sapwood_net::triton::{InferRequest, ModelSignature, TensorData};
+use sapwood_net::triton::{InferRequest, TensorData};
 use sapwood_proto::error_reason::ErrorReason;
 use serde_json::{Map, Value, json};
 
@@ -52,15 +52,33 @@ impl Fields<'_> {
     /// parameters.
     fn put(&mut self, names: &[&str], value: Value) -> Result<()> {
         let name = names[0];
-        if let Some(target) = names.iter().find_map(|name| self.request.model.input(name)) {
-            let data = element(&self.request.model, target, &value)?;
-            self.request.inputs.push((target, data));
-        } else if let Some(sampling) = &mut self.sampling {
-            sampling.insert(name.into(), value);
-        } else {
-            self.request.parameters.push((name.into(), value));
+        if self.set_input(names, &value)? {
+            return Ok(());
+        }
+        match &mut self.sampling {
+            Some(sampling) => {
+                sampling.insert(name.into(), value);
+            }
+            None => self.request.parameters.push((name.into(), value)),
         }
         Ok(())
+    }
+
+    /// Sets the first input of these names that the model has; `false` if it has none.
+    fn set_input(&mut self, names: &[&str], value: &Value) -> Result<bool> {
+        let model = &self.request.model;
+        let Some(target) = names.iter().find_map(|name| model.input(name)) else {
+            return Ok(false);
+        };
+        let input = &model.inputs[target];
+        let Some(data) = elements::from_json(input.datatype, value) else {
+            let why = format!("the model's server takes {} here", input.datatype);
+            return Err(
+                Error::argument(Name::shared(&input.name), why).because(ErrorReason::BAD_CONFIG)
+            );
+        };
+        self.request.inputs.push((target, data));
+        Ok(true)
     }
 
     /// "Off" is 0 as an input and -1 in JSON: some servers accept only that form there.
@@ -75,9 +93,7 @@ impl Fields<'_> {
     }
 
     fn stop(&mut self, stop: &[String]) -> Result<()> {
-        if let Some(target) = self.request.model.input("stop_words") {
-            let data = element(&self.request.model, target, &json!(stop))?;
-            self.request.inputs.push((target, data));
+        if self.set_input(&["stop_words"], &json!(stop))? {
             return Ok(());
         }
         if self.sampling.is_some() {
@@ -92,12 +108,10 @@ impl Fields<'_> {
 
     /// A model without an input for bad words would generate them, so they are refused.
     fn bad_words(&mut self, words: Value) -> Result<()> {
-        let Some(target) = self.request.model.input(BAD_WORDS) else {
-            return self.sample(BAD_WORDS, words);
-        };
-        let data = element(&self.request.model, target, &words)?;
-        self.request.inputs.push((target, data));
-        Ok(())
+        if self.set_input(&["bad_words"], &words)? {
+            return Ok(());
+        }
+        self.sample("bad_words", words)
     }
 
     /// Sets a field that is no plain value: only `sampling_parameters` can hold it.
@@ -119,14 +133,4 @@ impl Fields<'_> {
     }
 }
 
-/// A value as tensor elements of this input.
-fn element(model: &ModelSignature, target: usize, value: &Value) -> Result<TensorData> {
-    let input = &model.inputs[target];
-    elements::from_json(input.datatype, value).ok_or_else(|| {
-        let why = format!("the model's server takes {} here", input.datatype);
-        Error::argument(Name::shared(&input.name), why).because(ErrorReason::BAD_CONFIG)
-    })
-}
-
 const SAMPLING: &str = "sampling_parameters";
-const BAD_WORDS: &str = "bad_words";
