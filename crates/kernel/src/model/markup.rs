@@ -159,7 +159,7 @@ impl Markup {
     }
 
     fn step_call(&mut self, out: &mut dyn FnMut(MarkupPiece)) -> bool {
-        let from = floor(&self.buffered, self.searched);
+        let from = self.buffered.floor_char_boundary(self.searched);
         let Some(at) = self.buffered[from..].find(CALL_END).map(|at| at + from) else {
             // A call's arguments may be long and come in small pieces; searching from the start each time would be
             // quadratic.
@@ -209,14 +209,6 @@ fn held_back(text: &str, markers: &[&str]) -> usize {
             .find(|len| text.ends_with(&marker[..*len]))
     };
     markers.iter().filter_map(begins).max().unwrap_or(0)
-}
-
-/// The character boundary at or before index `at`.
-fn floor(text: &str, at: usize) -> usize {
-    (0..=at.min(text.len()))
-        .rev()
-        .find(|at| text.is_char_boundary(*at))
-        .unwrap_or(0)
 }
 
 fn parse_call(json: &str) -> Option<MarkupPiece> {

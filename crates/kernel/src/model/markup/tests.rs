@@ -86,7 +86,7 @@ proptest! {
             "<tool_call><tool_call>{}</tool_call>",
             "\n<think>\n\n</think>\n",
         ][choose];
-        let mut positions: Vec<usize> = cuts.iter().map(|at| floor(text, at % (text.len() + 1))).collect();
+        let mut positions: Vec<usize> = cuts.iter().map(|at| text.floor_char_boundary(at % (text.len() + 1))).collect();
         positions.extend([0, text.len()]);
         positions.sort_unstable();
         let pieces: Vec<&str> = positions.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
