@@ -5,6 +5,7 @@
 use bytes::BytesMut;
 use futures::StreamExt;
 use sapwood_engine::api::{ChatMessage, ChatRequest, Prompt, Vocabulary};
+use sapwood_proto::clip::shown;
 use sapwood_proto::error_reason::ErrorReason;
 use serde_json::Value;
 
@@ -130,8 +131,8 @@ impl OpenLeaf {
             return Ok(None);
         } else {
             // The mimetype is the client's text, so it is cut.
-            let shown: String = self.mime.chars().take(80).collect();
-            let why = format!("this model does not take {shown:?}{position}; it takes text");
+            let mime = shown(&self.mime);
+            let why = format!("this model does not take {mime:?}{position}; it takes text");
             return wrong(why, "UNSUPPORTED_MIMETYPE");
         };
         let closed = self

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prost::Message;
 use prost_types::{Any, Struct, Value as Proto, value::Kind};
+use sapwood_proto::clip::shown;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::generated::sapwood::v1::GenerateConfig;
 use serde_json::{Map, Number, Value};
@@ -98,11 +99,11 @@ fn unknown(spec: &Spec, name: &str, generates: bool) -> Error {
     } else {
         OPTIONS
     };
-    // The name is the client's text: it is cut before it goes into a message.
-    let shown: String = name.chars().take(NAME_SHOWN).collect();
     let why = format!(
-        "{} takes no config of type {shown:?}; it takes {taken} and google.protobuf.Struct",
-        spec.name
+        "{} takes no config of type {:?}; it takes {taken} and google.protobuf.Struct",
+        spec.name,
+        // The name is the client's text: it is cut before it goes into a message.
+        shown(name)
     );
     Error::argument("configs", why).because(ErrorReason::UNKNOWN_CONFIG)
 }
@@ -249,7 +250,5 @@ const GENERATE: &str = "sapwood.v1.GenerateConfig";
 const OPTIONS: &str = "sapwood.v1.ActionOptions";
 const STRUCT: &str = "google.protobuf.Struct";
 const DEPTH_MAX: usize = 64;
-/// Longest excerpt of an unknown type name in an error.
-const NAME_SHOWN: usize = 64;
 /// 2^53: above it, not every integer is a double.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
