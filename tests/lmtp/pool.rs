@@ -109,6 +109,16 @@ async fn some(items: &mut PooledItems, owner: &mut EngineOwner, count: usize) ->
     tokens
 }
 
+/// Sends the request of a stream, whose server has not computed anything for it.
+async fn arrives(items: &mut PooledItems, server: &Running) {
+    let metrics = &server.shared.metrics;
+    let open = metrics.streams_open.with_label_values(&["lmtp"]);
+    tokio::select! {
+        item = items.next() => panic!("{item:?}"),
+        () = until("it is asked", || open.get() == 1) => {}
+    }
+}
+
 /// The whole text, and its end token.
 fn whole() -> Vec<u32> {
     [bytes(SAYS), vec![257]].concat()
@@ -124,22 +134,7 @@ async fn lm_806_a_stream_continues_at_another_server_with_the_same_tokens() {
         let mut items = pool.generate(request(), None);
         let mut tokens = some(&mut items, &mut first, cut).await;
         if cut == 0 {
-            // The request has arrived and has no token yet.
-            let asked = async {
-                until("it is asked", || {
-                    one.shared
-                        .metrics
-                        .streams_open
-                        .with_label_values(&["lmtp"])
-                        .get()
-                        == 1
-                })
-                .await;
-            };
-            tokio::select! {
-                _ = items.next() => panic!("no message arrived"),
-                () = asked => {}
-            }
+            arrives(&mut items, &one).await;
         }
         one.kill().await;
         let (after, ended) = rest(&mut items, &mut [&mut second]).await;
@@ -175,7 +170,25 @@ async fn lm_806_a_stream_continues_at_another_server_with_the_same_tokens() {
 }
 
 #[tokio::test]
-async fn lm_806_a_pool_scores_and_a_lost_stream_with_a_penalty_fails() {
+async fn lm_806_a_score_continues_at_another_server_with_the_same_tokens() {
+    let (_first, one) = stepped(parrot()).await;
+    let (mut second, two) = stepped(parrot()).await;
+    let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
+    let scored = bytes("what is scored");
+    let mut score = pool.score(Score {
+        prompt: bytes("x"),
+        scored: scored.clone(),
+        top_logprobs: 0,
+    });
+    arrives(&mut score, &one).await;
+    one.kill().await;
+    let whole = rest(&mut score, &mut [&mut second]).await;
+    assert_eq!(whole, (scored, Ok(StreamFinish::Stop)));
+    assert_eq!((score.next().await, pool.moved()), (None, 1));
+}
+
+#[tokio::test]
+async fn lm_806_a_lost_stream_with_a_penalty_fails() {
     let (mut first, one) = stepped(parrot()).await;
     let (mut second, two) = stepped(parrot()).await;
     let settings = machine::PoolOptions {
@@ -183,22 +196,6 @@ async fn lm_806_a_pool_scores_and_a_lost_stream_with_a_penalty_fails() {
         ..machine::PoolOptions::default()
     };
     let pool = pool(&[&one, &two], settings).await;
-    let scored = bytes("what is scored");
-    let mut score = pool.score(Score {
-        prompt: bytes("x"),
-        scored: scored.clone(),
-        top_logprobs: 0,
-    });
-    let whole_score = rest(&mut score, &mut [&mut first, &mut second]).await;
-    assert_eq!(whole_score, (scored, Ok(StreamFinish::Stop)));
-    // The second server's turn, then the first's again.
-    drop(
-        rest(
-            &mut pool.generate(request(), None),
-            &mut [&mut first, &mut second],
-        )
-        .await,
-    );
     let mut penalised = pool.generate(
         GenerateRequest {
             repetition_penalty: 1.5,
