@@ -74,7 +74,7 @@ fn ev_410_errors_have_their_reasons_and_a_remedy() {
         (denied, "REF_DENIED", "references.hosts"),
         (Error::Refused("because"), "REF_DENIED", "because"),
         (Error::Malformed("because"), "REF_SCHEME", "because"),
-        (Error::NotFound, "REF_NOT_FOUND", "nothing"),
+        (Error::NotFound, "REF_NOT_FOUND", "does not exist"),
         (Error::Failed("because"), "REF_FETCH", "because"),
         (Error::Answered(503), "REF_FETCH", "503"),
     ] {

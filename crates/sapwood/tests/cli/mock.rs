@@ -64,7 +64,7 @@ fn tr_1108_errors_in_a_file_are_reported() {
         ),
         (
             "mock = { tokenizer = \"tokenizer.json\" }".to_owned(),
-            "files of tokenizers are not read; \"bytes\" and \"words\" are built in",
+            "tokenizer files are not supported; \"bytes\" and \"words\" are built in",
         ),
         ("required = \"often\"".to_owned(), "required"),
         (
