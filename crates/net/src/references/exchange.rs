@@ -1,6 +1,6 @@
 //! Sends one HTTP request over its own connection, to a checked address.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use rustls::pki_types::ServerName;
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use url::{Host, Url};
+use url::Url;
 
 use super::address::is_public;
 use super::error::Error;
@@ -50,18 +50,21 @@ impl Dialler {
         B::Data: Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let host = url.host().ok_or(Error::Malformed("it has no host"))?;
+        let host = url.host_str().ok_or(Error::Malformed("it has no host"))?;
+        // Neither the resolver nor TLS takes the brackets in which a URL has an IPv6 address.
+        let host = host.trim_matches(['[', ']']);
         let port = url
             .port_or_known_default()
             .ok_or(Error::Malformed("it has no port"))?;
         // Connected here and not by an HTTP client, which would resolve the name again, honour proxies and reuse
         // connections.
-        let tcp = connect(&host, port, reach).await?;
+        let tcp = connect(host, port, reach).await?;
         if url.scheme() != "https" {
             return exchange(tcp, request).await.map_err(|error| broken(&error));
         }
         // The certificate is checked for the name in the URL, although the connection goes to an address.
-        let name = server_name(&host)?;
+        let name = ServerName::try_from(host.to_owned());
+        let name = name.map_err(|_| Error::Malformed("its host is not a valid TLS server name"))?;
         let tls = TlsConnector::from(Arc::clone(&self.tls));
         let tls = tls.connect(name, tcp).await.map_err(|error| {
             // Details go to the log only: a client could otherwise map the networks behind this server by its errors.
@@ -72,33 +75,16 @@ impl Dialler {
     }
 }
 
-fn server_name(host: &Host<&str>) -> Result<ServerName<'static>, Error> {
-    match host {
-        Host::Domain(name) => ServerName::try_from((*name).to_owned())
-            .map_err(|_| Error::Malformed("its host is not a valid TLS server name")),
-        Host::Ipv4(address) => Ok(ServerName::from(IpAddr::from(*address))),
-        Host::Ipv6(address) => Ok(ServerName::from(IpAddr::from(*address))),
-    }
-}
-
 /// Connects to an address of the host. The name is resolved once, and the checked address is the one that is used, so a
 /// later DNS answer cannot change it.
-async fn connect(host: &Host<&str>, port: u16, reach: Reach) -> Result<TcpStream, Error> {
-    let addresses: Vec<SocketAddr> = match host {
-        Host::Ipv4(address) => vec![(*address, port).into()],
-        Host::Ipv6(address) => vec![(*address, port).into()],
-        Host::Domain(name) => {
-            let found = lookup_host((*name, port)).await.map_err(|error| {
-                tracing::debug!(%error, "could not resolve a host");
-                Error::Failed("its host could not be resolved")
-            })?;
-            found.collect()
-        }
-    };
+async fn connect(host: &str, port: u16, reach: Reach) -> Result<TcpStream, Error> {
+    let addresses = lookup_host((host, port)).await.map_err(|error| {
+        tracing::debug!(%error, "could not resolve a host");
+        Error::Failed("its host could not be resolved")
+    })?;
     // Also for addresses in the URL itself, for which no resolver is asked (EV-414).
     let may = |address: &SocketAddr| reach == Reach::Any || is_public(address.ip());
-    let allowed = addresses.into_iter().filter(may).take(ADDRESSES_TRIED);
-    let allowed: Vec<_> = allowed.collect();
+    let allowed: Vec<_> = addresses.filter(may).take(ADDRESSES_TRIED).collect();
     if allowed.is_empty() {
         return Err(Error::Denied {
             what: "a host without a public address is",
