@@ -24,6 +24,7 @@ use sapwood_proto::time::Time;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_stream::wrappers::WatchStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::wire::{lost, until};
@@ -302,7 +303,7 @@ impl LmtpPool {
     fn begin(&self, work: StreamDemand, deadline: Option<Instant>) -> PooledItems {
         let peers = Arc::clone(&self.0.peers);
         PooledItems {
-            conditions: ConditionsChanged::of(&peers),
+            conditions: WatchStream::from_changes(peers.served.subscribe()),
             passage: RelayedStream::new(work, peers.seeded),
             peers,
             deadline,
@@ -574,37 +575,6 @@ impl Drop for PeerSlot {
     }
 }
 
-/// A future that resolves at the next change of a peer's condition, and is renewed afterwards.
-struct ConditionsChanged(BoxFuture<'static, watch::Receiver<bool>>);
-
-impl ConditionsChanged {
-    fn of(peers: &PoolPeers) -> Self {
-        Self::next(peers.served.subscribe())
-    }
-
-    fn next(mut served: watch::Receiver<bool>) -> Self {
-        let next = async move {
-            if served.changed().await.is_err() {
-                // Unreachable: the sender is in `PoolPeers`, which the stream holds.
-                std::future::pending::<()>().await;
-            }
-            served
-        };
-        Self(next.boxed())
-    }
-
-    /// Returns whether a condition has changed since the last poll.
-    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
-        let Poll::Ready(served) = self.0.poll_unpin(cx) else {
-            return false;
-        };
-        *self = Self::next(served);
-        // Polls the new future, so that the reader's waker is registered.
-        self.poll(cx);
-        true
-    }
-}
-
 type PendingAsk = BoxFuture<'static, Result<super::StreamItems, LmtpError>>;
 
 /// The state of a stream.
@@ -624,7 +594,8 @@ pub struct PooledItems {
     deadline: Option<Instant>,
     leg: StreamLocation,
     target: Option<PeerSlot>,
-    conditions: ConditionsChanged,
+    /// Yields an item whenever the condition of a peer has changed.
+    conditions: WatchStream<bool>,
 }
 
 impl PooledItems {
@@ -633,8 +604,13 @@ impl PooledItems {
         let Some(slot) = &self.target else {
             return false;
         };
-        // The poll comes first: it registers the reader's waker, without which a hanging peer would never be noticed.
-        self.conditions.poll(cx) && self.peers.hangs(slot.member) && self.passage.can_move()
+        // Polled until it is pending, which registers the reader's waker: without it a hanging peer would never be
+        // noticed.
+        let mut changed = false;
+        while let Poll::Ready(Some(_)) = self.conditions.poll_next_unpin(cx) {
+            changed = true;
+        }
+        changed && self.peers.hangs(slot.member) && self.passage.can_move()
     }
 
     /// Handles an error of the peer: returns it for the reader, unless the stream continues at another peer.
