@@ -14,7 +14,7 @@ use axum::extract::{RawQuery, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
@@ -25,7 +25,7 @@ use self::metrics::Format;
 use crate::auth::caller::Caller;
 use crate::auth::scopes::{KeyScope, RouteAccess};
 use crate::context::ServerContext;
-use crate::http::rejection::Rejection;
+use crate::http::rejection::{Rejection, is_grpc};
 use crate::http::route::Route;
 use crate::page::Page;
 use crate::websocket::handshake::is_asked;
@@ -141,17 +141,13 @@ async fn socket(
 
 async fn page(State(ops): Ops, request: Request) -> Response {
     // HTTP/2 has the host in the URI, HTTP/1 in the header. The middleware has checked that they do not differ.
-    let uri = request.uri().authority().map(ToString::to_string);
-    let host = uri.or_else(|| {
-        Some(
-            request
-                .headers()
-                .get(header::HOST)?
-                .to_str()
-                .ok()?
-                .to_owned(),
-        )
-    });
+    let host = match request.uri().authority() {
+        Some(authority) => Some(authority.as_str()),
+        None => request
+            .headers()
+            .get(header::HOST)
+            .and_then(|host| host.to_str().ok()),
+    };
     let caller = match Caller::of(request.extensions()) {
         Ok(caller) => caller,
         Err(rejection) => return rejection.into_response(),
@@ -169,7 +165,7 @@ async fn page(State(ops): Ops, request: Request) -> Response {
     let page = Page {
         scheme: request.uri().scheme_str().unwrap_or("http"),
         key: ops.auth.required(),
-        host: host.as_deref().unwrap_or("127.0.0.1:8000"),
+        host: host.unwrap_or("127.0.0.1:8000"),
         state: ops
             .health
             .ready()
@@ -185,23 +181,14 @@ async fn page(State(ops): Ops, request: Request) -> Response {
 }
 
 /// The answer to a method that a route does not have.
-pub(crate) async fn wrong_method(request: Request) -> Response {
-    let message = format!("{} is not allowed here.", request.method());
-    Rejection::new(
-        Code::InvalidRequest,
-        ErrorReason::METHOD_NOT_ALLOWED,
-        message,
-    )
-    .with_status(StatusCode::METHOD_NOT_ALLOWED)
-    .into_response()
+pub(crate) async fn wrong_method(method: Method) -> Rejection {
+    Rejection::wrong_method(&method)
 }
 
 /// The answer where there is no route: an error object (OA-101), or UNIMPLEMENTED for gRPC.
 pub(crate) async fn unknown(request: Request) -> Response {
-    if crate::http::rejection::is_grpc(request.headers()) {
-        let message = "This gRPC service is not served here.";
-        return Rejection::new(Code::Unimplemented, ErrorReason::UNKNOWN_URL, message)
-            .answer(request.headers());
+    if is_grpc(request.headers()) {
+        return Rejection::unknown_service().answer(request.headers());
     }
     let message = format!(
         "There is no route for {} {}.",

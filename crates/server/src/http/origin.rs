@@ -44,11 +44,7 @@ impl Config {
         // needs none, and HTTP/2 has `:authority` in its place.
         if more || first.is_none() && request.version == Version::HTTP_11 {
             let message = "A request must name its host exactly once, in the header Host.";
-            return Err(Rejection::new(
-                Code::InvalidRequest,
-                ErrorReason::BAD_HOST,
-                message,
-            ));
+            return Err(bad_host(message));
         }
         let authority = request.uri.authority().map(Authority::as_str);
         // A name that is not text becomes the empty one, which is on no list.
@@ -57,22 +53,14 @@ impl Config {
             && !authority.eq_ignore_ascii_case(sent)
         {
             let message = "The header Host differs from the host in the request target.";
-            return Err(Rejection::new(
-                Code::InvalidRequest,
-                ErrorReason::BAD_HOST,
-                message,
-            ));
+            return Err(bad_host(message));
         }
         let named = authority.or(sent).unwrap_or_default();
         // A web page cannot reach a Unix socket, and its clients send any name, or a path, as the host.
         let reachable = request.extensions.get::<PeerInfo>().is_some();
         if reachable && !named.is_empty() && !is_host(named) {
             let message = "The header Host must be a host name with an optional port.";
-            return Err(Rejection::new(
-                Code::InvalidRequest,
-                ErrorReason::BAD_HOST,
-                message,
-            ));
+            return Err(bad_host(message));
         }
         let host = without_port(named);
         if keyed || !self.loopback || !reachable || is_loopback(host) || self.lists(host) {
@@ -187,6 +175,10 @@ impl Config {
             .iter()
             .any(|host| host.eq_ignore_ascii_case(name))
     }
+}
+
+fn bad_host(message: &str) -> Rejection {
+    Rejection::new(Code::InvalidRequest, ErrorReason::BAD_HOST, message)
 }
 
 fn refused(message: &str) -> Rejection {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::IntoResponse;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use sapwood_net::evergreen::grpc::to_grpc;
 use sapwood_proto::code::{Code, RetryAdvice};
 use sapwood_proto::error_reason::ErrorReason;
@@ -50,6 +50,29 @@ impl Rejection {
     pub const fn after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
+    }
+
+    /// A method that a route does not have.
+    pub(crate) fn wrong_method(method: &Method) -> Self {
+        let message = format!("{method} is not allowed here.");
+        Self::new(
+            Code::InvalidRequest,
+            ErrorReason::METHOD_NOT_ALLOWED,
+            message,
+        )
+        .with_status(StatusCode::METHOD_NOT_ALLOWED)
+    }
+
+    /// A request for gRPC that is none. Answered as HTTP: a client of another protocol cannot read gRPC's trailers.
+    pub(crate) fn not_grpc(message: &str) -> Self {
+        Self::new(Code::InvalidRequest, ErrorReason::NOT_GRPC, message)
+            .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+    }
+
+    /// A gRPC service that is not here: UNIMPLEMENTED, as every gRPC server answers.
+    pub(crate) fn unknown_service() -> Self {
+        let message = "This gRPC service is not served here.";
+        Self::new(Code::Unimplemented, ErrorReason::UNKNOWN_URL, message)
     }
 
     /// The `type` member of OA-201.

@@ -1,6 +1,5 @@
 //! What a port serves: everything, or one thing alone (TR-908, TR-1001).
 
-use http::StatusCode;
 use http::request::Parts;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
@@ -26,22 +25,11 @@ impl PortPurpose {
         match self {
             Self::Everything => Ok(()),
             Self::Grpc if is_grpc(&request.headers) && kind == RouteKind::Grpc => Ok(()),
-            // The fallback is a route of HTTP: an unknown service gets UNIMPLEMENTED, as every gRPC server answers.
-            Self::Grpc if is_grpc(&request.headers) => {
-                let message = "This gRPC service is not served here.";
-                Err(Rejection::new(
-                    Code::Unimplemented,
-                    ErrorReason::UNKNOWN_URL,
-                    message,
-                ))
-            }
-            Self::Grpc => {
-                let message = "This port serves gRPC only: send application/grpc over HTTP/2, or use the common port.";
-                Err(
-                    Rejection::new(Code::InvalidRequest, ErrorReason::NOT_GRPC, message)
-                        .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE),
-                )
-            }
+            // The fallback is a route of HTTP.
+            Self::Grpc if is_grpc(&request.headers) => Err(Rejection::unknown_service()),
+            Self::Grpc => Err(Rejection::not_grpc(
+                "This port serves gRPC only: send application/grpc over HTTP/2, or use the common port.",
+            )),
             Self::Metrics if of_metrics(request.uri.path()) => Ok(()),
             Self::Metrics => {
                 let message =

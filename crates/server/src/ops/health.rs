@@ -218,17 +218,14 @@ impl Health {
     /// # Errors
     /// `unavailable`, reason `engine_dead`.
     pub fn live(&self) -> Result<(), Rejection> {
-        for (name, state) in self.parts_now() {
-            if state == HealthState::Stuck {
-                let message = format!("The engine of `{name}` is {}.", state.name());
-                return Err(Rejection::new(
-                    Code::Unavailable,
-                    ErrorReason::ENGINE_DEAD,
-                    message,
-                ));
+        let parts = self.parts_now();
+        match parts.iter().find(|(_, state)| *state == HealthState::Stuck) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let message = format!("The engine of `{name}` is stuck.");
+                Err(unavailable(ErrorReason::ENGINE_DEAD, message))
             }
         }
-        Ok(())
     }
 
     /// Readiness: the server is live and not draining, and every required model that can be loaded is loaded.
@@ -238,11 +235,7 @@ impl Health {
     pub fn ready(&self) -> Result<(), Rejection> {
         if self.drain.phase() > DrainPhase::Serving {
             let message = "The server is shutting down.";
-            return Err(Rejection::new(
-                Code::Unavailable,
-                ErrorReason::DRAINING,
-                message,
-            ));
+            return Err(unavailable(ErrorReason::DRAINING, message));
         }
         // Before the lock: `live` takes it too.
         self.live()?;
@@ -259,7 +252,7 @@ impl Health {
                 HealthStage::Failed | HealthStage::Running(_) => continue,
             };
             let message = format!("The model `{name}` is {what}.");
-            return Err(Rejection::new(Code::Unavailable, reason, message));
+            return Err(unavailable(reason, message));
         }
         let serves = parts
             .values()
@@ -270,11 +263,7 @@ impl Health {
             .any(|part| matches!(part.stage, HealthStage::Away));
         if is_away && !serves {
             let message = "No upstream of this server answers.";
-            return Err(Rejection::new(
-                Code::Unavailable,
-                ErrorReason::UPSTREAM_AWAY,
-                message,
-            ));
+            return Err(unavailable(ErrorReason::UPSTREAM_AWAY, message));
         }
         Ok(())
     }
@@ -282,6 +271,10 @@ impl Health {
     fn parts(&self) -> MutexGuard<'_, BTreeMap<String, HealthPart>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn unavailable(reason: ErrorReason, message: impl Into<String>) -> Rejection {
+    Rejection::new(Code::Unavailable, reason, message)
 }
 
 impl HealthPart {
