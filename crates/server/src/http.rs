@@ -45,14 +45,13 @@ use tokio::time::timeout_at;
 use self::access_log::AccessRecord;
 use self::body_budget::BodyBudget;
 use self::drain_body::UnreadRemainder;
-use self::intake::{BodyIntake, Framing};
+use self::intake::{BodyFailure, BodyIntake, Framing};
 use self::rejection::{Rejection, is_grpc};
 use self::request_id::RequestId;
 use self::request_trace::{RequestTrace, TracedBody, grpc_status};
 use self::route::{Route, RouteKind};
-use self::timeouts::{Deadline, TimedBody};
+use self::timeouts::Deadline;
 use crate::auth::caller::Caller;
-use crate::auth::identity::CallerIdentity;
 use crate::auth::revocation::Revocation;
 use crate::auth::scopes::{KeyScope, RouteAccess};
 use crate::context::ServerContext;
@@ -87,8 +86,29 @@ struct RouteMiddleware {
 
 /// An admitted request, or the response that ends it: a refusal or a preflight's answer.
 enum AccessDecision {
-    Passed(Caller, Deadline, Option<DrainGuard>),
+    Passed(Admission),
     Answered(Response<Body>),
+}
+
+/// What is known of a request that may reach its handler.
+struct Admission {
+    caller: Caller,
+    deadline: Deadline,
+    /// Held until the response begins, after which a face's own guards count; `None` for routes that answer during a drain too.
+    work: Option<DrainGuard>,
+}
+
+/// What an answer depends on. Cloned, because the handler consumes the request, and an answer that replaces its own must suit
+/// the client.
+struct AskedRequest {
+    path: String,
+    headers: HeaderMap,
+}
+
+impl AskedRequest {
+    fn refuse(&self, rejection: &Rejection) -> Response<Body> {
+        rejection.answer_at(&self.path, &self.headers)
+    }
 }
 
 impl MiddlewareContext {
@@ -126,6 +146,22 @@ impl MiddlewareContext {
             .layer(from_fn_with_state(before, pass))
     }
 
+    /// Counts and logs a panic of a handler, and returns the answer.
+    fn panicked(&self, id: &RequestId, asked: &AskedRequest) -> Response<Body> {
+        self.shared.metrics.panics.inc();
+        tracing::error!(request = id.as_str(), "a handler panicked");
+        let message = format!(
+            "The server had an error while processing your request. Request id: {}",
+            id.as_str()
+        );
+        let rejection = Rejection::new(Code::Internal, ErrorReason::INTERNAL_ERROR, message);
+        let mut answer = asked.refuse(&rejection);
+        // OA-202: asking again would fail again.
+        let retry = HeaderValue::from_static("false");
+        answer.headers_mut().insert("x-should-retry", retry);
+        answer
+    }
+
     /// Adds the headers of every response: which pages may read it, and that a draining server closes the connection.
     fn sign(&self, asked: &HeaderMap, answer: &mut Response<Body>) {
         self.origin.share(asked, answer.headers_mut());
@@ -159,17 +195,22 @@ async fn pass(
     // Before the body is touched: a refused request is charged to nobody, and of its body only `STRANGER_BYTES` are read.
     let judged = before.judge(&parts);
     let caller = match &judged {
-        AccessDecision::Passed(caller, ..) => Some(caller),
+        AccessDecision::Passed(admission) => Some(&admission.caller),
         AccessDecision::Answered(_) => None,
     };
     let allowance = caller.and_then(|caller| caller.allowance.clone());
     let identity = caller.map(|caller| caller.identity.clone());
+    // `None` for a refused request: no face sees it, and none counts it.
+    let face = caller.map(|_| before.face);
     // Refused requests have a record as well, without a caller: attempts to guess a key must show in the log.
     let entry = AccessRecord::new(id.clone(), identity, &parts);
     let mut request_trace = RequestTrace::new(entry, allowance.clone())
         .within_trace(Parent::of(&parts.headers))
         .in_turn(turn(caller, &parts));
-    let asked = parts.headers.clone();
+    let asked = AskedRequest {
+        path: parts.uri.path().to_owned(),
+        headers: parts.headers.clone(),
+    };
     // Counted as in flight from here until the answer's body is out. If this came after the handler, the idle timer would
     // close connections under handlers that take long.
     let watches = ConnectionWatches::of(&parts);
@@ -179,22 +220,18 @@ async fn pass(
             read_away(Some(UnreadRemainder::of(body)), &asked, most).await;
             answer
         }
-        // The guard is held until the response begins.
-        AccessDecision::Passed(caller, deadline, _admitted) => {
+        AccessDecision::Passed(admission) => {
             let auth = Arc::clone(&context.shared.auth);
-            let revocation = Revocation::new(auth, caller.clone(), before.access);
+            let revocation = Revocation::new(auth, admission.caller.clone(), before.access);
             // Before the trace is cloned: tasks that the handler starts carry a clone, and one without the revocation would
             // outlive the key.
             request_trace = request_trace.until(revocation.clone());
-            let path = parts.uri.path().to_owned();
             let request = Request::from_parts(parts, body);
-            let handled = before.serve(request, next, caller, deadline, &id);
+            let handled = before.handle(request, next, admission, &id, &asked);
             let handled = request_trace.clone().follow(handled);
             // Around the deadline and the trace: a revoked key ends the handler wherever it waits.
-            match revocation.within(handled).await {
-                Some(answer) => answer,
-                None => before.mark(revoked().answer_at(&path, &asked)),
-            }
+            let handled = revocation.within(handled).await;
+            handled.unwrap_or_else(|| asked.refuse(&revoked()))
         }
     };
     // Here and not in the handler, so that refusals, timeouts and revocations have the header too (OA-105).
@@ -206,16 +243,14 @@ async fn pass(
         allowance.add_headers(answer.headers_mut());
     }
     // Also on refusals: a page that may not read an answer shows a network error instead of its reason.
-    context.sign(&asked, &mut answer);
-    // `None` for a refused request: no face has seen it, and none counts it.
-    let face: Option<FaceLabel> = answer.extensions().get().copied();
+    context.sign(&asked.headers, &mut answer);
     request_trace.note(|entry| {
         entry.face = face;
         entry.status = answer.status().as_u16();
         entry.grpc = grpc_status(answer.headers());
     });
     // An Evergreen session over gRPC has a write-stall timeout of its own.
-    let own_timeout = face == Some(FaceLabel::Evergreen) && is_grpc(&asked);
+    let own_timeout = face == Some(FaceLabel::Evergreen) && is_grpc(&asked.headers);
     watches.watch(answer, request_trace, own_timeout, &context.shared.metrics)
 }
 
@@ -275,10 +310,11 @@ fn turn(caller: Option<&Caller>, request: &Parts) -> FairShare {
 }
 
 /// Reads and discards what the client still sends, before its response is sent (TR-208).
-async fn read_away(leftover: Option<UnreadRemainder>, asked: &HeaderMap, most: u64) {
+async fn read_away(leftover: Option<UnreadRemainder>, asked: &AskedRequest, most: u64) {
     // Not over gRPC: a client stream need not end before the response begins.
-    if let Some(leftover) = leftover.filter(|_| !is_grpc(asked)) {
-        leftover.read_away(most, asked.contains_key(EXPECT)).await;
+    if let Some(leftover) = leftover.filter(|_| !is_grpc(&asked.headers)) {
+        let waits = asked.headers.contains_key(EXPECT);
+        leftover.read_away(most, waits).await;
     }
 }
 
@@ -286,31 +322,68 @@ async fn read_away(leftover: Option<UnreadRemainder>, asked: &HeaderMap, most: u
 const STRANGER_BYTES: u64 = 1 << 20;
 
 impl RouteMiddleware {
-    /// Runs the handler of an admitted request.
-    async fn serve(
+    /// Runs the handler of an admitted request, within its deadline and with panics caught.
+    async fn handle(
         &self,
-        mut request: Request,
+        request: Request,
         next: Next,
-        caller: Caller,
-        deadline: Deadline,
+        admission: Admission,
         id: &RequestId,
+        asked: &AskedRequest,
     ) -> Response<Body> {
-        let identity = caller.identity.clone();
-        let extensions = request.extensions_mut();
-        extensions.insert(caller);
-        extensions.insert(id.clone());
-        extensions.insert(deadline);
-        // Open routes have no client streams, so their bodies keep the idle timeout: a caller without a key must not hold one.
-        let streams = self.kind == RouteKind::Grpc && self.access != RouteAccess::Open;
-        let handled = self
-            .context
-            .handle(request, next, deadline, id, identity, streams);
-        self.mark(handled.await)
-    }
-
-    /// Labels the response with the face of this route, for the log and the write-stall timeout.
-    fn mark(&self, mut answer: Response<Body>) -> Response<Body> {
-        answer.extensions_mut().insert(self.face);
+        let context = &*self.context;
+        let Admission {
+            caller,
+            deadline,
+            work: _work,
+        } = admission;
+        let (mut parts, body) = request.into_parts();
+        let intake = BodyIntake::new(
+            Arc::clone(&context.bodies),
+            caller.identity.clone(),
+            context.drain_bytes,
+            context.timeouts.body_idle,
+        );
+        let framing = if is_grpc(&asked.headers) {
+            Framing::Grpc
+        } else {
+            Framing::Lines
+        };
+        // Over gRPC a body is a stream that may pause; its faces have limits of their own. Open routes have no client streams, so
+        // their bodies keep the idle timeout: a caller without a key must not hold one.
+        if framing == Framing::Grpc
+            && self.kind == RouteKind::Grpc
+            && self.access != RouteAccess::Open
+        {
+            intake.exempt(true);
+        }
+        let body = intake.watching(body, framing);
+        parts.extensions.insert(caller);
+        parts.extensions.insert(id.clone());
+        parts.extensions.insert(deadline);
+        parts.extensions.insert(Arc::clone(&intake));
+        let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
+        // A panic is caught so that its client gets an answer with the id that the log has; it would otherwise see a closed
+        // connection.
+        // `AssertUnwindSafe`: the handler is not used after a panic, and locks that it shares recover from poisoning.
+        let handled = timeout_at(deadline.0, handled.catch_unwind()).await;
+        // Refunds what the body was charged, before `read_away` may wait for a slow client: others wait for that room.
+        let leftover = intake.answered();
+        let answer = match (intake.failure(), handled) {
+            // The cause wins over the route's answer, which may be anything: to the handler half a body looks malformed.
+            (Some(failure), Ok(_)) => {
+                let answer = asked.refuse(&failure.rejection());
+                if failure != BodyFailure::Overloaded {
+                    // The rest of such a body is not read, because it does not come.
+                    return answer;
+                }
+                answer
+            }
+            (None, Ok(Ok(answer))) => answer,
+            (None, Ok(Err(_panic))) => context.panicked(id, asked),
+            (_, Err(_elapsed)) => asked.refuse(&timeouts::too_late()),
+        };
+        read_away(leftover, asked, context.drain_bytes).await;
         answer
     }
 
@@ -319,8 +392,8 @@ impl RouteMiddleware {
         let judged = self.enter(request).and_then(|preflight| match preflight {
             Some(answer) => Ok(AccessDecision::Answered(answer)),
             None => {
-                let (caller, deadline, admitted) = self.admit(request)?;
-                Ok(AccessDecision::Passed(caller, deadline, admitted))
+                let admission = self.admit(request)?;
+                Ok(AccessDecision::Passed(admission))
             }
         });
         judged.unwrap_or_else(|rejection| {
@@ -368,22 +441,26 @@ impl RouteMiddleware {
         origin.preflight(request)
     }
 
-    /// The checks of the caller, the form and the state of the server. A drain waits for the guard, if there is one.
-    fn admit(&self, request: &Parts) -> Result<(Caller, Deadline, Option<DrainGuard>), Rejection> {
+    /// The checks of the caller, the form and the state of the server.
+    fn admit(&self, request: &Parts) -> Result<Admission, Rejection> {
         let shared = &self.context.shared;
         // Before form and drain: without a key nobody learns which methods a route takes, or that the server is draining.
         let caller = shared.auth.check(self.access, request);
         let caller = caller.inspect_err(|_| shared.metrics.auth_failures.inc())?;
         self.check_form(request)?;
         // Probes and metrics go on: an orchestrator must see a live server that is not ready, and not a refusal.
-        let admitted = if is_for_operators(request.uri.path()) {
+        let work = if is_for_operators(request.uri.path()) {
             None
         } else {
             let refused = shared.metrics.rejected.with_label_values(&["drain"]);
             Some(shared.drain.admit().inspect_err(|_| refused.inc())?)
         };
         let deadline = self.context.timeouts.deadline(&request.headers)?;
-        Ok((caller, deadline, admitted))
+        Ok(Admission {
+            caller,
+            deadline,
+            work,
+        })
     }
 
     /// Checks method and content type, because gRPC libraries route by path alone and would run a method for a GET.
@@ -396,96 +473,13 @@ impl RouteMiddleware {
             RouteKind::Http => !matches!(*method, Method::CONNECT | Method::TRACE),
         };
         if !taken {
-            let message = format!("{method} is not allowed here.");
-            let rejection = Rejection::new(
-                Code::InvalidRequest,
-                ErrorReason::METHOD_NOT_ALLOWED,
-                message,
-            );
-            return Err(rejection.with_status(StatusCode::METHOD_NOT_ALLOWED));
+            return Err(Rejection::wrong_method(method));
         }
         if self.kind == RouteKind::Grpc && !is_grpc(&request.headers) {
-            // Answered as HTTP: a client of another protocol cannot read gRPC's trailers.
             let message = "This path serves gRPC: send application/grpc over HTTP/2.";
-            let rejection = Rejection::new(Code::InvalidRequest, ErrorReason::NOT_GRPC, message);
-            return Err(rejection.with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE));
+            return Err(Rejection::not_grpc(message));
         }
         Ok(())
-    }
-}
-
-impl MiddlewareContext {
-    /// Runs the route, within its deadline and with panics caught.
-    async fn handle(
-        &self,
-        request: Request,
-        next: Next,
-        Deadline(deadline): Deadline,
-        id: &RequestId,
-        caller: CallerIdentity,
-        streams: bool,
-    ) -> Response<Body> {
-        let (mut parts, body) = request.into_parts();
-        // Cloned, because the handler consumes the request, and an answer that replaces its own must suit the client.
-        let asked = parts.headers.clone();
-        let path = parts.uri.path().to_owned();
-        // Over gRPC a body is a stream that may pause; its faces have limits of their own.
-        let framing = if is_grpc(&asked) {
-            Framing::Grpc
-        } else {
-            Framing::Lines
-        };
-        let (body, arrival) = if streams && framing == Framing::Grpc {
-            (body, Arc::default())
-        } else {
-            TimedBody::watching(body, self.timeouts.body_idle)
-        };
-        // The charge is around the pause timer, not within it: while a piece waits for room in the budget the body is not
-        // polled and the timer does not run. That wait is ours, not the client's.
-        let intake = BodyIntake::new(
-            Arc::clone(&self.bodies),
-            caller,
-            self.drain_bytes,
-            self.timeouts.body_idle,
-        );
-        let body = intake.charging(body, framing);
-        parts.extensions.insert(Arc::clone(&arrival));
-        parts.extensions.insert(Arc::clone(&intake));
-        let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
-        // A panic is caught so that its client gets an answer with the id that the log has; it would otherwise see a closed
-        // connection.
-        // `AssertUnwindSafe`: the handler is not used after a panic, and locks that it shares recover from poisoning.
-        let handled = timeout_at(deadline, handled.catch_unwind()).await;
-        // Refunds what the body was charged, before `read_away` may wait for a slow client: others wait for that room.
-        let leftover = intake.answered();
-        let answer = match handled {
-            // The cause wins over the route's answer, which may be anything: to the handler half a body looks malformed. The
-            // rest of a stalled body is not read, because it does not come.
-            Ok(_) if arrival.has_stalled() => return timeouts::stalled().answer_at(&path, &asked),
-            Ok(_) if intake.is_slow() => return timeouts::slow().answer_at(&path, &asked),
-            Ok(_) if intake.is_overloaded() => body_budget::overloaded().answer_at(&path, &asked),
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_panic)) => self.panicked(id, &path, &asked),
-            Err(_elapsed) => timeouts::too_late().answer_at(&path, &asked),
-        };
-        read_away(leftover, &asked, self.drain_bytes).await;
-        answer
-    }
-
-    fn panicked(&self, id: &RequestId, path: &str, asked: &HeaderMap) -> Response<Body> {
-        self.shared.metrics.panics.inc();
-        tracing::error!(request = id.as_str(), "a handler panicked");
-        let message = format!(
-            "The server had an error while processing your request. Request id: {}",
-            id.as_str()
-        );
-        let mut answer = Rejection::new(Code::Internal, ErrorReason::INTERNAL_ERROR, message)
-            .answer_at(path, asked);
-        // OA-202: asking again would fail again.
-        answer
-            .headers_mut()
-            .insert("x-should-retry", HeaderValue::from_static("false"));
-        answer
     }
 }
 

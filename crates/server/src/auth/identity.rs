@@ -40,9 +40,7 @@ impl CallerIdentity {
         // A client that has changed its network must be able to resume, and the token cannot be guessed (D-45).
         matches!((self, owner), (Self::Anonymous(_), Self::Anonymous(_))) || self == owner
     }
-}
 
-impl CallerIdentity {
     /// The number of this caller in a fair share (D-54); never 0, which stands for no caller.
     pub(crate) fn number(&self) -> u64 {
         // Seeded per process: with a fixed hash somebody could choose a name that collides with another caller's and take

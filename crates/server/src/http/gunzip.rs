@@ -212,7 +212,7 @@ mod tests {
     use super::*;
     use crate::auth::identity::CallerIdentity;
     use crate::http::body_budget::{BodyBudget, Config};
-    use crate::http::intake::Framing;
+    use crate::http::intake::{BodyFailure, Framing};
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -337,9 +337,10 @@ mod tests {
                 .get::<Arc<BodyIntake>>()
                 .unwrap()
                 .clone();
-            let request = request.map(|_| intake.charging(body, Framing::Grpc));
+            let request = request.map(|_| intake.watching(body, Framing::Grpc));
             let read = unpacked(request, 4 << 20).into_body().collect().await;
-            assert!(read.is_err() && intake.is_slow(), "{bytes}");
+            assert!(read.is_err(), "{bytes}");
+            assert_eq!(intake.failure(), Some(BodyFailure::Slow), "{bytes}");
             intake.answered();
             assert_eq!(in_use.get(), 0);
         }

@@ -1,21 +1,22 @@
-//! Charges a request body to the byte budget as it arrives (D-47).
+//! Charges a request body to the byte budget as it arrives (D-47), and gives up one that stops arriving (OA-911).
 //!
 //! Until the response begins, everything that arrived is held. From then on the body is a stream of messages, and only the
 //! message that is not complete is held: a poll for more means that the reader has taken the others.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use hyper::body::{Body as _, Frame, SizeHint};
+use tokio::time::{Sleep, sleep};
 
 use crate::auth::identity::CallerIdentity;
 use crate::http::body_budget::{BodyBudget, BudgetFull, Reservation, overloaded};
 use crate::http::drain_body::UnreadRemainder;
+use crate::http::rejection::Rejection;
 use crate::http::timeouts;
 use crate::http::upload_pace::UploadPace;
 
@@ -25,17 +26,41 @@ pub(crate) struct BodyIntake {
     caller: CallerIdentity,
     /// What still arrives is read and discarded, and is not charged.
     discarded: AtomicBool,
-    overloaded: AtomicBool,
-    /// It arrived too slowly and was given up.
-    slow: AtomicBool,
+    /// It may pause for as long as it likes.
+    exempt: AtomicBool,
+    /// Why it was given up: the first cause.
+    failure: OnceLock<BodyFailure>,
     /// Unpacked bytes of it are charged, beside those that arrived.
     unpacked: AtomicBool,
     /// What is kept until the response begins; `None` from then on. One lock for all, so that nothing is kept after that.
     kept: Mutex<Option<KeptUntilAnswer>>,
     /// Bytes of an unneeded body that are read before its answer is sent.
     drain_bytes: u64,
-    /// The time in which a client must send the least amount of [`UploadPace`] while something is charged.
-    pace: Duration,
+    /// For how long it may pause, and the time in which a client must send the least amount of [`UploadPace`] while something
+    /// is charged.
+    idle: Duration,
+}
+
+/// Why a body was given up. The middleware answers with it, because the handler, which sees an error, may answer anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyFailure {
+    /// It stopped arriving.
+    Stalled,
+    /// It arrived too slowly for what it held.
+    Slow,
+    /// There was no room for it in the byte budget.
+    Overloaded,
+}
+
+impl BodyFailure {
+    /// The answer to its request.
+    pub(crate) fn rejection(self) -> Rejection {
+        match self {
+            Self::Stalled => timeouts::stalled(),
+            Self::Slow => timeouts::slow(),
+            Self::Overloaded => overloaded(),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -60,23 +85,23 @@ impl BodyIntake {
         budget: Arc<BodyBudget>,
         caller: CallerIdentity,
         drain_bytes: u64,
-        pace: Duration,
+        idle: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
             budget,
             caller,
             drain_bytes,
-            pace,
+            idle,
             discarded: AtomicBool::new(false),
-            overloaded: AtomicBool::new(false),
-            slow: AtomicBool::new(false),
+            exempt: AtomicBool::new(false),
+            failure: OnceLock::new(),
             unpacked: AtomicBool::new(false),
             kept: Mutex::new(Some(KeptUntilAnswer::default())),
         })
     }
 
-    /// The same body, charged.
-    pub(crate) fn charging(self: &Arc<Self>, body: Body, framing: Framing) -> Body {
+    /// The same body, watched and charged.
+    pub(crate) fn watching(self: &Arc<Self>, body: Body, framing: Framing) -> Body {
         // Nothing can arrive: a GET needs no watch.
         if body.is_end_stream() {
             return body;
@@ -89,7 +114,8 @@ impl BodyIntake {
             read: 0,
             begun: false,
             frame: None,
-            pace: UploadPace::new(self.pace),
+            pause: None,
+            pace: UploadPace::new(self.idle),
             cutter: MessageBounds::new(framing),
         })
     }
@@ -106,9 +132,7 @@ impl BodyIntake {
 
     /// The number under which slow work on it takes turns with that of other callers.
     pub(crate) fn turn(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.caller.hash(&mut hasher);
-        hasher.finish()
+        self.caller.number()
     }
 
     /// Holds `reservation` until the response begins; releases it at once if it has begun.
@@ -142,15 +166,26 @@ impl BodyIntake {
         self.discarded.store(true, Ordering::Relaxed);
     }
 
+    /// Exempts the body from the idle timeout, or ends the exemption. Returns whether that is a change; the caller polls the
+    /// body again then, because the timer is only started and stopped by a poll.
+    pub(crate) fn exempt(&self, exempt: bool) -> bool {
+        self.exempt.swap(exempt, Ordering::Relaxed) != exempt
+    }
+
     /// A part of this request found no room in the budget.
     pub(crate) fn overrun(&self) {
-        self.overloaded.store(true, Ordering::Relaxed);
+        self.give_up(BodyFailure::Overloaded);
+    }
+
+    fn give_up(&self, failure: BodyFailure) {
+        // A second cause is a consequence of the first.
+        let _ = self.failure.set(failure);
         self.discard();
     }
 
-    /// Whether a part of it found no room.
-    pub(crate) fn is_overloaded(&self) -> bool {
-        self.is(&self.overloaded)
+    /// Why it was given up, if it was.
+    pub(crate) fn failure(&self) -> Option<BodyFailure> {
+        self.failure.get().copied()
     }
 
     /// Notes whether unpacked bytes of it are charged: then its client has to keep sending, or it would hold them for nothing.
@@ -158,17 +193,12 @@ impl BodyIntake {
         self.unpacked.store(holds, Ordering::Relaxed);
     }
 
-    /// Whether it was given up because it came too slowly.
-    pub(crate) fn is_slow(&self) -> bool {
-        self.is(&self.slow)
-    }
-
     fn is(&self, flag: &AtomicBool) -> bool {
         flag.load(Ordering::Relaxed)
     }
 }
 
-/// A body that is charged.
+/// A body that is watched and charged.
 struct ChargedBody {
     body: Body,
     intake: Arc<BodyIntake>,
@@ -181,6 +211,8 @@ struct ChargedBody {
     begun: bool,
     /// Has arrived, and waits for room in the budget.
     frame: Option<Frame<Bytes>>,
+    /// Runs while nothing arrives. Not while a frame waits for room in the budget: that wait is ours and not the client's.
+    pause: Option<Pin<Box<Sleep>>>,
     pace: UploadPace,
     cutter: MessageBounds,
 }
@@ -200,23 +232,33 @@ impl ChargedBody {
         Poll::Ready(Ok(()))
     }
 
-    /// Polled while nothing arrives; ready if the charged bytes have arrived too slowly.
-    fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Polled while nothing arrives; ready when the body is given up.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<BodyFailure> {
+        if self.intake.is(&self.intake.exempt) {
+            // Dropped and not paused: after the exemption the client gets a whole new limit.
+            self.pause = None;
+        } else {
+            let idle = self.intake.idle;
+            let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(idle)));
+            if pause.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(BodyFailure::Stalled);
+            }
+        }
         // A client that holds nothing of the budget may be as slow as it likes: a session over gRPC may be silent for hours.
         if self.reservation.is_empty() && !self.intake.is(&self.intake.unpacked) {
             self.pace.rest();
             return Poll::Pending;
         }
-        self.pace.poll_late(cx)
+        self.pace.poll_late(cx).map(|()| BodyFailure::Slow)
     }
 
-    fn give_up(&mut self) -> axum::Error {
-        // The flag tells the middleware the cause; the handler may answer anything to the error.
-        self.intake.slow.store(true, Ordering::Relaxed);
-        self.intake.discard();
+    /// Refunds what was charged, and returns the error for the reader.
+    fn give_up(&mut self, failure: BodyFailure) -> axum::Error {
+        self.intake.give_up(failure);
         self.charged = 0;
         self.reservation.shrink(0);
-        axum::Error::new(timeouts::slow().to_status())
+        // A gRPC status, because the library shows it to the client as it is, where it would make UNKNOWN of another error.
+        axum::Error::new(failure.rejection().to_status())
     }
 }
 
@@ -243,10 +285,14 @@ impl hyper::body::Body for ChargedBody {
                     let bytes = frame.data_ref().map_or(0, Bytes::len);
                     this.read += bytes as u64;
                     this.pace.came(bytes);
+                    this.pause = None;
                     this.frame = Some(frame);
                 }
                 Poll::Ready(end) => return Poll::Ready(end),
-                Poll::Pending => return this.poll_slow(cx).map(|()| Some(Err(this.give_up()))),
+                Poll::Pending => {
+                    let failure = ready!(this.poll_late(cx));
+                    return Poll::Ready(Some(Err(this.give_up(failure))));
+                }
             }
         }
         let more = this
@@ -255,12 +301,9 @@ impl hyper::body::Body for ChargedBody {
             .and_then(Frame::data_ref)
             .map_or(0, Bytes::len);
         if ready!(this.poll_room(more, cx)).is_err() {
-            this.intake.overrun();
             // The waiting frame is discarded like the rest, which can still be read to its end.
             this.frame = None;
-            // A gRPC status, because the library shows it to the client as it is, where it would make UNKNOWN of another error.
-            let status = overloaded().to_status();
-            return Poll::Ready(Some(Err(axum::Error::new(status))));
+            return Poll::Ready(Some(Err(this.give_up(BodyFailure::Overloaded))));
         }
         let frame = this.frame.take();
         // Only once it is handed on: while it waits it is no part of what the reader has seen.

@@ -1,17 +1,11 @@
 //! Timeouts of a request: for its body to arrive, and for its response to begin (OA-911).
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
 use http::HeaderMap;
-use hyper::body::{Body as _, Frame, SizeHint};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::Instant;
 
 use crate::http::body_budget::FREE;
 use crate::http::rejection::Rejection;
@@ -96,98 +90,12 @@ pub(crate) fn slow() -> Rejection {
         .with_status(http::StatusCode::REQUEST_TIMEOUT)
 }
 
-/// State shared by a body's timeout and its reader. Stands in the request's extensions.
-#[derive(Debug, Default)]
-pub(crate) struct BodyArrival {
-    stalled: AtomicBool,
-    exempt: AtomicBool,
-}
-
-impl BodyArrival {
-    /// It has stopped arriving.
-    pub(crate) fn has_stalled(&self) -> bool {
-        self.stalled.load(Ordering::Relaxed)
-    }
-
-    /// Exempts the body from the idle timeout, or ends the exemption. Returns whether that is a change; the caller polls the
-    /// body again then, because the timer is only started and stopped by a poll.
-    pub(crate) fn exempt(&self, exempt: bool) -> bool {
-        self.exempt.swap(exempt, Ordering::Relaxed) != exempt
-    }
-}
-
-/// A body that may not pause for long.
-pub(crate) struct TimedBody {
-    body: Body,
-    idle: Duration,
-    /// Runs while nothing arrives.
-    pause: Option<Pin<Box<Sleep>>>,
-    arrival: Arc<BodyArrival>,
-}
-
-impl TimedBody {
-    /// The body with an idle timeout, and the state that it shares with its reader.
-    pub(crate) fn watching(body: Body, idle: Duration) -> (Body, Arc<BodyArrival>) {
-        let arrival = Arc::new(BodyArrival::default());
-        if body.is_end_stream() {
-            return (body, arrival);
-        }
-        let arriving = Self {
-            body,
-            idle,
-            pause: None,
-            arrival: Arc::clone(&arrival),
-        };
-        (Body::new(arriving), arrival)
-    }
-}
-
-impl hyper::body::Body for TimedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let this = &mut *self;
-        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
-            this.pause = None;
-            return Poll::Ready(frame);
-        }
-        if this.arrival.exempt.load(Ordering::Relaxed) {
-            // Dropped and not paused: after the exemption the client gets a whole new limit.
-            this.pause = None;
-            return Poll::Pending;
-        }
-        let idle = this.idle;
-        let pause = this.pause.get_or_insert_with(|| Box::pin(sleep(idle)));
-        if pause.as_mut().poll(cx).is_pending() {
-            return Poll::Pending;
-        }
-        // The flag tells the middleware the cause: the error below reaches the handler, which may answer anything to it.
-        this.arrival.stalled.store(true, Ordering::Relaxed);
-        Poll::Ready(Some(Err(axum::Error::new("the body stopped arriving"))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 const HEADER: &str = "x-request-timeout-ms";
 /// Ten years: longer than any process.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 #[cfg(test)]
 mod tests {
-    use futures::{StreamExt, stream};
-    use http_body_util::BodyExt;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -219,45 +127,5 @@ mod tests {
             let expect = seconds.map(|seconds| Deadline(now + Duration::from_secs(seconds)));
             assert_eq!(deadline.ok(), expect, "{limit} {asked:?}");
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn oa_911_a_body_may_pause_up_to_its_limit() {
-        let pieces = |pauses: [u64; 3]| {
-            Body::from_stream(stream::unfold(0, move |index| async move {
-                let pause = pauses.get(index)?;
-                sleep(Duration::from_millis(*pause)).await;
-                Some((Ok::<_, std::io::Error>(Bytes::from_static(b"x")), index + 1))
-            }))
-        };
-        let limit = Duration::from_secs(30);
-        for (pauses, arrives) in [
-            // The limit applies to each pause, not to all together.
-            ([29_999, 29_999, 29_999], true),
-            ([0, 30_001, 0], false),
-        ] {
-            let (body, arrival) = TimedBody::watching(pieces(pauses), limit);
-            let read = body.collect().await;
-            assert_eq!(
-                read.map(|all| all.to_bytes().len()).ok(),
-                arrives.then_some(3)
-            );
-            assert_eq!(arrival.has_stalled(), !arrives, "{pauses:?}");
-        }
-        // One that is read as a stream may pause while what it asked for runs.
-        let (body, arrival) = TimedBody::watching(pieces([600_000, 0, 29_999]), limit);
-        assert!(arrival.exempt(true) && !arrival.exempt(true));
-        let mut body = body.into_data_stream();
-        assert!(body.next().await.unwrap().is_ok());
-        assert!(arrival.exempt(false));
-        assert!(body.next().await.unwrap().is_ok() && body.next().await.unwrap().is_ok());
-        let (body, arrival) = TimedBody::watching(pieces([0, 600_000, 0]), limit);
-        arrival.exempt(true);
-        let mut body = body.into_data_stream();
-        assert!(body.next().await.unwrap().is_ok());
-        arrival.exempt(false);
-        assert!(body.next().await.unwrap().is_err() && arrival.has_stalled());
-        let (empty, _) = TimedBody::watching(Body::empty(), limit);
-        assert!(empty.is_end_stream());
     }
 }

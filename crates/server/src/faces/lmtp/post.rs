@@ -39,10 +39,9 @@ use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, 
 use super::line_input::LineInput;
 use crate::auth::caller::Caller;
 use crate::faces::cut_body::flush_before_error;
-use crate::http::intake::BodyIntake;
+use crate::http::intake::{BodyFailure, BodyIntake};
 use crate::http::rejection::Rejection;
 use crate::http::request_trace;
-use crate::http::timeouts::BodyArrival;
 
 /// The messages of a request body, each of at most `max` bytes.
 async fn input(headers: &HeaderMap, body: Body, max: usize) -> Result<PostInput, Rejection> {
@@ -73,15 +72,14 @@ pub(super) async fn answer(
         caller: Some(caller),
         ..LmtpClientInfo::of_lines()
     };
-    let arrival = parts.extensions.get::<Arc<BodyArrival>>().cloned();
-    let arrival = arrival.unwrap_or_default();
+    let intake: Option<Arc<BodyIntake>> = parts.extensions.get().cloned();
     let whole = Arc::new(AtomicBool::new(false));
     // One piece in flight: the task stops sending while the client does not read.
     let (sender, receiver) = mpsc::channel(1);
     let mut conversation = ConnectionDriver::new(&context, connection);
     let mut wire = PostTransport {
         incoming,
-        intake: parts.extensions.get().cloned(),
+        intake: intake.clone(),
         form,
         out: BytesMut::new(),
         sender: PollSender::new(sender),
@@ -92,7 +90,8 @@ pub(super) async fn answer(
         let end = std::future::poll_fn(|cx| {
             let end = conversation.poll_end(&mut wire, cx);
             // While streams run the client has nothing to send, and the pause timer of its body must not end them.
-            if arrival.exempt(conversation.is_busy()) {
+            let busy = conversation.is_busy();
+            if intake.as_ref().is_some_and(|it| it.exempt(busy)) {
                 // The body starts or stops its timer only where it is polled.
                 cx.waker().wake_by_ref();
             }
@@ -249,11 +248,14 @@ impl LmtpTransport for PostTransport {
                 match ready!(body.poll_next_unpin(cx)) {
                     Some(Ok(bytes)) => lines.push(&bytes),
                     None => lines.ended = true,
-                    Some(Err(_)) if self.intake.as_ref().is_some_and(|it| it.is_overloaded()) => {
-                        return Poll::Ready(LmtpInput::Overloaded);
+                    Some(Err(_)) => {
+                        let failure = self.intake.as_ref().and_then(|it| it.failure());
+                        return Poll::Ready(match failure {
+                            Some(BodyFailure::Overloaded) => LmtpInput::Overloaded,
+                            // Not an end of input: the request is incomplete, and the response must show that it is too.
+                            _ => LmtpInput::Closed,
+                        });
                     }
-                    // Not an end of input: the request is incomplete, and the response must show that it is too.
-                    Some(Err(_)) => return Poll::Ready(LmtpInput::Closed),
                 }
             },
         }

@@ -36,11 +36,11 @@ async fn next(body: &mut Body) -> usize {
 #[tokio::test]
 async fn d_47_a_body_is_charged_until_its_answer_begins() {
     let (intake, in_use) = intake(40_000);
-    let body = intake.charging(pieces(vec![vec![b'x'; 10_000]; 4]), Framing::Lines);
+    let body = intake.watching(pieces(vec![vec![b'x'; 10_000]; 4]), Framing::Lines);
     assert_eq!(body.collect().await.unwrap().to_bytes().len(), 40_000);
     assert_eq!(in_use.get(), 40_000);
     let mut more = intake.reserve();
-    assert!(more.is_empty() && !intake.is_overloaded());
+    assert!(more.is_empty() && intake.failure().is_none());
     intake.answered();
     assert_eq!(in_use.get(), 0);
     more.hold(40_000).await.unwrap();
@@ -52,13 +52,13 @@ async fn d_47_a_body_is_charged_until_its_answer_begins() {
 #[tokio::test(start_paused = true)]
 async fn d_47_a_body_without_room_is_refused_and_can_be_read_away() {
     let (intake, in_use) = intake(39_999);
-    let mut body = intake.charging(pieces(vec![vec![b'x'; 10_000]; 8]), Framing::Lines);
+    let mut body = intake.watching(pieces(vec![vec![b'x'; 10_000]; 8]), Framing::Lines);
     for _ in 0..3 {
         assert_eq!(next(&mut body).await, 10_000);
     }
     assert_eq!(in_use.get(), 30_000);
     assert!(body.frame().await.unwrap().is_err());
-    assert!(intake.is_overloaded());
+    assert_eq!(intake.failure(), Some(BodyFailure::Overloaded));
     assert_eq!(in_use.get(), 0);
     for _ in 0..4 {
         assert_eq!(next(&mut body).await, 10_000);
@@ -71,7 +71,7 @@ async fn d_47_a_body_without_room_is_refused_and_can_be_read_away() {
 fn dripping(pieces: Vec<(usize, u64)>) -> Body {
     let pieces = stream::iter(pieces).chain(stream::pending());
     Body::from_stream(pieces.then(|(bytes, seconds)| async move {
-        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        sleep(Duration::from_secs(seconds)).await;
         Ok::<_, std::io::Error>(Bytes::from(vec![0xa; bytes]))
     }))
 }
@@ -91,7 +91,7 @@ async fn d_47_charged_bodies_must_arrive_at_a_minimum_rate() {
     ] {
         let (intake, in_use) = intake(8 << 20);
         let length = body.len();
-        let mut body = intake.charging(dripping(body), Framing::Grpc);
+        let mut body = intake.watching(dripping(body), Framing::Grpc);
         let began = tokio::time::Instant::now();
         let mut came = 0;
         while came < length && body.frame().await.unwrap().is_ok() {
@@ -99,7 +99,8 @@ async fn d_47_charged_bodies_must_arrive_at_a_minimum_rate() {
         }
         let received = (came < length).then(|| (began.elapsed().as_secs(), came));
         assert_eq!(received, end, "{name}");
-        assert_eq!(intake.is_slow(), end.is_some(), "{name}");
+        let failure = end.map(|_| BodyFailure::Slow);
+        assert_eq!(intake.failure(), failure, "{name}");
         if end.is_some() {
             assert_eq!(in_use.get(), 0, "{name}");
         }
@@ -111,15 +112,16 @@ async fn d_47_charged_bodies_must_arrive_at_a_minimum_rate() {
 async fn d_47_only_the_time_of_waiting_for_the_client_counts() {
     let (intake, in_use) = intake(8 << 20);
     let pieces = vec![(10_000, 0), (1, 20), (1, 9), (1, 2)];
-    let mut body = intake.charging(dripping(pieces), Framing::Lines);
+    let mut body = intake.watching(dripping(pieces), Framing::Lines);
     for _ in 0..3 {
         assert!(next(&mut body).await > 0);
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        sleep(Duration::from_secs(60)).await;
     }
     assert!(body.frame().await.unwrap().is_err());
     // A stream of messages that have come whole may be silent for as long as it likes.
+    intake.exempt(true);
     let pieces = vec![(10_000, 0), (1, 3600)];
-    let mut body = intake.charging(dripping(pieces), Framing::Lines);
+    let mut body = intake.watching(dripping(pieces), Framing::Lines);
     intake.answered();
     for _ in 0..2 {
         assert!(next(&mut body).await > 0);
@@ -138,7 +140,7 @@ async fn d_47_only_the_unfinished_message_of_a_stream_is_charged() {
         for size in [1, 3, 5_000, 10_004, 30_010] {
             let (intake, in_use) = intake(40_000);
             let split = bytes.chunks(size).map(<[u8]>::to_vec).collect();
-            let mut body = intake.charging(pieces(split), framing);
+            let mut body = intake.watching(pieces(split), framing);
             intake.answered();
             let mut passed = 0;
             let mut most = 0;
@@ -157,4 +159,48 @@ async fn d_47_only_the_unfinished_message_of_a_stream_is_charged() {
             assert_eq!(in_use.get(), 0);
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn oa_911_a_body_may_pause_up_to_its_limit() {
+    let pieces = |pauses: [u64; 3]| {
+        Body::from_stream(stream::unfold(0, move |index| async move {
+            let pause = pauses.get(index)?;
+            sleep(Duration::from_millis(*pause)).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from_static(b"x")), index + 1))
+        }))
+    };
+    let empty = intake(8 << 20).0.watching(Body::empty(), Framing::Lines);
+    assert!(empty.is_end_stream());
+    let watching = |pauses| {
+        let (intake, _) = intake(8 << 20);
+        (intake.watching(pieces(pauses), Framing::Lines), intake)
+    };
+    for (pauses, arrives) in [
+        // The limit applies to each pause, not to all together.
+        ([29_999, 29_999, 29_999], true),
+        ([0, 30_001, 0], false),
+    ] {
+        let (body, intake) = watching(pauses);
+        let read = body.collect().await;
+        assert_eq!(
+            read.map(|all| all.to_bytes().len()).ok(),
+            arrives.then_some(3)
+        );
+        let failure = (!arrives).then_some(BodyFailure::Stalled);
+        assert_eq!(intake.failure(), failure, "{pauses:?}");
+    }
+    // One that is read as a stream may pause while what it asked for runs.
+    let (body, intake) = watching([600_000, 0, 29_999]);
+    assert!(intake.exempt(true) && !intake.exempt(true));
+    let mut body = body.into_data_stream();
+    assert!(body.next().await.unwrap().is_ok());
+    assert!(intake.exempt(false));
+    assert!(body.next().await.unwrap().is_ok() && body.next().await.unwrap().is_ok());
+    let (body, intake) = watching([0, 600_000, 0]);
+    intake.exempt(true);
+    let mut body = body.into_data_stream();
+    assert!(body.next().await.unwrap().is_ok());
+    intake.exempt(false);
+    assert!(body.next().await.unwrap().is_err() && intake.failure() == Some(BodyFailure::Stalled));
 }
