@@ -28,7 +28,7 @@ use crate::context::ServerContext;
 use crate::http::rejection::{Rejection, is_grpc};
 use crate::http::route::Route;
 use crate::page::Page;
-use crate::websocket::handshake::is_asked;
+use crate::websocket::handshake::asks_for_websocket;
 
 /// `root` serves the WebSockets of `/`, if a face has any.
 pub(crate) fn routes(
@@ -129,7 +129,7 @@ async fn socket(
     next: Next,
 ) -> Response {
     match root {
-        Some(root) if is_asked(request.headers()) => {
+        Some(root) if asks_for_websocket(request.headers()) => {
             // The error type of a router is `Infallible`.
             root.oneshot(request)
                 .await

@@ -33,7 +33,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 use self::carrier::{PeekConnection, SocketIo};
-use self::handshake::{has_token, is_asked, tokens};
+use self::handshake::{asks_for_websocket, has_token, tokens};
 use self::reader::{FrameReader, ReadFrame};
 use self::writer::{FrameKind, FrameWriter};
 use crate::http::body_budget::{BudgetFull, FREE, Reservation};
@@ -96,7 +96,7 @@ impl UpgradeRequest {
         let version = headers.get(header::SEC_WEBSOCKET_VERSION);
         let dialect = version.is_some_and(|version| version == VERSION);
         let upgradable = request.version() == Version::HTTP_11 && request.method() == Method::GET;
-        if !is_asked(headers) || !dialect || !upgradable {
+        if !asks_for_websocket(headers) || !dialect || !upgradable {
             let message =
                 "This path serves WebSockets: request an upgrade, version 13, over HTTP/1.1.";
             return Err(Rejection::new(
@@ -172,7 +172,7 @@ impl UpgradeRequest {
         let serving = async move {
             // Fails if the connection broke before the 101 was sent: then there is nothing to serve.
             if let Ok(upgraded) = upgrade.await {
-                let (io, ahead) = SocketIo::of(upgraded);
+                let (io, ahead) = carrier::socket(upgraded);
                 let mut socket = WebSocket::new(io, ahead, message_bytes_max, keepalive);
                 socket.reservation = reservation;
                 serve(Box::new(socket)).await;

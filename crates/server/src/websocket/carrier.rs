@@ -3,21 +3,19 @@
 //! Neither buffers nor wrappers of HTTP are kept, so an idle connection holds little memory (EV-982).
 
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use futures::FutureExt;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto::upgrade::downcast;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
 use crate::listener::read_watch::{AbortConnection, ReadWatch};
 
 /// The socket as the listener has accepted it, with TLS if it has that.
-pub(crate) struct SocketIo(Box<dyn AcceptedConnection>);
+pub(crate) type SocketIo = Box<dyn AcceptedConnection>;
 
 /// A connection whose end can be noticed without reading.
 pub(crate) trait PeekConnection {
@@ -25,35 +23,30 @@ pub(crate) trait PeekConnection {
     fn is_closed(&self) -> bool;
 }
 
-trait AcceptedConnection: PeekConnection + AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait AcceptedConnection:
+    PeekConnection + AsyncRead + AsyncWrite + Send + Unpin
+{
+}
 impl<T: PeekConnection + AsyncRead + AsyncWrite + Send + Unpin> AcceptedConnection for T {}
 
-impl SocketIo {
-    /// The socket of an upgrade, and the bytes that hyper has read ahead.
-    pub(super) fn of(upgraded: Upgraded) -> (Self, Vec<u8>) {
-        // hyper hides the type of its transport, and a downcast needs it: each kind that the listener can serve is tried.
-        let found = taken::<TcpStream>(upgraded)
-            .or_else(taken::<TlsStream<TcpStream>>)
-            .or_else(taken::<UnixStream>)
-            .or_else(taken::<TlsStream<UnixStream>>);
-        found.unwrap_or_else(|upgraded| (Self::over(TokioIo::new(upgraded)), Vec::new()))
-    }
-
-    pub(super) fn over(
-        connection: impl PeekConnection + AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    ) -> Self {
-        Self(Box::new(connection))
-    }
+/// The socket of an upgrade, and the bytes that hyper has read ahead.
+pub(super) fn socket(upgraded: Upgraded) -> (SocketIo, Vec<u8>) {
+    // hyper hides the type of its transport, and a downcast needs it: each kind that the listener can serve is tried.
+    let found = taken::<TcpStream>(upgraded)
+        .or_else(taken::<TlsStream<TcpStream>>)
+        .or_else(taken::<UnixStream>)
+        .or_else(taken::<TlsStream<UnixStream>>);
+    found.unwrap_or_else(|upgraded| (Box::new(TokioIo::new(upgraded)), Vec::new()))
 }
 
 /// The socket below HTTP's wrappers, if it is of this type.
 fn taken<T>(upgraded: Upgraded) -> Result<(SocketIo, Vec<u8>), Upgraded>
 where
-    T: PeekConnection + AbortConnection + AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    T: AcceptedConnection + AbortConnection + 'static,
 {
     let parts = downcast::<TokioIo<ReadWatch<T>>>(upgraded)?;
     let connection = parts.io.into_inner().into_inner();
-    Ok((SocketIo::over(connection), parts.read_buf.into()))
+    Ok((Box::new(connection), parts.read_buf.into()))
 }
 
 fn closed(ready: Option<io::Result<Ready>>) -> bool {
@@ -89,46 +82,6 @@ impl PeekConnection for TokioIo<Upgraded> {
 
 impl PeekConnection for SocketIo {
     fn is_closed(&self) -> bool {
-        self.0.is_closed()
-    }
-}
-
-impl AsyncRead for SocketIo {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for SocketIo {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, bytes)
+        (**self).is_closed()
     }
 }

@@ -4,14 +4,14 @@ use http::request::Parts;
 use http::{HeaderMap, Method, header};
 
 /// Whether a request asks for a WebSocket, however badly: such a request gets an error about its handshake, and no page.
-pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
+pub(crate) fn asks_for_websocket(headers: &HeaderMap) -> bool {
     has_token(headers, header::UPGRADE, "websocket")
 }
 
 /// Whether a request is a complete WebSocket handshake, which no browser sends for a form or a link.
 pub(crate) fn is_handshake(request: &Parts) -> bool {
     request.method == Method::GET
-        && is_asked(&request.headers)
+        && asks_for_websocket(&request.headers)
         && has_token(&request.headers, header::CONNECTION, "upgrade")
         && request.headers.contains_key(header::SEC_WEBSOCKET_KEY)
 }

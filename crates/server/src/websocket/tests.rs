@@ -267,7 +267,8 @@ async fn ev_109_the_disconnect_of_a_paused_peer_is_noticed() {
     let address = listener.local_addr().unwrap();
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
-    let mut socket = WebSocket::new(SocketIo::over(server), Vec::new(), 1024, KEEPALIVE);
+    let io: SocketIo = Box::new(server);
+    let mut socket = WebSocket::new(io, Vec::new(), 1024, KEEPALIVE);
     // Many unread bytes come before the end.
     client.write_all(&[0; 10_000]).await.unwrap();
     tokio::time::pause();
