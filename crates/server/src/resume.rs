@@ -5,9 +5,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::auth::identity::CallerIdentity;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use crate::auth::identity::CallerIdentity;
+use crate::auth::quotas::{CallerQuotas, Permit};
 
 /// An unguessable resume token.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -44,32 +46,14 @@ pub(crate) struct TokenFormat {
 pub(crate) struct ResumeRegistry<B> {
     entries: Mutex<RegistryEntries<B>>,
     kind: TokenFormat,
-    most: usize,
-    /// The limit for one caller, so that none takes all.
-    most_each: usize,
+    /// The number of entries, of all callers and of each, so that none takes all.
+    quotas: Arc<CallerQuotas>,
 }
 
-struct RegistryEntries<B> {
-    by_token: HashMap<Arc<str>, RegistryEntry<B>>,
-    /// The number of entries of each caller.
-    taken: HashMap<CallerIdentity, usize>,
-}
-
-impl<B> RegistryEntries<B> {
-    fn remove(&mut self, token: &SecretToken) -> Option<RegistryEntry<B>> {
-        let position = self.by_token.remove(&token.0)?;
-        if let Some(taken) = self.taken.get_mut(&position.identity) {
-            *taken -= 1;
-            if *taken == 0 {
-                self.taken.remove(&position.identity);
-            }
-        }
-        Some(position)
-    }
-}
+type RegistryEntries<B> = HashMap<Arc<str>, RegistryEntry<B>>;
 
 struct RegistryEntry<B> {
-    identity: CallerIdentity,
+    permit: Permit,
     back: Option<B>,
 }
 
@@ -81,15 +65,10 @@ pub(crate) struct RegistryGuard<B> {
 
 impl<B> ResumeRegistry<B> {
     pub(crate) fn new(kind: TokenFormat, most: usize, most_each: usize) -> Self {
-        let entries = RegistryEntries {
-            by_token: HashMap::new(),
-            taken: HashMap::new(),
-        };
         Self {
-            entries: Mutex::new(entries),
+            entries: Mutex::default(),
             kind,
-            most,
-            most_each,
+            quotas: CallerQuotas::new(most as u64, most_each as u64),
         }
     }
 
@@ -101,18 +80,9 @@ impl<B> ResumeRegistry<B> {
     ) -> Option<(SecretToken, RegistryGuard<B>)> {
         // Before the lock, because the system's random source may block.
         let token = SecretToken::random(self.kind)?;
-        let mut entries = self.entries();
-        let taken = entries.taken.get(caller_identity).copied().unwrap_or(0);
-        // Checked and inserted under one lock: two sessions that begin at the same time must not both get the last entry.
-        if entries.by_token.len() >= self.most || taken >= self.most_each {
-            return None;
-        }
-        let position = RegistryEntry {
-            identity: caller_identity.clone(),
-            back: None,
-        };
-        entries.by_token.insert(Arc::clone(&token.0), position);
-        entries.taken.insert(caller_identity.clone(), taken + 1);
+        let permit = self.quotas.take(caller_identity).ok()?;
+        let entry = RegistryEntry { permit, back: None };
+        self.entries().insert(Arc::clone(&token.0), entry);
         let guard = RegistryGuard {
             // An entry holds its session's task, and that task holds this guard: with a strong reference the registry would
             // keep itself alive.
@@ -130,16 +100,16 @@ impl<B> ResumeRegistry<B> {
         when: impl Fn(&B) -> Option<T>,
     ) {
         let mut entries = self.entries();
-        let taken = entries.taken.get(caller_identity).copied().unwrap_or(0);
         // A caller at its own limit removes one of its own: freeing an entry of another caller would not help it.
-        let mine = taken >= self.most_each;
-        let can_go = entries.by_token.iter().filter_map(|(token, position)| {
-            let asked = !mine || position.identity == *caller_identity;
+        let (_, taken) = self.quotas.taken(caller_identity);
+        let mine = taken >= self.quotas.most_each();
+        let can_go = entries.iter().filter_map(|(token, position)| {
+            let asked = !mine || position.permit.caller() == caller_identity;
             let back = position.back.as_ref().filter(|_| asked)?;
             Some((when(back)?, token))
         });
         let first = can_go.min_by(|(one, _), (other, _)| one.cmp(other));
-        let first = first.map(|(_, token)| SecretToken(Arc::clone(token)));
+        let first = first.map(|(_, token)| Arc::clone(token));
         let removed = first.and_then(|token| entries.remove(&token));
         drop(entries);
         // Dropped after the lock: with the entry goes a task, which may hold guards of this registry.
@@ -149,7 +119,7 @@ impl<B> ResumeRegistry<B> {
     /// Stores the handle of a session; without effect if the session has ended.
     pub(crate) fn keep(&self, token: &SecretToken, back: B) {
         let mut back = Some(back);
-        if let Some(position) = self.entries().by_token.get_mut(&token.0) {
+        if let Some(position) = self.entries().get_mut(&token.0) {
             std::mem::swap(&mut position.back, &mut back);
         }
         // Dropped after the lock, like every handle.
@@ -165,9 +135,10 @@ impl<B> ResumeRegistry<B> {
         way: impl FnOnce(&B) -> T,
     ) -> Option<T> {
         let entries = self.entries();
-        let position = entries.by_token.get(token);
+        let position = entries.get(token);
         // The owner is checked here and not by the faces, so that none can forget it.
-        let position = position.filter(|position| caller_identity.may_use_what(&position.identity));
+        let position =
+            position.filter(|position| caller_identity.may_use_what(position.permit.caller()));
         // Called under the lock, so that the session cannot be removed before it is taken over. `way` only clones a handle
         // or sends a request to the session; it must not wait.
         position?.back.as_ref().map(way)
@@ -183,7 +154,7 @@ impl<B> Drop for RegistryGuard<B> {
         // The entry is moved out under the lock and dropped after it: with it goes the session's task, and what that holds
         // may be guards of the same registry.
         let position = self.registry.upgrade();
-        let position = position.and_then(|registry| registry.entries().remove(&self.token));
+        let position = position.and_then(|registry| registry.entries().remove(&self.token.0));
         drop(position);
     }
 }
@@ -223,7 +194,7 @@ mod tests {
         assert!(registry.issue(&key("third")).is_none());
         // An entry that may be removed makes room: one of the caller's own if its share is full.
         let own = key("key");
-        let all: Vec<_> = registry.entries().by_token.keys().cloned().collect();
+        let all: Vec<_> = registry.entries().keys().cloned().collect();
         all.into_iter()
             .for_each(|token| registry.keep(&SecretToken(token), ()));
         registry.spare(&own, |()| None::<u8>);
@@ -237,7 +208,7 @@ mod tests {
         let again = registry.issue(&key("key"));
         assert!(again.is_some());
         drop((again, stays));
-        let entries = registry.entries();
-        assert!(entries.by_token.is_empty() && entries.taken.is_empty());
+        assert!(registry.entries().is_empty());
+        assert_eq!(registry.quotas.taken(&own), (0, 0));
     }
 }

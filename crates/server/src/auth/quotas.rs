@@ -1,5 +1,5 @@
 //! Quotas with a limit for all callers together and one for each caller (D-45): connections, LMTP connections, Evergreen
-//! sessions, and bytes held by sessions.
+//! sessions, bytes held by sessions, and detached sessions.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
