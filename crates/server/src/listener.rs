@@ -293,11 +293,7 @@ fn protocol(config: &Config, windows: Windows) -> auto::Builder<TimedExecutor> {
 /// the handshake's limit.
 async fn connection(accepted: AcceptedStream, purpose: PortPurpose, slot: &ConnectionContext) {
     let limit = slot.config.handshake;
-    let caller = match purpose {
-        PortPurpose::Everything => Extensions::new(),
-        purpose => with(Extensions::new(), purpose),
-    };
-    let caller = with(caller, ConnectionId::fresh());
+    let caller = with(with(Extensions::new(), purpose), ConnectionId::fresh());
     // Nothing is allocated before the first byte: a silent connection costs its slot and its task only.
     match accepted {
         AcceptedStream::Tcp(socket, peer) => {
