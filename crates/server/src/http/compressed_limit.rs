@@ -65,5 +65,3 @@ pub(crate) const STEP: usize = 256 << 10;
 /// Bytes that may be read before any are unpacked: the most that a step can need of incompressible content, and what decoders
 /// read ahead.
 const AHEAD: usize = 2 * STEP;
-/// Compressed input up to this size is unpacked by the task that reads it; larger input goes to the thread pool.
-pub(crate) const UNPACKED_HERE: usize = 8 << 10;

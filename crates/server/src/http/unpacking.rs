@@ -3,7 +3,7 @@
 use sapwood_kernel::pool::{BlockingPool, TaskSize};
 
 use crate::http::body_budget::{BudgetFull, Reservation};
-use crate::http::compressed_limit::{STEP, UNPACKED_HERE};
+use crate::http::compressed_limit::STEP;
 use crate::http::intake::BodyIntake;
 
 /// Compressed input, and what was unpacked of it.
@@ -59,3 +59,6 @@ pub(crate) async fn unpack<U: Unpacking>(
         ended = step.map_err(refused)?;
     }
 }
+
+/// Compressed input up to this size is unpacked by the task that reads it; larger input goes to the thread pool.
+const UNPACKED_HERE: usize = 8 << 10;
