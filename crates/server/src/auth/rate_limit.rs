@@ -159,7 +159,7 @@ impl TokenMeter {
         Ok(ChargedRun {
             allowance: Arc::clone(self),
             charged: AtomicU64::new(0),
-            sends_headers: AtomicBool::new(false),
+            charges_itself: AtomicBool::new(false),
         })
     }
 
@@ -256,14 +256,14 @@ pub(crate) struct ChargedRun {
     /// Tokens charged so far.
     charged: AtomicU64,
     /// The model charges its tokens itself, as local ones do; a remote one reports its usage at the end.
-    sends_headers: AtomicBool,
+    charges_itself: AtomicBool,
 }
 
 impl ChargedRun {
     /// Charges one token for a chunk of a remote model, so that a call that is cut short has paid for something.
     pub(super) fn guess(&self, chunk: &Chunk) {
         // A local model charges its prompt before its first chunk, so the flag is set by then.
-        if !self.sends_headers.load(Ordering::Relaxed) && !chunk.data.is_empty() {
+        if !self.charges_itself.load(Ordering::Relaxed) && !chunk.data.is_empty() {
             self.output(1);
         }
     }
@@ -293,7 +293,7 @@ impl TokenCharge for ChargedRun {
     }
 
     fn prompt(&self, tokens: u32) -> Result<()> {
-        self.sends_headers.store(true, Ordering::Relaxed);
+        self.charges_itself.store(true, Ordering::Relaxed);
         if let Some(bucket) = &mut self.allowance.lock().tokens {
             bucket.take(tokens, "tokens")?;
         }

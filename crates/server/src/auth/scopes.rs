@@ -112,7 +112,7 @@ impl fmt::Display for KeyFingerprint {
 impl fmt::Debug for KeyFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the digest: from the digest of a short secret the secret can be searched for.
-        f.write_str("Fingerprint(…)")
+        f.write_str("KeyFingerprint(…)")
     }
 }
 
