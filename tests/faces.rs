@@ -188,7 +188,7 @@ async fn stream_infer(
     key: Option<&str>,
     prompt: &str,
 ) -> Result<String, String> {
-    let mut address = sapwood_net::triton::TritonAddress::new(format!("triton+grpc://{server}"));
+    let mut address = sapwood_net::triton::ServerAddress::new(format!("triton+grpc://{server}"));
     address.key = key.map(Into::into);
     let client = sapwood_net::triton::TritonClient::connect(&address)
         .await

@@ -5,12 +5,10 @@ use futures::{StreamExt, stream};
 use sapwood_engine::{Engine, scripted};
 use sapwood_kernel::connect::{evergreen, lmtp, triton};
 use sapwood_kernel::{Error, Fun, GenerateConfig, Kernel, Port, PromptMode, Run, args};
-use sapwood_net::evergreen::{
-    ClientSession, ClientSessionOptions, ServerAddress as EvergreenAddress,
-};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
 use sapwood_net::lmtp::{ConnectOptions as LmtpOptions, PeerAddress as LmtpAddress};
-use sapwood_net::triton::{TritonAddress, TritonClient};
+use sapwood_net::triton::TritonClient;
 use sapwood_proto::lmtp::pool as machine;
 use sapwood_server::ops::health::HealthState;
 use sapwood_tests::http::Wire;
@@ -93,7 +91,7 @@ async fn function(server: &Running, engine: &Engine, kind: Upstream) -> Fun {
                 Upstream::EvergreenGrpc => "http",
                 _ => "ws",
             };
-            let address = EvergreenAddress::new(format!("{scheme}://{at}"));
+            let address = ServerAddress::new(format!("{scheme}://{at}"));
             let options = ClientSessionOptions {
                 partial_failure: true,
                 ..ClientSessionOptions::default()
@@ -114,7 +112,7 @@ async fn function(server: &Running, engine: &Engine, kind: Upstream) -> Fun {
                 Upstream::TritonHttp => "triton+http",
                 _ => "triton+grpc",
             };
-            let address = TritonAddress::new(format!("{scheme}://{at}"));
+            let address = ServerAddress::new(format!("{scheme}://{at}"));
             let client = TritonClient::connect(&address).await.unwrap();
             model(triton::import(&client).await.unwrap())
         }

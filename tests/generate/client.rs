@@ -6,7 +6,7 @@ use futures::StreamExt;
 use sapwood_engine::scripted::{ScriptedFailure, TransportCut};
 use sapwood_kernel::connect::triton::import;
 use sapwood_kernel::{ChoiceFinish, Error, GenerateConfig, args};
-use sapwood_net::triton::{TritonAddress, TritonClient};
+use sapwood_net::triton::{ServerAddress, TritonClient};
 use sapwood_proto::code::Code;
 use sapwood_proto::params::GenerationParams;
 use sapwood_tests::until;
@@ -19,7 +19,7 @@ const SCHEMES: [&str; 2] = ["triton+http", "triton+grpc"];
 
 /// The models and functions of `server`, imported; with `model`, only that one.
 async fn imported(server: &Running, scheme: &str, model: &str) -> Kernel {
-    let address = TritonAddress::new(format!("{scheme}://{}{model}", server.address));
+    let address = ServerAddress::new(format!("{scheme}://{}{model}", server.address));
     let client = TritonClient::connect(&address).await.unwrap();
     let kernel = Kernel::new();
     kernel.add_all(import(&client).await.unwrap()).unwrap();
@@ -212,7 +212,7 @@ async fn tr_1308_a_function_of_another_server_is_imported_by_name() {
         here.run::<String>("concat", args()).await.unwrap(),
         "one two"
     );
-    let missing = TritonClient::connect(&TritonAddress::new(format!(
+    let missing = TritonClient::connect(&ServerAddress::new(format!(
         "triton+http://{}/nobody",
         server.address
     )))

@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use http::Uri;
+use http::{HeaderMap, Request, Uri};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
+use tokio_tungstenite::tungstenite::{self, protocol::WebSocketConfig};
+use tokio_tungstenite::{WebSocketStream, client_async_with_config};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 
 use crate::tls;
 
@@ -36,29 +39,81 @@ pub(crate) enum ConnectError {
     Unreachable(io::Error),
 }
 
+impl From<&'static str> for ConnectError {
+    fn from(why: &'static str) -> Self {
+        Self::Bad(why)
+    }
+}
+
 impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
         Self::Unreachable(error)
     }
 }
 
-/// Connects to the host of `uri`; `secure`: over TLS, with `authorities` (PEM) trusted beside the well-known ones.
+/// Connects to the host of `uri`: for `https` and `wss` over TLS, with `authorities` (PEM) trusted beside the well-known ones.
 pub(crate) async fn connect(
     uri: &Uri,
-    secure: bool,
     authorities: Option<&[u8]>,
 ) -> Result<Box<dyn Io>, ConnectError> {
-    let host = uri.host().ok_or(ConnectError::Bad("it has no host"))?;
+    let host = uri.host().ok_or("it has no host")?;
     // Neither the resolver nor TLS takes the brackets in which a URL has an IPv6 address.
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let default = if secure { 443 } else { 80 };
-    let port = uri.port_u16().unwrap_or(default);
-    let tls = if secure {
-        Some(tls(host, authorities)?)
+    let host = host.trim_matches(['[', ']']);
+    let (default, tls) = if is_secure(uri) {
+        (443, Some(tls(host, authorities)?))
     } else {
-        None
+        (80, None)
     };
+    let port = uri.port_u16().unwrap_or(default);
     Ok(dial(host, port, tls).await?)
+}
+
+/// Returns whether the scheme of a URL, with or without a prefix such as `evergreen+`, asks for TLS.
+pub(crate) fn is_secure(uri: &Uri) -> bool {
+    let transport = uri
+        .scheme_str()
+        .and_then(|scheme| scheme.rsplit('+').next());
+    matches!(transport, Some("https" | "wss" | "grpcs"))
+}
+
+/// Returns the endpoint of a server of gRPC: for `https` over TLS, with `authorities` (PEM) trusted beside the well-known ones.
+///
+/// # Errors
+/// The authorities are invalid.
+pub(crate) fn grpc_endpoint(
+    uri: Uri,
+    authorities: Option<&[u8]>,
+) -> Result<Endpoint, &'static str> {
+    let secure = is_secure(&uri);
+    let endpoint = Endpoint::from(uri);
+    if !secure {
+        return Ok(endpoint);
+    }
+    // tonic's own TLS settings, because its channel takes no others; they trust what `tls::client` trusts.
+    let mut tls = ClientTlsConfig::new().with_webpki_roots();
+    if let Some(pem) = authorities {
+        tls = tls.ca_certificate(Certificate::from_pem(pem));
+    }
+    endpoint.tls_config(tls).map_err(|_| tls::AUTHORITIES)
+}
+
+/// Upgrades `io` to a WebSocket; returns it with the headers of the answer.
+///
+/// # Errors
+/// The server refuses the upgrade, or the connection is lost.
+pub(crate) async fn websocket<T: Io>(
+    request: Request<()>,
+    io: T,
+) -> Result<(WebSocketStream<T>, HeaderMap), tungstenite::Error> {
+    let config = WebSocketConfig::default()
+        // The library's default is 128 KiB for each connection, and each session of Evergreen has its own.
+        .read_buffer_size(BUFFER_BYTES)
+        .write_buffer_size(BUFFER_BYTES)
+        // The server is not trusted: a message is limited, however many frames it has (EV-705).
+        .max_message_size(Some(MESSAGE_BYTES_MAX))
+        .max_frame_size(Some(MESSAGE_BYTES_MAX));
+    let (socket, answer) = client_async_with_config(request, io, Some(config)).await?;
+    Ok((socket, answer.into_parts().0.headers))
 }
 
 /// The reason of a status for a failed TLS handshake: the server's certificate is not trusted, or the server does not
@@ -109,7 +164,7 @@ fn of_tls(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
 
 /// Returns whether `host`, a name or an address, with or without brackets, is this machine.
 pub(crate) fn is_loopback(host: &str) -> bool {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = host.trim_matches(['[', ']']);
     let name = host.to_ascii_lowercase();
     name == "localhost"
         // RFC 6761 reserves the whole domain for this machine.
@@ -123,11 +178,11 @@ pub(crate) fn is_loopback(host: &str) -> bool {
 /// Returns the TLS settings for the host of this name.
 ///
 /// # Errors
-/// [`ConnectError::Bad`].
-pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<ClientTls, ConnectError> {
+/// The host or the authorities are invalid.
+pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<ClientTls, &'static str> {
     let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| ConnectError::Bad("its host is not a valid TLS server name"))?;
-    let config = tls::client(authorities).map_err(|bad| ConnectError::Bad(bad.why()))?;
+        .map_err(|_| "its host is not a valid TLS server name")?;
+    let config = tls::client(authorities)?;
     Ok(ClientTls {
         connector: TlsConnector::from(Arc::new(config)),
         name,
@@ -214,6 +269,10 @@ fn nowhere() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the host has no address")
 }
 
+/// Bytes of a WebSocket that are read or written at once.
+const BUFFER_BYTES: usize = 32 * 1024;
+/// The maximum of bytes of a message of a WebSocket.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// The head start of each address before the next one is tried too.
 const HEAD_START: Duration = Duration::from_millis(250);
 

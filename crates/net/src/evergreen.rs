@@ -6,9 +6,9 @@ mod session;
 mod transport;
 mod websocket;
 
+pub use crate::address::ServerAddress;
 pub use link::panics;
 pub use sapwood_session::peer::{
     CallRequest, NodeReader, PeerCall, PeerHandle, PeerNodeWriter, SessionNode,
 };
 pub use session::{ClientSession, ClientSessionOptions};
-pub use transport::ServerAddress;

@@ -1,5 +1,6 @@
 //! Sapwood's clients: one module for each protocol. No other crate opens client sockets.
 
+mod address;
 mod connection;
 pub mod evergreen;
 mod http1;
@@ -10,4 +11,5 @@ pub mod references;
 mod tls;
 pub mod triton;
 
+pub use address::ServerAddress;
 pub use connection::{NO_ANSWER, UNTRUSTED};

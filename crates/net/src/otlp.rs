@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use ::http::uri::{Scheme, Uri};
+use ::http::uri::Uri;
 use bytes::Bytes;
 use hyper_rustls::HttpsConnectorBuilder;
 use opentelemetry_http::HttpClient;
@@ -29,9 +29,10 @@ use prost::Message;
 use sapwood_proto::secret::Secret;
 use tonic::Request;
 use tonic::metadata::MetadataMap;
-use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::transport::Channel;
 
-use crate::connection::is_loopback;
+use crate::address::{exposes_key, without_credentials};
+use crate::connection::grpc_endpoint;
 use crate::tls;
 
 /// Attributes and ids of spans.
@@ -68,10 +69,8 @@ impl CollectorAddress {
     /// Returns whether the headers would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_headers(&self) -> bool {
-        let uri: Option<Uri> = self.url.parse().ok();
-        let clear = uri.filter(|uri| uri.scheme() == Some(&Scheme::HTTP));
-        let other = clear.and_then(|uri| uri.host().map(|host| !is_loopback(host)));
-        !self.headers.is_empty() && other.unwrap_or(false)
+        let uri = self.url.parse();
+        uri.is_ok_and(|uri| exposes_key(&uri, !self.headers.is_empty()))
     }
 }
 
@@ -120,17 +119,13 @@ impl Collector {
     /// [`BadAddress`].
     pub fn new(address: &CollectorAddress) -> Result<Self, BadAddress> {
         let uri: Uri = address.url.parse().map_err(|_| BadAddress::Url)?;
-        let secure = match uri.scheme() {
-            Some(scheme) if *scheme == Scheme::HTTP => false,
-            Some(scheme) if *scheme == Scheme::HTTPS => true,
-            _ => return Err(BadAddress::Url),
-        };
-        // A URL is shown and logged, so credentials belong in a header.
-        if uri.authority().is_some_and(|it| it.as_str().contains('@')) {
+        if !matches!(uri.scheme_str(), Some("http" | "https")) {
             return Err(BadAddress::Url);
         }
+        // Credentials belong in a header.
+        without_credentials(&uri).map_err(|_| BadAddress::Url)?;
         let (spans, metrics) = match address.protocol {
-            OtlpProtocol::Grpc => over_grpc(uri, secure, address)?,
+            OtlpProtocol::Grpc => over_grpc(uri, address)?,
             OtlpProtocol::Http => over_http(address)?,
         };
         let resource = Resource::builder_empty().build();
@@ -210,17 +205,12 @@ impl Collector {
 
 fn over_grpc(
     uri: Uri,
-    secure: bool,
     address: &CollectorAddress,
 ) -> Result<(SpanExporter, MetricsTransport), BadAddress> {
-    let mut endpoint = Endpoint::from(uri)
+    let endpoint = grpc_endpoint(uri, None).map_err(|_| BadAddress::Url)?;
+    let endpoint = endpoint
         .connect_timeout(address.timeout)
         .timeout(address.timeout);
-    if secure {
-        endpoint = endpoint
-            .tls_config(ClientTlsConfig::new().with_webpki_roots())
-            .map_err(|_| BadAddress::Url)?;
-    }
     // Lazily, so that a collector that is away does not keep the server from starting.
     let channel = endpoint.connect_lazy();
     let metadata = MetadataMap::from_headers(headers(address)?);

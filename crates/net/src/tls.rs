@@ -6,20 +6,11 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 
-/// Why TLS cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct TlsSetupError(&'static str);
-
-impl TlsSetupError {
-    /// Returns the description.
-    pub(crate) const fn why(self) -> &'static str {
-        self.0
-    }
-}
-
 /// Returns the client configuration: TLS 1.2 and 1.3 with the well-known authorities, and those of `authorities` (PEM).
-pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, TlsSetupError> {
+///
+/// # Errors
+/// Why TLS cannot be used.
+pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, &'static str> {
     let mut roots = RootCertStore {
         roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
     };
@@ -36,6 +27,5 @@ pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, TlsSetu
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-const AUTHORITIES: TlsSetupError =
-    TlsSetupError("the authorities to trust are not PEM certificates");
-const VERSIONS: TlsSetupError = TlsSetupError("no version of TLS is available");
+pub(crate) const AUTHORITIES: &str = "the authorities to trust are not PEM certificates";
+const VERSIONS: &str = "no version of TLS is available";

@@ -1,7 +1,7 @@
 //! The client of KServe v2 servers with Triton's generate extension, over HTTP or gRPC.
 //!
 //! ```text
-//!   TritonAddress ─► TritonClient ─► models, model ─► ModelSignature ─┐
+//!   ServerAddress ─► TritonClient ─► models, model ─► ModelSignature ─┐
 //!                       └───── generate ◄────── InferRequest ◄────────┘ ─► ModelResponse, ModelResponse, … end | Error
 //! ```
 //!
@@ -23,10 +23,10 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 
-pub use self::address::TritonAddress;
 pub use self::error::{Error, ErrorReply};
 pub use self::model::{Declared, ModelSignature, ReadyModel};
 pub use self::request::{InferRequest, ModelResponse};
+pub use crate::address::ServerAddress;
 pub use sapwood_proto::generate::{Datatype, Strings, TensorData};
 
 use self::address::{TritonScheme, TritonTarget};
@@ -52,11 +52,14 @@ enum TritonTransport {
 }
 
 impl TritonClient {
-    /// Connects to the server at `address` and checks that it is ready.
+    /// Connects to the server at `address` and checks that it is ready. The URL is `triton+http://HOST:PORT`,
+    /// `triton+https://`, `triton+grpc://` or `triton+grpcs://`, followed by `/MODEL` if only one model is meant; every
+    /// character in it that is not a letter, digit, `-`, `.`, `_` or `~` is percent-encoded. Default ports: 80, 443, and
+    /// 8001 for gRPC.
     ///
     /// # Errors
     /// The address cannot be used, the server does not answer in time, or it refuses.
-    pub async fn connect(address: &TritonAddress) -> Result<Self, Error> {
+    pub async fn connect(address: &ServerAddress) -> Result<Self, Error> {
         let target = TritonTarget::read(&address.url)?;
         let wire = match target.carrier {
             TritonScheme::Http => {
@@ -140,7 +143,7 @@ impl TritonClient {
 
 /// Limits the time of requests other than `generate`.
 async fn in_time<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    // Not for `generate`, whose first response may wait in the server's queue; that has `idle_timeout`.
+    // Not for `generate`, whose first response may wait in the server's queue; that has [`IDLE_TIMEOUT`].
     let late = |_| Error::Unreachable("it accepts connections but does not answer");
     tokio::time::timeout(ANSWER_TIMEOUT, asked)
         .await
@@ -148,6 +151,8 @@ async fn in_time<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, 
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a server may be silent within a response; then the response counts as cut.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests;

@@ -6,9 +6,9 @@ use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_kernel::connect::evergreen::Listing;
 use sapwood_kernel::connect::{evergreen, triton};
 use sapwood_kernel::{Error, Fun, Kernel};
-use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
-use sapwood_net::triton::{TritonAddress, TritonClient};
-use sapwood_net::{NO_ANSWER, UNTRUSTED};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions};
+use sapwood_net::triton::TritonClient;
+use sapwood_net::{NO_ANSWER, ServerAddress, UNTRUSTED};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::secret::masked;
@@ -249,24 +249,12 @@ pub(crate) async fn join(address: &ServerAddress) -> Result<(ClientSession, List
     Ok((session, listing))
 }
 
-/// The Triton server at `url`, with the credentials of `access`.
-pub(crate) fn triton_address(url: &str, access: ServerAccess, timeout: Duration) -> TritonAddress {
-    let mut address = TritonAddress::new(url);
-    address.key = access.key;
-    address.connect_timeout = timeout;
-    address.authorities = access.authorities;
-    if address.exposes_key() {
-        warn_of_plain_text(&masked(url));
-    }
-    address
-}
-
 /// Connects to a ready Triton server, with its models as functions.
 ///
 /// # Errors
 /// No server answers, it refuses, or its model metadata cannot be read.
 pub(crate) async fn join_triton(
-    address: &TritonAddress,
+    address: &ServerAddress,
 ) -> Result<(TritonClient, Vec<Fun>), Status> {
     let client = TritonClient::connect(address).await;
     let client = client.map_err(|error| Status::other(error.code(), "", error.to_string()))?;

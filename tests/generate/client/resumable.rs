@@ -21,7 +21,7 @@ fn words(count: usize) -> Vec<ScriptStep> {
 async fn tr_1303_streams_of_another_server_survive_lost_connections() {
     let server = playing(words(60)).await;
     let proxy = Proxy::to(server.address).await;
-    let address = TritonAddress::new(format!("triton+http://{}/m", proxy.address));
+    let address = ServerAddress::new(format!("triton+http://{}/m", proxy.address));
     let client = TritonClient::connect(&address).await.unwrap();
     let here = Kernel::new();
     here.add_all(import(&client).await.unwrap()).unwrap();

@@ -15,7 +15,8 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::link::{self, ClientLink, ClientMessages, ClientReconnect, pump};
-use super::transport::{ServerAddress, ServerConnection};
+use super::transport::ServerConnection;
+use crate::address::ServerAddress;
 
 /// Options of a session.
 #[derive(Clone, Debug, Default)]
@@ -75,7 +76,9 @@ impl HandleOwner for SessionHandle {
 }
 
 impl ClientSession {
-    /// Connects and opens a session.
+    /// Connects and opens a session. The URL is `http://HOST:PORT` or `https://HOST:PORT` for gRPC; `ws://` or `wss://`
+    /// for WebSockets, in protobuf unless `?dialect=json` or `?dialect=msgpack` is given. All may have the prefix
+    /// `evergreen+` (D-40).
     ///
     /// # Errors
     /// The address cannot be used, the server does not answer, or it refuses.

@@ -5,9 +5,9 @@
 //!                                                            └─ stream: socket ─ codec ─► messages, end or status
 //! ```
 
-mod liveness;
-
+use std::error::Error;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,8 +15,8 @@ use bytes::{Bytes, BytesMut};
 use futures::future::FutureExt;
 use futures::stream::{SplitSink, SplitStream};
 use futures::{Sink, SinkExt, Stream, StreamExt};
-use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
-use http::{HeaderMap, Uri};
+use http::header::{HeaderMap, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
+use http::{Request, Uri};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::socket::{Codec, FrameContent, status_of_close};
 use sapwood_proto::evergreen::{Dialect, Reason, Status, WebSocketFrame, WireMessage};
@@ -24,16 +24,15 @@ use sapwood_proto::secret::masked;
 use sapwood_proto::session::Side;
 use tokio::task::JoinError;
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Utf8Bytes};
-use tokio_tungstenite::{WebSocketStream, client_async_with_config};
+use tokio_util::io::InspectReader;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::liveness::{ListeningIo, LivenessFlag};
-use super::grpc::MESSAGE_BYTES_MAX;
 use super::link::{failed, panicked};
-use super::transport::{OpenedCall, ServerAddress, ServerMessages, TOKEN, bad_address};
+use super::transport::{OpenedCall, ServerMessages, bad_address, unreached};
+use crate::address::ServerAddress;
 use crate::connection::{self, ConnectError, Io};
 
 /// The address of a server, and the dialect of the connection.
@@ -41,43 +40,23 @@ use crate::connection::{self, ConnectError, Io};
 pub(super) struct WebSocketTarget {
     uri: Uri,
     dialect: Dialect,
-    secure: bool,
+    address: Box<ServerAddress>,
 }
 
 /// Omits the query, which may contain a key.
 impl fmt::Debug for WebSocketTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", masked(&self.uri.to_string()))
+        self.address.fmt(f)
     }
 }
 
-type WebSocketConnection = WebSocketStream<ListeningIo>;
+type WebSocketConnection = WebSocketStream<Box<dyn Io>>;
 
 impl WebSocketTarget {
-    /// Parses `url`; `None` if it is not the URL of a WebSocket.
-    pub(super) fn of(url: &str) -> Option<Result<Self, Status>> {
-        let secure = match url.split_once("://")?.0 {
-            "ws" => false,
-            "wss" => true,
-            _ => return None,
-        };
-        Some(Self::read(url, secure))
-    }
-
-    fn read(url: &str, secure: bool) -> Result<Self, Status> {
-        let uri: Uri = url.parse().map_err(|_| bad_address("it is not a URL"))?;
-        let authority = uri.authority().map(http::uri::Authority::as_str);
-        // URLs are shown and logged; keys are not.
-        if authority.is_some_and(|authority| authority.contains('@')) {
-            return Err(bad_address(
-                "a key belongs in the key option, not in the URL",
-            ));
-        }
-        let query = uri.query().unwrap_or_default();
-        let asked = query
-            .split('&')
-            .find_map(|pair| pair.strip_prefix("dialect="));
-        let dialect = match asked {
+    /// Creates the target for `uri`, the URL of `address`.
+    pub(super) fn new(uri: Uri, address: ServerAddress) -> Result<Self, Status> {
+        let mut pairs = uri.query().unwrap_or_default().split('&');
+        let dialect = match pairs.find_map(|pair| pair.strip_prefix("dialect=")) {
             None | Some("protobuf") => Dialect::Protobuf,
             Some("json") => Dialect::Json,
             Some("msgpack") => Dialect::Msgpack,
@@ -89,7 +68,7 @@ impl WebSocketTarget {
         Ok(Self {
             uri,
             dialect,
-            secure,
+            address: Box::new(address),
         })
     }
 
@@ -101,112 +80,90 @@ impl WebSocketTarget {
     /// Connects and upgrades.
     pub(super) async fn call(
         &self,
-        address: &ServerAddress,
-        options: &[(&'static str, String)],
-        token: Option<&str>,
+        headers: HeaderMap,
         outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
     ) -> Result<OpenedCall, Status> {
+        let address = &self.address;
         let opening = async {
+            let io = connection::connect(&self.uri, address.authorities.as_deref()).await;
+            let io = io.map_err(|why| match why {
+                ConnectError::Bad(why) => bad_address(why),
+                ConnectError::Unreachable(cause) => unreached(address, &cause),
+            })?;
             // Below the WebSocket: its library hands out messages only, and counts no bytes.
-            let (io, ear) = ListeningIo::to(self.connect(address).await?);
-            let (wire, answer) = self.upgrade(io, address, options, token).await?;
-            Ok((wire, ear, answer))
+            let (io, heard) = LivenessFlag::of(io);
+            let (wire, answer) = self.upgrade(io, headers).await?;
+            Ok((wire, heard, answer))
         };
-        let late = || unavailable(address, "no answer in time");
-        let (wire, ear, answer) = timeout(address.connect_timeout, opening)
+        let late = |_| unavailable(address, "no answer in time");
+        let (wire, heard, answer) = timeout(address.connect_timeout, opening)
             .await
-            .map_err(|_| late())??;
-        let reply = |name| answer.get(name).and_then(|value| value.to_str().ok());
-        let names = reply("evergreen-extensions").unwrap_or_default().split(',');
-        let names = names.map(|name| name.trim().to_owned());
-        Ok(OpenedCall {
-            token: reply(TOKEN).map(str::to_owned),
-            incoming: converse(wire, ear, self.dialect, outgoing),
-            extensions: names.filter(|name| !name.is_empty()).collect(),
-        })
-    }
-
-    async fn connect(&self, address: &ServerAddress) -> Result<Box<dyn Io>, Status> {
-        let authorities = address.authorities.as_deref();
-        let connecting = connection::connect(&self.uri, self.secure, authorities);
-        connecting.await.map_err(|why| match why {
-            ConnectError::Bad(why) => bad_address(why),
-            ConnectError::Unreachable(cause) => {
-                tracing::debug!(%cause, "cannot connect");
-                if let Some(why) = connection::distrust(&cause) {
-                    return Status::other(Code::Unavailable, connection::UNTRUSTED, why);
-                }
-                let mut status = unavailable(address, "is the server running there?");
-                status.reason = connection::NO_ANSWER.into();
-                status
-            }
-        })
+            .map_err(late)??;
+        let incoming = converse(wire, heard, self.dialect, outgoing);
+        Ok(OpenedCall::new(&answer, incoming))
     }
 
     async fn upgrade(
         &self,
-        io: ListeningIo,
-        address: &ServerAddress,
-        options: &[(&'static str, String)],
-        token: Option<&str>,
+        io: Box<dyn Io>,
+        headers: HeaderMap,
     ) -> Result<(WebSocketConnection, HeaderMap), Status> {
-        let path = match self.uri.path() {
-            "" | "/" => "/evergreen",
-            path => path,
-        };
-        // It may contain the key (EV-704).
-        let query = self.uri.query().map(|query| format!("?{query}"));
-        let query = query.unwrap_or_default();
-        let authority = self
-            .uri
-            .authority()
-            .map_or("", |authority| authority.as_str());
-        let scheme = if self.secure { "wss" } else { "ws" };
-        let mut request = format!("{scheme}://{authority}{path}{query}")
-            .into_client_request()
-            .map_err(|_| bad_address("it is not the URL of a WebSocket"))?;
-        let headers = request.headers_mut();
+        let request = self.request(headers);
+        let request = request.map_err(|_| bad_address("it is not the URL of a WebSocket"))?;
+        let upgraded = connection::websocket(request, io).await;
+        upgraded.map_err(|error| refused(&self.address, &error))
+    }
+
+    /// Returns the request with all of the address's query, which may contain the key (EV-704).
+    fn request(&self, headers: HeaderMap) -> Result<Request<()>, Box<dyn Error>> {
+        let mut uri = self.uri.clone().into_parts();
+        if self.uri.path() == "/" {
+            let query = self.uri.query().map(|query| format!("?{query}"));
+            let path = ["/evergreen", query.as_deref().unwrap_or_default()].concat();
+            uri.path_and_query = Some(path.parse()?);
+        }
+        let mut request = Uri::from_parts(uri)?.into_client_request()?;
+        request.headers_mut().extend(headers);
         // 0.4.0 servers do not know subprotocols, and a client must not offer one that the server does not choose: the
         // first message shows the dialect.
         if let (Some(name), false) = (self.dialect.subprotocol(), self.dialect == Dialect::Msgpack)
         {
-            headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(name));
+            let name = HeaderValue::from_static(name);
+            request.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, name);
         }
-        for (name, value) in options {
-            let value = HeaderValue::try_from(value)
-                .map_err(|_| bad_address("a session option cannot be sent as a header"))?;
-            headers.insert(HeaderName::from_static(name), value);
-        }
-        if let Some(token) = token {
-            let mut value = HeaderValue::try_from(token)
-                .map_err(|_| bad_address("the session's token cannot be sent as a header"))?;
-            value.set_sensitive(true);
-            headers.insert(TOKEN, value);
-        }
-        if let Some(key) = &address.key {
-            let mut value = HeaderValue::try_from(key.bearer())
-                .map_err(|_| bad_address("the key has characters that a header cannot contain"))?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
-        let config = WebSocketConfig::default()
-            // The default is 128 KiB for each connection, and each session has its own.
-            .read_buffer_size(BUFFER_BYTES)
-            .write_buffer_size(BUFFER_BYTES)
-            // A frame is not limited further: how a message is cut into frames is the server's choice (EV-705).
-            .max_message_size(Some(MESSAGE_BYTES_MAX))
-            .max_frame_size(Some(MESSAGE_BYTES_MAX));
-        let (wire, answer) = client_async_with_config(request, io, Some(config))
-            .await
-            .map_err(|error| refused(address, &error))?;
-        Ok((wire, answer.into_parts().0.headers))
+        Ok(request)
+    }
+}
+
+/// Set when bytes are received. Bytes count, not messages: a message that takes minutes to arrive shows that the peer is
+/// alive.
+#[derive(Clone, Default)]
+struct LivenessFlag(Arc<AtomicBool>);
+
+impl LivenessFlag {
+    /// Returns `io` with its flag.
+    fn of(io: Box<dyn Io>) -> (Box<dyn Io>, Self) {
+        let flag = Self::default();
+        let heard = Arc::clone(&flag.0);
+        let inspected = InspectReader::new(io, move |bytes: &[u8]| {
+            // An end of input is no sign of life.
+            if !bytes.is_empty() {
+                heard.store(true, Ordering::Relaxed);
+            }
+        });
+        (Box::new(inspected), flag)
+    }
+
+    /// Returns whether bytes were received since the last call.
+    fn is_alive(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
     }
 }
 
 /// Starts both directions of a connection; returns the server's messages.
 fn converse(
     wire: WebSocketConnection,
-    ear: LivenessFlag,
+    heard: LivenessFlag,
     dialect: Dialect,
     outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
 ) -> ServerMessages {
@@ -217,7 +174,7 @@ fn converse(
     let sending = tokio::spawn(send(sink, shared.clone(), outgoing));
     receive(WebSocketReceiver {
         stream,
-        ear,
+        heard,
         shared,
         sending: Some(AbortOnDropHandle::new(sending)),
     })
@@ -317,7 +274,7 @@ async fn feed(
 /// The receiving side of a connection. The sending task is aborted with it.
 struct WebSocketReceiver {
     stream: SplitStream<WebSocketConnection>,
-    ear: LivenessFlag,
+    heard: LivenessFlag,
     shared: SharedCodec,
     /// `None` once it has ended, which does not end the connection.
     sending: Option<AbortOnDropHandle<()>>,
@@ -345,7 +302,7 @@ impl WebSocketReceiver {
                     }
                 }
                 () = tokio::time::sleep(PING) => {
-                    silent = if self.ear.is_alive() { 0 } else { silent + 1 };
+                    silent = if self.heard.is_alive() { 0 } else { silent + 1 };
                 }
             }
         }
@@ -444,7 +401,6 @@ fn unix_micros() -> i64 {
 const PING: Duration = Duration::from_secs(20);
 /// After this many intervals of [`PING`] without a byte the connection is given up.
 const WAITS_SILENT: u32 = 3;
-const BUFFER_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use percent_encoding::percent_decode_str;
 use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 use sapwood_proto::secret::Secret;
 
-use crate::connection;
+use crate::address;
 
 /// The address of a peer.
 #[derive(Clone)]
@@ -21,15 +21,9 @@ pub struct PeerAddress {
 /// The kind of connection of an address.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum LmtpTarget {
-    WebSocket {
-        uri: Uri,
-        secure: bool,
-    },
+    WebSocket(Uri),
     /// Lines in the request and response bodies of one HTTP request.
-    Post {
-        uri: Uri,
-        secure: bool,
-    },
+    Post(Uri),
     Unix(PathBuf),
     /// A program and its arguments.
     Stdio(String, Vec<String>),
@@ -84,25 +78,15 @@ impl PeerAddress {
     /// Returns whether a key of this address, set or part of its query, would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_key(&self) -> bool {
-        let (LmtpTarget::WebSocket { uri, secure } | LmtpTarget::Post { uri, secure }) =
-            &self.target
-        else {
-            return false;
-        };
-        // On loopback no other machine can read it, and a Unix socket or a pipe has no network at all.
-        let has_key = self.key.is_some() || self.has_own_key();
-        has_key && !secure && !connection::is_loopback(uri.host().unwrap_or_default())
+        // A Unix socket or a pipe has no network at all.
+        let uri = self.target.uri();
+        uri.is_some_and(|uri| address::exposes_key(uri, self.key.is_some()))
     }
 
     /// Returns whether its query contains a key (LM-108).
     #[must_use]
     pub fn has_own_key(&self) -> bool {
-        let (LmtpTarget::WebSocket { uri, .. } | LmtpTarget::Post { uri, .. }) = &self.target
-        else {
-            return false;
-        };
-        let mut pairs = uri.query().unwrap_or_default().split('&');
-        pairs.any(|pair| pair.starts_with("key="))
+        self.target.uri().is_some_and(address::has_own_key)
     }
 
     /// Sets authorities (PEM) that are trusted beside the well-known ones.
@@ -110,6 +94,16 @@ impl PeerAddress {
     pub fn with_authorities(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.authorities = Some(pem.into());
         self
+    }
+}
+
+impl LmtpTarget {
+    /// Returns the URL of the server, if it is reached by one.
+    pub(super) const fn uri(&self) -> Option<&Uri> {
+        match self {
+            Self::WebSocket(uri) | Self::Post(uri) => Some(uri),
+            Self::Unix(_) | Self::Stdio(..) => None,
+        }
     }
 }
 
@@ -123,7 +117,7 @@ impl fmt::Debug for PeerAddress {
 impl fmt::Debug for LmtpTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WebSocket { uri, .. } | Self::Post { uri, .. } => {
+            Self::WebSocket(uri) | Self::Post(uri) => {
                 write!(f, "{}", uri.authority().map_or("", |a| a.as_str()))
             }
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
@@ -149,11 +143,11 @@ fn target(url: &str) -> Result<LmtpTarget, LmtpError> {
         return Ok(LmtpTarget::Stdio(program, words.collect()));
     }
     let (scheme, rest) = url.split_once("://").unwrap_or(("ws", url));
-    let (scheme, secure) = match scheme {
-        "ws" | "http" => ("ws", false),
-        "wss" | "https" => ("wss", true),
-        "post+http" => ("http", false),
-        "post+https" => ("https", true),
+    let scheme = match scheme {
+        "ws" | "http" => "ws",
+        "wss" | "https" => "wss",
+        "post+http" => "http",
+        "post+https" => "https",
         _ => {
             return Err(bad(
                 "it must be host:port, or begin with ws://, wss://, http://, https://, post+http://, post+https://, unix: or stdio:",
@@ -163,16 +157,11 @@ fn target(url: &str) -> Result<LmtpTarget, LmtpError> {
     let uri: Uri = format!("{scheme}://{rest}")
         .parse()
         .map_err(|_| bad("it is not a URL"))?;
-    match uri.authority() {
-        // URLs are shown and logged; keys are not.
-        Some(authority) if authority.as_str().contains('@') => {
-            Err(bad("a key belongs in the key option, not in the URL"))
-        }
-        Some(authority) if !authority.host().is_empty() => Ok(match scheme {
-            "http" | "https" => LmtpTarget::Post { uri, secure },
-            _ => LmtpTarget::WebSocket { uri, secure },
-        }),
-        _ => Err(bad("it has no host")),
+    address::without_credentials(&uri).map_err(bad)?;
+    match (uri.host(), scheme) {
+        (None | Some(""), _) => Err(bad("it has no host")),
+        (_, "http" | "https") => Ok(LmtpTarget::Post(uri)),
+        _ => Ok(LmtpTarget::WebSocket(uri)),
     }
 }
 
@@ -189,24 +178,16 @@ mod tests {
 
     #[test]
     fn lm_701_addresses_are_parsed() {
-        let web = |uri: &str, secure| {
-            Some(LmtpTarget::WebSocket {
-                uri: uri.parse().unwrap(),
-                secure,
-            })
-        };
+        let web = |uri: &str| Some(LmtpTarget::WebSocket(uri.parse().unwrap()));
         for (url, expect) in [
-            ("localhost:8080", web("ws://localhost:8080/", false)),
+            ("localhost:8080", web("ws://localhost:8080/")),
             (
                 "http://localhost:8080/lmtp?key=x",
-                web("ws://localhost:8080/lmtp?key=x", false),
+                web("ws://localhost:8080/lmtp?key=x"),
             ),
-            ("ws://[::1]:1/", web("ws://[::1]:1/", false)),
-            ("https://models.example", web("wss://models.example/", true)),
-            (
-                "wss://models.example/a",
-                web("wss://models.example/a", true),
-            ),
+            ("ws://[::1]:1/", web("ws://[::1]:1/")),
+            ("https://models.example", web("wss://models.example/")),
+            ("wss://models.example/a", web("wss://models.example/a")),
             ("unix:/run/s", Some(LmtpTarget::Unix("/run/s".into()))),
             (
                 "stdio:sapwood lmtp  --quiet",
@@ -222,10 +203,9 @@ mod tests {
             ("ws://key@host:1", None),
             (
                 "post+https://host:1/lmtp?key=x",
-                Some(LmtpTarget::Post {
-                    uri: "https://host:1/lmtp?key=x".parse().unwrap(),
-                    secure: true,
-                }),
+                Some(LmtpTarget::Post(
+                    "https://host:1/lmtp?key=x".parse().unwrap(),
+                )),
             ),
             ("post+http://", None),
             ("post+ws://host:1", None),
@@ -263,10 +243,7 @@ mod tests {
         ] {
             let read = PeerAddress::of_model(url).ok();
             let expect = expect.map(|(uris, model)| {
-                let target = |uri: &&str| LmtpTarget::WebSocket {
-                    uri: uri.parse().unwrap(),
-                    secure: false,
-                };
+                let target = |uri: &&str| LmtpTarget::WebSocket(uri.parse().unwrap());
                 (
                     uris.iter().map(target).collect::<Vec<_>>(),
                     model.to_owned(),

@@ -15,8 +15,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::wire::{LmtpConnection, MESSAGE_BYTES_MAX};
+use super::wire::LmtpConnection;
 use super::{ConnectOptions, PeerAddress};
+use crate::connection::MESSAGE_BYTES_MAX;
 
 /// How a bridge ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

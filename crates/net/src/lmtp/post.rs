@@ -15,7 +15,6 @@ use tokio::sync::mpsc;
 use super::ConnectOptions;
 use super::address::PeerAddress;
 use super::wire::{self, LmtpConnection, WAITING_MAX, lost, next, until};
-use crate::connection;
 use crate::http1::exchange;
 
 /// Sends the request, and waits for the response head.
@@ -24,13 +23,10 @@ use crate::http1::exchange;
 /// As [`LmtpConnection::to`].
 pub(super) async fn open(
     uri: &Uri,
-    secure: bool,
     address: &PeerAddress,
     options: &ConnectOptions,
 ) -> Result<LmtpConnection, LmtpError> {
-    let authorities = address.authorities.as_deref();
-    let connecting = connection::connect(uri, secure, authorities);
-    let io = connecting.await.map_err(wire::unreached)?;
+    let io = wire::dial(uri, address).await?;
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     // A server takes the POST under `/lmtp` alone: `POST /` is answered with 405 (LM-102).
     let mut request = Request::post(if path == "/" { "/lmtp" } else { path })

@@ -1,17 +1,17 @@
 //! Downloads the tokenizer files that LMTP servers offer (LM-712, LM-951).
 
+use std::error::Error;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, HOST};
 use http::{Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
 use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 use tokio::time::timeout;
 
-use super::address::{LmtpTarget, PeerAddress};
+use super::address::PeerAddress;
 use super::wire::{self, lost};
-use crate::connection;
 use crate::http1::exchange;
 
 impl PeerAddress {
@@ -22,13 +22,11 @@ impl PeerAddress {
     /// `unsupported_operation` for a peer that is not an HTTP server; `invalid_value` for an invalid path;
     /// `message_too_large`, `timeout`, `connection_lost`, or the error with which the peer refuses it.
     pub async fn fetch(&self, path: &str) -> Result<Bytes, LmtpError> {
-        let (LmtpTarget::WebSocket { uri, secure } | LmtpTarget::Post { uri, secure }) =
-            &self.target
-        else {
+        let uri = self.target.uri().ok_or_else(|| {
             let why =
                 "files are fetched over HTTP only, and the upstream is reached in another way";
-            return Err(LmtpError::new(LmtpReason::UnsupportedOperation, why));
-        };
+            LmtpError::new(LmtpReason::UnsupportedOperation, why)
+        })?;
         // In a URL `//HOST` names another server, and the key below is for this one alone. The peer chooses the path.
         if !path.starts_with('/') || path.starts_with("//") {
             return Err(wire::bad("the upstream names a file on another server"));
@@ -39,13 +37,12 @@ impl PeerAddress {
                 "the upstream did not send the file in time",
             )
         };
-        let fetching = self.get(uri, *secure, path);
+        let fetching = self.get(uri, path);
         timeout(FILE_TIMEOUT, fetching).await.map_err(late)?
     }
 
-    async fn get(&self, uri: &Uri, secure: bool, path: &str) -> Result<Bytes, LmtpError> {
-        let connecting = connection::connect(uri, secure, self.authorities.as_deref());
-        let io = connecting.await.map_err(wire::unreached)?;
+    async fn get(&self, uri: &Uri, path: &str) -> Result<Bytes, LmtpError> {
+        let io = wire::dial(uri, self).await?;
         // The query may contain a key (LM-108).
         let query = uri.query().map(|query| format!("?{query}"));
         let mut request = Request::get([path, query.as_deref().unwrap_or_default()].concat())
@@ -57,29 +54,24 @@ impl PeerAddress {
         let request = request
             .body(Empty::<Bytes>::new())
             .map_err(|_| wire::bad("the upstream names a file with an invalid path"))?;
-        let broken = |error| {
+        let broken = |error: Box<dyn Error + Send + Sync>| {
             tracing::debug!(%error, "the download of a file failed");
             lost("the upstream did not send the file")
         };
-        let answer = exchange(io, request).await.map_err(broken)?;
+        let answer = exchange(io, request).await;
+        let answer = answer.map_err(|error| broken(error.into()))?;
         if answer.status() != StatusCode::OK {
             return Err(wire::refused_with(answer.status().as_u16()));
         }
-        let mut body = answer.into_body();
-        let mut file = BytesMut::new();
-        while let Some(frame) = body.frame().await {
-            // Only trailers are no data.
-            let Ok(data) = frame.map_err(broken)?.into_data() else {
-                continue;
-            };
-            // Checked before it is appended, because no declared length is trusted.
-            if file.len() + data.len() > FILE_BYTES_MAX {
+        let body = Limited::new(answer.into_body(), FILE_BYTES_MAX);
+        let file = body.collect().await.map_err(|error| {
+            if error.is::<LengthLimitError>() {
                 let why = "the upstream's file is larger than 64 MiB";
-                return Err(LmtpError::new(LmtpReason::MessageTooLarge, why));
+                return LmtpError::new(LmtpReason::MessageTooLarge, why);
             }
-            file.extend_from_slice(&data);
-        }
-        Ok(file.freeze())
+            broken(error)
+        })?;
+        Ok(file.to_bytes())
     }
 }
 

@@ -21,17 +21,17 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
-use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message, Utf8Bytes};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::ConnectOptions;
 use super::address::{LmtpTarget, PeerAddress};
 use super::post;
-use crate::connection::{self, ConnectError};
+use crate::address::bearer;
+use crate::connection::{self, ConnectError, Io, MESSAGE_BYTES_MAX};
 
 /// A connection. Dropping it closes it.
 pub(super) struct LmtpConnection {
@@ -56,17 +56,13 @@ impl LmtpConnection {
     ) -> Result<Self, LmtpError> {
         let opening = async {
             match &address.target {
-                LmtpTarget::WebSocket { uri, secure } => {
-                    Self::websocket(uri, *secure, address, options).await
-                }
+                LmtpTarget::WebSocket(uri) => Self::websocket(uri, address, options).await,
                 LmtpTarget::Unix(path) => {
                     let socket = UnixStream::connect(path).await.map_err(connection_lost)?;
                     Ok(Self::over(socket))
                 }
                 LmtpTarget::Stdio(program, args) => Self::program(program, args),
-                LmtpTarget::Post { uri, secure } => {
-                    post::open(uri, *secure, address, options).await
-                }
+                LmtpTarget::Post(uri) => post::open(uri, address, options).await,
             }
         };
         // One limit for name resolution, TCP, TLS and the upgrade together.
@@ -144,31 +140,20 @@ impl LmtpConnection {
 
     async fn websocket(
         uri: &Uri,
-        secure: bool,
         address: &PeerAddress,
         options: &ConnectOptions,
     ) -> Result<Self, LmtpError> {
-        let authorities = address.authorities.as_deref();
-        let connecting = connection::connect(uri, secure, authorities);
-        let io = connecting.await.map_err(unreached)?;
+        let io = dial(uri, address).await?;
         let mut request = uri
             .into_client_request()
             .map_err(|_| bad("the address is not the URL of a WebSocket"))?;
         if let Some(key) = credential(address)? {
             request.headers_mut().insert(AUTHORIZATION, key);
         }
-        let config = WebSocketConfig::default()
-            // The library's default is 128 KiB of buffer for each connection.
-            .read_buffer_size(BUFFER_BYTES)
-            .write_buffer_size(BUFFER_BYTES)
-            // The peer is not trusted either: a message is limited, however many frames it has.
-            .max_message_size(Some(MESSAGE_BYTES_MAX))
-            .max_frame_size(Some(MESSAGE_BYTES_MAX));
         // No subprotocol is offered: the reference server selects none, and features are negotiated by MODEL_INFO
         // (LM-901).
-        let (socket, _) = client_async_with_config(request, io, Some(config))
-            .await
-            .map_err(|error| refused(&error))?;
+        let upgraded = connection::websocket(request, io).await;
+        let (socket, _) = upgraded.map_err(|error| refused(&error))?;
         let (sink, frames) = socket.split();
         let (outgoing, messages) = mpsc::channel::<Bytes>(WAITING_MAX);
         let (here, left) = oneshot::channel::<Infallible>();
@@ -353,31 +338,26 @@ pub(super) fn refused_with(number: u16) -> LmtpError {
     )
 }
 
+/// Connects to the server of a URL.
+pub(super) async fn dial(uri: &Uri, address: &PeerAddress) -> Result<Box<dyn Io>, LmtpError> {
+    let connected = connection::connect(uri, address.authorities.as_deref()).await;
+    connected.map_err(|why| match why {
+        ConnectError::Bad(why) => bad(why),
+        ConnectError::Unreachable(error) => connection_lost(error),
+    })
+}
+
 /// Returns the key that is sent to the peer, if there is one.
 ///
 /// # Errors
 /// The key cannot be a header value.
 pub(super) fn credential(address: &PeerAddress) -> Result<Option<HeaderValue>, LmtpError> {
-    let Some(key) = &address.key else {
-        return Ok(None);
-    };
-    let mut value = HeaderValue::try_from(key.bearer())
-        .map_err(|_| bad("the key has characters that a header cannot contain"))?;
-    value.set_sensitive(true);
-    Ok(Some(value))
+    address.key.as_ref().map(bearer).transpose().map_err(bad)
 }
 
 /// The error of an address that can never be used.
 pub(super) fn bad(what: &'static str) -> LmtpError {
     LmtpError::new(LmtpReason::InvalidValue, what)
-}
-
-/// Converts the failure of a connection attempt.
-pub(super) fn unreached(why: ConnectError) -> LmtpError {
-    match why {
-        ConnectError::Bad(why) => bad(why),
-        ConnectError::Unreachable(error) => connection_lost(error),
-    }
 }
 
 /// Capacity of the queue of messages to write.
@@ -386,5 +366,3 @@ pub(super) const WAITING_MAX: usize = 64;
 const GOODBYE: Duration = Duration::from_secs(1);
 /// Bytes read or written at once.
 const BUFFER_BYTES: usize = 32 * 1024;
-/// Longer messages of a peer are refused. Its frames should have 4 MiB at most.
-pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;

@@ -46,7 +46,7 @@ impl Stores {
         // Only those of the configuration: the environment may hold variables of other programs.
         check_options(&config.store_options)?;
         let tls = tls::client(config.authorities.as_deref())
-            .map_err(|bad| BadConfig::new("ca", "PEM", bad.why()))?;
+            .map_err(|bad| BadConfig::new("ca", "PEM", bad))?;
         let connector = Connector(Dialler::new(tls));
         let options = [
             // In this order, because a later option replaces an earlier one of the same name.
@@ -166,41 +166,22 @@ fn build(
         retry_timeout: RETRY,
         ..RetryConfig::default()
     };
-    let (bucket, connector) = (target.bucket.as_str(), connector.clone());
+    // A macro, because the builders have the same methods but no trait.
+    macro_rules! store {
+        ($builder:ident, $with_bucket:ident) => {
+            Arc::new(
+                set(options, $builder::new(), $builder::with_config)
+                    .$with_bucket(&target.bucket)
+                    .with_http_connector(connector.clone())
+                    .with_retry(retry)
+                    .build()?,
+            )
+        };
+    }
     Ok(match target.scheme.as_str() {
-        "s3" => Arc::new(
-            set(
-                options,
-                AmazonS3Builder::new(),
-                AmazonS3Builder::with_config,
-            )
-            .with_bucket_name(bucket)
-            .with_http_connector(connector)
-            .with_retry(retry)
-            .build()?,
-        ),
-        "gs" => Arc::new(
-            set(
-                options,
-                GoogleCloudStorageBuilder::new(),
-                GoogleCloudStorageBuilder::with_config,
-            )
-            .with_bucket_name(bucket)
-            .with_http_connector(connector)
-            .with_retry(retry)
-            .build()?,
-        ),
-        _ => Arc::new(
-            set(
-                options,
-                MicrosoftAzureBuilder::new(),
-                MicrosoftAzureBuilder::with_config,
-            )
-            .with_container_name(bucket)
-            .with_http_connector(connector)
-            .with_retry(retry)
-            .build()?,
-        ),
+        "s3" => store!(AmazonS3Builder, with_bucket_name),
+        "gs" => store!(GoogleCloudStorageBuilder, with_bucket_name),
+        _ => store!(MicrosoftAzureBuilder, with_container_name),
     })
 }
 

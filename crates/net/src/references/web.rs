@@ -29,7 +29,7 @@ pub(super) struct WebReferences {
 impl WebReferences {
     pub(super) fn new(config: &Config) -> Result<Self, BadConfig> {
         let mut tls = tls::client(config.authorities.as_deref())
-            .map_err(|bad| BadConfig::new("ca", "PEM", bad.why()))?;
+            .map_err(|bad| BadConfig::new("ca", "PEM", bad))?;
         // The client has HTTP/1.1 only: a server without it fails the handshake, with an error that says so.
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self {

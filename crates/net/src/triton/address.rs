@@ -1,63 +1,10 @@
 //! Addresses of Triton servers (D-40).
 
-use std::time::Duration;
-
 use percent_encoding::percent_decode_str;
-use sapwood_proto::secret::{Secret, masked};
 use url::{Position, Url};
 
 use super::error::Error;
-use crate::connection::is_loopback;
-
-/// The address of a server, and the credentials to use.
-#[derive(Clone)]
-pub struct TritonAddress {
-    /// `triton+http://HOST:PORT`, `triton+https://`, `triton+grpc://` or `triton+grpcs://`, followed by `/MODEL` if
-    /// only one model is meant; every character in it that is not a letter, digit, `-`, `.`, `_` or `~` is
-    /// percent-encoded. Default ports: 80, 443, and 8001 for gRPC.
-    pub url: String,
-    /// Sent as `authorization: Bearer KEY`; never logged.
-    pub key: Option<Secret>,
-    /// The time limit of connecting.
-    pub connect_timeout: Duration,
-    /// How long a server may be silent within a response; then the response counts as cut.
-    pub idle_timeout: Duration,
-    /// Authorities (PEM) to trust beside the well-known ones.
-    pub authorities: Option<Vec<u8>>,
-}
-
-impl TritonAddress {
-    /// The server at `url`, without a key.
-    #[must_use]
-    pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            url: url.into(),
-            key: None,
-            connect_timeout: Duration::from_secs(10),
-            idle_timeout: Duration::from_secs(600),
-            authorities: None,
-        }
-    }
-}
-
-impl TritonAddress {
-    /// Returns whether the key would be sent unencrypted to another machine.
-    #[must_use]
-    pub fn exposes_key(&self) -> bool {
-        let target = TritonTarget::read(&self.url);
-        let other = target.is_ok_and(|target| !target.secure && !is_loopback(&target.host));
-        self.key.is_some() && other
-    }
-}
-
-impl std::fmt::Debug for TritonAddress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Address")
-            .field("url", &masked(&self.url))
-            .field("key", &self.key.is_some())
-            .finish()
-    }
-}
+use crate::address::KEY_IN_URL;
 
 /// The transport of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +49,7 @@ impl TritonTarget {
         let url = Url::parse(&format!("ftp://{rest}")).map_err(|_| NO_URL)?;
         // URLs are shown and logged; keys are not.
         if !url.username().is_empty() || url.password().is_some() {
-            let why = "a key belongs in the key option, not in the URL";
-            return Err(Error::Address(why));
+            return Err(Error::Address(KEY_IN_URL));
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err(Error::Address("nothing can follow the model's name"));

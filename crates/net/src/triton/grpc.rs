@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use ::http::header::{AUTHORIZATION, HeaderValue};
 use ::http::uri::PathAndQuery;
 use futures::{StreamExt, stream};
 use prost::Message;
@@ -22,48 +23,47 @@ use std::sync::Arc;
 use tokio::time::timeout;
 use tonic::codec::Codec;
 use tonic::metadata::AsciiMetadataValue;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::ModelResponses;
-use super::address::{TritonAddress, TritonTarget};
+use super::address::TritonTarget;
 use super::bounded::{BoundedCodec, DECODED_BYTES_MAX, TAKES_TOO_MUCH};
 use super::error::{Error, LOST};
 use super::model::ModelSignature;
 use super::request::{InferRequest, ModelResponse};
+use super::{IDLE_TIMEOUT, ModelResponses};
+use crate::address::ServerAddress;
+use crate::connection::grpc_endpoint;
 
 /// A connected server.
 #[derive(Debug)]
 pub(super) struct Grpc {
     channel: Channel,
-    key: Option<AsciiMetadataValue>,
-    idle_timeout: Duration,
+    key: Option<HeaderValue>,
 }
 
 impl Grpc {
     pub(super) async fn connect(
         target: &TritonTarget,
-        address: &TritonAddress,
+        address: &ServerAddress,
     ) -> Result<Self, Error> {
-        let key = address.key.as_ref().map(|key| {
-            let mut value = AsciiMetadataValue::try_from(key.bearer()).map_err(|_| BAD_KEY)?;
-            value.set_sensitive(true);
-            Ok(value)
-        });
-        let key = key.transpose()?;
-        let channel = endpoint(target, address)?
-            .connect()
-            .await
-            .map_err(|cause| {
-                tracing::debug!(%cause, "cannot connect");
-                Error::Unreachable("is the server running there?")
-            })?;
-        Ok(Self {
-            channel,
-            key,
-            idle_timeout: address.idle_timeout,
-        })
+        let scheme = if target.secure { "https" } else { "http" };
+        let uri = format!("{scheme}://{}", target.authority);
+        let uri = uri
+            .parse()
+            .map_err(|_| Error::Address("its host is invalid"))?;
+        let endpoint = grpc_endpoint(uri, address.authorities.as_deref())
+            .map_err(Error::Address)?
+            .connect_timeout(address.connect_timeout)
+            .http2_keep_alive_interval(KEEPALIVE)
+            .keep_alive_while_idle(true);
+        let key = address.bearer().map_err(Error::Address)?;
+        let channel = endpoint.connect().await.map_err(|cause| {
+            tracing::debug!(%cause, "cannot connect");
+            Error::Unreachable("is the server running there?")
+        })?;
+        Ok(Self { channel, key })
     }
 
     /// Returns whether the server, or this model, is ready.
@@ -116,9 +116,7 @@ impl Grpc {
         if !request.model.decoupled {
             let codec = BoundedCodec::<_, ModelInferResponse>::by(decoded_answer_bytes);
             let asked = self.ask_by(codec, "ModelInfer", message);
-            let answer = timeout(self.idle_timeout, asked)
-                .await
-                .map_err(|_| LOST)??;
+            let answer = timeout(IDLE_TIMEOUT, asked).await.map_err(|_| LOST)??;
             let response = ModelResponse::from_message(&request.model, answer).ok_or(UNREAD)?;
             return Ok(stream::iter([Ok(response)]).boxed());
         }
@@ -135,12 +133,11 @@ impl Grpc {
         let codec =
             BoundedCodec::<ModelInferRequest, ModelStreamInferResponse>::by(decoded_part_bytes);
         let answer = client.streaming(asked, path("ModelStreamInfer")?, codec);
-        let answer = timeout(self.idle_timeout, answer).await.map_err(|_| LOST)?;
+        let answer = timeout(IDLE_TIMEOUT, answer).await.map_err(|_| LOST)?;
         let answer = answer.map_err(|status| Error::of_grpc(&status, false))?;
         let streamed = GrpcResponses {
             model: request.model,
             answer: answer.into_inner(),
-            idle_timeout: self.idle_timeout,
             started: false,
             marked: false,
             ended: false,
@@ -151,7 +148,10 @@ impl Grpc {
     fn request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
         if let Some(key) = &self.key {
-            request.metadata_mut().insert("authorization", key.clone());
+            request
+                .metadata_mut()
+                .as_mut()
+                .insert(AUTHORIZATION, key.clone());
         }
         request
     }
@@ -193,25 +193,6 @@ impl Grpc {
     }
 }
 
-fn endpoint(target: &TritonTarget, address: &TritonAddress) -> Result<Endpoint, Error> {
-    let scheme = if target.secure { "https" } else { "http" };
-    let endpoint = Endpoint::from_shared(format!("{scheme}://{}", target.authority))
-        .map_err(|_| Error::Address("its host is invalid"))?
-        .connect_timeout(address.connect_timeout)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_while_idle(true);
-    if !target.secure {
-        return Ok(endpoint);
-    }
-    let mut tls = ClientTlsConfig::new().with_webpki_roots();
-    if let Some(pem) = &address.authorities {
-        tls = tls.ca_certificate(Certificate::from_pem(pem));
-    }
-    let bad = |_| Error::Address("the authorities to trust are not PEM certificates");
-    endpoint.tls_config(tls).map_err(bad)
-}
-
 fn path(method: &str) -> Result<PathAndQuery, Error> {
     let path = format!("/inference.GRPCInferenceService/{method}");
     path.try_into()
@@ -222,7 +203,6 @@ fn path(method: &str) -> Result<PathAndQuery, Error> {
 struct GrpcResponses {
     model: Arc<ModelSignature>,
     answer: Streaming<ModelStreamInferResponse>,
-    idle_timeout: Duration,
     started: bool,
     /// The server marks the final response (TR-906).
     marked: bool,
@@ -232,7 +212,7 @@ struct GrpcResponses {
 impl GrpcResponses {
     async fn next(mut self) -> Result<Option<(ModelResponse, Self)>, Error> {
         while !self.ended {
-            let message = timeout(self.idle_timeout, self.answer.message()).await;
+            let message = timeout(IDLE_TIMEOUT, self.answer.message()).await;
             let message = message.map_err(|_| Error::Truncated)?;
             let message = message.map_err(|status| failed(&status, self.started))?;
             // A server that has marked a response must mark its last one too. One that marks none ends the call.
@@ -294,7 +274,6 @@ const ID: &str = "1";
 const FINAL: &str = "triton_final_response";
 const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 const ERROR_AS_STATUS: &str = "triton_grpc_error";
-const BAD_KEY: Error = Error::Address("the key has characters that a header cannot contain");
 const UNREAD: Error = Error::Protocol("an output is not what it is declared to be");
 /// The library's message for a message with too many bytes.
 const TOO_LARGE: &str = "decoded message length too large";

@@ -24,13 +24,14 @@ use sapwood_proto::sse::{self, SseReader, Violation};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
-use super::ModelResponses;
-use super::address::{TritonAddress, TritonTarget};
+use super::address::TritonTarget;
 use super::error::{Error, LOST};
 use super::model::{self, ModelSignature};
 use super::request::{InferRequest, ModelResponse};
 use super::resumable::{self, ResumableStream};
-use crate::connection::{self, ClientTls, ConnectError};
+use super::{IDLE_TIMEOUT, ModelResponses};
+use crate::address::ServerAddress;
+use crate::connection::{self, ClientTls};
 use crate::http1::{ResponseBody, exchange};
 
 /// A server, and the credentials to use.
@@ -40,11 +41,10 @@ pub(super) struct Http {
     headers: HeaderMap,
     tls: Option<ClientTls>,
     connect_timeout: Duration,
-    idle_timeout: Duration,
 }
 
 impl Http {
-    pub(super) fn new(target: &TritonTarget, address: &TritonAddress) -> Result<Self, Error> {
+    pub(super) fn new(target: &TritonTarget, address: &ServerAddress) -> Result<Self, Error> {
         let mut headers = HeaderMap::new();
         let host = HeaderValue::try_from(&*target.authority)
             .map_err(|_| Error::Address("its host is invalid"))?;
@@ -52,22 +52,17 @@ impl Http {
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
         // Limits count the bytes that are received, so nothing may be larger than that.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(IDENTITY));
-        if let Some(key) = &address.key {
-            let mut value = HeaderValue::try_from(key.bearer()).map_err(|_| BAD_KEY)?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
+        if let Some(key) = address.bearer().map_err(Error::Address)? {
+            headers.insert(AUTHORIZATION, key);
         }
+        let tls = || connection::tls(&target.host, address.authorities.as_deref());
+        let tls = target.secure.then(tls).transpose();
         Ok(Self {
             host: target.host.clone(),
             port: target.port,
             headers,
-            tls: if target.secure {
-                Some(tls(target, address)?)
-            } else {
-                None
-            },
+            tls: tls.map_err(Error::Address)?,
             connect_timeout: address.connect_timeout,
-            idle_timeout: address.idle_timeout,
         })
     }
 
@@ -125,9 +120,7 @@ impl Http {
             Some(resumable::RESUME_HEADER),
         );
         // The status line waits for the first response (TR-602), so this is no time for a connection.
-        let answer = timeout(self.idle_timeout, asked)
-            .await
-            .map_err(|_| LOST)??;
+        let answer = timeout(IDLE_TIMEOUT, asked).await.map_err(|_| LOST)??;
         if answer.status() != StatusCode::OK {
             return Err(refused(answer).await);
         }
@@ -148,7 +141,6 @@ impl Http {
             has_end: has_end(answer.headers()),
             body: answer.into_body(),
             events: SseReader::new(sse::SseLimits::default()),
-            idle_timeout: self.idle_timeout,
             started: false,
         };
         Ok(stream::try_unfold(streamed, SseResponses::next).boxed())
@@ -214,14 +206,6 @@ impl std::fmt::Debug for Http {
     }
 }
 
-fn tls(target: &TritonTarget, address: &TritonAddress) -> Result<ClientTls, Error> {
-    let tls = connection::tls(&target.host, address.authorities.as_deref());
-    tls.map_err(|unreached| match unreached {
-        ConnectError::Bad(why) => Error::Address(why),
-        ConnectError::Unreachable(_) => LOST,
-    })
-}
-
 /// The responses of an event stream.
 struct SseResponses {
     model: Arc<ModelSignature>,
@@ -232,7 +216,6 @@ struct SseResponses {
     has_end: bool,
     body: ResponseBody,
     events: SseReader,
-    idle_timeout: Duration,
     started: bool,
 }
 
@@ -255,7 +238,7 @@ impl SseResponses {
                 self.started = true;
                 return Ok(Some((response, self)));
             }
-            let frame = timeout(self.idle_timeout, self.body.frame()).await;
+            let frame = timeout(IDLE_TIMEOUT, self.body.frame()).await;
             match frame.map_err(|_| Error::Truncated)? {
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
@@ -424,7 +407,6 @@ const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 /// The end mark of other protocols; some servers send it here.
 const DONE: &[u8] = b"[DONE]";
-const BAD_KEY: Error = Error::Address("the key has characters that a header cannot contain");
 /// The maximum of bytes of a response that is not a stream.
 const ANSWER_BYTES: usize = 64 << 20;
 /// The maximum of commas and opening brackets of a response, or of an event: it has at most as many values.

@@ -4,8 +4,7 @@ mod lmtp;
 mod triton;
 
 use futures::FutureExt;
-use sapwood_net::evergreen::ServerAddress;
-use sapwood_net::triton::TritonAddress;
+use sapwood_net::ServerAddress;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 
@@ -19,7 +18,7 @@ use crate::config::{Config, ServedModelConfig};
 /// The kind of an upstream, with its address.
 pub(super) enum UpstreamTarget {
     Evergreen(ServerAddress),
-    Triton(TritonAddress),
+    Triton(ServerAddress),
     /// A model that a pool of LMTP servers serves.
     Lmtp(lmtp::PeerPool),
 }
@@ -40,11 +39,10 @@ impl UpstreamTarget {
         if url.starts_with("lmtp:") {
             return lmtp::read(url, &access, watchers);
         }
+        let address = client::address(url, access, client::CONNECT_TIMEOUT);
         if url.starts_with("triton+") {
-            let address = client::triton_address(url, access, client::CONNECT_TIMEOUT);
             return Ok(Self::Triton(address));
         }
-        let address = client::address(url, access, client::CONNECT_TIMEOUT);
         Ok(Self::Evergreen(address))
     }
 

@@ -5,7 +5,7 @@ mod text;
 
 use std::sync::Mutex;
 
-use sapwood_net::triton::TritonAddress;
+use sapwood_net::triton::ServerAddress;
 use sapwood_proto::code::Code;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -45,7 +45,7 @@ impl Server {
     async fn start(world: World) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address =
-            TritonAddress::new(format!("triton+http://{}", listener.local_addr().unwrap()));
+            ServerAddress::new(format!("triton+http://{}", listener.local_addr().unwrap()));
         let (asked, left) = (Arc::default(), Arc::default());
         let server = (Arc::new(world), Arc::clone(&asked), Arc::clone(&left));
         let task = tokio::spawn(async move {

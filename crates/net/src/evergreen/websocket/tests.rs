@@ -10,9 +10,9 @@ async fn connected(
     outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
 ) -> (ServerMessages, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let (io, ear) = ListeningIo::to(Box::new(ours));
+    let (io, heard) = LivenessFlag::of(Box::new(ours));
     let wire = WebSocketStream::from_raw_socket(io, Role::Client, None).await;
-    (converse(wire, ear, Dialect::Protobuf, outgoing), theirs)
+    (converse(wire, heard, Dialect::Protobuf, outgoing), theirs)
 }
 
 /// Yields a message every second.
@@ -82,17 +82,15 @@ async fn oa_913_a_panic_of_the_sending_task_ends_the_session() {
 
 /// The head of the upgrade request for an address.
 async fn requested(url: &str) -> String {
-    let address = ServerAddress::new(url);
-    let target = WebSocketTarget::of(url).unwrap().unwrap();
+    let target = WebSocketTarget::new(url.parse().unwrap(), ServerAddress::new(url)).unwrap();
     let (ours, mut theirs) = tokio::io::duplex(1 << 16);
-    let (io, _) = ListeningIo::to(Box::new(ours));
     let answering = async {
         let mut head = [0; 4096];
         let length = theirs.read(&mut head).await.unwrap();
         drop(theirs);
         String::from_utf8_lossy(&head[..length]).into_owned()
     };
-    let upgrading = target.upgrade(io, &address, &[], None);
+    let upgrading = target.upgrade(Box::new(ours), HeaderMap::new());
     let (refused, head) = tokio::join!(upgrading, answering);
     assert!(refused.is_err());
     head

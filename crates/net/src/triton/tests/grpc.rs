@@ -34,7 +34,7 @@ struct Script {
 }
 
 struct Server {
-    address: TritonAddress,
+    address: ServerAddress,
     /// Requests, and `None` when a client has dropped a stream that waits.
     received: mpsc::Receiver<Option<(ModelInferRequest, bool)>>,
     _task: AbortOnDropHandle<()>,
@@ -141,7 +141,7 @@ impl Server {
     async fn saying(script: Script) -> (Self, TritonClient) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address =
-            TritonAddress::new(format!("triton+grpc://{}", listener.local_addr().unwrap()));
+            ServerAddress::new(format!("triton+grpc://{}", listener.local_addr().unwrap()));
         let (notify, incoming) = mpsc::channel(64);
         let task = tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {

@@ -19,7 +19,7 @@ struct Script {
 
 /// A server that selects its answer by the request line.
 struct Server {
-    address: TritonAddress,
+    address: ServerAddress,
     /// Received requests, and an empty one when the client has closed a connection that was left to it.
     received: mpsc::Receiver<String>,
     _task: AbortOnDropHandle<()>,
@@ -29,7 +29,7 @@ impl Server {
     async fn start(answer: impl Fn(&str) -> Script + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address =
-            TritonAddress::new(format!("triton+http://{}", listener.local_addr().unwrap()));
+            ServerAddress::new(format!("triton+http://{}", listener.local_addr().unwrap()));
         let (notify, incoming) = mpsc::channel(64);
         let answer = Arc::new(answer);
         let task = tokio::spawn(async move {
@@ -464,7 +464,7 @@ async fn tr_709_a_server_that_is_not_ready_or_not_there_is_unavailable() {
     let error = TritonClient::connect(&server.address).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = TritonAddress::new(format!("triton+http://{}", free.local_addr().unwrap()));
+    let address = ServerAddress::new(format!("triton+http://{}", free.local_addr().unwrap()));
     drop(free);
     let error = TritonClient::connect(&address).await.unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use sapwood_net::triton::TritonAddress;
+use sapwood_net::ServerAddress;
 use sapwood_proto::evergreen::Status;
 use tokio::time::sleep;
 
@@ -13,7 +13,7 @@ use super::super::UpstreamLink;
 use crate::client;
 
 /// Connects once.
-pub(super) async fn dial(address: &TritonAddress) -> Result<UpstreamLink, Status> {
+pub(super) async fn dial(address: &ServerAddress) -> Result<UpstreamLink, Status> {
     let (client, functions) = client::join_triton(address).await?;
     let listed = Arc::new(client.models().await.unwrap_or_default());
     let index = client.clone();
