@@ -55,14 +55,16 @@ fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun
     // The same ports as the model will have, so that faces that list functions show them from the start.
     spec.inputs = generate(Targets::default()).spec().inputs.clone();
     spec.outputs = generate(Targets::default()).spec().outputs.clone();
-    let why = format!("the model {name} {what}");
-    raw(spec, move |_| {
-        let error = Error::Unavailable {
-            why: why.clone(),
-            retry_after: Some(Duration::from_secs(1)),
-        };
-        stream::iter([Err(error)]).boxed()
-    })
+    let error = Error::Unavailable {
+        why: format!("the model {name} {what}"),
+        retry_after: Some(Duration::from_secs(1)),
+    };
+    failing(spec, error)
+}
+
+/// A stand-in for a function that cannot be called now.
+pub(crate) fn failing(spec: Spec, error: Error) -> Fun {
+    raw(spec, move |_| stream::iter([Err(error.clone())]).boxed())
 }
 
 /// Adds the facts in the model's file to the placeholder of a model that is being loaded (LM-332).

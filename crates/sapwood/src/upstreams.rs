@@ -21,8 +21,7 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use futures::future::BoxFuture;
-use futures::{StreamExt, stream};
-use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, raw};
+use sapwood_kernel::{Error, Fun, Kernel, Name, Spec};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use sapwood_server::ServerContext;
@@ -78,7 +77,7 @@ impl Upstreams {
                 continue;
             };
             let name = &*model.name;
-            let target = UpstreamTarget::of_model(model, upstream, config, watchers);
+            let target = target::lmtp::configured(model, upstream, config, watchers);
             let target = target.map_err(|status| client::unreachable(name, &status))?;
             let required = model.required.unwrap_or(true);
             let standing = UpstreamStatus::of_model(&shared.health, name, required);
@@ -368,20 +367,17 @@ async fn stop_requested(stop: &mut watch::Receiver<bool>) {
 
 /// A stand-in for a function while its server is disconnected. The error does not contain the server's address.
 fn away(spec: Spec) -> Fun {
-    let why = format!(
-        "the server that serves {} is not connected; it is tried again",
-        spec.name
-    );
-    raw(spec, move |_| {
-        let error = Error::Remote {
-            code: Code::Unavailable,
-            reason: Name::new("upstream_error"),
-            message: why.clone(),
-            retryable: true,
-            retry_after: Some(DELAY_MIN),
-        };
-        stream::iter([Err(error)]).boxed()
-    })
+    let error = Error::Remote {
+        code: Code::Unavailable,
+        reason: Name::new("upstream_error"),
+        message: format!(
+            "the server that serves {} is not connected; it is tried again",
+            spec.name
+        ),
+        retryable: true,
+        retry_after: Some(DELAY_MIN),
+    };
+    serving::failing(spec, error)
 }
 
 /// The delays before each try, each with a random extra of up to its own length.

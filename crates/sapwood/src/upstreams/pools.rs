@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
 use sapwood_proto::evergreen::Status;
 
-use super::target;
+use super::target::{self, lmtp};
 use crate::config::Config;
 use crate::config::remote_model::RemoteModel;
 use crate::failure::CliError;
@@ -66,10 +66,7 @@ impl PreparedPools {
 fn endpoints(config: &Config, model: &str) -> Result<Vec<PoolEndpoint>, Status> {
     let mut configured = config.models.iter().filter(|one| one.name == model);
     if let Some(upstream) = configured.find_map(|one| one.upstream.as_ref()) {
-        // The same call has succeeded in `Config::check`.
-        let peers = upstream.peers(model).unwrap_or_default().into_iter();
-        let let_in = |(peer, server)| Ok(target::let_in(peer, &target::access(server, config)?));
-        return peers.map(let_in).collect();
+        return lmtp::of_model(model, upstream, config);
     }
     let mut endpoints = Vec::new();
     for server in &config.upstreams {
@@ -78,14 +75,7 @@ fn endpoints(config: &Config, model: &str) -> Result<Vec<PoolEndpoint>, Status> 
             continue;
         };
         let access = target::access(server, config)?;
-        endpoints.extend(named.peers.into_iter().map(|address| {
-            let endpoint = PoolEndpoint {
-                address,
-                model: named.model.clone(),
-                weight: 1,
-            };
-            target::let_in(endpoint, &access)
-        }));
+        endpoints.extend(lmtp::named_by_url(named.peers, model, &access));
     }
     Ok(endpoints)
 }

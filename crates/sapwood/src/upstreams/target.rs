@@ -1,6 +1,6 @@
 //! Connects to an upstream by the scheme of its address (D-40).
 
-mod lmtp;
+pub(super) mod lmtp;
 mod triton;
 
 use futures::FutureExt;
@@ -8,12 +8,10 @@ use sapwood_net::ServerAddress;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 
-pub(super) use self::lmtp::let_in;
 use super::{DialUpstream, UpstreamLink, Watchers};
 use crate::client;
+use crate::config::Config;
 use crate::config::endpoint::{EndpointConfig, ServerAccess};
-use crate::config::upstream::UpstreamConfig;
-use crate::config::{Config, ServedModelConfig};
 
 /// The kind of an upstream, with its address.
 pub(super) enum UpstreamTarget {
@@ -44,19 +42,6 @@ impl UpstreamTarget {
             return Ok(Self::Triton(address));
         }
         Ok(Self::Evergreen(address))
-    }
-
-    /// The servers of a configured model.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
-    pub(super) fn of_model(
-        model: &ServedModelConfig,
-        upstream: &UpstreamConfig,
-        config: &Config,
-        watchers: &Watchers,
-    ) -> Result<Self, Status> {
-        lmtp::configured(model, upstream, config, watchers)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Mutex;
 
-use futures::FutureExt;
-use sapwood_kernel::{Chunk, Mime, OutputSpec, Port};
+use futures::{FutureExt, StreamExt, stream};
+use sapwood_kernel::{Chunk, Mime, OutputSpec, Port, raw};
 use sapwood_server::ops::drain::Drain;
 use sapwood_server::ops::health::Health;
 use tokio::task::JoinHandle;

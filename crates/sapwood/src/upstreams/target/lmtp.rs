@@ -48,14 +48,8 @@ pub(super) fn read(
         model,
         tokenizer,
     } = RemoteModel::read(url).map_err(|error| to_status(&error))?;
-    let endpoint = |address: PeerAddress| PoolEndpoint {
-        address,
-        model: model.clone(),
-        weight: 1,
-    };
-    let endpoints = peers.into_iter().map(endpoint);
     Ok(UpstreamTarget::Lmtp(PeerPool {
-        endpoints: endpoints.map(|one| let_in(one, access)).collect(),
+        endpoints: named_by_url(peers, &model, access),
         name: model,
         settings: pool::PoolOptions::default(),
         tokenizer,
@@ -68,22 +62,15 @@ pub(super) fn read(
 ///
 /// # Errors
 /// An address, a key or the trusted authorities cannot be used.
-pub(super) fn configured(
+pub(in crate::upstreams) fn configured(
     model: &ServedModelConfig,
     upstream: &UpstreamConfig,
     config: &Config,
     watchers: &Watchers,
 ) -> Result<UpstreamTarget, Status> {
-    let peers = upstream
-        .peers(&model.name)
-        .map_err(|error| to_status(&error))?;
-    let endpoints = peers.into_iter().map(|(peer, server)| {
-        let access = super::access(server, config)?;
-        Ok(let_in(peer, &access))
-    });
     Ok(UpstreamTarget::Lmtp(PeerPool {
         name: model.name.clone(),
-        endpoints: endpoints.collect::<Result<_, Status>>()?,
+        endpoints: of_model(&model.name, upstream, config)?,
         tokenizer: upstream.tokenizer.clone(),
         context: model.ctx,
         settings: pool::PoolOptions {
@@ -94,8 +81,39 @@ pub(super) fn configured(
     }))
 }
 
+/// The endpoints of a model that a URL names, with the credentials of `access`.
+pub(in crate::upstreams) fn named_by_url(
+    peers: Vec<PeerAddress>,
+    model: &str,
+    access: &ServerAccess,
+) -> Vec<PoolEndpoint> {
+    let endpoint = |address| PoolEndpoint {
+        address,
+        model: model.to_owned(),
+        weight: 1,
+    };
+    let endpoints = peers.into_iter().map(endpoint);
+    endpoints.map(|one| let_in(one, access)).collect()
+}
+
+/// The endpoints of the configured model that is called `name`.
+///
+/// # Errors
+/// As [`configured`].
+pub(in crate::upstreams) fn of_model(
+    name: &str,
+    upstream: &UpstreamConfig,
+    config: &Config,
+) -> Result<Vec<PoolEndpoint>, Status> {
+    let peers = upstream.peers(name).map_err(|error| to_status(&error))?;
+    let endpoints = peers.into_iter();
+    endpoints
+        .map(|(peer, server)| Ok(let_in(peer, &super::access(server, config)?)))
+        .collect()
+}
+
 /// Adds the credentials of `access` to an endpoint.
-pub(in crate::upstreams) fn let_in(endpoint: PoolEndpoint, access: &ServerAccess) -> PoolEndpoint {
+fn let_in(endpoint: PoolEndpoint, access: &ServerAccess) -> PoolEndpoint {
     let mut peer = endpoint.address;
     if let Some(key) = &access.key {
         peer = peer.with_key(key.clone());
