@@ -56,6 +56,19 @@ fn is_within(key: &str, above: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
+/// Every value of a tree by its dotted key, the tables included. Lists are values, because a layer replaces them whole.
+pub(crate) fn dotted(tree: serde_json::Value) -> Vec<(String, serde_json::Value)> {
+    let mut all = Vec::new();
+    if let serde_json::Value::Object(table) = tree {
+        for (key, value) in table {
+            let below = dotted(value.clone()).into_iter();
+            all.extend(below.map(|(rest, value)| (format!("{key}.{rest}"), value)));
+            all.push((key, value));
+        }
+    }
+    all
+}
+
 /// The whole configuration. Every key is in `config.example.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

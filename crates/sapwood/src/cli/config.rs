@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::serve::load_tls;
 use super::{Common, TargetFlags};
-use crate::config::keys;
 use crate::config::layers::{Flags, Layers};
+use crate::config::{dotted, keys};
 use crate::failure::{CliError, Exit};
 use crate::output::{self, TextStyle};
 
@@ -67,13 +67,14 @@ fn show(layers: &Layers, as_json: bool) -> Result<Exit, CliError> {
     let config = layers.config()?;
     // Written and not logged: these commands have no log.
     warn_of_strangers(layers);
-    let mut leaves = Vec::new();
     let tree = serde_json::to_value(&config).map_err(|error| CliError::new(error.to_string()))?;
-    flatten("", tree, &mut leaves);
-    let rows = leaves.into_iter().map(|(key, value)| {
-        let origin = layers.origin(&key);
-        (value, origin.to_string(), key)
-    });
+    let values = dotted(tree).into_iter();
+    let rows = values
+        .filter(|(_, value)| !value.is_object())
+        .map(|(key, value)| {
+            let origin = layers.origin(&key);
+            (value, origin.to_string(), key)
+        });
     if as_json {
         let all: Map<String, Value> = rows
             .map(|(value, origin, key)| (key, json!({"value": value, "origin": origin})))
@@ -86,21 +87,4 @@ fn show(layers: &Layers, as_json: bool) -> Result<Exit, CliError> {
         output::data(text)?;
     }
     Ok(Exit::Ok)
-}
-
-/// Flattens tables to dotted keys; lists stay whole, because a layer replaces them whole.
-fn flatten(prefix: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
-    match value {
-        Value::Object(table) => {
-            for (key, value) in table {
-                let dotted = if prefix.is_empty() {
-                    key
-                } else {
-                    format!("{prefix}.{key}")
-                };
-                flatten(&dotted, value, leaves);
-            }
-        }
-        leaf => leaves.push((prefix.into(), leaf)),
-    }
 }

@@ -11,8 +11,8 @@ use figment::value::{Dict, Map, Value};
 use figment::{Metadata, Profile, Provider};
 use sapwood_proto::secret::Secret;
 
-use super::layers::nearest;
-use super::{Config, is_named_by_user, is_text};
+use super::layers::{nearest, nested};
+use super::{Config, dotted, is_named_by_user, is_text};
 
 /// The variables that set keys, and warnings about the others with our prefix.
 #[derive(Clone, Default)]
@@ -108,33 +108,18 @@ impl Provider for Environment {
     }
 
     fn data(&self) -> figment::Result<Map<Profile, Dict>> {
-        let nested =
-            |variable: &Variable| figment::util::nest(&variable.key, variable.value.clone());
-        let merge =
-            |all, one: Value| super::layers::merge(all, one.into_dict().unwrap_or_default());
-        Ok(Profile::Default.collect(self.set.iter().map(nested).fold(Dict::new(), merge)))
+        let set = self.set.iter();
+        Ok(nested(
+            set.map(|variable| (&*variable.key, &variable.value)),
+        ))
     }
 }
 
 /// Every dotted key, including those of tables.
 fn known() -> BTreeSet<String> {
-    let mut keys = BTreeSet::new();
     // From the defaults themselves, so that no second list of keys has to be kept.
     let tree = serde_json::to_value(Config::default()).unwrap_or_default();
-    collect("", &tree, &mut keys);
-    keys
-}
-
-fn collect(prefix: &str, value: &serde_json::Value, into: &mut BTreeSet<String>) {
-    for (key, value) in value.as_object().into_iter().flatten() {
-        let dotted = if prefix.is_empty() {
-            key.clone()
-        } else {
-            format!("{prefix}.{key}")
-        };
-        collect(&dotted, value, into);
-        into.insert(dotted);
-    }
+    dotted(tree).into_iter().map(|(key, _)| key).collect()
 }
 
 fn stranger(name: &str, known: &BTreeSet<String>) -> String {

@@ -8,7 +8,7 @@ use figment::value::{Dict, Map, Tag, Value};
 use figment::{Figment, Metadata, Profile, Provider, Source};
 
 use super::environment::{Environment, SOURCE};
-use super::{Config, may_hold_secret};
+use super::{Config, is_within, may_hold_secret};
 use crate::failure::CliError;
 
 /// The values that flags set, by dotted key. Must not be printed: some are secrets.
@@ -29,16 +29,8 @@ impl Flags {
     }
 
     fn name_of(&self, key: &str) -> Option<&'static str> {
-        let within = |of: &str| {
-            key == of
-                || key
-                    .strip_prefix(of)
-                    .is_some_and(|rest| rest.starts_with('.'))
-        };
-        self.0
-            .iter()
-            .find(|(of, ..)| within(of))
-            .map(|(_, flag, _)| *flag)
+        let within = |(of, ..): &&(&str, _, _)| is_within(key, of);
+        self.0.iter().find(within).map(|(_, flag, _)| *flag)
     }
 }
 
@@ -48,14 +40,18 @@ impl Provider for Flags {
     }
 
     fn data(&self) -> figment::Result<Map<Profile, Dict>> {
-        let nested =
-            |(key, _, value): &(&str, &str, Value)| figment::util::nest(key, value.clone());
-        let merge = |all: Dict, one: Value| merge(all, one.into_dict().unwrap_or_default());
-        Ok(Profile::Default.collect(self.0.iter().map(nested).fold(Dict::new(), merge)))
+        Ok(nested(self.0.iter().map(|(key, _, value)| (*key, value))))
     }
 }
 
-pub(super) fn merge(mut into: Dict, from: Dict) -> Dict {
+/// The tables with these values, by dotted key.
+pub(super) fn nested<'a>(values: impl Iterator<Item = (&'a str, &'a Value)>) -> Map<Profile, Dict> {
+    let tables = values.map(|(key, value)| figment::util::nest(key, value.clone()));
+    let tables = tables.filter_map(Value::into_dict);
+    Profile::Default.collect(tables.fold(Dict::new(), merge))
+}
+
+fn merge(mut into: Dict, from: Dict) -> Dict {
     for (key, value) in from {
         let merged = match (into.remove(&key), value) {
             (Some(Value::Dict(tag, old)), Value::Dict(_, new)) => Value::Dict(tag, merge(old, new)),
