@@ -190,7 +190,6 @@ impl BlockingPool {
         let id = self.0.enter(turn, size, bounded, job);
         PoolRun {
             result,
-            refused: id.is_none(),
             work: id.map(|id| PoolTask {
                 pool: Arc::clone(&self.0),
                 turn,
@@ -347,17 +346,8 @@ fn work_until_closed(pool: &std::sync::Weak<PoolShared>) {
 #[derive(Debug)]
 pub struct PoolRun<T> {
     result: oneshot::Receiver<Result<T, Error>>,
-    refused: bool,
+    /// `None` if it was refused, and at the end.
     work: Option<PoolTask>,
-}
-
-impl<T> PoolRun<T> {
-    /// Requests the work to end soon, with any result.
-    pub fn stop(&self) {
-        if let Some(work) = &self.work {
-            work.stop.store(true, Ordering::Relaxed);
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -386,7 +376,7 @@ impl<T> Future for PoolRun<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.refused {
+        if self.work.is_none() {
             return Poll::Ready(Err(too_much_waits()));
         }
         let result = std::task::ready!(Pin::new(&mut self.result).poll(cx));

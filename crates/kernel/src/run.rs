@@ -23,7 +23,7 @@ use futures::{Stream, StreamExt};
 use serde_json::Value;
 
 use self::driven::Driven;
-use self::flow::{Flow, FlowPhase, Setup, TypedInput};
+use self::flow::{Flow, FlowPhase, Setup};
 use crate::Result;
 use crate::call::{CallId, Instant};
 use crate::cancel::Cancel;
@@ -95,77 +95,37 @@ impl<T: FromChunks> Run<T> {
     }
 
     pub(crate) fn reading(node: &Node) -> Self {
-        Self::over(FlowPhase::Node(Box::new(TypedInput {
-            node: node.clone(),
-            timeout: None,
-            port: None,
-        })))
+        Self::over(FlowPhase::Node(node.clone()))
     }
 
     /// Ends with `Deadline` this long after the first poll, or at the caller's deadline if that is earlier. Needs a
     /// tokio runtime.
-    pub fn timeout(mut self, after: Duration) -> Self {
-        if let Some(setup) = self.setup() {
-            setup.timeout = Some(after);
-        } else if let Some(reading) = self.node() {
-            reading.timeout = Some(after);
-        } else {
-            self.too_late("timeout");
-        }
-        self
+    pub fn timeout(self, after: Duration) -> Self {
+        self.set("timeout", |flow| flow.timeout = Some(after))
     }
 
     /// Reads this port instead of the main one.
-    pub fn port(mut self, port: impl Into<Port>) -> Self {
-        let port = port.into();
-        if let Some(setup) = self.setup() {
-            setup.port = Some(port);
-        } else if let Some(reading) = self.node() {
-            reading.port = Some(port);
-        } else {
-            self.too_late("port");
-        }
-        self
+    pub fn port(self, port: impl Into<Port>) -> Self {
+        self.set("port", |flow| flow.port = Some(port.into()))
     }
 
     /// Requests `want` instead of what `T` requests; for callers that forward a call, or read some ports as chunks.
-    pub fn wanting(mut self, want: Want) -> Self {
-        match self.setup() {
-            Some(setup) => setup.want = Some(want),
-            None => self.too_late("wanting"),
-        }
-        self
+    pub fn wanting(self, want: Want) -> Self {
+        self.set("wanting", |flow| flow.want = Some(want))
     }
 
     /// Passes a value down to the call and those within it.
-    pub fn context(mut self, key: &str, value: impl Into<Value>) -> Self {
-        if let Some(setup) = self.setup() {
-            setup.context.push((Name::shared(key), value.into()));
-        } else {
-            self.too_late("context");
+    pub fn context(self, key: &str, value: impl Into<Value>) -> Self {
+        let entry = (Name::shared(key), value.into());
+        self.set("context", |flow| flow.context.push(entry))
+    }
+
+    fn set(mut self, what: &str, set: impl FnOnce(&mut Flow)) -> Self {
+        match &mut self.source {
+            RunSource::Flow(flow) if !flow.has_begun() => set(flow),
+            _ => tracing::warn!(call = %self.id(), "{what} has no effect once a run has begun"),
         }
         self
-    }
-
-    fn setup(&mut self) -> Option<&mut Setup> {
-        match &mut self.source {
-            RunSource::Flow(flow) => flow.setup(),
-            RunSource::Driven { .. } => None,
-        }
-    }
-
-    fn node(&mut self) -> Option<&mut TypedInput> {
-        match &mut self.source {
-            RunSource::Flow(flow) => flow.reading(),
-            RunSource::Driven { .. } => None,
-        }
-    }
-
-    fn too_late(&self, what: &str) {
-        // A run that failed before it started has nothing to set, and reports its error itself.
-        if self.check().is_ok() {
-            tracing::warn!(call = %self.id(), "{what} has no effect once a run has begun");
-        }
     }
 
     /// Checks that the run can start: the function, its arguments, its ports and `T` fit (KE-141, KE-142).

@@ -89,9 +89,5 @@ fn prepare(kernel: &Kernel, entry: Registration, args: impl IntoArgs) -> Result<
         next: kernel.layered(&entry),
         spec: entry.spec,
         demand: None,
-        timeout: None,
-        port: None,
-        want: None,
-        context: Vec::new(),
     })
 }

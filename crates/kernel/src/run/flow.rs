@@ -46,23 +46,11 @@ pub(crate) struct Setup {
     pub(crate) next: Next,
     pub(crate) spec: Arc<Spec>,
     pub(crate) demand: Option<Arc<Demand>>,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) port: Option<Port>,
-    /// Overrides what the type requests.
-    pub(crate) want: Option<Want>,
-    pub(crate) context: Vec<(Name, Value)>,
-}
-
-/// A node that is about to be read as a type.
-pub(crate) struct TypedInput {
-    pub(crate) node: Node,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) port: Option<Port>,
 }
 
 pub(super) enum FlowPhase {
     Call(Box<Setup>),
-    Node(Box<TypedInput>),
+    Node(Node),
     Failed(Error),
     Live(Chunks),
     Done,
@@ -75,12 +63,19 @@ pub(super) struct Flow {
     pub(super) meta: Meta,
     /// Incremented whenever `meta` changes.
     pub(super) version: u64,
+    /// Set at the start.
     pub(super) deadline: Option<Instant>,
+    /// From the start to the deadline.
+    pub(super) timeout: Option<Duration>,
+    /// The port that is read as the main one.
+    pub(super) port: Option<Port>,
+    /// Overrides what the type requests.
+    pub(super) want: Option<Want>,
+    /// Named values for the call and those within it.
+    pub(super) context: Vec<(Name, Value)>,
     phase: FlowPhase,
     name: Name,
     border: OutputTracker,
-    /// The port that is read as the main one.
-    port: Option<Port>,
     sleep: Option<Pin<Box<Sleep>>>,
     listening: Option<BoxFuture<'static, ()>>,
     ready: u32,
@@ -110,10 +105,13 @@ impl Flow {
             meta: Meta::default(),
             version: 0,
             deadline: None,
+            timeout: None,
+            port: None,
+            want: None,
+            context: Vec::new(),
             phase,
             border: OutputTracker::new(name.clone(), None, Want::default()),
             name,
-            port: None,
             sleep: None,
             listening: None,
             ready: 0,
@@ -122,29 +120,22 @@ impl Flow {
         }
     }
 
-    /// The call that has not started yet, to be changed; `None` afterwards.
-    pub(super) const fn setup(&mut self) -> Option<&mut Setup> {
-        match &mut self.phase {
-            FlowPhase::Call(setup) => Some(setup),
-            _ => None,
-        }
-    }
-
-    /// The same for a node.
-    pub(super) const fn reading(&mut self) -> Option<&mut TypedInput> {
-        match &mut self.phase {
-            FlowPhase::Node(reading) => Some(reading),
-            _ => None,
-        }
-    }
-
     /// Checks that the stream can be started and produces what is requested (KE-142).
     pub(super) fn check(&self, want: &Want) -> Result<()> {
         match &self.phase {
             FlowPhase::Failed(error) => Err(error.clone()),
-            FlowPhase::Call(setup) => setup.check(want),
+            FlowPhase::Call(setup) => check(
+                &setup.spec,
+                self.port.as_ref(),
+                self.want.as_ref().unwrap_or(want),
+            ),
             FlowPhase::Node(_) | FlowPhase::Live(_) | FlowPhase::Done => Ok(()),
         }
+    }
+
+    /// Whether the first poll has been made.
+    pub(super) const fn has_begun(&self) -> bool {
+        matches!(self.phase, FlowPhase::Live(_) | FlowPhase::Done)
     }
 
     pub(super) const fn is_done(&self) -> bool {
@@ -185,22 +176,28 @@ impl Flow {
             };
             // The panic of a function ends its run only (KE-139).
             let polled = catch_unwind(AssertUnwindSafe(|| chunks.as_mut().poll_next(cx)));
-            let chunk = match polled {
+            let mut chunk = match polled {
                 Ok(Poll::Ready(Some(Ok(chunk)))) => chunk,
                 Ok(Poll::Ready(Some(Err(error)))) => return self.fail(error),
                 Ok(Poll::Ready(None)) => return self.end(),
                 Ok(Poll::Pending) => return self.wait(cx),
-                Err(payload) => return self.panicked(&*payload),
+                Err(payload) => {
+                    let error = self.panic_error(&*payload);
+                    return self.fail(error);
+                }
             };
             self.ready += 1;
             // Reading the clock costs more than a chunk, so a stream that is always ready pays it once in 64 (KE-503).
-            let admitted = if self.ready >= BUDGET {
-                self.look_at_clock()
-                    .and_then(|()| self.border.admit(&chunk))
-            } else {
-                self.border.admit(&chunk)
-            };
-            let wanted = match admitted {
+            if self.ready >= BUDGET {
+                self.ready = 0;
+                if self
+                    .deadline
+                    .is_some_and(|deadline| Instant::now() >= deadline)
+                {
+                    return self.fail(Error::Deadline);
+                }
+            }
+            let wanted = match self.border.admit(&chunk) {
                 Ok(wanted) => wanted,
                 Err(error) => return self.fail(error),
             };
@@ -210,7 +207,11 @@ impl Flow {
                 self.version += 1;
             }
             if wanted {
-                return Poll::Ready(Some(Ok(self.relabel(chunk))));
+                // `T` decodes the main port, whichever port the caller chose for it.
+                if self.port.is_some() {
+                    chunk.port = Port::MAIN;
+                }
+                return Poll::Ready(Some(Ok(chunk)));
             }
             if self.ready == 0 {
                 // Only unrequested chunks so far: yield, so that other tasks run.
@@ -220,53 +221,43 @@ impl Flow {
         }
     }
 
-    fn relabel(&self, mut chunk: Chunk) -> Chunk {
-        // `T` decodes the main port, whichever port the caller chose for it.
-        if self.port.is_some() {
-            chunk.port = Port::MAIN;
-        }
-        chunk
-    }
-
     fn start(&mut self, want: Want) -> Result<()> {
-        // `Done` until the stream exists: a start that fails or panics leaves nothing to be started again.
-        match std::mem::replace(&mut self.phase, FlowPhase::Done) {
-            FlowPhase::Call(setup) => self.start_call(*setup, want),
-            FlowPhase::Node(reading) => {
-                let mut want = want;
-                self.port = reading.port;
-                if let Some(port) = &self.port {
-                    want.ports = RequestedPorts::Only(vec![port.clone()]);
-                }
-                self.deadline = within(None, reading.timeout);
-                let chunks = reading.node.open_for(&want.ports);
-                self.border = OutputTracker::new(self.name.clone(), None, want);
-                self.phase = FlowPhase::Live(chunks);
-                Ok(())
-            }
-            FlowPhase::Failed(error) => Err(error),
-            FlowPhase::Live(_) | FlowPhase::Done => Ok(()),
-        }
-    }
-
-    fn start_call(&mut self, mut setup: Setup, want: Want) -> Result<()> {
         // Again, although `check` may have been asked: the caller can have set a port since, or never asked.
-        setup.check(&want)?;
-        let mut want = setup.want.take().unwrap_or(want);
-        if let Some(port) = &setup.port {
+        self.check(&want)?;
+        let mut want = self.want.take().unwrap_or(want);
+        // `Done` until the stream exists: a start that fails or panics leaves nothing to be started again.
+        let phase = std::mem::replace(&mut self.phase, FlowPhase::Done);
+        if let Some(port) = &self.port {
             want.ports = RequestedPorts::Only(vec![port.clone()]);
         // Read now and not when the node was made: views may be added until the first poll (KE-149).
-        } else if let Some(ports) = setup.demand.as_ref().and_then(|demand| demand.ports()) {
+        } else if let FlowPhase::Call(setup) = &phase
+            && let Some(ports) = setup.demand.as_ref().and_then(|demand| demand.ports())
+        {
             want.ports = RequestedPorts::Only(ports);
         }
+        let chunks = match phase {
+            FlowPhase::Call(setup) => self.call(*setup, want)?,
+            FlowPhase::Node(node) => {
+                self.deadline = within(None, self.timeout);
+                let chunks = node.open_for(&want.ports);
+                self.border = OutputTracker::new(self.name.clone(), None, want);
+                chunks
+            }
+            // `check` has failed, or nothing is left to be started.
+            FlowPhase::Failed(_) | FlowPhase::Live(_) | FlowPhase::Done => return Ok(()),
+        };
+        self.phase = FlowPhase::Live(chunks);
+        Ok(())
+    }
+
+    fn call(&mut self, setup: Setup, want: Want) -> Result<Chunks> {
         self.border = OutputTracker::new(self.name.clone(), Some(setup.spec.clone()), want.clone());
         let inherited = setup.caller.inherited.clone();
         let inherited = inherited.as_deref();
-        self.deadline = within(inherited.and_then(|from| from.deadline), setup.timeout);
+        self.deadline = within(inherited.and_then(|from| from.deadline), self.timeout);
         let mut extensions =
             inherited.map_or_else(Default::default, |from| from.extensions.clone());
-        extensions.add_context(setup.context);
-        self.port = setup.port;
+        extensions.add_context(std::mem::take(&mut self.context));
         self.panics = Some(setup.panics);
         let call = Call {
             id: self.id,
@@ -282,13 +273,8 @@ impl Flow {
             depth: setup.depth,
         };
         // `call` is user code as well, although it should do nothing yet (KE-131, KE-139).
-        match catch_unwind(AssertUnwindSafe(|| setup.next.call(call))) {
-            Ok(chunks) => {
-                self.phase = FlowPhase::Live(chunks);
-                Ok(())
-            }
-            Err(payload) => Err(self.panic_error(&*payload)),
-        }
+        catch_unwind(AssertUnwindSafe(|| setup.next.call(call)))
+            .map_err(|payload| self.panic_error(&*payload))
     }
 
     /// The source is pending: registers the deadline and the cancel as well (KE-502, KE-503).
@@ -322,14 +308,6 @@ impl Flow {
         Poll::Pending
     }
 
-    fn look_at_clock(&mut self) -> Result<()> {
-        self.ready = 0;
-        match self.deadline {
-            Some(deadline) if Instant::now() >= deadline => Err(Error::Deadline),
-            _ => Ok(()),
-        }
-    }
-
     fn end(&mut self) -> Poll<Option<Result<Chunk>>> {
         let panicked = self.stop();
         // The source goes before its end is reported, so that its guards have run by then (KE-501).
@@ -341,11 +319,6 @@ impl Flow {
         // The first error is reported, whatever the drop does.
         let _ = self.stop();
         Poll::Ready(Some(Err(error)))
-    }
-
-    fn panicked(&mut self, payload: &(dyn std::any::Any + Send)) -> Poll<Option<Result<Chunk>>> {
-        let error = self.panic_error(payload);
-        self.fail(error)
     }
 
     fn panic_error(&mut self, payload: &(dyn std::any::Any + Send)) -> Error {
@@ -369,47 +342,37 @@ impl Drop for Flow {
     }
 }
 
-impl Setup {
-    fn check(&self, want: &Want) -> Result<()> {
-        let want = self.want.as_ref().unwrap_or(want);
-        let spec = &*self.spec;
-        // It promises nothing, so nothing can be checked before it runs (KE-142).
-        if spec.outputs.is_empty() {
-            return Ok(());
-        }
-        if let Some(port) = &self.port
-            && spec.output(port).is_none()
-        {
-            let why = format!("{} has no such port", spec.name);
-            return Err(
-                Error::argument(Name::shared(port), why).because(ErrorReason::UNKNOWN_PARAM)
-            );
-        }
-        let read = |port: &Port| match &self.port {
-            Some(mine) => port == mine,
-            None => want.ports.has(port),
-        };
-        let produced = || {
-            let outputs = spec.outputs.iter().filter(|output| read(&output.port));
-            outputs.flat_map(|output| &output.mimes)
-        };
-        let taken = produced().any(|mime| want.mimes.iter().any(|wanted| wanted.overlaps(mime)));
-        if taken || want.mimes.iter().any(|mime| mime.as_str() == "*/*") {
-            return Ok(());
-        }
-        Err(Error::Unsupported {
-            function: spec.name.clone(),
-            produced: produced().cloned().collect(),
-            wanted: want.mimes.clone().into(),
-        })
+/// Checks that a function of this spec produces what is wanted of `port`, or of the wanted ports.
+fn check(spec: &Spec, port: Option<&Port>, want: &Want) -> Result<()> {
+    // It promises nothing, so nothing can be checked before it runs (KE-142).
+    if spec.outputs.is_empty() {
+        return Ok(());
     }
+    if let Some(port) = port.filter(|port| spec.output(port).is_none()) {
+        let why = format!("{} has no such port", spec.name);
+        return Err(Error::argument(Name::shared(port), why).because(ErrorReason::UNKNOWN_PARAM));
+    }
+    let read = |output: &Port| match port {
+        Some(port) => output == port,
+        None => want.ports.has(output),
+    };
+    let produced = || {
+        let outputs = spec.outputs.iter().filter(|output| read(&output.port));
+        outputs.flat_map(|output| &output.mimes)
+    };
+    let taken = produced().any(|mime| want.mimes.iter().any(|wanted| wanted.overlaps(mime)));
+    if taken || want.mimes.iter().any(|mime| mime.as_str() == "*/*") {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        function: spec.name.clone(),
+        produced: produced().cloned().collect(),
+        wanted: want.mimes.clone().into(),
+    })
 }
 
 /// The earlier of an inherited deadline and a timeout that starts now.
 fn within(deadline: Option<Instant>, timeout: Option<Duration>) -> Option<Instant> {
     let own = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    match (deadline, own) {
-        (Some(left), Some(right)) => Some(left.min(right)),
-        (left, right) => left.or(right),
-    }
+    deadline.into_iter().chain(own).min()
 }

@@ -87,8 +87,10 @@ pub(super) fn bind(
     setup.demand = Some(Arc::new(wanted));
     // The machine's deadline counts from the receipt of the action (EV-950), so what has passed since is subtracted.
     let left = start.deadline.map(|deadline| deadline - link.now());
-    setup.timeout = left.into_iter().chain(configs.timeout).min();
-    let run = Run::calling(Ok(setup));
+    let mut run = Run::calling(Ok(setup));
+    if let Some(timeout) = left.into_iter().chain(configs.timeout).min() {
+        run = run.timeout(timeout);
+    }
     // Fails here and not at the first poll, so that the error is the reply to the action and nothing is polled.
     run.check()?;
     Ok(BoundAction {
