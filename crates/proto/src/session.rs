@@ -115,7 +115,7 @@ impl SessionMachine {
         }
         self.settle_visits();
         if let Err(status) = outcome {
-            return Err(self.abort(status));
+            self.abort(status);
         }
         // A failed action aborts the session itself (EV-107).
         self.aborted()
@@ -175,7 +175,7 @@ impl SessionMachine {
         let nodes = &mut self.calls.nodes;
         nodes.config.resume = false;
         // `evergreen-retain: unread` was overruled by resume and holds again.
-        nodes.graph.keep(nodes.config.retention());
+        nodes.graph.retain = nodes.config.retention();
     }
 
     /// The client of the new connection may need another order than that of the last one (EV-941). Call it before

@@ -71,6 +71,7 @@ impl Status {
     ///
     /// # Errors
     /// The limit, the value and the maximum.
+    #[inline]
     pub fn within<N: PartialOrd + TryInto<u64>>(
         reason: Reason,
         limit: &'static str,

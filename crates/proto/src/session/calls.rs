@@ -44,11 +44,11 @@ pub struct Calls {
 }
 
 impl Calls {
-    pub(super) const fn new(nodes: Nodes, link: Link) -> Self {
+    pub(super) fn new(nodes: Nodes, link: Link) -> Self {
         Self {
             nodes,
             link,
-            table: ActionTable::new(),
+            table: ActionTable::default(),
             leaves: Vec::new(),
             draining: false,
             sending_finished: false,
@@ -314,7 +314,7 @@ impl Calls {
     /// Drops the actions of an aborted session: the abort may have come from its nodes, which know no actions.
     pub(super) fn forget_if_aborted(&mut self) {
         if self.nodes.lifecycle.aborted().is_some() {
-            self.table = ActionTable::new();
+            self.table = ActionTable::default();
             self.leaves = Vec::new();
         }
     }

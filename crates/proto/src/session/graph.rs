@@ -13,7 +13,6 @@
 pub(super) mod accept;
 pub(super) mod closure;
 mod copy_arena;
-pub(super) mod missing;
 pub(super) mod node;
 mod quota;
 pub(super) mod release;
@@ -33,7 +32,6 @@ use self::quota::Quota;
 use self::release::RetentionPolicy;
 use super::lifetime::NodeFate;
 use super::port::{Config, NodeKey};
-use super::slab::Slab;
 use crate::evergreen::{NodeId, Reason, SessionLimits, Status};
 
 /// All nodes of a session. They live until it ends, so keys are plain indices and freeing never recurses (EV-305). Only
@@ -42,7 +40,9 @@ use crate::evergreen::{NodeId, Reason, SessionLimits, Status};
 #[derive(Debug)]
 pub(super) struct Graph {
     limits: Arc<SessionLimits>,
-    nodes: Slab<StoredNode>,
+    nodes: Vec<StoredNode>,
+    /// Free indices.
+    vacant: Vec<u32>,
     /// Nodes that can be removed, the oldest first.
     removed: VecDeque<NodeKey>,
     removes_nodes: bool,
@@ -60,7 +60,8 @@ pub(super) struct Graph {
     made: u64,
     /// Number of ids generated without the prefix.
     plain: u64,
-    retain: RetentionPolicy,
+    /// Changed only before anything is stored.
+    pub(super) retain: RetentionPolicy,
 }
 
 impl Graph {
@@ -73,11 +74,12 @@ impl Graph {
         let evicted = StoredNode {
             owner: NodeProducer::Peer(None),
             fate: NodeFate::Removed,
-            ..StoredNode::new(NodeId::default())
+            ..StoredNode::default()
         };
         Self {
             limits: Arc::clone(&config.limits),
-            nodes: Slab::new(),
+            nodes: Vec::new(),
+            vacant: Vec::new(),
             removed: VecDeque::new(),
             removes_nodes: config.forgets_actions,
             removed_node: Box::new(evicted),
@@ -100,7 +102,10 @@ impl Graph {
     pub(super) fn get(&self, key: NodeKey) -> &StoredNode {
         // Shells keep keys and are not told when a node is removed: a stale key must not find the next node at its
         // index.
-        self.nodes.get(key.0).unwrap_or(&self.removed_node)
+        match self.nodes.get(key.index as usize) {
+            Some(node) if node.generation == key.generation => node,
+            _ => &self.removed_node,
+        }
     }
 
     pub(super) fn get_mut(&mut self, key: NodeKey) -> &mut StoredNode {
@@ -112,31 +117,32 @@ impl Graph {
         &mut self,
         key: NodeKey,
     ) -> (&mut StoredNode, &mut CopyArena, &SessionLimits) {
-        let node = self.nodes.get_mut(key.0);
-        let node = node.unwrap_or(&mut self.removed_node);
+        let node = match self.nodes.get_mut(key.index as usize) {
+            Some(node) if node.generation == key.generation => node,
+            _ => &mut self.removed_node,
+        };
         (node, &mut self.packer, &self.limits)
     }
 
     /// Whether this node exists.
     pub(super) fn has(&self, key: NodeKey) -> bool {
-        self.nodes.get(key.0).is_some()
+        let node = self.nodes.get(key.index as usize);
+        node.is_some_and(|node| node.generation == key.generation)
     }
 
     /// Number of indices, free ones included.
     pub(super) const fn capacity(&self) -> usize {
-        self.nodes.capacity()
+        self.nodes.len()
     }
 
-    /// Changes the retention policy; only valid before anything is stored.
-    pub(super) const fn keep(&mut self, retain: RetentionPolicy) {
-        self.retain = retain;
-    }
-
-    /// The keys of all nodes.
+    /// The keys of all nodes, free indices included.
     pub(super) fn keys(&self) -> impl Iterator<Item = NodeKey> + Clone + use<> {
         // Collected, so that the caller can change nodes while it iterates.
-        let keys: Vec<NodeKey> = self.nodes.iter().map(|(key, _)| NodeKey(key)).collect();
-        keys.into_iter()
+        let keys = (0..).zip(&self.nodes).map(|(index, node)| NodeKey {
+            index,
+            generation: node.generation,
+        });
+        keys.collect::<Vec<_>>().into_iter()
     }
 
     /// The hash builder of this session's tables.
@@ -166,18 +172,26 @@ impl Graph {
         self.quota.retain(id.len() as u64)?;
         // A copy: the id may be a view of a receive buffer (EV-805).
         let id = ByteString::from(id.to_owned());
-        let key = NodeKey(self.nodes.insert(StoredNode::new(id.clone())));
+        let (index, generation) = match self.vacant.pop() {
+            Some(index) => (index, self.nodes[index as usize].generation),
+            None => (u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), 0),
+        };
+        let node = StoredNode {
+            id: id.clone(),
+            generation,
+            ..StoredNode::default()
+        };
+        match self.nodes.get_mut(index as usize) {
+            Some(vacant) => *vacant = node,
+            None => self.nodes.push(node),
+        }
+        let key = NodeKey { index, generation };
         self.ids.insert(id, key);
         Ok(key)
     }
 
-    /// Whether `count` more nodes can be created.
-    pub(super) fn has_room_for(&self, count: usize) -> bool {
-        self.live().saturating_add(count) <= self.limits.max_nodes
-    }
-
     pub(super) const fn live(&self) -> usize {
-        self.nodes.len()
+        self.nodes.len() - self.vacant.len()
     }
 
     /// Marks a node as removed: only its id is left. Where ids may be removed as well, that happens after enough later
@@ -207,10 +221,21 @@ impl Graph {
 
     /// Frees the index of a removed node. Keys of earlier generations are stale.
     pub(super) fn vacate(&mut self, key: NodeKey) {
-        if let Some(node) = self.nodes.remove(key.0) {
-            self.ids.remove(&node.id);
-            self.quota.give_back(node.id.len() as u64);
+        if !self.has(key) {
+            return;
         }
+        // Walks over all keys meet free indices too. Claimed, without a log and without a send state, the node gives
+        // them nothing to do.
+        let next = StoredNode {
+            fate: NodeFate::Removed,
+            owner: NodeProducer::Peer(None),
+            generation: key.generation.wrapping_add(1),
+            ..StoredNode::default()
+        };
+        let id = std::mem::replace(self.get_mut(key), next).id;
+        self.ids.remove(&id);
+        self.quota.give_back(id.len() as u64);
+        self.vacant.push(key.index);
     }
 
     /// Creates a node under a generated id (EV-216).

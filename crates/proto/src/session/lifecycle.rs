@@ -14,8 +14,9 @@ use super::port::SessionOutput;
 use crate::evergreen::Status;
 
 /// The phase of a session.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum SessionPhase {
+    #[default]
     Open,
     /// The peer sends nothing more (EV-109).
     HalfClosed,
@@ -26,7 +27,7 @@ pub(super) enum SessionPhase {
 }
 
 /// The phase and the outputs; see the module documentation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     pub(super) phase: SessionPhase,
     outputs: VecDeque<SessionOutput>,
@@ -37,15 +38,6 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    pub(super) const fn new() -> Self {
-        Self {
-            phase: SessionPhase::Open,
-            outputs: VecDeque::new(),
-            close_status: None,
-            ending: false,
-        }
-    }
-
     /// Whether the session is over.
     pub(super) const fn is_closed(&self) -> bool {
         matches!(
@@ -109,7 +101,7 @@ mod tests {
 
     #[test]
     fn ev_901_the_close_is_the_last_output_and_the_only_one() {
-        let mut lifecycle = Lifecycle::new();
+        let mut lifecycle = Lifecycle::default();
         lifecycle.emit(SessionOutput::Writable);
         lifecycle.abort(Arc::new(Status::new(Reason::Cancelled, "first")));
         lifecycle.emit(SessionOutput::Writable);
@@ -118,7 +110,7 @@ mod tests {
             Some(SessionOutput::Close(Some(status))) if status.message == "first"
         ));
         assert!(lifecycle.poll().is_none());
-        let mut lifecycle = Lifecycle::new();
+        let mut lifecycle = Lifecycle::default();
         lifecycle.emit(SessionOutput::Writable);
         lifecycle.finish();
         lifecycle.emit(SessionOutput::Resume);

@@ -193,8 +193,7 @@ impl Lifetime {
         self.ttls.as_ref()?.next()
     }
 
-    /// The nodes that have expired: those whose time has come, and what is below them and below no node with time left.
-    /// They are searched for within a budget of `visits`; what that leaves undecided is retained, and checked again later.
+    /// The nodes that have expired. What a budget of `visits` leaves undecided is retained, and checked again later.
     pub(super) fn expired(
         &mut self,
         now: Time,

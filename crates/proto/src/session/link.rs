@@ -30,8 +30,9 @@ use crate::evergreen::{
 use crate::time::Time;
 
 /// State of the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum LinkState {
+    #[default]
     Up,
     /// Lost at this time.
     Down(Time),
@@ -48,7 +49,7 @@ pub(super) struct Link {
 }
 
 /// What a resumable session retains.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Resume {
     state: LinkState,
     /// Actions of ours that the peer may not have received, in order; the quota counts them. The peer has received
@@ -81,18 +82,7 @@ pub(super) struct SendAgain {
 
 impl Link {
     pub(super) fn new(side: Side, resumable: bool) -> Self {
-        let resume = resumable.then(|| {
-            Box::new(Resume {
-                state: LinkState::Up,
-                asked: Vec::new(),
-                known: 0,
-                received: 0,
-                hello: None,
-                hello_node: None,
-                theirs: None,
-                half_closed: false,
-            })
-        });
+        let resume = resumable.then(Box::default);
         Self { side, resume }
     }
 

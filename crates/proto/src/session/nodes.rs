@@ -70,7 +70,7 @@ impl Nodes {
             readers: Readers::new(&config.limits, now),
             sender: Sender::new(config.leaf_order),
             lifetime: Lifetime::default(),
-            lifecycle: Lifecycle::new(),
+            lifecycle: Lifecycle::default(),
             stats: SessionStats::default(),
             flow: FlowChanges::default(),
             made: BTreeMap::new(),
@@ -245,7 +245,7 @@ impl Nodes {
                 return Err(WriteError::Full);
             }
         }
-        if !self.graph.has_room_for(count) {
+        if self.graph.live().saturating_add(count) > self.config.limits.max_nodes {
             return Err(WriteError::Refused);
         }
         // Creation can only stop halfway if the quota has no room for the bytes of ids; this action cannot continue

@@ -18,7 +18,11 @@ use crate::time::Time;
 /// A node of one session. Valid as long as the session; where a session removes nodes (EV-741), the key of a removed
 /// node behaves as that of any released one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeKey(pub(super) SlabKey);
+pub struct NodeKey {
+    pub(super) index: u32,
+    /// Distinguishes the nodes that had this index one after the other.
+    pub(super) generation: u32,
+}
 
 /// An action of one session, ours or the peer's. Stale once the action is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -49,9 +49,9 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    pub(super) const fn new(limits: &SessionLimits, now: Time) -> Self {
+    pub(super) fn new(limits: &SessionLimits, now: Time) -> Self {
         Self {
-            cursors: Slab::new(),
+            cursors: Slab::default(),
             parked: 0,
             budget: ReadBudget::new(limits, now),
             starved: Vec::new(),
@@ -333,7 +333,7 @@ mod tests {
     fn machines() -> (Graph, Readers, Lifecycle) {
         let config = Config::default();
         let readers = Readers::new(&config.limits, T0);
-        (Graph::new(&config), readers, Lifecycle::new())
+        (Graph::new(&config), readers, Lifecycle::default())
     }
 
     fn receive(graph: &mut Graph, fragment: Fragment) {

@@ -17,7 +17,7 @@ pub(super) use self::produce::{ItemStart, Unwritten, writable};
 pub(super) use self::rewind::rewind;
 
 /// The queue to the transport; see the module documentation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Sender {
     order: LeafOrder,
     /// Nodes with something to send, in order of their turns.
@@ -33,14 +33,10 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    pub(super) const fn new(order: LeafOrder) -> Self {
+    pub(super) fn new(order: LeafOrder) -> Self {
         Self {
             order,
-            turns: VecDeque::new(),
-            actions: Vec::new(),
-            bytes: 0,
-            refused: false,
-            dropped: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -1,11 +1,12 @@
 //! A slab whose keys carry a generation, so that an old key never names a new entry.
 //!
-//! Cursors, actions and, in some sessions, nodes are created and removed by the thousand.
+//! Cursors and actions are created and removed by the thousand in one session. Nodes are not, and are looked up far more
+//! often: their table needs no check for a free entry.
 
 /// An index and the generation of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SlabKey {
-    pub(super) index: u32,
+    index: u32,
     generation: u32,
 }
 
@@ -39,20 +40,17 @@ pub(super) struct Slab<T> {
     free: Vec<u32>,
 }
 
+// Not derived, which would ask for a default entry.
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<T> Slab<T> {
-    pub(super) const fn new() -> Self {
         Self {
             entries: Vec::new(),
             free: Vec::new(),
         }
     }
+}
 
+impl<T> Slab<T> {
     pub(super) fn insert(&mut self, value: T) -> SlabKey {
         self.insert_mut(value).0
     }
@@ -89,24 +87,19 @@ impl<T> Slab<T> {
 
     pub(super) fn get(&self, key: SlabKey) -> Option<&T> {
         let position = self.entries.get(key.index as usize)?;
-        position
-            .value
-            .as_ref()
-            // An occupied index is not enough: it may be another entry's by now.
-            .filter(|_| position.generation == key.generation)
+        // An occupied index is not enough: it may be another entry's by now.
+        if position.generation != key.generation {
+            return None;
+        }
+        position.value.as_ref()
     }
 
     pub(super) fn get_mut(&mut self, key: SlabKey) -> Option<&mut T> {
         let position = self.entries.get_mut(key.index as usize)?;
-        position
-            .value
-            .as_mut()
-            .filter(|_| position.generation == key.generation)
-    }
-
-    /// Number of indices, free ones included.
-    pub(super) const fn capacity(&self) -> usize {
-        self.entries.len()
+        if position.generation != key.generation {
+            return None;
+        }
+        position.value.as_mut()
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -139,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_stale_key_finds_nothing() {
-        let mut slab = Slab::new();
+        let mut slab = Slab::default();
         let first = slab.insert('a');
         assert_eq!(slab.remove(first), Some('a'));
         let second = slab.insert('b');

@@ -38,8 +38,6 @@ pub(super) enum LeafRead {
     Paused,
     /// All of it was read.
     Whole,
-    /// It cannot be read.
-    Failed(Status),
 }
 
 impl InputLeaf {
@@ -53,8 +51,8 @@ impl InputLeaf {
         self.text.len() as u64
     }
 
-    /// Reads on as far as there is content.
-    pub(super) fn read(&mut self, nodes: &mut Nodes) -> LeafRead {
+    /// Reads on as far as there is content; or fails, if it cannot be read.
+    pub(super) fn read(&mut self, nodes: &mut Nodes) -> Result<LeafRead, Status> {
         let most = self.max_bytes(&nodes.config.limits);
         loop {
             match nodes.read(self.cursor) {
@@ -62,23 +60,21 @@ impl InputLeaf {
                 CursorRead::Piece(piece) if self.text.len() + piece.data.len() > most => {
                     let message =
                         format!("the input of a reserved action has more than {most} bytes");
-                    return LeafRead::Failed(Status::new(Reason::BadConfig, message));
+                    return Err(Status::new(Reason::BadConfig, message));
                 }
                 CursorRead::Piece(piece) => {
                     // Charged beside the node itself: the text is a second copy.
-                    if let Err(status) = nodes.graph.quota.retain(piece.data.len() as u64) {
-                        return LeafRead::Failed(status);
-                    }
+                    nodes.graph.quota.retain(piece.data.len() as u64)?;
                     self.text.extend_from_slice(&piece.data);
                 }
-                CursorRead::Busy => return LeafRead::Paused,
-                CursorRead::Pending => return LeafRead::Pending,
+                CursorRead::Busy => return Ok(LeafRead::Paused),
+                CursorRead::Pending => return Ok(LeafRead::Pending),
                 CursorRead::Reference(_) => {
                     let message = "the input of a reserved action is a reference; send it inline";
-                    return LeafRead::Failed(Status::new(Reason::RefDenied, message));
+                    return Err(Status::new(Reason::RefDenied, message));
                 }
-                CursorRead::Failed(status) => return LeafRead::Failed(Status::clone(&status)),
-                CursorRead::End => return LeafRead::Whole,
+                CursorRead::Failed(status) => return Err(Status::clone(&status)),
+                CursorRead::End => return Ok(LeafRead::Whole),
             }
         }
     }

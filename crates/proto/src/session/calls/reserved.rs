@@ -308,12 +308,12 @@ impl Calls {
     /// Reads on; the answer of the action once all of the input is read.
     fn read_on(&mut self, mut leaf: InputLeaf) -> Result<Option<String>, Status> {
         let answer = match leaf.read(&mut self.nodes) {
-            LeafRead::Paused => {
+            Ok(LeafRead::Paused) => {
                 self.leaves.push(leaf);
                 self.nodes.readers.pause_own(&mut self.nodes.lifecycle);
                 return Ok(None);
             }
-            LeafRead::Pending => {
+            Ok(LeafRead::Pending) => {
                 let action = leaf.action;
                 self.leaves.push(leaf);
                 if let Some(action) = action {
@@ -323,8 +323,8 @@ impl Calls {
                 }
                 return Ok(None);
             }
-            LeafRead::Failed(status) => Err(status),
-            LeafRead::Whole => match leaf.purpose {
+            Err(status) => Err(status),
+            Ok(LeafRead::Whole) => match leaf.purpose {
                 ReadPurpose::Ttl(node) => ttl::parse(&leaf.text)
                     .map(|ttl| set_ttl(&mut self.nodes, node, ttl, leaf.since)),
                 ReadPurpose::Report => self.link.report_received(&leaf.text, &self.nodes.graph),

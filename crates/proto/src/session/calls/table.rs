@@ -15,7 +15,7 @@ use crate::session::slab::Slab;
 use crate::time::Time;
 
 /// One unfinished action.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::session) struct ActionEntry {
     pub(in crate::session) name: ByteString,
     pub(in crate::session) inputs: Vec<NodeKey>,
@@ -44,23 +44,14 @@ impl ActionEntry {
     pub(in crate::session) fn new(name: ByteString, served: bool) -> Self {
         Self {
             name,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            status: None,
-            dispatch: None,
-            deadline: None,
             served,
-            cancelled: false,
-            incomplete: 0,
-            ordinal: 0,
-            time_limit: None,
-            aside_bytes: 0,
+            ..Self::default()
         }
     }
 }
 
 /// All unfinished actions; see the module documentation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::session) struct ActionTable {
     entries: Slab<ActionEntry>,
     deadlines: BTreeSet<(Time, ActionKey)>,
@@ -71,15 +62,6 @@ pub(in crate::session) struct ActionTable {
 }
 
 impl ActionTable {
-    pub(in crate::session) const fn new() -> Self {
-        Self {
-            entries: Slab::new(),
-            deadlines: BTreeSet::new(),
-            served: 0,
-            unstarted: Vec::new(),
-        }
-    }
-
     pub(in crate::session) fn insert(
         &mut self,
         entry: ActionEntry,

@@ -98,8 +98,9 @@ impl LogPiece {
 }
 
 /// The kind of a node (EV-209).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::session) enum NodeKind {
+    #[default]
     Unknown,
     Leaf,
     /// A leaf with excerpts of other nodes among its content (EV-740).
@@ -115,8 +116,9 @@ impl NodeKind {
 }
 
 /// The producer of a node (EV-216), and its action if there is one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::session) enum NodeProducer {
+    #[default]
     Unclaimed,
     Peer(Option<ActionKey>),
     Local(Option<ActionKey>),
@@ -159,7 +161,7 @@ pub(in crate::session) struct SendState {
     pub(in crate::session) turn: Option<NodeKey>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::session) struct StoredNode {
     pub(in crate::session) id: NodeId,
     /// The contiguous prefix.
@@ -195,33 +197,11 @@ pub(in crate::session) struct StoredNode {
     /// The first seq that was received twice with different content: the first content is used, and readers that wait
     /// for more fail.
     pub(in crate::session) repeated: Option<u32>,
+    /// Distinguishes the nodes that had this index one after the other.
+    pub(in crate::session) generation: u32,
 }
 
 impl StoredNode {
-    pub(in crate::session) fn new(id: NodeId) -> Self {
-        Self {
-            id,
-            log: Log::new(),
-            early: BTreeMap::new(),
-            last: None,
-            kind: NodeKind::Unknown,
-            owner: NodeProducer::Unclaimed,
-            referenced: false,
-            relies_on_first: false,
-            metadata: None,
-            waiters: SmallVec::new(),
-            passed: 0,
-            unread: 0,
-            sending: None,
-            listed: 0,
-            readers: None,
-            fate: NodeFate::Retained,
-            transient: false,
-            cut: false,
-            repeated: None,
-        }
-    }
-
     pub(in crate::session) const fn is_complete(&self) -> bool {
         self.log.ended().is_some()
     }

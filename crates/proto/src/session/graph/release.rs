@@ -44,25 +44,19 @@ pub(in crate::session) struct NodeReaders {
 impl Graph {
     /// Retains an input until `action` has read it, or has ended.
     pub(in crate::session) fn bind_input(&mut self, key: NodeKey, action: ActionKey) {
-        if self.releases() {
-            let readers = self.get_mut(key).readers.get_or_insert_default();
+        if let Some(readers) = self.tracked(key) {
             readers.inputs_of.push(action);
         }
     }
 
     /// Releases an input that `action` will not open any more.
     pub(in crate::session) fn unbind_input(&mut self, key: NodeKey, action: ActionKey) {
-        if let Some(readers) = &mut self.get_mut(key).readers
-            && readers.opens(action)
-        {
-            self.release(key);
-        }
+        self.move_readers(key, |readers| readers.opens(action));
     }
 
     /// Binds a reader that will read this node from its first item; `reader` is the action that reads, if any.
     pub(in crate::session) fn bind_reader(&mut self, key: NodeKey, reader: Option<ActionKey>) {
-        if self.releases() {
-            let readers = self.get_mut(key).readers.get_or_insert_default();
+        if let Some(readers) = self.tracked(key) {
             readers.bound += 1;
             // From now on the reader keeps the content, not the input that it was opened for.
             // An action that opens an input a second time finds nothing to remove here.
@@ -72,16 +66,15 @@ impl Graph {
 
     /// Unbinds a reader that has begun, or will not begin.
     pub(in crate::session) fn unbind_reader(&mut self, key: NodeKey) {
-        if let Some(readers) = &mut self.get_mut(key).readers {
+        self.move_readers(key, |readers| {
             readers.bound = readers.bound.saturating_sub(1);
-            self.release(key);
-        }
+            true
+        });
     }
 
     /// Adds a reader at the first piece.
     pub(in crate::session) fn enter(&mut self, key: NodeKey) {
-        if self.releases() {
-            let readers = self.get_mut(key).readers.get_or_insert_default();
+        if let Some(readers) = self.tracked(key) {
             // A cursor always begins at the first piece: it refuses a node of which pieces were released.
             readers.positions.push(0);
         }
@@ -89,27 +82,31 @@ impl Graph {
 
     /// Moves a reader from piece `from` to the next one.
     pub(in crate::session) fn step_reader(&mut self, key: NodeKey, from: u32) {
-        let Some(readers) = &mut self.get_mut(key).readers else {
-            return;
-        };
-        // Readers at the same piece are interchangeable, so positions need no cursor ids.
-        if let Some(position) = readers
-            .positions
-            .iter_mut()
-            .find(|position| **position == from)
-        {
-            *position += 1;
-            self.release(key);
-        }
+        self.move_readers(key, |readers| {
+            // Readers at the same piece are interchangeable, so positions need no cursor ids.
+            let mut positions = readers.positions.iter_mut();
+            let position = positions.find(|position| **position == from);
+            position.map(|position| *position += 1).is_some()
+        });
     }
 
     /// Removes a reader at piece `slot`.
     pub(in crate::session) fn leave(&mut self, key: NodeKey, slot: u32) {
-        let Some(readers) = &mut self.get_mut(key).readers else {
-            return;
-        };
-        if let Some(at) = readers.positions.iter().position(|other| *other == slot) {
-            readers.positions.swap_remove(at);
+        self.move_readers(key, |readers| {
+            let at = readers.positions.iter().position(|other| *other == slot);
+            at.map(|at| readers.positions.swap_remove(at)).is_some()
+        });
+    }
+
+    /// The readers of a node, where they decide what is retained.
+    fn tracked(&mut self, key: NodeKey) -> Option<&mut NodeReaders> {
+        let tracks = self.releases();
+        tracks.then(|| &mut **self.get_mut(key).readers.get_or_insert_default())
+    }
+
+    /// Changes the readers of a node, if they are tracked; where that has moved one, pieces may be released.
+    fn move_readers(&mut self, key: NodeKey, change: impl FnOnce(&mut NodeReaders) -> bool) {
+        if self.get_mut(key).readers.as_deref_mut().is_some_and(change) {
             self.release(key);
         }
     }

@@ -112,7 +112,7 @@ impl Search {
         self.stack.extend_from_slice(roots);
         let mut visits = graph.limits().cycle_visits;
         while let Some(node) = self.stack.pop() {
-            let mark = &mut self.marks[node.0.index as usize];
+            let mark = &mut self.marks[node.index as usize];
             if std::mem::replace(mark, self.epoch) == self.epoch {
                 continue;
             }

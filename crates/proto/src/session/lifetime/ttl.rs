@@ -4,10 +4,8 @@
 //! latest. Expiry times are rounded up to the next second, so that nodes expire together; a sweep is charged to the
 //! session's budget of visits.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-
-use ahash::RandomState;
 
 use crate::session::graph::Graph;
 use crate::session::graph::closure::Closure;
@@ -18,7 +16,7 @@ use crate::time::Time;
 #[derive(Debug, Default)]
 pub(super) struct Ttls {
     order: BTreeSet<(Time, NodeKey)>,
-    until: HashMap<NodeKey, Time, RandomState>,
+    until: BTreeMap<NodeKey, Time>,
 }
 
 impl Ttls {
@@ -45,7 +43,8 @@ impl Ttls {
         Some(at)
     }
 
-    /// Takes the nodes that have expired, with those below them that no other TTL covers; within a budget of `visits`.
+    /// Takes the nodes that have expired: those whose time has come, and what is below them and below no node with time
+    /// left.
     pub(super) fn expired(
         &mut self,
         now: Time,
@@ -54,8 +53,6 @@ impl Ttls {
     ) -> Vec<(NodeKey, bool)> {
         let due = self.due(now);
         let others = self.until.keys().copied().map(Some);
-        // If the closure of the other nodes is too large to be searched, expired nodes are retained and checked again
-        // later.
         let Some(covered) = Closure::new(graph, others, visits).into_all() else {
             for node in due {
                 self.expire_at(node, next_second(now + AGAIN));

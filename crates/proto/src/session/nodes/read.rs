@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Nodes;
 use crate::evergreen::{Reason, Status};
 use crate::session::calls::unanswered;
-use crate::session::graph::missing::{missing, repeated};
+use crate::session::graph::closure::Closure;
 use crate::session::graph::{Graph, NodeProducer};
 use crate::session::lifecycle::{Lifecycle, SessionPhase};
 use crate::session::port::{ActionKey, CursorId, CursorRead, NodeKey, Side};
@@ -213,7 +213,6 @@ fn incomplete(root: NodeKey, side: Side, graph: &Graph, lifecycle: &Lifecycle) -
         return Arc::clone(status);
     }
     let was_asked_for = matches!(graph.get(root).owner, NodeProducer::Peer(Some(_)));
-    let missing = missing(graph, root);
     let (reason, mut message) = match side {
         // The client did not leave its own input incomplete: it owes an answer.
         Side::Server if was_asked_for => return Arc::new(unanswered()),
@@ -226,10 +225,25 @@ fn incomplete(root: NodeKey, side: Side, graph: &Graph, lifecycle: &Lifecycle) -
             "the stream ended without its final fragment; missing:".to_owned(),
         ),
     };
+    let (mut missing, mut repeated, mut visits) = (Vec::new(), None, MISSING_VISITS);
+    // In reading order as far as that is known.
+    for key in Closure::new(graph, [Some(root)], &mut visits) {
+        let node = graph.get(key);
+        repeated = repeated.or_else(|| Some((&node.id, node.repeated?)));
+        // Nodes of ours are not the peer's to send; if they never end, the reader waits for an action and not for the
+        // peer.
+        if missing.len() < MISSING_NAMED && !node.is_complete() && !node.owner.is_local() {
+            missing.push(match node.highest() {
+                Some(_) => format!("{}@{}", node.id, node.next_seq()),
+                None => node.id.to_string(),
+            });
+        }
+    }
     for item in &missing {
         let _ = write!(message, " {item}");
     }
-    if let Some((node, seq)) = repeated(graph, root) {
+    // For a client that numbers wrongly.
+    if let Some((node, seq)) = repeated {
         let _ = write!(
             message,
             "; of two different fragments of node {node:?} with seq {seq} the first counts: number them 0, 1, 2 …"
@@ -240,3 +254,8 @@ fn incomplete(root: NodeKey, side: Side, graph: &Graph, lifecycle: &Lifecycle) -
     let id = &graph.get(root).id;
     Arc::new(status.with("node", id).with("value", first))
 }
+
+/// Number of missing items that an error names (EV-110).
+const MISSING_NAMED: usize = 16;
+/// Number of edges that the search for them follows.
+const MISSING_VISITS: u32 = 10_000;

@@ -93,7 +93,7 @@ impl TreeCursor {
             items: 0,
             metadata: None,
             fresh: false,
-            slices: Slices::new(),
+            slices: Slices::default(),
         }
     }
 

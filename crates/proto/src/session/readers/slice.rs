@@ -27,7 +27,7 @@ impl SliceOverlap {
 }
 
 /// The ranges around a reader's position, the innermost last. Most readers never have one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::session) struct Slices(Vec<NodeSlice>);
 
 /// The range of one node on the path.
@@ -53,10 +53,6 @@ impl NodeSlice {
 }
 
 impl Slices {
-    pub(in crate::session) const fn new() -> Self {
-        Self(Vec::new())
-    }
-
     /// Applies `range` to the node that the reader has just entered, at the end of a path of this length.
     pub(in crate::session) fn enter(&mut self, depth: usize, range: Range<u64>) {
         let (skip, left) = self
@@ -127,7 +123,7 @@ mod tests {
 
     /// Reads `bytes` one by one within these ranges, the outermost first; returns those that were selected.
     fn read(ranges: &[(u64, u64)], bytes: u8) -> Vec<u8> {
-        let mut slices = Slices::new();
+        let mut slices = Slices::default();
         for (at, &(begin, end)) in ranges.iter().enumerate() {
             slices.enter(at + 1, begin..end);
         }
@@ -157,7 +153,7 @@ mod tests {
 
     #[test]
     fn ev_740_only_selected_bytes_count_towards_the_enclosing_range() {
-        let mut slices = Slices::new();
+        let mut slices = Slices::default();
         slices.enter(1, 2..6);
         // Two nodes with two selected bytes each, and one that is selected whole.
         let mut meant = Vec::new();
@@ -173,7 +169,7 @@ mod tests {
 
     #[test]
     fn ev_740_an_item_without_bytes_is_selected_inside_the_range() {
-        let mut slices = Slices::new();
+        let mut slices = Slices::default();
         slices.enter(1, 1..2);
         for (bytes, inside) in [(0, false), (1, false), (0, true), (1, true), (0, false)] {
             assert_eq!(slices.take(bytes).is_some(), inside);

@@ -328,6 +328,10 @@ fn ev_940_a_session_waits_for_a_new_connection_within_its_grace() {
         "RESUME itself is not counted"
     );
     assert!(sent.iter().any(|fragment| &*fragment.id == "o"));
+}
+
+#[test]
+fn ev_940_a_returning_session_is_not_paused_before_resume() {
     // A returning session is not paused (EV-802): RESUME itself would wait behind the pause.
     let mut paused = server_with(|config, limits| {
         config.resume = true;
@@ -346,6 +350,10 @@ fn ev_940_a_session_waits_for_a_new_connection_within_its_grace() {
     feed(&mut paused, [leaf("h", 0, "{}")]).unwrap();
     act(&mut paused, action("RESUME", "have=h", "")).unwrap();
     assert!(paused.inbound_paused());
+}
+
+#[test]
+fn ev_940_the_end_of_the_connection_is_the_end_without_resume_or_after_a_half_close() {
     // A client that has half-closed does not reconnect.
     let mut ended = server_with(|config, _| config.resume = true);
     act(&mut ended, action("f", "", "o=o")).unwrap();
