@@ -13,7 +13,9 @@ use crate::tidy::{Finding, Tree};
 
 const RULES: &str = include_str!("../rules.tsv");
 const LEFT_OUT: &str = "docs/left-out.md";
-const PREFIXES: &[&str] = &["EV", "KE", "OA", "LM", "TR", "AI"];
+const PREFIXES: &[&str] = &["EV", "KE", "OA", "LM", "TR", "AI", "D"];
+/// Decisions about the whole, which code cites; most are no behaviour that one test could show.
+const DECISIONS: &str = "D-";
 
 /// Options of `cargo xtask conformance`.
 #[derive(clap::Args)]
@@ -61,17 +63,32 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Findings: a rule that has neither a test nor a reason for having none.
+/// Findings: a rule that has neither a test nor a reason for having none, and an id in the code that no rule has.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let proofs = proofs(tree);
     let excused: BTreeSet<String> = tree.text(LEFT_OUT).into_iter().flat_map(ids).collect();
-    rules()
+    let untested = rules()
+        .filter(|(rule, _)| !rule.starts_with(DECISIONS))
         .filter(|(rule, _)| !proofs.contains_key(*rule) && !excused.contains(*rule))
         .map(|(rule, _)| {
             let advice = format!("{rule} has no test, and {LEFT_OUT} has no reason for that");
             Finding::new("xtask/rules.tsv", advice)
+        });
+    let known: BTreeSet<&str> = rules().map(|(rule, _)| rule).collect();
+    let unknown = tree.rust().flat_map(|(path, text)| {
+        let comments = text.lines().map(str::trim_start);
+        let comments = comments.filter(|line| line.starts_with("//"));
+        let cited: BTreeSet<String> = comments.flat_map(ids).collect();
+        let known = &known;
+        let unknown = cited
+            .into_iter()
+            .filter(move |id| !known.contains(id.as_str()));
+        unknown.map(move |id| {
+            let advice = format!("{id} is cited, and xtask/rules.tsv does not say what it is");
+            Finding::new(path, advice)
         })
-        .collect()
+    });
+    untested.chain(unknown).collect()
 }
 
 /// Every rule, with its content in short.

@@ -215,7 +215,7 @@ fn token_prompts_are_checked_and_an_empty_one_becomes_bos() {
 }
 
 #[test]
-fn max_tokens_is_limited_by_the_context_and_a_seed_is_chosen() {
+fn oa_203_max_tokens_is_limited_by_the_context_and_a_seed_is_chosen() {
     let model = Scripted::new(Config {
         context_tokens: 32,
         ..Config::default()

@@ -208,7 +208,7 @@ fn ai_823_fast_forward_tokens_are_computed_in_one_decode_call_and_marked() {
 }
 
 #[test]
-fn ai_822_a_splice_rolls_back_tokens_and_text_and_appends_others() {
+fn ai_822_ai_824_a_splice_rolls_back_tokens_and_text_and_appends_others() {
     let mut probe = Probe::new();
     probe.mid = |round| {
         Ok(Some(match round {
@@ -239,7 +239,7 @@ fn ai_822_a_splice_rolls_back_tokens_and_text_and_appends_others() {
         assert_eq!(
             answer.usage.unwrap().completion_tokens,
             6,
-            "every token ever appended (AI-824)"
+            "every token ever appended"
         );
     }
     let received = probe
@@ -620,7 +620,7 @@ fn a_steerer_that_fails_or_panics_ends_its_request_only() {
 }
 
 #[test]
-fn pre_and_mid_can_stop_and_noop_waits_without_a_decode_call() {
+fn ai_505_pre_and_mid_can_stop_and_noop_waits_without_a_decode_call() {
     let mut probe = Probe::new();
     probe.pre = |round| {
         Ok(if round == 2 {
