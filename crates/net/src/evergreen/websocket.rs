@@ -91,15 +91,15 @@ impl WebSocketTarget {
                 ConnectError::Unreachable(cause) => unreached(address, &cause),
             })?;
             // Below the WebSocket: its library hands out messages only, and counts no bytes.
-            let (io, heard) = LivenessFlag::of(io);
+            let (io, liveness) = LivenessFlag::of(io);
             let (wire, answer) = self.upgrade(io, headers).await?;
-            Ok((wire, heard, answer))
+            Ok((wire, liveness, answer))
         };
         let late = |_| unavailable(address, "no answer in time");
-        let (wire, heard, answer) = timeout(address.connect_timeout, opening)
+        let (wire, liveness, answer) = timeout(address.connect_timeout, opening)
             .await
             .map_err(late)??;
-        let incoming = converse(wire, heard, self.dialect, outgoing);
+        let incoming = converse(wire, liveness, self.dialect, outgoing);
         Ok(OpenedCall::new(&answer, incoming))
     }
 
@@ -144,11 +144,11 @@ impl LivenessFlag {
     /// Returns `io` with its flag.
     fn of(io: Box<dyn Io>) -> (Box<dyn Io>, Self) {
         let flag = Self::default();
-        let heard = Arc::clone(&flag.0);
+        let liveness = Arc::clone(&flag.0);
         let inspected = InspectReader::new(io, move |bytes: &[u8]| {
             // An end of input is no sign of life.
             if !bytes.is_empty() {
-                heard.store(true, Ordering::Relaxed);
+                liveness.store(true, Ordering::Relaxed);
             }
         });
         (Box::new(inspected), flag)
@@ -163,7 +163,7 @@ impl LivenessFlag {
 /// Starts both directions of a connection; returns the server's messages.
 fn converse(
     wire: WebSocketConnection,
-    heard: LivenessFlag,
+    liveness: LivenessFlag,
     dialect: Dialect,
     outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
 ) -> ServerMessages {
@@ -174,7 +174,7 @@ fn converse(
     let sending = tokio::spawn(send(sink, shared.clone(), outgoing));
     receive(WebSocketReceiver {
         stream,
-        heard,
+        liveness,
         shared,
         sending: Some(AbortOnDropHandle::new(sending)),
     })
@@ -274,7 +274,7 @@ async fn feed(
 /// The receiving side of a connection. The sending task is aborted with it.
 struct WebSocketReceiver {
     stream: SplitStream<WebSocketConnection>,
-    heard: LivenessFlag,
+    liveness: LivenessFlag,
     shared: SharedCodec,
     /// `None` once it has ended, which does not end the connection.
     sending: Option<AbortOnDropHandle<()>>,
@@ -302,7 +302,7 @@ impl WebSocketReceiver {
                     }
                 }
                 () = tokio::time::sleep(PING) => {
-                    silent = if self.heard.is_alive() { 0 } else { silent + 1 };
+                    silent = if self.liveness.is_alive() { 0 } else { silent + 1 };
                 }
             }
         }

@@ -10,9 +10,12 @@ async fn connected(
     outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
 ) -> (ServerMessages, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let (io, heard) = LivenessFlag::of(Box::new(ours));
+    let (io, liveness) = LivenessFlag::of(Box::new(ours));
     let wire = WebSocketStream::from_raw_socket(io, Role::Client, None).await;
-    (converse(wire, heard, Dialect::Protobuf, outgoing), theirs)
+    (
+        converse(wire, liveness, Dialect::Protobuf, outgoing),
+        theirs,
+    )
 }
 
 /// Yields a message every second.
