@@ -18,7 +18,7 @@ use crate::config::endpoint::ServerAccess;
 use crate::config::{Config, DEMO};
 use crate::failure::{CliError, Exit};
 use crate::models::PlannedModel;
-use crate::{models, serving};
+use crate::{model_loading, models};
 
 /// Functions that can be called, of a server or of this process.
 pub(crate) struct ClientTarget {
@@ -138,7 +138,7 @@ pub(crate) async fn look(config: &Config) -> Result<ClientTarget, CliError> {
         return Ok(target);
     }
     let planned = models::plan(config)?;
-    let kernel = serving::kernel(config, &planned)?;
+    let kernel = model_loading::kernel(config, &planned)?;
     Ok(ClientTarget::of_this_process(kernel, config, &planned))
 }
 
@@ -307,9 +307,9 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> CliError {
 /// Loads the configured models into this process.
 async fn here(config: &Config) -> Result<ClientTarget, CliError> {
     let planned = models::plan(config)?;
-    let kernel = serving::kernel(config, &planned)?;
+    let kernel = model_loading::kernel(config, &planned)?;
     let target = ClientTarget::of_this_process(kernel, config, &planned);
-    serving::load(&target.kernel, planned, |_, _, _| {}).await?;
+    model_loading::load(&target.kernel, planned, |_, _, _| {}).await?;
     Ok(target)
 }
 

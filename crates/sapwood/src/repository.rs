@@ -20,8 +20,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::config::{Config, ServedModelConfig};
 use crate::failure::CliError;
+use crate::model_loading;
 use crate::models::{self, PlannedModel};
-use crate::serving;
 use crate::trial;
 
 /// Poll interval for the end of running requests: engines have counters, but no notification.
@@ -84,7 +84,7 @@ impl ServedModels {
             changing.insert(model.name.clone(), inner.change(&model.name).await);
         }
         let changing = Mutex::new(changing);
-        serving::load(&inner.kernel, planned, |name, loaded, took| {
+        model_loading::load(&inner.kernel, planned, |name, loaded, took| {
             // The lock is released for each model on its own, so that a slow one holds up no change of the others.
             inner.loaded(name, loaded, took);
             let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,13 +147,13 @@ impl RepositoryInner {
         self.take_out(name).await;
         self.shared.health.loading(name);
         self.kernel
-            .replace(serving::absent(name, "is still loading"));
-        serving::announce(&self.kernel, &planned).await;
+            .replace(model_loading::absent(name, "is still loading"));
+        model_loading::announce(&self.kernel, &planned).await;
         let began = Instant::now();
         let loading = async {
             // A crash of llama.cpp would end the requests of all other models.
             trial::pass(&planned).await?;
-            serving::engine(planned).await
+            model_loading::engine(planned).await
         };
         match loading.await {
             Ok(engine) => {
@@ -166,7 +166,7 @@ impl RepositoryInner {
             Err(failure) => {
                 tracing::error!(model = name, %failure, "a model could not be loaded");
                 self.kernel
-                    .replace(serving::absent(name, "could not be loaded"));
+                    .replace(model_loading::absent(name, "could not be loaded"));
                 self.shared.health.unloaded(name);
                 Err(ModelControlError::Broken)
             }
@@ -237,7 +237,8 @@ impl RepositoryInner {
             return;
         };
         self.shared.health.unloading(name);
-        self.kernel.replace(serving::absent(name, "is unloaded"));
+        self.kernel
+            .replace(model_loading::absent(name, "is unloaded"));
         let until = Instant::now() + self.config.generate.unload_timeout;
         let stats = engine.stats();
         // No new call can come: the function is replaced already.
@@ -317,7 +318,7 @@ mod tests {
         let layers = Layers::read(Some(&file), Flags::default()).unwrap();
         let config = layers.config().unwrap();
         let planned = models::plan(&config).unwrap();
-        let kernel = serving::kernel(&config, &planned).unwrap();
+        let kernel = model_loading::kernel(&config, &planned).unwrap();
         let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
         let shared = builder.shared().clone();
         let models = ServedModels::new(kernel.clone(), shared.clone(), config, &planned);

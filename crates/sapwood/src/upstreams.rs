@@ -35,7 +35,7 @@ use self::status::UpstreamStatus;
 use self::target::UpstreamTarget;
 use crate::config::Config;
 use crate::failure::CliError;
-use crate::{client, serving};
+use crate::{client, model_loading};
 
 /// The upstreams of a server, each with a task that keeps it connected.
 pub(crate) struct Upstreams {
@@ -212,7 +212,9 @@ impl<D: DialUpstream> UpstreamTask<D> {
 
     /// Announces a model that the upstream will serve: until it is connected, calls of it fail as unavailable.
     fn expect(&mut self, model: &str) -> Result<(), Error> {
-        let spec = serving::absent(model, "is not connected").spec().clone();
+        let spec = model_loading::absent(model, "is not connected")
+            .spec()
+            .clone();
         // `add`: a name that is taken twice in the configuration is an error, and not the last one's.
         self.kernel.add(away(spec.clone()))?;
         self.ours.insert(spec.name.clone(), spec);
@@ -377,7 +379,7 @@ fn away(spec: Spec) -> Fun {
         retryable: true,
         retry_after: Some(DELAY_MIN),
     };
-    serving::failing(spec, error)
+    model_loading::failing(spec, error)
 }
 
 /// The delays before each try, each with a random extra of up to its own length.

@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 use super::{Common, TargetFlags};
 use crate::client::{self, ClientTarget, to_cli_error};
 use crate::failure::{CliError, Exit};
-use crate::{output, sampling};
+use crate::{output, sampling_defaults};
 use command::{ChatCommand, HELP};
 use conversation::{ChatHistory, ChatTurn, message_node};
 use echo::EchoOff;
@@ -278,7 +278,7 @@ impl<'a> ChatSession<'a> {
             .into_iter()
             .filter_map(|(name, value)| Some((name.to_owned(), value?)));
         let mut config: Map<String, Value> = given.collect();
-        sampling::fill(&mut config, self.server.recommended(self.target.as_deref()));
+        sampling_defaults::fill(&mut config, self.server.recommended(self.target.as_deref()));
         config
     }
 

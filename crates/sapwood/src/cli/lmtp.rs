@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::config::layers::Flags;
 use crate::failure::{CliError, Exit};
 use crate::logs::Logs;
-use crate::{models, serving};
+use crate::{model_loading, models};
 
 #[derive(Debug, Args)]
 pub(super) struct LmtpCommand {
@@ -71,9 +71,9 @@ impl LmtpCommand {
             .map_err(|error| CliError::new(error.to_string()))?
             .shared()
             .clone();
-        let kernel = serving::kernel(&config, &planned)?;
+        let kernel = model_loading::kernel(&config, &planned)?;
         // Before the first line is read: unlike a port, a pipe keeps its input until then.
-        serving::load(&kernel, planned, |_, _, _| {}).await?;
+        model_loading::load(&kernel, planned, |_, _, _| {}).await?;
         let lmtp = LmtpService::new(
             shared.clone(),
             kernel,

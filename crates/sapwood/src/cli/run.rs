@@ -14,7 +14,7 @@ use super::{Common, TargetFlags};
 use crate::client::{self, ClientTarget, to_cli_error};
 use crate::failure::{CliError, Exit};
 use crate::plain::PrintableBytes;
-use crate::{output, sampling};
+use crate::{output, sampling_defaults};
 
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
@@ -87,7 +87,7 @@ impl RunArgs {
             Some(text) => text.and_then(|text| serde_json::from_str(&text).ok()),
         };
         if let (Some(model), Some(mut config)) = (target, config) {
-            sampling::fill(&mut config, place.recommended(model.as_deref()));
+            sampling_defaults::fill(&mut config, place.recommended(model.as_deref()));
             inputs.retain(|(name, _)| name != CONFIG);
             let config = serde_json::Value::Object(config);
             inputs.push((CONFIG.to_owned(), GivenInput::Node(Node::from(config))));

@@ -46,7 +46,7 @@ use crate::models::PlannedModel;
 use crate::repository::ServedModels;
 use crate::span_export::SpanExport;
 use crate::upstreams::{Pools, Upstreams};
-use crate::{listening, logs, models, output, serving};
+use crate::{listening, logs, model_loading, models, output};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeCommand {
@@ -157,7 +157,7 @@ impl ServeCommand {
         let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
         shared.metrics.watch_log(logs::dropped());
-        let kernel = serving::kernel(&config, &planned)?;
+        let kernel = model_loading::kernel(&config, &planned)?;
         let (mut upstreams, mut failures) = Upstreams::plan(&kernel, &config, &shared)?;
         shared.metrics.watch_kernel(kernel.clone());
         kernel.layer(AllowanceLayer);
