@@ -262,7 +262,7 @@ pub(super) fn apply(requests: &mut Requests, key: SequenceKey, outcome: RowOutco
         RowOutcome::Error(error) => requests.fail_request_of(key, error),
         RowOutcome::Waits => {
             let sequence = &requests.sequences[key];
-            if sequence.is_late() {
+            if sequence.is_in_mid() {
                 requests.report.late.push(sequence.number);
             }
         }

@@ -205,7 +205,7 @@ impl RunningSequence {
     }
 
     /// Returns whether `mid` of its steerer has begun and has no result yet.
-    pub(super) fn is_late(&self) -> bool {
-        self.steering.as_ref().is_some_and(Steering::is_late)
+    pub(super) fn is_in_mid(&self) -> bool {
+        self.steering.as_ref().is_some_and(Steering::is_in_mid)
     }
 }

@@ -1,8 +1,8 @@
-//! [`Steering`]: the steerer of one sequence, and where it is in its round.
+//! [`Steering`]: the steerer of one sequence, and the phase of its round.
 //!
 //! ```text
 //!   round:  Pre ── pre: run ──► Ready ── the batch computes the last known token ──► Begun ── mid has a result ──► Pre
-//!            └── pre: suspend, asked again in the next step
+//!            └── pre: suspend ──► `pre` is called again in the next step
 //! ```
 //!
 //! A steerer is foreign code: each call catches panics, and a panic fails the request of the sequence. When steerers
@@ -19,14 +19,14 @@ use super::sequence::RunningSequence;
 use crate::api::Sampled;
 use crate::stats::Counter;
 
-/// A steerer fails when it has been late for this many times its deadline (`steer_ms`): ten steps, if a decode call
-/// takes no longer than the deadline (AI-812). Measured as elapsed time, because steps may be far shorter or longer.
+/// A steerer whose result stays late for this many times its deadline (`steer_ms`) fails its request (AI-812). The limit is
+/// a time and not a number of steps, because the length of a step depends on what else is in the batch.
 const LATE_TIMES_MAX: u32 = 10;
 
 /// Limits against which the results of steerers are checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SteerRules {
-    /// `mid` is late if it takes longer than this.
+    /// `mid` is late if it takes longer than this (`steer_ms`).
     pub(super) deadline_budget: Duration,
     /// The size that masks must have.
     pub(super) vocabulary: usize,
@@ -37,7 +37,7 @@ pub(super) struct SteerRules {
 enum SteerPhase {
     /// `pre` comes next.
     Pre,
-    /// `pre` returned run; `mid` begins with the decode call that computes the last known token.
+    /// `pre` returned run; `mid` begins when the batch computes the sequence's last token.
     Ready,
     /// `mid` began at this time and has no result yet.
     Begun(Time),
@@ -47,9 +47,9 @@ enum SteerPhase {
 pub(super) struct Steering {
     steer: Box<dyn Steer>,
     phase: SteerPhase,
-    /// When it was found late, if it is.
+    /// When its result was first found late; `None` while it is not.
     late: Option<Time>,
-    /// The panic of `mid_begin`, until it is reported.
+    /// The panic of `mid_begin`, until the results of `mid` are collected.
     failure: Option<SteerFailure>,
     /// It skips this step.
     suspended: bool,
@@ -83,7 +83,7 @@ impl Steering {
     }
 
     /// Returns whether `mid` has begun and has no result yet.
-    pub(super) fn is_late(&self) -> bool {
+    pub(super) fn is_in_mid(&self) -> bool {
         matches!(self.phase, SteerPhase::Begun(_))
     }
 
@@ -92,7 +92,7 @@ impl Steering {
         // Cleared by the next call and not before: until then it counts as suspended, also while it waits without a
         // slot (`fail_deadlocked` in `steer_rounds`).
         self.suspended = false;
-        // A steerer that is late is still in `mid`. Calling it now would begin a second round within the first.
+        // A steerer whose `mid` has no result yet stays in that round: a call of `pre` would begin a second one within it.
         if self.phase != SteerPhase::Pre {
             return None;
         }
@@ -132,8 +132,7 @@ impl Steering {
             self.steer.mid_begin(now);
             Ok(())
         });
-        // Reported when the results of `mid` are collected; failing the request here would change the batch that is
-        // being built.
+        // Reported with the results of `mid`: a request that failed here would leave the batch while it is being built.
         self.failure = begun.err();
     }
 
@@ -145,7 +144,7 @@ impl Steering {
         panics: &Counter,
     ) -> Steered<Option<Mid>> {
         let SteerPhase::Begun(since) = self.phase else {
-            // The row was cached before a new round, and `pre` comes first in a round.
+            // Its row was cached in an earlier step (`cached_row`), and this round has only reached `pre`.
             return Ok(None);
         };
         if let Some(failure) = self.failure.take() {
@@ -156,7 +155,7 @@ impl Steering {
             return self.check_late(since, now, rules.deadline_budget);
         };
         self.late = None;
-        // Before the checks: an invalid result ends the request, and a valid one ends the round.
+        // Before the checks, because the round is over whatever they find: an invalid result fails the request.
         self.phase = SteerPhase::Pre;
         if let Mid::Sample {
             mask,
@@ -234,7 +233,7 @@ fn check_sample(
     // Minus infinity forbids a token and is allowed. A huge positive bias would overflow to infinity, which the sampler
     // takes for a defect of the model.
     if bias.iter().any(|(_, bias)| bias.is_nan() || *bias > 1e30) {
-        return Err(bad_result("a bias must be a finite number"));
+        return Err(bad_result("a bias must be at most 1e30"));
     }
     Ok(())
 }
@@ -310,11 +309,11 @@ mod tests {
             panics: false,
         }));
         steering.begin_mid(at(0), &panics);
-        assert!(!steering.is_late(), "pre comes first");
+        assert!(!steering.is_in_mid(), "pre comes first");
         assert!(steering.pre(&panics).is_some());
         assert!(steering.pre(&panics).is_none(), "once in a round");
         steering.begin_mid(at(0), &panics);
-        assert!(steering.is_late());
+        assert!(steering.is_in_mid());
         let mid = steering.poll_mid(at(1), RULES, &panics);
         assert!(matches!(mid, Ok(Some(Mid::Stop))));
         assert!(steering.pre(&panics).is_some(), "the next round");
@@ -356,7 +355,7 @@ mod tests {
         let mut branch = steering.branch(1, &panics).unwrap();
         assert!(branch.pre(&panics).is_none());
         branch.begin_mid(at(0), &panics);
-        assert!(branch.is_late());
+        assert!(branch.is_in_mid());
     }
 
     #[test]
