@@ -75,7 +75,7 @@ pub(super) struct Flow {
     pub(super) context: Vec<(Name, Value)>,
     phase: FlowPhase,
     name: Name,
-    border: OutputTracker,
+    tracker: OutputTracker,
     sleep: Option<Pin<Box<Sleep>>>,
     listening: Option<BoxFuture<'static, ()>>,
     ready: u32,
@@ -110,7 +110,7 @@ impl Flow {
             want: None,
             context: Vec::new(),
             phase,
-            border: OutputTracker::new(name.clone(), None, Want::default()),
+            tracker: OutputTracker::new(name.clone(), None, Want::default()),
             name,
             sleep: None,
             listening: None,
@@ -197,7 +197,7 @@ impl Flow {
                     return self.fail(Error::Deadline);
                 }
             }
-            let wanted = match self.border.admit(&chunk) {
+            let wanted = match self.tracker.admit(&chunk) {
                 Ok(wanted) => wanted,
                 Err(error) => return self.fail(error),
             };
@@ -240,7 +240,7 @@ impl Flow {
             FlowPhase::Node(node) => {
                 self.deadline = within(None, self.timeout);
                 let chunks = node.open_for(&want.ports);
-                self.border = OutputTracker::new(self.name.clone(), None, want);
+                self.tracker = OutputTracker::new(self.name.clone(), None, want);
                 chunks
             }
             // `check` has failed, or nothing is left to be started.
@@ -251,7 +251,8 @@ impl Flow {
     }
 
     fn call(&mut self, setup: Setup, want: Want) -> Result<Chunks> {
-        self.border = OutputTracker::new(self.name.clone(), Some(setup.spec.clone()), want.clone());
+        self.tracker =
+            OutputTracker::new(self.name.clone(), Some(setup.spec.clone()), want.clone());
         let inherited = setup.caller.inherited.clone();
         let inherited = inherited.as_deref();
         self.deadline = within(inherited.and_then(|from| from.deadline), self.timeout);
@@ -311,7 +312,7 @@ impl Flow {
     fn end(&mut self) -> Poll<Option<Result<Chunk>>> {
         let panicked = self.stop();
         // The source goes before its end is reported, so that its guards have run by then (KE-501).
-        let error = panicked.or_else(|| self.border.end(&self.meta).err());
+        let error = panicked.or_else(|| self.tracker.end(&self.meta).err());
         Poll::Ready(error.map(Err))
     }
 

@@ -1,4 +1,4 @@
-//! Checks the chunks of a function against its spec, at the boundary between function and kernel.
+//! Checks each chunk that a function outputs against the function's spec and against what its caller requested.
 
 use std::sync::Arc;
 
@@ -20,17 +20,19 @@ pub(super) struct OutputTracker {
     spec: Option<Arc<Spec>>,
     want: Want,
     lanes: SmallVec<[OutputLane; 2]>,
-    /// The index of the last chunk's lane; nearly always the next chunk has the same.
+    /// The index of the lane of the chunk before, which is nearly always that of the next one.
     last: usize,
 }
 
-/// One (port, choice).
+/// What is known of one port and choice: its chunks have consecutive parts, each of one mimetype (KE-113).
 struct OutputLane {
     port: Port,
     choice: u32,
     part: u32,
     mime: Mime,
+    /// Whether the spec allows more than one part.
     many: bool,
+    /// Whether the caller requested the port.
     wanted: bool,
 }
 
@@ -67,7 +69,7 @@ impl OutputTracker {
         self.next_part(chunk)
     }
 
-    /// The first chunk of a (port, choice).
+    /// Adds a lane for the first chunk of a port and choice.
     fn open(&mut self, chunk: &Chunk) -> Result<usize> {
         if chunk.part != 0 {
             return Err(self.broken(format!("{:?} begins with part {}", chunk.port, chunk.part)));
@@ -91,7 +93,7 @@ impl OutputTracker {
         Ok(self.lanes.len() - 1)
     }
 
-    /// Checks a chunk that has not its lane's current part or mimetype.
+    /// Checks a chunk whose part or mimetype differs from that of the chunk before it in its lane.
     fn next_part(&mut self, chunk: &Chunk) -> Result<bool> {
         let lane = &self.lanes[self.last];
         let (part, many, wanted) = (lane.part, lane.many, lane.wanted);
@@ -113,7 +115,7 @@ impl OutputTracker {
     }
 
     fn check_mime(&self, chunk: &Chunk, wanted: bool) -> Result<()> {
-        // A function that declares no output promises nothing, and neither does a node (KE-142).
+        // Without declared outputs there is nothing to check: so have nodes, and functions that declare none (KE-142).
         let spec = self.spec.as_ref().filter(|spec| !spec.outputs.is_empty());
         if let Some(spec) = spec {
             let Some(output) = spec.output(&chunk.port) else {
@@ -138,11 +140,11 @@ impl OutputTracker {
         Ok(())
     }
 
-    /// Checks the end of the stream. `Truncated` if a finish was promised and is missing (KE-136).
+    /// Checks the end of the stream: a function whose spec says `finishes` gives each choice a finish reason (KE-136).
     pub(super) fn end(&self, meta: &Meta) -> Result<()> {
         let finishes = self.spec.as_ref().is_some_and(|spec| spec.finishes);
         let unfinished = |lane: &OutputLane| !meta.finish.contains_key(&lane.choice);
-        // Only choices that produced a chunk owe a finish (KE-136).
+        // A choice without a chunk does not exist, and needs none.
         if finishes && self.lanes.iter().any(unfinished) {
             return Err(Error::Truncated {
                 what: self.name.clone(),

@@ -1,10 +1,12 @@
-//! The task that keeps a client connected and reconnects it.
+//! The task behind a client: it owns the connection, sends the calls of all client handles over it, and reconnects.
 //!
 //! ```text
-//!   connected ── lost: every call fails at once ──► 100 ms, doubling to 10 s ──► dial ──► connected
-//!                      │                            new calls wait here, for connect_timeout at most
-//!                      └─ except detached streams: they fail if the first dial does, and resume after it (LM-965)
+//!   connected ── lost ──► back-off: 100 ms, doubled to 10 s, of which a random half is taken off ──► dial ──► connected
 //! ```
+//!
+//! When the connection is lost, calls that it carried fail at once, except resumable streams: these are detached, resume on
+//! the next connection, and fail if the first attempt to make one does (LM-965). Calls that were not sent wait, up to
+//! their `connect_timeout`.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -25,7 +27,7 @@ use super::{ConnectOptions, KeeperView};
 pub(super) trait DialPeer: Send + Sync + 'static {
     /// Connects, once.
     fn dial(&self) -> impl Future<Output = Result<LmtpConnection, LmtpError>> + Send;
-    /// Returns whether it can be dialled again.
+    /// Whether it can be dialled again; a connection that was handed to the client cannot.
     fn again(&self) -> bool {
         true
     }
@@ -72,7 +74,7 @@ pub(super) struct LinkKeeper<D> {
 enum ServiceEnd {
     Lost,
     /// All client handles are dropped.
-    Unwanted,
+    Abandoned,
 }
 
 impl<D: DialPeer> LinkKeeper<D> {
@@ -118,15 +120,15 @@ impl<D: DialPeer> LinkKeeper<D> {
             // Before the calls fail: a stream that a pool routes again at once must find this peer lost
             // (`PoolPeers::route`).
             self.connected.send_replace(false);
-            if matches!(over, ServiceEnd::Unwanted) || !self.dial.again() {
+            if matches!(over, ServiceEnd::Abandoned) || !self.dial.again() {
                 // Nothing can be resumed, because there is no next connection.
                 return served.lost();
             }
             // Queued calls stay in `waiting`: they were not sent, so sending them on the next connection repeats
             // nothing (LM-713).
-            detached = served.parted().then_some(served);
-            // The delay is reset only after a long connection, so that a peer which closes at once is not dialled in a
-            // tight loop.
+            detached = served.detach().then_some(served);
+            // The back-off starts anew only after a connection that lasted: a peer that accepts and closes at once would
+            // be dialled without a pause.
             if began.elapsed() >= DELAY_MAX {
                 delay = DELAY_MIN;
             }
@@ -147,7 +149,7 @@ impl<D: DialPeer> LinkKeeper<D> {
                     None => return ServiceEnd::Lost,
                 },
                 // A message is encoded only when there is room for it, because the call's timeout begins with that.
-                permit = wire.outgoing.reserve(), if served.has_words(&self.waiting) => {
+                permit = wire.outgoing.reserve(), if served.has_unsent(&self.waiting) => {
                     let Ok(permit) = permit else {
                         return ServiceEnd::Lost;
                     };
@@ -156,9 +158,9 @@ impl<D: DialPeer> LinkKeeper<D> {
                 // With a full queue the callers wait in the channel, and give up after their own `connect_timeout`.
                 ask = self.asks.recv(), if self.waiting.len() < WAITING_MAX => match ask {
                     Some(ask) => self.waiting.push_back(ask),
-                    None => return ServiceEnd::Unwanted,
+                    None => return ServiceEnd::Abandoned,
                 },
-                () = until(late) => late_ask(&mut self.waiting),
+                () = until(late) => time_out_first(&mut self.waiting),
                 () = until(served.wake_at()) => served.tick(),
                 () = served.room() => {}
                 () = self.seen.abandoned.changed() => served.abandon(&self.seen.abandoned.take()),
@@ -206,7 +208,7 @@ impl<D: DialPeer> LinkKeeper<D> {
                     ask = self.asks.recv(), if self.waiting.len() < WAITING_MAX => {
                         self.waiting.push_back(ask?);
                     }
-                    () = until(late) => late_ask(&mut self.waiting),
+                    () = until(late) => time_out_first(&mut self.waiting),
                     // Abandoned calls that are still queued are skipped when they are taken from the queue.
                     () = self.seen.abandoned.changed() => {
                         let removed = self.seen.abandoned.take();
@@ -222,7 +224,7 @@ impl<D: DialPeer> LinkKeeper<D> {
 }
 
 /// Fails the first queued call, which has waited too long.
-fn late_ask(waiting: &mut VecDeque<KeeperCall>) {
+fn time_out_first(waiting: &mut VecDeque<KeeperCall>) {
     if let Some(ask) = waiting.pop_front() {
         // Sending fails only if the caller no longer waits.
         let _ = ask
@@ -246,6 +248,6 @@ fn jittered(delay: Duration) -> Duration {
 
 /// The maximum of calls that wait for a connection.
 const WAITING_MAX: usize = 64;
-/// Limits of the reconnection delay (LM-713).
+/// The first and the longest delay before a reconnection (LM-713).
 const DELAY_MIN: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(10);

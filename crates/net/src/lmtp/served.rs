@@ -37,7 +37,7 @@ pub(super) struct ServedStreams {
     open: BTreeMap<ClientCallId, StreamListener>,
     serials: BTreeMap<u64, ClientCallId>,
     /// Encoded CANCEL messages, at most one for each open call.
-    last_words: VecDeque<Bytes>,
+    unsent_cancels: VecDeque<Bytes>,
     pending: Option<PendingItem>,
 }
 
@@ -78,7 +78,7 @@ impl ServedStreams {
             settled_at: Instant::now(),
             open: BTreeMap::new(),
             serials: BTreeMap::new(),
-            last_words: VecDeque::new(),
+            unsent_cancels: VecDeque::new(),
             pending: None,
         }
     }
@@ -97,12 +97,12 @@ impl ServedStreams {
         self.pending.is_none()
     }
 
-    pub(super) fn has_words(&self, waiting: &VecDeque<KeeperCall>) -> bool {
+    pub(super) fn has_unsent(&self, waiting: &VecDeque<KeeperCall>) -> bool {
         // Calls wait for the negotiated features, which decide how they are encoded. CANCELs do not: their features
         // were agreed on before.
         let is_asked = matches!(self.agreement, PeerFeatures::Asked(_));
         let asks = !waiting.is_empty() || self.machine.detached_session().is_some();
-        !self.last_words.is_empty() || (asks && !is_asked)
+        !self.unsent_cancels.is_empty() || (asks && !is_asked)
     }
 
     pub(super) fn receive(&mut self, text: &str) {
@@ -119,8 +119,8 @@ impl ServedStreams {
         permit: Permit<'_, Bytes>,
     ) {
         // CANCELs come first, because they make room at the peer for the calls behind them.
-        if let Some(words) = self.last_words.pop_front() {
-            permit.send(words);
+        if let Some(cancel) = self.unsent_cancels.pop_front() {
+            permit.send(cancel);
             return;
         }
         if self.agreement == PeerFeatures::Unasked
@@ -304,13 +304,13 @@ impl ServedStreams {
 
     /// Called when the connection is lost and may be replaced. Returns whether any stream can be resumed on the next
     /// one; all other calls fail (LM-965).
-    pub(super) fn parted(&mut self) -> bool {
+    pub(super) fn detach(&mut self) -> bool {
         if self.pending.is_some() || !self.machine.part() {
             self.lost();
             return false;
         }
         // Abandoned streams need no CANCEL: the peer cancels those that RESUME does not name (LM-965).
-        self.last_words.clear();
+        self.unsent_cancels.clear();
         // Features belong to a connection, and RESUME may be sent only after `resume` was agreed on again (LM-965).
         self.agreement = PeerFeatures::Unasked;
         self.deliver();
@@ -386,7 +386,7 @@ impl ServedStreams {
             self.pending = None;
         }
         // The call stays outstanding in the machine until the peer ends it: it is load there until then (LM-702).
-        self.last_words.extend(self.machine.abandon(call));
+        self.unsent_cancels.extend(self.machine.abandon(call));
     }
 }
 

@@ -1,7 +1,11 @@
 //! The readers of a session: their cursors, what each waits for, and the budget of visits that they share.
 //!
-//! A reader waits in one of two places, never in both: parked at a node until that grows, or starved until the budget
-//! has visits again. Each parked cursor is listed by exactly one node (`waiters`), so that a node that grows wakes its
+//! A visit is one step of a walk through the graph: from a node to a child of it. Content of a few bytes can reference
+//! itself into billions of visits, so the session has a budget of them per second (EV-306), from which reads and searches
+//! are paid alike.
+//!
+//! A reader that waits is parked at a node until that grows, or starved until the budget of visits is refilled; never
+//! both. Each parked cursor is listed by exactly one node (`waiters`), so that a node that grows wakes its
 //! readers without a search.
 //!
 //! ```text
@@ -36,15 +40,15 @@ pub(super) struct Readers {
     cursors: Slab<TreeCursor>,
     /// Number of parked cursors.
     parked: usize,
-    /// Budget of visits that readers and searches share.
+    /// The visits that readers and searches may still make; see the module documentation.
     pub(super) budget: ReadBudget,
     /// Readers that wait for that budget to refill.
     starved: Vec<CursorId>,
     /// Actions that wait for nothing but their cursors, as the shell reports (D-3).
     waiting: BTreeSet<ActionKey>,
-    /// Whether a read of the session's own can make progress.
+    /// Whether the session can go on with an input that it reads itself: that of a reserved action (`InputLeaf`).
     own_ready: bool,
-    /// Whether a read of the session's own continues in the next turn.
+    /// Whether it has used up the visits of this turn, and continues such an input in the next one.
     own_paused: bool,
 }
 
@@ -92,7 +96,8 @@ impl Readers {
         self.parked
     }
 
-    /// Advances a cursor that neither waits nor has failed; `None` if it waits. `over`: the session is finished.
+    /// Advances a cursor by one step; `None` while it waits. `cycles`: some edges were not searched for
+    /// cycles. `over`: the session is finished.
     pub(super) fn step(
         &mut self,
         id: CursorId,
@@ -156,7 +161,7 @@ impl Readers {
         }
     }
 
-    /// Makes a cursor wait for visits.
+    /// Makes a cursor wait until the budget of visits is refilled.
     pub(super) fn starve(&mut self, id: CursorId, lifecycle: &mut Lifecycle) {
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.starved = true;
@@ -212,18 +217,18 @@ impl Readers {
         cursor.holds
     }
 
-    /// Whether a read of the session's own can make progress; asked once.
+    /// Whether the session can go on with an input of its own; resets the answer.
     pub(super) const fn take_own_ready(&mut self) -> bool {
         std::mem::replace(&mut self.own_ready, false)
     }
 
-    /// Pauses the session's own reads until the next turn.
+    /// Continues the session's own inputs in the next turn.
     pub(super) fn pause_own(&mut self, lifecycle: &mut Lifecycle) {
         self.own_paused = true;
         lifecycle.emit(SessionOutput::Timed);
     }
 
-    /// When starved readers, or the session's own reads, continue.
+    /// When starved readers, or paused inputs of the session's own, can continue.
     pub(super) fn wake_at(&self, limits: &SessionLimits, now: Time) -> Option<Time> {
         if self.own_paused {
             return Some(now);
@@ -231,12 +236,12 @@ impl Readers {
         (!self.starved.is_empty()).then(|| self.budget.enough_at(limits))
     }
 
-    /// Refills the budget and wakes the readers that wait for visits.
+    /// Refills the budget, and wakes the starved readers if it has enough for them.
     pub(super) fn refill(&mut self, limits: &SessionLimits, now: Time, lifecycle: &mut Lifecycle) {
         self.budget.refill(limits, now);
         if std::mem::take(&mut self.own_paused) {
             self.own_ready = true;
-            // Nobody else begins a turn for reads of the session's own: they have no task.
+            // A turn is begun by the task that reads; the session's own inputs have none.
             self.budget.begin_turn();
         }
         if self.starved.is_empty() || !self.budget.is_enough(limits) {
@@ -250,7 +255,7 @@ impl Readers {
         }
     }
 
-    /// Number of readers that wait for visits.
+    /// Number of starved readers.
     #[cfg(test)]
     pub(super) const fn starved(&self) -> usize {
         self.starved.len()

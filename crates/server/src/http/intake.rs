@@ -26,22 +26,24 @@ pub(crate) struct BodyIntake {
     caller: CallerIdentity,
     /// What still arrives is read and discarded, and is not charged.
     discarded: AtomicBool,
-    /// It may pause for as long as it likes.
+    /// The idle timeout does not apply.
     exempt: AtomicBool,
-    /// Why it was given up: the first cause.
+    /// The first failure; later ones are consequences of it.
     failure: OnceLock<BodyFailure>,
-    /// Unpacked bytes of it are charged, beside those that arrived.
+    /// The budget also holds bytes that were decompressed from it.
     unpacked: AtomicBool,
-    /// What is kept until the response begins; `None` from then on. One lock for all, so that nothing is kept after that.
+    /// What is kept until the response begins; `None` from then on. One lock for both fields: a charge that was added after
+    /// [`BodyIntake::answered`] would never be refunded.
     kept: Mutex<Option<KeptUntilAnswer>>,
     /// Bytes of an unneeded body that are read before its answer is sent.
     drain_bytes: u64,
-    /// For how long it may pause, and the time in which a client must send the least amount of [`UploadPace`] while something
-    /// is charged.
+    /// The idle timeout: the longest pause, and, while something is charged, the time in which [`UploadPace`]'s minimum must
+    /// arrive.
     idle: Duration,
 }
 
-/// Why a body was given up. The middleware answers with it, because the handler, which sees an error, may answer anything.
+/// Why the rest of a body is not read. The middleware answers with it in place of the handler, which only sees a failed read
+/// and cannot know the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyFailure {
     /// It stopped arriving.
@@ -130,7 +132,7 @@ impl BodyIntake {
         self.budget.reserve(self.caller.clone())
     }
 
-    /// The number under which slow work on it takes turns with that of other callers.
+    /// The caller's number, by which the thread pool takes turns between callers.
     pub(crate) fn turn(&self) -> u64 {
         self.caller.number()
     }
@@ -172,7 +174,7 @@ impl BodyIntake {
         self.exempt.swap(exempt, Ordering::Relaxed) != exempt
     }
 
-    /// A part of this request found no room in the budget.
+    /// Something that was reserved for this request found no room in the budget.
     pub(crate) fn overrun(&self) {
         self.give_up(BodyFailure::Overloaded);
     }
@@ -207,9 +209,9 @@ struct ChargedBody {
     charged: usize,
     /// Bytes that arrived in all.
     read: u64,
-    /// It was polled at least once.
+    /// It was polled at least once: something may have been read.
     begun: bool,
-    /// Has arrived, and waits for room in the budget.
+    /// A frame that waits for room in the budget.
     frame: Option<Frame<Bytes>>,
     /// Runs while nothing arrives. Not while a frame waits for room in the budget: that wait is ours and not the client's.
     pause: Option<Pin<Box<Sleep>>>,
@@ -218,7 +220,7 @@ struct ChargedBody {
 }
 
 impl ChargedBody {
-    /// Waits for room for `more` bytes.
+    /// Charges `more` bytes; pending while the budget has no room for them.
     fn poll_room(&mut self, more: usize, cx: &mut Context<'_>) -> Poll<Result<(), BudgetFull>> {
         // Checked for each piece, because a reader can give a body up while it arrives.
         if self.intake.is(&self.intake.discarded) {
@@ -232,7 +234,7 @@ impl ChargedBody {
         Poll::Ready(Ok(()))
     }
 
-    /// Polled while nothing arrives; ready when the body is given up.
+    /// Runs the timers while nothing arrives; ready when one of them ends the body.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<BodyFailure> {
         if self.intake.is(&self.intake.exempt) {
             // Dropped and not paused: after the exemption the client gets a whole new limit.

@@ -131,25 +131,25 @@ macro_rules! number {
 
 #[rustfmt::skip]
 const NUMBERS: &[EngineNumber] = &[
-    number!("gauge" REQUESTS_RUNNING, Some(vllm::REQUESTS_RUNNING), requests_running, "Requests computed now."),
-    number!("gauge" REQUESTS_WAITING, Some(vllm::REQUESTS_WAITING), requests_waiting, "Requests waiting for a place."),
+    number!("gauge" REQUESTS_RUNNING, Some(vllm::REQUESTS_RUNNING), requests_running, "Requests being computed."),
+    number!("gauge" REQUESTS_WAITING, Some(vllm::REQUESTS_WAITING), requests_waiting, "Requests waiting in the queue."),
     number!("gauge" STREAMS_PARKED, None, streams_parked, "Sequences waiting for their reader."),
-    number!("gauge" KV_USED, None, cells_used, "Cache cells in use, kept prefixes included."),
-    number!("gauge" KV_TOTAL, None, cells_total, "Cache cells there are."),
+    number!("gauge" KV_USED, None, cells_used, "KV cache cells in use, those of the prefix cache included."),
+    number!("gauge" KV_TOTAL, None, cells_total, "Size of the KV cache in cells."),
     EngineNumber {
         name: names::KV_RATIO,
         vllm: Some(vllm::KV_RATIO),
         kind: "gauge",
-        help: "Share of the cache in use, 0 to 1.",
+        help: "Share of the KV cache in use, 0 to 1.",
         read: used_ratio,
     },
-    number!("counter" PREFIX_QUERIES, Some(vllm::PREFIX_QUERIES), prefix_queries, "Prompt tokens looked up in the cache."),
-    number!("counter" PREFIX_HITS, Some(vllm::PREFIX_HITS), prefix_hits, "Prompt tokens found in the cache."),
-    number!("counter" PREEMPTIONS, Some(vllm::PREEMPTIONS), preemptions, "Sequences put back because the cache was full."),
-    number!("counter" PROMPT_TOKENS, Some(vllm::PROMPT_TOKENS), prompt_tokens, "Tokens of prompts."),
+    number!("counter" PREFIX_QUERIES, Some(vllm::PREFIX_QUERIES), prefix_queries, "Prompt tokens looked up in the prefix cache."),
+    number!("counter" PREFIX_HITS, Some(vllm::PREFIX_HITS), prefix_hits, "Prompt tokens found in the prefix cache."),
+    number!("counter" PREEMPTIONS, Some(vllm::PREEMPTIONS), preemptions, "Sequences preempted because the KV cache was full."),
+    number!("counter" PROMPT_TOKENS, Some(vllm::PROMPT_TOKENS), prompt_tokens, "Prompt tokens of started requests."),
     number!("counter" GENERATION_TOKENS, Some(vllm::GENERATION_TOKENS), generation_tokens, "Tokens generated."),
-    number!("counter" ENGINE_STEPS, None, steps, "Steps of the engine."),
-    number!("counter" REQUESTS_FAILED, None, failed, "Requests that ended with a fault."),
+    number!("counter" ENGINE_STEPS, None, steps, "Steps of the engine loop, one decode call each."),
+    number!("counter" REQUESTS_FAILED, None, failed, "Requests that ended with an error."),
 ];
 
 macro_rules! shape {
