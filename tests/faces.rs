@@ -13,6 +13,7 @@ use sapwood_kernel::{Kernel, args};
 use sapwood_net::evergreen::ClientSession;
 use sapwood_net::lmtp::LmtpClient;
 use sapwood_proto::lmtp::GenerateRequest;
+use sapwood_proto::params::GenerationParams;
 use sapwood_server::ops::metrics::FaceLabel;
 use sapwood_tests::http::{Answer, Wire, post};
 use sapwood_tests::{Running, spawned, with_model};
@@ -232,8 +233,10 @@ async fn lmtp(server: SocketAddr, key: Option<&str>, prompt: &str) -> Result<Str
         .map_err(refused)?;
     let wanted = GenerateRequest {
         prompt: prompt.bytes().map(u32::from).collect(),
-        max_tokens: 1_000,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(1_000),
+            ..GenerationParams::default()
+        },
     };
     let mut items = client.generate("parrot", wanted).await.map_err(refused)?;
     let mut reply = Vec::new();

@@ -2,6 +2,7 @@
 
 use futures::StreamExt;
 use sapwood_proto::lmtp::{GenerateRequest, pool as machine};
+use sapwood_proto::params::GenerationParams;
 use sapwood_tests::{Running, spawned};
 
 use super::pool::pool;
@@ -25,8 +26,10 @@ async fn prefix_hits(count: usize) -> u64 {
         let asking = prompts.iter_mut().map(|prompt| async {
             let wanted = GenerateRequest {
                 prompt: prompt.clone(),
-                max_tokens: 16,
-                ..GenerateRequest::default()
+                params: GenerationParams {
+                    max_tokens: Some(16),
+                    ..GenerationParams::default()
+                },
             };
             let mut items = pool.generate(wanted, None);
             while let Some(item) = items.next().await {

@@ -12,6 +12,7 @@ use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint, PooledItems};
 use sapwood_net::lmtp::{ConnectOptions, PeerAddress};
 use sapwood_proto::lmtp::pool::{self as machine, Condition};
 use sapwood_proto::lmtp::{GenerateRequest, LmtpReason, Score, StreamFinish};
+use sapwood_proto::params::GenerationParams;
 use sapwood_proto::time::Time;
 use sapwood_server::ops::metrics::Format;
 use sapwood_tests::{Running, until};
@@ -44,8 +45,10 @@ fn bytes(text: &str) -> Vec<u32> {
 fn request() -> GenerateRequest {
     GenerateRequest {
         prompt: bytes("say: "),
-        max_tokens: 100,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(100),
+            ..GenerationParams::default()
+        },
     }
 }
 
@@ -198,7 +201,10 @@ async fn lm_806_a_lost_stream_with_a_penalty_fails() {
     let pool = pool(&[&one, &two], settings).await;
     let mut penalised = pool.generate(
         GenerateRequest {
-            repetition_penalty: 1.5,
+            params: GenerationParams {
+                repetition_penalty: Some(1.5),
+                ..request().params
+            },
             ..request()
         },
         None,
@@ -344,8 +350,10 @@ async fn lm_807_a_pool_of_base_servers_serves_version_2() {
 async fn begun(pool: &LmtpPool, owner: &mut EngineOwner) -> PooledItems {
     let wanted = GenerateRequest {
         prompt: vec![1],
-        max_tokens: 1_000,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(1_000),
+            ..GenerationParams::default()
+        },
     };
     let mut items = pool.generate(wanted, None);
     some(&mut items, owner, 2).await;

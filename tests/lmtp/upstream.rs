@@ -156,7 +156,10 @@ async fn lm_712_without_a_tokenizer_text_is_refused_and_token_ids_are_served() {
     }
     let client = connected(&front).await;
     let stops = GenerateRequest {
-        stop: vec!["x".into()],
+        params: GenerationParams {
+            stop: vec!["x".into()],
+            ..GenerationParams::default()
+        },
         ..wanted("Hi")
     };
     let refused = whole(client.generate("far", stops).await.unwrap()).await;

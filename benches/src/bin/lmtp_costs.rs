@@ -384,8 +384,10 @@ async fn items_per_cpu_second(server: &Server, span: Duration) -> Result<f64> {
     for _ in 0..STREAMS {
         let wanted = GenerateRequest {
             prompt: vec![1],
-            max_tokens: u32::MAX,
-            ..GenerateRequest::default()
+            params: GenerationParams {
+                max_tokens: Some(u32::MAX),
+                ..GenerationParams::default()
+            },
         };
         let items = client.generate(NAME, wanted).await.map_err(failed)?;
         readers.spawn(read(items, Arc::clone(&count)));

@@ -2,12 +2,20 @@
 //!
 //! [`GenerationParams`] holds the values that a caller has set. [`PARAMS`] is the table of those that have a name on a
 //! wire: each with its type, its range and its place in the struct. Readers, writers and checks walk this table, so a
-//! new parameter is a field and a row here, and what the engine does with it there.
+//! new parameter is a field and a row here, and besides:
+//!
+//! - what it does: `engine::api::Sampling` and the sampler, or `RequestTerms` of `engine::submission`;
+//! - Evergreen: a field in `config.proto` with its line in `kernel::session::config`; as JSON it needs nothing;
+//! - Triton: its name in `FIELDS` of `generate::settings`, and in that of `generate::union` for an input tensor;
+//!   `kernel::connect::triton` only if its value is a list or an object;
+//! - LMTP: a row in `lmtp::read::members`, and its default in `GenerateRequest` if the protocol fixes one. Without a row
+//!   servers ignore the parameter and clients refuse it.
 //!
 //! The core takes the widest ranges, [`ParamRanges::CORE`]; a protocol narrows some of them:
 //!
 //! | | core | Evergreen | Triton | LMTP |
 //! |---|---|---|---|---|
+//! | `max_tokens` | 0 and above | core | core | 1 and above |
 //! | `temperature` | 0 to 100 | 0 to 2 | core | core |
 //! | penalties | ±100 | ±2 | ±2 | core |
 //! | `logit_bias` | below infinity | ±100 | ±100 | any |
@@ -121,8 +129,17 @@ impl Interval {
     }
 }
 
+/// In the notation of intervals; in words as `{:#}`.
 impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() {
+            return match (self.with_least, self.with_most) {
+                (true, true) => write!(f, "{} to {}", self.least, self.most),
+                (true, false) => write!(f, "at least {} and below {}", self.least, self.most),
+                (false, true) => write!(f, "above {} and at most {}", self.least, self.most),
+                (false, false) => write!(f, "above {} and below {}", self.least, self.most),
+            };
+        }
         let open = if self.with_least { '[' } else { '(' };
         let close = if self.with_most { ']' } else { ')' };
         write!(f, "{open}{}, {}{close}", self.least, self.most)
@@ -132,6 +149,8 @@ impl fmt::Display for Interval {
 /// The ranges that one protocol accepts; see the table of the module.
 #[derive(Clone, Debug)]
 pub struct ParamRanges {
+    /// The least `max_tokens`.
+    pub max_tokens_least: i64,
     /// Of `temperature`.
     pub temperature: Interval,
     /// Of `presence_penalty` and `frequency_penalty`.
@@ -155,6 +174,7 @@ pub struct ParamRanges {
 impl ParamRanges {
     /// The widest ranges: what the engine accepts.
     pub const CORE: Self = Self {
+        max_tokens_least: 0,
         temperature: Interval::closed(0.0, 100.0),
         penalty: Interval::closed(-100.0, 100.0),
         // Biases add up, so a finite bound keeps their sum finite. Minus infinity forbids a token.
@@ -182,6 +202,12 @@ impl ParamRanges {
         bias: Interval::closed(-100.0, 100.0),
         n: 16,
         top_logprobs: 20,
+        ..Self::CORE
+    };
+
+    /// The members of LMTP's GENERATE (LM-304).
+    pub const LMTP: Self = Self {
+        max_tokens_least: 1,
         ..Self::CORE
     };
 }
@@ -272,6 +298,7 @@ impl ParamError {
 }
 
 /// A parameter's place in [`GenerationParams`].
+#[derive(PartialEq)]
 pub enum ParamField<'a> {
     /// [`Domain::Count`].
     Count(&'a mut Option<u32>),
@@ -294,6 +321,8 @@ pub enum ParamField<'a> {
 pub struct ParamSpec {
     /// The name on the wires.
     pub name: &'static str,
+    /// The name of its member in LMTP, where that protocol has one; `None` for what LMTP reads in a way of its own.
+    pub lmtp: Option<&'static str>,
     domain: fn(&ParamRanges) -> Domain,
     // One accessor for reading and writing, so that a row cannot name two fields. Readers need `&mut` or a clone.
     field: fn(&mut GenerationParams) -> ParamField<'_>,
@@ -304,6 +333,19 @@ impl ParamSpec {
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         PARAMS.iter().find(|param| param.name == name)
+    }
+
+    /// Returns the row of this member of LMTP.
+    #[must_use]
+    pub fn of_lmtp(member: &str) -> Option<&'static Self> {
+        PARAMS.iter().find(|param| param.lmtp == Some(member))
+    }
+
+    const fn in_lmtp(self, member: Option<&'static str>) -> Self {
+        Self {
+            lmtp: member,
+            ..self
+        }
     }
 
     /// Returns the type and range of the parameter where `ranges` apply.
@@ -326,6 +368,7 @@ macro_rules! param {
     ($field:ident, $name:expr, $kind:ident, $domain:expr) => {
         ParamSpec {
             name: $name,
+            lmtp: Some($name),
             domain: $domain,
             field: |params| ParamField::$kind(&mut params.$field),
         }
@@ -334,7 +377,7 @@ macro_rules! param {
 
 /// Every parameter that has a name on a wire.
 pub const PARAMS: &[ParamSpec] = &[
-    param!(max_tokens: Count, |_| count(0, u32::MAX)),
+    param!(max_tokens: Count, |ranges| count(ranges.max_tokens_least, u32::MAX)),
     param!(min_tokens: Count, |_| count(0, u32::MAX)),
     param!(temperature: Number, |ranges| Domain::Number(ranges.temperature)),
     // 0 would leave no token to sample from.
@@ -347,16 +390,18 @@ pub const PARAMS: &[ParamSpec] = &[
     param!(seed: Seed, |_| Domain::Seed),
     param!(stop: Texts, texts),
     // On the wires that have this table's names, a stop is a single token.
-    param!(stop_sequences, "stop_token_ids", Tokens, |_| Domain::Tokens),
+    param!(stop_sequences, "stop_token_ids", Tokens, |_| Domain::Tokens)
+        .in_lmtp(Some("stop_tokens")),
     param!(bad_words: Texts, texts),
     param!(ignore_eos: Flag, |_| Domain::Flag),
-    param!(skip_special_tokens: Flag, |_| Domain::Flag),
+    param!(skip_special_tokens: Flag, |_| Domain::Flag).in_lmtp(Some("skip_special")),
     param!(top_logprobs: Count, |ranges| count(0, ranges.top_logprobs)),
     param!(logit_bias: Biases, |ranges| Domain::Biases {
         count: ranges.biases,
         each: ranges.bias,
     }),
-    param!(n: Count, |ranges| count(1, ranges.n)),
+    // LMTP has it too, but each of its samples is a request of its own there (LM-973).
+    param!(n: Count, |ranges| count(1, ranges.n)).in_lmtp(None),
 ];
 
 const fn count(least: i64, most: u32) -> Domain {

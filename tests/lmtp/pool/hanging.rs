@@ -71,11 +71,13 @@ async fn lm_804_watchers_of_a_pool_are_notified_when_no_server_is_left() {
 async fn lm_806_a_seeded_stream_has_the_same_tokens_at_another_server() {
     let wanted = || GenerateRequest {
         prompt: vec![7],
-        max_tokens: 20,
-        temperature: 1.0,
-        seed: Some(3),
-        repetition_penalty: 1.5,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(20),
+            temperature: Some(1.0),
+            seed: Some(3),
+            repetition_penalty: Some(1.5),
+            ..GenerationParams::default()
+        },
     };
     let mut runs = Vec::new();
     for cut in [None, Some(0), Some(5)] {

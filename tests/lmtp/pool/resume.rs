@@ -105,11 +105,13 @@ async fn lm_965_streams_survive_a_short_loss_of_the_upstream_connection() {
         let pool = over(&proxy).await;
         let wanted = GenerateRequest {
             prompt: vec![7],
-            max_tokens: 20,
-            temperature: 1.0,
-            seed: Some(3),
-            repetition_penalty: 1.5,
-            ..GenerateRequest::default()
+            params: GenerationParams {
+                max_tokens: Some(20),
+                temperature: Some(1.0),
+                seed: Some(3),
+                repetition_penalty: Some(1.5),
+                ..GenerationParams::default()
+            },
         };
         let mut items = pool.generate(wanted, None);
         let mut tokens = Vec::new();

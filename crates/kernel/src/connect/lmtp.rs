@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 use futures::Stream;
 use sapwood_engine::Transcript;
-use sapwood_engine::api::{GenerationRequest, Prompt, Sampling, SharedVocabulary, Tokens};
+use sapwood_engine::api::{Prompt, Sampling, SharedVocabulary, Tokens};
 use sapwood_net::lmtp::pool::LmtpPool;
 use sapwood_proto::lmtp::GenerateRequest;
+use sapwood_proto::params::GenerationParams;
 
 use self::choice_streams::ChoiceStreams;
 use self::peer_model::PeerModel;
@@ -92,11 +93,11 @@ async fn begin(
     }
     // Without a known context length the output must be bounded here: by the default of LMTP.
     if !peer.bounded && request.params.max_tokens.is_none() {
-        request.params.max_tokens = Some(GenerateRequest::default().max_tokens);
+        request.params.max_tokens = GenerateRequest::default().params.max_tokens;
     }
     // A seed that the peer chose is not reported back, so none can be named.
     asked.seeded = request.params.seed.is_some();
-    let wanted = wanted(&request, has_text);
+    let params = asked_of_peer(&request.params, has_text);
     let scored = request.scored.clone();
     let alternatives = request.params.top_logprobs.unwrap_or(0);
     let vocabulary = peer.facts.vocabulary.clone();
@@ -115,7 +116,7 @@ async fn begin(
         token_charge.prompt(asked.prompt_tokens)?;
     }
     let pool = peer.pool.clone();
-    let asking = LmtpRequest::new(pool, wanted, &transcript, scored, call.deadline);
+    let asking = LmtpRequest::new(pool, params, &transcript, scored, call.deadline);
     Ok(AnswerChunks::new(
         asked,
         ChoiceStreams::new(asking, transcript, alternatives),
@@ -134,12 +135,10 @@ fn refuse_text(call: &Call) -> Result<()> {
     Ok(())
 }
 
-/// The LMTP request without its prompt and its token limit. Stop texts are matched here if there is a tokenizer, so
-/// that no server has to support them (LM-704).
-fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
-    let params = &request.params;
-    let sampling = Sampling::from(params);
-    let mut bias = sampling.logit_bias.to_vec();
+/// The parameters of the LMTP requests, without their token limit. What this side does itself is left out, so that no
+/// server has to support it (LM-704): choices, the text of tokens, and stop texts if there is a tokenizer.
+fn asked_of_peer(params: &GenerationParams, has_text: bool) -> GenerationParams {
+    let mut bias = params.logit_bias.to_vec();
     bias.sort_by_key(|(token, _)| *token);
     // Biases of one token add up (D-20), so they are sent as their sum.
     bias.dedup_by(|later, first| {
@@ -147,27 +146,19 @@ fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
         first.1 += if same { later.1 } else { 0.0 };
         same
     });
-    GenerateRequest {
-        temperature: sampling.temperature,
-        top_logprobs: params.top_logprobs.unwrap_or(0),
+    let mut asked = GenerationParams {
+        // Where the defaults of LMTP are others than the core's.
+        temperature: Some(Sampling::from(params).temperature),
+        top_logprobs: params.top_logprobs.or(Some(0)),
         logit_bias: bias.into(),
-        top_p: sampling.top_p,
-        top_k: sampling.top_k,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.repetition_penalty,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        seed: sampling.seed,
-        stop_tokens: params.stop_sequences.clone(),
-        stop: if has_text {
-            Vec::new()
-        } else {
-            params.stop.clone()
-        },
-        min_tokens: params.min_tokens.unwrap_or(0),
-        ignore_eos: params.ignore_eos.unwrap_or(false),
-        ..GenerateRequest::default()
+        n: None,
+        skip_special_tokens: None,
+        ..params.clone()
+    };
+    if has_text {
+        asked.stop.clear();
     }
+    asked
 }
 
 fn unimplemented(what: &str) -> Error {

@@ -160,15 +160,10 @@ impl ClientMachine {
         within: Option<Duration>,
         now: Time,
     ) -> Result<(ClientCallId, Bytes), LmtpError> {
-        // A peer that has negotiated anything is no reference server, and knows all sampling members.
-        let whole = !self.features.is_empty();
-        if !whole {
-            refuse_unsent(wanted)?;
-        }
         // Not counted before `begin` succeeds: a message that is refused here must not use up an id.
         let id = self.last_id + 1;
         let mut out = BytesMut::new();
-        send::generate(&mut out, id, model, wanted, whole);
+        send::generate(&mut out, id, model, wanted, self.features)?;
         if self.options.text && self.features.has(Feature::Text) {
             member(&mut out, "text", &true);
         }
@@ -177,8 +172,8 @@ impl ClientMachine {
             member(&mut out, "deadline_ms", &ms);
         }
         out.put_u8(b'}');
-        let kind = CallKind::Generate(wanted.top_logprobs);
-        let begun = self.begin(out, model, kind, u64::from(wanted.max_tokens), now)?;
+        let kind = CallKind::Generate(wanted.top_logprobs());
+        let begun = self.begin(out, model, kind, u64::from(wanted.max_tokens()), now)?;
         Ok(begun)
     }
 
@@ -600,24 +595,6 @@ impl ClientMachine {
             self.fail(id, LmtpError::new(reason, message));
         }
     }
-}
-
-/// Refuses parameters that a reference server does not support (LM-704, D-42).
-fn refuse_unsent(wanted: &GenerateRequest) -> Result<(), LmtpError> {
-    for (name, is_set) in [
-        ("seed", wanted.seed.is_some()),
-        ("min_p", wanted.min_p != 0.0),
-        ("stop", !wanted.stop.is_empty()),
-        ("stop_tokens", !wanted.stop_tokens.is_empty()),
-        ("min_tokens", wanted.min_tokens != 0),
-        ("ignore_eos", wanted.ignore_eos),
-    ] {
-        if is_set {
-            let message = format!("the upstream does not support '{name}'");
-            return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
-        }
-    }
-    Ok(())
 }
 
 /// The longest permitted deadline (LM-962).

@@ -17,6 +17,7 @@ use super::{
     LmtpSession, Load, MessageFraming, ModelLookup, Score, StreamDemand, StreamFinish, StreamKey,
     StreamPiece, StreamUpdate, TextCodec, TokenItem, TokenizerInfo, Unreadable, WireLine,
 };
+use crate::params::GenerationParams;
 use crate::steer::Token;
 use crate::time::Time;
 
@@ -649,8 +650,10 @@ pub fn client(bytes: &[u8]) {
     let mut client = ClientMachine::new(ClientTimeouts::default());
     let generate = GenerateRequest {
         prompt: vec![1],
-        max_tokens: 3,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(3),
+            ..GenerationParams::default()
+        },
     };
     let score = Score {
         prompt: vec![1],

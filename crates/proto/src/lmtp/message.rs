@@ -3,11 +3,11 @@
 //! Client and server in one process exchange these values directly, without encoding them as text.
 
 use std::fmt;
-use std::sync::Arc;
 
 use bytestring::ByteString;
 use compact_str::CompactString;
 
+use crate::params::GenerationParams;
 use crate::steer::Token;
 
 /// The id of a stream or request: the bytes of a JSON value as the client sent them (LM-206).
@@ -33,72 +33,62 @@ impl fmt::Debug for StreamId {
     }
 }
 
-/// GENERATE, with defaults for absent members. Ranges are those of section 3.1.
+/// GENERATE.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateRequest {
     /// Token ids of the prompt, used as they are.
     pub prompt: Vec<Token>,
-    /// Maximum number of items of the stream; at least 1.
-    pub max_tokens: u32,
-    /// 0 selects the most likely token.
-    pub temperature: f32,
-    /// Number of most likely tokens that each item shows beside the sampled one.
-    pub top_logprobs: u32,
-    /// Added to logits before everything else, by id; minus infinity forbids a token. Ids are within the vocabulary,
-    /// each once, in ascending order. A mask (version 2) is included: forbidden tokens have minus infinity.
-    pub logit_bias: Arc<[(Token, f32)]>,
-    /// Nucleus sampling: keep the smallest set of tokens with this probability; 1 is off.
-    pub top_p: f32,
-    /// Keep this many of the most likely tokens; 0 is off.
-    pub top_k: u32,
-    /// Keep tokens with at least this fraction of the probability of the most likely one; 0 is off.
-    pub min_p: f32,
-    /// Applied to tokens of prompt and output; 1 is off.
-    pub repetition_penalty: f32,
-    /// Applied to tokens of the output; 0 is off.
-    pub presence_penalty: f32,
-    /// Applied to tokens of the output; 0 is off.
-    pub frequency_penalty: f32,
-    /// Seed of 64 bits; negative numbers as their two's complement.
-    pub seed: Option<u64>,
-    /// Token sequences that end the stream; their tokens are sent.
-    pub stop_tokens: Vec<Vec<Token>>,
-    /// Stop strings that end the stream; their tokens are sent.
-    pub stop: Vec<String>,
-    /// Before this many tokens, neither end-of-sequence nor a stop ends the stream.
-    pub min_tokens: u32,
-    /// Continue past the end-of-sequence token.
-    pub ignore_eos: bool,
-    /// Omit control tokens from text; otherwise they appear as their names (version 2).
-    pub skip_special: bool,
-    /// Priority among the waiting requests of one key: higher is first, 0 is the default (version 2).
-    pub priority: i32,
+    /// The parameters, in LMTP's ranges ([`ParamRanges::LMTP`](crate::params::ParamRanges::LMTP)); one that is not set
+    /// has LMTP's default. In a request that was read all defaults are filled in, and ids of `logit_bias` are within the
+    /// vocabulary, each once, in ascending order; a mask (version 2) is included.
+    pub params: GenerationParams,
 }
 
+impl GenerateRequest {
+    /// Maximum number of items of the stream.
+    pub(super) fn max_tokens(&self) -> u32 {
+        self.params.max_tokens.unwrap_or(MAX_TOKENS)
+    }
+
+    /// 0 selects the most likely token.
+    pub(super) fn temperature(&self) -> f32 {
+        self.params.temperature.unwrap_or(TEMPERATURE)
+    }
+
+    /// Number of most likely tokens that each item shows beside the sampled one.
+    pub(super) fn top_logprobs(&self) -> u32 {
+        self.params.top_logprobs.unwrap_or(TOP_LOGPROBS)
+    }
+}
+
+/// The defaults of section 3.1. Those that are the core's are set as well: a model's server may have others.
 impl Default for GenerateRequest {
     fn default() -> Self {
         Self {
             prompt: Vec::new(),
-            max_tokens: 32,
-            temperature: 0.0,
-            top_logprobs: 1,
-            logit_bias: Arc::default(),
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            seed: None,
-            stop_tokens: Vec::new(),
-            stop: Vec::new(),
-            min_tokens: 0,
-            ignore_eos: false,
-            skip_special: true,
-            priority: 0,
+            params: GenerationParams {
+                max_tokens: Some(MAX_TOKENS),
+                temperature: Some(TEMPERATURE),
+                top_logprobs: Some(TOP_LOGPROBS),
+                top_p: Some(1.0),
+                top_k: Some(0),
+                min_p: Some(0.0),
+                repetition_penalty: Some(1.0),
+                presence_penalty: Some(0.0),
+                frequency_penalty: Some(0.0),
+                min_tokens: Some(0),
+                ignore_eos: Some(false),
+                skip_special_tokens: Some(true),
+                priority: Some(0),
+                ..GenerationParams::default()
+            },
         }
     }
 }
+
+const MAX_TOKENS: u32 = 32;
+const TEMPERATURE: f32 = 0.0;
+const TOP_LOGPROBS: u32 = 1;
 
 /// SCORE: evaluates the probability of `scored` after `prompt`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

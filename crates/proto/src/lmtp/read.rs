@@ -8,9 +8,10 @@ use super::json::{BadJson, RawValue, is_space, value};
 use super::{
     ConnectionLimits, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason, Score, StreamId,
 };
+use crate::params::{Domain, Interval, ParamField, ParamRanges};
 use crate::steer::Token;
 
-pub(super) use self::members::PayloadMembers;
+pub(super) use self::members::{PayloadMembers, known_params};
 
 /// One `TYPE JSON` unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,60 +54,36 @@ pub(super) fn generate(
     strict: bool,
     prompt: Vec<Token>,
 ) -> Result<GenerateRequest, LmtpError> {
-    let default = GenerateRequest::default();
-    let prompt = opened(prompt, model)?;
-    let penalty = |number: f32| (-100.0..=100.0).contains(&number);
-    let generate = GenerateRequest {
-        max_tokens: members
-            .count("max_tokens", "at least 1", 1)?
-            .unwrap_or(default.max_tokens),
-        temperature: members
-            .number("temperature", "0 to 100", |t| (0.0..=100.0).contains(&t))?
-            .unwrap_or(default.temperature),
-        top_logprobs: members
-            .top_logprobs(limits)?
-            .unwrap_or(default.top_logprobs),
-        logit_bias: biases(members, model, limits)?,
-        top_p: members
-            .number("top_p", "above 0 and at most 1", |p| p > 0.0 && p <= 1.0)?
-            .unwrap_or(default.top_p),
-        top_k: members
-            .count("top_k", "at least -1", -1)?
-            .unwrap_or(default.top_k),
-        min_p: members
-            .number("min_p", "at least 0 and below 1", |p| {
-                (0.0..1.0).contains(&p)
-            })?
-            .unwrap_or(default.min_p),
-        repetition_penalty: members
-            .number("repetition_penalty", "above 0 and at most 10", |p| {
-                p > 0.0 && p <= 10.0
-            })?
-            .unwrap_or(default.repetition_penalty),
-        presence_penalty: members
-            .number("presence_penalty", "-100 to 100", penalty)?
-            .unwrap_or(default.presence_penalty),
-        frequency_penalty: members
-            .number("frequency_penalty", "-100 to 100", penalty)?
-            .unwrap_or(default.frequency_penalty),
-        seed: seed(members)?,
-        stop_tokens: stop_tokens(members, model, limits)?,
-        stop: stops(members, model, limits)?,
-        min_tokens: members
-            .count("min_tokens", "at least 0", 0)?
-            .unwrap_or(default.min_tokens),
-        ignore_eos: members.flag("ignore_eos")?.unwrap_or(default.ignore_eos),
-        skip_special: members
-            .flag("skip_special")?
-            .unwrap_or(default.skip_special),
-        priority: default.priority,
-        prompt,
+    let mut wanted = GenerateRequest {
+        prompt: opened(prompt, model)?,
+        ..GenerateRequest::default()
     };
+    let ranges = ParamRanges {
+        top_logprobs: limits.max_top_logprobs,
+        ..ParamRanges::LMTP
+    };
+    for (param, name, value) in members.params() {
+        match (param.field(&mut wanted.params), param.domain(&ranges)) {
+            (ParamField::Count(field), Domain::Count { least, most }) => {
+                *field = Some(count(name, value, least, most)?);
+            }
+            (ParamField::Number(field), Domain::Number(range)) => {
+                *field = Some(number(name, value, range)?);
+            }
+            (ParamField::Seed(field), _) => *field = Some(seed(name, value)?),
+            (ParamField::Flag(field), _) => *field = members.flag(name)?,
+            (ParamField::Texts(field), _) => *field = texts(name, value, model, limits)?,
+            (ParamField::Tokens(field), _) => *field = sequences(name, value, model, limits)?,
+            (ParamField::Biases(field), _) => *field = biases(value, model, limits)?,
+            // A row has the domain of its field.
+            (ParamField::Count(_) | ParamField::Number(_), _) => {}
+        }
+    }
     refuse_unsupported(members, strict)?;
     // After all members (LM-302). The prompt must leave room for at least one token (D-23).
-    let length = generate.prompt.len();
+    let length = wanted.prompt.len();
     fits(model, length, |context| length < context)?;
-    Ok(generate)
+    Ok(wanted)
 }
 
 fn refuse_unsupported(members: &PayloadMembers<'_>, strict: bool) -> Result<(), LmtpError> {
@@ -264,13 +241,10 @@ fn fits(
 
 /// Reads biases: ascending, the last one of repeated ids, without ids outside the vocabulary (LM-305).
 fn biases(
-    members: &PayloadMembers<'_>,
+    value: RawValue<'_>,
     model: &LmtpModelInfo,
     limits: &ConnectionLimits,
 ) -> Result<Arc<[(Token, f32)]>, LmtpError> {
-    let Some(value) = members.value("logit_bias") else {
-        return Ok(Arc::default());
-    };
     let refused = |what: &'static str| LmtpError::new(LmtpReason::InvalidValue, what);
     let entries = value
         .members()
@@ -314,26 +288,53 @@ fn biases(
     Ok(biases.into())
 }
 
-/// Reads a seed; signed and unsigned 64-bit numbers are accepted (D-20).
-fn seed(members: &PayloadMembers<'_>) -> Result<Option<u64>, LmtpError> {
-    let bits = |number: i128| {
-        let negative = |_| i64::try_from(number).map(i64::cast_unsigned);
-        u64::try_from(number).or_else(negative).ok()
-    };
-    let in_range = |number| bits(number).is_some();
-    let number = members.integer("seed", "64 bits, signed or not", in_range)?;
-    Ok(number.and_then(bits))
+/// Reads a count. One beyond the type is no limit, if there is no maximum; a negative one that `least` allows means off,
+/// as 0 does.
+pub(super) fn count(
+    name: &str,
+    value: RawValue<'_>,
+    least: i64,
+    most: u32,
+) -> Result<u32, LmtpError> {
+    let number = integer(value).ok_or_else(|| wrong_type(name, "an integer"))?;
+    let number = number.ok().filter(|number| *number >= least.into());
+    let number = number.ok_or_else(|| match most {
+        u32::MAX => out_of_range(name, &format!("at least {least}")),
+        _ => out_of_range(name, &format!("{least} or more")),
+    })?;
+    let count = u32::try_from(number.max(0)).unwrap_or(u32::MAX);
+    if count > most {
+        return Err(out_of_range(name, &format!("at most {most}")));
+    }
+    Ok(count)
 }
 
-fn stop_tokens(
-    members: &PayloadMembers<'_>,
+fn number(name: &str, value: RawValue<'_>, range: Interval) -> Result<f32, LmtpError> {
+    // Checked as the f32 that is used: a double just outside of a range may round into it.
+    let number = value.number().ok_or_else(|| wrong_type(name, "a number"))? as f32;
+    if range.contains(number) {
+        Ok(number)
+    } else {
+        Err(out_of_range(name, &format!("{range:#}")))
+    }
+}
+
+/// Reads a seed; signed and unsigned 64-bit numbers are accepted (D-20).
+fn seed(name: &str, value: RawValue<'_>) -> Result<u64, LmtpError> {
+    let number = integer(value).ok_or_else(|| wrong_type(name, "an integer"))?;
+    let bits = number.ok().and_then(|number| {
+        let negative = |_| i64::try_from(number).map(i64::cast_unsigned);
+        u64::try_from(number).or_else(negative).ok()
+    });
+    bits.ok_or_else(|| out_of_range(name, "64 bits, signed or not"))
+}
+
+fn sequences(
+    name: &str,
+    value: RawValue<'_>,
     model: &LmtpModelInfo,
     limits: &ConnectionLimits,
 ) -> Result<Vec<Vec<Token>>, LmtpError> {
-    let name = "stop_tokens";
-    let Some(value) = members.value(name) else {
-        return Ok(Vec::new());
-    };
     let lists = value
         .elements()
         .ok_or_else(|| wrong_type(name, "a list of token ids or of lists of them"))?;
@@ -365,16 +366,13 @@ fn stop_tokens(
     Ok(stops)
 }
 
-fn stops(
-    members: &PayloadMembers<'_>,
+fn texts(
+    name: &str,
+    value: RawValue<'_>,
     model: &LmtpModelInfo,
     limits: &ConnectionLimits,
 ) -> Result<Vec<String>, LmtpError> {
-    let name = "stop";
     let wrong = || wrong_type(name, "a string or a list of strings");
-    let Some(value) = members.value(name) else {
-        return Ok(Vec::new());
-    };
     let mut stops = Vec::new();
     if let Some(elements) = value.elements() {
         for element in elements {
@@ -393,7 +391,8 @@ fn stops(
         return Err(out_of_range(name, &wanted));
     }
     if !stops.is_empty() && model.tokenizer.is_none() {
-        let message = "'stop' needs a tokenizer, and this model has none; send 'stop_tokens'";
+        let message =
+            format!("'{name}' needs a tokenizer, and this model has none; send 'stop_tokens'");
         return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
     }
     Ok(stops)

@@ -3,6 +3,7 @@
 use sapwood_engine::Transcript;
 use sapwood_net::lmtp::pool::{LmtpPool, PooledItems};
 use sapwood_proto::lmtp::{GenerateRequest, Score};
+use sapwood_proto::params::GenerationParams;
 use sapwood_proto::steer::Token;
 
 use crate::call::Instant;
@@ -10,10 +11,8 @@ use crate::call::Instant;
 /// The LMTP requests of one call.
 pub(super) struct LmtpRequest {
     pub(super) pool: LmtpPool,
-    /// Everything but the prompt and the token limit.
-    wanted: GenerateRequest,
+    params: GenerationParams,
     prompt: Vec<Token>,
-    max_tokens: u32,
     /// If set, these tokens are scored instead of generating any.
     scored: Option<Vec<Token>>,
     deadline: Option<Instant>,
@@ -22,16 +21,19 @@ pub(super) struct LmtpRequest {
 impl LmtpRequest {
     pub(super) fn new(
         pool: LmtpPool,
-        wanted: GenerateRequest,
+        mut params: GenerationParams,
         transcript: &Transcript,
         scored: Option<Vec<Token>>,
         deadline: Option<Instant>,
     ) -> Self {
+        // The token limit may have been cut to the room in the context, and a minimum above it could not be reached.
+        let max_tokens = transcript.max_tokens();
+        params.max_tokens = Some(max_tokens);
+        params.min_tokens = params.min_tokens.map(|min| min.min(max_tokens));
         Self {
             pool,
             prompt: transcript.prompt().to_vec(),
-            max_tokens: transcript.max_tokens(),
-            wanted,
+            params,
             scored,
             deadline,
         }
@@ -51,18 +53,10 @@ impl LmtpRequest {
 
     /// A choice is a stream of its own: sample *i* is what a request with `seed + i` gives (LM-973).
     fn generate(&self, choice: u32) -> PooledItems {
-        let wanted = GenerateRequest {
-            prompt: self.prompt.clone(),
-            max_tokens: self.max_tokens,
-            // The token limit may have been cut to the room in the context, and a minimum above it could not be
-            // reached.
-            min_tokens: self.wanted.min_tokens.min(self.max_tokens),
-            seed: self
-                .wanted
-                .seed
-                .map(|seed| seed.wrapping_add(choice.into())),
-            ..self.wanted.clone()
-        };
+        let mut params = self.params.clone();
+        params.seed = params.seed.map(|seed| seed.wrapping_add(choice.into()));
+        let prompt = self.prompt.clone();
+        let wanted = GenerateRequest { prompt, params };
         self.pool.generate(wanted, self.deadline)
     }
 }

@@ -2,66 +2,67 @@
 
 use bytes::{BufMut as _, BytesMut};
 
-use crate::lmtp::GenerateRequest;
+use crate::lmtp::read::known_params;
 use crate::lmtp::write::{self, member};
+use crate::lmtp::{Features, GenerateRequest, LmtpError, LmtpReason};
+use crate::params::{GenerationParams, PARAMS, ParamField, ParamSpec};
 use crate::steer::Token;
 
-/// Writes only the members that LMQL's own client sends, in its order, and none that is not set (LM-301, LM-703). With
-/// `whole` also the others, for a peer that is known not to be a reference server. The object is left open.
+/// Writes the members in the order of LMQL's own client, without parameters that have their default (LM-301, LM-703).
+/// The object is left open.
+///
+/// # Errors
+/// `unsupported_operation` for a parameter that a peer with these features does not know (LM-704, D-42).
 pub(super) fn generate(
     out: &mut BytesMut,
     id: u64,
     model: &str,
     wanted: &GenerateRequest,
-    whole: bool,
-) {
+    features: Features,
+) -> Result<(), LmtpError> {
+    let mut params = wanted.params.clone();
+    // Backends of the reference server fail on members that they do not know, so a default is not sent (LM-703).
+    let mut default = GenerateRequest::default().params;
+    let mut unset = GenerationParams::default();
+    let mut is_sent = |param: &ParamSpec, params: &mut GenerationParams| {
+        let field = param.field(params);
+        field != param.field(&mut default) && field != param.field(&mut unset)
+    };
+    for param in PARAMS {
+        let mut known = known_params(features);
+        if is_sent(param, &mut params) && !known.any(|(_, known)| known.name == param.name) {
+            let name = param.lmtp.unwrap_or(param.name);
+            let message = format!("the upstream does not support '{name}'");
+            return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
+        }
+    }
     out.put_slice(b"GENERATE {\"max_tokens\":");
-    write::json(out, &wanted.max_tokens);
-    member(out, "temperature", &wanted.temperature);
+    write::json(out, &wanted.max_tokens());
+    member(out, "temperature", &wanted.temperature());
     // 0 is an error at the reference server (LM-304).
-    member(out, "top_logprobs", &wanted.top_logprobs.max(1));
+    member(out, "top_logprobs", &wanted.top_logprobs().max(1));
     member(out, "model", model);
     member(out, "prompt", &wanted.prompt);
     member(out, "stream_id", &id);
-    biases(out, &wanted.logit_bias, whole);
-    // Backends of the reference server fail on members that they do not know, so a default is not sent (LM-703).
-    let default = GenerateRequest::default();
-    if wanted.top_p.to_bits() != default.top_p.to_bits() {
-        member(out, "top_p", &wanted.top_p);
-    }
-    if wanted.top_k != default.top_k {
-        member(out, "top_k", &wanted.top_k);
-    }
-    for (name, value, off) in [
-        (
-            "repetition_penalty",
-            wanted.repetition_penalty,
-            default.repetition_penalty,
-        ),
-        (
-            "presence_penalty",
-            wanted.presence_penalty,
-            default.presence_penalty,
-        ),
-        (
-            "frequency_penalty",
-            wanted.frequency_penalty,
-            default.frequency_penalty,
-        ),
-    ] {
-        if value.to_bits() != off.to_bits() {
-            member(out, name, &value);
+    // The first three were written above, because they are always sent.
+    for (name, param) in known_params(features).skip(3) {
+        if !is_sent(param, &mut params) {
+            continue;
+        }
+        match param.field(&mut params) {
+            ParamField::Count(value) => member(out, name, value),
+            ParamField::Number(value) => member(out, name, value),
+            ParamField::Seed(value) => member(out, name, value),
+            ParamField::Flag(value) => member(out, name, value),
+            ParamField::Texts(texts) => member(out, name, texts),
+            ParamField::Tokens(stops) => member(out, name, stops),
+            ParamField::Biases(bias) => biases(out, bias, !features.is_empty()),
         }
     }
-    if whole {
-        rest(out, wanted);
-    }
+    Ok(())
 }
 
 fn biases(out: &mut BytesMut, bias: &[(Token, f32)], whole: bool) {
-    if bias.is_empty() {
-        return;
-    }
     out.put_slice(b",\"logit_bias\":{");
     for (at, &(token, bias)) in bias.iter().enumerate() {
         if at > 0 {
@@ -78,26 +79,4 @@ fn biases(out: &mut BytesMut, bias: &[(Token, f32)], whole: bool) {
         }
     }
     out.put_u8(b'}');
-}
-
-/// Writes the members that the reference server does not support.
-fn rest(out: &mut BytesMut, wanted: &GenerateRequest) {
-    if let Some(seed) = wanted.seed {
-        member(out, "seed", &seed);
-    }
-    if wanted.min_p != 0.0 {
-        member(out, "min_p", &wanted.min_p);
-    }
-    if !wanted.stop.is_empty() {
-        member(out, "stop", &wanted.stop);
-    }
-    if !wanted.stop_tokens.is_empty() {
-        member(out, "stop_tokens", &wanted.stop_tokens);
-    }
-    if wanted.min_tokens != 0 {
-        member(out, "min_tokens", &wanted.min_tokens);
-    }
-    if wanted.ignore_eos {
-        member(out, "ignore_eos", &true);
-    }
 }

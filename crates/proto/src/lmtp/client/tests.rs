@@ -1,12 +1,15 @@
 mod detached;
 
 use super::*;
+use crate::params::GenerationParams;
 
 fn wanted() -> GenerateRequest {
     GenerateRequest {
         prompt: vec![1, 2],
-        max_tokens: 3,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(3),
+            ..GenerateRequest::default().params
+        },
     }
 }
 
@@ -81,16 +84,16 @@ fn lm_703_messages_are_those_of_lmqls_own_client() {
         sent(&mut client, &wanted),
         r#"GENERATE {"max_tokens":3,"temperature":0.0,"top_logprobs":1,"model":"ti\"ny","prompt":[1,2],"stream_id":1}"#
     );
-    wanted = GenerateRequest {
-        temperature: 0.7,
-        top_logprobs: 0,
+    wanted.params = GenerationParams {
+        temperature: Some(0.7),
+        top_logprobs: Some(0),
         logit_bias: [(5, 100.0), (6, f32::NEG_INFINITY)].into(),
-        top_p: 0.5,
-        top_k: 4,
-        repetition_penalty: 1.5,
-        presence_penalty: 0.25,
-        frequency_penalty: -1.0,
-        ..wanted
+        top_p: Some(0.5),
+        top_k: Some(4),
+        repetition_penalty: Some(1.5),
+        presence_penalty: Some(0.25),
+        frequency_penalty: Some(-1.0),
+        ..wanted.params
     };
     assert_eq!(
         sent(&mut client, &wanted),
@@ -138,9 +141,9 @@ fn lm_703_a_message_above_the_peers_limit_is_not_sent() {
 
 #[test]
 fn lm_704_parameters_that_the_peer_lacks_are_refused_locally() {
-    let with = |change: fn(&mut GenerateRequest)| {
+    let with = |change: fn(&mut GenerationParams)| {
         let mut wanted = wanted();
-        change(&mut wanted);
+        change(&mut wanted.params);
         let mut client = ClientMachine::new(ClientTimeouts::default());
         let error = client.generate("m", &wanted, Time::ZERO).unwrap_err();
         assert_eq!(
@@ -148,12 +151,15 @@ fn lm_704_parameters_that_the_peer_lacks_are_refused_locally() {
             (LmtpReason::UnsupportedOperation, 0)
         );
     };
-    with(|wanted| wanted.seed = Some(1));
-    with(|wanted| wanted.min_p = 0.5);
-    with(|wanted| wanted.stop = vec!["x".to_owned()]);
-    with(|wanted| wanted.min_tokens = 1);
-    with(|wanted| wanted.stop_tokens = vec![vec![7]]);
-    with(|wanted| wanted.ignore_eos = true);
+    with(|params| params.seed = Some(1));
+    with(|params| params.min_p = Some(0.5));
+    with(|params| params.stop = vec!["x".to_owned()]);
+    with(|params| params.min_tokens = Some(1));
+    with(|params| params.stop_sequences = vec![vec![7]]);
+    with(|params| params.ignore_eos = Some(true));
+    with(|params| params.skip_special_tokens = Some(false));
+    with(|params| params.bad_words = vec!["x".to_owned()]);
+    with(|params| params.n = Some(2));
 }
 
 #[test]
@@ -359,11 +365,9 @@ fn lm_702_the_client_and_server_machines_interoperate() {
     use crate::lmtp::{Config, LmtpOutput, LmtpSession, StreamDemand, StreamPiece, TokenItem};
     let mut client = ClientMachine::new(ClientTimeouts::default());
     let mut server = LmtpSession::new(Config::default());
-    let wanted = GenerateRequest {
-        top_logprobs: 2,
-        logit_bias: [(4, -1.5)].into(),
-        ..wanted()
-    };
+    let mut wanted = wanted();
+    wanted.params.top_logprobs = Some(2);
+    wanted.params.logit_bias = [(4, -1.5)].into();
     let (_, info) = client.model_info("tiny", Time::ZERO).unwrap();
     let (call, generate) = client.generate("tiny", &wanted, Time::ZERO).unwrap();
     for message in [info, generate] {
@@ -430,19 +434,31 @@ fn agreed() -> ClientMachine {
 fn lm_901_a_version_2_peer_is_sent_all_members() {
     let wanted = GenerateRequest {
         prompt: vec![1],
-        seed: Some(7),
-        stop: vec!["x".into()],
-        stop_tokens: vec![vec![1, 2]],
-        min_p: 0.5,
-        min_tokens: 1,
-        ignore_eos: true,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            seed: Some(7),
+            stop: vec!["x".into()],
+            stop_sequences: vec![vec![1, 2]],
+            min_p: Some(0.5),
+            min_tokens: Some(1),
+            ignore_eos: Some(true),
+            skip_special_tokens: Some(false),
+            ..GenerationParams::default()
+        },
     };
     let mut client = agreed();
     let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
     let message = String::from_utf8(message.to_vec()).unwrap();
-    let end = r#""seed":7,"min_p":0.5,"stop":["x"],"stop_tokens":[[1,2]],"min_tokens":1,"ignore_eos":true,"text":true}"#;
+    let end = r#""seed":7,"min_p":0.5,"stop":["x"],"stop_tokens":[[1,2]],"min_tokens":1,"ignore_eos":true,"skip_special":false,"text":true}"#;
     assert!(message.ends_with(end), "{message}");
+    let unknown = GenerateRequest {
+        params: GenerationParams {
+            bad_words: vec!["x".into()],
+            ..GenerationParams::default()
+        },
+        ..wanted
+    };
+    let refused = client.generate("m", &unknown, Time::ZERO).unwrap_err();
+    assert_eq!(refused.reason, LmtpReason::UnsupportedOperation);
     // A plain MODEL_INFO, answered without `lmtp`, does not withdraw features.
     client.model_info("m", Time::ZERO).unwrap();
     client.handle(r#"MSG [{"stream_id":3,"model_info":{}}]"#, Time::ZERO);

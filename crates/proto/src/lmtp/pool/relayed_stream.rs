@@ -1,8 +1,6 @@
 //! One stream that may move from one upstream to another (LM-806).
 
-use crate::lmtp::{
-    GenerateRequest, LmtpError, LmtpReason, ReceivedItem, Score, StreamDemand, StreamFinish,
-};
+use crate::lmtp::{LmtpError, LmtpReason, ReceivedItem, StreamDemand, StreamFinish};
 use crate::steer::Token;
 
 /// The stream. Its caller sees one sequence of items, even if upstreams are lost.
@@ -65,32 +63,28 @@ impl RelayedStream {
     /// The work for the next upstream: all of it, or the rest.
     #[must_use]
     pub fn work(&self) -> StreamDemand {
-        if let (Some(_), StreamDemand::Generate(wanted)) = (self.repeated, &self.work) {
-            return StreamDemand::Generate(GenerateRequest {
-                prompt: self.tokens[..self.prompt].to_vec(),
-                ..wanted.clone()
-            });
-        }
         let given = u32::try_from(self.given()).unwrap_or(u32::MAX);
-        match &self.work {
-            StreamDemand::Generate(wanted) => StreamDemand::Generate(GenerateRequest {
-                prompt: self.tokens.clone(),
-                // 0 is refused by peers (LM-304). It does not occur: the item that uses up `max_tokens` ends the
-                // stream.
-                max_tokens: wanted.max_tokens.saturating_sub(given).max(1),
-                min_tokens: wanted.min_tokens.saturating_sub(given),
-                ..wanted.clone()
-            }),
-            StreamDemand::Score(wanted) => StreamDemand::Score(Score {
-                prompt: self.tokens.clone(),
-                scored: wanted
-                    .scored
-                    .get(self.given()..)
-                    .unwrap_or_default()
-                    .to_vec(),
-                top_logprobs: wanted.top_logprobs,
-            }),
+        // Its prompt is empty: `new` has moved it into `tokens`.
+        let mut work = self.work.clone();
+        match &mut work {
+            StreamDemand::Generate(wanted) if self.repeated.is_some() => {
+                wanted.prompt.extend(&self.tokens[..self.prompt]);
+            }
+            StreamDemand::Generate(wanted) => {
+                wanted.prompt.extend(&self.tokens);
+                // 0 is refused by peers (LM-304). It does not occur: the item that uses up `max_tokens` ends the stream.
+                let rest = wanted.max_tokens().saturating_sub(given).max(1);
+                wanted.params.max_tokens = Some(rest);
+                let min_tokens = &mut wanted.params.min_tokens;
+                *min_tokens = min_tokens.map(|min| min.saturating_sub(given));
+            }
+            StreamDemand::Score(wanted) => {
+                wanted.prompt.extend(&self.tokens);
+                let scored = self.given().min(wanted.scored.len());
+                wanted.scored.drain(..scored);
+            }
         }
+        work
     }
 
     /// The same for an upstream of the base protocol, which has no stop sequences of tokens: they are matched here, and
@@ -99,7 +93,7 @@ impl RelayedStream {
     pub fn base_work(&mut self) -> StreamDemand {
         let mut work = self.work();
         if let StreamDemand::Generate(wanted) = &mut work {
-            self.stops_here = !std::mem::take(&mut wanted.stop_tokens).is_empty();
+            self.stops_here = !std::mem::take(&mut wanted.params.stop_sequences).is_empty();
         }
         work
     }
@@ -208,7 +202,7 @@ impl RelayedStream {
         let StreamDemand::Generate(wanted) = &self.work else {
             return false;
         };
-        let is_seeded = wanted.seed.is_some() && wanted.temperature != 0.0;
+        let is_seeded = wanted.params.seed.is_some() && wanted.temperature() != 0.0;
         is_seeded && self.seeded
     }
 
@@ -217,12 +211,13 @@ impl RelayedStream {
         let StreamDemand::Generate(wanted) = &self.work else {
             return true;
         };
-        let is_free = wanted.presence_penalty == 0.0
-            && wanted.frequency_penalty == 0.0
-            && wanted.repetition_penalty == 1.0
-            && wanted.stop.is_empty();
+        let params = &wanted.params;
+        let is_free = matches!(params.presence_penalty, None | Some(0.0))
+            && matches!(params.frequency_penalty, None | Some(0.0))
+            && matches!(params.repetition_penalty, None | Some(1.0))
+            && params.stop.is_empty();
         // Without a seed no certain tokens are promised, and at temperature 0 the seed has no effect.
-        is_free && (wanted.seed.is_none() || wanted.temperature == 0.0)
+        is_free && (params.seed.is_none() || wanted.temperature() == 0.0)
     }
 
     /// Whether the output ends with one of the stop sequences.
@@ -231,9 +226,10 @@ impl RelayedStream {
             return false;
         };
         let output = &self.tokens[self.prompt..];
-        let mut stops = wanted.stop_tokens.iter();
+        let min_tokens = wanted.params.min_tokens.unwrap_or(0);
+        let mut stops = wanted.params.stop_sequences.iter();
         // Before `min_tokens` a stop has no effect, also across two upstreams.
-        output.len() >= wanted.min_tokens as usize
+        output.len() >= min_tokens as usize
             && stops.any(|stop| !stop.is_empty() && output.ends_with(stop))
     }
 }

@@ -4,6 +4,7 @@ mod journeys;
 
 use super::*;
 use crate::lmtp::{GenerateRequest, ReceivedItem, Score, StreamDemand, StreamFinish, StreamUsage};
+use crate::params::GenerationParams;
 
 const fn at(seconds: u64) -> Time {
     Time::from_millis(1_000 * seconds)
@@ -289,14 +290,16 @@ fn lm_805_a_removed_upstream_is_used_again_once_restored() {
     assert_eq!(pool.condition(PoolMember(1)), Condition::Serving);
 }
 
-fn generate(change: impl FnOnce(&mut GenerateRequest)) -> RelayedStream {
+fn generate(change: impl FnOnce(&mut GenerationParams)) -> RelayedStream {
     let mut wanted = GenerateRequest {
         prompt: vec![1, 2, 3],
-        max_tokens: 9,
-        temperature: 0.5,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(9),
+            temperature: Some(0.5),
+            ..GenerateRequest::default().params
+        },
     };
-    change(&mut wanted);
+    change(&mut wanted.params);
     RelayedStream::new(StreamDemand::Generate(wanted), false)
 }
 
@@ -318,7 +321,7 @@ fn lost() -> LmtpError {
 fn lm_806_a_stream_without_items_is_sent_again_once_and_unchanged() {
     // With any parameters, because nothing was generated yet.
     let mut passage = generate(|wanted| {
-        wanted.repetition_penalty = 1.1;
+        wanted.repetition_penalty = Some(1.1);
         wanted.seed = Some(7);
     });
     let whole = passage.work();
@@ -331,7 +334,7 @@ fn lm_806_a_stream_without_items_is_sent_again_once_and_unchanged() {
 
 #[test]
 fn lm_806_after_items_only_the_rest_is_requested() {
-    let mut passage = generate(|wanted| wanted.min_tokens = 3);
+    let mut passage = generate(|wanted| wanted.min_tokens = Some(3));
     give(&mut passage, &[4, 5]);
     for reason in [LmtpReason::Draining, LmtpReason::EngineDead] {
         assert_eq!(passage.failed(LmtpError::new(reason, "")), Ok(()));
@@ -340,10 +343,12 @@ fn lm_806_after_items_only_the_rest_is_requested() {
         };
         let expected = GenerateRequest {
             prompt: passage.tokens().to_vec(),
-            max_tokens: 9 - (rest.prompt.len() as u32 - 3),
-            min_tokens: 3_u32.saturating_sub(rest.prompt.len() as u32 - 3),
-            temperature: 0.5,
-            ..GenerateRequest::default()
+            params: GenerationParams {
+                max_tokens: Some(9 - (rest.prompt.len() as u32 - 3)),
+                min_tokens: Some(3_u32.saturating_sub(rest.prompt.len() as u32 - 3)),
+                temperature: Some(0.5),
+                ..GenerateRequest::default().params
+            },
         };
         assert_eq!(rest, expected);
         give(&mut passage, &[6]);
@@ -371,16 +376,24 @@ fn lm_806_after_items_only_the_rest_is_requested() {
 
 #[test]
 fn lm_806_streams_that_depend_on_their_output_do_not_move() {
-    type Case = (&'static str, fn(&mut GenerateRequest), bool);
+    type Case = (&'static str, fn(&mut GenerationParams), bool);
     let cases: [Case; 8] = [
         ("plain", |_| {}, true),
         (
             "repetition",
-            |wanted| wanted.repetition_penalty = 1.1,
+            |wanted| wanted.repetition_penalty = Some(1.1),
             false,
         ),
-        ("presence", |wanted| wanted.presence_penalty = 0.5, false),
-        ("frequency", |wanted| wanted.frequency_penalty = -0.5, false),
+        (
+            "presence",
+            |wanted| wanted.presence_penalty = Some(0.5),
+            false,
+        ),
+        (
+            "frequency",
+            |wanted| wanted.frequency_penalty = Some(-0.5),
+            false,
+        ),
         (
             "a stop text",
             |wanted| wanted.stop = vec!["x".into()],
@@ -388,7 +401,7 @@ fn lm_806_streams_that_depend_on_their_output_do_not_move() {
         ),
         (
             "stop tokens",
-            |wanted| wanted.stop_tokens = vec![vec![7]],
+            |wanted| wanted.stop_sequences = vec![vec![7]],
             true,
         ),
         (
@@ -400,7 +413,7 @@ fn lm_806_streams_that_depend_on_their_output_do_not_move() {
             "a seed that decides nothing",
             |wanted| {
                 wanted.seed = Some(1);
-                wanted.temperature = 0.0;
+                wanted.temperature = Some(0.0);
             },
             true,
         ),
@@ -420,11 +433,13 @@ fn lm_806_streams_that_depend_on_their_output_do_not_move() {
 fn repeated() -> (RelayedStream, StreamDemand) {
     let wanted = GenerateRequest {
         prompt: vec![1, 2],
-        max_tokens: 9,
-        seed: Some(1),
-        temperature: 1.0,
-        presence_penalty: 0.5,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(9),
+            seed: Some(1),
+            temperature: Some(1.0),
+            presence_penalty: Some(0.5),
+            ..GenerationParams::default()
+        },
     };
     let mut passage = RelayedStream::new(StreamDemand::Generate(wanted), true);
     let whole = passage.work();
@@ -506,7 +521,7 @@ fn lm_806_other_errors_end_the_stream_as_they_are() {
 /// LM-950
 #[test]
 fn lm_806_stops_and_usage_span_both_upstreams() {
-    let mut passage = generate(|wanted| wanted.stop_tokens = vec![vec![4, 5]]);
+    let mut passage = generate(|wanted| wanted.stop_sequences = vec![vec![4, 5]]);
     give(&mut passage, &[4]);
     passage.failed(lost()).unwrap();
     let mut item = ReceivedItem {
@@ -568,11 +583,11 @@ fn lm_805_an_added_upstream_is_used_after_its_first_good_probe() {
 
 #[test]
 fn lm_704_stop_sequences_that_a_base_upstream_does_not_know_are_matched_here() {
-    let mut passage = generate(|wanted| wanted.stop_tokens = vec![vec![4, 5]]);
+    let mut passage = generate(|wanted| wanted.stop_sequences = vec![vec![4, 5]]);
     let StreamDemand::Generate(asked) = passage.base_work() else {
         panic!("tokens");
     };
-    assert!(asked.stop_tokens.is_empty());
+    assert!(asked.params.stop_sequences.is_empty());
     give(&mut passage, &[3, 4]);
     let mut item = ReceivedItem {
         token: Some(5),

@@ -7,6 +7,7 @@ use super::super::{
     ConnectionLimits, Feature, Features, LmtpError, LmtpModelInfo, LmtpReason, StreamId,
 };
 use super::{id, integer, out_of_range, token, wrong_type};
+use crate::params::ParamSpec;
 use crate::steer::Token;
 
 /// The members of a payload by name; the last one wins (LM-205).
@@ -24,30 +25,34 @@ pub(in super::super) struct PayloadMembers<'a> {
     source: &'a str,
 }
 
+/// Members of the base protocol. The first [`LMQL`] are those of LMQL's own client, in its order (LM-301): a reference
+/// server knows no others (LM-703).
 const NAMES: [&str; 22] = [
-    "stream_id",
-    "model",
-    "prompt",
-    "scored",
     "max_tokens",
     "temperature",
     "top_logprobs",
+    "model",
+    "prompt",
+    "stream_id",
     "logit_bias",
     "top_p",
     "top_k",
-    "min_p",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
     "length_penalty",
     "seed",
-    "stop_tokens",
+    "min_p",
     "stop",
+    "stop_tokens",
     "min_tokens",
     "ignore_eos",
     "num_samples",
+    "scored",
     "data",
 ];
+
+const LMQL: usize = 13;
 
 /// Members of version 2, with the feature that each belongs to.
 const ADDED: [(&str, Feature); 33] = [
@@ -86,6 +91,23 @@ const ADDED: [(&str, Feature); 33] = [
     ("window", Feature::Window),
     ("seq", Feature::Window),
 ];
+
+/// The generation parameters that a peer with these features knows, each with its member's name, in the order of writing.
+pub(in super::super) fn known_params(
+    features: Features,
+) -> impl Iterator<Item = (&'static str, &'static ParamSpec)> {
+    // A peer that has negotiated anything is no reference server.
+    let base = if features.is_empty() {
+        LMQL
+    } else {
+        NAMES.len()
+    };
+    let added = ADDED
+        .iter()
+        .filter(move |(_, feature)| features.has(*feature));
+    let names = NAMES[..base].iter().chain(added.map(|(name, _)| name));
+    names.filter_map(|name| Some((*name, ParamSpec::of_lmtp(name)?)))
+}
 
 impl<'a> PayloadMembers<'a> {
     /// Reads the members of an object; `None` for any other value.
@@ -139,6 +161,17 @@ impl<'a> PayloadMembers<'a> {
                 .map(|(_, value)| *value),
         };
         value.filter(|value| !value.is_null())
+    }
+
+    /// The generation parameters that are present and not null, in the order of their names above.
+    pub(super) fn params(
+        &self,
+    ) -> impl Iterator<Item = (&'static ParamSpec, &'static str, RawValue<'a>)> {
+        let known = NAMES.into_iter().zip(self.known);
+        let known = known.filter_map(|(name, value)| Some((name, value?)));
+        let all = known.chain(self.added.iter().copied());
+        let given = all.filter(|(_, value)| !value.is_null());
+        given.filter_map(|(name, value)| Some((ParamSpec::of_lmtp(name)?, name, value)))
     }
 
     /// The one of these members that is present, if any is.
@@ -206,21 +239,6 @@ impl<'a> PayloadMembers<'a> {
         Ok(Some(text.into_owned()))
     }
 
-    /// Reads the number of most likely tokens to show.
-    pub(in super::super) fn top_logprobs(
-        &self,
-        limits: &ConnectionLimits,
-    ) -> Result<Option<u32>, LmtpError> {
-        let count = self.count("top_logprobs", "0 or more", 0)?;
-        match count {
-            Some(count) if count > limits.max_top_logprobs => {
-                let message = format!("'top_logprobs' must be at most {}", limits.max_top_logprobs);
-                Err(LmtpError::new(LmtpReason::InvalidValue, message))
-            }
-            count => Ok(count),
-        }
-    }
-
     /// Reads the model's name, if there is one.
     pub(in super::super) fn model(
         &self,
@@ -237,25 +255,6 @@ impl<'a> PayloadMembers<'a> {
             return Err(LmtpError::model(LmtpReason::ModelNotFound));
         }
         Ok(Some(name))
-    }
-
-    /// Reads a number in range, as an f32; `None` if the member is absent.
-    pub(super) fn number(
-        &self,
-        name: &str,
-        range: &'static str,
-        is_in: impl Fn(f32) -> bool,
-    ) -> Result<Option<f32>, LmtpError> {
-        let Some(value) = self.value(name) else {
-            return Ok(None);
-        };
-        // Checked as the f32 that is used: a double just outside of a range may round into it.
-        let number = value.number().ok_or_else(|| wrong_type(name, "a number"))? as f32;
-        if is_in(number) {
-            Ok(Some(number))
-        } else {
-            Err(out_of_range(name, range))
-        }
     }
 
     /// Reads an integer in range; `None` if the member is absent.
@@ -275,18 +274,6 @@ impl<'a> PayloadMembers<'a> {
         } else {
             Err(out_of_range(name, range))
         }
-    }
-
-    /// Reads a count, which may exceed every limit.
-    pub(super) fn count(
-        &self,
-        name: &str,
-        range: &'static str,
-        least: i128,
-    ) -> Result<Option<u32>, LmtpError> {
-        let number = self.integer(name, range, |number| number >= least)?;
-        // A negative value that `least` allows means off, as 0 does; a value beyond the type is no limit at all.
-        Ok(number.map(|number| u32::try_from(number.max(0)).unwrap_or(u32::MAX)))
     }
 
     /// Reads token ids; in a prompt `[null]` is `[]` (LM-303).

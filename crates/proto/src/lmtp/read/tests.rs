@@ -2,6 +2,7 @@ use super::*;
 use crate::lmtp::Features;
 use crate::lmtp::ModelLookup as _;
 use crate::lmtp::fuzz::FuzzModels;
+use crate::params::GenerationParams;
 
 fn with(
     word: &str,
@@ -18,8 +19,10 @@ fn with(
         let Score { prompt, scored, .. } = score(&members, &model, prompt)?;
         return Ok(GenerateRequest {
             prompt,
-            stop_tokens: vec![scored],
-            ..GenerateRequest::default()
+            params: GenerationParams {
+                stop_sequences: vec![scored],
+                ..GenerationParams::default()
+            },
         });
     }
     generate(&members, &model, limits, false, prompt)
@@ -54,16 +57,18 @@ fn lm_301_what_lmql_sends_is_read() {
     ));
     let expected = GenerateRequest {
         prompt: vec![256, 72],
-        max_tokens: 16,
-        temperature: 1.2,
-        top_logprobs: 4,
-        logit_bias: [(5, 100.0)].into(),
-        top_p: 0.5,
-        top_k: 3,
-        repetition_penalty: 1.5,
-        presence_penalty: -1.0,
-        frequency_penalty: 0.25,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(16),
+            temperature: Some(1.2),
+            top_logprobs: Some(4),
+            logit_bias: [(5, 100.0)].into(),
+            top_p: Some(0.5),
+            top_k: Some(3),
+            repetition_penalty: Some(1.5),
+            presence_penalty: Some(-1.0),
+            frequency_penalty: Some(0.25),
+            ..GenerateRequest::default().params
+        },
     };
     assert_eq!(read, Ok(expected));
 }
@@ -77,10 +82,12 @@ fn lm_301_defaults_are_those_of_the_specification() {
     .unwrap();
     let expected = GenerateRequest {
         prompt: vec![1],
-        max_tokens: 32,
-        temperature: 0.0,
-        top_logprobs: 1,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(32),
+            temperature: Some(0.0),
+            top_logprobs: Some(1),
+            ..GenerateRequest::default().params
+        },
     };
     assert_eq!(read, expected);
 }
@@ -216,9 +223,46 @@ fn lm_304_members_are_in_range_or_refused() {
         refused(r#""num_samples":2"#),
         LmtpReason::UnsupportedOperation
     );
-    assert_eq!(parse(r#""seed":-1"#).unwrap().seed, Some(u64::MAX));
-    assert_eq!(parse(r#""top_k":-1"#).unwrap().top_k, 0);
-    assert_eq!(parse(r#""max_tokens":1e300"#).unwrap().max_tokens, u32::MAX);
+    assert_eq!(parse(r#""seed":-1"#).unwrap().params.seed, Some(u64::MAX));
+    assert_eq!(parse(r#""top_k":-1"#).unwrap().params.top_k, Some(0));
+    assert_eq!(
+        parse(r#""max_tokens":1e300"#).unwrap().params.max_tokens,
+        Some(u32::MAX)
+    );
+}
+
+/// Clients show these texts to people.
+#[test]
+fn lm_304_the_error_names_the_member_and_its_range() {
+    for (member, text) in [
+        (r#""max_tokens":0"#, "at least 1"),
+        (r#""max_tokens":"a""#, "an integer"),
+        (r#""temperature":-1"#, "0 to 100"),
+        (r#""temperature":"a""#, "a number"),
+        (r#""top_logprobs":-1"#, "0 or more"),
+        (r#""top_logprobs":1001"#, "at most 1000"),
+        (r#""top_p":0"#, "above 0 and at most 1"),
+        (r#""top_k":-2"#, "at least -1"),
+        (r#""min_p":1"#, "at least 0 and below 1"),
+        (r#""repetition_penalty":0"#, "above 0 and at most 10"),
+        (r#""presence_penalty":101"#, "-100 to 100"),
+        (r#""frequency_penalty":NaN"#, "-100 to 100"),
+        (r#""seed":1e30"#, "64 bits, signed or not"),
+        (r#""seed":"a""#, "an integer"),
+        (r#""min_tokens":-1"#, "at least 0"),
+        (r#""ignore_eos":1"#, "true or false"),
+        (r#""stop":1"#, "a string or a list of strings"),
+        (r#""stop":"""#, "strings of 1 to 1024 bytes"),
+        (
+            r#""stop_tokens":1"#,
+            "a list of token ids or of lists of them",
+        ),
+        (r#""stop_tokens":[[]]"#, "sequences of at least one id"),
+    ] {
+        let name = member.split('"').nth(1).unwrap();
+        let error = parse(member).unwrap_err();
+        assert_eq!(error.message, format!("'{name}' must be {text}"));
+    }
 }
 
 #[test]
@@ -226,16 +270,16 @@ fn lm_205_of_repeated_members_the_last_wins() {
     assert_eq!(
         parse(r#""max_tokens":0,"max_tokens":7"#)
             .unwrap()
-            .max_tokens,
+            .max_tokens(),
         7
     );
     assert_eq!(
         parse(r#""max_tokens":7,"max_tokens":null"#)
             .unwrap()
-            .max_tokens,
+            .max_tokens(),
         32
     );
-    assert_eq!(parse(r#""max_t\u006fkens":5"#).unwrap().max_tokens, 5);
+    assert_eq!(parse(r#""max_t\u006fkens":5"#).unwrap().max_tokens(), 5);
 }
 
 /// D-20: additive as sent.
@@ -260,7 +304,7 @@ fn lm_305_biases_are_added_by_id() {
         ),
     ] {
         let read = parse(&format!(r#""logit_bias":{sent}"#)).unwrap();
-        assert_eq!(read.logit_bias[..], expected[..], "{sent}");
+        assert_eq!(read.params.logit_bias[..], expected[..], "{sent}");
     }
     for sent in [
         "[]",
@@ -334,14 +378,17 @@ fn lm_306_a_prompt_is_shorter_than_the_context() {
 #[test]
 fn lm_307_stops_are_texts_or_tokens() {
     use LmtpReason::{InvalidType, InvalidValue};
-    assert_eq!(parse(r#""stop":"\n""#).unwrap().stop, ["\n"]);
+    assert_eq!(parse(r#""stop":"\n""#).unwrap().params.stop, ["\n"]);
     assert_eq!(
-        parse(r#""stop":["a","b\u00e9"]"#).unwrap().stop,
+        parse(r#""stop":["a","b\u00e9"]"#).unwrap().params.stop,
         ["a", "b\u{e9}"]
     );
-    assert_eq!(parse(r#""stop":[]"#).unwrap().stop, [""; 0]);
+    assert_eq!(parse(r#""stop":[]"#).unwrap().params.stop, [""; 0]);
     assert_eq!(
-        parse(r#""stop_tokens":[10,[1,2]]"#).unwrap().stop_tokens,
+        parse(r#""stop_tokens":[10,[1,2]]"#)
+            .unwrap()
+            .params
+            .stop_sequences,
         [vec![10], vec![1, 2]]
     );
     for (sent, reason) in [
@@ -386,7 +433,10 @@ fn lm_313_a_score_needs_tokens_and_room_in_the_context() {
     use LmtpReason::{ContextLengthExceeded, InvalidType, InvalidValue, MissingRequiredParameter};
     let score = |members: &str| with("SCORE", "tiny", members, &ConnectionLimits::default());
     let read = score(r#""prompt":[],"scored":[1,2],"max_tokens":"x""#).unwrap();
-    assert_eq!((read.prompt, &*read.stop_tokens[0]), (vec![], &[1, 2][..]));
+    assert_eq!(
+        (read.prompt, &*read.params.stop_sequences[0]),
+        (vec![], &[1, 2][..])
+    );
     assert_eq!(
         score(r#""prompt":[null],"scored":[1]"#).unwrap().prompt,
         [0; 0]

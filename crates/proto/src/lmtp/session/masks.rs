@@ -80,12 +80,13 @@ impl Masks {
         };
         let mask = self.spell(&name, &subject.name)?;
         // The usual case costs no copy (LM-1307). Nothing to check either: a stored mask allows at least one token.
-        if wanted.logit_bias.is_empty() {
-            wanted.logit_bias = mask;
+        let logit_bias = &mut wanted.params.logit_bias;
+        if logit_bias.is_empty() {
+            *logit_bias = mask;
             return Ok(());
         }
         // Each list has a token once, so at most two entries per token meet: minus infinity sorts first and wins.
-        let mut all: Vec<_> = mask.iter().chain(&*wanted.logit_bias).copied().collect();
+        let mut all: Vec<_> = mask.iter().chain(&**logit_bias).copied().collect();
         all.sort_by(|left, right| left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)));
         all.dedup_by_key(|(token, _)| *token);
         let forbidden = all.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
@@ -93,7 +94,7 @@ impl Masks {
             let message = "'mask' and 'logit_bias' forbid every token; allow at least one";
             return Err(LmtpError::new(LmtpReason::ConstraintFailed, message));
         }
-        wanted.logit_bias = all.into();
+        *logit_bias = all.into();
         Ok(())
     }
 

@@ -139,14 +139,14 @@ impl RequestReader<'_, '_> {
         let StreamDemand::Generate(wanted) = &mut work else {
             return Ok((vec![work], false));
         };
-        wanted.priority = priority.and_then(|p| i32::try_from(p).ok()).unwrap_or(0);
+        wanted.params.priority = priority.map_or(Some(0), |p| i32::try_from(p).ok());
         self.masks.apply(members, subject, wanted)?;
         let samples = n.and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
         self.can_copy(&wanted.prompt, samples)?;
         let works = (0..samples).zip(0..).map(|(_, index)| {
             let mut wanted = wanted.clone();
             // LM-973: seed + i. It wraps, because every 64-bit number is a seed.
-            wanted.seed = wanted.seed.map(|seed| seed.wrapping_add(index));
+            wanted.params.seed = wanted.params.seed.map(|seed| seed.wrapping_add(index));
             StreamDemand::Generate(wanted)
         });
         // With `n` the items carry the index even if `n` is 1: the client reads them as samples (LM-973).
@@ -171,10 +171,12 @@ impl RequestReader<'_, '_> {
         self.can_copy(&prompt, lists.len())?;
         let numbered = members.value("scored_many").is_some();
         // Base clients may send the member with SCORE, where it is ignored (LM-311).
-        let top_logprobs = if self.request.features.has(Feature::Samples) {
-            members.top_logprobs(&self.config.limits)?.unwrap_or(0)
-        } else {
-            0
+        let (name, most) = ("top_logprobs", self.config.limits.max_top_logprobs);
+        let top_logprobs = match members.value(name) {
+            Some(value) if self.request.features.has(Feature::Samples) => {
+                read::count(name, value, 0, most)?
+            }
+            _ => 0,
         };
         let works = lists.into_iter().map(|scored| {
             let score = Score {

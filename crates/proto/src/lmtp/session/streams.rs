@@ -190,7 +190,7 @@ impl Streams {
             self.opened += 1;
             let (left, top) = match &work {
                 StreamDemand::Generate(wanted) => {
-                    (u64::from(wanted.max_tokens), Some(wanted.top_logprobs))
+                    (u64::from(wanted.max_tokens()), Some(wanted.top_logprobs()))
                 }
                 StreamDemand::Score(wanted) => {
                     let top = Some(wanted.top_logprobs).filter(|top| *top > 0);

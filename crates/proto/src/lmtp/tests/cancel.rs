@@ -120,7 +120,7 @@ fn lm_962_times_and_priorities_have_a_range() {
     let StreamDemand::Generate(wanted) = &server.started[0].work else {
         panic!("work");
     };
-    assert_eq!(wanted.priority, -3);
+    assert_eq!(wanted.params.priority, Some(-3));
 }
 
 #[test]

@@ -155,7 +155,7 @@ fn lm_943_buffers_expire_and_are_evicted_over_quota() {
 
 fn bias(server: &Server) -> Vec<(u32, f32)> {
     match &server.started.last().unwrap().work {
-        StreamDemand::Generate(wanted) => wanted.logit_bias.to_vec(),
+        StreamDemand::Generate(wanted) => wanted.params.logit_bias.to_vec(),
         StreamDemand::Score(_) => panic!("work"),
     }
 }

@@ -11,7 +11,7 @@ fn lm_973_each_sample_is_work_with_its_own_seed_and_ends_by_itself() {
     server.ask(TWO);
     let keys: Vec<_> = server.started.iter().map(|start| start.stream).collect();
     let seeds = server.started.iter().map(|start| match &start.work {
-        StreamDemand::Generate(wanted) => (start.sample, wanted.seed),
+        StreamDemand::Generate(wanted) => (start.sample, wanted.params.seed),
         StreamDemand::Score(_) => panic!("work"),
     });
     assert_eq!(seeds.collect::<Vec<_>>(), [(0, Some(10)), (1, Some(11))]);

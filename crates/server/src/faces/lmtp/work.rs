@@ -16,7 +16,7 @@ use sapwood_kernel::{
     RequestedPorts, Run, Want,
 };
 use sapwood_proto::lmtp::{
-    self, GenerateRequest, Score, StreamFinish, StreamPiece, StreamStart, StreamUpdate, TokenItem,
+    self, Score, StreamFinish, StreamPiece, StreamStart, StreamUpdate, TokenItem,
 };
 use sapwood_proto::params::GenerationParams;
 use sapwood_proto::steer::Token;
@@ -96,7 +96,11 @@ impl StreamWork {
         match start.work {
             lmtp::StreamDemand::Generate(wanted) => {
                 let prompt = tokens(&wanted.prompt);
-                let config = generate(wanted, base);
+                // Ranges were checked, and are within the core's (D-20).
+                let config = GenerateConfig {
+                    params: wanted.params,
+                    ..base
+                };
                 Self::calling(kernel, name, prompt, config, VecDeque::new())
             }
             lmtp::StreamDemand::Score(wanted) => Self::scoring(kernel, name, wanted, base),
@@ -279,31 +283,4 @@ fn tokens(ids: &[Token]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(4 * ids.len());
     ids.iter().for_each(|id| bytes.put_u32_le(*id));
     bytes.freeze()
-}
-
-/// The configuration of a model's function for a GENERATE. Ranges were checked, and are the core's (D-20).
-fn generate(wanted: GenerateRequest, base: GenerateConfig) -> GenerateConfig {
-    GenerateConfig {
-        params: GenerationParams {
-            max_tokens: Some(wanted.max_tokens),
-            min_tokens: Some(wanted.min_tokens),
-            temperature: Some(wanted.temperature),
-            top_p: Some(wanted.top_p),
-            top_k: Some(wanted.top_k),
-            min_p: Some(wanted.min_p),
-            repetition_penalty: Some(wanted.repetition_penalty),
-            presence_penalty: Some(wanted.presence_penalty),
-            frequency_penalty: Some(wanted.frequency_penalty),
-            seed: wanted.seed,
-            stop: wanted.stop,
-            stop_sequences: wanted.stop_tokens,
-            ignore_eos: Some(wanted.ignore_eos),
-            skip_special_tokens: Some(wanted.skip_special),
-            top_logprobs: Some(wanted.top_logprobs),
-            logit_bias: wanted.logit_bias,
-            priority: Some(wanted.priority),
-            ..GenerationParams::default()
-        },
-        ..base
-    }
 }

@@ -15,10 +15,8 @@ fn numbered() -> ClientMachine {
     let mut client = ClientMachine::new(ClientTimeouts::default());
     client.negotiate("tiny", asks(), Time::ZERO).unwrap();
     client.handle(AGREED, Time::ZERO);
-    let wanted = GenerateRequest {
-        max_tokens: 9,
-        ..wanted()
-    };
+    let mut wanted = wanted();
+    wanted.params.max_tokens = Some(9);
     client.generate("tiny", &wanted, Time::ZERO).unwrap();
     let score = Score {
         prompt: vec![1],

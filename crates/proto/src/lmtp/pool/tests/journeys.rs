@@ -85,15 +85,17 @@ impl Asked {
         }
         StreamDemand::Generate(GenerateRequest {
             prompt,
-            max_tokens: self.max_tokens,
-            stop_tokens: match self.kind {
-                Kind::Stopped => vec![vec![3, 4], vec![5]],
-                _ => Vec::new(),
+            params: GenerationParams {
+                max_tokens: Some(self.max_tokens),
+                stop_sequences: match self.kind {
+                    Kind::Stopped => vec![vec![3, 4], vec![5]],
+                    _ => Vec::new(),
+                },
+                presence_penalty: (self.kind == Kind::Penalised).then_some(1.0),
+                seed: (self.kind == Kind::Seeded).then_some(7),
+                temperature: (self.kind == Kind::Seeded).then_some(1.0),
+                ..GenerationParams::default()
             },
-            presence_penalty: f32::from(u8::from(self.kind == Kind::Penalised)),
-            seed: (self.kind == Kind::Seeded).then_some(7),
-            temperature: f32::from(u8::from(self.kind == Kind::Seeded)),
-            ..GenerateRequest::default()
         })
     }
 }
@@ -118,15 +120,16 @@ impl There {
         let (token, finish) = match &self.work {
             StreamDemand::Generate(wanted) => {
                 let all = [&wanted.prompt[..], &self.reply].concat();
-                let drawn = wanted.seed.map_or(0, |_| wanted.prompt.len() as u32);
+                let drawn = wanted.params.seed.map_or(0, |_| wanted.prompt.len() as u32);
                 let token = (next(&all) + drawn) % 12;
                 self.reply.push(token);
-                let mut stops = wanted.stop_tokens.iter();
+                let mut stops = wanted.params.stop_sequences.iter();
                 let stopped = stops.any(|stop| self.reply.ends_with(stop));
                 let finish = if token == END || stopped {
                     Some(StreamFinish::Stop)
                 } else {
-                    (self.reply.len() == wanted.max_tokens as usize).then_some(StreamFinish::Length)
+                    (self.reply.len() == wanted.max_tokens() as usize)
+                        .then_some(StreamFinish::Length)
                 };
                 (token, finish)
             }
