@@ -9,9 +9,11 @@
 //! use futures::StreamExt;
 //! use sapwood_net::lmtp::{ConnectOptions, LmtpClient, PeerAddress};
 //! use sapwood_proto::lmtp::GenerateRequest;
+//! use sapwood_proto::params::GenerationParams;
 //!
 //! let client = LmtpClient::connect(PeerAddress::parse("localhost:8080")?, ConnectOptions::default()).await?;
-//! let wanted = GenerateRequest { prompt: vec![1, 2, 3], max_tokens: 16, ..GenerateRequest::default() };
+//! let params = GenerationParams { max_tokens: Some(16), ..GenerationParams::default() };
+//! let wanted = GenerateRequest { prompt: vec![1, 2, 3], params };
 //! let mut items = client.generate("tiny", wanted).await?;
 //! while let Some(item) = items.next().await {
 //!     println!("{:?}", item?.token);

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use futures::{SinkExt, StreamExt};
 use sapwood_proto::lmtp::{LmtpReason, StreamFinish};
+use sapwood_proto::params::GenerationParams;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio_tungstenite::tungstenite::Message;
@@ -56,8 +57,10 @@ async fn info(client: &LmtpClient, fake: &mut Fake, answer: &str) -> Result<Stri
 fn wanted(max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
         prompt: vec![1, 2],
-        max_tokens,
-        ..GenerateRequest::default()
+        params: GenerationParams {
+            max_tokens: Some(max_tokens),
+            ..GenerationParams::default()
+        },
     }
 }
 
@@ -144,20 +147,25 @@ async fn lm_703_only_base_messages_are_sent_to_a_base_peer() {
 #[tokio::test(start_paused = true)]
 async fn lm_704_unsupported_parameters_are_refused_before_sending() {
     let (client, mut fake) = pair(ConnectOptions::base());
-    for wanted in [
-        GenerateRequest {
+    let unset = GenerationParams::default;
+    for params in [
+        GenerationParams {
             seed: Some(1),
-            ..wanted(1)
+            ..unset()
         },
-        GenerateRequest {
+        GenerationParams {
             stop: vec!["x".into()],
-            ..wanted(1)
+            ..unset()
         },
-        GenerateRequest {
-            min_tokens: 1,
-            ..wanted(1)
+        GenerationParams {
+            min_tokens: Some(1),
+            ..unset()
         },
     ] {
+        let wanted = GenerateRequest {
+            params,
+            ..wanted(1)
+        };
         let refused = client.generate("m", wanted).await.unwrap();
         assert_eq!(reason(all(refused).await), LmtpReason::UnsupportedOperation);
     }
