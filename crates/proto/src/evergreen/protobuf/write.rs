@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes};
 use prost::Message as _;
-use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len, message};
+use prost::encoding::{WireType, encode_varint, encoded_len_varint, key_len, message};
 
 use super::super::{
     Action, Fragment, Metadata, Param, Payload, Status, WireMessage, mimetype, wire,
@@ -82,11 +82,11 @@ fn fragment_len(fragment: &Fragment) -> usize {
 fn encode_fragment(fragment: &Fragment, buf: &mut impl BufMut) {
     write_bytes(ID, fragment.id.as_bytes(), buf);
     if fragment.seq != 0 {
-        encode_key(SEQ, WireType::Varint, buf);
-        encode_varint(seq_varint(fragment.seq), buf);
+        key(SEQ, WireType::Varint, buf);
+        varint(seq_varint(fragment.seq), buf);
     }
     if !fragment.last {
-        encode_key(CONTINUED, WireType::Varint, buf);
+        key(CONTINUED, WireType::Varint, buf);
         buf.put_u8(1);
     }
     // A repeated field keeps empty elements, so these are not written as implicit fields are.
@@ -107,8 +107,9 @@ enum ChunkView<'a> {
         metadata: Option<&'a Metadata>,
         payload: Option<&'a Payload>,
     },
-    /// The status at the end of a node: the generated struct encodes it.
-    Status(wire::Chunk),
+    /// The status at the end of a node: the generated struct encodes it. Boxed, because it is rare and would make each view
+    /// of a chunk larger.
+    Status(Box<wire::Chunk>),
 }
 
 impl<'a> ChunkView<'a> {
@@ -116,7 +117,7 @@ impl<'a> ChunkView<'a> {
         // Built once for the length and again for the bytes: it borrows everything except a status, which is rare.
         let chunk = fragment.chunk.as_ref()?;
         if let Some(Payload::Status(status)) = &chunk.payload {
-            return Some(Self::Status(status_chunk(status.as_deref())));
+            return Some(Self::Status(Box::new(status_chunk(status.as_deref()))));
         }
         // Metadata is written at seq 0 only (EV-404).
         let metadata = chunk.metadata.as_deref().filter(|_| fragment.seq == 0);
@@ -225,8 +226,21 @@ const fn bytes_len(tag: u32, len: usize) -> usize {
 }
 
 fn head(tag: u32, len: usize, buf: &mut impl BufMut) {
-    encode_key(tag, WireType::LengthDelimited, buf);
-    encode_varint(len as u64, buf);
+    key(tag, WireType::LengthDelimited, buf);
+    varint(len as u64, buf);
+}
+
+fn key(tag: u32, kind: WireType, buf: &mut impl BufMut) {
+    varint(u64::from(tag << 3 | kind as u32), buf);
+}
+
+/// Writes a varint. Nearly all are keys and lengths of one byte, for which the general encoder takes several times as long.
+#[inline]
+fn varint(value: u64, buf: &mut impl BufMut) {
+    match u8::try_from(value) {
+        Ok(byte @ ..0x80) => buf.put_u8(byte),
+        _ => encode_varint(value, buf),
+    }
 }
 
 fn write_bytes(tag: u32, bytes: &[u8], buf: &mut impl BufMut) {
