@@ -346,8 +346,9 @@ impl OpenNode {
             OutputShape::Open => Arc::new(wire::metadata(chunk)),
             _ => return Err(WriteError::Refused),
         };
+        // The mimetype is parsed last: few dialects need whole values, and this is done for each chunk.
         let data =
-            if is_json(&metadata.mimetype) && (pen.whole_json || !self.begun.bytes.is_empty()) {
+            if (pen.whole_json || !self.begun.bytes.is_empty()) && is_json(&metadata.mimetype) {
                 // Bytes are buffered below. Checking for room first ensures that a retried write does not buffer them
                 // twice.
                 if !pen.session.nodes().has_room() {

@@ -60,6 +60,7 @@ impl Reference {
 
 impl LogPiece {
     /// Quota bytes of the piece at this seq (EV-801).
+    #[inline]
     pub(in crate::session) fn cost(&self, seq: u32) -> u64 {
         let (metadata, more) = match self {
             Self::Begin(metadata, _) => (Some(metadata), 0),
@@ -75,6 +76,7 @@ impl LogPiece {
     }
 
     /// Payload bytes; for a status, an estimate of its size.
+    #[inline]
     pub(in crate::session) fn len(&self) -> usize {
         match self {
             Self::Begin(_, data) | Self::Data(data) => data.len(),
