@@ -58,7 +58,7 @@ struct CachedPrefix {
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     /// Number of slots that hold it.
-    usage: u32,
+    holders: u32,
     /// Number of live slots that hold it.
     pins: u32,
 }
@@ -205,7 +205,7 @@ impl PrefixCache {
         let text = source.tokens[..tokens].to_vec();
         for &cell in &shared {
             // Both counts: the new slot holds the cell, and being live it also pins it.
-            self.cells[cell as usize].usage += 1;
+            self.cells[cell as usize].holders += 1;
             self.pin(cell as usize);
         }
         let target = self.cached_slot_mut(to);
@@ -221,7 +221,10 @@ impl PrefixCache {
             // Does not happen after `evict_for`. If it did, the cache would know fewer tokens than the slot holds, and
             // a lookup would share less.
             let Some(cell) = self.free.pop() else { return };
-            self.cells[cell as usize] = Cell { usage: 1, pins: 1 };
+            self.cells[cell as usize] = Cell {
+                holders: 1,
+                pins: 1,
+            };
             self.pinned += 1;
             let cached_slot = self.cached_slot_mut(slot);
             cached_slot.cells.push(cell);
@@ -412,7 +415,7 @@ impl PrefixCache {
     }
 
     fn drop_cell(&mut self, cell: u32) {
-        let holders = &mut self.cells[cell as usize].usage;
+        let holders = &mut self.cells[cell as usize].holders;
         *holders -= 1;
         if *holders == 0 {
             self.free.push(cell);

@@ -128,7 +128,7 @@ const COUNT: &[f64] = &[
 #[derive(Debug)]
 #[expect(
     missing_docs,
-    reason = "each field is the metric of its name in the operator's page; units are in the name"
+    reason = "the table of `server::ops::metrics::engines` has the name and the help text of each; units are in the name"
 )]
 pub struct EngineStats {
     pub requests_running: Gauge,

@@ -188,7 +188,7 @@ pub struct Call {
     pub want: Want,
     /// Its deadline, on tokio's clock.
     pub deadline: Option<Instant>,
-    /// Fires when no reader needs the rest, and is inherited by the calls within this one. A layer that sets a child of it
+    /// Fires when the call or its caller is cancelled, or its run is dropped; inherited by the calls within this one. A layer that sets a child of it
     /// can cancel those alone.
     pub cancel: Cancel,
     /// Typed values that the calls within this one inherit; its caller's unless a layer sets others. Functions of models

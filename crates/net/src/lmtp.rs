@@ -411,7 +411,7 @@ impl DialPeer for Once {
     }
 }
 
-/// Capacity of the queue of calls to the keeper.
+/// Capacity of the channel of calls to the keeper; with a full one, callers wait up to their `connect_timeout`.
 const ASKS_MAX: usize = 64;
 /// The maximum of unread items of one stream.
 const ITEMS_MAX: usize = 16_384;

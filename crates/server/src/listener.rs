@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   accept ──► first byte (10 s) ──► TLS, if configured (10 s) ──► HTTP ──► idle 75 s or draining ──► GOAWAY ──► closed
-//!                                                                   ├─ head incomplete for 10 s ──► closed
+//!                                                                   ├─ head of HTTP/1 incomplete for 10 s ──► closed
 //!                                                                   ├─ response unread for 60 s ──► reset
 //!                                                                   └─ 101 ──► the future that the face has left, to its end
 //! ```
@@ -60,8 +60,8 @@ pub struct Config {
     pub connections_each: usize,
     /// HTTP/2 streams at a time on one connection; above it a stream is refused.
     pub streams_per_connection: u32,
-    /// A connection that sends nothing for this long after it was opened is dropped, and so is one whose request head takes
-    /// longer.
+    /// A connection that sends nothing for this long after it was opened is dropped, and so is one of HTTP/1 whose request
+    /// head takes longer.
     pub handshake: Duration,
     /// A connection without a request for this long is closed.
     pub idle: Duration,
@@ -406,7 +406,7 @@ where
     tokio::pin!(serving);
     // All arms may be cancelled: `serving` is polled on below, and the others only watch. The order does not matter, because
     // each arm leads to the end of the connection.
-    let reported = tokio::select! {
+    let was_idle = tokio::select! {
         result = serving.as_mut() => return ended(result, peer, &connection.metrics),
         () = until_drained(&connection.drain, &activity) => false,
         () = activity.idle_for(connection.config.idle) => true,
@@ -423,7 +423,7 @@ where
     serving.as_mut().graceful_shutdown();
     // An idle connection has nothing to finish, and only gets time for its GOAWAY. A drained one may have requests in flight:
     // those end by themselves or when the drain cuts them, so there is no second limit here.
-    if reported {
+    if was_idle {
         let _ = tokio::time::timeout(GOODBYE, serving).await;
     } else {
         ended(serving.await, peer, &connection.metrics);

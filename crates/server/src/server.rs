@@ -135,17 +135,17 @@ impl Builder {
             .flat_map(|face| &face.services)
             .copied()
             .collect();
-        let dialect = faces.iter_mut().filter_map(|face| face.root.take());
-        let dialect: Vec<_> = dialect.collect();
-        let root = (!dialect.is_empty()).then(|| {
-            socket_dispatch::route(dialect, socket_dispatch::LONG_WAIT, shared.drain.clone())
+        let sockets = faces.iter_mut().filter_map(|face| face.root.take());
+        let sockets: Vec<_> = sockets.collect();
+        let root = (!sockets.is_empty()).then(|| {
+            socket_dispatch::route(sockets, socket_dispatch::LONG_WAIT, shared.drain.clone())
         });
         let bodies = BodyBudget::new(
             config.body_budget,
             shared.metrics.body_bytes.clone(),
             shared.metrics.rejected.with_label_values(&["body"]),
         );
-        let gate = Arc::new(MiddlewareContext {
+        let middleware = Arc::new(MiddlewareContext {
             bodies: Arc::new(bodies),
             shared: shared.clone(),
             origin: config.origin.clone(),
@@ -167,8 +167,8 @@ impl Builder {
             .into_iter()
             // Each route is a router of its own with the middleware inside. One layer around all of them would not know which
             // route was matched, and so not which scope it needs.
-            .fold(gate.fallback(), |all, (face, route)| {
-                all.merge(gate.around(face, route))
+            .fold(middleware.fallback(), |all, (face, route)| {
+                all.merge(middleware.around(face, route))
             });
         Ok(Server {
             config,

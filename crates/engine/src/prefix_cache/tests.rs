@@ -232,7 +232,7 @@ fn check(cache: &PrefixCache, naive: &Naive) {
             .cells
             .iter()
             .zip(&retained)
-            .all(|(cell, &retained)| cell.usage == retained)
+            .all(|(cell, &retained)| cell.holders == retained)
     );
 }
 

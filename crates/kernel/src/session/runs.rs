@@ -34,7 +34,7 @@ pub(crate) struct Runs {
     running: FuturesUnordered<Serving>,
     /// The waker of the runs. Nearly always they are woken by the task that polls them, when it handles what they wait
     /// for.
-    bell: Arc<TaskWaker>,
+    waker: Arc<TaskWaker>,
     cancels: HashMap<ActionKey, Cancel>,
     /// Fetches their external content.
     references: Option<SessionFetcher>,
@@ -55,7 +55,7 @@ impl Runs {
             options,
             offers,
             running: FuturesUnordered::new(),
-            bell: Arc::default(),
+            waker: Arc::default(),
             cancels: HashMap::new(),
         }
     }
@@ -150,8 +150,8 @@ impl Runs {
         }
     }
 
-    /// Cancels a run: it ends with `Cancelled` at its next poll, and its action is finished or has been removed
-    /// already.
+    /// Cancels a run, which ends with `Cancelled` at its next poll. After CANCEL its `Serving` finishes the action then; at a
+    /// deadline the machine has removed the action already.
     pub(crate) fn cancel(&self, action: ActionKey, by: CancelledBy) {
         tracing::debug!(?by, "action cancelled");
         if let Some(cancel) = self.cancels.get(&action) {
@@ -174,29 +174,29 @@ impl Runs {
 
     /// From here on `owner` polls everything; it is woken for wake-ups after [`Runs::rest`].
     pub(crate) fn attend(&self, owner: &Waker) {
-        self.bell.attend(owner);
+        self.waker.attend(owner);
     }
 
     /// The owner is about to sleep; `false` if it must not, because the waker was called.
     pub(crate) fn rest(&self) -> bool {
-        self.bell.leave()
+        self.waker.leave()
     }
 
     /// Polls the runs that can make progress, and reports each that has ended. `true`: one has, or there is more to do.
     pub(crate) fn poll(&mut self, cx: &Context<'_>, mut ended: impl FnMut(&ActionOutcome)) -> bool {
-        let waker = Waker::from(Arc::clone(&self.bell));
+        let waker = Waker::from(Arc::clone(&self.waker));
         let mut any = false;
         // `FuturesUnordered` calls the waker and yields when it has polled each of its futures once.
         for _ in 0..TURNS {
             // Clears earlier wake-ups: everything is polled now, and only wake-ups during this round need another.
-            self.bell.attend(cx.waker());
+            self.waker.attend(cx.waker());
             let mut cx = Context::from_waker(&waker);
             while let Poll::Ready(Some(end)) = self.running.poll_next_unpin(&mut cx) {
                 any = true;
                 self.cancels.remove(&end.key);
                 ended(&end);
             }
-            if !self.bell.has_rung() {
+            if !self.waker.has_rung() {
                 return any;
             }
         }

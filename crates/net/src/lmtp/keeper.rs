@@ -246,7 +246,8 @@ fn jittered(delay: Duration) -> Duration {
     delay / 2 + delay * u32::try_from(share).unwrap_or(0) / 2_000
 }
 
-/// The maximum of calls that wait for a connection.
+/// The maximum of calls that were taken from the client handles and are not sent yet: there is no connection, it is being
+/// negotiated, or there is no room to write. As many more wait in the channel (`ASKS_MAX`), the others in their callers.
 const WAITING_MAX: usize = 64;
 /// The first and the longest delay before a reconnection (LM-713).
 const DELAY_MIN: Duration = Duration::from_millis(100);

@@ -304,10 +304,10 @@ impl LmtpPool {
         let peers = Arc::clone(&self.0.peers);
         PooledItems {
             conditions: WatchStream::from_changes(peers.served.subscribe()),
-            passage: RelayedStream::new(work, peers.seeded),
+            relayed: RelayedStream::new(work, peers.seeded),
             peers,
             deadline,
-            leg: StreamLocation::Next(None),
+            location: StreamLocation::Next(None),
             target: None,
         }
     }
@@ -423,7 +423,7 @@ impl PoolPeers {
     /// Selects the peer of a stream.
     fn route(
         self: &Arc<Self>,
-        passage: &RelayedStream,
+        relayed: &RelayedStream,
         but: Option<PoolMember>,
     ) -> Result<PeerSlot, LmtpError> {
         let (mut machine, now) = (self.machine(), self.now());
@@ -445,7 +445,7 @@ impl PoolPeers {
         if changed {
             self.report_conditions(&machine);
         }
-        let member = machine.route(passage.tokens(), but, now)?;
+        let member = machine.route(relayed.tokens(), but, now)?;
         Ok(PeerSlot {
             peers: Arc::clone(self),
             member,
@@ -457,16 +457,16 @@ impl PoolPeers {
     fn ask(
         &self,
         member: PoolMember,
-        passage: &mut RelayedStream,
+        relayed: &mut RelayedStream,
         deadline: Option<Instant>,
     ) -> PendingAsk {
         let link = self.link(member);
         let (client, model) = (link.client.clone(), link.model.clone());
         // Asked anew for each peer: a stream may move from one that knows token stops to one that does not (LM-704).
         let work = if client.is_base() {
-            passage.base_work()
+            relayed.base_work()
         } else {
-            passage.work()
+            relayed.work()
         };
         async move {
             match work {
@@ -590,9 +590,9 @@ enum StreamLocation {
 #[must_use = "nothing is sent before the stream is polled"]
 pub struct PooledItems {
     peers: Arc<PoolPeers>,
-    passage: RelayedStream,
+    relayed: RelayedStream,
     deadline: Option<Instant>,
-    leg: StreamLocation,
+    location: StreamLocation,
     target: Option<PeerSlot>,
     /// Yields an item whenever the condition of a peer has changed.
     conditions: WatchStream<bool>,
@@ -610,7 +610,7 @@ impl PooledItems {
         while let Poll::Ready(Some(_)) = self.conditions.poll_next_unpin(cx) {
             changed = true;
         }
-        changed && self.peers.hangs(slot.member) && self.passage.can_move()
+        changed && self.peers.hangs(slot.member) && self.relayed.can_move()
     }
 
     /// Handles an error of the peer: returns it for the reader, unless the stream continues at another peer.
@@ -618,14 +618,14 @@ impl PooledItems {
         let member = self.target.as_ref().map(|slot| slot.member);
         // Before the question below: three engine errors in a row take the peer out of service (LM-804).
         self.leave(StreamOutcome::Failed(error.reason));
-        self.leg = StreamLocation::Over;
+        self.location = StreamLocation::Over;
         // A silent peer may only be slow: without another peer, the reader gets the timeout.
         if error.reason == LmtpReason::Timeout && !self.peers.machine().is_served(member) {
             return Some(error);
         }
-        let error = self.passage.failed(error).err();
+        let error = self.relayed.failed(error).err();
         if error.is_none() {
-            self.leg = StreamLocation::Next(member);
+            self.location = StreamLocation::Next(member);
             self.peers.moved.fetch_add(1, Ordering::Relaxed);
         }
         error
@@ -635,10 +635,10 @@ impl PooledItems {
         if let Some(slot) = &self.target {
             let mut machine = self.peers.machine();
             // The block ends the guard: `leave` drops the slot, which locks the machine again.
-            machine.remember(slot.member, self.passage.tokens());
+            machine.remember(slot.member, self.relayed.tokens());
         }
         self.leave(StreamOutcome::Well);
-        self.leg = StreamLocation::Over;
+        self.location = StreamLocation::Over;
     }
 
     fn leave(&mut self, how: StreamOutcome) {
@@ -659,41 +659,41 @@ impl Stream for PooledItems {
             return Poll::Ready(Some(Err(error)));
         }
         loop {
-            let error = match &mut this.leg {
+            let error = match &mut this.location {
                 StreamLocation::Over => return Poll::Ready(None),
                 // Routed when it is polled and not when it is created, so that the choice rests on the loads of this
                 // moment.
-                StreamLocation::Next(but) => match this.peers.route(&this.passage, *but) {
+                StreamLocation::Next(but) => match this.peers.route(&this.relayed, *but) {
                     Ok(slot) => {
                         let asking = this
                             .peers
-                            .ask(slot.member, &mut this.passage, this.deadline);
-                        this.leg = StreamLocation::Asking(asking);
+                            .ask(slot.member, &mut this.relayed, this.deadline);
+                        this.location = StreamLocation::Asking(asking);
                         this.target = Some(slot);
                         continue;
                     }
                     Err(error) => {
-                        this.leg = StreamLocation::Over;
+                        this.location = StreamLocation::Over;
                         return Poll::Ready(Some(Err(error)));
                     }
                 },
                 StreamLocation::Asking(asking) => match ready!(asking.poll_unpin(cx)) {
                     Ok(items) => {
-                        this.leg = StreamLocation::Reading(items);
+                        this.location = StreamLocation::Reading(items);
                         continue;
                     }
                     Err(error) => error,
                 },
                 StreamLocation::Reading(items) => match ready!(items.poll_next_unpin(cx)) {
                     Some(Ok(mut item)) => {
-                        let passed = this.passage.item(&mut item);
+                        let passed = this.relayed.item(&mut item);
                         match passed {
                             RelayedItem::Known => continue,
                             RelayedItem::Differs(error) => {
                                 // Not the fault of this peer: with the same seed, the two simply compute differently
                                 // (LM-806).
                                 this.leave(StreamOutcome::Left);
-                                this.leg = StreamLocation::Over;
+                                this.location = StreamLocation::Over;
                                 return Poll::Ready(Some(Err(error)));
                             }
                             RelayedItem::On if item.finish.is_none() => {}
@@ -715,7 +715,7 @@ impl Stream for PooledItems {
 impl fmt::Debug for PooledItems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Items")
-            .field("ended", &matches!(self.leg, StreamLocation::Over))
+            .field("ended", &matches!(self.location, StreamLocation::Over))
             .finish_non_exhaustive()
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::ConnectOptions;
 use super::address::PeerAddress;
-use super::wire::{self, LmtpConnection, WAITING_MAX, lost, next, until};
+use super::wire::{self, LmtpConnection, OUTGOING_MAX, lost, next, until};
 use crate::http1::exchange;
 
 /// Sends the request, and waits for the response head.
@@ -37,7 +37,7 @@ pub(super) async fn open(
         request = request.header(AUTHORIZATION, key);
     }
     // The body is endless from here on. The server answers without waiting for its end (LM-113).
-    let (outgoing, messages) = mpsc::channel(WAITING_MAX);
+    let (outgoing, messages) = mpsc::channel(OUTGOING_MAX);
     let body = StreamBody::new(lines(messages, options));
     let request = request
         .body(body)

@@ -511,9 +511,9 @@ async fn lm_711_invalid_logprobs_are_detected() {
 
 /// A peer that accepts a connection whenever one is put here.
 #[derive(Clone, Default)]
-struct Comes(Arc<Mutex<(Vec<Instant>, Option<LmtpConnection>)>>);
+struct ReturningPeer(Arc<Mutex<(Vec<Instant>, Option<LmtpConnection>)>>);
 
-impl DialPeer for Comes {
+impl DialPeer for ReturningPeer {
     async fn dial(&self) -> Result<LmtpConnection, LmtpError> {
         let mut state = self.0.lock().unwrap();
         state.0.push(Instant::now());
@@ -523,10 +523,10 @@ impl DialPeer for Comes {
 
 #[tokio::test(start_paused = true)]
 async fn lm_713_a_lost_connection_is_restored_and_no_call_is_repeated() {
-    let comes = Comes::default();
+    let peer = ReturningPeer::default();
     let (ours, theirs) = duplex(1 << 16);
     let client = LmtpClient::keeping(
-        comes.clone(),
+        peer.clone(),
         Some(LmtpConnection::over(ours)),
         ConnectOptions::base(),
     );
@@ -541,7 +541,7 @@ async fn lm_713_a_lost_connection_is_restored_and_no_call_is_repeated() {
     assert_eq!(reason(all(late).await), LmtpReason::ConnectionLost);
     assert_eq!(began.elapsed().as_secs(), 5);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let tries = comes.0.lock().unwrap().0.clone();
+    let tries = peer.0.lock().unwrap().0.clone();
     let mut before = began;
     for (index, at) in tries.iter().enumerate() {
         let most = Duration::from_millis(100 << index.min(7)).min(Duration::from_secs(10));
@@ -555,13 +555,34 @@ async fn lm_713_a_lost_connection_is_restored_and_no_call_is_repeated() {
     }
     // Connected again: only calls that still wait are sent.
     let (ours, theirs) = duplex(1 << 16);
-    comes.0.lock().unwrap().1 = Some(LmtpConnection::over(ours));
+    peer.0.lock().unwrap().1 = Some(LmtpConnection::over(ours));
     tokio::time::sleep(Duration::from_secs(6)).await;
     let items = client.generate("m", wanted(1)).await.unwrap();
     let mut fake = Fake(BufReader::new(theirs));
     assert!(fake.received().await.contains("\"max_tokens\":1,"));
     fake.send(r#"TOKEN [{"stream_id":1,"token":4}]"#).await;
     assert_eq!(all(items).await, Ok((vec![4], StreamFinish::Length)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_713_calls_above_the_limit_wait_in_their_callers() {
+    let client = LmtpClient::keeping(ReturningPeer::default(), None, ConnectOptions::base());
+    let mut queued = Vec::new();
+    // `WAITING_MAX` in the keeper and `ASKS_MAX` in the channel.
+    for _ in 0..128 {
+        queued.push(client.generate("m", wanted(2)).await.unwrap());
+        tokio::task::yield_now().await;
+    }
+    let began = Instant::now();
+    let refused = client.generate("m", wanted(2)).await.unwrap_err();
+    assert_eq!(
+        refused.message,
+        "too many calls wait for the upstream: try again later"
+    );
+    for items in queued {
+        assert_eq!(reason(all(items).await), LmtpReason::ConnectionLost);
+    }
+    assert_eq!(began.elapsed().as_secs(), 5);
 }
 
 /// A peer that accepts one WebSocket.

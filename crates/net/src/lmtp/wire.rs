@@ -113,12 +113,12 @@ impl LmtpConnection {
         mut write: impl AsyncWrite + Send + Unpin + 'static,
         guard: impl Send + 'static,
     ) -> Self {
-        let (outgoing, mut messages) = mpsc::channel::<Bytes>(WAITING_MAX);
+        let (outgoing, mut messages) = mpsc::channel::<Bytes>(OUTGOING_MAX);
         let writing = tokio::spawn(async move {
             let (mut batch, mut text) = (Vec::new(), BytesMut::new());
             // Everything that waits goes out in one write, which matters more than what serialisation costs (section
             // 13).
-            while messages.recv_many(&mut batch, WAITING_MAX).await > 0 {
+            while messages.recv_many(&mut batch, OUTGOING_MAX).await > 0 {
                 for message in batch.drain(..) {
                     text.extend_from_slice(&message);
                     text.extend_from_slice(b"\n");
@@ -155,7 +155,7 @@ impl LmtpConnection {
         let upgraded = connection::websocket(request, io).await;
         let (socket, _) = upgraded.map_err(|error| refused(&error))?;
         let (sink, frames) = socket.split();
-        let (outgoing, messages) = mpsc::channel::<Bytes>(WAITING_MAX);
+        let (outgoing, messages) = mpsc::channel::<Bytes>(OUTGOING_MAX);
         let (here, left) = oneshot::channel::<Infallible>();
         let writing = write_frames(sink, messages, options.ping);
         // The writing task outlives the connection by [`GOODBYE`] at most.
@@ -361,7 +361,7 @@ pub(super) fn bad(what: &'static str) -> LmtpError {
 }
 
 /// Capacity of the queue of messages to write.
-pub(super) const WAITING_MAX: usize = 64;
+pub(super) const OUTGOING_MAX: usize = 64;
 /// How long a closed connection may take to send its close frame.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// Bytes read or written at once.

@@ -5,11 +5,11 @@ use super::*;
 const AGREED: &str = r#","lmtp":{"version":2,"features":["cancel","resume"],"session":"s_1"}"#;
 
 /// A client with a stream of nine tokens, of which one was received; its peer can be dialled again if `again`.
-async fn begun(comes: &Comes, again: bool) -> (LmtpClient, StreamItems, Option<Fake>) {
+async fn begun(peer: &ReturningPeer, again: bool) -> (LmtpClient, StreamItems, Option<Fake>) {
     let pipe = || duplex(1 << 16);
     let (ours, theirs) = pipe();
     let wire = Some(LmtpConnection::over(ours));
-    let client = LmtpClient::keeping(comes.clone(), wire, ConnectOptions::default());
+    let client = LmtpClient::keeping(peer.clone(), wire, ConnectOptions::default());
     let mut items = client.generate("m", wanted(9)).await.unwrap();
     let mut fake = Fake(BufReader::new(theirs));
     agree(&mut fake, AGREED).await;
@@ -19,7 +19,7 @@ async fn begun(comes: &Comes, again: bool) -> (LmtpClient, StreamItems, Option<F
     assert_eq!(items.next().await.unwrap().unwrap().token, Some(4));
     let next = again.then(|| {
         let (ours, theirs) = pipe();
-        comes.0.lock().unwrap().1 = Some(LmtpConnection::over(ours));
+        peer.0.lock().unwrap().1 = Some(LmtpConnection::over(ours));
         Fake(BufReader::new(theirs))
     });
     (client, items, next)
@@ -38,8 +38,8 @@ async fn negotiates(fake: &mut Fake, id: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn lm_965_a_detached_stream_resumes_on_the_next_connection() {
-    let comes = Comes::default();
-    let (client, mut items, fake) = begun(&comes, true).await;
+    let peer = ReturningPeer::default();
+    let (client, mut items, fake) = begun(&peer, true).await;
     let mut fake = fake.unwrap();
     // A call made meanwhile is sent afterwards.
     let asking = async {
@@ -72,19 +72,19 @@ async fn lm_965_a_detached_stream_resumes_on_the_next_connection() {
 /// The first attempt decides: if the peer is not there, the stream is lost.
 #[tokio::test(start_paused = true)]
 async fn lm_965_a_detached_stream_fails_if_the_first_reconnection_fails() {
-    let comes = Comes::default();
+    let peer = ReturningPeer::default();
     let began = Instant::now();
-    let (_client, items, _) = begun(&comes, false).await;
+    let (_client, items, _) = begun(&peer, false).await;
     assert_eq!(reason(all(items).await), LmtpReason::ConnectionLost);
-    assert_eq!(comes.0.lock().unwrap().0.len(), 1);
+    assert_eq!(peer.0.lock().unwrap().0.len(), 1);
     assert!(began.elapsed() < Duration::from_secs(1));
 }
 
 /// LM-702: a stream that is abandoned while it is detached leaves no state.
 #[tokio::test(start_paused = true)]
 async fn lm_965_a_dropped_stream_is_not_resumed() {
-    let comes = Comes::default();
-    let (client, items, fake) = begun(&comes, true).await;
+    let peer = ReturningPeer::default();
+    let (client, items, fake) = begun(&peer, true).await;
     let mut fake = fake.unwrap();
     tokio::task::yield_now().await;
     drop(items);
