@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   nothing ─ room is requested ─► 4 KiB ─ it was filled ─► 16 KiB ─┐
-//!      ▲          a frame's head was read ─► room for all of it ────┤
+//!      ▲   a frame's head was read ─► 64 KiB, then 8 times what came ┤
 //!      └──────────────── nothing arrives, and nothing is left ◄─────┘
 //! ```
 
@@ -98,11 +98,13 @@ impl FrameReader {
     pub(super) fn room(&mut self) -> &mut BytesMut {
         let usual = if self.filled { WIDE } else { NARROW };
         let (least, best) = match &self.frame {
-            // Room for the whole payload, so that a large message takes few reads (EV-981), and some for what follows, so that
-            // the next head needs no read of its own. The length was checked in `head`.
+            // Room for many times what has arrived, so that a large message takes few reads and copies (EV-981), and not for
+            // all of it: a head alone would pin a huge page of 2 MiB, and nothing is charged for it (D-47). Some is for what
+            // follows, so that the next head needs no read of its own.
             Some(frame) => {
                 let missing = frame.len.saturating_sub(self.buf.len());
-                (missing, usual.max(missing.saturating_add(NARROW)))
+                let part = missing.min(AHEAD.max(self.buf.len().saturating_mul(GROWTH)));
+                (missing.min(NARROW), usual.max(part.saturating_add(NARROW)))
             }
             None if self.filled => (WIDE / 4, usual),
             None => (HEAD_MAX, usual),
@@ -283,6 +285,10 @@ const CONTROL_BYTES_MAX: usize = 125;
 const NARROW: usize = 4 * 1024;
 /// Buffer after a read that filled the one before.
 const WIDE: usize = 16 * 1024;
+/// Room for a payload of which little has arrived.
+const AHEAD: usize = 64 * 1024;
+/// Room for the rest of a payload, as a multiple of what has arrived.
+const GROWTH: usize = 7;
 /// Payloads below this are copied by whoever stores them.
 const RETAINED_WHOLE: usize = 1024;
 /// Frames of a message, beside one for each byte (EV-705).

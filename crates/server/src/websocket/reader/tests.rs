@@ -182,6 +182,21 @@ fn ev_981_large_messages_take_few_reads() {
     assert!(reads <= 5, "{reads} reads");
 }
 
+/// Room is given for what has arrived, and not for what a head declares.
+#[test]
+fn d_47_a_head_gets_no_room_for_its_whole_message() {
+    let large = frame(0x82, &[b'x'; 4 << 20]);
+    let mut reader = FrameReader::new(large[..15].to_vec(), 16 << 20);
+    for arrived in [1, 64 << 10, 1 << 20] {
+        let missing = arrived - reader.held_bytes().min(arrived);
+        reader.buf.extend_from_slice(&vec![0; missing]);
+        assert!(reader.next().unwrap().is_none());
+        let room = reader.room().capacity();
+        let most = 8 * arrived + AHEAD + 2 * NARROW;
+        assert!(room <= most, "{room} bytes after {arrived}");
+    }
+}
+
 #[test]
 fn ev_982_an_idle_reader_holds_no_memory() {
     let mut reader = FrameReader::new(frame(0x82, b"x"), 100_000);
