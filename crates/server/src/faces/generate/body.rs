@@ -138,11 +138,9 @@ impl Upload {
                 first = data;
             } else {
                 if all.is_empty() {
-                    // Reserved at once: memory that was not written to costs nothing, and growing would copy the body.
-                    let length = self.length.and_then(|length| usize::try_from(length).ok());
-                    all.reserve(length.unwrap_or(0).min(max));
                     all.extend_from_slice(&first);
                 }
+                self.make_room(&mut all, data.len(), max);
                 all.extend_from_slice(&data);
             }
             if all.len().max(first.len()) > max {
@@ -160,6 +158,18 @@ impl Upload {
         Ok(if all.is_empty() { first } else { all.freeze() })
     }
 
+    /// Makes room in `all` for the next `bytes`, and for some of those that follow.
+    fn make_room(&self, all: &mut BytesMut, bytes: usize, max: usize) {
+        if all.capacity() - all.len() >= bytes {
+            return;
+        }
+        let length = self.length.and_then(|length| usize::try_from(length).ok());
+        let rest = length.unwrap_or(0).min(max).saturating_sub(all.len());
+        // In large steps, because each copies the body; but not all at once: a huge page costs 2 MiB as soon as its first byte
+        // is written, and of a few bytes nothing is charged (D-47).
+        all.reserve(bytes.max(rest.min(all.len().saturating_mul(GROWTH))));
+    }
+
     async fn frame(&mut self) -> Result<Option<Bytes>, RequestError> {
         while let Some(frame) = self.body.frame().await {
             let broken =
@@ -174,6 +184,9 @@ impl Upload {
     }
 }
 
+/// Room for the rest of a body, as a multiple of what has arrived.
+const GROWTH: usize = 7;
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -187,6 +200,21 @@ mod tests {
     use super::*;
     use crate::auth::identity::CallerIdentity;
     use crate::http::body_budget::{self, BodyBudget};
+
+    /// Room is made for what has arrived, and not for what a header declares.
+    #[tokio::test]
+    async fn d_47_a_length_alone_gets_no_room_for_its_body() {
+        let request = Request::builder().header(header::CONTENT_LENGTH, 64 << 20);
+        let (parts, body) = request.body(Body::empty()).unwrap().into_parts();
+        let upload = Upload::new(&parts, body);
+        let mut all = BytesMut::new();
+        for (bytes, most) in [(1, 64), (1, 64), (1 << 20, 2 << 20), (1 << 20, 9 << 20)] {
+            upload.make_room(&mut all, bytes, 64 << 20);
+            all.extend_from_slice(&vec![0; bytes]);
+            let room = all.capacity();
+            assert!(room <= most, "{room} bytes after {}", all.len());
+        }
+    }
 
     /// The first column: bytes of the content. Up to 4 KiB are not charged.
     #[tokio::test]
