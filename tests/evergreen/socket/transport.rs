@@ -307,3 +307,19 @@ async fn ev_960_a_drain_closes_sockets_with_going_away() {
     );
     assert_eq!(idle.rest().await.1, bytes(1001, "UNAVAILABLE: GOING_AWAY"));
 }
+
+#[tokio::test]
+async fn d_45_a_revoked_key_closes_sockets_without_a_message() {
+    let config = Config::default();
+    let server = Running::start(Kernel::new(), config, vec![key("anna", "one")]).await;
+    let headers = [("authorization", "Bearer one")];
+    let mut sockets = Vec::new();
+    for path in ["/", "/evergreen"] {
+        sockets.push(Socket::open(&server, path, &headers).await.unwrap());
+    }
+    server.shared.auth.replace(vec![key("ben", "two")]);
+    for mut socket in sockets {
+        let (_, closed) = socket.rest().await;
+        assert_eq!(closed, bytes(1008, "UNAUTHENTICATED: REVOKED"));
+    }
+}

@@ -17,7 +17,7 @@ use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 
 use crate::http::rejection::Rejection;
-use crate::http::request_trace::RequestTrace;
+use crate::http::request_trace::{self, RequestTrace};
 use crate::ops::drain::{Drain, DrainPhase};
 use crate::ops::metrics;
 use crate::websocket::{Keepalive, SocketLoss, SocketMessage, UpgradeRequest, WebSocket};
@@ -216,6 +216,7 @@ async fn first(
     let received = tokio::select! {
         received = socket.receive() => received,
         () = drain.reached(DrainPhase::Refusing) => return Err(Some((1001, GOING_AWAY))),
+        () = request_trace::revoked() => return Err(Some((1008, REVOKED))),
         () = tokio::time::sleep(IDLE_MAX) => return Err(Some((1001, IDLE_TIMEOUT))),
     };
     received.map_err(|lost| match lost {
@@ -231,6 +232,7 @@ async fn first(
 
 /// In the form that Evergreen clients parse (EV-903); for other clients the close code is enough.
 const GOING_AWAY: &str = "UNAVAILABLE: GOING_AWAY";
+const REVOKED: &str = "UNAUTHENTICATED: REVOKED";
 const IDLE_TIMEOUT: &str = "DEADLINE_EXCEEDED: IDLE_TIMEOUT";
 /// How long a client may send nothing but pongs: the idle limit of a session (EV-111). It holds a place of each
 /// protocol.

@@ -27,6 +27,7 @@ use crate::auth::identity::CallerIdentity;
 use crate::auth::quotas::Permit;
 use crate::faces::socket_dispatch::{AllowedProtocols, SocketProtocol};
 use crate::http::rejection::Rejection;
+use crate::http::request_trace;
 use crate::ops::drain::DrainPhase;
 use crate::ops::metrics;
 use crate::resume::SecretToken;
@@ -245,6 +246,10 @@ async fn first(
                 received = socket.receive() => received,
                 () = context.shared.drain.reached(DrainPhase::Refusing) => {
                     return Err(close(Reason::GoingAway, 1001, "the server is shutting down"));
+                }
+                () = request_trace::revoked() => {
+                    let message = "the key of this connection is no longer valid";
+                    return Err(close(Reason::Revoked, 1008, message));
                 }
                 () = &mut idle => {
                     return Err(close(Reason::IdleTimeout, 1001, "no message arrived"));
