@@ -16,6 +16,7 @@ pub mod body_budget;
 pub(crate) mod compressed_limit;
 pub(crate) mod drain_body;
 pub(crate) mod gunzip;
+pub(crate) mod held_head;
 pub(crate) mod intake;
 pub mod origin;
 pub mod rejection;

@@ -30,6 +30,7 @@ use super::options::{BadOption, RequestedOptions, TOKEN};
 use super::unread;
 use crate::auth::caller::Caller;
 use crate::http::gunzip;
+use crate::http::held_head;
 use crate::http::rejection::Rejection;
 use crate::http::request_trace;
 
@@ -57,7 +58,7 @@ impl tower::Service<http::Request<Body>> for EvergreenService {
             .accept_compressed(CompressionEncoding::Gzip)
             .max_decoding_message_size(most);
             // Before the library sees the request: it would unpack a message whole, without charging it (D-47).
-            let request = gunzip::unpacked(request, most);
+            let request = held_head::held(gunzip::unpacked(request, most), most);
             Ok(grpc.streaming(service, request).await.map(Body::new))
         })
     }

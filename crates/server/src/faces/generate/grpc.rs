@@ -33,6 +33,7 @@ use super::restricted::Category;
 use crate::auth::scopes::{KeyScope, RouteAccess};
 use crate::faces::cut_body::flush_before_error;
 use crate::http::gunzip;
+use crate::http::held_head;
 use crate::http::intake::BodyIntake;
 
 /// The paths of its methods. Those that change what is loaded have routes of their own, for their scope.
@@ -89,7 +90,7 @@ async fn answer(catalog: Arc<ModelCatalog>, request: http::Request<Body>) -> htt
         _ => most.min(QUESTION_BYTES),
     };
     let request = UnaryCall {
-        request: gunzip::unpacked(request, most),
+        request: held_head::held(gunzip::unpacked(request, most), most),
         most,
         limits: catalog.config.limits.clone(),
     };
