@@ -48,15 +48,22 @@ pub(crate) fn routes(
         // Not open, unlike health: it lists what the server has.
         service(
             RouteAccess::Needs(KeyScope::Infer),
-            reflection().build_v1()?,
+            reflection()
+                .build_v1()?
+                .max_decoding_message_size(QUESTION_BYTES),
         ),
         service(
             RouteAccess::Needs(KeyScope::Infer),
-            reflection().build_v1alpha()?,
+            reflection()
+                .build_v1alpha()?
+                .max_decoding_message_size(QUESTION_BYTES),
         ),
     ];
     Ok((routes, Reporter { reporter, over }))
 }
+
+/// Bytes of a request for reflection, which names a symbol or a file.
+const QUESTION_BYTES: usize = 64 << 10;
 
 /// Clients need not end a `Watch`, so it ends here when `over` is cancelled.
 fn health_route<H: Health>(health: HealthServer<H>, over: CancellationToken) -> Route {
