@@ -89,12 +89,24 @@ impl WriteStallWatch {
             metrics,
             let_go,
         });
-        self.bodies().push(Arc::downgrade(&leaf));
+        self.watch(Arc::downgrade(&leaf));
         self.0.more.notify_one();
         Body::new(UnreadBody {
             leaf,
             opened: self.0.opened,
         })
+    }
+
+    fn watch(&self, leaf: Weak<WatchedBody>) {
+        let mut bodies = self.bodies();
+        // `look` removes those that have ended, but only once in a limit, and a client may begin very many in that time.
+        if bodies.len() == bodies.capacity() {
+            bodies.retain(|leaf| leaf.strong_count() > 0);
+            // As much again, so that not every body that follows is the reason for such a walk.
+            let live = bodies.len();
+            bodies.reserve(live + 1);
+        }
+        bodies.push(leaf);
     }
 
     /// Resolves when the connection has to be reset, because its client has read nothing for `limit`.
@@ -291,6 +303,19 @@ mod tests {
         assert!(stalled.is_err(), "the connection goes on");
         assert!(waited.is_err(), "the silent one still waits");
         assert_eq!((removed.strong_count(), there.strong_count()), (0, 1));
+    }
+
+    /// A connection may send many answers before it is looked at again.
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_have_ended_do_not_pile_up() {
+        let write_stalls = WriteStallWatch::new();
+        let mut live: Vec<_> = (0..5).map(|_| draining(&write_stalls, true)).collect();
+        for _ in 0..1_000 {
+            drop(draining(&write_stalls, true));
+            assert!(write_stalls.bodies().capacity() <= 16);
+        }
+        assert!(live.iter().all(|(_, there)| there.strong_count() == 1));
+        live.clear();
     }
 
     #[tokio::test(start_paused = true)]
