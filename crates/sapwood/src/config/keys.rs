@@ -92,6 +92,15 @@ fn read(path: &Path, keys: &mut Vec<ApiKey>) -> Result<(), CliError> {
                 "`{one}` and `{two}` name the same certificate: only one of them may"
             )));
         }
+        let equal =
+            |other: &&ApiKey| key.fingerprint.is_some() && other.fingerprint == key.fingerprint;
+        if let Some(other) = keys.iter().find(equal) {
+            // A caller with this secret would have the scopes of one of them, and be revoked by the other.
+            let (one, two) = (&other.name, &key.name);
+            return Err(wrong(format!(
+                "`{one}` and `{two}` have the same secret: give each one of its own"
+            )));
+        }
         keys.push(key);
     }
     Ok(())
@@ -254,6 +263,24 @@ mod tests {
             failure.message.contains("the same certificate"),
             "{failure}"
         );
+    }
+
+    #[test]
+    fn two_keys_of_one_secret_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        let (secret, entry) = new("anna", &["infer".into()]).unwrap();
+        let again = entry.replace("anna", "ben");
+        for (text, key) in [(entry.clone() + &again, None), (entry, Some(secret.into()))] {
+            std::fs::write(&path, text).unwrap();
+            let auth = AuthConfig {
+                key,
+                key_file: Some(path.clone()),
+                ..AuthConfig::default()
+            };
+            let failure = load(&auth).unwrap_err();
+            assert!(failure.message.contains("the same secret"), "{failure}");
+        }
     }
 
     #[test]
