@@ -236,14 +236,14 @@ impl SessionMachine {
         self.calls.nodes.lifecycle.poll()
     }
 
-    /// When to call [`Self::tick`] next, if nothing else happens before. Ask after every call.
+    /// When to call [`Self::tick`] next, if nothing else happens before. Ask after every call. Causes no output: the
+    /// shell has woken the transport before it asks.
     pub fn wake_at(&mut self, now: Time) -> Option<Time> {
         if self.is_closed() {
             return None;
         }
         // Timers are started and stopped here, because every call may change what they depend on.
         self.anchor(now);
-        self.calls.nodes.refill(now);
         let calls = &self.calls;
         let limits = &calls.nodes.config.limits;
         let times = [

@@ -477,6 +477,38 @@ async fn ev_914_list_actions_and_session_info_describe_the_server() {
     assert_eq!(reason(probe.end().await), "OK");
 }
 
+/// D-27
+#[tokio::test(start_paused = true)]
+async fn ev_912_a_duration_that_takes_several_turns_to_read_is_answered_at_once() {
+    let mut probe = Probe::plain();
+    let empty = |id: &str| Fragment {
+        id: id.into(),
+        last: true,
+        ..Fragment::default()
+    };
+    // Each of the 36,000 children takes two visits; a turn has 16,384.
+    let list = |seq| Fragment {
+        seq,
+        last: false,
+        ..tree("ttl", &["nothing"; 4_000])
+    };
+    let end = Fragment {
+        seq: 9,
+        ..tree("ttl", &["duration"])
+    };
+    let mut fragments: Vec<Fragment> = (0..9).map(list).collect();
+    fragments.extend([end, empty("nothing"), empty("x")]);
+    fragments.push(leaf("duration", 0, true, "\"30s\""));
+    let inputs = [("node", "x"), ("ttl", "ttl")];
+    let asked = action("SET_TTL", &inputs, &[("result", "r")]);
+    probe.send(fragments, vec![asked]).await;
+    let before = tokio::time::Instant::now();
+    // Time passes in jumps here: a transport that nobody wakes would wait for this.
+    let answered = tokio::time::timeout(Duration::from_secs(60), probe.complete("r"));
+    assert_eq!(answered.await.unwrap().data, b"{\"set\":true}");
+    assert!(before.elapsed() < Duration::from_secs(1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn ev_960_a_draining_session_finishes_and_leaves() {
     let kernel = Kernel::new();
