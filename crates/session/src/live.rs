@@ -20,7 +20,9 @@ use ahash::RandomState;
 use smallvec::SmallVec;
 
 use sapwood_proto::evergreen::{Dialect, Reason, Status, WireMessage};
-use sapwood_proto::session::{CursorId, CursorRead, LeafOrder, SessionMachine, SessionOutput};
+use sapwood_proto::session::{
+    CancelledBy, CursorId, CursorRead, LeafOrder, SessionMachine, SessionOutput,
+};
 use sapwood_proto::time::Time;
 
 /// Wakers to be called once the lock is released.
@@ -307,6 +309,15 @@ impl Live {
         // The owner is woken once at the end, and only for chores: most outputs concern readers and producers.
         let before = self.chores.len();
         while let Some(output) = self.machine.poll() {
+            if let SessionOutput::Cancel {
+                by: CancelledBy::Deadline,
+                ..
+            } = output
+            {
+                // The outputs of that action have ended: its producer must not wait until there is room for them, and
+                // until then hold what it has.
+                self.woken.extend(self.producers.drain(..));
+            }
             match output {
                 SessionOutput::Ready(cursor) => self.woken.extend(self.readers.remove(&cursor)),
                 SessionOutput::Writable => self.woken.extend(self.producers.drain(..)),

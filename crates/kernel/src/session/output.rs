@@ -352,7 +352,13 @@ impl OpenNode {
                 // Bytes are buffered below. Checking for room first ensures that a retried write does not buffer them
                 // twice.
                 if !pen.session.nodes().has_room() {
-                    return Err(WriteError::Full);
+                    // Waiting for room would not help a node that has ended, as when the deadline of its action has passed.
+                    let ended = pen.session.is_complete(self.node);
+                    return Err(if ended {
+                        WriteError::Ended
+                    } else {
+                        WriteError::Full
+                    });
                 }
                 self.whole_values(pen, &metadata.mimetype, &chunk.data)?
             } else {

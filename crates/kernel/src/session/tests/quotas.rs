@@ -40,6 +40,52 @@ async fn ev_601_trailing_meta_needs_no_room_in_a_full_queue() {
     }
 }
 
+/// EV-803
+#[tokio::test(start_paused = true)]
+async fn ev_950_a_run_that_waits_for_room_is_dropped_at_its_deadline() {
+    for (dialect, mime) in [(Dialect::Grpc, Mime::TEXT), (Dialect::Json, Mime::JSON)] {
+        let spec = Spec::new("talk", "Talks.").outputs([OutputSpec::new(Port::MAIN, Mime::ANY)]);
+        let held = Arc::new(());
+        let weak = Arc::downgrade(&held);
+        // Always ready, so that nothing but the queue is ever waited for.
+        let talk = raw(spec, move |_| {
+            let (held, mime) = (Arc::clone(&held), mime.clone());
+            let words = std::iter::repeat_with(move || {
+                let _held = &held;
+                Ok(Chunk::text("x".repeat(500)).with_mime(mime.clone()))
+            });
+            stream::iter(words).boxed()
+        });
+        let options = SessionOptions {
+            dialect,
+            partial_failure: true,
+            limits: Arc::new(SessionLimits {
+                outbound_queue_bytes: 100,
+                ..SessionLimits::default()
+            }),
+            ..SessionOptions::default()
+        };
+        let mut probe = Probe::open([talk], options);
+        let mut asked = action("talk", &[], &[("output", "r")]);
+        let timeout = ActionOptions {
+            timeout: Some(prost_types::Duration {
+                seconds: 1,
+                nanos: 0,
+            }),
+        };
+        asked
+            .configs
+            .push(any("sapwood.v1.ActionOptions", &timeout));
+        // Other output fills the queue: buffered JSON alone does not.
+        let info = action("SESSION_INFO", &[], &[("info", "i")]);
+        probe.send(vec![], vec![info, asked]).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(weak.strong_count(), 2, "{dialect:?}: it runs");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(weak.strong_count(), 1, "{dialect:?}");
+    }
+}
+
 /// EV-914
 #[tokio::test(start_paused = true)]
 async fn ev_803_reserved_actions_are_answered_while_the_queue_is_full() {
