@@ -80,18 +80,15 @@ impl Calls {
     }
 
     /// Ends an action of the peer with an error: the session aborts (EV-107), or with partial failure every open output
-    /// ends with the status (EV-930). Reasons of session scope abort either way.
+    /// ends with the status (EV-930), whatever its reason: a function may report another session's, such as that an
+    /// upstream goes away.
     pub fn fail(&mut self, action: ActionKey, status: impl Into<Arc<Status>>) {
-        if self.nodes.lifecycle.is_closed() {
-            return;
+        if !self.nodes.lifecycle.is_closed() {
+            self.fail_within(action, status.into(), ErrorScope::Action);
         }
-        let status = status.into();
-        // A reason outside of our table comes from another server and concerns this action alone.
-        let scope = status.known().map_or(ErrorScope::Action, Reason::scope);
-        self.fail_within(action, status, scope);
     }
 
-    /// The same, with an explicit scope.
+    /// The same, with an explicit scope: an error of session scope aborts either way.
     fn fail_within(&mut self, action: ActionKey, mut status: Arc<Status>, scope: ErrorScope) {
         let Some((entry, made)) = self.remove_served(action) else {
             return;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::Calls;
 use super::input_leaf::{InputLeaf, LeafRead, ReadPurpose};
 use super::ttl;
-use crate::evergreen::{Action, Metadata, Param, Reason, Status};
+use crate::evergreen::{Action, ErrorScope, Metadata, Param, Reason, Status};
 use crate::session::graph::NodeProducer;
 use crate::session::lifecycle::SessionPhase;
 use crate::session::nodes::Nodes;
@@ -186,7 +186,9 @@ impl Calls {
             Err(_) if self.nodes.lifecycle.is_closed() => {}
             Err(status) => {
                 let status = Arc::new(status);
-                self.fail(key, Arc::clone(&status));
+                // Our own error, unless it was read from the peer: then its reason may be outside of our table.
+                let scope = status.known().map_or(ErrorScope::Action, Reason::scope);
+                self.fail_within(key, Arc::clone(&status), scope);
                 self.nodes.lifecycle.refused(status);
             }
         }

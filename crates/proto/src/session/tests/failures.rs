@@ -108,16 +108,17 @@ fn ev_930_a_reader_of_a_failed_node_fails_with_its_status_at_that_point() {
 
 #[test]
 fn ev_930_errors_of_session_scope_still_abort() {
-    for (found, aborts) in [
-        (Reason::BadConfig, false),
-        (Reason::Function, false),
-        (Reason::SeqPastFinal, true),
-    ] {
+    let long = "x".repeat(257);
+    let wrong = action("SET_TTL", &format!("node=n ttl={long}"), "");
+    assert_eq!(act(&mut partial(), wrong), Err(Reason::BadId));
+    // What a function reports is about its action, also where the words are those of another session's end.
+    for found in [Reason::BadConfig, Reason::Function, Reason::GoingAway] {
         let mut session = partial();
         act(&mut session, action("f", "", "out=o")).unwrap();
         let start = start(&mut session);
         session.calls().fail(start.action, no(found));
-        assert_eq!(session.aborted().is_some(), aborts, "{found:?}");
+        assert!(session.aborted().is_none(), "{found:?}");
+        assert_eq!(content(&mut session, "o").1, Stop::Failed(found));
     }
 }
 
