@@ -45,7 +45,7 @@ use self::clock::Clock;
 use self::flow::InboundFlow;
 use self::lifecycle::SessionPhase;
 use self::link::Link;
-use crate::evergreen::{NodeId, Reason, Status, WireMessage};
+use crate::evergreen::{Action, NodeId, Reason, Status, WireMessage};
 use crate::time::Time;
 
 pub use self::adapter::PeerAdapter;
@@ -120,6 +120,13 @@ impl SessionMachine {
         // A failed action aborts the session itself (EV-107).
         self.aborted()
             .map_or(Ok(()), |status| Err(Arc::clone(status)))
+    }
+
+    /// Sorts the actions of a message into the order in which they are applied (D-26): for a shell that passes a message
+    /// of many in parts.
+    pub fn sort_actions(actions: &mut [Action]) {
+        // A stable sort: actions of the same rank keep their order.
+        actions.sort_by_key(|action| calls::reserved::rank(&action.name));
     }
 
     /// The peer has half-closed (EV-109). Readers that wait for content that can no longer arrive fail (EV-110).
@@ -381,8 +388,7 @@ impl SessionMachine {
             }
         }
         let mut actions = message.actions;
-        // A stable sort: actions of the same rank keep their order.
-        actions.sort_by_key(|action| calls::reserved::rank(&action.name));
+        Self::sort_actions(&mut actions);
         for action in actions {
             // A failed action aborts the session itself (EV-107).
             if !self.is_closed() {
