@@ -194,17 +194,17 @@ impl Calls {
         // Before anything can fail: the peer counts what it has sent, failed actions included (EV-942).
         self.link.note_received(&action)?;
         self.nodes.stats.actions += 1;
-        // The shell holds the configs as long as the action runs, so the quota counts them.
+        // The shell holds the configs and the target as long as the action runs, so the quota counts them.
         let configs = action.configs.iter();
         let config_bytes = configs.map(|any| any.type_url.len() + any.value.len());
-        let config_bytes = config_bytes.sum::<usize>() as u64;
-        self.nodes.graph.quota.retain(config_bytes)?;
+        let held_bytes = (config_bytes.sum::<usize>() + action.target.len()) as u64;
+        self.nodes.graph.quota.retain(held_bytes)?;
         // Checked before this action is counted as unfinished.
         let limits = &self.nodes.config.limits;
         let room = check_room(&action, self.draining, &self.table, limits);
         let entry = ActionEntry::new(copy(&action.name), true);
         let (key, entry) = self.table.insert(entry);
-        entry.aside_bytes = config_bytes;
+        entry.aside_bytes = held_bytes;
         self.nodes.action_begins(key);
         // Nodes first: what is wrong with them aborts the session, and what is wrong with the action alone can be
         // reported in the outputs that it has by then (EV-930).

@@ -36,7 +36,7 @@ pub(in crate::session) struct ActionEntry {
     pub(in crate::session) ordinal: usize,
     /// How long its answer may take, counted while there is a connection; only for actions that we sent (EV-811).
     time_limit: Option<Duration>,
-    /// Quota bytes of what the shell holds for it: its configs, and what the shell charges.
+    /// Quota bytes of what the shell holds for it: its configs, its target, and what the shell charges.
     pub(in crate::session) aside_bytes: u64,
 }
 

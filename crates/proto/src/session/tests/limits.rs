@@ -276,3 +276,18 @@ fn ev_801_a_refused_node_is_not_charged() {
     session.nodes().node("ten bytes.").unwrap();
     assert_eq!(session.retained_bytes(), 10);
 }
+
+/// A function may hold its target as long as it runs, as it does its configs.
+#[test]
+fn ev_801_the_target_of_an_action_is_charged_until_it_ends() {
+    let mut session = server();
+    let asked = Action {
+        target: "x".repeat(1_000).into(),
+        ..action("f", "", "")
+    };
+    act(&mut session, asked).unwrap();
+    assert_eq!(session.retained_bytes(), 1_000);
+    let started = start(&mut session);
+    session.calls().finish(started.action);
+    assert_eq!(session.retained_bytes(), 0);
+}
