@@ -252,12 +252,15 @@ impl Sender {
 
     /// These children of a tree were announced to the peer: the first of them may be sent.
     fn announced(&mut self, tree: NodeKey, children: &[NodeKey], graph: &mut Graph) {
-        let waiting = |child: &&NodeKey| {
-            let sending = graph.get(**child).sending.as_ref();
-            sending
-                .is_some_and(|sending| sending.parent == Some(tree) && sending.pending_at.is_some())
-        };
-        let count = children.iter().filter(waiting).count();
+        let mut count = 0;
+        for &child in children {
+            let Some(sending) = &mut graph.get_mut(child).sending else {
+                continue;
+            };
+            let waits = sending.parent == Some(tree) && sending.pending_at.is_some();
+            // Once, however often it is listed: it stands in the line once.
+            count += usize::from(waits && !std::mem::replace(&mut sending.known, true));
+        }
         if let Some(sending) = &mut graph.get_mut(tree).sending {
             sending.announced += count;
         }
@@ -368,6 +371,22 @@ mod tests {
         let ended: Vec<&str> = ended.map(|fragment| &*fragment.id).collect();
         assert_eq!(ended, ["b", "a"]);
         assert!(sender.is_empty());
+    }
+
+    #[test]
+    fn ev_722_a_child_that_is_listed_twice_is_announced_once() {
+        let (mut graph, _, [tree, child]) = machines();
+        let mut sender = Sender::new(LeafOrder::Reading);
+        let other = graph.make().unwrap();
+        graph.get_mut(other).owner = NodeProducer::Local(None);
+        writable(&mut graph, tree, NodeKind::Tree).unwrap();
+        sender.list(&mut graph, tree, &[other]).unwrap();
+        for _ in 0..2 {
+            sender.list(&mut graph, tree, &[child, child]).unwrap();
+        }
+        message(&mut sender, &mut graph).unwrap();
+        let sending = graph.get(tree).sending.as_deref().unwrap();
+        assert_eq!((sending.turn, sending.announced), (Some(other), 1));
     }
 
     #[test]

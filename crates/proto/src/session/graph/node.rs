@@ -155,6 +155,8 @@ pub(in crate::session) struct SendState {
     /// Set while the node's turn has not come, for peers that need leaves one after the other (EV-722): its unsent
     /// bytes.
     pub(in crate::session) pending_at: Option<usize>,
+    /// Whether the peer was told of the node while its turn has not come.
+    pub(in crate::session) known: bool,
     /// Children of ours whose turn has not come, in reading order.
     pub(in crate::session) line: VecDeque<NodeKey>,
     /// How many of those were announced to the peer.

@@ -110,7 +110,7 @@ fn line_up(graph: &mut Graph) -> Vec<NodeKey> {
                 turn = Some(child);
                 continue;
             }
-            sending.pending_at = Some(0);
+            (sending.pending_at, sending.known) = (Some(0), reported);
             line.push_back(child);
             // Only lists that the client has received count: the others announce their leaves when they are sent again.
             announced += usize::from(reported);
