@@ -484,9 +484,10 @@ impl<'a> Play<'a> {
         let actions = session.calls.table.iter();
         let configs: u64 = actions.map(|(_, entry)| entry.aside_bytes).sum();
         let being_read: u64 = session.calls.leaves.iter().map(InputLeaf::text_bytes).sum();
+        let ttls = session.calls.nodes.lifetime.ttl_bytes();
         assert_eq!(
             session.retained_bytes(),
-            retained + configs + being_read + session.calls.link.asked_bytes(),
+            retained + configs + being_read + ttls + session.calls.link.asked_bytes(),
             "what is held is counted"
         );
     }

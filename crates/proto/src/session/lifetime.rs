@@ -22,7 +22,7 @@ use super::port::NodeKey;
 use super::readers::cursor::TreeCursor;
 use super::readers::{HeldBatches, Readers};
 use super::slab::{Slab, SlabKey};
-use crate::evergreen::SessionLimits;
+use crate::evergreen::Status;
 use crate::time::Time;
 
 /// Whether a node is retained.
@@ -87,9 +87,11 @@ impl Lifetime {
             let children: Vec<NodeKey> = graph.get(key).children().collect();
             bytes += graph.drop_unread(key);
             graph.get_mut(key).fate = NodeFate::Dropped(batch);
-            if let Some(ttls) = &mut self.ttls {
+            if let Some(ttls) = &mut self.ttls
                 // It does not protect what is below it any more.
-                ttls.remove(key);
+                && ttls.remove(key).is_some()
+            {
+                graph.quota.give_back(TTL_BYTES);
             }
             nodes.push(key);
             for child in children {
@@ -172,20 +174,32 @@ impl Lifetime {
     }
 
     /// Sets the time to live of a node from `since` on. An unknown or removed node is not an error.
+    ///
+    /// # Errors
+    /// The quota has no room for one more node with a time to live.
     pub(super) fn set_ttl(
         &mut self,
         node: Option<NodeKey>,
         ttl: Duration,
         since: Time,
-        limits: &SessionLimits,
-        graph: &Graph,
-    ) -> bool {
+        graph: &mut Graph,
+    ) -> Result<bool, Status> {
         let Some(node) = node.filter(|node| graph.get(*node).fate == NodeFate::Retained) else {
-            return false;
+            return Ok(false);
         };
         let ttls = self.ttls.get_or_insert_default();
-        ttls.set(node, ttl.min(limits.max_ttl), since);
-        true
+        if !ttls.has(node) {
+            graph.quota.retain(TTL_BYTES)?;
+        }
+        ttls.set(node, ttl.min(graph.limits().max_ttl), since);
+        Ok(true)
+    }
+
+    /// Quota bytes of the nodes with a time to live of their own.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn ttl_bytes(&self) -> u64 {
+        let ttls = self.ttls.as_ref().map_or(0, |ttls| ttls.len());
+        ttls as u64 * TTL_BYTES
     }
 
     /// When the next node expires.
@@ -197,11 +211,18 @@ impl Lifetime {
     pub(super) fn expired(
         &mut self,
         now: Time,
-        graph: &Graph,
+        graph: &mut Graph,
         visits: &mut u32,
     ) -> Vec<(NodeKey, bool)> {
-        let ttls = self.ttls.as_mut();
-        ttls.map_or_else(Vec::new, |ttls| ttls.expired(now, graph, visits))
+        let Some(ttls) = &mut self.ttls else {
+            return Vec::new();
+        };
+        let before = ttls.len();
+        let expired = ttls.expired(now, graph, visits);
+        // Before the nodes are marked, which refunds only what is still entered.
+        let taken = (before - ttls.len()) as u64;
+        graph.quota.give_back(taken * TTL_BYTES);
+        expired
     }
 
     /// Changes the holders of a batch. The content of a batch without holders is freed.
@@ -246,6 +267,9 @@ fn reaches(cursor: &TreeCursor, batch: SlabKey, graph: &Graph, edges_left: &mut 
     // What lies behind the reader is not held: it reads each position once.
     Closure::new(graph, cursor.ahead(graph), edges_left).may_reach(marked)
 }
+
+/// Bytes that the quota counts for a node with a time to live: its entries in two trees.
+const TTL_BYTES: u64 = 64;
 
 #[cfg(test)]
 mod tests {

@@ -390,7 +390,7 @@ impl Nodes {
     pub(super) fn expire(&mut self, now: Time) {
         let due = self.lifetime.next_expiry().is_some_and(|at| at <= now);
         if due && !self.lifecycle.is_closed() {
-            let (lifetime, graph) = (&mut self.lifetime, &self.graph);
+            let (lifetime, graph) = (&mut self.lifetime, &mut self.graph);
             let budget = &mut self.readers.budget;
             let expired = budget.spend(|visits| lifetime.expired(now, graph, visits));
             self.drop_nodes(&expired);

@@ -246,7 +246,7 @@ impl Calls {
         let node = self.nodes.graph.find(id);
         match ttl {
             ttl::Requested::Input(id) => self.read_leaf(Some(key), id, ReadPurpose::Ttl(node), now),
-            ttl::Requested::Given(ttl) => Ok(Some(set_ttl(&mut self.nodes, node, ttl, now))),
+            ttl::Requested::Given(ttl) => set_ttl(&mut self.nodes, node, ttl, now).map(Some),
         }
     }
 
@@ -328,7 +328,7 @@ impl Calls {
             Err(status) => Err(status),
             Ok(LeafRead::Whole) => match leaf.purpose {
                 ReadPurpose::Ttl(node) => ttl::parse(&leaf.text)
-                    .map(|ttl| set_ttl(&mut self.nodes, node, ttl, leaf.since)),
+                    .and_then(|ttl| set_ttl(&mut self.nodes, node, ttl, leaf.since)),
                 ReadPurpose::Report => self.link.report_received(&leaf.text, &self.nodes.graph),
             },
         };
@@ -377,12 +377,9 @@ fn set_ttl(
     node: Option<NodeKey>,
     ttl: std::time::Duration,
     since: Time,
-) -> String {
-    let limits = &nodes.config.limits;
-    let set = nodes
-        .lifetime
-        .set_ttl(node, ttl, since, limits, &nodes.graph);
-    format!("{{\"set\":{set}}}")
+) -> Result<String, Status> {
+    let set = nodes.lifetime.set_ttl(node, ttl, since, &mut nodes.graph)?;
+    Ok(format!("{{\"set\":{set}}}"))
 }
 
 /// Removes the nodes of the answer to RESUME once they are sent, or with the connection that they were meant for.

@@ -25,6 +25,14 @@ impl Ttls {
         self.order.first().map(|(at, _)| *at)
     }
 
+    pub(super) fn has(&self, node: NodeKey) -> bool {
+        self.until.contains_key(&node)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.until.len()
+    }
+
     /// Sets the TTL of a node; a later one that it has already stays. A TTL of zero expires at once.
     pub(super) fn set(&mut self, node: NodeKey, ttl: Duration, since: Time) {
         // A TTL of 0 takes effect at the end of its message, so it is not rounded up.

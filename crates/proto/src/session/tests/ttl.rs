@@ -349,3 +349,28 @@ fn ev_912_the_duration_is_found_among_the_configs_and_others_are_refused() {
         assert!(expect.is_err() || session.wake_at(T0) == Some(seconds(5)));
     }
 }
+
+#[test]
+fn ev_801_a_node_with_a_time_to_live_is_charged_once_until_it_expires_or_is_dropped() {
+    let mut session = family();
+    let before = session.retained_bytes();
+    for seconds in [5, 6] {
+        act(&mut session, ttl("a", seconds)).unwrap();
+        assert_eq!(session.retained_bytes(), before + 64);
+    }
+    act(&mut session, action("DROP", "node=a", "")).unwrap();
+    let dropped = session.retained_bytes();
+    act(&mut session, ttl("other", 5)).unwrap();
+    assert_eq!(session.retained_bytes(), dropped + 64);
+    session.tick(seconds(5));
+    assert_eq!(session.calls.nodes.lifetime.ttl_bytes(), 0);
+    assert!(session.retained_bytes() < dropped);
+    // One node more than there is room for.
+    let mut session = server_with(|_, limits| limits.retained_bytes = 1 + 64 + 10 + 1 + 63);
+    feed(&mut session, [leaf("n", 0, "x")]).unwrap();
+    assert_eq!(
+        act(&mut session, ttl("n", 5)),
+        Err(Reason::RetainedLimit),
+        "no room"
+    );
+}
