@@ -136,7 +136,8 @@ impl Scheduler {
     pub(crate) fn admission_order(&self) -> Vec<SequenceKey> {
         let mut order: Vec<_> = self.waiting_members().collect();
         let aged = self.aged(self.waiting_members());
-        order.sort_by_key(|member| self.rank(member, aged));
+        // Cached, because a rank looks up the turns of its caller and connection, and there may be thousands to sort.
+        order.sort_by_cached_key(|member| self.rank(member, aged));
         order.into_iter().map(|member| member.key).collect()
     }
 

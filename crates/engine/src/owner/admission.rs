@@ -244,19 +244,12 @@ impl Admission {
     /// Gives slots to waiting sequences, in their order, until the next one does not fit.
     pub(super) fn admit(&mut self, requests: &mut Requests, now: Time) {
         // Each admission changes whose turn it is, so the next sequence is looked up anew every time.
-        while let Some(key) = requests.scheduler.next(|key| requests.is_eligible(key)) {
+        while let Some(key) = self.next_to_admit(requests) {
             // A parked sequence keeps its slot unless another one needed it.
-            if requests.sequences[key].slot.is_none() {
-                if let Some(after) = self.prefix_in_progress(requests, key) {
-                    // It is passed over from here on, until the other one has computed the prefix or loses its slot.
-                    requests.sequences[key].after = Some(after);
-                    continue;
-                }
-                if !acquire_slot(requests, key) {
-                    // If the next one does not fit, no smaller one overtakes it: a stream of small requests would
-                    // starve a large one.
-                    return;
-                }
+            if requests.sequences[key].slot.is_none() && !acquire_slot(requests, key) {
+                // If the next one does not fit, no smaller one overtakes it: a stream of small requests would starve a
+                // large one.
+                return;
             }
             requests.scheduler.admit(key);
             let sequence = &requests.sequences[key];
@@ -273,6 +266,33 @@ impl Admission {
                 requests.stats.queue_seconds.observe_span(queued);
             }
         }
+    }
+
+    /// Returns the sequence whose turn it is. Those that share a prefix in progress are passed over on the way.
+    fn next_to_admit(&self, requests: &mut Requests) -> Option<SequenceKey> {
+        let next = requests.scheduler.next(|key| requests.is_eligible(key))?;
+        if !self.pass_over(requests, next) {
+            return Some(next);
+        }
+        // Passing over changes nobody's turn, so one order serves for all that follow: looking up the next one again for
+        // each would cost the square of a queue of equal prompts, in a single step.
+        let order = requests.scheduler.admission_order();
+        let mut order = order.into_iter();
+        order.find(|&key| requests.is_eligible(key) && !self.pass_over(requests, key))
+    }
+
+    /// Passes a sequence over if another one is computing its prefix: until that has computed it or loses its slot.
+    /// Returns whether it did.
+    fn pass_over(&self, requests: &mut Requests, key: SequenceKey) -> bool {
+        // One that was parked has a slot already, unless another one needed it.
+        if requests.sequences[key].slot.is_some() {
+            return false;
+        }
+        let after = self.prefix_in_progress(requests, key);
+        if after.is_some() {
+            requests.sequences[key].after = after;
+        }
+        after.is_some()
     }
 
     /// Finds the sequence that is computing the longest prefix of a sequence whose turn has come, if that is worth

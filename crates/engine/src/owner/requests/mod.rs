@@ -162,16 +162,24 @@ impl Requests {
     /// Returns whether a waiting sequence may be admitted: one that shares a prefix waits until another has computed
     /// it.
     pub(super) fn is_eligible(&self, key: SequenceKey) -> bool {
-        let Some(after) = self.sequences[key].after else {
+        let sequence = &self.sequences[key];
+        let Some(after) = sequence.after else {
             return true;
         };
-        let Some(first) = self.sequences.get(after.key) else {
+        let first = self.sequences.get(after.key);
+        let Some(first) = first.filter(|first| first.number == after.number) else {
             return true;
         };
+        // The choices of a request wait together: each of them alone would be found to share the prefix that the first
+        // one waits for.
+        if first.slot.is_none() && first.job == sequence.job {
+            // No circle: a sequence that others begin to wait for waits for none itself at that moment.
+            return self.is_eligible(after.key);
+        }
         // If the awaited sequence has ended or was preempted, its prefix may be cached; if not, this one computes it
         // itself. One that keeps its slot while it is parked has computed every token before its next output row, and
         // with them the prefix.
-        first.number != after.number || first.slot.is_none() || first.computed >= after.tokens
+        first.slot.is_none() || first.computed >= after.tokens
     }
 
     /// Returns a sequence that can be preempted: it holds a slot, and it is not `except`.

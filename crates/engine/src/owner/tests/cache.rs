@@ -162,6 +162,28 @@ fn lm_608_d_54_a_request_whose_turn_comes_first_computes_the_common_prefix() {
     assert_eq!(bench.engine.stats().prefix_hits.get(), 200);
 }
 
+/// A queue of many choices that share one prefix is not looked through once for each of them.
+#[test]
+fn lm_609_choices_wait_with_the_first_of_their_request() {
+    let mut bench = Bench::new(Script {
+        batch_tokens: 16,
+        ..Script::default()
+    });
+    let prompt = "a".repeat(60);
+    let _leader = bench.submit(request_for(&format!("{prompt}1")));
+    let mut request = request_for(&format!("{prompt}2"));
+    request.params.n = Some(3);
+    let mut handle = bench.submit(request);
+    bench.step();
+    let awaited = |key: usize| bench.owner.requests.sequences[key].after.unwrap().key;
+    // The first choice waits for the leader, and the others for the first one: none was passed over by itself.
+    assert_eq!([1, 2, 3].map(awaited), [0, 1, 1]);
+    bench.settle();
+    let answer = read(&mut handle);
+    assert_eq!(answer.choices.len(), 3);
+    assert!(answer.choices.iter().all(|(text, ..)| text.ends_with('2')));
+}
+
 /// Requests that waited for a prefix which was not computed do not compute it once each.
 #[test]
 fn lm_609_when_a_leader_ends_the_next_request_computes_the_prefix_for_the_others() {
