@@ -398,3 +398,36 @@ async fn tr_610_two_hundred_concurrent_streams_complete() {
         assert_eq!(text, "one two three");
     }
 }
+
+/// A stream whose tokens have no text, as those of a model that repeats its EOG token, comes in parts as well: what is
+/// reported of the tokens does not wait for the end in memory.
+#[tokio::test]
+async fn tr_406_log_probabilities_of_tokens_without_text_are_sent_in_parts() {
+    let server = demo().await;
+    let body = json!({"text_input": "one", "stream": true, "ignore_eos": true, "max_tokens": 1000, "logprobs": 2,
+        "return_logprobs": true, "return_num_output_tokens": true, "return_finish_reason": true});
+    for choices in [1, 2] {
+        let mut body = body.clone();
+        body["n"] = choices.into();
+        let answer = ask(
+            &server,
+            "/v2/models/demo/generate_stream",
+            &body.to_string(),
+        )
+        .await;
+        let events = answer.events();
+        let tokens: Vec<u64> = events
+            .iter()
+            .map(|event| &event["num_output_tokens"])
+            .map(|tokens| {
+                tokens
+                    .as_u64()
+                    .unwrap_or_else(|| tokens[0].as_u64().unwrap())
+            })
+            .collect();
+        assert_eq!(tokens.iter().sum::<u64>(), 1000, "{tokens:?}");
+        assert!(tokens.iter().all(|&tokens| tokens <= 320), "{tokens:?}");
+        let reason = &events[events.len() - 1]["finish_reason"];
+        assert!(reason == "length" || reason[0] == "length");
+    }
+}

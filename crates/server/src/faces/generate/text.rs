@@ -280,7 +280,7 @@ impl TextResponses {
 
     /// Whether a response that is not the last one is ready.
     fn is_tellable(&self) -> bool {
-        self.stream && self.has_text() && self.is_whole_step()
+        self.stream && self.choices.iter().any(ChoiceDelta::is_ready) && self.is_whole_step()
     }
 
     /// Whether the tokens and log-probabilities of the text have arrived as well: they come on ports of their own.
@@ -303,7 +303,7 @@ impl TextResponses {
         for registration in 0..self.choices.len() {
             // The end of a choice needs a response of its own only where one of its outputs shows it.
             let has_end = last && (self.more || !self.stream);
-            if has_end || !self.choices[registration].text.is_empty() {
+            if has_end || self.choices[registration].is_ready() {
                 let response = self.response(registration..registration + 1, last);
                 self.queued.push_back(response);
             }
@@ -468,7 +468,16 @@ const ALTERNATIVES_MAX: usize = 65_536;
 /// need not end.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
 
+/// Tokens of one choice whose log-probabilities wait for text: a stop text that is held back comes before as many.
+const LOGPROBS_MAX: usize = 256;
+
 impl ChoiceDelta {
+    /// Whether there is text to send, or too much to wait for it: the tokens of a model may have no text at all, as when it
+    /// repeats its EOG token.
+    fn is_ready(&self) -> bool {
+        !self.text.is_empty() || self.token_logprobs.len() >= LOGPROBS_MAX
+    }
+
     /// One line of the port `logprobs`: a token, and its alternatives.
     fn logprob(&mut self, line: &[u8]) {
         // The empty line after the last line feed, too.
