@@ -352,6 +352,34 @@ async fn tr_606_invalid_answers_are_protocol_errors() {
     }
 }
 
+/// In the body of an answer in one piece as well as within a stream.
+#[tokio::test]
+async fn tr_604_a_server_that_falls_silent_within_an_answer_has_cut_it() {
+    let head =
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{\"text";
+    for writes in [vec![head.to_vec()], events(&[GREEN], false).writes] {
+        let script = Script {
+            writes,
+            close: false,
+        };
+        let (mut server, client) = Server::saying(script).await;
+        let asking = tokio::spawn(async move { asked(&client, two_words()).await });
+        assert!(server.received.recv().await.unwrap().starts_with("POST"));
+        // All that the server sends is read before the time passes.
+        for _ in 0..1_000 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::pause();
+        // Far more than the limit: a client without one would wait for ever.
+        let (_, end) = tokio::time::timeout(3 * IDLE_TIMEOUT, asking)
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(matches!(end, Err(Error::Truncated)), "{end:?}");
+        tokio::time::resume();
+    }
+}
+
 /// Before the first response, and in the middle of the stream.
 #[tokio::test]
 async fn tr_608_dropping_the_responses_closes_the_connection() {
