@@ -72,7 +72,8 @@ fn penalised(logit: f32, seen: TokenCount, sampling: &Sampling) -> f32 {
         let penalty = sampling.repetition_penalty;
         // Dividing a negative logit would make the token more likely.
         logit = if logit > 0.0 {
-            logit / penalty
+            // Finite even for the smallest penalty: an infinite logit would be taken for a defect of the model.
+            (logit / penalty).min(f32::MAX)
         } else {
             logit * penalty
         };

@@ -303,6 +303,41 @@ fn penalties_count_seen_tokens_and_do_not_change_logprobs() {
     assert!(TokenHistory::of(&[0], &Sampling::default()).is_none());
 }
 
+/// A request must not make a row that looks like a defect of the model, and so count as one of its failures.
+#[test]
+fn the_smallest_and_largest_parameters_leave_a_row_that_can_be_sampled() {
+    for repetition_penalty in [f32::from_bits(1), 1e-30, 10.0] {
+        for temperature in [0.0, f32::from_bits(1), 1.0, 100.0] {
+            for (top_p, top_k, min_p) in [(1.0, 0, 0.0), (f32::from_bits(1), 0, 0.0), (1.0, 2, 0.9)]
+            {
+                let sampling = Sampling {
+                    temperature,
+                    repetition_penalty,
+                    presence_penalty: -100.0,
+                    frequency_penalty: 100.0,
+                    top_p,
+                    top_k,
+                    min_p,
+                    logit_bias: Arc::from([(1, 1e30), (2, -1e30)]),
+                    ..Sampling::default()
+                };
+                let mut history = TokenHistory::of(&[0, 1, 2], &sampling).unwrap();
+                history.append(1);
+                let case = Case {
+                    sampling,
+                    history: Some(history),
+                    top_logprobs: Some(2),
+                    ..Case::default()
+                };
+                let mut row = vec![4.0, 6.0, 1.9, -1.0];
+                let sampled = Sampler::default().sample(&mut row, &case.draw(0));
+                let sample = sampled.unwrap_or_else(|error| panic!("{error}: {case:?}"));
+                assert!(sample.logprob <= 0.0, "{case:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn rows_that_cannot_be_sampled_are_errors() {
     let mut sampler = Sampler::default();
