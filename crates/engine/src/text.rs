@@ -122,11 +122,12 @@ impl ChoiceText {
 fn first_stop(text: &str, fresh: usize, stops: &[String]) -> Option<(usize, usize)> {
     let mut first: Option<(usize, usize)> = None;
     for (index, stop) in stops.iter().enumerate() {
-        // The text held back before does not contain it, so it ends within the fresh bytes.
+        // In the text held back before none is complete that still counts, so it ends within the fresh bytes.
         let mut from = (fresh + 1).saturating_sub(stop.len());
-        // Searching a `str` must begin at a character; going back is safe, because the text before holds no match.
+        // A stop string begins with a character. Going back instead would find one that has passed as text before, below
+        // the minimum of tokens, and is held back as the beginning of another.
         while !text.is_char_boundary(from) {
-            from -= 1;
+            from += 1;
         }
         let Some(offset) = text[from..].find(stop.as_str()) else {
             continue;

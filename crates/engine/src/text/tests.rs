@@ -55,6 +55,22 @@ fn below_the_minimum_a_stop_passes_as_text() {
     assert_eq!(out, "one STOP ");
 }
 
+/// What has passed as text below the minimum stays text, also while it is held back.
+#[test]
+fn a_stop_that_has_passed_does_not_stop_later() {
+    let stops = strings(&["é", "éab"]);
+    for (rest, shown, stop) in [("x", "éx", None), ("ab", "", Some(1)), ("é", "é", Some(0))] {
+        let (mut text, mut out) = (ChoiceText::default(), String::new());
+        assert_eq!(text.push("é".as_bytes(), &stops, false, &mut out), None);
+        assert_eq!(
+            text.push(rest.as_bytes(), &stops, true, &mut out),
+            stop,
+            "{rest}"
+        );
+        assert_eq!(out, shown);
+    }
+}
+
 #[test]
 fn held_back_text_is_minimal() {
     let (mut text, mut out) = (ChoiceText::default(), String::new());
