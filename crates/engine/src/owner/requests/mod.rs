@@ -178,8 +178,8 @@ impl Requests {
         }
         // If the awaited sequence has ended or was preempted, its prefix may be cached; if not, this one computes it
         // itself. One that keeps its slot while it is parked has computed every token before its next output row, and
-        // with them the prefix.
-        first.slot.is_none() || first.computed >= after.tokens
+        // with them the prefix. One that its steerer suspends computes nothing, and may wait for this very sequence.
+        first.slot.is_none() || first.computed >= after.tokens || first.is_suspended()
     }
 
     /// Returns a sequence that can be preempted: it holds a slot, and it is not `except`.

@@ -466,6 +466,33 @@ fn d_49_a_suspended_parent_yields_its_slot_to_its_child() {
     }
 }
 
+/// The first choice waits for the second, which waits for the prompt that the first would compute.
+#[test]
+fn d_49_a_suspended_choice_does_not_hold_up_those_that_share_its_prompt() {
+    for parallel in [1, 2] {
+        let done = Arc::new(Mutex::new(false));
+        let first = Family {
+            done: Arc::clone(&done),
+            child: false,
+            // Past the round in which it forks.
+            rounds: 1,
+        };
+        let mut bench = Bench::new(Script {
+            parallel,
+            ..Script::default()
+        });
+        let mut request = request_for("abc");
+        request.params.n = Some(2);
+        request.params.max_tokens = Some(3);
+        request.timeout = Some(Duration::from_secs(1));
+        request.steer = Some(Box::new(first));
+        let answer = bench.answer(request);
+        assert_eq!(answer.error, None, "{parallel}");
+        let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
+        assert_eq!(texts, ["abc", "abc"], "{parallel}");
+    }
+}
+
 /// A parent that forks once and then waits until its child has produced output.
 #[derive(Clone)]
 struct Family {
