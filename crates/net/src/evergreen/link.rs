@@ -13,7 +13,7 @@ use sapwood_proto::evergreen::{Reason, Status, WireMessage};
 use sapwood_proto::session::{SessionMachine, SessionOutput};
 use sapwood_proto::time::Time;
 use sapwood_session::{Live, SessionClock, SessionPump, SharedSession};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::transport::{ServerConnection, ServerMessages};
 
@@ -277,7 +277,12 @@ impl ClientReconnect {
                 link: link.clone(),
                 connection,
             };
-            let opened = self.connection.call(&[], Some(&self.token), outgoing).await;
+            let opened = self.connection.call(&[], Some(&self.token), outgoing);
+            // A proxy may take the call, answer the pings of the connection, and never reach the server.
+            let left = self.grace.saturating_sub(tries.began.elapsed());
+            let Ok(opened) = timeout(left, opened).await else {
+                return None;
+            };
             match opened {
                 Ok(opened) => {
                     let now = link.now();
@@ -339,8 +344,10 @@ mod tests {
     use sapwood_proto::evergreen::SessionLimits;
     use sapwood_proto::session::{Config, Side};
     use sapwood_session::peer::{NodeReader, PeerHandle};
+    use tokio::net::TcpListener;
 
     use super::*;
+    use crate::address::ServerAddress;
 
     /// Creates a session, and a reader of a node that is never written.
     fn waiting(limits: SessionLimits) -> (ClientLink, NodeReader) {
@@ -374,6 +381,31 @@ mod tests {
             (reported.code, &*reported.reason),
             (Code::Internal, "FUNCTION")
         );
+    }
+
+    #[tokio::test]
+    async fn ev_975_a_server_that_takes_the_call_and_says_nothing_is_given_up_after_the_grace() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let address = ServerAddress::new(format!("http://{at}"));
+        let connection = ServerConnection::open(&address).await.unwrap();
+        let _silent = listener.accept().await.unwrap();
+        let config = Config {
+            resume: true,
+            ..Config::default()
+        };
+        let link = ClientLink::new(|now| SessionMachine::new(Side::Client, config, now));
+        let grace = Duration::from_secs(10);
+        let token = "token".to_owned();
+        let back = ClientReconnect {
+            connection,
+            token,
+            grace,
+        };
+        tokio::time::pause();
+        let (began, mut tries) = (Instant::now(), ReconnectAttempts::new());
+        assert!(back.connect(&link, &mut tries).await.is_none());
+        assert!(began.elapsed() <= grace + Duration::from_millis(1));
     }
 
     #[tokio::test]
