@@ -18,6 +18,7 @@ use crate::api::{
 };
 use crate::bad_words::{BadWords, TokenIndex};
 use crate::request_phase::Follower;
+use crate::sampling::TokenHistory;
 use crate::scheduler::SchedulerTurn;
 use crate::stats::EngineStats;
 use crate::stop;
@@ -36,6 +37,8 @@ pub(crate) struct Submission {
     pub(crate) timeout: Option<Duration>,
     pub(crate) cache_key: Option<u64>,
     pub(crate) follower: Option<Follower>,
+    /// The tokens of the prompt, if a penalty counts them. Each choice continues with a copy.
+    pub(crate) history: Option<TokenHistory>,
     /// One steerer per choice, or none at all.
     pub(crate) steerers: Vec<Box<dyn Steer>>,
 }
@@ -194,6 +197,11 @@ pub(crate) fn prepare(
         params.bad_words.clear();
     }
     let sampling = Sampling::from(&params);
+    // Given tokens are not sampled, so nothing penalises them.
+    let history = scored
+        .is_none()
+        .then(|| TokenHistory::of(&prompt, &sampling))
+        .flatten();
     let bad_words =
         (!params.bad_words.is_empty()).then(|| BadWords::new(params.bad_words, token_index()));
     // A seed matters only if something is sampled at random. Otherwise it is constant, so that models whose output
@@ -214,6 +222,7 @@ pub(crate) fn prepare(
         timeout: request.timeout,
         cache_key: request.cache_key,
         follower: request.follower,
+        history,
         steerers,
         terms: RequestTerms {
             seed: sampling.seed.unwrap_or_else(seed),

@@ -282,22 +282,25 @@ fn penalties_count_seen_tokens_and_do_not_change_logprobs() {
         frequency_penalty: 0.5,
         ..Sampling::default()
     };
-    let mut history = TokenHistory::of(&[0], &sampling).unwrap();
+    let mut history = TokenHistory::of(&[4, 0, 4, 9], &sampling).unwrap();
     history.append(1);
     history.append(1);
     history.append(2);
     history.remove(2);
-    // 4 / 2 = 2; 6 / 2 - 1 - 2 x 0.5 = 1; 1.9 as it is; -1 x 1.
+    history.append(4);
+    // 4 / 2 = 2; 6 / 2 - 1 - 2 x 0.5 = 1; 1.9 as it is; -1 x 1; 5 / 2 - 1 - 0.5 = 1.
     let case = Case {
         sampling,
         history: Some(history),
         top_logprobs: Some(1),
         ..Case::default()
     };
-    let mut row = vec![4.0, 6.0, 1.9, -1.0];
+    let mut row = vec![4.0, 6.0, 1.9, -1.0, 5.0];
     let before = reference_logprobs(&row, &case);
     let sample = Sampler::default().sample(&mut row, &case.draw(0)).unwrap();
-    assert_eq!((sample.token, row), (0, vec![2.0, 1.0, 1.9, -1.0]));
+    assert_eq!((sample.token, row), (0, vec![2.0, 1.0, 1.9, -1.0, 1.0]));
+    // After the tokens 1 and 4, by the logits before the penalties.
+    assert_eq!(sample.rank, Some(3));
     assert!((f64::from(sample.logprob) - before[0]).abs() < 1e-5);
     assert_eq!(sample.top[0].0, 1);
     assert!(TokenHistory::of(&[0], &Sampling::default()).is_none());

@@ -245,6 +245,27 @@ fn oa_203_max_tokens_is_limited_by_the_context_and_a_seed_is_chosen() {
     );
 }
 
+/// The tokens of a long prompt are counted before the owner receives it, and once for all choices.
+#[test]
+fn d_8_the_history_of_a_prompt_is_made_with_the_submission() {
+    let model = Scripted::new(Config::default()).unwrap();
+    let is_made = |change: fn(&mut GenerationRequest)| {
+        let mut request = GenerationRequest::new(Prompt::Tokens(vec![1; 12]));
+        change(&mut request);
+        let token_index = || unreachable!("the request has no bad words");
+        let (info, vocabulary) = (model.info(), model.vocabulary());
+        let submission = prepare(request, &info, &*vocabulary, 8, token_index, || 7);
+        submission.unwrap().history.is_some()
+    };
+    assert!(!is_made(|_| ()));
+    assert!(is_made(|r| r.params.repetition_penalty = Some(1.1)));
+    assert!(is_made(|r| r.params.presence_penalty = Some(0.5)));
+    assert!(!is_made(|r| {
+        r.params.repetition_penalty = Some(1.1);
+        r.scored = Some(vec![1]);
+    }));
+}
+
 #[test]
 fn prompts_that_cannot_fit_are_refused_before_tokenising() {
     // 32 tokens of at most 8 bytes, if a tokenizer drops three quarters of the text.

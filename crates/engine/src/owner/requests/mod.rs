@@ -27,7 +27,6 @@ use crate::api::{
     ChoiceEnd, EngineError, EventKind, FinishReason, SharedVocabulary, StopCause, TokenUsage,
 };
 use crate::queue::AdmissionQueue;
-use crate::sampling::TokenHistory;
 use crate::scheduler::{Scheduler, SequenceKey};
 use crate::stats::EngineStats;
 use crate::submission::RequestTerms;
@@ -136,7 +135,7 @@ impl Requests {
             cached_row: None,
             appended: 0,
             text: ChoiceText::default(),
-            history: TokenHistory::of(&submission.prompt, &submission.terms.sampling),
+            history: submission.history.clone(),
             steering,
             last_token_at: None,
             unreported: None,
