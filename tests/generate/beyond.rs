@@ -137,6 +137,29 @@ async fn tr_1307_a_batch_gives_one_element_per_row_and_events_name_their_row() {
     );
 }
 
+/// The bounds of an answer in one piece hold for all rows of a batch together.
+#[tokio::test]
+async fn tr_1307_the_rows_of_a_batch_share_the_bounds_of_an_answer() {
+    let server = batching().await;
+    // Each row has 1,500 x 21 log-probabilities, and two of them have not yet too many.
+    for (rows, status) in [(2, 200), (3, 400)] {
+        let body = json!({"text_input": vec!["one"; rows], "ignore_eos": true, "max_tokens": 1_500, "logprobs": 20,
+            "return_logprobs": true});
+        let answer = ask(&server, ONE, &body.to_string()).await;
+        assert_eq!(answer.summary().0, status, "{rows}");
+        if status != 200 {
+            assert!(error(&answer).contains("at most 65536 log-probabilities"));
+        }
+    }
+    // A prompt that stands before each choice: the first is refused by the model, the second before it is copied.
+    for (n, why) in [(1, "exceeds"), (3, "at most 16777216 bytes of text")] {
+        let body =
+            json!({"text_input": "x".repeat(6 << 20), "n": n, "exclude_input_in_output": false});
+        let answer = ask(&server, ONE, &body.to_string()).await;
+        assert!(error(&answer).contains(why), "{}", error(&answer));
+    }
+}
+
 /// Headers that match the operator's pattern become parameters: here they make a scripted model fail.
 #[tokio::test]
 async fn tr_1309_headers_that_match_the_pattern_become_parameters() {

@@ -1,6 +1,8 @@
 //! Requests with a batch: each row runs as a sequence of its own, and the request ends when all rows have ended
 //! (TR-1307).
 
+use std::sync::Arc;
+
 use futures::future::try_join_all;
 use futures::stream::{self, select_all};
 use futures::{FutureExt, StreamExt};
@@ -32,6 +34,7 @@ pub(super) fn begin(
             found: call.found.clone(),
             mapped,
             deadline: call.deadline,
+            held: Arc::clone(&call.held),
         };
         row.begin(catalog, pieces)
     });

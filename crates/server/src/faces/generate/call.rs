@@ -1,5 +1,7 @@
 //! Turns a decoded request into a call of the kernel, and the call's chunks into responses.
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
@@ -12,6 +14,7 @@ use tokio::time::Instant;
 use super::catalog::{FoundModel, ModelCatalog};
 use super::request_end::EarlyEnd;
 use super::request_error::RequestError;
+use super::text::AnswerSize;
 use super::{batch, function, scripted, text};
 use crate::http::request_trace;
 use crate::ops::drain::Drain;
@@ -26,6 +29,8 @@ pub(super) struct CheckedRequest {
     pub(super) mapped: Mapped,
     /// When its answer must be complete.
     pub(super) deadline: Instant,
+    /// What its answer holds, if that is in one piece. The rows of a batch share it.
+    pub(super) held: Arc<AnswerSize>,
 }
 
 impl CheckedRequest {

@@ -156,6 +156,7 @@ async fn read(
         found,
         mapped,
         deadline: deadline(&parts.extensions),
+        held: Arc::default(),
     };
     Ok((call, request_timer, options))
 }

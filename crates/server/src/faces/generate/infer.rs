@@ -74,6 +74,7 @@ async fn read(
         found,
         mapped: infer.mapped.clone(),
         deadline: deadline(&parts.extensions),
+        held: Arc::default(),
     };
     Ok((call, infer, request_timer))
 }

@@ -11,6 +11,7 @@ use std::iter::repeat_with;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -49,6 +50,10 @@ pub(super) fn begin(
 ) -> Result<CallResponses, RequestError> {
     let prompt = prompt(&call)?;
     let mut reporter = TextResponses::new(&call, settings, &prompt, kernel);
+    // The prompt alone may be too much, where it stands before each choice.
+    if let Some(failure) = reporter.overfull() {
+        return Err(failure);
+    }
     // Only where the caller takes several responses: `generate` must get exactly one (TR-504).
     reporter.is_separate = pieces && call.found.signature.is_separate(&call.mapped);
     Ok(reporter.boxed())
@@ -89,9 +94,19 @@ pub(super) async fn whole(
     kernel: &Kernel,
 ) -> Result<String, RequestError> {
     let mut reporter = TextResponses::new(call, settings, &TextPrompt::Text(prompt), kernel);
+    if let Some(failure) = reporter.overfull() {
+        return Err(failure);
+    }
     reporter.read_all().await?;
     // There is at least one choice: `n` is 1 or more.
     Ok(reporter.choices.swap_remove(0).text)
+}
+
+/// What an answer in one piece holds so far, all its choices and rows together.
+#[derive(Debug, Default)]
+pub(super) struct AnswerSize {
+    alternatives: AtomicUsize,
+    text_bytes: AtomicUsize,
 }
 
 /// A call whose responses are being sent.
@@ -112,6 +127,8 @@ struct TextResponses {
     stream: bool,
     id: String,
     choices: Vec<ChoiceDelta>,
+    /// What the whole answer holds.
+    held: Arc<AnswerSize>,
     /// A response is of one choice, and has its index (D-55).
     is_separate: bool,
     /// Responses of the last step that were not sent yet.
@@ -130,8 +147,6 @@ struct ChoiceDelta {
     cumulative: f64,
     logprobs: Vec<Value>,
     token_logprobs: Vec<f64>,
-    /// Log-probabilities that were sent, of all tokens together.
-    alternatives: usize,
     finish: Option<ChoiceFinish>,
 }
 
@@ -167,9 +182,14 @@ impl TextResponses {
         let mut choices: Vec<_> = repeat_with(ChoiceDelta::default).take(choices).collect();
         // Messages have no text to prepend before the template has rendered them.
         if let (TextPrompt::Text(text), true) = (prompt, prepends(call, settings)) {
-            choices
-                .iter_mut()
-                .for_each(|choice| choice.text.clone_from(text));
+            let bytes = text.len().saturating_mul(choices.len());
+            let before = call.held.text_bytes.fetch_add(bytes, Ordering::Relaxed);
+            // A copy for each choice may be a gigabyte. Without it the answer is refused by `overfull`.
+            if before.saturating_add(bytes) <= PIECE_BYTES_MAX {
+                choices
+                    .iter_mut()
+                    .for_each(|choice| choice.text.clone_from(text));
+            }
         }
         Self {
             run,
@@ -182,6 +202,7 @@ impl TextResponses {
             stream: settings.stream,
             id: call.shown_id().to_owned(),
             choices,
+            held: Arc::clone(&call.held),
             is_separate: false,
             queued: VecDeque::new(),
             ahead: None,
@@ -207,12 +228,11 @@ impl TextResponses {
 
     /// The error of an answer in one piece that has become larger than it may. A stream is bounded by its reader.
     fn overfull(&self) -> Option<RequestError> {
-        let sum = |of: fn(&ChoiceDelta) -> usize| self.choices.iter().map(of).sum::<usize>();
         let most = if self.stream {
             return None;
-        } else if sum(|choice| choice.alternatives) > ALTERNATIVES_MAX {
+        } else if self.held.alternatives.load(Ordering::Relaxed) > ALTERNATIVES_MAX {
             format!("{ALTERNATIVES_MAX} log-probabilities")
-        } else if sum(|choice| choice.text.len()) > PIECE_BYTES_MAX {
+        } else if self.held.text_bytes.load(Ordering::Relaxed) > PIECE_BYTES_MAX {
             format!("{PIECE_BYTES_MAX} bytes of text")
         } else {
             return None;
@@ -227,15 +247,21 @@ impl TextResponses {
         };
         match chunk.port.as_str() {
             // The text of a model is UTF-8, and cut between characters (TR-406). Another function may send anything.
-            "" => match std::str::from_utf8(&chunk.data) {
-                Ok(text) => choice.text.push_str(text),
-                Err(_) => choice.text.push_str(&String::from_utf8_lossy(&chunk.data)),
-            },
+            "" => {
+                let before = choice.text.len();
+                match std::str::from_utf8(&chunk.data) {
+                    Ok(text) => choice.text.push_str(text),
+                    Err(_) => choice.text.push_str(&String::from_utf8_lossy(&chunk.data)),
+                }
+                let more = choice.text.len() - before;
+                self.held.text_bytes.fetch_add(more, Ordering::Relaxed);
+            }
             // Ids of four bytes each.
             "tokens" => choice.tokens += u32::try_from(chunk.data.len() / 4).unwrap_or(0),
             "logprobs" => {
                 for line in chunk.data.split(|byte| *byte == b'\n') {
-                    choice.logprob(line);
+                    let more = choice.logprob(line);
+                    self.held.alternatives.fetch_add(more, Ordering::Relaxed);
                 }
             }
             _ => {}
@@ -321,7 +347,7 @@ impl TextResponses {
                 outputs.push((registration, tensor));
             }
         }
-        // `cumulative` and `alternatives` go on: the first is of the whole output, the second bounds the whole answer.
+        // `cumulative` goes on: it is of the whole output.
         for choice in &mut self.choices[reported] {
             choice.text.clear();
             choice.tokens = 0;
@@ -478,11 +504,11 @@ impl ChoiceDelta {
         !self.text.is_empty() || self.token_logprobs.len() >= LOGPROBS_MAX
     }
 
-    /// One line of the port `logprobs`: a token, and its alternatives.
-    fn logprob(&mut self, line: &[u8]) {
+    /// One line of the port `logprobs`: a token, and its alternatives. Returns how many log-probabilities these are.
+    fn logprob(&mut self, line: &[u8]) -> usize {
         // The empty line after the last line feed, too.
         let Ok(reported) = serde_json::from_slice::<Value>(line) else {
-            return;
+            return 0;
         };
         let number = |value: &Value| {
             value
@@ -517,8 +543,9 @@ impl ChoiceDelta {
         let (id, own) = entry(&reported, rank.unwrap_or(top.len() as u64 + 1));
         // The token is often one of its own alternatives, whose rank is known exactly.
         map.entry(id).or_insert(own);
-        self.alternatives += map.len();
+        let alternatives = map.len();
         self.logprobs.push(Value::Object(map));
+        alternatives
     }
 }
 

@@ -122,5 +122,6 @@ pub(super) async fn read(
         found,
         mapped,
         deadline,
+        held: Arc::default(),
     })
 }
