@@ -312,7 +312,7 @@ mod tests {
         let mut live: Vec<_> = (0..5).map(|_| draining(&write_stalls, true)).collect();
         for _ in 0..1_000 {
             drop(draining(&write_stalls, true));
-            assert!(write_stalls.bodies().capacity() <= 16);
+            assert!(write_stalls.bodies().capacity() <= 32);
         }
         assert!(live.iter().all(|(_, there)| there.strong_count() == 1));
         live.clear();
