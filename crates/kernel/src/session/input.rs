@@ -346,7 +346,8 @@ impl Replay for FlattenedInput {
                 }
                 Poll::Ready(CursorRead::Busy) => {
                     // A large graph with little content: yield to other tasks. The reader waits for nothing, so it
-                    // wakes itself.
+                    // wakes itself, and its action is not deadlocked, whatever another of its readers waits for.
+                    self.signals.yielded();
                     cx.waker().wake_by_ref();
                     Poll::Pending
                 }

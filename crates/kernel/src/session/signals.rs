@@ -13,6 +13,8 @@ use crate::error::Error;
 #[derive(Debug, Default)]
 pub(super) struct InputSignals {
     parked: AtomicBool,
+    /// Whether a reader has stopped although there is more, and has woken its task for it.
+    yielded: AtomicBool,
     /// Number of readers that wait for external content, which neither a peer nor an action delays.
     waiting_for_others: AtomicUsize,
     failed: Mutex<Option<Arc<Status>>>,
@@ -24,11 +26,18 @@ impl InputSignals {
         self.parked.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a reader found no data since the last call, and no reader waits for external content.
+    /// A reader has used up the visits of this turn.
+    pub(super) fn yielded(&self) {
+        self.yielded.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a reader found no data since the last call, none has more in the next turn, and none waits for external
+    /// content.
     pub(super) fn take_parked(&self) -> bool {
         // Relaxed: the function reads its inputs while the task that asks polls it, so both run on one thread.
         let parked = self.parked.swap(false, Ordering::Relaxed);
-        parked && self.waiting_for_others.load(Ordering::Relaxed) == 0
+        let goes_on = self.yielded.swap(false, Ordering::Relaxed);
+        parked && !goes_on && self.waiting_for_others.load(Ordering::Relaxed) == 0
     }
 
     /// A reader starts or stops waiting for external content.

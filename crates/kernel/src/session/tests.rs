@@ -592,3 +592,56 @@ async fn ev_110_actions_that_wait_for_each_other_fail_at_half_close() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(reason(probe.end().await), "DEADLOCK");
 }
+
+/// D-27
+#[tokio::test(start_paused = true)]
+async fn ev_110_an_action_that_has_used_up_its_turn_waits_for_nobody() {
+    // Copies `b` to its end, and looks at `a` all the while.
+    let inputs = ["a", "b"].map(|name| InputSpec::new(name).streaming());
+    let spec = Spec::new("beside", "Copies `b`.")
+        .inputs(inputs)
+        .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
+    let beside = raw(spec, |call| {
+        let [mut a, mut b] = ["a", "b"].map(|name| call.read(name).unwrap());
+        stream::poll_fn(move |cx| {
+            let _ = a.poll_next_unpin(cx);
+            b.poll_next_unpin(cx)
+        })
+        .boxed()
+    });
+    // More visits than a turn has, or than the whole session has.
+    for (levels, session_visits) in [(14, 1 << 20), (10, 4_096)] {
+        let limits = Arc::new(SessionLimits {
+            session_visits,
+            ..SessionLimits::default()
+        });
+        let options = SessionOptions {
+            limits,
+            ..SessionOptions::default()
+        };
+        let mut probe = Probe::open([beside.clone()], options);
+        let mut fragments: Vec<Fragment> = (0..levels)
+            .map(|level| {
+                let below = format!("n{}", level + 1);
+                tree(&format!("n{level}"), &[&below, &below])
+            })
+            .collect();
+        fragments.push(Fragment {
+            id: format!("n{levels}").into(),
+            last: true,
+            ..Fragment::default()
+        });
+        fragments.push(tree("big", &["n0", "n0", "n0", "n0", "end"]));
+        fragments.push(leaf("end", 0, true, "done"));
+        let first = action(
+            "beside",
+            &[("a", "second"), ("b", "big")],
+            &[("output", "first")],
+        );
+        let second = action("echo", &[("text", "first")], &[("response", "second")]);
+        probe.send(fragments, vec![first, second]).await;
+        probe.send.close_channel();
+        assert_eq!(probe.complete("second").await.data, b"done");
+        assert_eq!(reason(probe.failure().await), "OK");
+    }
+}

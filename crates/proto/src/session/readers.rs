@@ -302,7 +302,12 @@ impl Readers {
         let mut stuck: HashSet<ActionKey> = HashSet::new();
         let mut live: Vec<ActionKey> = Vec::new();
         for (_, cursor) in self.iter() {
-            let (Some(reader), Some(node)) = (cursor.reader, cursor.parked) else {
+            let Some(reader) = cursor.reader else {
+                continue;
+            };
+            let Some(node) = cursor.parked else {
+                // It goes on by itself, once the budget is refilled.
+                live.extend(cursor.starved.then_some(reader));
                 continue;
             };
             match graph.get(node).owner {
