@@ -1,5 +1,7 @@
 //! The kernel's limits: each a name, a default and a test at the limit and one past it.
 
+use sapwood_proto::bounded_json::JsonBounds;
+
 /// Bytes a node retains (KE-124).
 pub const NODE_BYTES_MAX: usize = 64 << 20;
 /// Bytes of one chunk's data.
@@ -24,6 +26,11 @@ pub const JSON_VALUE_BYTES: usize = 16 << 20;
 pub const JSON_VALUES: usize = 1 << 18;
 /// Elements or members of one JSON input of a model: messages, tools or fields.
 pub const JSON_ENTRIES: usize = 1 << 16;
+/// Both, for what a client sends.
+pub(crate) const JSON_BOUNDS: JsonBounds = JsonBounds {
+    values: JSON_VALUES,
+    entries: JSON_ENTRIES,
+};
 /// Nesting of one JSON value (KE-203).
 pub const JSON_DEPTH: usize = 128;
 /// Bytes of a prompt.

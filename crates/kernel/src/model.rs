@@ -21,7 +21,7 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt};
 use sapwood_engine::api::{self, GenerationRequest, ModelInfo, Prompt};
 use sapwood_engine::{Engine, RequestHandle};
-use sapwood_proto::bounded_json::{self, JsonBounds};
+use sapwood_proto::bounded_json;
 use sapwood_proto::error_reason::ErrorReason;
 use serde_json::{Map, Value};
 
@@ -302,16 +302,12 @@ async fn offload<T: Send + 'static>(
 }
 
 /// Parses JSON; `None` if there is nothing but white space.
-fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
+pub(crate) fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
     // An input that is bound and stays empty is as good as one that is absent.
     if data.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
-    let bounds = JsonBounds {
-        values: limits::JSON_VALUES,
-        entries: limits::JSON_ENTRIES,
-    };
-    match bounded_json::read(data, bounds) {
+    match bounded_json::read(data, limits::JSON_BOUNDS) {
         Ok(value) => Ok(Some(value)),
         Err(error) => {
             let reason = if name == "config" {

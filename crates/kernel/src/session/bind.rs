@@ -22,8 +22,10 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::kernel::Kernel;
+use crate::limits::JSON_VALUE_BYTES;
+use crate::model;
 use crate::name::Name;
-use crate::node::{Demand, Node};
+use crate::node::{Demand, Node, gather};
 use crate::run::Run;
 use crate::run::begin::set_up_function;
 use crate::spec::Spec;
@@ -159,12 +161,14 @@ fn merge_config(
     };
     // Lazy: the input may arrive long after the action, and nothing is read before the first poll (KE-141).
     let merged = stream::once(async move {
-        let text = given.whole().await?;
+        // Bounded before it is parsed, as every JSON input of a model: a tree of a few kilobytes may be read as hundreds
+        // of megabytes, and their values take many times that.
+        let (_, text) = gather(given.main().read(), "json_value_bytes", JSON_VALUE_BYTES).await?;
         let mut merged = sent.unwrap_or_default();
-        let over: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| {
-            Error::argument(CONFIG, format!("must be a JSON object: {error}"))
-                .because(ErrorReason::BAD_CONFIG)
-        })?;
+        let Some(Value::Object(over)) = model::parse(CONFIG, &text)? else {
+            let rejection = Error::argument(CONFIG, "must be a JSON object");
+            return Err(rejection.because(ErrorReason::BAD_CONFIG));
+        };
         merged.extend(over);
         note_choices(&merged, &choices);
         Chunk::json(&Value::Object(merged))

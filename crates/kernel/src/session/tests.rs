@@ -645,3 +645,41 @@ async fn ev_110_an_action_that_has_used_up_its_turn_waits_for_nobody() {
         assert_eq!(reason(probe.failure().await), "OK");
     }
 }
+
+/// EV-306
+#[tokio::test(start_paused = true)]
+async fn ev_601_an_input_config_is_bounded_before_it_is_parsed() {
+    let input = InputSpec::new("config").taking([Mime::JSON, Mime::TEXT]);
+    let spec = Spec::new("set", "Reads its config.")
+        .inputs([input])
+        .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
+    let set = raw(spec, |call| {
+        stream::once(async move {
+            call.arg::<Value>("config").await?;
+            Ok(Chunk::text("set"))
+        })
+        .boxed()
+    });
+    let values = "0,".repeat(1 << 10);
+    let spaces = " ".repeat(1 << 20);
+    for (part, repeats, expect) in [
+        (&values, 255, "OK"),
+        (&values, 256, "BAD_CONFIG"),
+        (&spaces, 15, "OK"),
+        (&spaces, 16, "FUNCTION"),
+    ] {
+        let mut probe = Probe::open([set.clone()], SessionOptions::default());
+        let mut children = vec!["begin"];
+        children.extend(std::iter::repeat_n("part", repeats));
+        children.push("end");
+        let fragments = vec![
+            tree("c", &children),
+            leaf("begin", 0, true, "{\"x\":["),
+            leaf("part", 0, true, part),
+            leaf("end", 0, true, "0]}"),
+        ];
+        let asked = action("set", &[("config", "c")], &[("output", "o")]);
+        probe.send(fragments, vec![asked]).await;
+        assert_eq!(reason(probe.end().await), expect, "{repeats}");
+    }
+}
