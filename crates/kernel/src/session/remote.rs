@@ -204,10 +204,12 @@ async fn config(call: &Call) -> Result<Option<Node>> {
 }
 
 fn choices(config: &[u8]) -> Option<u64> {
-    serde_json::from_slice::<serde_json::Value>(config)
-        .ok()?
-        .get("n")?
-        .as_u64()
+    // Without a tree of the rest, which may be long.
+    #[derive(serde::Deserialize)]
+    struct Asked {
+        n: Option<u64>,
+    }
+    serde_json::from_slice::<Asked>(config).ok()?.n
 }
 
 pub(crate) fn to_kernel_error(status: Status) -> Error {

@@ -5,6 +5,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, StreamExt};
+use sapwood_proto::bounded_json::{self, JsonUnread};
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::session::LeafPiece;
 use sapwood_session::peer::{NodeReader, PeerHandle, SessionNode as Remote};
@@ -15,6 +16,7 @@ use super::{META, PEER, read};
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::error::Error;
+use crate::limits;
 use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::name::{Mime, Name, Port};
 use crate::node::Node;
@@ -78,6 +80,13 @@ impl RemoteOutput {
         match ready!(reader.poll_piece(cx)) {
             Some(Ok(piece)) => {
                 if self.port == *META {
+                    // The peer decides how long its answer is, and a client that offers functions is no trusted peer.
+                    if self.meta.len() + piece.data.len() > META_BYTES_MAX {
+                        self.reader = None;
+                        return Poll::Ready(Some(Err(bad_meta(format!(
+                            "is longer than {META_BYTES_MAX} bytes"
+                        )))));
+                    }
                     self.meta.extend_from_slice(&piece.data);
                 }
                 Poll::Ready(Some(Ok(self.chunk(piece))))
@@ -138,14 +147,21 @@ impl RemoteOutput {
         if self.meta.is_empty() {
             return None;
         }
-        let document = serde_json::from_slice::<Value>(&self.meta);
+        let document = bounded_json::read(&self.meta, limits::JSON_BOUNDS);
         self.meta.clear();
         let chunk = |document: Value| Chunk::empty().with_meta(meta(&document));
-        let bad = |_| Error::Protocol {
-            peer: PEER,
-            why: "its output `meta` is not JSON".into(),
+        let bad = |error: JsonUnread| match error {
+            JsonUnread::Syntax(_) => bad_meta("is not JSON".into()),
+            exceeded => bad_meta(format!("has {exceeded}")),
         };
         Some(document.map(chunk).map_err(bad))
+    }
+}
+
+fn bad_meta(why: String) -> Error {
+    Error::Protocol {
+        peer: PEER,
+        why: format!("its output `meta` {why}"),
     }
 }
 
@@ -227,3 +243,6 @@ pub(super) fn whole_of(peer: &PeerHandle, node: &Node) -> Option<Remote> {
     // Without its length the copy could be a prefix; and a node of another session has no id here.
     (source.len.get() == Some(&read) && source.node.is_of(peer)).then(|| source.node.clone())
 }
+
+/// Bytes of one document of output `meta`, which is held until it ends.
+const META_BYTES_MAX: usize = 1 << 20;

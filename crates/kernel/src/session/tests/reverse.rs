@@ -486,3 +486,48 @@ async fn ev_811_references_in_answers_are_not_followed_but_data_uris_are_read() 
         assert_eq!(reason(probe.end().await), "OK");
     }
 }
+
+/// A client chooses what its answers contain, and a tree can repeat a leaf a thousand times.
+#[tokio::test(start_paused = true)]
+async fn ev_811_the_meta_of_an_answer_is_bounded() {
+    let offer = r#"{"actions":[{"name":"dig","outputs":[{"name":"out"},{"name":"meta"}]}]}"#;
+    let answer = |session: &mut Probe, parts: Vec<Fragment>| {
+        let (outgoing, parts) = (&mut session.send, parts.into());
+        let message = WireMessage {
+            fragments: parts,
+            ..WireMessage::default()
+        };
+        outgoing.try_send(Ok(message)).unwrap();
+    };
+    let values = format!("[{}0]", "0,".repeat(crate::limits::JSON_VALUES));
+    let spaces = " ".repeat(64 << 10);
+    for (text, repeats, expect) in [
+        (&*spaces, 15, "OK"),
+        (&*spaces, 17, "FUNCTION"),
+        (&*values, 1, "FUNCTION"),
+    ] {
+        let mut probe = session(|_, _| {});
+        probe.offer("", offer).await.unwrap();
+        let asked = action("dig", &[], &[("out", "o")]);
+        probe.send(vec![], vec![asked]).await;
+        let asked = probe.asked().await;
+        let id = |name: &str| {
+            let output = asked.outputs.iter().find(|output| &*output.name == name);
+            output.unwrap().id.to_string()
+        };
+        let mut children = vec!["begin"];
+        children.extend(std::iter::repeat_n("text", repeats));
+        children.push("end");
+        let end = if text == spaces { "1}" } else { "}" };
+        let parts = vec![
+            leaf(&id("out"), 0, true, "dug"),
+            tree(&id("meta"), &children),
+            leaf("begin", 0, true, "{\"x\":"),
+            leaf("text", 0, true, text),
+            leaf("end", 0, true, end),
+        ];
+        answer(&mut probe, parts);
+        let received = probe.complete("o").await;
+        assert_eq!(reason(received.status), expect, "{repeats}");
+    }
+}
