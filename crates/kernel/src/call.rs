@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::extensions::{Context, Extensions};
+use crate::limits;
 use crate::name::{Mime, Name};
 use crate::node::Node;
 use crate::spec::{InputSpec, Spec};
@@ -313,6 +314,13 @@ async fn whole(name: &str, node: &Node, schema: &Value) -> Result<Value> {
             Ok(text) => Ok(Value::String(text)),
             Err(error) => Err(wrong(format!("not UTF-8: {}", error.utf8_error()))),
         };
+    }
+    // As the JSON of an output: its values take many times its text.
+    if data.len() > limits::JSON_VALUE_BYTES {
+        return Err(Error::Limit {
+            name: "json_value_bytes",
+            max: limits::JSON_VALUE_BYTES as u64,
+        });
     }
     serde_json::from_slice(&data).map_err(|error| wrong(format!("not JSON: {error}")))
 }

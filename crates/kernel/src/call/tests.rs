@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use futures::StreamExt;
 use futures::executor::block_on;
+use futures::stream;
 use serde_json::json;
 
 use super::*;
@@ -80,6 +81,28 @@ fn ke_137_inputs_that_do_not_decode_are_argument_errors() {
 use crate::args::Args;
 
 /// Two inputs fed by one bounded source deadlock unless they are read together.
+#[test]
+fn ke_203_a_json_input_is_bounded() {
+    let given = |bytes: usize| {
+        let spaces = |bytes: usize| " ".repeat(bytes);
+        // No chunk may be longer than a half of it.
+        let [first, rest] = [8 << 20, bytes - (8 << 20) - 1].map(spaces);
+        let parts = [
+            first,
+            rest[..1 << 20].to_owned(),
+            rest[1 << 20..].to_owned() + "7",
+        ];
+        Node::new(stream::iter(parts.map(|part| Ok(Chunk::text(part)))))
+    };
+    let most = limits::JSON_VALUE_BYTES;
+    assert!(called(args! { text: "a", number: given(most) }).is_ok());
+    let refused = called(args! { text: "a", number: given(most + 1) });
+    assert!(
+        matches!(refused, Err(Error::Limit { max, .. }) if max == most as u64),
+        "{refused:?}"
+    );
+}
+
 #[test]
 fn ke_137_inputs_are_read_concurrently() {
     #[derive(serde::Deserialize, schemars::JsonSchema)]
@@ -174,7 +197,7 @@ fn ke_r13_each_run_has_an_id_and_nested_calls_name_their_parent() {
     kernel
         .add(raw(Spec::new("inner", ""), move |call| {
             seen.lock().unwrap().push((call.id, call.parent));
-            futures::stream::empty().boxed()
+            stream::empty().boxed()
         }))
         .unwrap();
     kernel
@@ -234,7 +257,7 @@ fn ke_138_calls_within_inherit_what_a_layer_replaced() {
         kernel
             .add(raw(Spec::new("inner", ""), move |call| {
                 seen.store(arrived(&call, &given), Ordering::SeqCst);
-                futures::stream::empty().boxed()
+                stream::empty().boxed()
             }))
             .unwrap();
         kernel
