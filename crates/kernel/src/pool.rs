@@ -175,12 +175,16 @@ impl BlockingPool {
         let flag = Arc::clone(&stop);
         let run = move || {
             let outcome = catch_unwind(AssertUnwindSafe(|| stop::with(&flag, work)));
-            if let (Err(panic), Some(shared)) = (&outcome, shared.upgrade()) {
-                shared.panics.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(panic = panic_text(&**panic), "slow work panicked");
-            }
+            let outcome = outcome.map_err(|payload| {
+                let panic = panic_text(payload);
+                if let Some(shared) = shared.upgrade() {
+                    shared.panics.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!(panic, "slow work panicked");
+                }
+                panicked()
+            });
             // If sending fails, the future has been dropped.
-            let _ = sender.send(outcome.map_err(|_logged| panicked()));
+            let _ = sender.send(outcome);
         };
         let job = QueuedJob {
             id: 0,

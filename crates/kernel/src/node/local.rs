@@ -119,7 +119,7 @@ impl Stream for Guarded {
             Ok(Poll::Ready(item)) => item,
             // Caught here and not only in the run: a node has readers in several runs, and its log must still end
             // (KE-126).
-            Err(payload) => Some(Err(self.panicked(&*payload))),
+            Err(payload) => Some(Err(self.panicked(payload))),
         };
         // The limit replaces the chunk that exceeds it; what was logged before stays readable (KE-124).
         let item = match (item, self.room) {
@@ -150,10 +150,10 @@ impl Guarded {
     fn release(&mut self) -> Option<Error> {
         let source = self.source.take();
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(source)));
-        dropped.err().map(|payload| self.panicked(&*payload))
+        dropped.err().map(|payload| self.panicked(payload))
     }
 
-    fn panicked(&mut self, payload: &(dyn Any + Send)) -> Error {
+    fn panicked(&mut self, payload: Box<dyn Any + Send>) -> Error {
         let panic = panic_text(payload);
         // A source that panics again while it is dropped is counted once.
         if !std::mem::replace(&mut self.panicked, true) {
@@ -188,10 +188,13 @@ pub fn source_panics() -> u64 {
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 /// The message of a panic, for the log.
-pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(no message)")
+pub(crate) fn panic_text(payload: Box<dyn Any + Send>) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let text = text.unwrap_or("(no message)").to_owned();
+    // The payload is a value of whoever panicked, and its drop can panic as well. What that throws is leaked, because it can
+    // do so again.
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+    dropped.unwrap_or_else(std::mem::forget);
+    text
 }

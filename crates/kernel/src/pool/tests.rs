@@ -115,6 +115,23 @@ fn a_panic_ends_one_piece_of_work() {
     assert_eq!(block_on(pool.run(1, TaskSize::Small, || 7)).unwrap(), 7);
 }
 
+/// Otherwise the second panic, out of the thread's own loop, would end the thread.
+#[test]
+fn a_panic_whose_payload_panics_ends_one_piece_of_work() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("while the payload is dropped");
+        }
+    }
+    let pool = BlockingPool::new(2);
+    let work = || std::panic::panic_any(Payload);
+    let failed: Result<(), _> = block_on(pool.run(1, TaskSize::Small, work));
+    assert!(matches!(failed, Err(Error::Panicked { .. })), "{failed:?}");
+    assert_eq!(pool.stats().panics, 1);
+    assert_eq!(block_on(pool.run(1, TaskSize::Small, || 7)).unwrap(), 7);
+}
+
 #[test]
 fn the_queue_of_one_caller_is_limited_and_others_still_enter() {
     let pool = BlockingPool::new(2);

@@ -150,7 +150,7 @@ impl Flow {
         self.sleep = None;
         self.listening = None;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(source)));
-        dropped.err().map(|payload| self.panic_error(&*payload))
+        dropped.err().map(|payload| self.panic_error(payload))
     }
 
     /// The next chunk. `want` is called once, when the stream starts.
@@ -182,7 +182,7 @@ impl Flow {
                 Ok(Poll::Ready(None)) => return self.end(),
                 Ok(Poll::Pending) => return self.wait(cx),
                 Err(payload) => {
-                    let error = self.panic_error(&*payload);
+                    let error = self.panic_error(payload);
                     return self.fail(error);
                 }
             };
@@ -275,7 +275,7 @@ impl Flow {
         };
         // `call` is user code as well, although it should do nothing yet (KE-131, KE-139).
         catch_unwind(AssertUnwindSafe(|| setup.next.call(call)))
-            .map_err(|payload| self.panic_error(&*payload))
+            .map_err(|payload| self.panic_error(payload))
     }
 
     /// The source is pending: registers the deadline and the cancel as well (KE-502, KE-503).
@@ -322,7 +322,7 @@ impl Flow {
         Poll::Ready(Some(Err(error)))
     }
 
-    fn panic_error(&mut self, payload: &(dyn std::any::Any + Send)) -> Error {
+    fn panic_error(&mut self, payload: Box<dyn std::any::Any + Send>) -> Error {
         let panic = panic_text(payload);
         let again = std::mem::replace(&mut self.panicked, true);
         if let Some(count) = self.panics.as_ref().filter(|_| !again) {

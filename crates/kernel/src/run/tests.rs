@@ -729,6 +729,30 @@ fn ke_139_a_panic_ends_one_run_and_its_text_stays_private() {
     ));
 }
 
+/// A panic can carry any value, also one that panics when it is dropped.
+#[test]
+fn ke_139_a_panic_whose_payload_panics_ends_one_run() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("while the payload is dropped");
+        }
+    }
+    let kernel = Kernel::new();
+    let panics: [Fun; 2] = [
+        raw(Spec::new("at_call", ""), |_| std::panic::panic_any(Payload)),
+        raw(Spec::new("at_poll", ""), |_| {
+            stream::poll_fn(|_| std::panic::panic_any(Payload)).boxed()
+        }),
+    ];
+    kernel.add_all(panics).unwrap();
+    for name in ["at_call", "at_poll"] {
+        let end = whole(kernel.run::<String>(name, ()));
+        assert!(matches!(end, Err(Error::Panicked { .. })), "{name}");
+    }
+    assert_eq!(kernel.panics(), 2);
+}
+
 /// Pauses in the source change nothing, and everything runs under a bare executor.
 #[test]
 fn ke_102_no_runtime_is_needed() {

@@ -31,11 +31,11 @@ impl Guard {
         // Unwind safe: after a panic the session is ended, and nothing of what `act` changed is used for anything but
         // its end.
         catch_unwind(AssertUnwindSafe(act))
-            .inspect_err(|payload| self.panicked(&**payload))
+            .map_err(|payload| self.panicked(payload))
             .ok()
     }
 
-    fn panicked(&self, payload: &(dyn Any + Send)) {
+    fn panicked(&self, payload: Box<dyn Any + Send>) {
         let panic = panic_text(payload);
         self.panics.fetch_add(1, Ordering::Relaxed);
         tracing::error!(panic, "the task of a session panicked");
