@@ -25,6 +25,8 @@ use crate::{Chunks, Result};
 
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(10);
+/// The longest `retry_after` that is waited for.
+const ASKED_MAX: Duration = Duration::from_secs(60);
 
 /// Calls again, up to `times`, after a retryable error and only while no chunk was delivered. Functions with effects
 /// are not retried unless [`RetryLayer::force`]d; models have none. Needs a tokio runtime once it has to wait.
@@ -90,9 +92,12 @@ impl RetryStream {
         if self.made == self.times || !error.retryable() || !can_wait {
             return Some(error);
         }
-        let delay = error
-            .retry_after()
-            .unwrap_or_else(|| delay(call.id.get(), self.made));
+        let delay = match error.retry_after() {
+            // Who says to come back after an hour is not asked again within this call, which may have no deadline.
+            Some(asked) if asked > ASKED_MAX => return Some(error),
+            Some(asked) => asked,
+            None => delay(call.id.get(), self.made),
+        };
         self.made += 1;
         // The failed attempt is dropped before the wait: it may hold a slot or a connection.
         self.chunks = None;

@@ -88,6 +88,24 @@ async fn retry_waits_for_retry_after_and_stops_after_its_number_of_attempts() {
     assert_eq!((count.polls(), began.elapsed().as_secs()), (2, 7));
 }
 
+/// A server that says to come back after a day must not hold a call that has no deadline for that day.
+#[tokio::test(start_paused = true)]
+async fn retry_gives_up_when_it_is_asked_to_wait_for_more_than_a_minute() {
+    for (seconds, attempts) in [(60, 2), (61, 1), (u64::MAX, 1)] {
+        let refused = || {
+            Err(Error::Unavailable {
+                why: "busy".into(),
+                retry_after: Some(Duration::from_secs(seconds)),
+            })
+        };
+        let (kernel, count) = kernel(pure(), vec![vec![refused()], vec![refused()]]);
+        kernel.layer(retry(1));
+        let end = kernel.run::<String>("f", ()).await;
+        assert!(matches!(end, Err(Error::Unavailable { .. })), "{seconds}");
+        assert_eq!(count.polls(), attempts, "{seconds}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn retry_skips_delivered_permanent_and_effectful_calls() {
     let delivered = vec![Ok(Chunk::text("a")), busy()];
