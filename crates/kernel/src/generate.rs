@@ -93,7 +93,7 @@ impl Targets {
                 (None, None, _) => unknown(""),
                 (None, Some(_), Some(_)) => {
                     let names: Vec<&str> = models().take(20).map(Name::as_str).collect();
-                    let why = format!("name one of the models: {}", names.join(", "));
+                    let why = format!("must name one of the models: {}", names.join(", "));
                     Err(Error::argument("target", why).because(ErrorReason::TARGET_REQUIRED))
                 }
             };
