@@ -126,10 +126,12 @@ impl Nodes {
             .collect();
         // Readers of the same root get the same status, so it is computed once per root.
         let mut known: HashMap<NodeKey, Arc<Status>> = HashMap::new();
+        // One budget for all: a thousand readers of one large graph would each search all of it.
+        let mut visits = MISSING_VISITS;
         for (id, node, root) in stuck {
-            let status = known
-                .entry(root)
-                .or_insert_with(|| incomplete(root, self.side, &self.graph, &self.lifecycle));
+            let status = known.entry(root).or_insert_with(|| {
+                incomplete(root, self.side, &self.graph, &self.lifecycle, &mut visits)
+            });
             let status = Arc::clone(status);
             self.fail_parked(id, node, status);
         }
@@ -177,7 +179,8 @@ impl Nodes {
             let Some(root) = self.readers.get(id).map(|cursor| cursor.root) else {
                 return CursorRead::End;
             };
-            let status = incomplete(root, self.side, &self.graph, &self.lifecycle);
+            let mut visits = MISSING_VISITS;
+            let status = incomplete(root, self.side, &self.graph, &self.lifecycle, &mut visits);
             return self.fail_read(id, status);
         }
         self.readers.park(id, node, &mut self.graph);
@@ -206,8 +209,14 @@ fn can_never_grow(node: NodeKey, graph: &Graph, lifecycle: &Lifecycle) -> bool {
     lifecycle.phase != SessionPhase::Open && (lifecycle.ending || !ours)
 }
 
-/// The error of a reader of `root` that cannot continue, with the missing nodes.
-fn incomplete(root: NodeKey, side: Side, graph: &Graph, lifecycle: &Lifecycle) -> Arc<Status> {
+/// The error of a reader of `root` that cannot continue, with the missing nodes that are found within so many visits.
+fn incomplete(
+    root: NodeKey,
+    side: Side,
+    graph: &Graph,
+    lifecycle: &Lifecycle,
+    visits: &mut u32,
+) -> Arc<Status> {
     // The peer's own reason for ending explains more than the list of what is missing.
     if let Some(status) = &lifecycle.close_status {
         return Arc::clone(status);
@@ -225,9 +234,9 @@ fn incomplete(root: NodeKey, side: Side, graph: &Graph, lifecycle: &Lifecycle) -
             "the stream ended without its final fragment; missing:".to_owned(),
         ),
     };
-    let (mut missing, mut repeated, mut visits) = (Vec::new(), None, MISSING_VISITS);
+    let (mut missing, mut repeated) = (Vec::new(), None);
     // In reading order as far as that is known.
-    for key in Closure::new(graph, [Some(root)], &mut visits) {
+    for key in Closure::new(graph, [Some(root)], visits) {
         let node = graph.get(key);
         repeated = repeated.or_else(|| Some((&node.id, node.repeated?)));
         // Nodes of ours are not the peer's to send; if they never end, the reader waits for an action and not for the
@@ -238,6 +247,9 @@ fn incomplete(root: NodeKey, side: Side, graph: &Graph, lifecycle: &Lifecycle) -
                 None => node.id.to_string(),
             });
         }
+    }
+    if missing.is_empty() && *visits == 0 {
+        message.push_str(" more than could be searched");
     }
     for item in &missing {
         let _ = write!(message, " {item}");

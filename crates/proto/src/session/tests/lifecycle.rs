@@ -262,6 +262,45 @@ fn ev_110_at_most_16_missing_items_are_named_and_unread_ones_are_no_error() {
     );
 }
 
+/// What is missing is searched within one budget for all readers that fail together: many readers of one large graph would
+/// each search all of it.
+#[test]
+fn ev_110_many_readers_that_fail_together_search_the_graph_once() {
+    const ROOTS: usize = 20;
+    let children: Vec<String> = (0..1_000).map(|at| format!("c{at}")).collect();
+    let mut session = server();
+    // The parents share their children, of which only the last one is missing.
+    for at in 0..ROOTS {
+        let ids: Vec<&str> = children.iter().map(String::as_str).collect();
+        feed(&mut session, [tree(&format!("p{at}"), 0, &ids)]).unwrap();
+    }
+    for id in &children[..children.len() - 1] {
+        feed(&mut session, [leaf(id, 0, "x")]).unwrap();
+    }
+    let cursors: Vec<_> = (0..ROOTS)
+        .map(|at| {
+            let node = session.nodes().node(&format!("p{at}")).unwrap();
+            let cursor = session.nodes().open(node, None);
+            session.nodes().begin_turn();
+            while let CursorRead::Piece(_) = session.nodes().read(cursor) {}
+            cursor
+        })
+        .collect();
+    session.end_of_input(T0);
+    let mut named = 0;
+    for cursor in cursors {
+        let CursorRead::Failed(status) = session.nodes().read(cursor) else {
+            panic!("it can never come")
+        };
+        assert_eq!(reason(&status), Reason::IncompleteInput);
+        named += usize::from(status.message.contains("c999"));
+        let unsearched = status.message.contains("more than could be searched");
+        assert_ne!(status.message.contains("c999"), unsearched);
+    }
+    // Each search of one parent visits itself and its thousand children.
+    assert_eq!(named, 9);
+}
+
 #[test]
 fn ev_110_actions_that_wait_for_one_another_are_ended() {
     let replay = || actions([action("f", "in=b", "out=a"), action("g", "in=a", "out=b")]);
