@@ -101,8 +101,9 @@ pub(super) struct RunningSequence {
     /// The key of its request.
     pub(super) job: usize,
     pub(super) choice: u32,
-    /// Prompt and output, as the model sees them.
-    pub(super) tokens: Vec<Token>,
+    /// Prompt and output, as the model sees them. The choices of a request share their prompt until one appends to it: a
+    /// queue full of requests for many choices would hold it many thousand times.
+    pub(super) tokens: Arc<Vec<Token>>,
     pub(super) prompt_tokens: usize,
     /// Its output is given and scored (LM-312): `tokens` contains all of it except the last token, from the start.
     pub(super) scored: bool,
@@ -134,7 +135,7 @@ impl RunningSequence {
 
     /// Appends a token to the output; `context` is the token that the model sees.
     pub(super) fn record(&mut self, sampled: &Sampled, context: Token) {
-        self.tokens.push(context);
+        Arc::make_mut(&mut self.tokens).push(context);
         if let Some(history) = &mut self.history {
             history.append(sampled.id);
         }

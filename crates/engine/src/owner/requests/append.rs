@@ -1,5 +1,7 @@
 //! Appends tokens to a sequence, sampled, forced or scored: context, text, events, and the checks for its end.
 
+use std::sync::Arc;
+
 use compact_str::CompactString;
 use sapwood_proto::steer::{Post, Token};
 use sapwood_proto::time::Time;
@@ -185,7 +187,7 @@ impl Requests {
         let sequence = &mut self.sequences[key];
         let left = sequence.tokens.len() - count;
         // Tokens first, slot last: `truncate` may preempt the sequence, which must then have its final tokens.
-        sequence.tokens.truncate(left);
+        Arc::make_mut(&mut sequence.tokens).truncate(left);
         if let Some(steering) = &mut sequence.steering {
             let rest = steering.output.len() - count;
             for removed in steering.output.drain(rest..) {
@@ -226,11 +228,10 @@ impl Requests {
         // Before the prompt is computed, the branch waits for its parent to compute it, and then shares it.
         let after = (!parent.can_share_prompt()).then(|| self.prompt_of(key));
         let sent = steering.output.clone();
-        // A new sequence starts with the prompt alone; the parent's output is copied below.
-        let born = self.add_sequence(parent.job, Some(steering), after);
+        let tokens = Arc::clone(&parent.tokens);
+        let born = self.add_sequence(parent.job, tokens, Some(steering), after);
         let (text, shown) = self.replay(key);
         if let Some((parent, branch)) = self.sequences.get2_mut(key, born) {
-            branch.tokens.clone_from(&parent.tokens);
             branch.history.clone_from(&parent.history);
             // Inherited tokens count towards the branch's limit and move its random draws on, but nothing was computed
             // for them: `completion_tokens` counts them once.

@@ -14,6 +14,7 @@ mod append;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 use slab::Slab;
 
@@ -106,15 +107,15 @@ impl Requests {
         &self.jobs[self.sequences[key].job].submission.terms
     }
 
-    /// Adds a new sequence to a request, with the known tokens of the request as its own.
+    /// Adds a new sequence to a request, with the tokens that are known.
     pub(super) fn add_sequence(
         &mut self,
         job: usize,
+        tokens: Arc<Vec<Token>>,
         steering: Option<Steering>,
         after: Option<AwaitedPrefix>,
     ) -> SequenceKey {
         let request = &mut self.jobs[job];
-        let tokens = request.tokens();
         let choice = request.next_choice;
         request.next_choice += 1;
         let submission = &request.submission;
