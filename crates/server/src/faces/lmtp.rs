@@ -6,6 +6,7 @@
 //!                      ◄── one message per step ◄── step(pieces) ◄──────────────┘
 //! ```
 
+mod array_input;
 mod catalog;
 mod context;
 mod detached;

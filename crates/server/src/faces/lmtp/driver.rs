@@ -629,7 +629,7 @@ fn await_phase(context: &LmtpContext, phase: DrainPhase) -> (DrainPhase, BoxFutu
 }
 
 /// A message of this many bytes or more is read on a thread for slow work: it may hold a text to be tokenised.
-const OFFLOAD_BYTES: usize = 4 << 10;
+pub(super) const OFFLOAD_BYTES: usize = 4 << 10;
 /// Rounds of one poll, after which other tasks get their turn.
 const ROUNDS: usize = 32;
 /// Messages that are received before the works are polled.

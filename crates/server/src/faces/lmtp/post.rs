@@ -10,7 +10,6 @@
 //! The task is dropped with the response, so a client that disconnects cancels everything (LM-115). A client that does
 //! not read stops the driver at the channel, while its timers go on (LM-607).
 
-use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,29 +24,38 @@ use bytestring::ByteString;
 use futures::{StreamExt, future, stream};
 use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::PollSender;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::array_input::ArrayInput;
 use super::context::{LmtpClientInfo, LmtpContext};
-use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport};
+use super::driver::{
+    ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport, OFFLOAD_BYTES,
+};
 use super::line_input::LineInput;
 use crate::auth::caller::Caller;
 use crate::faces::cut_body::flush_before_error;
+use crate::http::body_budget::{BudgetFull, Reservation, overloaded};
 use crate::http::intake::{BodyFailure, BodyIntake};
 use crate::http::rejection::Rejection;
 use crate::http::request_trace;
 
 /// The messages of a request body, each of at most `max` bytes.
-async fn input(headers: &HeaderMap, body: Body, max: usize) -> Result<PostInput, Rejection> {
+async fn input(
+    headers: &HeaderMap,
+    body: Body,
+    max: usize,
+    intake: Option<&BodyIntake>,
+) -> Result<PostInput, Rejection> {
     // An array has to be complete before it can be parsed. Lines are acted on as they arrive (LM-113).
     if media_type(headers, header::CONTENT_TYPE) == "application/json" {
-        return Ok(PostInput::Array(array(body, max).await?));
+        return array(body, max, intake).await;
     }
     Ok(PostInput::Lines {
         body: body.into_data_stream(),
@@ -65,14 +73,14 @@ pub(super) async fn answer(
     let position = context.admit(&caller.identity)?;
     let form = PostFormat::of(&parts.headers);
     let max = context.config.limits.max_message_in;
-    let incoming = input(&parts.headers, body, max).await?;
+    let intake: Option<Arc<BodyIntake>> = parts.extensions.get().cloned();
+    let incoming = input(&parts.headers, body, max, intake.as_deref()).await?;
     let query = parts.uri.query().unwrap_or_default();
     let connection = LmtpClientInfo {
         bare: query.split('&').any(|pair| pair == "items=object"),
         caller: Some(caller),
         ..LmtpClientInfo::of_lines()
     };
-    let intake: Option<Arc<BodyIntake>> = parts.extensions.get().cloned();
     let whole = Arc::new(AtomicBool::new(false));
     // One piece in flight: the task stops sending while the client does not read.
     let (sender, receiver) = mpsc::channel(1);
@@ -130,8 +138,12 @@ pub(super) async fn answer(
     Ok((headers, Body::from_stream(flush_before_error(pieces))).into_response())
 }
 
-/// The messages of a JSON array of pairs, as lines. The white space within a payload stays, line feeds included.
-async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection> {
+/// Reads a JSON array of pairs, and checks all of it before its first message is acted on.
+async fn array(
+    body: Body,
+    max: usize,
+    intake: Option<&BodyIntake>,
+) -> Result<PostInput, Rejection> {
     let wrong = |why: String| {
         let message = format!("{why}: send [[\"TYPE\", {{..}}], ..], or lines as text/plain.");
         Rejection::new(
@@ -149,15 +161,33 @@ async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection
         )
         .with_status(StatusCode::PAYLOAD_TOO_LARGE)
     })?;
+    let check = |body: Bytes| {
+        let text = ByteString::try_from(body).map_err(|_| "The body is no UTF-8".to_owned())?;
+        ArrayInput::new(text)
+    };
     let body = body.to_bytes();
-    // Payloads stay raw: they are parsed once, by the rules of the session, and an error in one is a line of the answer.
-    let pairs: Vec<(String, &RawValue)> = serde_json::from_slice(&body)
-        .map_err(|error| wrong(format!("The body is no JSON array of pairs ({error})")))?;
-    if pairs.is_empty() {
-        return Err(wrong("The array is empty".to_owned()));
+    let input = if body.len() < OFFLOAD_BYTES {
+        check(body)
+    } else {
+        // On another thread: the streams of other connections go on meanwhile (LM-607).
+        let turn = request_trace::present_turn().caller;
+        let size = TaskSize::of(body.len());
+        let checked = BlockingPool::global().run_only(turn, size, move || check(body));
+        checked.await.map_err(|error| wrong(error.to_string()))?
+    };
+    let input = input.map_err(wrong)?;
+    // What was charged while the body arrived is refunded when the response begins, and this text is held for longer.
+    let mut charge = intake.map(BodyIntake::reserve);
+    if let (Some(charge), Some(intake)) = (&mut charge, intake)
+        && let Err(BudgetFull) = charge.hold(input.held_bytes()).await
+    {
+        intake.overrun();
+        return Err(overloaded());
     }
-    let line = |(word, payload): (String, &RawValue)| format!("{word} {}", payload.get()).into();
-    Ok(pairs.into_iter().map(line).collect())
+    Ok(PostInput::Array {
+        input,
+        _charge: charge,
+    })
 }
 
 /// The input of a request body.
@@ -166,7 +196,11 @@ enum PostInput {
         body: BodyDataStream,
         lines: LineInput,
     },
-    Array(VecDeque<ByteString>),
+    Array {
+        input: ArrayInput,
+        /// Refunded with the text.
+        _charge: Option<Reservation>,
+    },
 }
 
 /// The format of the response body.
@@ -238,9 +272,7 @@ struct PostTransport {
 impl LmtpTransport for PostTransport {
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<LmtpInput> {
         match &mut self.incoming {
-            PostInput::Array(messages) => {
-                Poll::Ready(messages.pop_front().map_or(LmtpInput::End, LmtpInput::Text))
-            }
+            PostInput::Array { input, .. } => Poll::Ready(input.next_input()),
             PostInput::Lines { body, lines } => loop {
                 if let Some(input) = lines.next_input() {
                     return Poll::Ready(input);
