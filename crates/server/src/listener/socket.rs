@@ -57,7 +57,7 @@ impl ListeningSocket {
     /// Those of `getsockname`.
     pub fn is_local(&self) -> io::Result<bool> {
         match self {
-            Self::Tcp(listener) => Ok(listener.local_addr()?.ip().is_loopback()),
+            Self::Tcp(listener) => Ok(listener.local_addr()?.ip().to_canonical().is_loopback()),
             Self::Unix(..) => Ok(true),
         }
     }
