@@ -293,14 +293,14 @@ impl<W: Observe> Session<W> {
     /// Runs to the end: takes messages from `incoming` (an error aborts the session with that status, the end is the
     /// half-close of EV-109) and obeys `orders`. Dropping the future drops every run, and with it the engine's work
     /// (EV-611). Returns the status with which the session was aborted, if it was.
-    pub async fn run<I, O>(self, incoming: I, orders: O) -> Option<Arc<Status>>
+    // Not `async`: such a future would hold its arguments beside what is made of them, several hundred bytes for each
+    // idle session.
+    pub fn run<I, O>(self, incoming: I, orders: O) -> impl Future<Output = Option<Arc<Status>>>
     where
         I: Stream<Item = Result<WireMessage, Status>> + Send,
         O: Stream<Item = SessionCommand> + Send,
     {
         let guard = Guard::new(self.link.clone(), self.kernel.panic_count());
-        // Before the driver: if this future is dropped, the runs are dropped first, and the session ends after them.
-        let ends = SessionGuard(guard.clone());
         let mut driver = Driver {
             runs: Runs::new(self.link.clone(), self.kernel, self.options),
             pump: self.link.pump(),
@@ -310,22 +310,24 @@ impl<W: Observe> Session<W> {
             orders: Some(Box::pin(orders)),
             finishing: false,
             retained: 0,
+            _ends: SessionGuard(guard.clone()),
         };
-        let closed = poll_fn(|cx| {
-            let polled = guard.run(|| driver.poll_session(cx));
-            polled.unwrap_or_else(|| {
-                // The session is over: its work is dropped, and its counters are reported all the same. That runs
-                // foreign code too (functions, the observer), so it is guarded again.
-                let aborted = guard.aborted();
-                guard.run(|| driver.over(aborted.clone()));
-                Poll::Ready(aborted)
-            })
-        });
-        let closed = closed.await;
-        // The remaining functions and the transport are dropped here, which may panic as well.
-        guard.run(|| drop(driver));
-        drop(ends);
-        closed
+        async move {
+            let closed = poll_fn(|cx| {
+                let polled = guard.run(|| driver.poll_session(cx));
+                polled.unwrap_or_else(|| {
+                    // The session is over: its work is dropped, and its counters are reported all the same. That runs
+                    // foreign code too (functions, the observer), so it is guarded again.
+                    let aborted = guard.aborted();
+                    guard.run(|| driver.over(aborted.clone()));
+                    Poll::Ready(aborted)
+                })
+            });
+            let closed = closed.await;
+            // The remaining functions and the transport are dropped here, which may panic as well.
+            guard.run(|| drop(driver));
+            closed
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use sapwood_session::{Live, SessionPump};
 use super::intake::MessageIntake;
 use super::link::SessionLink;
 use super::runs::Runs;
-use super::{Observe, SessionCommand};
+use super::{Observe, SessionCommand, SessionGuard};
 
 /// The state of a session's task.
 pub(super) struct Driver<I, O, W> {
@@ -30,6 +30,8 @@ pub(super) struct Driver<I, O, W> {
     pub(super) finishing: bool,
     /// The bytes retained by the session when the observer was last called.
     pub(super) retained: u64,
+    /// Last, because fields are dropped in their order: the session ends after its runs.
+    pub(super) _ends: SessionGuard,
 }
 
 impl<I, O, W> Driver<I, O, W>

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures::{Stream, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::{self, IncomingMessages, OutgoingMessages, Session, SessionCommand};
 use sapwood_proto::evergreen::{Dialect, Reason, Status};
@@ -110,11 +110,11 @@ impl EvergreenContext {
         let (connections, back) = session.connections(incoming);
         // Made here and not in the task: the revocation of the key is looked up in the trace of the present request.
         let orders = self.orders();
-        let task = tokio::spawn(request_trace::carry_session(async move {
-            session.run(connections, orders).await;
-            // The place and the token are given up with the session, and not with a connection of it.
-            drop((permit, stay));
-        }));
+        let run = session.run(connections, orders);
+        // The place and the token are given up with the session, and not with a connection of it. `map`, and not an
+        // `async` block, which would hold the run twice: before its first poll, and while it is awaited.
+        let run = run.map(move |_| drop((permit, stay)));
+        let task = tokio::spawn(request_trace::carry_session(run));
         let _task = AbortOnDropHandle::new(task);
         // The task may have ended by now. Then its guard has removed the entry, and `keep` drops what it is given.
         self.detached.keep(&token, DetachedSession { back, _task });

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 
 use axum::body::Body;
 use futures::future::{BoxFuture, Ready, ready};
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use http::HeaderMap;
 use sapwood_kernel::pool::{BlockingPool, LARGE_BYTES, TaskSize};
 use sapwood_kernel::session::{ConnectionLoss, IncomingMessages, OutgoingMessages};
@@ -112,10 +112,10 @@ fn start(
             incoming.then(move |item| read(item, move |it| grpc::from_client(&it, most), |it| it));
         // A task of its own, and not the body's poll: HTTP/2 flow control stops polling a body whose client does not
         // read, and the session's timers and its input must go on then.
-        let task = tokio::spawn(request_trace::carry_session(async move {
-            session.run(incoming, orders).await;
-            drop(position);
-        }));
+        let run = session.run(incoming, orders);
+        // `map`, and not an `async` block, which would hold the run twice: before its first poll, and while it is awaited.
+        let run = run.map(move |_| drop(position));
+        let task = tokio::spawn(request_trace::carry_session(run));
         let task = AbortOnDropHandle::new(task);
         return answer(context, messages, Some(task), None);
     };
