@@ -174,14 +174,7 @@ pub(crate) fn prepare(
 ) -> Result<Submission, EngineError> {
     check(&mut request, info.vocabulary_tokens)?;
     fits(&request.prompt, info, token_bytes_max)?;
-    let (prompt, scored) = match request.scored.take() {
-        None => (tokenise(&request.prompt, info, vocabulary)?, None),
-        Some(tokens) => scoring(&request.prompt, tokens, info, vocabulary)?,
-    };
-    // Tokenizing stops half way if the caller left, so the tokens may be incomplete and must not be used.
-    if stop::stopped() {
-        return Err(abandoned());
-    }
+    let (prompt, scored) = known_tokens(&mut request, info, vocabulary)?;
     // The prompt is shorter than the context, which is a u32.
     let rest = info.context_tokens - count(prompt.len());
     let mut params = request.params;
@@ -241,6 +234,23 @@ pub(crate) fn prepare(
             prompt_logprobs: request.prompt_logprobs,
         },
     })
+}
+
+/// The tokens of the prompt, and those that are to be scored.
+fn known_tokens(
+    request: &mut GenerationRequest,
+    info: &ModelInfo,
+    vocabulary: &dyn Vocabulary,
+) -> Result<(Vec<Token>, Option<Scored>), EngineError> {
+    let tokens = match request.scored.take() {
+        None => (tokenise(&request.prompt, info, vocabulary)?, None),
+        Some(tokens) => scoring(&request.prompt, tokens, info, vocabulary)?,
+    };
+    // Tokenizing stops half way if the caller left, so the tokens may be incomplete and must not be used.
+    if stop::stopped() {
+        return Err(abandoned());
+    }
+    Ok(tokens)
 }
 
 /// The error of a request whose caller no longer waits; its tokens may be incomplete.
