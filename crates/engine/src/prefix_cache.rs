@@ -216,6 +216,7 @@ impl PrefixCache {
     }
 
     /// Appends tokens to a live slot. The caller has freed enough cells with [`PrefixCache::evict_for`].
+    #[inline]
     pub(crate) fn append(&mut self, slot: SlotId, tokens: &[Token]) {
         for &token in tokens {
             // Does not happen after `evict_for`. If it did, the cache would know fewer tokens than the slot holds, and

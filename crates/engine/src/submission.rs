@@ -140,6 +140,7 @@ impl RequestTerms {
 
     /// Adds the bytes of a token to a text; returns what is ready to be sent, and the stop string that it completes.
     /// `appended` is that of [`RequestTerms::stop_sequence`].
+    #[inline]
     pub(crate) fn push_text(
         &self,
         text: &mut ChoiceText,

@@ -200,6 +200,7 @@ impl KvSlots {
     }
 
     /// Returns the output row of an entry of the last batch. A panic of the model is a failure of that request.
+    #[inline]
     pub(super) fn row(&mut self, index: usize, now: Time, panics: &Counter) -> OutputRow<'_> {
         let message = "the model failed on this request";
         let row = guarded(panics, message, || self.model.row(index, now));

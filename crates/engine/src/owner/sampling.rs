@@ -118,6 +118,7 @@ impl RowSampling {
         }
     }
 
+    #[inline]
     fn sample_row(
         &mut self,
         requests: &mut Requests,
@@ -152,6 +153,7 @@ impl RowSampling {
     }
 
     /// Asks the steerer, if there is one, and samples unless it decides otherwise.
+    #[inline]
     fn decide(
         &mut self,
         sequence: &mut RunningSequence,
@@ -191,6 +193,7 @@ impl RowSampling {
         }
     }
 
+    #[inline]
     fn sample(
         &mut self,
         sequence: &RunningSequence,
@@ -247,6 +250,7 @@ struct SteeredSampling {
 }
 
 /// Applies the outcome of a row to its sequence.
+#[inline]
 pub(super) fn apply(requests: &mut Requests, key: SequenceKey, outcome: RowOutcome, now: Time) {
     match outcome {
         RowOutcome::Sampled(sample, sole) => requests.append_sampled(key, sample, sole, now),

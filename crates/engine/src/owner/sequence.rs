@@ -134,6 +134,7 @@ impl RunningSequence {
     }
 
     /// Appends a token to the output; `context` is the token that the model sees.
+    #[inline]
     pub(super) fn record(&mut self, sampled: &Sampled, context: Token) {
         Arc::make_mut(&mut self.tokens).push(context);
         if let Some(history) = &mut self.history {

@@ -69,6 +69,7 @@ pub(super) struct ScriptPlayback {
 
 impl ScriptPlayback {
     /// Returns the cue of the `n`-th output token, from 0; the EOG token after the end of the script.
+    #[inline]
     pub(super) fn cue(&self, n: usize) -> Cue {
         let mut left = n;
         for part in &self.parts {
@@ -106,12 +107,14 @@ impl ScriptPlayback {
     }
 
     /// Returns how long after the start the `n`-th output token is due: its pace and every pause before it.
+    #[inline]
     pub(super) fn delay(&self, n: usize) -> Duration {
         self.pauses(n, true) + self.paced(n)
     }
 
     /// Returns the same without the pauses directly before the `n`-th token: the time that had passed when it became
     /// the next token.
+    #[inline]
     pub(super) fn delay_before(&self, n: usize) -> Duration {
         if n == 0 {
             Duration::ZERO
@@ -127,6 +130,7 @@ impl ScriptPlayback {
                 .saturating_mul(u32::try_from(n).unwrap_or(u32::MAX))
     }
 
+    #[inline]
     fn pauses(&self, n: usize, inclusive: bool) -> Duration {
         let mut seen = 0;
         let mut total = Duration::ZERO;

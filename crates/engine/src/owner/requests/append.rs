@@ -17,6 +17,7 @@ use crate::text::ChoiceText;
 
 impl Requests {
     /// Appends a sampled token, and ends the sequence if the token ends it.
+    #[inline]
     pub(in super::super) fn append_sampled(
         &mut self,
         key: SequenceKey,
@@ -63,6 +64,7 @@ impl Requests {
     }
 
     /// Ends the sequence if the sampled token was the last one: by a stop, the steerer or the limits.
+    #[inline]
     fn end_after(&mut self, key: SequenceKey, token: Token, stop: Option<StopCause>, is_end: bool) {
         // The steerer sees the last token too, before the end.
         let Some(post) = self.call_post(key, 0, &[token], true) else {
@@ -108,6 +110,7 @@ impl Requests {
     }
 
     /// Calls `post` of a sequence's steerer, if it has one. `None`: the steerer failed, and with it its request.
+    #[inline]
     fn call_post(
         &mut self,
         key: SequenceKey,
