@@ -1,7 +1,6 @@
 //! [`Admission`]: receives commands, watches readers and deadlines, gives sequences their slots, parks and resumes
 //! them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
@@ -131,13 +130,13 @@ impl Admission {
             suspended_steps: 0,
             ended: false,
         });
-        let tokens = Arc::new(requests.jobs[job].tokens());
+        let tokens = requests.jobs[job].tokens();
         let mut first = None;
         for _ in 0..choices {
             let steering = steerers.next().map(Steering::new);
             // Every choice shares the prompt with the first one.
             let after = first.map(|first| requests.prompt_of(first));
-            let key = requests.add_sequence(job, Arc::clone(&tokens), steering, after);
+            let key = requests.add_sequence(job, tokens.clone(), steering, after);
             first.get_or_insert(key);
         }
         // After the sequences were added, so that a request to a lost model ends by the same path as one that was

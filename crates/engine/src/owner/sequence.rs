@@ -4,6 +4,7 @@
 //! preemption and plain decoding are the same: known tokens that are not computed. Only when none is left is there an
 //! output row after the last token, from which a further token is sampled.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use sapwood_proto::steer::Token;
@@ -45,7 +46,7 @@ pub(super) struct RequestJob {
 impl RequestJob {
     /// Returns the tokens known at the start: the prompt, and the tokens to be scored except the last, after which
     /// nothing is computed.
-    pub(super) fn tokens(&self) -> Vec<Token> {
+    pub(super) fn tokens(&self) -> KnownTokens {
         let mut tokens = self.submission.prompt.to_vec();
         if let Some(scored) = &self.submission.terms.scored {
             // `scored.tokens` is not empty (checked at submission). With an empty prompt its first token is the prompt,
@@ -53,7 +54,10 @@ impl RequestJob {
             let rest = usize::from(scored.score_only)..scored.tokens.len() - 1;
             tokens.extend(scored.tokens.get(rest).unwrap_or_default());
         }
-        tokens
+        KnownTokens {
+            shared: Some(tokens.into()),
+            own: Vec::new(),
+        }
     }
 
     /// Records the durations of the request and its phases.
@@ -94,6 +98,37 @@ pub(super) struct AwaitedPrefix {
     pub(super) tokens: usize,
 }
 
+/// The known tokens of a sequence. The choices of a request share those of its start until they append to them: a queue
+/// full of requests for many choices would hold each prompt a hundred times.
+///
+/// Not an `Arc` that is copied on write, which would cost each token two atomic operations.
+#[derive(Clone, Debug)]
+pub(super) struct KnownTokens {
+    /// `None`: they are in `own`.
+    shared: Option<Arc<[Token]>>,
+    own: Vec<Token>,
+}
+
+impl KnownTokens {
+    /// The tokens, to be changed; shared ones are copied.
+    #[inline]
+    pub(super) fn to_mut(&mut self) -> &mut Vec<Token> {
+        if let Some(shared) = self.shared.take() {
+            self.own = shared.to_vec();
+        }
+        &mut self.own
+    }
+}
+
+impl Deref for KnownTokens {
+    type Target = [Token];
+
+    #[inline]
+    fn deref(&self) -> &[Token] {
+        self.shared.as_deref().unwrap_or(&self.own)
+    }
+}
+
 /// The sequence of one choice.
 #[derive(Debug)]
 pub(super) struct RunningSequence {
@@ -101,9 +136,8 @@ pub(super) struct RunningSequence {
     /// The key of its request.
     pub(super) job: usize,
     pub(super) choice: u32,
-    /// Prompt and output, as the model sees them. The choices of a request share their prompt until one appends to it: a
-    /// queue full of requests for many choices would hold it many thousand times.
-    pub(super) tokens: Arc<Vec<Token>>,
+    /// Prompt and output, as the model sees them.
+    pub(super) tokens: KnownTokens,
     pub(super) prompt_tokens: usize,
     /// Its output is given and scored (LM-312): `tokens` contains all of it except the last token, from the start.
     pub(super) scored: bool,
@@ -136,7 +170,7 @@ impl RunningSequence {
     /// Appends a token to the output; `context` is the token that the model sees.
     #[inline]
     pub(super) fn record(&mut self, sampled: &Sampled, context: Token) {
-        Arc::make_mut(&mut self.tokens).push(context);
+        self.tokens.to_mut().push(context);
         if let Some(history) = &mut self.history {
             history.append(sampled.id);
         }

@@ -1,7 +1,5 @@
 //! Appends tokens to a sequence, sampled, forced or scored: context, text, events, and the checks for its end.
 
-use std::sync::Arc;
-
 use compact_str::CompactString;
 use sapwood_proto::steer::{Post, Token};
 use sapwood_proto::time::Time;
@@ -190,7 +188,7 @@ impl Requests {
         let sequence = &mut self.sequences[key];
         let left = sequence.tokens.len() - count;
         // Tokens first, slot last: `truncate` may preempt the sequence, which must then have its final tokens.
-        Arc::make_mut(&mut sequence.tokens).truncate(left);
+        sequence.tokens.to_mut().truncate(left);
         if let Some(steering) = &mut sequence.steering {
             let rest = steering.output.len() - count;
             for removed in steering.output.drain(rest..) {
@@ -231,7 +229,7 @@ impl Requests {
         // Before the prompt is computed, the branch waits for its parent to compute it, and then shares it.
         let after = (!parent.can_share_prompt()).then(|| self.prompt_of(key));
         let sent = steering.output.clone();
-        let tokens = Arc::clone(&parent.tokens);
+        let tokens = parent.tokens.clone();
         let born = self.add_sequence(parent.job, tokens, Some(steering), after);
         let (text, shown) = self.replay(key);
         if let Some((parent, branch)) = self.sequences.get2_mut(key, born) {

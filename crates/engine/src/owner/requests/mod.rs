@@ -14,7 +14,6 @@ mod append;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 use slab::Slab;
 
@@ -22,7 +21,7 @@ use super::detokenizer::Detokenizer;
 use super::kv_slots::KvSlots;
 use super::output::StepOutput;
 use super::report::{SequenceId, StepReport};
-use super::sequence::{AwaitedPrefix, RequestJob, RunningSequence};
+use super::sequence::{AwaitedPrefix, KnownTokens, RequestJob, RunningSequence};
 use super::steering::Steering;
 use crate::api::{
     ChoiceEnd, EngineError, EventKind, FinishReason, SharedVocabulary, StopCause, TokenUsage,
@@ -111,7 +110,7 @@ impl Requests {
     pub(super) fn add_sequence(
         &mut self,
         job: usize,
-        tokens: Arc<Vec<Token>>,
+        tokens: KnownTokens,
         steering: Option<Steering>,
         after: Option<AwaitedPrefix>,
     ) -> SequenceKey {
