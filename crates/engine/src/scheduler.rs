@@ -16,7 +16,8 @@
 //! waited longest, so that no priority starves. If the sequence that is next does not fit, no other is admitted before
 //! it, so that small requests do not starve a large one.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 /// The key of a sequence in its owner's slab.
 pub(crate) type SequenceKey = usize;
@@ -38,6 +39,15 @@ impl SchedulerTurn {
 
 /// The key of a caller (`None`), or of one of its connections.
 type FairKey = (u64, Option<u64>);
+
+/// The turns of a caller, or of one of its connections.
+#[derive(Clone, Copy, Debug)]
+struct FairTurns {
+    /// When it last had one.
+    last: u64,
+    /// Its waiting sequences.
+    waiting: usize,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SequenceStage {
@@ -68,7 +78,11 @@ struct QueueMember {
 /// Stages and turns of all sequences.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
-    members: Vec<QueueMember>,
+    /// Running and parked sequences, oldest first.
+    begun: Vec<QueueMember>,
+    /// Waiting sequences. By key, and not among the others: a caller may queue a hundred thousand and drop all of them at
+    /// once, and a step must not look at those that wait.
+    waiting: BTreeMap<SequenceKey, QueueMember>,
     slots: usize,
     running: usize,
     arrivals: u64,
@@ -77,22 +91,23 @@ pub(crate) struct Scheduler {
     ageing: u32,
     /// Number of new sequences admitted so far.
     new_admitted: u64,
-    /// The last turn of each caller with waiting sequences, and of each of their connections.
-    last_turn: HashMap<FairKey, u64>,
+    /// The turns of each caller with waiting sequences, and of each of their connections.
+    turns_of: HashMap<FairKey, FairTurns>,
 }
 
 impl Scheduler {
     /// Creates a scheduler for at most `slots` running sequences.
     pub(crate) fn new(slots: usize, ageing: u32) -> Self {
         Self {
-            members: Vec::new(),
+            begun: Vec::new(),
+            waiting: BTreeMap::new(),
             slots: slots.max(1),
             running: 0,
             arrivals: 0,
             turns: 0,
             ageing,
             new_admitted: 0,
-            last_turn: HashMap::new(),
+            turns_of: HashMap::new(),
         }
     }
 
@@ -104,16 +119,12 @@ impl Scheduler {
     /// Adds a new waiting sequence.
     pub(crate) fn submit(&mut self, key: SequenceKey, priority: i32, turn: SchedulerTurn) {
         self.arrivals += 1;
-        let arrival = self.arrivals;
-        // A caller that is new in the queue comes after those that already take turns.
-        self.start_turns(turn);
-        let stage = SequenceStage::Waiting(WaitingFrom::New);
-        self.members.push(QueueMember {
+        self.enqueue(QueueMember {
             key,
             priority,
             turn,
-            arrival,
-            stage,
+            arrival: self.arrivals,
+            stage: SequenceStage::Waiting(WaitingFrom::New),
         });
     }
 
@@ -124,7 +135,7 @@ impl Scheduler {
         }
         // A sequence that is not eligible is passed over and does not block others: it waits for a sequence, not for a
         // slot.
-        let waiting = || self.waiting_members().filter(|member| eligible(member.key));
+        let waiting = || self.waiting.values().filter(|member| eligible(member.key));
         let aged = self.aged(waiting());
         waiting()
             .min_by_key(|member| self.rank(member, aged))
@@ -134,16 +145,11 @@ impl Scheduler {
     /// Returns the waiting sequences in the order in which they would be admitted now. Callers take turns, so each
     /// admission may change the order.
     pub(crate) fn admission_order(&self) -> Vec<SequenceKey> {
-        let mut order: Vec<_> = self.waiting_members().collect();
-        let aged = self.aged(self.waiting_members());
+        let mut order: Vec<_> = self.waiting.values().collect();
+        let aged = self.aged(self.waiting.values());
         // Cached, because a rank looks up the turns of its caller and connection, and there may be thousands to sort.
         order.sort_by_cached_key(|member| self.rank(member, aged));
         order.into_iter().map(|member| member.key).collect()
-    }
-
-    fn waiting_members(&self) -> impl Iterator<Item = &QueueMember> {
-        let waits = |member: &&QueueMember| matches!(member.stage, SequenceStage::Waiting(_));
-        self.members.iter().filter(waits)
     }
 
     /// Returns the priority that ageing prefers, if the next admission is one of those that ageing decides.
@@ -168,7 +174,7 @@ impl Scheduler {
             // It had its caller's turn when it was first admitted.
             WaitingFrom::Ran => [0; 2],
             WaitingFrom::New | WaitingFrom::Yielded => {
-                let last = |fair_key| self.last_turn.get(&fair_key).copied().unwrap_or(0);
+                let last = |fair_key| self.turns_of.get(&fair_key).map_or(0, |turns| turns.last);
                 member.turn.fair_keys().map(last)
             }
         };
@@ -187,10 +193,7 @@ impl Scheduler {
 
     /// Returns how many eligible sequences wait for lack of a slot.
     pub(crate) fn missing_slots(&self, eligible: impl Fn(SequenceKey) -> bool) -> usize {
-        let waits = self
-            .waiting_members()
-            .filter(|member| eligible(member.key))
-            .count();
+        let waits = self.waiting.keys().filter(|key| eligible(**key)).count();
         waits.saturating_sub(self.slots - self.running.min(self.slots))
     }
 
@@ -199,23 +202,26 @@ impl Scheduler {
         // A clock that counts admissions: only the order of turns matters.
         self.turns += 1;
         let now = self.turns;
-        let Some(member) = self.member(key) else {
+        let Some(mut member) = self.dequeue(key) else {
             return;
         };
-        let fresh = member.stage == SequenceStage::Waiting(WaitingFrom::New);
-        member.stage = SequenceStage::Running;
-        let turn = member.turn;
-        self.running += 1;
         // A sequence that comes back was counted at its first admission; counting it again would cost its caller a
         // turn.
-        if fresh {
+        if member.stage == SequenceStage::Waiting(WaitingFrom::New) {
             self.new_admitted += 1;
-            for fair_key in turn.fair_keys() {
-                self.last_turn.insert(fair_key, now);
+            for fair_key in member.turn.fair_keys() {
+                // Only those with other waiting sequences have turns left to take.
+                if let Some(turns) = self.turns_of.get_mut(&fair_key) {
+                    turns.last = now;
+                }
             }
         }
-        // After the stage changed: the admitted sequence is no longer among those that wait.
-        self.remove_turn(turn);
+        member.stage = SequenceStage::Running;
+        self.running += 1;
+        let index = self
+            .begun
+            .partition_point(|other| other.arrival < member.arrival);
+        self.begun.insert(index, member);
     }
 
     /// Moves a running sequence to waiting, before those that never ran.
@@ -235,24 +241,23 @@ impl Scheduler {
 
     /// Moves a parked sequence to waiting.
     pub(crate) fn unpark(&mut self, key: SequenceKey) {
-        if let Some(member) = self
-            .member(key)
-            .filter(|member| member.stage == SequenceStage::Parked)
-        {
+        if let Some(index) = self.position(key, SequenceStage::Parked) {
+            let mut member = self.begun.remove(index);
             // It waits like a preempted one, although it may still hold its slot: `running` counts against the batch,
             // not against the KV cache.
             member.stage = SequenceStage::Waiting(WaitingFrom::Ran);
-            let turn = member.turn;
-            self.start_turns(turn);
+            self.enqueue(member);
         }
     }
 
     /// Removes a sequence.
     pub(crate) fn remove(&mut self, key: SequenceKey) {
-        if let Some(index) = self.members.iter().position(|member| member.key == key) {
-            let member = self.members.remove(index);
+        if self.dequeue(key).is_some() {
+            return;
+        }
+        if let Some(index) = self.begun.iter().position(|member| member.key == key) {
+            let member = self.begun.remove(index);
             self.running -= usize::from(member.stage == SequenceStage::Running);
-            self.remove_turn(member.turn);
         }
     }
 
@@ -277,15 +282,15 @@ impl Scheduler {
     }
 
     fn in_stage(&self, stage: SequenceStage) -> impl Iterator<Item = SequenceKey> + '_ {
-        let members = self.members.iter();
-        members
+        let begun = self.begun.iter();
+        begun
             .filter(move |member| member.stage == stage)
             .map(|member| member.key)
     }
 
     /// Returns the number of waiting sequences.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting_members().count()
+        self.waiting.len()
     }
 
     /// Selects the sequence to preempt among those for which `holds` is true: sequences that do not run before running
@@ -297,10 +302,8 @@ impl Scheduler {
         holds: impl Fn(SequenceKey) -> bool,
     ) -> Option<SequenceKey> {
         let runs = |member: &QueueMember| member.stage == SequenceStage::Running;
-        let candidates = self
-            .members
-            .iter()
-            .filter(|member| running_too || !runs(member));
+        let all = self.begun.iter().chain(self.waiting.values());
+        let candidates = all.filter(|member| running_too || !runs(member));
         // The youngest of the lowest priority has usually computed the least, and would be the last to be admitted
         // again.
         let victim = candidates
@@ -317,38 +320,49 @@ impl Scheduler {
     }
 
     fn release_slot(&mut self, key: SequenceKey, stage: SequenceStage) {
-        if let Some(member) = self
-            .member(key)
-            .filter(|member| member.stage == SequenceStage::Running)
-        {
-            member.stage = stage;
-            let turn = member.turn;
-            self.running -= 1;
-            self.start_turns(turn);
+        let Some(index) = self.position(key, SequenceStage::Running) else {
+            return;
+        };
+        self.running -= 1;
+        self.begun[index].stage = stage;
+        if stage != SequenceStage::Parked {
+            let member = self.begun.remove(index);
+            self.enqueue(member);
         }
     }
 
-    /// Starts the turns of a caller and its connection, unless they take turns already.
-    fn start_turns(&mut self, turn: SchedulerTurn) {
-        for fair_key in turn.fair_keys() {
-            // The present turn, not 0: otherwise a caller that leaves the queue and comes back would always be first.
-            self.last_turn.entry(fair_key).or_insert(self.turns);
+    /// Adds a waiting sequence, and starts the turns of its caller and connection unless they take turns already.
+    fn enqueue(&mut self, member: QueueMember) {
+        for fair_key in member.turn.fair_keys() {
+            let turns = self.turns_of.entry(fair_key).or_insert(FairTurns {
+                // The present turn, not 0: a caller that is new in the queue comes after those that already take turns,
+                // and one that leaves the queue and comes back is not always first.
+                last: self.turns,
+                waiting: 0,
+            });
+            turns.waiting += 1;
         }
+        self.waiting.insert(member.key, member);
     }
 
-    /// Removes the turns of a caller or connection without waiting sequences, so that the table stays as small as the
-    /// queue.
-    fn remove_turn(&mut self, turn: SchedulerTurn) {
-        for fair_key in turn.fair_keys() {
-            let waits = |member: &QueueMember| member.turn.fair_keys().contains(&fair_key);
-            if !self.waiting_members().any(waits) {
-                self.last_turn.remove(&fair_key);
+    /// Takes a sequence from those that wait. A caller or connection of which none is left takes no turns, so that the
+    /// table stays as small as the queue.
+    fn dequeue(&mut self, key: SequenceKey) -> Option<QueueMember> {
+        let member = self.waiting.remove(&key)?;
+        for fair_key in member.turn.fair_keys() {
+            if let Entry::Occupied(mut turns) = self.turns_of.entry(fair_key) {
+                turns.get_mut().waiting -= 1;
+                if turns.get().waiting == 0 {
+                    turns.remove();
+                }
             }
         }
+        Some(member)
     }
 
-    fn member(&mut self, key: SequenceKey) -> Option<&mut QueueMember> {
-        self.members.iter_mut().find(|member| member.key == key)
+    fn position(&self, key: SequenceKey, stage: SequenceStage) -> Option<usize> {
+        let mut begun = self.begun.iter();
+        begun.position(|member| member.key == key && member.stage == stage)
     }
 }
 

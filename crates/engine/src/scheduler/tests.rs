@@ -65,7 +65,7 @@ fn d_54_connections_take_turns_within_their_callers() {
         rest,
         "connections of one caller take turns"
     );
-    assert!(scheduler.last_turn.is_empty());
+    assert!(scheduler.turns_of.is_empty());
 }
 
 #[test]
@@ -322,6 +322,6 @@ proptest! {
         }
         seen.sort_unstable();
         prop_assert_eq!(seen, (0..arrivals.len()).collect::<Vec<_>>());
-        prop_assert!(scheduler.last_turn.is_empty(), "callers without sequences are removed");
+        prop_assert!(scheduler.turns_of.is_empty(), "callers without sequences are removed");
     }
 }
