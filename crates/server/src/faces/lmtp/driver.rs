@@ -231,7 +231,8 @@ impl ConnectionDriver {
             if let Some(end) = self.obey() {
                 return Poll::Ready(self.ended(end));
             }
-            if !(received || seen || sent) {
+            // A work that has just begun, or goes on, has to be polled before this rests: nothing else wakes for it.
+            if !(received || seen || sent || self.works.are_due()) {
                 // Only where nothing moved: while messages come the client is there, and looking may cost a system call.
                 let deaf = !self.listens();
                 if wire.poll_closed(deaf, cx).is_ready() {
@@ -578,8 +579,6 @@ impl ConnectionDriver {
         if came {
             let models = self.context.catalog.for_caller(self.allowance.clone());
             self.session.models_changed(&models, self.context.now());
-            // The streams that start now are first polled in another round, and nothing else is due that would bring one.
-            cx.waker().wake_by_ref();
         }
     }
 

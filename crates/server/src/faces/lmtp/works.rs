@@ -142,6 +142,11 @@ impl StreamWorks {
         self.running.len()
     }
 
+    /// Whether a work is to be polled for which nothing wakes.
+    pub(super) fn are_due(&self) -> bool {
+        !self.parked && self.bell.rung.load(Ordering::Acquire)
+    }
+
     /// Takes the items of one step of each stream, the streams whose work is over, and the updates of those that wait.
     pub(super) fn look(&mut self) -> WorkUpdates {
         let mut seen = WorkUpdates::default();
@@ -170,7 +175,7 @@ impl StreamWorks {
             }
             progress != WorkUpdate::Over
         });
-        // Only the flag, and no wake-up: the driver polls again before it returns, because there was something to send.
+        // Only the flag, and no wake-up: the driver does not rest while works are due.
         if more {
             self.bell.rung.store(true, Ordering::Release);
         }

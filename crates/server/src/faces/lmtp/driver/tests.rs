@@ -173,6 +173,24 @@ impl Function for BrokenModel {
     }
 }
 
+/// Nothing else wakes the connection of a client that waits for its answer.
+#[tokio::test]
+async fn lm_604_a_stream_starts_at_once_after_its_message_was_read_on_another_thread() {
+    let (mut owner, function) = standing();
+    let context = context(function);
+    let blank = " ".repeat(OFFLOAD_BYTES);
+    let long = format!(r#"GENERATE {{"model":"m","prompt":[7],"stream_id":1{blank}}}"#);
+    let mut driver = driver(&context);
+    let mut wire = PlayedTransport::of(&[AGREE, &long]);
+    let read = std::future::poll_fn(|cx| {
+        assert!(driver.poll_end(&mut wire, cx).is_pending());
+        let has_read = driver.reading.is_none() && driver.session.live() == 1;
+        if has_read { Poll::Ready(()) } else { Poll::Pending }
+    });
+    read.await;
+    assert_eq!(owner.step(Time::ZERO).admitted.len(), 1);
+}
+
 /// A short message is read in place, and a long one on a thread of the pool.
 #[tokio::test]
 async fn lm_505_open_streams_get_an_error_item_where_reading_a_message_panics() {
