@@ -104,7 +104,7 @@ impl FrameReader {
             Some(frame) => {
                 let missing = frame.len.saturating_sub(self.buf.len());
                 let part = missing.min(AHEAD.max(self.buf.len().saturating_mul(GROWTH)));
-                (missing.min(NARROW), usual.max(part.saturating_add(NARROW)))
+                (missing.min(AHEAD), usual.max(part.saturating_add(NARROW)))
             }
             None if self.filled => (WIDE / 4, usual),
             None => (HEAD_MAX, usual),
