@@ -185,7 +185,11 @@ async fn lm_604_a_stream_starts_at_once_after_its_message_was_read_on_another_th
     let read = std::future::poll_fn(|cx| {
         assert!(driver.poll_end(&mut wire, cx).is_pending());
         let has_read = driver.reading.is_none() && driver.session.live() == 1;
-        if has_read { Poll::Ready(()) } else { Poll::Pending }
+        if has_read {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     });
     read.await;
     assert_eq!(owner.step(Time::ZERO).admitted.len(), 1);
