@@ -201,11 +201,17 @@ impl ConnectionDriver {
         // Streams wake the task that polls them, and after a takeover that is another connection's.
         self.works.belong_to(cx);
         for _ in 0..ROUNDS {
+            let was_reading = self.reading.is_some();
             if self.poll_read(cx).is_pending() {
                 // What was sent before still has to leave. An error is ignored because it shows again at the next send,
                 // when there is a session to notify.
                 let _ = wire.poll_sent(cx);
                 return Poll::Pending;
+            }
+            // What the message has started or asked for, before the session is handed over: a stream would be without its
+            // work. And before anything is polled below that this may set.
+            if was_reading && let Some(end) = self.obey() {
+                return Poll::Ready(self.ended(end));
             }
             // Before anything is received: a message that is read after the session was handed over would be lost.
             if self.poll_asked(cx).is_ready() {

@@ -21,7 +21,7 @@ struct PlayedTransport {
     inputs: VecDeque<ByteString>,
     sent: String,
     /// Called when the transport is asked whether the connection is lost, which it is afterwards.
-    before_loss: Option<Box<dyn FnMut()>>,
+    before_loss: Option<Box<dyn FnMut() + Send>>,
 }
 
 impl PlayedTransport {
@@ -95,12 +95,9 @@ async fn lm_964_a_session_is_kept_where_the_connection_that_takes_it_over_is_los
     let mut cx = Context::from_waker(Waker::noop());
     let (mut old, mut wire) = (driver(&context), PlayedTransport::of(&[AGREE, GENERATE]));
     assert!(old.poll_end(&mut wire, &mut cx).is_pending());
-    let name = old.registration.as_ref().unwrap().name();
-    let resume = format!(
-        r#"RESUME {{"stream_id":9,"model":"m","session":"{name}","streams":[{{"stream_id":1,"after_seq":-1}}]}}"#
-    );
+    let name = old.registration.as_ref().unwrap().name().to_owned();
     let mut new = driver(&context);
-    let mut wire = PlayedTransport::of(&[AGREE, &resume]);
+    let mut wire = PlayedTransport::of(&[AGREE, &resume(&name, "")]);
     wire.before_loss = Some(Box::new(move || {
         let mut cx = Context::from_waker(Waker::noop());
         let end = old.poll_end(&mut PlayedTransport::default(), &mut cx);
@@ -111,6 +108,70 @@ async fn lm_964_a_session_is_kept_where_the_connection_that_takes_it_over_is_los
     assert_eq!((new.session.live(), new.works.len()), (1, 1));
     let cancelled = &context.shared.metrics.cancelled;
     assert_eq!(cancelled.with_label_values(&["client"]).get(), 0);
+}
+
+/// A RESUME of the first stream of this session, with `blank` in it.
+fn resume(name: &str, blank: &str) -> String {
+    format!(
+        r#"RESUME {{"stream_id":9,"model":"m","session":"{name}","streams":[{{"stream_id":1,"after_seq":-1}}]{blank}}}"#
+    )
+}
+
+/// Nothing wakes the new connection but the old one's answer.
+#[tokio::test]
+async fn lm_964_a_session_is_taken_over_after_a_long_resume_was_read_on_another_thread() {
+    let (_owner, function) = standing();
+    let context = context(function);
+    let mut noop = Context::from_waker(Waker::noop());
+    let (mut old, mut wire) = (driver(&context), PlayedTransport::of(&[AGREE, GENERATE]));
+    assert!(old.poll_end(&mut wire, &mut noop).is_pending());
+    let name = old.registration.as_ref().unwrap().name().to_owned();
+    let long = resume(&name, &" ".repeat(OFFLOAD_BYTES));
+    let mut new = driver(&context);
+    let task = tokio::spawn(async move {
+        let mut wire = PlayedTransport::of(&[AGREE, &long]);
+        let comes = std::future::poll_fn(|cx| {
+            assert!(new.poll_end(&mut wire, cx).is_pending());
+            if new.session.live() == 1 {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        });
+        comes.await;
+        new.works.len()
+    });
+    while old
+        .poll_end(&mut PlayedTransport::default(), &mut noop)
+        .is_pending()
+    {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(task.await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn lm_964_a_stream_that_was_read_on_another_thread_is_handed_over_with_its_work() {
+    let (_owner, function) = standing();
+    let context = context(function);
+    let mut noop = Context::from_waker(Waker::noop());
+    let (mut old, mut wire) = (driver(&context), PlayedTransport::of(&[AGREE]));
+    assert!(old.poll_end(&mut wire, &mut noop).is_pending());
+    let name = old.registration.as_ref().unwrap().name().to_owned();
+    let blank = " ".repeat(OFFLOAD_BYTES);
+    let long = format!(r#"GENERATE {{"model":"m","prompt":[7],"stream_id":1{blank}}}"#);
+    wire.inputs.push_back(long.into());
+    assert!(old.poll_end(&mut wire, &mut noop).is_pending());
+    // The session is asked for while the message is read.
+    let (mut new, mut other) = (
+        driver(&context),
+        PlayedTransport::of(&[AGREE, &resume(&name, "")]),
+    );
+    assert!(new.poll_end(&mut other, &mut noop).is_pending());
+    let end = std::future::poll_fn(|cx| old.poll_end(&mut wire, cx)).await;
+    assert_eq!(end, ConversationEnd::Taken);
+    assert!(new.poll_end(&mut other, &mut noop).is_pending());
+    assert_eq!((new.session.live(), new.works.len()), (1, 1));
 }
 
 /// A vocabulary whose tokenizer panics.
