@@ -54,6 +54,31 @@ async fn lm_804_streams_of_a_server_that_hangs_move_to_another() {
     }
 }
 
+/// Only the pool's probes wake the reader of a stream that has no item yet.
+#[tokio::test]
+async fn lm_804_a_stream_without_an_item_moves_by_itself() {
+    let (_first, one) = stepped(fluent()).await;
+    let (mut second, two) = stepped(fluent()).await;
+    let proxy = Proxy::to(one.address).await;
+    let pool = behind(&proxy, &two).await;
+    proxy.hang();
+    let items = pool.generate(request(), None);
+    let tokens = items.filter_map(async |item| item.unwrap().token);
+    let reader = tokio::spawn(tokens.collect::<Vec<u32>>());
+    let stepped = async {
+        while !reader.is_finished() {
+            second.step(Time::ZERO);
+            tokio::task::yield_now().await;
+        }
+    };
+    // Far less than the time for which a first item is waited for.
+    tokio::time::timeout(Duration::from_secs(30), stepped)
+        .await
+        .unwrap();
+    assert_eq!(reader.await.unwrap(), whole());
+    assert_eq!(pool.moved(), 1);
+}
+
 #[tokio::test]
 async fn lm_804_watchers_of_a_pool_are_notified_when_no_server_is_left() {
     let (one, two) = (of_parrot().await, of_parrot().await);

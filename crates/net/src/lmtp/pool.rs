@@ -601,15 +601,15 @@ pub struct PooledItems {
 impl PooledItems {
     /// Returns whether the peer hangs, and the stream can continue at another one.
     fn is_stuck(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(slot) = &self.target else {
-            return false;
-        };
-        // Polled until it is pending, which registers the reader's waker: without it a hanging peer would never be
-        // noticed.
+        // Polled until it is pending, which registers the reader's waker, and from the first poll on, before there is a
+        // peer: a stream without an item is not polled again, and its peer may hang already.
         let mut changed = false;
         while let Poll::Ready(Some(_)) = self.conditions.poll_next_unpin(cx) {
             changed = true;
         }
+        let Some(slot) = &self.target else {
+            return false;
+        };
         changed && self.peers.hangs(slot.member) && self.relayed.can_move()
     }
 
