@@ -7,6 +7,7 @@ use sapwood_net::lmtp::{BridgeEnd, ConnectOptions, PeerAddress, bridge};
 use sapwood_proto::evergreen::wire::SessionMessage;
 use sapwood_server::faces::lmtp;
 use sapwood_server::faces::lmtp::LinesEnd;
+use sapwood_server::http::body_budget;
 use sapwood_server::listener::socket as listening;
 use sapwood_server::server;
 use sapwood_tests::raw::action;
@@ -590,6 +591,45 @@ async fn lm_302_a_message_without_a_model_uses_the_default_model() {
         .send_text(r#"GENERATE {"prompt":[7],"stream_id":1}"#)
         .await;
     assert_eq!(tokens_and_end(&stream(&mut socket, 1).await).1, "stop");
+}
+
+/// Charged beside the body that it was read from, an array would wait for room that only itself can give back.
+#[tokio::test]
+async fn d_47_an_array_is_charged_once_and_until_its_last_message_is_taken() {
+    let (mut owner, engine) = by_hand(chatter());
+    let config = server::Config {
+        body_budget: body_budget::Config {
+            each: 2 << 20,
+            ..body_budget::Config::default()
+        },
+        ..server::Config::default()
+    };
+    let server =
+        Running::start_faces(config, kernel("m", engine), Faces::default(), Vec::new()).await;
+    let blank = " ".repeat(1_200_000);
+    let array = format!(
+        r#"[["GENERATE",{{"model":"m","prompt":[1],"stream_id":1,"max_tokens":3{blank}}}]]"#
+    );
+    let mut tcp = TcpStream::connect(server.address).await.unwrap();
+    let head =
+        "POST /lmtp HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close";
+    let text = format!("{head}\r\ncontent-length: {}\r\n\r\n{array}", array.len());
+    tcp.write_all(text.as_bytes()).await.unwrap();
+    let metrics = &server.shared.metrics;
+    let open = metrics.streams_open.with_label_values(&["lmtp"]);
+    until("it is open", || open.get() == 1).await;
+    until("nothing is charged", || metrics.body_bytes.get() == 0).await;
+    assert_eq!(open.get(), 1, "it still runs");
+    let mut reply = Vec::new();
+    while !String::from_utf8_lossy(&reply).contains("\"finish_reason\":\"length\"") {
+        owner.step(sapwood_proto::time::Time::ZERO);
+        // Both may be cancelled: nothing is read where nothing has come.
+        tokio::select! {
+            biased;
+            read = tcp.read_buf(&mut reply) => assert_ne!(read.unwrap(), 0),
+            () = tokio::task::yield_now() => {}
+        }
+    }
 }
 
 /// OA-911 is for bodies that are read before they are answered. A body that is read as a stream may be silent while its

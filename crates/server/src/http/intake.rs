@@ -147,6 +147,13 @@ impl BodyIntake {
         }
     }
 
+    /// What is held for a body that was read whole, in place of the response's beginning: for as long as the caller keeps it.
+    pub(crate) fn take_kept(&self) -> Vec<Reservation> {
+        let mut kept = self.kept();
+        let kept = kept.as_mut().map(|kept| &mut kept.reservations);
+        kept.map(std::mem::take).unwrap_or_default()
+    }
+
     /// The response begins: its input has been read, and all charges are refunded. Returns what was not read.
     pub(crate) fn answered(&self) -> Option<UnreadRemainder> {
         // Taken in a statement of its own: the refund takes the lock of the budget, and must not hold this one meanwhile.

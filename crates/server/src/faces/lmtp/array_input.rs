@@ -32,12 +32,7 @@ impl ArrayInput {
         Ok(Self { text, at })
     }
 
-    /// Bytes of the text, which is kept until it is dropped.
-    pub(super) fn held_bytes(&self) -> usize {
-        self.text.len()
-    }
-
-    /// The next pair as a line, or the end. The white space within a payload stays, line feeds included.
+    /// The next pair as a line, or the end, with which the text is dropped. The white space within a payload stays, line feeds included.
     pub(super) fn next_input(&mut self) -> LmtpInput {
         let rest = self.text.get(self.at..).unwrap_or_default();
         let rest = rest.trim_start_matches([' ', '\t', '\r', '\n', ',']);
@@ -45,7 +40,7 @@ impl ArrayInput {
         let mut pairs = serde_json::Deserializer::from_str(rest).into_iter::<(String, &RawValue)>();
         // The end of the array is no pair, and everything before it was checked.
         let Some(Ok((word, payload))) = pairs.next() else {
-            self.at = self.text.len();
+            (self.text, self.at) = (ByteString::new(), 0);
             return LmtpInput::End;
         };
         let line = format!("{word} {}", payload.get()).into();

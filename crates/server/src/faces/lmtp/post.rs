@@ -41,7 +41,7 @@ use super::driver::{
 use super::line_input::LineInput;
 use crate::auth::caller::Caller;
 use crate::faces::cut_body::flush_before_error;
-use crate::http::body_budget::{BudgetFull, Reservation, overloaded};
+use crate::http::body_budget::Reservation;
 use crate::http::intake::{BodyFailure, BodyIntake};
 use crate::http::rejection::Rejection;
 use crate::http::request_trace;
@@ -173,20 +173,16 @@ async fn array(
         let turn = request_trace::present_turn().caller;
         let size = TaskSize::of(body.len());
         let checked = BlockingPool::global().run_only(turn, size, move || check(body));
-        checked.await.map_err(|error| wrong(error.to_string()))?
+        // Not the client's mistake.
+        checked.await.map_err(|error| {
+            Rejection::new(error.code(), error.known_reason(), error.to_string())
+        })?
     };
-    let input = input.map_err(wrong)?;
-    // What was charged while the body arrived is refunded when the response begins, and this text is held for longer.
-    let mut charge = intake.map(BodyIntake::reserve);
-    if let (Some(charge), Some(intake)) = (&mut charge, intake)
-        && let Err(BudgetFull) = charge.hold(input.held_bytes()).await
-    {
-        intake.overrun();
-        return Err(overloaded());
-    }
     Ok(PostInput::Array {
-        input,
-        _charge: charge,
+        input: input.map_err(wrong)?,
+        // What was charged while the body arrived would be refunded when the response begins, and the text is held for
+        // longer. Taken and not charged a second time: a request that waits for room beside its own charge waits for itself.
+        charge: intake.map(BodyIntake::take_kept).unwrap_or_default(),
     })
 }
 
@@ -199,7 +195,7 @@ enum PostInput {
     Array {
         input: ArrayInput,
         /// Refunded with the text.
-        _charge: Option<Reservation>,
+        charge: Vec<Reservation>,
     },
 }
 
@@ -272,7 +268,14 @@ struct PostTransport {
 impl LmtpTransport for PostTransport {
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<LmtpInput> {
         match &mut self.incoming {
-            PostInput::Array { input, .. } => Poll::Ready(input.next_input()),
+            PostInput::Array { input, charge } => {
+                let next = input.next_input();
+                // The last message has been taken, and what it started may go on for long.
+                if matches!(next, LmtpInput::End) {
+                    charge.clear();
+                }
+                Poll::Ready(next)
+            }
             PostInput::Lines { body, lines } => loop {
                 if let Some(input) = lines.next_input() {
                     return Poll::Ready(input);
