@@ -55,7 +55,7 @@ impl RequestJob {
             tokens.extend(scored.tokens.get(rest).unwrap_or_default());
         }
         KnownTokens {
-            shared: Some(tokens.into()),
+            shared: Some(Arc::new(tokens)),
             own: Vec::new(),
         }
     }
@@ -105,16 +105,16 @@ pub(super) struct AwaitedPrefix {
 #[derive(Clone, Debug)]
 pub(super) struct KnownTokens {
     /// `None`: they are in `own`.
-    shared: Option<Arc<[Token]>>,
+    shared: Option<Arc<Vec<Token>>>,
     own: Vec<Token>,
 }
 
 impl KnownTokens {
-    /// The tokens, to be changed; shared ones are copied.
+    /// The tokens, to be changed; the last sequence that shares them takes them without a copy.
     #[inline]
     pub(super) fn to_mut(&mut self) -> &mut Vec<Token> {
         if let Some(shared) = self.shared.take() {
-            self.own = shared.to_vec();
+            self.own = Arc::unwrap_or_clone(shared);
         }
         &mut self.own
     }
@@ -125,7 +125,7 @@ impl Deref for KnownTokens {
 
     #[inline]
     fn deref(&self) -> &[Token] {
-        self.shared.as_deref().unwrap_or(&self.own)
+        self.shared.as_deref().unwrap_or(&self.own).as_slice()
     }
 }
 
