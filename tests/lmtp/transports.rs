@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sapwood_engine::EngineOwner;
 use sapwood_kernel::Kernel;
 use sapwood_net::lmtp::{BridgeEnd, ConnectOptions, PeerAddress, bridge};
 use sapwood_proto::evergreen::wire::SessionMessage;
@@ -593,6 +594,20 @@ async fn lm_302_a_message_without_a_model_uses_the_default_model() {
     assert_eq!(tokens_and_end(&stream(&mut socket, 1).await).1, "stop");
 }
 
+/// Steps the engine until the response shows the end of a stream.
+async fn stepped_to_the_end(tcp: &mut TcpStream, owner: &mut EngineOwner) {
+    let mut reply = Vec::new();
+    while !String::from_utf8_lossy(&reply).contains("\"finish_reason\":\"length\"") {
+        owner.step(sapwood_proto::time::Time::ZERO);
+        // Both may be cancelled: nothing is read where nothing has come.
+        tokio::select! {
+            biased;
+            read = tcp.read_buf(&mut reply) => assert_ne!(read.unwrap(), 0),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+}
+
 /// Charged beside the body that it was read from, an array would wait for room that only itself can give back.
 #[tokio::test]
 async fn d_47_an_array_is_charged_once_and_until_its_last_message_is_taken() {
@@ -620,16 +635,7 @@ async fn d_47_an_array_is_charged_once_and_until_its_last_message_is_taken() {
     until("it is open", || open.get() == 1).await;
     until("nothing is charged", || metrics.body_bytes.get() == 0).await;
     assert_eq!(open.get(), 1, "it still runs");
-    let mut reply = Vec::new();
-    while !String::from_utf8_lossy(&reply).contains("\"finish_reason\":\"length\"") {
-        owner.step(sapwood_proto::time::Time::ZERO);
-        // Both may be cancelled: nothing is read where nothing has come.
-        tokio::select! {
-            biased;
-            read = tcp.read_buf(&mut reply) => assert_ne!(read.unwrap(), 0),
-            () = tokio::task::yield_now() => {}
-        }
-    }
+    stepped_to_the_end(&mut tcp, &mut owner).await;
 }
 
 /// OA-911 is for bodies that are read before they are answered. A body that is read as a stream may be silent while its
@@ -656,16 +662,7 @@ async fn lm_113_a_body_may_be_silent_while_streams_run_and_a_timeout_breaks_off_
     };
     in_time("a long pause", Duration::from_secs(100), idle_timeout).await;
     assert_eq!(open.get(), 1, "it still runs");
-    let mut reply = Vec::new();
-    while !String::from_utf8_lossy(&reply).contains("\"finish_reason\":\"length\"") {
-        owner.step(sapwood_proto::time::Time::ZERO);
-        // Both may be cancelled: nothing is read where nothing has come.
-        tokio::select! {
-            biased;
-            read = tcp.read_buf(&mut reply) => assert_ne!(read.unwrap(), 0),
-            () = tokio::task::yield_now() => {}
-        }
-    }
+    stepped_to_the_end(&mut tcp, &mut owner).await;
     // Nothing is running, and no more input arrives.
     let reading = tokio::spawn(async move {
         let mut rest = Vec::new();

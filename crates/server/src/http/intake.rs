@@ -147,7 +147,8 @@ impl BodyIntake {
         }
     }
 
-    /// What is held for a body that was read whole, in place of the response's beginning: for as long as the caller keeps it.
+    /// Takes over the charge of a body that was read, which would be refunded when the response begins. For handlers that keep
+    /// the body for longer.
     pub(crate) fn take_kept(&self) -> Vec<Reservation> {
         let mut kept = self.kept();
         let kept = kept.as_mut().map(|kept| &mut kept.reservations);

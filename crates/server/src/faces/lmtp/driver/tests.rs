@@ -93,9 +93,7 @@ async fn lm_964_a_session_is_kept_where_the_connection_that_takes_it_over_is_los
     let (_owner, function) = standing();
     let context = context(function);
     let mut cx = Context::from_waker(Waker::noop());
-    let (mut old, mut wire) = (driver(&context), PlayedTransport::of(&[AGREE, GENERATE]));
-    assert!(old.poll_end(&mut wire, &mut cx).is_pending());
-    let name = old.registration.as_ref().unwrap().name().to_owned();
+    let (mut old, _wire, name) = opened(&context, &[AGREE, GENERATE]);
     let mut new = driver(&context);
     let mut wire = PlayedTransport::of(&[AGREE, &resume(&name, "")]);
     wire.before_loss = Some(Box::new(move || {
@@ -108,6 +106,18 @@ async fn lm_964_a_session_is_kept_where_the_connection_that_takes_it_over_is_los
     assert_eq!((new.session.live(), new.works.len()), (1, 1));
     let cancelled = &context.shared.metrics.cancelled;
     assert_eq!(cancelled.with_label_values(&["client"]).get(), 0);
+}
+
+/// A connection that has read these messages, and the name under which its session can be resumed.
+fn opened(
+    context: &Arc<LmtpContext>,
+    inputs: &[&str],
+) -> (ConnectionDriver, PlayedTransport, String) {
+    let (mut driver, mut wire) = (driver(context), PlayedTransport::of(inputs));
+    let end = driver.poll_end(&mut wire, &mut Context::from_waker(Waker::noop()));
+    assert!(end.is_pending());
+    let name = driver.registration.as_ref().unwrap().name().to_owned();
+    (driver, wire, name)
 }
 
 /// A RESUME of the first stream of this session, with `blank` in it.
@@ -123,9 +133,7 @@ async fn lm_964_a_session_is_taken_over_after_a_long_resume_was_read_on_another_
     let (_owner, function) = standing();
     let context = context(function);
     let mut noop = Context::from_waker(Waker::noop());
-    let (mut old, mut wire) = (driver(&context), PlayedTransport::of(&[AGREE, GENERATE]));
-    assert!(old.poll_end(&mut wire, &mut noop).is_pending());
-    let name = old.registration.as_ref().unwrap().name().to_owned();
+    let (mut old, _wire, name) = opened(&context, &[AGREE, GENERATE]);
     let long = resume(&name, &" ".repeat(OFFLOAD_BYTES));
     let mut new = driver(&context);
     let task = tokio::spawn(async move {
@@ -155,9 +163,7 @@ async fn lm_964_a_stream_that_was_read_on_another_thread_is_handed_over_with_its
     let (_owner, function) = standing();
     let context = context(function);
     let mut noop = Context::from_waker(Waker::noop());
-    let (mut old, mut wire) = (driver(&context), PlayedTransport::of(&[AGREE]));
-    assert!(old.poll_end(&mut wire, &mut noop).is_pending());
-    let name = old.registration.as_ref().unwrap().name().to_owned();
+    let (mut old, mut wire, name) = opened(&context, &[AGREE]);
     let blank = " ".repeat(OFFLOAD_BYTES);
     let long = format!(r#"GENERATE {{"model":"m","prompt":[7],"stream_id":1{blank}}}"#);
     wire.inputs.push_back(long.into());
