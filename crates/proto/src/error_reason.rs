@@ -122,6 +122,20 @@ reasons! {
     DEADLOCK = "deadlock", ControllerFailed;
     /// It forked too often.
     LIMIT = "limit", ControllerFailed;
+    /// It needs more memory than it may have.
+    MEMORY = "memory", ControllerFailed;
+    /// It used up the work that it may do.
+    FUEL = "fuel", ControllerFailed;
+    /// It failed before the first token.
+    INIT = "init", ControllerFailed;
+    /// The runtime that ran it is gone.
+    RUNTIME_LOST = "runtime-lost", ControllerFailed;
+    /// Controllers cannot be run at the moment.
+    CONTROLLERS_UNAVAILABLE = "controllers_unavailable", Unavailable;
+    /// The uploaded bytes are not a controller.
+    INVALID_MODULE = "invalid_module", InvalidRequest;
+    /// A constraint's pattern, schema or grammar cannot be compiled.
+    INVALID_GRAMMAR = "invalid_grammar", InvalidRequest;
 
     // The HTTP stack.
     /// No key, or an unknown one.

@@ -1,117 +1,53 @@
 //! The interface of steerers, which constrain one sequence token by token.
 //!
-//! Implemented by Wasm controllers, runtimes in other processes and native constraints (DESIGN section 5, AI-801,
-//! D-12).
+//! Implemented by Wasm controllers, runtimes in other processes, native constraints and the SDK's controllers; the
+//! engine knows nothing else (DESIGN section 5, AI-801, D-12, D-49).
 //!
 //! ```text
-//!   pre ──► mid_begin ──► (forward pass) ──► mid_poll … ──► (sample) ──► post ──► pre …
+//!   begin ─► pre … ─► mid_begin ─► (forward pass) ─► mid_poll … ─► (sample) ─► post ─► pre …
 //! ```
 //!
-//! All methods are polled: none may block, and the engine enforces timeouts (AI-812).
+//! No method may block: one that has no result yet returns `None`, is called again, and calls its [`StepWaker`] when a
+//! call would find the result. Who steers is asked for by name ([`SteerSource`]), once per request.
 
+mod mask;
+mod source;
+mod store;
+
+use std::sync::Arc;
+
+pub use self::mask::{Mask, SharedMask};
+pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
+pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};
 use crate::error_reason::ErrorReason;
-use crate::time::Time;
 
 /// A token id of the model's vocabulary.
 pub type Token = u32;
 
-/// A set of allowed tokens, one bit per vocabulary entry, least significant bit first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mask {
-    words: Vec<u32>,
-    vocabulary: usize,
+/// Wakes an engine that waits for a steerer. May be called from any thread, at any time, more often than needed.
+pub trait StepWaker: Send + Sync {
+    /// A result that was missing is there.
+    fn wake(&self);
 }
 
-impl Mask {
-    /// A mask over `vocabulary` tokens that allows none.
-    #[must_use]
-    pub fn none(vocabulary: usize) -> Self {
-        Self {
-            words: vec![0; vocabulary.div_ceil(32)],
-            vocabulary,
-        }
-    }
+/// The result of a steerer's method.
+pub type Steered<T> = Result<T, SteerFailure>;
 
-    /// A mask over `vocabulary` tokens that allows all.
-    #[must_use]
-    pub fn all(vocabulary: usize) -> Self {
-        let mut mask = Self {
-            words: vec![u32::MAX; vocabulary.div_ceil(32)],
-            vocabulary,
-        };
-        mask.trim();
-        mask
-    }
+/// Why a steerer failed. The sequence ends as `controller-failed` with this reason.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}: {message}")]
+pub struct SteerFailure {
+    /// The short, stable name (`trap`, `timeout`, `constraint_failed`, `deadlock` …).
+    pub reason: ErrorReason,
+    /// A message for humans. Contains nothing that a client must not see.
+    pub message: String,
+}
 
-    /// A mask from its words; bits past `vocabulary` are cleared. `None` if the length does not fit.
-    #[must_use]
-    pub fn from_words(words: Vec<u32>, vocabulary: usize) -> Option<Self> {
-        if words.len() != vocabulary.div_ceil(32) {
-            return None;
-        }
-        let mut mask = Self { words, vocabulary };
-        mask.trim();
-        Some(mask)
-    }
-
-    fn trim(&mut self) {
-        // `count` and `==` take whole words, so the bits past the vocabulary must stay 0.
-        let spare = self.words.len() * 32 - self.vocabulary;
-        if let Some(last) = self.words.last_mut() {
-            *last &= u32::MAX >> spare;
-        }
-    }
-
-    /// The size of the vocabulary.
-    #[must_use]
-    pub const fn vocabulary(&self) -> usize {
-        self.vocabulary
-    }
-
-    /// The bits, 32 tokens a word.
-    #[must_use]
-    pub fn words(&self) -> &[u32] {
-        &self.words
-    }
-
-    /// Allows `token`; a token outside the vocabulary is ignored.
-    pub fn allow(&mut self, token: Token) {
-        // By the vocabulary and not by the number of words: the last word has bits for ids that do not exist.
-        if (token as usize) < self.vocabulary {
-            self.words[token as usize / 32] |= 1 << (token % 32);
-        }
-    }
-
-    /// Forbids `token`; a token outside the vocabulary is ignored.
-    pub fn forbid(&mut self, token: Token) {
-        if (token as usize) < self.vocabulary {
-            self.words[token as usize / 32] &= !(1 << (token % 32));
-        }
-    }
-
-    /// Whether `token` is allowed.
-    #[must_use]
-    pub fn allows(&self, token: Token) -> bool {
-        (token as usize) < self.vocabulary
-            && self.words[token as usize / 32] & (1 << (token % 32)) != 0
-    }
-
-    /// Intersects with `other`. Both must be over the same vocabulary; a longer one is truncated.
-    pub fn intersect(&mut self, other: &Self) {
-        // `zip` cannot panic if the lengths differ, which an index could; masks come from programs of users.
-        for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
-            *mine &= theirs;
-        }
-    }
-
-    /// How many tokens are allowed.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.words
-            .iter()
-            .map(|word| word.count_ones() as usize)
-            .sum()
-    }
+/// What a steerer wants to be done before its first step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Begun {
+    /// Replaces the prompt of the request, if set.
+    pub prompt: Option<Vec<Token>>,
 }
 
 /// The request of [`Steer::pre`] for the coming step.
@@ -133,26 +69,66 @@ pub enum Pre {
 /// The request of [`Steer::mid_poll`] for sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mid {
-    /// Sample one token.
-    Sample {
-        /// The allowed tokens; `None` allows all.
-        mask: Option<Mask>,
-        /// Added to the logits, after the request's own bias.
-        bias: Vec<(Token, f32)>,
-        /// Replaces the request's temperature in this step.
-        temperature: Option<f32>,
-    },
-    /// Roll back the last `backtrack` tokens, append `tokens`, sample nothing.
-    Splice {
-        /// How many tokens to roll back; at most those after the prompt.
-        backtrack: u32,
-        /// What to append instead.
-        tokens: Vec<Token>,
-    },
-    /// Neither sample nor append in this step.
-    Noop,
+    /// Go on as one sequence.
+    One(Branch),
+    /// Become as many sequences as there are branches, at least one; the first is this sequence. All of them sample from
+    /// the same logits (AI-505).
+    Fork(Vec<Branch>),
     /// End the sequence here.
     Stop,
+}
+
+/// How one sequence goes on in this step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Branch {
+    /// Sample one token.
+    Sample(Sample),
+    /// Sample nothing; change the committed text.
+    Splice(Splice),
+    /// Neither sample nor append in this step.
+    Noop,
+}
+
+/// How one token is sampled.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// The allowed tokens; `None` allows all, which is cheaper than a full mask (AI-802).
+    pub mask: Option<SharedMask>,
+    /// Added to the logits, after the request's own bias.
+    pub bias: Vec<(Token, f32)>,
+    /// Replaces the request's temperature from this step on, until it is replaced again.
+    pub temperature: Option<f32>,
+    /// What happens instead of appending the sampled token; the first that applies wins.
+    pub splices: Vec<ConditionalSplice>,
+}
+
+/// A splice that depends on the sampled token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConditionalSplice {
+    /// It applies if the sampled token is one of these, or if there are none.
+    pub when_sampled: Vec<Token>,
+    /// What happens. Here `backtrack` counts the committed tokens alone: the sampled token is dropped in any case.
+    pub splice: Splice,
+}
+
+/// Takes back committed tokens and appends others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Splice {
+    /// How many committed tokens to take back; at most those after the prompt (AI-826).
+    pub backtrack: u32,
+    /// What to append instead.
+    pub tokens: Vec<Token>,
+}
+
+/// What really happened to a sequence in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Appended<'t> {
+    /// How many committed tokens were taken back; a sampled token that a splice dropped was never committed.
+    pub backtrack: u32,
+    /// The tokens appended after that.
+    pub tokens: &'t [Token],
+    /// The token that was sampled, if one was; with a splice it need not be among `tokens`.
+    pub sampled: Option<Token>,
 }
 
 /// The request of [`Steer::post`].
@@ -164,63 +140,109 @@ pub enum Post {
     Stop,
 }
 
-/// Why a steerer failed. The sequence ends as `controller-failed` with this reason.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}: {message}")]
-pub struct SteerFailure {
-    /// The short, stable name (`trap`, `timeout`, `constraint_failed`, `deadlock` …).
-    pub reason: ErrorReason,
-    /// A message for humans. Contains nothing that a client must not see.
-    pub message: String,
+/// What the callbacks of one step printed and wrote, for those who watch a controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepReport {
+    /// What was printed.
+    pub logs: String,
+    /// The successful writes of variables, in order.
+    pub storage: Vec<VariableWrite>,
+    /// Processor time of the callbacks, rounded down to 10 µs.
+    pub micros: u64,
 }
 
-/// The result of a steerer's method.
-pub type Steered<T> = Result<T, SteerFailure>;
+impl StepReport {
+    /// Returns whether there is anything to show; time alone is not.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.logs.is_empty() && self.storage.is_empty()
+    }
+}
 
-/// Steers one sequence. The engine calls the methods in the order of the module's diagram.
+/// One successful write of a variable (AI-951).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariableWrite {
+    /// The variable's name.
+    pub name: String,
+    /// What was written or appended.
+    pub value: Vec<u8>,
+    /// Whether `value` was added to the end of what was there.
+    pub append: bool,
+    /// The version that the write required, if it required one.
+    pub when_version_is: Option<u64>,
+}
+
+/// Steers one sequence. The engine calls the methods in the order of the module's diagram, all from one thread.
 pub trait Steer: Send {
-    /// Called at the start of a step, before the batch is formed.
-    fn pre(&mut self) -> Steered<Pre>;
+    /// Starts with the tokens of the prompt. Called once, before everything else; must return at once. `waker` is for
+    /// this steerer and all its forks.
+    fn begin(&mut self, prompt: &[Token], waker: &Arc<dyn StepWaker>);
 
-    /// Starts the computation for this step's sampling. Called before the forward pass; must return at once.
-    fn mid_begin(&mut self, now: Time);
-
-    /// The result of [`Steer::mid_begin`], or `None` if it is not ready yet. Called after the forward pass, and again
-    /// in later steps while it is late (the sequence's output row is retained meanwhile).
-    fn mid_poll(&mut self, now: Time) -> Steered<Option<Mid>>;
-
-    /// Reports the result of the step: `backtrack` tokens were rolled back, then `tokens` appended, the last one
-    /// `sampled` or not.
-    fn post(&mut self, backtrack: u32, tokens: &[Token], sampled: bool) -> Steered<Post>;
-
-    /// Creates a steerer for a fork of this sequence, in the same state. `index` is the new branch's number (1, 2, …);
-    /// the original sequence is branch 0.
-    fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mask_has_no_bits_past_its_vocabulary() {
-        let all = Mask::all(33);
-        assert_eq!(all.count(), 33);
-        assert!(all.allows(32) && !all.allows(33));
-        let read = Mask::from_words(vec![u32::MAX; 2], 33);
-        assert_eq!(read.as_ref(), Some(&all));
-        assert_eq!(Mask::from_words(vec![0], 33), None);
+    /// Returns the result of [`Steer::begin`], or `None` if it is not ready yet. The sequence waits outside the batch
+    /// until then.
+    ///
+    /// # Errors
+    /// The request fails before its first token.
+    fn begin_poll(&mut self) -> Steered<Option<Begun>> {
+        Ok(Some(Begun::default()))
     }
 
-    #[test]
-    fn intersection_keeps_what_both_allow() {
-        let mut left = Mask::all(40);
-        let mut right = Mask::none(40);
-        right.allow(7);
-        right.allow(99);
-        left.forbid(7);
-        left.allow(7);
-        left.intersect(&right);
-        assert_eq!((left.count(), left.allows(7)), (1, true));
+    /// Sets the number of the sequence, unique in its request. Called once, before the first `pre`.
+    fn bind(&mut self, _number: u32) {}
+
+    /// Called at the start of a step, before the batch is formed, until there is a result; a sequence whose result is
+    /// missing skips the step.
+    ///
+    /// # Errors
+    /// The sequence fails.
+    fn pre(&mut self) -> Steered<Option<Pre>>;
+
+    /// Starts the computation for this step's sampling. Called before the forward pass; must return at once. `group`:
+    /// the numbers of the sequences that the last fork of this one made, itself first; itself alone without a fork.
+    fn mid_begin(&mut self, group: &[u32]);
+
+    /// Returns the result of [`Steer::mid_begin`], or `None` if it is not ready yet. Called after the forward pass, and
+    /// again in later steps while it is late (the sequence's output row is retained meanwhile).
+    ///
+    /// # Errors
+    /// The sequence fails.
+    fn mid_poll(&mut self) -> Steered<Option<Mid>>;
+
+    /// Reports what the step did. Must return at once; a steerer that decides elsewhere continues here and stops in the
+    /// next `pre`.
+    ///
+    /// # Errors
+    /// The sequence fails.
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post>;
+
+    /// Creates a steerer for a fork of this sequence, in the same state. `index` is the new branch's number (1, 2, …);
+    /// the original sequence is branch 0. [`Steer::bind`] of the new one follows.
+    ///
+    /// # Errors
+    /// The sequence fails.
+    fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>>;
+
+    /// Returns whether the steerer would allow these tokens after `backtrack` tokens were taken back, without changing
+    /// its state. Asked when another steerer of the same sequence forces tokens (AI-803).
+    ///
+    /// # Errors
+    /// The sequence fails.
+    fn would_accept(&mut self, _backtrack: u32, _tokens: &[Token]) -> Steered<bool> {
+        Ok(true)
+    }
+
+    /// Returns whether a sampled EOS token ends the sequence. A controller sees it and decides itself (AI-804).
+    fn ends_at_eos(&self) -> bool {
+        true
+    }
+
+    /// Returns whether it may take back committed tokens, so that faces which cannot take back text hold it (AI-936).
+    fn may_backtrack(&self) -> bool {
+        false
+    }
+
+    /// Takes what the callbacks printed and wrote since the last call.
+    fn take_report(&mut self) -> Option<StepReport> {
+        None
     }
 }

@@ -12,6 +12,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sapwood-demo", &[]),
     ("sapwood-session", &["sapwood-proto"]),
     ("sapwood-net", &["sapwood-proto", "sapwood-session"]),
+    ("sapwood-guest", &[]),
+    ("sapwood-control", &["sapwood-proto"]),
     ("sapwood-engine", &["sapwood-proto"]),
     (
         "sapwood-kernel",
@@ -38,6 +40,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sapwood-proto",
             "sapwood-session",
             "sapwood-engine",
+            "sapwood-control",
             "sapwood-kernel",
             "sapwood-net",
             "sapwood-server",

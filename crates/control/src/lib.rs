@@ -1,0 +1,1 @@
+//! Controllers in Wasm that steer decoding, and the AICI runtime for other engines.

@@ -1,0 +1,1 @@
+//! Write controllers in Rust that steer decoding token by token.
