@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use ::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
-use ::http::{Method, Request, Response, Uri};
+use ::http::{Request, Response, Uri};
 use bytes::Bytes;
 use futures::{Stream, stream};
 use http_body_util::{BodyExt, Full, Limited};
@@ -47,6 +47,27 @@ pub struct RestClient {
     uri: Uri,
     authority: HeaderValue,
     address: ServerAddress,
+}
+
+/// The method of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestMethod {
+    /// Reads.
+    Get,
+    /// Creates or runs.
+    Post,
+    /// Removes.
+    Delete,
+}
+
+impl RestMethod {
+    const fn http(self) -> ::http::Method {
+        match self {
+            Self::Get => ::http::Method::GET,
+            Self::Post => ::http::Method::POST,
+            Self::Delete => ::http::Method::DELETE,
+        }
+    }
 }
 
 /// The body of a request, with its type.
@@ -101,7 +122,7 @@ impl RestClient {
     /// [`RestError`].
     pub async fn json(
         &self,
-        method: Method,
+        method: RestMethod,
         path: &str,
         body: Option<RestBody>,
     ) -> Result<Value, RestError> {
@@ -121,7 +142,7 @@ impl RestClient {
         body: RestBody,
     ) -> Result<impl Stream<Item = Result<Bytes, RestError>> + Send + Unpin, RestError> {
         let answer = self
-            .ask(Method::POST, path, Some(body), "text/event-stream")
+            .ask(RestMethod::Post, path, Some(body), "text/event-stream")
             .await?;
         let state = (answer.into_body(), SseReader::new(SseLimits::default()));
         Ok(Box::pin(stream::try_unfold(state, next_event)))
@@ -129,14 +150,14 @@ impl RestClient {
 
     async fn ask(
         &self,
-        method: Method,
+        method: RestMethod,
         path: &str,
         body: Option<RestBody>,
         accept: &'static str,
     ) -> Result<Response<ResponseBody>, RestError> {
         let bytes = body.as_ref().map(|body| body.bytes.clone());
         let mut request = Request::new(Full::new(bytes.unwrap_or_default()));
-        *request.method_mut() = method;
+        *request.method_mut() = method.http();
         *request.uri_mut() = path
             .parse()
             .map_err(|_| RestError::Address("no URL has this name"))?;
@@ -153,7 +174,9 @@ impl RestClient {
         let authorities = self.address.authorities.as_deref();
         let dialled = connection::connect(&self.uri, authorities);
         let io = timeout(self.address.connect_timeout, dialled).await;
-        let io = io.map_err(|_| RestError::Unreachable)?.map_err(dial_error)?;
+        let io = io
+            .map_err(|_| RestError::Unreachable)?
+            .map_err(dial_error)?;
         // A server that reads nothing more may have answered already with the reason, so its answer is read in any case.
         let answer = exchange(io, request).await.map_err(|error| {
             tracing::debug!(%error, "no answer");
@@ -239,11 +262,7 @@ mod tests {
     #[test]
     fn an_address_is_an_http_url() {
         let read = |url: &str| RestClient::new(ServerAddress::new(url));
-        for url in [
-            "http://h:8000",
-            "https://h",
-            "evergreen+http://[::1]:8000",
-        ] {
+        for url in ["http://h:8000", "https://h", "evergreen+http://[::1]:8000"] {
             assert!(read(url).is_ok(), "{url}");
         }
         for url in ["", "h:8000", "ws://h", "lmtp://h/m", "http://user@h"] {

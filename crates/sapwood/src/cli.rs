@@ -3,6 +3,7 @@
 mod chat;
 mod completions;
 mod config;
+mod controller;
 mod doctor;
 mod key;
 mod lmtp;
@@ -65,6 +66,8 @@ enum CliCommand {
     Doctor(doctor::DoctorCommand),
     /// Show or check the configuration
     Config(config::ConfigCommand),
+    /// Write, upload and run controllers, which steer decoding token by token
+    Controller(controller::ControllerCommand),
     /// Make API keys
     Key(key::KeyCommand),
     /// Check files of scripted models
@@ -273,6 +276,7 @@ pub(crate) fn main() -> Result<Exit, CliError> {
         CliCommand::Models(command) => wait(command.run(&cli.common)),
         CliCommand::Doctor(command) => command.run(&cli.common),
         CliCommand::Config(command) => command.run(&cli.common),
+        CliCommand::Controller(command) => wait(command.run(&cli.common)),
         CliCommand::Key(command) => command.run(),
         CliCommand::Mock(command) => command.run(),
         CliCommand::Completions(command) => command.run(&mut Cli::command()),

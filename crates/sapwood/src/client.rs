@@ -190,6 +190,23 @@ fn local(config: &Config) -> Option<String> {
     Some(format!("{scheme}://{host}:{port}"))
 }
 
+/// The server for commands that use REST routes: the one that the configuration names, or the local one.
+///
+/// # Errors
+/// [`Exit::Usage`] if there is none: this process serves no routes.
+pub(crate) fn rest_address(config: &Config) -> Result<ServerAddress, CliError> {
+    let named = config.client.server.as_ref().map(|url| url.expose());
+    let url = match named {
+        Some(HERE) => None,
+        Some(url) => Some(url.to_owned()),
+        None => local(config),
+    };
+    let url = url.ok_or_else(|| {
+        CliError::usage("this command needs a server: name one with --server http://HOST:PORT")
+    })?;
+    Ok(address(&url, config.client.access()?, CONNECT_TIMEOUT))
+}
+
 async fn there(url: &str, config: &Config, timeout: Duration) -> Result<ClientTarget, Status> {
     let kernel = Kernel::new();
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
