@@ -161,8 +161,8 @@ impl RelayedStream {
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         if !self.is_continued() {
-            let why = "the upstream was lost, and a stream with penalties, stop texts or a promised seed cannot \
-                       continue at another one; try again";
+            let why = "the upstream was lost, and a stream with penalties, stop texts, a controller or a promised seed \
+                       cannot continue at another one; try again";
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         // A sampled stream with a seed is computed again: continued, the generator would start anew in its middle.
@@ -203,7 +203,8 @@ impl RelayedStream {
             return false;
         };
         let is_seeded = wanted.params.seed.is_some() && wanted.temperature() != 0.0;
-        is_seeded && self.seeded
+        // A controller may look at a clock or at variables of others, and its items are more than tokens.
+        is_seeded && self.seeded && wanted.controller.is_none()
     }
 
     /// Whether the output can become part of the prompt: nothing in the request may distinguish prompt and output.
@@ -215,7 +216,8 @@ impl RelayedStream {
         let is_free = matches!(params.presence_penalty, None | Some(0.0))
             && matches!(params.frequency_penalty, None | Some(0.0))
             && matches!(params.repetition_penalty, None | Some(1.0))
-            && params.stop.is_empty();
+            && params.stop.is_empty()
+            && wanted.controller.is_none();
         // Without a seed no certain tokens are promised, and at temperature 0 the seed has no effect.
         is_free && (params.seed.is_none() || wanted.temperature() == 0.0)
     }
