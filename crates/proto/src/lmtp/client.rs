@@ -174,7 +174,11 @@ impl ClientMachine {
         out.put_u8(b'}');
         let kind = CallKind::Generate(wanted.top_logprobs());
         // A controller may fork, and each sample has as many tokens of its own.
-        let samples = if wanted.controller.is_some() { SAMPLES_MAX } else { 1 };
+        let samples = if wanted.controller.is_some() {
+            SAMPLES_MAX
+        } else {
+            1
+        };
         let items = u64::from(wanted.max_tokens()).saturating_mul(samples);
         let begun = self.begin(out, model, kind, items, now)?;
         Ok(begun)

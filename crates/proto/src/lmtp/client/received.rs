@@ -161,7 +161,11 @@ impl<'a> ItemMembers<'a> {
 
     /// Reads a member of items of samples and controllers.
     fn steered(&mut self, name: &str, value: RawValue<'a>) {
-        let count = || value.integer().and_then(|number| u32::try_from(number).ok());
+        let count = || {
+            value
+                .integer()
+                .and_then(|number| u32::try_from(number).ok())
+        };
         match name {
             "sample" => self.sample = count(),
             "sample_end" => self.sample_end = value.string(),

@@ -31,7 +31,9 @@ pub(in super::super) fn controller(
     } else {
         ("controller", value, beside)
     };
-    let id = id.string().ok_or_else(|| wrong_type(name, "the name of a controller"))?;
+    let id = id
+        .string()
+        .ok_or_else(|| wrong_type(name, "the name of a controller"))?;
     if id.is_empty() || id.len() > limits.max_controller_bytes {
         let range = format!("a name of 1 to {} bytes", limits.max_controller_bytes);
         return Err(out_of_range(name, &range));
@@ -49,9 +51,8 @@ pub(in super::super) fn controller(
 fn argument(value: RawValue<'_>, max: usize) -> Result<String, LmtpError> {
     let arg = match value.string() {
         Some(text) => text.into_owned(),
-        None => compact(value.as_str()).ok_or_else(|| {
-            out_of_range("controller_arg", "JSON, without NaN and Infinity")
-        })?,
+        None => compact(value.as_str())
+            .ok_or_else(|| out_of_range("controller_arg", "JSON, without NaN and Infinity"))?,
     };
     if arg.len() > max {
         let range = format!("at most {max} bytes");
@@ -84,7 +85,10 @@ mod tests {
     #[test]
     fn lm_971_an_argument_that_is_no_string_loses_only_the_space_between_its_tokens() {
         for (json, expected) in [
-            (r#"{ "b" : [ 1.50 , 12345678901234567890 ] ,"a":"x \" y\\" }"#, r#"{"b":[1.50,12345678901234567890],"a":"x \" y\\"}"#),
+            (
+                r#"{ "b" : [ 1.50 , 12345678901234567890 ] ,"a":"x \" y\\" }"#,
+                r#"{"b":[1.50,12345678901234567890],"a":"x \" y\\"}"#,
+            ),
             ("[ ]", "[]"),
             ("7", "7"),
         ] {

@@ -72,7 +72,8 @@ impl RequestReader<'_, '_> {
             (1..=max).contains(&size)
         })?;
         let samples = u32::try_from(works.len()).unwrap_or(u32::MAX);
-        let is_steered = matches!(&works[0], StreamDemand::Generate(wanted) if wanted.controller.is_some());
+        let is_steered =
+            matches!(&works[0], StreamDemand::Generate(wanted) if wanted.controller.is_some());
         let extended = ExtendedStream {
             id: self.request.id.clone(),
             features: self.request.features,

@@ -86,7 +86,6 @@ impl Branches {
     pub(super) fn sample(&self, branch: u32, own: u32) -> u32 {
         self.forks.get(&branch).map_or(own, |fork| fork.sample)
     }
-
 }
 
 /// What a stream with a controller has beyond other streams.
@@ -158,7 +157,10 @@ mod tests {
         assert_eq!((branches.sample(0, 0), branches.sample(2, 0)), (0, 5));
         assert_eq!(branches.count(0), Some(false));
         // Of three items two are inherited, and of two none is left, but a branch has one.
-        assert_eq!((branches.count(1), branches.count(2)), (Some(true), Some(true)));
+        assert_eq!(
+            (branches.count(1), branches.count(2)),
+            (Some(true), Some(true))
+        );
         assert!(!branches.end(0) && !branches.runs(0));
         assert_eq!((branches.count(0), branches.count(7)), (None, None));
         assert!(!branches.end(1));

@@ -154,7 +154,11 @@ impl Streams {
     /// The connection is lost: streams that cannot be resumed are cancelled, and the items of the others wait.
     pub(super) fn detach(&mut self, out: &mut Outbox, now: Time) {
         // A status describes the moment; a client that comes back has no use for it.
-        for steered in self.extended.values_mut().filter_map(|stream| stream.steered.as_mut()) {
+        for steered in self
+            .extended
+            .values_mut()
+            .filter_map(|stream| stream.steered.as_mut())
+        {
             drop(steered.take_log());
         }
         let lost: Vec<_> = self.ids.values().copied().collect();
@@ -528,7 +532,9 @@ impl Streams {
             StreamUpdate::Log { branch, message } => {
                 return self.print(stream, *branch, message, out, now);
             }
-            StreamUpdate::Storage { branch, .. } => return self.store(stream, *branch, status, out),
+            StreamUpdate::Storage { branch, .. } => {
+                return self.store(stream, *branch, status, out);
+            }
             _ => {}
         }
         let limits = &out.limits;

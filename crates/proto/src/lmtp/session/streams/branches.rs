@@ -29,7 +29,11 @@ impl Streams {
         if let BranchEvent::Forked { of, inherited } = event {
             return self.fork(key, part, (branch, of, inherited), out, now);
         }
-        if !self.live.get(&key).is_some_and(|stream| stream.branches.runs(branch)) {
+        if !self
+            .live
+            .get(&key)
+            .is_some_and(|stream| stream.branches.runs(branch))
+        {
             return;
         }
         match event {
