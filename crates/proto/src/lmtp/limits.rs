@@ -125,7 +125,7 @@ impl Default for ConnectionLimits {
             max_masks: 256,
             max_mask_bytes: 4 << 20,
             max_name_bytes: 64,
-            max_controller_bytes: 512,
+            max_controller_bytes: 256,
             max_controller_arg_bytes: 1 << 20,
             max_log_bytes: 64 << 10,
             load_wait: Duration::from_secs(60),

@@ -10,7 +10,7 @@ use compact_str::CompactString;
 
 use super::LmtpError;
 use crate::params::GenerationParams;
-use crate::steer::Token;
+use crate::steer::{ControllerChoice, Token};
 
 /// The id of a stream or request: the bytes of a JSON value as the client sent them (LM-206).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,16 +45,7 @@ pub struct GenerateRequest {
     /// vocabulary, each once, in ascending order; a mask (version 2) is included.
     pub params: GenerationParams,
     /// The controller that steers it, if any (version 2, LM-971). Shared, because each sample has a copy of the request.
-    pub controller: Option<Arc<ControllerCall>>,
-}
-
-/// The controller of a GENERATE, and the argument that it gets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ControllerCall {
-    /// A module id, a tag, or `sapwood:KIND`.
-    pub id: String,
-    /// The text that was sent, or other JSON without spaces; empty if there was none.
-    pub arg: String,
+    pub controller: Option<Arc<ControllerChoice>>,
 }
 
 impl GenerateRequest {
@@ -156,7 +147,12 @@ pub enum BranchEvent {
     /// Its last tokens are void.
     Backtrack(u32),
     /// It has ended, without a token.
-    Ended(StreamFinish),
+    Ended {
+        /// Why.
+        finish: StreamFinish,
+        /// Number of prompt tokens that came from the prefix cache.
+        cached_tokens: u32,
+    },
     /// It has failed; the other branches go on.
     Failed(LmtpError),
 }

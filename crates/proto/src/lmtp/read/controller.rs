@@ -1,14 +1,15 @@
 //! Reads the controller of a GENERATE (LM-971).
 
 use super::super::json::RawValue;
-use super::super::{ConnectionLimits, ControllerCall, LmtpError, LmtpReason};
+use super::super::{ConnectionLimits, LmtpError, LmtpReason};
 use super::{PayloadMembers, member, out_of_range, wrong_type};
+use crate::steer::ControllerChoice;
 
 /// Reads `controller` in both forms: a name with `controller_arg` beside it, or an object with `id` and `arg`.
 pub(in super::super) fn controller(
     members: &PayloadMembers<'_>,
     limits: &ConnectionLimits,
-) -> Result<Option<ControllerCall>, LmtpError> {
+) -> Result<Option<ControllerChoice>, LmtpError> {
     let beside = members.value("controller_arg");
     let Some(value) = members.value("controller") else {
         // Most likely a misspelt `controller`: the output would be unconstrained.
@@ -43,7 +44,7 @@ pub(in super::super) fn controller(
         Some(arg) => argument(arg, limits.max_controller_arg_bytes)?,
     };
     let id = id.into_owned();
-    Ok(Some(ControllerCall { id, arg }))
+    Ok(Some(ControllerChoice { id, arg }))
 }
 
 /// A string as it is, and other JSON without the space between its tokens. Members keep their order and numbers their

@@ -1,7 +1,7 @@
 //! Streams with controllers.
 
 use super::*;
-use crate::steer::VariableWrite;
+use crate::steer::{ControllerChoice, VariableWrite};
 
 const STEERED: &str = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"max_tokens":5,"controller":"yes-latest"}"#;
 
@@ -9,7 +9,7 @@ fn server() -> Server {
     Server::agreed(r#"["controllers","usage","status","cancel"]"#)
 }
 
-fn call(server: &mut Server, members: &str) -> Result<ControllerCall, String> {
+fn call(server: &mut Server, members: &str) -> Result<ControllerChoice, String> {
     let before = server.started.len();
     let answer = server.ask(&format!(
         r#"GENERATE {{"stream_id":{before},"model":"tiny","prompt":[1],{members}}}"#
@@ -37,6 +37,13 @@ fn token(key: StreamKey, branch: u32, token: u32) -> (StreamKey, StreamPiece) {
 
 fn forked(of: u32, inherited: u32) -> BranchEvent {
     BranchEvent::Forked { of, inherited }
+}
+
+fn ended(finish: StreamFinish) -> BranchEvent {
+    BranchEvent::Ended {
+        finish,
+        cached_tokens: 0,
+    }
 }
 
 fn log(key: StreamKey, branch: u32, message: &str) -> (StreamKey, StreamPiece) {
@@ -75,7 +82,7 @@ fn lm_971_a_controller_is_a_name_or_an_object_and_its_argument_any_json() {
         ),
     ] {
         let (id, arg) = (id.to_owned(), arg.to_owned());
-        assert_eq!(call(&mut server, members), Ok(ControllerCall { id, arg }));
+        assert_eq!(call(&mut server, members), Ok(ControllerChoice { id, arg }));
     }
 }
 
@@ -111,9 +118,9 @@ fn lm_971_a_controller_of_the_wrong_shape_is_refused() {
 fn lm_1201_names_and_arguments_of_controllers_have_limits() {
     let mut server = server();
     let name = |length| format!(r#""controller":"{}""#, "x".repeat(length));
-    assert!(call(&mut server, &name(512)).is_ok());
+    assert!(call(&mut server, &name(256)).is_ok());
     assert!(
-        call(&mut server, &name(513))
+        call(&mut server, &name(257))
             .unwrap_err()
             .contains("invalid_value")
     );
@@ -153,7 +160,7 @@ fn lm_972_forced_tokens_backtracks_and_the_end_are_items() {
         r#"{"token":7,"stream_id":3,"logprob":0.0,"finish_reason":null,"top_logprobs":{"7":0.0},"forced":true}"#,
     ];
     assert_eq!(received, [format!("TOKEN [{}]", items.join(","))]);
-    let end = BranchEvent::Ended(StreamFinish::Controller);
+    let end = ended(StreamFinish::Controller);
     let received = server.step(vec![branch(key, 0, end)]);
     let usage =
         r#""usage":{"prompt_tokens":1,"cached_tokens":0,"completion_tokens":2,"forced_tokens":1}"#;
@@ -227,7 +234,7 @@ fn lm_972_logs_and_storage_are_statuses_before_the_items_of_their_step() {
         [r#"STATUS [{"stream_id":3,"event":"log","message":"two,three"}]"#]
     );
     // The end of the stream waits for nothing, and no status follows it.
-    let end = BranchEvent::Ended(StreamFinish::Controller);
+    let end = ended(StreamFinish::Controller);
     let received = server.step(vec![branch(key, 0, end), log(key, 0, "four")]);
     assert!(received[0].contains("four") && received[1].contains("stop_by"));
     assert_eq!(received.len(), 2);
@@ -275,7 +282,7 @@ fn lm_973_a_fork_is_a_sample_that_its_first_item_announces() {
     assert!(items.next().unwrap().ends_with(r#""6":-0.5},"sample":1"#));
     assert!(items.next().unwrap().ends_with(r#""7":-0.5},"sample":0}]"#));
     // The last of them to end is the end of the stream.
-    let end = |one| branch(key, one, BranchEvent::Ended(StreamFinish::Controller));
+    let end = |one| branch(key, one, ended(StreamFinish::Controller));
     let received = server.step(vec![end(0), token(key, 0, 8)]);
     let expected = r#"TOKEN [{"stream_id":3,"finish_reason":null,"sample":0,"sample_end":"stop","stop_by":"controller"}]"#;
     assert_eq!(received, [expected]);
@@ -348,7 +355,7 @@ fn lm_972_events_of_streams_without_a_controller_are_ignored() {
         r#"SCORE {"stream_id":4,"model":"tiny","prompt":[1],"scored":[1],"controller":"x"}"#,
     ] {
         let key = server.open(text);
-        let end = BranchEvent::Ended(StreamFinish::Stop);
+        let end = ended(StreamFinish::Stop);
         for event in [forked(0, 0), BranchEvent::Backtrack(1), end] {
             assert_eq!(server.step(vec![branch(key, 0, event)]), [""; 0]);
         }
@@ -388,7 +395,7 @@ fn lm_965_backtracks_and_forks_are_sent_again() {
     }
     // The branches have moved with the stream.
     let key = moved[0].1;
-    let end = |one| branch(key, one, BranchEvent::Ended(StreamFinish::Stop));
+    let end = |one| branch(key, one, ended(StreamFinish::Stop));
     let received = next.step(vec![end(1), end(0)]);
     assert!(
         received[0].contains(r#""finish_reason":"stop","sample":0,"sample_end":"stop","seq":5"#)
@@ -407,8 +414,8 @@ fn lm_942_a_kept_output_has_no_void_tokens() {
         branch(key, 0, BranchEvent::Backtrack(1)),
         branch(key, 1, forked(0, 1)),
         token(key, 1, 7),
-        branch(key, 1, BranchEvent::Ended(StreamFinish::Stop)),
-        branch(key, 0, BranchEvent::Ended(StreamFinish::Stop)),
+        branch(key, 1, ended(StreamFinish::Stop)),
+        branch(key, 0, ended(StreamFinish::Stop)),
     ]);
     assert!(
         received[0].contains(r#""buffer":{"id":"b","len":2}"#),

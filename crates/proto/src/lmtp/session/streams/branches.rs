@@ -53,7 +53,15 @@ impl Streams {
                     });
                 });
             }
-            BranchEvent::Ended(finish) => self.end_branch(key, branch, Ok(finish), out, now),
+            BranchEvent::Ended {
+                finish,
+                cached_tokens,
+            } => {
+                if let Some(extended) = self.extended.get_mut(&part.first) {
+                    extended.cached = extended.cached.max(cached_tokens);
+                }
+                self.end_branch(key, branch, Ok(finish), out, now);
+            }
             BranchEvent::Failed(error) => self.end_branch(key, branch, Err(error), out, now),
             BranchEvent::Forked { .. } => {}
         }
