@@ -10,12 +10,16 @@
 //! No method may block: one that has no result yet returns `None`, is called again, and calls its [`StepWaker`] when a
 //! call would find the result. Who steers is asked for by name ([`SteerSource`]), once per request.
 
+mod choice;
 mod mask;
 mod source;
 mod store;
 
 use std::sync::Arc;
 
+pub use self::choice::{
+    CONTROLLER_ARG_BYTES_MAX, ConstraintChoice, ConstraintKind, ControllerChoice, InvalidChoice,
+};
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};
