@@ -135,11 +135,14 @@ impl HostModel {
             TokenView::Named => 1,
         };
         self.tries[place].get_or_init(|| {
-            let bytes = self.tokens.iter().map(|entry| match (&entry.special, view) {
-                (None, _) => entry.bytes.clone(),
-                (Some(_), TokenView::Plain) => Vec::new(),
-                (Some(name), TokenView::Named) => [&[0xFF], name.as_bytes()].concat(),
-            });
+            let bytes = self
+                .tokens
+                .iter()
+                .map(|entry| match (&entry.special, view) {
+                    (None, _) => entry.bytes.clone(),
+                    (Some(_), TokenView::Plain) => Vec::new(),
+                    (Some(name), TokenView::Named) => [&[0xFF], name.as_bytes()].concat(),
+                });
             TrieTokens::new(bytes).blob(self.eos).into()
         })
     }

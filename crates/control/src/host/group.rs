@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sapwood_proto::error_reason::ErrorReason;
 
-pub use self::variables::{Variables, VariablesLimits};
+pub use self::variables::{Variables, VariablesLimits, Versioned};
 use super::failure::CallFailure;
 
 /// One request. It lasts as long as one of its sequences does, also a failed one (AI-952).

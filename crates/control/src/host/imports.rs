@@ -6,7 +6,7 @@
 mod storage;
 mod wasi;
 
-use wasmtime::{AsContext, Caller, Engine, Linker, Memory};
+use wasmtime::{Caller, Engine, Linker, Memory};
 
 use super::failure::Abort;
 use super::state::{GuestState, on_epoch};
@@ -20,9 +20,11 @@ pub(super) fn linker(engine: &Engine, abi: Abi) -> wasmtime::Result<Linker<Guest
     let mut linker = Linker::new(engine);
     blobs(&mut linker)?;
     match abi {
-        Abi::P1 => linker.func_wrap(ENV, "aici_host_return_logit_bias", |guest: Guest<'_>, src| {
-            return_mask(guest, src).map(drop)
-        })?,
+        Abi::P1 => linker.func_wrap(
+            ENV,
+            "aici_host_return_logit_bias",
+            |guest: Guest<'_>, src| return_mask(guest, src).map(drop),
+        )?,
         Abi::P2 => linker.func_wrap(ENV, "aici_host_return_logit_bias", return_mask)?,
     };
     linker.func_wrap(ENV, "aici_host_self_seq_id", |guest: Guest<'_>| {
@@ -84,7 +86,8 @@ fn read_blob(mut guest: Guest<'_>, blob: u32, dst: u32, size: u32) -> Returns<u3
     };
     let written = source.len().min(size as usize);
     // The part that is written must fit, not `size`: callers pass the size of a buffer whose end they never reach.
-    let place = range(bytes, dst, written as u64).ok_or_else(|| out_of_bounds("aici_host_read_blob"))?;
+    let place =
+        range(bytes, dst, written as u64).ok_or_else(|| out_of_bounds("aici_host_read_blob"))?;
     place.copy_from_slice(&source[..written]);
     Ok(u32::try_from(source.len()).unwrap_or(u32::MAX))
 }
@@ -137,14 +140,16 @@ fn memory(guest: &mut Guest<'_>) -> Returns<Memory> {
     if let Some(memory) = guest.data().memory {
         return Ok(memory);
     }
-    let memory = guest.get_export("memory").and_then(wasmtime::Extern::into_memory);
+    let memory = guest
+        .get_export("memory")
+        .and_then(wasmtime::Extern::into_memory);
     memory.ok_or_else(|| Abort::trap("the module has no memory").into())
 }
 
 /// The bytes of the guest at `src`, in the memory of this moment.
 fn read<'g>(guest: &'g mut Guest<'_>, name: &str, src: u32, len: u32) -> Returns<&'g [u8]> {
     let memory = memory(guest)?;
-    let bytes = memory.data(guest.as_context());
+    let bytes = memory.data(&*guest);
     let (start, end) = (u64::from(src), u64::from(src) + u64::from(len));
     let bytes = usize::try_from(start)
         .ok()

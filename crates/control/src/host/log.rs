@@ -22,7 +22,8 @@ impl LogBuffer {
     /// Adds what is printed after an error: here the newest is dropped, so that the error stays.
     pub(super) fn push_after_error(&mut self, bytes: &[u8]) {
         let space = LOG_BYTES_MAX.saturating_sub(self.bytes.len());
-        self.bytes.extend_from_slice(&bytes[..bytes.len().min(space)]);
+        self.bytes
+            .extend_from_slice(&bytes[..bytes.len().min(space)]);
     }
 
     /// Takes the text. Invalid UTF-8, also where a drop cut a character, is replaced.

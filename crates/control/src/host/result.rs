@@ -213,7 +213,11 @@ impl RawResult {
     pub(super) fn branches(self, limits: ResultLimits) -> Read<Returned> {
         let JsonBranches { branches } = self.parse()?;
         if branches.len() > limits.branches {
-            let text = format!("too many branches: {} > {}", branches.len(), limits.branches);
+            let text = format!(
+                "too many branches: {} > {}",
+                branches.len(),
+                limits.branches
+            );
             return Err(CallFailure::bad_result(text));
         }
         let mut tokens = 0;
@@ -230,7 +234,9 @@ impl RawResult {
         // The recursion limit of the parser bounds its nesting, the length of the result everything else.
         serde_json::from_slice(json).map_err(|error| {
             let error = sapwood_proto::clip::shown(error);
-            CallFailure::bad_result(format!("the result of the callback cannot be read: {error}"))
+            CallFailure::bad_result(format!(
+                "the result of the callback cannot be read: {error}"
+            ))
         })
     }
 }
@@ -288,7 +294,8 @@ fn read_branch(
         }
         (None, [splice]) if splice.when_sampled.is_empty() => {}
         (None, _) => {
-            let text = "a branch without sample_mask needs exactly one splice, without when_sampled";
+            let text =
+                "a branch without sample_mask needs exactly one splice, without when_sampled";
             return Err(CallFailure::bad_result(text));
         }
     }
@@ -340,7 +347,10 @@ fn check_vocabulary(what: &str, tokens: &[Token], limits: ResultLimits) -> Read<
     let Some(at) = tokens.iter().position(|token| beyond(&token)) else {
         return Ok(());
     };
-    let text = format!("{what} out of range ({} >= {vocabulary} at {at})", tokens[at]);
+    let text = format!(
+        "{what} out of range ({} >= {vocabulary} at {at})",
+        tokens[at]
+    );
     Err(CallFailure::bad_result(text))
 }
 

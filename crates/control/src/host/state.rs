@@ -8,6 +8,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Mask, StepReport, Token, VariableWrite};
 use wasmtime::{Memory, StoreContextMut, UpdateDeadline};
 
+use super::LiveInstance;
 use super::budget::InstanceLimiter;
 use super::failure::Abort;
 use super::group::Member;
@@ -89,6 +90,8 @@ pub(super) struct GuestState {
     pub(super) writes: Vec<VariableWrite>,
     deadline: Deadline,
     member: Member,
+    /// Counts the instance for as long as it takes memory.
+    _live: LiveInstance,
 }
 
 /// When a callback is interrupted.
@@ -117,7 +120,7 @@ impl GuestState {
     pub(super) fn new(
         surroundings: Surroundings,
         limiter: InstanceLimiter,
-        member: Member,
+        (member, live): (Member, LiveInstance),
         cancelled: Arc<AtomicBool>,
     ) -> Self {
         let result_bytes = surroundings.result_bytes;
@@ -137,6 +140,7 @@ impl GuestState {
                 cancelled,
             },
             member,
+            _live: live,
         }
     }
 
@@ -183,6 +187,14 @@ impl GuestState {
         }
     }
 
+    /// Adds what was printed since to a report of a failure.
+    pub(super) fn append_after_error(&mut self, report: &mut StepReport) {
+        let printed = self.log.take();
+        self.log.push(report.logs.as_bytes());
+        self.log.push_after_error(printed.as_bytes());
+        report.logs = self.log.take();
+    }
+
     /// Takes a mask of a controller. Returns its handle (P2).
     ///
     /// A mask that allows no token would make the engine divide by zero or be ignored, so it becomes end-of-sequence
@@ -218,7 +230,8 @@ impl GuestState {
     pub(super) fn take_result(&mut self) -> RawResult {
         let mut result = std::mem::take(&mut self.result);
         let union = self.surroundings.abi == Abi::P1;
-        if union && let Some(mask) = result.masks.first_mut()
+        if union
+            && let Some(mask) = result.masks.first_mut()
             && mask.words().iter().all(|word| *word == 0)
         {
             Arc::make_mut(mask).allow(self.surroundings.model.eos());

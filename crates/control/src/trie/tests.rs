@@ -85,10 +85,16 @@ fn ai_630_a_reader_finds_every_token_and_its_bytes() {
     let blob = model.trie(TokenView::Plain);
     let reader = Reader(blob);
     assert_eq!(&blob[..4], [0xd3, 0x6f, 0x8b, 0x55]);
-    assert_eq!((reader.word(4), reader.word(20), reader.word(24)), (28, 13, 1));
+    assert_eq!(
+        (reader.word(4), reader.word(20), reader.word(24)),
+        (28, 13, 1)
+    );
     let sizes = reader.word(8) + reader.word(12) + reader.word(16);
     assert_eq!(blob.len(), 28 + sizes as usize);
-    assert_eq!(reader.node(0), (0xFF_FFFF, 0xFF, reader.word(8) as usize / 8, 0));
+    assert_eq!(
+        reader.node(0),
+        (0xFF_FFFF, 0xFF, reader.word(8) as usize / 8, 0)
+    );
     // Token 2 has the bytes of 7, which came later.
     for id in [3, 4, 5, 6, 7, 8, 9, 10, 12] {
         assert_eq!(reader.find(reader.token(id)), Some(id as u32), "token {id}");
@@ -127,5 +133,8 @@ fn ai_605_invalid_text_is_replaced_or_byte_tokens() {
     let model = sample();
     let replaced = "a\u{fffd}".bytes().map(u32::from).collect::<Vec<_>>();
     assert_eq!(model.tokenize(b"a\xf0", TokenView::Plain), replaced);
-    assert_eq!(model.tokenize(b"a\xf0b\xf1", TokenView::Named), [97, 12, 98]);
+    assert_eq!(
+        model.tokenize(b"a\xf0b\xf1", TokenView::Named),
+        [97, 12, 98]
+    );
 }

@@ -198,13 +198,25 @@ mod tests {
             writes_per_step: 1,
         });
         variables.write(&write("abc", b"12345678")).unwrap();
-        assert_eq!(refused(variables.write(&write("abcd", b""))), "storage limit: name");
+        assert_eq!(
+            refused(variables.write(&write("abcd", b""))),
+            "storage limit: name"
+        );
         let long = refused(variables.write(&write("abc", b"123456789")));
         assert_eq!(long, "storage limit: value");
-        assert_eq!(refused(variables.write(&append("abc", b"9"))), "storage limit: value");
-        assert_eq!(refused(variables.write(&write("b", b"12345678x"))), "storage limit: value");
+        assert_eq!(
+            refused(variables.write(&append("abc", b"9"))),
+            "storage limit: value"
+        );
+        assert_eq!(
+            refused(variables.write(&write("b", b"12345678x"))),
+            "storage limit: value"
+        );
         variables.write(&write("b", b"12345678")).unwrap();
-        assert_eq!(refused(variables.write(&write("c", b""))), "storage limit: number");
+        assert_eq!(
+            refused(variables.write(&write("c", b""))),
+            "storage limit: number"
+        );
         assert_eq!(variables.lock().total_bytes, 20);
         variables.write(&write("b", b"")).unwrap();
         assert_eq!(variables.lock().total_bytes, 12);
@@ -218,8 +230,14 @@ mod tests {
             ..VariablesLimits::default()
         });
         variables.write(&write("ab", b"12345678")).unwrap();
-        assert_eq!(refused(variables.write(&append("ab", b"9"))), "storage limit: total");
-        assert_eq!(refused(variables.write(&write("c", b""))), "storage limit: total");
+        assert_eq!(
+            refused(variables.write(&append("ab", b"9"))),
+            "storage limit: total"
+        );
+        assert_eq!(
+            refused(variables.write(&write("c", b""))),
+            "storage limit: total"
+        );
         assert_eq!(*variables.read("ab").unwrap().value, b"12345678");
     }
 

@@ -84,20 +84,27 @@ fn execute(guest: &mut Guest<'_>, command: Command, writes_max: usize) -> Result
 }
 
 fn shown(current: Option<Versioned>) -> Response {
-    current.map_or(Response::VariableMissing {}, |Versioned { version, value }| {
-        let mut hex = String::with_capacity(value.len() * 2);
-        for byte in &*value {
-            let _ = write!(hex, "{byte:02x}");
-        }
-        Response::ReadVar {
-            version,
-            value: hex,
-        }
-    })
+    current.map_or(
+        Response::VariableMissing {},
+        |Versioned { version, value }| {
+            let mut hex = String::with_capacity(value.len() * 2);
+            for byte in &*value {
+                let _ = write!(hex, "{byte:02x}");
+            }
+            Response::ReadVar {
+                version,
+                value: hex,
+            }
+        },
+    )
 }
 
 fn decode_hex(text: &str) -> Result<Vec<u8>, Abort> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let digit = |byte: u8| {
+        char::from(byte)
+            .to_digit(16)
+            .and_then(|digit| u8::try_from(digit).ok())
+    };
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
     let bytes: Option<Vec<u8>> = pairs
         .iter()
@@ -105,7 +112,9 @@ fn decode_hex(text: &str) -> Result<Vec<u8>, Abort> {
         .collect();
     match bytes {
         Some(bytes) if rest.is_empty() => Ok(bytes),
-        _ => Err(bad_command("the value of a storage command is not hex".to_owned())),
+        _ => Err(bad_command(
+            "the value of a storage command is not hex".to_owned(),
+        )),
     }
 }
 

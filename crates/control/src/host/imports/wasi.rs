@@ -78,14 +78,20 @@ pub(super) fn link(linker: &mut Linker<GuestState>, abi: Abi) -> wasmtime::Resul
     linker.func_wrap(WASI, "args_sizes_get", |guest: Guest<'_>, count, size| {
         no_strings(guest, "args_sizes_get", count, size)
     })?;
-    linker.func_wrap(WASI, "environ_sizes_get", |guest: Guest<'_>, count, size| {
-        no_strings(guest, "environ_sizes_get", count, size)
-    })?;
+    linker.func_wrap(
+        WASI,
+        "environ_sizes_get",
+        |guest: Guest<'_>, count, size| no_strings(guest, "environ_sizes_get", count, size),
+    )?;
     linker.func_wrap(WASI, "fd_fdstat_get", describe)?;
     linker.func_wrap(WASI, "fd_write", print)?;
-    linker.func_wrap(WASI, "proc_exit", |_: Guest<'_>, code: i32| -> Returns<()> {
-        Err(Abort::stop(format!("proc_exit: {code}")).into())
-    })?;
+    linker.func_wrap(
+        WASI,
+        "proc_exit",
+        |_: Guest<'_>, code: i32| -> Returns<()> {
+            Err(Abort::stop(format!("proc_exit: {code}")).into())
+        },
+    )?;
     match abi {
         Abi::P1 => linker.func_wrap(
             WASI,
@@ -130,7 +136,9 @@ fn print(mut guest: Guest<'_>, fd: u32, vectors: u32, count: u32, written: u32) 
             .checked_add(index * 8)
             .ok_or_else(|| out_of_bounds(NAME))?;
         let vector = read(&mut guest, NAME, place, 8)?;
-        let word = |at: usize| u32::from_le_bytes([vector[at], vector[at + 1], vector[at + 2], vector[at + 3]]);
+        let word = |at: usize| {
+            u32::from_le_bytes([vector[at], vector[at + 1], vector[at + 2], vector[at + 3]])
+        };
         let (src, len) = (word(0), word(4));
         let memory = memory(&mut guest)?;
         let (bytes, state) = memory.data_and_store_mut(&mut guest);
@@ -171,6 +179,8 @@ fn clock(mut guest: Guest<'_>, clock: u32, _precision: u64, dst: u32) -> Returns
 fn write(guest: &mut Guest<'_>, name: &str, dst: u32, data: &[u8]) -> Returns<()> {
     let memory = memory(guest)?;
     let place = range(memory.data_mut(guest), dst, data.len() as u64);
-    place.ok_or_else(|| out_of_bounds(name))?.copy_from_slice(data);
+    place
+        .ok_or_else(|| out_of_bounds(name))?
+        .copy_from_slice(data);
     Ok(())
 }
