@@ -16,7 +16,7 @@ impl ModuleId {
         Self(Sha256::digest(module).into())
     }
 
-    /// Reads 64 lower-case hex digits. Capitals are refused: ids are file names, so each has one spelling.
+    /// Reads 64 hex digits.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digits: &[u8; 64] = text.as_bytes().try_into().ok()?;
@@ -50,6 +50,7 @@ const fn hex_digit(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
         b'a'..=b'f' => Some(digit - b'a' + 10),
+        b'A'..=b'F' => Some(digit - b'A' + 10),
         _ => None,
     }
 }

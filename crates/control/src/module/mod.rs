@@ -24,11 +24,19 @@
 //! the parent's function by comparing `Func::to_raw` of each of these exports, and take the export of the same name from
 //! the child. A null reference stays null. An `externref` is always null, because no import makes one.
 
+mod check;
 mod error;
 mod id;
+mod imports;
+mod instrument;
+mod scan;
+#[cfg(test)]
+mod tests;
 
+pub use self::check::check;
 pub use self::error::ModuleError;
 pub use self::id::ModuleId;
+pub use self::imports::{ENV, HOST_FUNCTIONS, HostFunction, WASI};
 
 /// Changes whenever instrumentation does, so that artefacts of an earlier form are compiled again (AI-321).
 pub const INSTRUMENTATION_VERSION: u32 = 1;
