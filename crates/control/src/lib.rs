@@ -1,1 +1,5 @@
 //! Controllers in Wasm that steer decoding, and the AICI runtime for other engines.
+
+pub mod host;
+pub mod module;
+pub mod trie;
