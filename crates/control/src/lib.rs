@@ -2,4 +2,8 @@
 
 pub mod host;
 pub mod module;
+#[cfg(target_os = "linux")]
+pub mod runtime;
 pub mod trie;
+#[cfg(target_os = "linux")]
+pub mod wire;
