@@ -1,6 +1,7 @@
 //! The commands and their flags.
 
 mod chat;
+mod compile_controller;
 mod completions;
 mod config;
 mod controller;
@@ -74,6 +75,9 @@ enum CliCommand {
     Mock(mock::MockCommand),
     /// Print a completion script for a shell
     Completions(completions::Completions),
+    /// Compile one controller from standard input, for a server to which it is uploaded
+    #[command(hide = true)]
+    CompileController(compile_controller::CompileController),
     /// Load a file and compute a few tokens, for a server that is about to load it
     #[cfg(feature = "embedded")]
     #[command(hide = true)]
@@ -280,6 +284,7 @@ pub(crate) fn main() -> Result<Exit, CliError> {
         CliCommand::Key(command) => command.run(),
         CliCommand::Mock(command) => command.run(),
         CliCommand::Completions(command) => command.run(&mut Cli::command()),
+        CliCommand::CompileController(command) => command.run(),
         #[cfg(feature = "embedded")]
         CliCommand::TryModel(command) => command.run(),
     }

@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::endpoint::ServerAccess;
 use crate::config::{Config, DEMO};
+use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
 use crate::models::PlannedModel;
 use crate::{model_loading, models};
@@ -326,7 +327,8 @@ async fn here(config: &Config) -> Result<ClientTarget, CliError> {
     let planned = models::plan(config)?;
     let kernel = model_loading::kernel(config, &planned)?;
     let target = ClientTarget::of_this_process(kernel, config, &planned);
-    model_loading::load(&target.kernel, planned, |_, _, _| {}).await?;
+    let controllers = ProcessControllers::new(&config.controllers)?;
+    model_loading::load(&target.kernel, &controllers, planned, |_, _, _| {}).await?;
     Ok(target)
 }
 
