@@ -180,9 +180,8 @@ impl Sender {
         self.step = event.step;
         // Read by `fail`, so that a panic after the last event adds no second one.
         self.whole |= matches!(event.kind, EventKind::Usage(_) | EventKind::Error(_));
-        // Only token events count: each choice has one `Finish`, and the request one last event, so the others are
-        // bounded anyway.
-        if let (EventKind::Tokens(_), Some(sent)) =
+        // Each choice has one `Finish`, and the request one last event, so these are bounded anyway.
+        if let (EventKind::Tokens(_) | EventKind::Report(_), Some(sent)) =
             (&event.kind, self.reported.get_mut(event.choice as usize))
         {
             *sent = sent.wrapping_add(1);
@@ -279,7 +278,7 @@ impl RequestHandle {
         }
         let event = self.shared.queue.pop()?;
         self.taken += 1;
-        if let (EventKind::Tokens(_), Some(read)) =
+        if let (EventKind::Tokens(_) | EventKind::Report(_), Some(read)) =
             (&event.kind, self.shared.read.get(event.choice as usize))
         {
             let count = read.load(Ordering::Relaxed).wrapping_add(1);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, Mid, Token};
+use sapwood_proto::steer::{Branch, Mid, Sample as SteeredSample, Splice, SteerFailure, Token};
 use sapwood_proto::time::Time;
 
 use super::kv_slots::KvSlots;
@@ -37,10 +37,7 @@ impl Logits<'_> {
 /// The result of one output row.
 pub(super) enum RowOutcome {
     Sampled(Sample, SoleToken),
-    Splice {
-        backtrack: u32,
-        tokens: Vec<Token>,
-    },
+    Splice(Splice),
     Finish(FinishReason),
     NotBefore(Time),
     Error(EngineError),
@@ -164,26 +161,24 @@ impl RowSampling {
         now: Time,
     ) -> RowOutcome {
         let Some(steering) = &mut sequence.steering else {
-            return self.sample(sequence, terms, ends, row, &SteeredSampling::default());
+            return self.sample(sequence, terms, ends, row, &SteeredSample::default());
         };
         match steering.poll_mid(now, self.rules, panics) {
-            Ok(Some(Mid::Sample {
-                mask,
-                bias,
-                temperature,
-            })) => {
-                let restriction = SteeredSampling {
-                    mask,
-                    bias,
-                    temperature,
-                };
-                self.sample(sequence, terms, ends, row, &restriction)
+            Ok(Some(Mid::One(Branch::Sample(sample)))) => {
+                self.sample(sequence, terms, ends, row, &sample)
             }
-            Ok(Some(Mid::Splice { backtrack, tokens })) => RowOutcome::Splice { backtrack, tokens },
+            Ok(Some(Mid::One(Branch::Splice(splice)))) => RowOutcome::Splice(splice),
+            Ok(Some(Mid::Fork(_))) => RowOutcome::Error(
+                SteerFailure {
+                    reason: ErrorReason::LIMIT,
+                    message: "a sequence cannot be forked at sampling".to_owned(),
+                }
+                .into(),
+            ),
             Ok(Some(Mid::Stop)) => RowOutcome::Finish(FinishReason::Controller),
             // After a noop the row is sampled in a later step, after another round: nothing happens to the sequence
             // (AI-505).
-            Ok(Some(Mid::Noop) | None) => {
+            Ok(Some(Mid::One(Branch::Noop)) | None) => {
                 // Copied, because the model overwrites its rows with the next batch. The sequence then needs no second
                 // decode call (AI-812).
                 sequence.cached_row = Some(row.retain());
@@ -200,7 +195,7 @@ impl RowSampling {
         terms: &RequestTerms,
         ends: &[Token],
         row: Logits<'_>,
-        steered: &SteeredSampling,
+        steered: &SteeredSample,
     ) -> RowOutcome {
         let forbidden: Vec<Token> = if sequence.appended < terms.min_tokens {
             let ends = ends.iter().copied();
@@ -209,7 +204,7 @@ impl RowSampling {
             Vec::new()
         };
         // Bad words and the steerer's mask apply together: only tokens that both allow remain.
-        let mask = steered.mask.as_ref();
+        let mask = steered.mask.as_deref();
         let good = terms.bad_words.as_ref().map(|bad| {
             // Computed for every token: which tokens would complete a word depends on the output so far.
             let mut good = bad.mask(sequence.emitted());
@@ -241,20 +236,12 @@ impl RowSampling {
     }
 }
 
-/// How a steerer restricts the choice of a token.
-#[derive(Default)]
-struct SteeredSampling {
-    mask: Option<Mask>,
-    bias: Vec<(Token, f32)>,
-    temperature: Option<f32>,
-}
-
 /// Applies the outcome of a row to its sequence.
 #[inline]
 pub(super) fn apply(requests: &mut Requests, key: SequenceKey, outcome: RowOutcome, now: Time) {
     match outcome {
         RowOutcome::Sampled(sample, sole) => requests.append_sampled(key, sample, sole, now),
-        RowOutcome::Splice { backtrack, tokens } => requests.splice(key, backtrack, &tokens, now),
+        RowOutcome::Splice(splice) => requests.splice(key, &splice, now),
         RowOutcome::Finish(reason) => requests.finish(key, reason, None),
         RowOutcome::NotBefore(until) => {
             let sequence = &mut requests.sequences[key];

@@ -12,7 +12,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
+use sapwood_proto::steer::{
+    Appended, Branch, Mid, Post, Pre, Sample, Steer, SteerFailure, Steered, Token,
+};
 use sapwood_proto::time::Time;
 
 use super::sequence::RunningSequence;
@@ -46,10 +48,12 @@ enum SteerPhase {
 /// The steerer of a sequence, with its state.
 pub(super) struct Steering {
     steer: Box<dyn Steer>,
+    /// Its number within the request, from 1; 0 before [`Steering::bind`].
+    number: u32,
     phase: SteerPhase,
     /// When its result was first found late; `None` while it is not.
     late: Option<Time>,
-    /// The panic of `mid_begin`, until the results of `mid` are collected.
+    /// The panic of a method that returns no result, until the next one that does.
     failure: Option<SteerFailure>,
     /// It skips this step.
     suspended: bool,
@@ -69,12 +73,23 @@ impl Steering {
     pub(super) fn new(steer: Box<dyn Steer>) -> Self {
         Self {
             steer,
+            number: 0,
             phase: SteerPhase::Pre,
             late: None,
             failure: None,
             suspended: false,
             output: Vec::new(),
         }
+    }
+
+    /// Sets the number of its sequence, unique in the request.
+    pub(super) fn bind(&mut self, number: u32, panics: &Counter) {
+        self.number = number;
+        let bound = fenced(panics, || {
+            self.steer.bind(number);
+            Ok(())
+        });
+        self.failure = bound.err();
     }
 
     /// Returns whether it skips this step.
@@ -96,7 +111,15 @@ impl Steering {
         if self.phase != SteerPhase::Pre {
             return None;
         }
-        let pre = fenced(panics, || self.steer.pre());
+        if let Some(failure) = self.failure.take() {
+            return Some(Err(failure));
+        }
+        let pre = match fenced(panics, || self.steer.pre()) {
+            Ok(Some(pre)) => Ok(pre),
+            // Asked again in the next step.
+            Ok(None) => return None,
+            Err(failure) => Err(failure),
+        };
         match &pre {
             // A fork becomes `Ready` only when it is complete (`forked`), because it may fail half way.
             Ok(Pre::Run { .. }) => self.phase = SteerPhase::Ready,
@@ -129,11 +152,11 @@ impl Steering {
         // Set even if the call below panics: the result is then collected, and fails, like any other.
         self.phase = SteerPhase::Begun(now);
         let begun = fenced(panics, || {
-            self.steer.mid_begin(now);
+            self.steer.mid_begin(&[self.number]);
             Ok(())
         });
         // Reported with the results of `mid`: a request that failed here would leave the batch while it is being built.
-        self.failure = begun.err();
+        self.failure = self.failure.take().or(begun.err());
     }
 
     /// Polls the result of `mid`, validates it, and ends the round. `None`: there is none yet.
@@ -151,19 +174,14 @@ impl Steering {
             return Err(failure);
         }
         // Polled once and never waited for: other sequences of the step are sampled in time whatever this steerer does.
-        let Some(mid) = fenced(panics, || self.steer.mid_poll(now))? else {
+        let Some(mid) = fenced(panics, || self.steer.mid_poll())? else {
             return self.check_late(since, now, rules.deadline_budget);
         };
         self.late = None;
         // Before the checks, because the round is over whatever they find: an invalid result fails the request.
         self.phase = SteerPhase::Pre;
-        if let Mid::Sample {
-            mask,
-            bias,
-            temperature,
-        } = &mid
-        {
-            check_sample(mask.as_ref(), bias, *temperature, rules.vocabulary)?;
+        if let Mid::One(Branch::Sample(sample)) = &mid {
+            check_sample(sample, rules.vocabulary)?;
         }
         Ok(Some(mid))
     }
@@ -186,15 +204,9 @@ impl Steering {
         })
     }
 
-    /// Calls `post` with tokens that were appended after a rollback of `backtrack` tokens.
-    pub(super) fn post(
-        &mut self,
-        backtrack: u32,
-        tokens: &[Token],
-        sampled: bool,
-        panics: &Counter,
-    ) -> Steered<Post> {
-        fenced(panics, || self.steer.post(backtrack, tokens, sampled))
+    /// Calls `post` with what happened to the sequence.
+    pub(super) fn post(&mut self, appended: Appended<'_>, panics: &Counter) -> Steered<Post> {
+        fenced(panics, || self.steer.post(appended))
     }
 }
 
@@ -218,13 +230,17 @@ pub(super) fn check_splice(
     }
 }
 
-fn check_sample(
-    mask: Option<&Mask>,
-    bias: &[(Token, f32)],
-    temperature: Option<f32>,
-    vocabulary: usize,
-) -> Steered<()> {
-    if mask.is_some_and(|mask| mask.vocabulary() != vocabulary) {
+fn check_sample(sample: &Sample, vocabulary: usize) -> Steered<()> {
+    let Sample {
+        mask,
+        bias,
+        temperature,
+        ..
+    } = sample;
+    if mask
+        .as_ref()
+        .is_some_and(|mask| mask.vocabulary() != vocabulary)
+    {
         return Err(bad_result("the mask is not over the model's vocabulary"));
     }
     if temperature.is_some_and(|temperature| !(0.0..=100.0).contains(&temperature)) {
@@ -258,131 +274,4 @@ fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const RULES: SteerRules = SteerRules {
-        deadline_budget: Duration::from_millis(10),
-        vocabulary: 8,
-    };
-
-    /// Returns the results in order; `None` is a `mid` without a result yet. Panics in `mid_begin` if told to.
-    #[derive(Default)]
-    struct Script {
-        mids: Vec<Option<Mid>>,
-        panics: bool,
-    }
-
-    impl Steer for Script {
-        fn pre(&mut self) -> Steered<Pre> {
-            let fast_forward = Vec::new();
-            Ok(Pre::Run { fast_forward })
-        }
-
-        fn mid_begin(&mut self, _now: Time) {
-            assert!(!self.panics, "scripted panic");
-        }
-
-        fn mid_poll(&mut self, _now: Time) -> Steered<Option<Mid>> {
-            Ok(self.mids.pop().flatten())
-        }
-
-        fn post(&mut self, _backtrack: u32, _tokens: &[Token], _sampled: bool) -> Steered<Post> {
-            Ok(Post::Continue)
-        }
-
-        fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
-            Ok(Box::new(Self::default()))
-        }
-    }
-
-    fn at(ms: u64) -> Time {
-        Time::ZERO + Duration::from_millis(ms)
-    }
-
-    #[test]
-    fn a_round_is_pre_then_mid_then_pre_again() {
-        let panics = Counter::default();
-        let mids = vec![Some(Mid::Stop)];
-        let mut steering = Steering::new(Box::new(Script {
-            mids,
-            panics: false,
-        }));
-        steering.begin_mid(at(0), &panics);
-        assert!(!steering.is_in_mid(), "pre comes first");
-        assert!(steering.pre(&panics).is_some());
-        assert!(steering.pre(&panics).is_none(), "once in a round");
-        steering.begin_mid(at(0), &panics);
-        assert!(steering.is_in_mid());
-        let mid = steering.poll_mid(at(1), RULES, &panics);
-        assert!(matches!(mid, Ok(Some(Mid::Stop))));
-        assert!(steering.pre(&panics).is_some(), "the next round");
-    }
-
-    #[test]
-    fn ai_812_lateness_counts_from_the_first_poll_that_finds_it() {
-        let panics = Counter::default();
-        let mut steering = Steering::new(Box::new(Script::default()));
-        let _ = steering.pre(&panics);
-        steering.begin_mid(at(0), &panics);
-        // A decode call of a minute is not the steerer's fault.
-        for ms in [60_000, 60_099] {
-            let mid = steering.poll_mid(at(ms), RULES, &panics);
-            assert!(matches!(mid, Ok(None)));
-        }
-        let late = steering.poll_mid(at(60_100), RULES, &panics);
-        assert!(matches!(late, Err(failure) if failure.reason == "timeout"));
-    }
-
-    #[test]
-    fn a_panic_before_the_decode_call_is_reported_after_it() {
-        let panics = Counter::default();
-        let mut steering = Steering::new(Box::new(Script {
-            mids: Vec::new(),
-            panics: true,
-        }));
-        let _ = steering.pre(&panics);
-        steering.begin_mid(at(0), &panics);
-        let mid = steering.poll_mid(at(1), RULES, &panics);
-        assert!(matches!(mid, Err(failure) if failure.reason == "trap"));
-        assert_eq!(panics.get(), 1);
-    }
-
-    #[test]
-    fn a_branch_goes_on_in_the_round_of_its_parent() {
-        let panics = Counter::default();
-        let mut steering = Steering::new(Box::new(Script::default()));
-        let mut branch = steering.branch(1, &panics).unwrap();
-        assert!(branch.pre(&panics).is_none());
-        branch.begin_mid(at(0), &panics);
-        assert!(branch.is_in_mid());
-    }
-
-    #[test]
-    fn results_outside_the_vocabulary_are_refused() {
-        let refused = |mid| {
-            let panics = Counter::default();
-            let mids = vec![Some(mid)];
-            let mut steering = Steering::new(Box::new(Script {
-                mids,
-                panics: false,
-            }));
-            let _ = steering.pre(&panics);
-            steering.begin_mid(at(0), &panics);
-            steering.poll_mid(at(1), RULES, &panics).is_err()
-        };
-        let sample = |mask, bias, temperature| Mid::Sample {
-            mask,
-            bias,
-            temperature,
-        };
-        assert!(!refused(sample(
-            Some(Mask::all(8)),
-            vec![(1, 0.5)],
-            Some(1.0)
-        )));
-        assert!(refused(sample(Some(Mask::all(9)), Vec::new(), None)));
-        assert!(refused(sample(None, vec![(1, f32::NAN)], None)));
-        assert!(refused(sample(None, Vec::new(), Some(-1.0))));
-    }
-}
+mod tests;

@@ -161,6 +161,8 @@ impl<S> AnswerChunks<S> {
         match event.kind {
             EventKind::Tokens(tokens) => self.tokens(choice, tokens),
             EventKind::Finish(finish) => self.finish(choice, finish),
+            // No port carries reports, and no request of this kernel asks for them.
+            EventKind::Report(_) => Ok(()),
             EventKind::Usage(usage) => {
                 self.end(usage);
                 Ok(())

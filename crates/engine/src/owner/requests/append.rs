@@ -1,7 +1,7 @@
 //! Appends tokens to a sequence, sampled, forced or scored: context, text, events, and the checks for its end.
 
 use compact_str::CompactString;
-use sapwood_proto::steer::{Post, Token};
+use sapwood_proto::steer::{Appended, Post, Splice, Token};
 use sapwood_proto::time::Time;
 use smallvec::{SmallVec, smallvec};
 
@@ -65,7 +65,12 @@ impl Requests {
     #[inline]
     fn end_after(&mut self, key: SequenceKey, token: Token, stop: Option<StopCause>, is_end: bool) {
         // The steerer sees the last token too, before the end.
-        let Some(post) = self.call_post(key, 0, &[token], true) else {
+        let appended = Appended {
+            backtrack: 0,
+            tokens: &[token],
+            sampled: Some(token),
+        };
+        let Some(post) = self.call_post(key, appended) else {
             return;
         };
         // A stop wins over the steerer's result: the text after it was never sent.
@@ -85,13 +90,9 @@ impl Requests {
     }
 
     /// Truncates the output by `backtrack` tokens and appends others, as a steerer requested.
-    pub(in super::super) fn splice(
-        &mut self,
-        key: SequenceKey,
-        backtrack: u32,
-        tokens: &[Token],
-        now: Time,
-    ) {
+    pub(in super::super) fn splice(&mut self, key: SequenceKey, splice: &Splice, now: Time) {
+        let Splice { backtrack, tokens } = splice;
+        let backtrack = *backtrack;
         let vocabulary = self.vocabulary_tokens;
         // Before anything changes: a bad splice fails the request with its output as it was.
         if let Err(failure) = check_splice(&self.sequences[key], backtrack, tokens, vocabulary) {
@@ -100,7 +101,12 @@ impl Requests {
         let withdrawn = self.roll_back(key, backtrack as usize);
         self.append_forced(key, backtrack, withdrawn, tokens, now);
         // Only after the tokens were emitted, because `post` may end the request.
-        match self.call_post(key, backtrack, tokens, false) {
+        let appended = Appended {
+            backtrack,
+            tokens,
+            sampled: None,
+        };
+        match self.call_post(key, appended) {
             Some(Post::Stop) => self.finish(key, FinishReason::Controller, None),
             Some(Post::Continue) => self.finish_if_full(key),
             None => {}
@@ -109,17 +115,11 @@ impl Requests {
 
     /// Calls `post` of a sequence's steerer, if it has one. `None`: the steerer failed, and with it its request.
     #[inline]
-    fn call_post(
-        &mut self,
-        key: SequenceKey,
-        backtrack: u32,
-        tokens: &[Token],
-        sampled: bool,
-    ) -> Option<Post> {
+    fn call_post(&mut self, key: SequenceKey, appended: Appended<'_>) -> Option<Post> {
         let Some(steering) = &mut self.sequences[key].steering else {
             return Some(Post::Continue);
         };
-        match steering.post(backtrack, tokens, sampled, &self.stats.panics) {
+        match steering.post(appended, &self.stats.panics) {
             Ok(post) => Some(post),
             Err(failure) => {
                 self.fail_request_of(key, failure.into());

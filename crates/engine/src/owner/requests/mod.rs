@@ -118,6 +118,11 @@ impl Requests {
         let choice = request.next_choice;
         request.next_choice += 1;
         let submission = &request.submission;
+        let mut steering = steering;
+        if let Some(steering) = &mut steering {
+            // From 1, because 0 means that it is not bound.
+            steering.bind(choice + 1, &self.stats.panics);
+        }
         let key = self.sequences.insert(RunningSequence {
             number: self.numbers,
             job,
