@@ -83,6 +83,8 @@ pub(crate) struct AnswerChunks<S> {
     ready: VecDeque<Chunk>,
     choices: Vec<ChoiceProgress>,
     first_token: Option<Instant>,
+    /// An event of a watched request was emitted.
+    watch_begun: bool,
 }
 
 /// Which ports are read.
@@ -131,6 +133,7 @@ impl<S> AnswerChunks<S> {
             ready: VecDeque::new(),
             choices: Vec::new(),
             first_token: None,
+            watch_begun: false,
             asked,
         };
         if answer.asked.tree && !answer.asked.watched {
@@ -213,7 +216,11 @@ impl<S> AnswerChunks<S> {
     /// Emits an event as it is.
     fn watch(&mut self, event: EngineEvent) -> Result<()> {
         let (port, mime) = self.carrier();
-        let chunk = Chunk::empty().on(port).with_mime(mime);
+        let mut chunk = Chunk::empty().on(port).with_mime(mime);
+        // The tokens of the prompt, as with the first chunk of any other request.
+        if !std::mem::replace(&mut self.watch_begun, true) {
+            chunk.meta = Some(Arc::clone(&self.role));
+        }
         let usage = match &event.kind {
             EventKind::Finish(finish) => {
                 let state = self.choice(event.choice)?;

@@ -35,8 +35,8 @@ pub struct GenerateConfig {
     pub constraint: Option<ConstraintChoice>,
     /// Emit the engine's events as they are, for readers that can take back text, and the reports of steerers with them:
     /// each event is one chunk without data whose `inner` is an
-    /// [`EngineEvent`](sapwood_engine::api::EngineEvent). There are no other chunks but the last, which carries the
-    /// metadata; an error of the request is the error of the run. It has no JSON form.
+    /// [`EngineEvent`](sapwood_engine::api::EngineEvent). The first has the tokens of the prompt in its metadata. There
+    /// are no other chunks but the last, which carries the metadata; an error of the request is the error of the run. It has no JSON form.
     pub watched: bool,
     /// How the prompt is tokenised.
     pub prompt_mode: PromptMode,

@@ -3,7 +3,6 @@
 //! The model's function is watched: it emits the events as they are, so that tokens which a controller takes back need
 //! not be held until it has ended.
 
-use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,6 +16,7 @@ use sapwood_proto::lmtp::{BranchEvent, StreamFinish, StreamPiece, StreamUpdate, 
 use sapwood_proto::steer::StepReport;
 
 use super::{WorkUpdate, prompt_logprobs};
+use crate::branch_text::BranchTexts;
 use crate::faces::lmtp::refusals::to_lmtp_error;
 
 /// A watched run of a model.
@@ -27,16 +27,7 @@ pub(super) struct SteeredWork {
     step: u64,
     /// The first event of the step after that.
     ahead: Option<EngineEvent>,
-    texts: BTreeMap<u32, EmittedText>,
-}
-
-/// How much text of a branch was sent.
-#[derive(Clone, Debug, Default)]
-struct EmittedText {
-    /// In bytes.
-    length: usize,
-    /// The length after each token.
-    after: Vec<usize>,
+    texts: BranchTexts,
 }
 
 impl SteeredWork {
@@ -48,7 +39,7 @@ impl SteeredWork {
             pieces: Vec::new(),
             step: 0,
             ahead: None,
-            texts: BTreeMap::new(),
+            texts: BranchTexts::default(),
         }
     }
 
@@ -105,7 +96,7 @@ impl SteeredWork {
             self.step = event.step;
         }
         match event.kind {
-            EventKind::Tokens(tokens) => self.add_tokens(branch, tokens),
+            EventKind::Tokens(tokens) => self.add_tokens(branch, &tokens),
             EventKind::Report(report) => self.add_report(branch, report),
             EventKind::Finish(end) => self.finish(branch, end),
             EventKind::Usage(usage) => match self.pieces.last_mut() {
@@ -120,53 +111,28 @@ impl SteeredWork {
         }
     }
 
-    fn add_tokens(&mut self, branch: u32, tokens: Tokens) {
-        let Tokens {
-            backtrack,
-            withdrawn,
-            tokens,
-            text,
-            prompt,
-            inherited,
-            fork_of,
-        } = tokens;
-        let inherited = inherited as usize;
-        let mut new_text = &*text;
-        if let Some(of) = fork_of {
-            let common = self.texts.get(&of).map(|parent| parent.upto(inherited));
-            let common = common.unwrap_or_default();
-            // Its text begins with what both have in common, which the client has (LM-973).
-            let begin = text.floor_char_boundary(common.length.min(text.len()));
-            new_text = &text[begin..];
-            self.texts.insert(branch, common);
-            let inherited = u32::try_from(inherited).unwrap_or(u32::MAX);
+    fn add_tokens(&mut self, branch: u32, step: &Tokens) {
+        let new = self.texts.take(branch, step);
+        if let Some(of) = step.fork_of {
+            let inherited = step.inherited;
             let event = BranchEvent::Forked { of, inherited };
             self.pieces.push(StreamPiece::Branch(branch, event));
         }
-        let emitted = self.texts.entry(branch).or_default();
-        if backtrack > 0 {
-            emitted.withdraw(backtrack as usize, withdrawn as usize);
-            let event = BranchEvent::Backtrack(backtrack);
+        if step.backtrack > 0 {
+            let event = BranchEvent::Backtrack(step.backtrack);
             self.pieces.push(StreamPiece::Branch(branch, event));
         }
         let first = self.pieces.len();
-        for sampled in tokens.into_iter().skip(inherited) {
-            emitted.after.push(emitted.length);
-            self.pieces.push(StreamPiece::Item(item(branch, sampled)));
+        let items = new.tokens.iter().map(|sampled| item(branch, sampled));
+        self.pieces.extend(items.map(StreamPiece::Item));
+        // Text that is released without a token waits for no item: the next one, or none, would have to carry it.
+        if let Some(StreamPiece::Item(last)) = self.pieces[first..].last_mut() {
+            last.text = new.text.into();
         }
-        emitted.length += new_text.len();
-        if self.pieces.len() == first {
-            return;
-        }
-        if let Some(after) = emitted.after.last_mut() {
-            *after = emitted.length;
-        }
-        if let Some(StreamPiece::Item(last)) = self.pieces.last_mut() {
-            last.text = new_text.into();
-        }
-        if let (Some(StreamPiece::Item(item)), Some(prompt)) = (self.pieces.get_mut(first), prompt)
+        if let (Some(StreamPiece::Item(item)), Some(prompt)) =
+            (self.pieces.get_mut(first), &step.prompt)
         {
-            item.prompt = Some(prompt_logprobs(&prompt));
+            item.prompt = Some(prompt_logprobs(prompt));
         }
     }
 
@@ -218,41 +184,18 @@ impl SteeredWork {
     }
 }
 
-impl EmittedText {
-    /// What was sent up to this number of tokens.
-    fn upto(&self, tokens: usize) -> Self {
-        let after = &self.after[..tokens.min(self.after.len())];
-        Self {
-            length: after.last().copied().unwrap_or_default(),
-            after: after.to_vec(),
-        }
-    }
-
-    fn withdraw(&mut self, tokens: usize, bytes: usize) {
-        self.after.truncate(self.after.len().saturating_sub(tokens));
-        self.length = self.length.saturating_sub(bytes);
-    }
-}
-
-fn item(branch: u32, sampled: Sampled) -> TokenItem {
-    let Sampled {
-        id,
-        logprob,
-        top,
-        forced,
-        ..
-    } = sampled;
+fn item(branch: u32, sampled: &Sampled) -> TokenItem {
     // A forced token was not chosen among others (LM-972).
-    let (logprob, top) = if forced {
+    let (logprob, top) = if sampled.forced {
         (0.0, Vec::new())
     } else {
-        (logprob, top)
+        (sampled.logprob, sampled.top.clone())
     };
     TokenItem {
-        token: id,
+        token: sampled.id,
         logprob,
         top,
-        forced,
+        forced: sampled.forced,
         branch,
         ..TokenItem::default()
     }
