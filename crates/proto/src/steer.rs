@@ -10,12 +10,14 @@
 //! No method may block: one that has no result yet returns `None`, is called again, and calls its [`StepWaker`] when a
 //! call would find the result. Who steers is asked for by name ([`SteerSource`]), once per request.
 
+mod combined;
 mod mask;
 mod source;
 mod store;
 
 use std::sync::Arc;
 
+pub use self::combined::Combined;
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};
@@ -208,8 +210,8 @@ pub trait Steer: Send {
     /// The sequence fails.
     fn mid_poll(&mut self) -> Steered<Option<Mid>>;
 
-    /// Reports what the result of [`Steer::mid_poll`] did; tokens that [`Steer::pre`] appended are not repeated. Must return at once; a steerer that decides elsewhere continues here and stops in the
-    /// next `pre`.
+    /// Reports what the result of [`Steer::mid_poll`] did; tokens that [`Steer::pre`] appended are not repeated. Must
+    /// return at once; a steerer that decides elsewhere continues here and stops in the next `pre`.
     ///
     /// # Errors
     /// The sequence fails.
