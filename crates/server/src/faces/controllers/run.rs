@@ -1,7 +1,5 @@
 //! `POST /v1/run`: runs a model with a controller (AI-911 to AI-916).
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::response::IntoResponse;
 use futures::{FutureExt, StreamExt};
@@ -45,7 +43,7 @@ pub(super) async fn answer(
     // The prefix wins: a client that was given one knows no other name of the model.
     let name = model.as_deref().or(request.model.as_deref());
     let function = models::find(context, &caller, name)?;
-    let spec = Arc::clone(function.spec());
+    let spec = function.spec();
     if request.controller.is_some() && !spec.steers {
         return Err(refusals::unsupported("This model runs no controllers."));
     }
