@@ -151,7 +151,7 @@ async fn act(
         Action::Upload => modules::upload(context, asked).await?,
         Action::Modules => modules::list(context, asked).await?,
         Action::Module => modules::describe(context, asked).await?,
-        Action::Tags => modules::tags(context, &asked).await?,
+        Action::Tags => modules::tags(context, asked).await?,
         Action::SetTags => modules::set_tags(context, asked).await?,
         Action::DeleteTag => {
             let tag = asked.take_name();

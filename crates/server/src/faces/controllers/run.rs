@@ -4,7 +4,6 @@ use axum::body::Body;
 use axum::response::IntoResponse;
 use futures::{FutureExt, StreamExt};
 use http::{HeaderName, HeaderValue, Response, header};
-use sapwood_engine::api::Vocabulary;
 use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_kernel::{
     Args, Chunk, Error, Fun, GenerateConfig, ModelFacts, PromptMode, RequestedPorts, Run, Want,
