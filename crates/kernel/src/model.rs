@@ -15,8 +15,6 @@ mod prompt;
 pub(crate) mod remote;
 mod steer_choice;
 #[cfg(test)]
-pub(crate) mod test_steerers;
-#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;

@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, LazyLock};
 
 use http::Extensions;
+use sapwood_kernel::SteerRights;
 
+use crate::auth::scopes::{KeyScope, Scopes};
 use crate::listener::peer::PeerInfo;
 
 /// The owner of quotas, request ids, streams and resume tokens. A type and not a name, because names are chosen by the issuers
@@ -41,6 +43,20 @@ impl CallerIdentity {
         matches!((self, owner), (Self::Anonymous(_), Self::Anonymous(_))) || self == owner
     }
 
+    /// What this caller may steer with these scopes. A key's name is the user; without keys it is `localhost` (AI-902).
+    pub(crate) fn steer_rights(&self, scopes: Scopes) -> SteerRights {
+        SteerRights {
+            user: match self {
+                Self::Anonymous(_) => "localhost".into(),
+                Self::Key(name) => Arc::clone(name),
+                // With its prefix: a certificate's subject must not be mistaken for the name of a key.
+                Self::Certificate(_) => self.to_string().into(),
+            },
+            is_admin: scopes.has(KeyScope::Admin),
+            may_control: scopes.has(KeyScope::Control),
+        }
+    }
+
     /// The number of this caller in a fair share (D-54); never 0, which stands for no caller.
     pub(crate) fn number(&self) -> u64 {
         // Seeded per process: with a fixed hash somebody could choose a name that collides with another caller's and take
@@ -67,5 +83,38 @@ fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
         address @ IpAddr::V4(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ai_902_scopes_become_rights_to_steer() {
+        let key = CallerIdentity::Key("ann".into());
+        let anonymous = CallerIdentity::Anonymous(None);
+        let certificate = CallerIdentity::Certificate("ann".into());
+        let all = Scopes::ALL;
+        let scopes = |scopes: &[KeyScope]| scopes.iter().copied().collect();
+        for (identity, scopes, expect) in [
+            (&anonymous, all, ("localhost", true, true)),
+            (&key, scopes(&[KeyScope::Infer]), ("ann", false, false)),
+            (
+                &key,
+                scopes(&[KeyScope::Infer, KeyScope::Control]),
+                ("ann", false, true),
+            ),
+            (&key, scopes(&[KeyScope::Admin]), ("ann", true, false)),
+            (
+                &certificate,
+                scopes(&[KeyScope::Infer]),
+                ("certificate:ann", false, false),
+            ),
+        ] {
+            let rights = identity.steer_rights(scopes);
+            let found = (&*rights.user, rights.is_admin, rights.may_control);
+            assert_eq!(found, expect);
+        }
     }
 }

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use sapwood_engine::api::{EngineEvent, EventKind};
+use sapwood_engine::scripted::ScriptedSteerers;
 use sapwood_proto::steer::{ConstraintChoice, ConstraintKind, ControllerChoice};
 
 use super::*;
-use crate::model::test_steerers::TestSource;
 use crate::steering::{HoldPolicy, SteerRights, Steering};
 
 /// A kernel with the steered model `m`, which ends at once if nothing steers it.
-fn steered(hold: HoldPolicy) -> (Kernel, Arc<TestSource>) {
-    let source = Arc::new(TestSource::default());
+fn steered(hold: HoldPolicy) -> (Kernel, Arc<ScriptedSteerers>) {
+    let source = Arc::new(ScriptedSteerers::default());
     let script = scripted(json!({"script": "text", "text": "unsteered"}));
     let engine = Engine::spawn(Box::new(script), EngineConfig::default()).unwrap();
     let steering = Steering {
@@ -59,7 +59,7 @@ fn ai_931_a_controller_is_opened_with_its_argument_and_steers() {
     assert_eq!(one(&kernel, &json!({})), "unsteered");
     let number = json!({"controller": "dictate", "controller_arg": [1, "a"]});
     assert_eq!(one(&kernel, &number), r#"[1,"a"]"#);
-    let calls = source.calls.lock().unwrap();
+    let calls = source.calls();
     assert_eq!(calls[0], "local admin dictate yes");
     assert_eq!(calls.len(), 4, "{calls:?}");
 }
@@ -92,8 +92,7 @@ fn ai_902_the_source_is_asked_with_the_rights_of_the_caller() {
         });
         let config = json!({"controller": "private", "controller_arg": "ok"});
         let text = whole(run(&kernel, config)).map_err(|error| error.reason().to_owned());
-        let mut calls = source.calls.lock().unwrap();
-        (calls.remove(0), text)
+        (source.calls().remove(0), text)
     };
     let ok = || Ok("ok".to_owned());
     let denied = Err("insufficient_scope".to_owned());
@@ -119,7 +118,7 @@ fn ev_602_a_response_format_constrains() {
         assert_eq!(one(&kernel, &json!({"response_format": format})), text);
     }
     assert_eq!(
-        source.calls.lock().unwrap().join("\n"),
+        source.calls().join("\n"),
         "local admin sapwood:regex {\"value\":\"a+\"}\n\
          local admin sapwood:json-schema {\"value\":\"{}\"}\n\
          local admin sapwood:options {\"value\":[\"yes\",\"no\"]}"
@@ -222,11 +221,22 @@ fn ke_135_a_controller_is_watched_only_if_its_log_is_read() {
         .run::<String>("m", args! { prompt: "x", config: config })
         .port("controller_log");
     whole(run).unwrap();
-    let calls = source.calls.lock().unwrap();
+    let calls = source.calls();
     assert_eq!(
-        *calls,
+        calls,
         ["local admin dictate a", "local admin dictate a watched"]
     );
+}
+
+/// The log is one leaf for all choices, and has what was printed in order.
+#[test]
+fn ai_936_what_a_controller_prints_is_on_its_port() {
+    let (kernel, _) = steered(HoldPolicy::End);
+    let config = json!({"controller": "talk", "controller_arg": "ab"});
+    let run = kernel.run::<String>("m", args! { prompt: "x", config: config.clone() });
+    let log = whole(run.port("controller_log")).unwrap();
+    assert_eq!(log, "thinking\nstill thinking\n");
+    assert_eq!(one(&kernel, &config), "ab");
 }
 
 #[test]
@@ -284,7 +294,7 @@ fn ev_602_a_typed_config_has_the_same_choices() {
     let run = kernel.run::<String>("m", args! { prompt: "x", config: config.into_chunk() });
     assert_eq!(whole(run).unwrap(), "b+");
     assert_eq!(
-        *source.calls.lock().unwrap(),
+        source.calls(),
         [r#"local admin sapwood:regex {"value":"b+"}"#]
     );
 }

@@ -1,9 +1,21 @@
-//! A source of small steerers for tests of this crate: the name is what it does, the argument is its text.
+//! [`ScriptedSteerers`]: a source of small, deterministic steerers, beside the scripted model.
 //!
-//! They are for the scripted model's vocabulary of bytes.
+//! They are for a vocabulary of bytes, so the model must have no tokenizer. The name is what a steerer does; the argument
+//! is its text:
+//!
+//! | name | what it does |
+//! |---|---|
+//! | `dictate` | lets the model write the text, and stops |
+//! | `fork` | `common|one|two…`: after the common text, becomes as many sequences as there are others |
+//! | `rewind` | `wrong|right`: takes back all but the first byte of the wrong text, and goes on with the right one |
+//! | `talk` | prints a line before the first byte and another after it |
+//! | `trap` | fails after the text |
+//! | `private` | dictates, for callers who may run the controllers of others |
+//! | `sapwood:KIND` | dictates the pattern, or the first of a list; `(` does not compile |
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use sapwood_proto::clip::shown;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
@@ -67,10 +79,11 @@ impl Steer for Player {
         let pre = match self.moves.get(self.at) {
             None => Pre::Stop,
             Some(Move::Fork(branches)) => {
-                self.branches.clone_from(branches);
-                self.moves = self.branches.remove(0);
+                let mut branches = branches.clone().into_iter();
+                self.moves = branches.next().unwrap_or_default();
+                self.branches = branches.collect();
                 self.at = 0;
-                Pre::Fork(u32::try_from(self.branches.len() + 1).unwrap())
+                Pre::Fork(count(self.branches.len()) + 1)
             }
             Some(_) => Pre::Run {
                 fast_forward: Vec::new(),
@@ -98,7 +111,7 @@ impl Steer for Player {
             _ => {
                 return Err(SteerFailure {
                     reason: ErrorReason::TRAP,
-                    message: "the test trapped".into(),
+                    message: "the script traps here".into(),
                 });
             }
         };
@@ -115,7 +128,8 @@ impl Steer for Player {
     }
 
     fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>> {
-        let moves = match self.branches.get(index as usize - 1) {
+        let branch = self.branches.get((index as usize).wrapping_sub(1));
+        let moves = match branch {
             Some(branch) => branch.clone(),
             // A request for several choices forks before the first step.
             None => self.moves.clone(),
@@ -142,12 +156,20 @@ impl Steer for Player {
 
 /// Opens the steerers, and notes who asked for them.
 #[derive(Debug, Default)]
-pub(crate) struct TestSource {
-    /// Each call: user, its rights, controller, argument, and whether it is watched.
-    pub(crate) calls: Mutex<Vec<String>>,
+pub struct ScriptedSteerers {
+    calls: Mutex<Vec<String>>,
 }
 
-impl SteerSource for TestSource {
+impl ScriptedSteerers {
+    /// The calls so far: the user, what it may do (`admin`, `control`, `infer`), the name, the argument, and `watched` if
+    /// it is.
+    pub fn calls(&self) -> Vec<String> {
+        let calls = self.calls.lock();
+        calls.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl SteerSource for ScriptedSteerers {
     fn open(&self, call: SteerCall<'_>) -> Result<Box<dyn Steer>, SteerRefusal> {
         let rights = match (call.user.is_admin, call.user.may_control) {
             (true, _) => "admin",
@@ -159,61 +181,68 @@ impl SteerSource for TestSource {
             "{} {rights} {} {}{watched}",
             call.user.name, call.controller, call.arg
         );
-        self.calls.lock().unwrap().push(line);
-        let moves = match call.controller {
-            "dictate" => bytes(call.arg),
-            "sapwood:regex" | "sapwood:json-schema" | "sapwood:options" => constraint(call.arg)?,
-            // `common|one|two`: a choice for each of the rest.
-            "fork" => {
-                let mut texts = call.arg.split('|').map(bytes);
-                let mut moves = texts.next().unwrap_or_default();
-                moves.push(Move::Fork(texts.collect()));
-                moves
-            }
-            // `wrong|right`
-            "rewind" => {
-                let (wrong, right) = call.arg.split_once('|').unwrap();
-                let mut moves = bytes(wrong);
-                moves.push(Move::Back(u32::try_from(wrong.len() - 1).unwrap()));
-                moves.extend(bytes(right));
-                moves
-            }
-            "talk" => {
-                let mut moves = vec![Move::Log("thinking\n")];
-                moves.extend(bytes(call.arg));
-                moves.insert(2, Move::Log("still thinking\n"));
-                moves
-            }
-            "trap" => {
-                let mut moves = bytes(call.arg);
-                moves.push(Move::Trap);
-                moves
-            }
-            "private" if !call.user.may_control => {
-                return Err(SteerRefusal {
-                    code: Code::PermissionDenied,
-                    reason: ErrorReason::INSUFFICIENT_SCOPE,
-                    message: "this key may not run controllers of others".into(),
-                });
-            }
-            "private" => bytes(call.arg),
-            unknown => {
-                return Err(SteerRefusal {
-                    code: Code::NotFound,
-                    reason: ErrorReason::UNKNOWN_CONTROLLER,
-                    message: format!("there is no controller {unknown:?}"),
-                });
-            }
-        };
-        Ok(Box::new(Player::new(moves)))
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.push(line);
+        moves(call).map(|moves| Box::new(Player::new(moves)) as _)
     }
 }
 
-/// Dictates the pattern, or the first of a list; `(` does not compile.
+fn moves(call: SteerCall<'_>) -> Result<Vec<Move>, SteerRefusal> {
+    Ok(match call.controller {
+        "dictate" => bytes(call.arg),
+        name if name.starts_with("sapwood:") => return constraint(call.arg),
+        // `common|one|two`: a choice for each of the rest.
+        "fork" => {
+            let mut texts = call.arg.split('|').map(bytes);
+            let mut moves = texts.next().unwrap_or_default();
+            moves.push(Move::Fork(texts.collect()));
+            moves
+        }
+        // `wrong|right`
+        "rewind" => {
+            let (wrong, right) = call.arg.split_once('|').unwrap_or_default();
+            let mut moves = bytes(wrong);
+            moves.push(Move::Back(count(wrong.len().saturating_sub(1))));
+            moves.extend(bytes(right));
+            moves
+        }
+        "talk" => {
+            let mut moves = vec![Move::Log("thinking\n")];
+            let mut rest = bytes(call.arg).into_iter();
+            moves.extend(rest.next());
+            moves.push(Move::Log("still thinking\n"));
+            moves.extend(rest);
+            moves
+        }
+        "trap" => {
+            let mut moves = bytes(call.arg);
+            moves.push(Move::Trap);
+            moves
+        }
+        "private" if !call.user.may_control => {
+            return Err(SteerRefusal {
+                code: Code::PermissionDenied,
+                reason: ErrorReason::INSUFFICIENT_SCOPE,
+                message: "this key may not run controllers of others".into(),
+            });
+        }
+        "private" => bytes(call.arg),
+        unknown => {
+            return Err(SteerRefusal {
+                code: Code::NotFound,
+                reason: ErrorReason::UNKNOWN_CONTROLLER,
+                message: format!("there is no controller {:?}", shown(unknown)),
+            });
+        }
+    })
+}
+
+/// The moves of a constraint, whose argument is an object (AI-840).
 fn constraint(arg: &str) -> Result<Vec<Move>, SteerRefusal> {
-    let value: Value = serde_json::from_str(arg).unwrap();
-    let value = value.get("value").unwrap();
-    let text = value.as_str().or_else(|| value.get(0)?.as_str()).unwrap();
+    let value: Value = serde_json::from_str(arg).unwrap_or_default();
+    let value = value.get("value").unwrap_or(&Value::Null);
+    let first = || value.get(0).and_then(Value::as_str);
+    let text = value.as_str().or_else(first).unwrap_or("(");
     if text == "(" {
         return Err(SteerRefusal {
             code: Code::InvalidRequest,
@@ -222,4 +251,8 @@ fn constraint(arg: &str) -> Result<Vec<Move>, SteerRefusal> {
         });
     }
     Ok(bytes(text))
+}
+
+fn count(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
 }
