@@ -353,6 +353,11 @@ pub struct TokenUsage {
     pub completion_tokens: u32,
     /// Prompt tokens that were not computed because a cached prefix has them.
     pub cached_tokens: u32,
+    /// Tokens sampled, all choices together, including those that a steerer dropped or rolled back.
+    pub sampled_tokens: u32,
+    /// Tokens that went through the model, all choices together: prompt, forced and sampled ones, each once. 0 for a
+    /// model on another server.
+    pub processed_tokens: u32,
     /// The seed that was used.
     pub seed: u64,
     /// From submission to admission to the batch.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sapwood_proto::time::Time;
 
+use super::super::step_clock::StepClock;
 use super::harness::{Bench, TestClock, read, request_for};
 use super::probe::Probe;
 use crate::Config;
@@ -60,7 +61,9 @@ fn between_tokens(mask_ms: u64) -> Vec<u128> {
     };
     let mut bench = Bench::over(Box::new(model), Config::default());
     let received = clock.clone();
-    bench.owner.clock = Some(Box::new(move || received.now()));
+    let waited = clock.clone();
+    let wait = move |most| waited.go_to(waited.now() + most);
+    bench.owner.clock = StepClock::running(move || received.now(), wait);
     let mut probe = Probe::new();
     probe.clock = clock.clone();
     probe.slow = Duration::from_millis(mask_ms);

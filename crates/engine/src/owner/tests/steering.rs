@@ -355,7 +355,7 @@ fn ai_813_a_suspended_sequence_is_not_decoded_and_four_steps_are_a_deadlock() {
     *flag.lock().unwrap() = true;
     assert_eq!(batches(&mut bench, 3), [0, 0, 0]);
     assert!(
-        bench.owner.step(bench.now).wake_at.is_none() || read(&mut handle).error.is_some(),
+        bench.step().wake_at.is_none() || read(&mut handle).error.is_some(),
         "the fourth is one too many"
     );
     let mut request = request_for("abcd");
