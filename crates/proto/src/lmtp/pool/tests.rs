@@ -2,8 +2,12 @@
 
 mod journeys;
 
+use std::sync::Arc;
+
 use super::*;
-use crate::lmtp::{GenerateRequest, ReceivedItem, Score, StreamDemand, StreamFinish, StreamUsage};
+use crate::lmtp::{
+    GenerateRequest, ReceivedBranch, ReceivedItem, Score, StreamDemand, StreamFinish, StreamUsage,
+};
 use crate::params::GenerationParams;
 
 const fn at(seconds: u64) -> Time {
