@@ -127,6 +127,10 @@ struct TextResponses {
     stream: bool,
     id: String,
     choices: Vec<ChoiceDelta>,
+    /// A controller may fork: each fork is one more choice (TR-1305).
+    grows: bool,
+    /// What stands before the text of each choice (TR-405).
+    prepended: String,
     /// What the whole answer holds.
     held: Arc<AnswerSize>,
     /// A response is of one choice, and has its index (D-55).
@@ -178,20 +182,12 @@ impl TextResponses {
             .run::<Chunk>(&call.found.function, args)
             .wanting(Want::from(RequestedPorts::Only(ports)))
             .timeout(time(call, settings));
-        let choices = settings.params.n.unwrap_or(1) as usize;
-        let mut choices: Vec<_> = repeat_with(ChoiceDelta::default).take(choices).collect();
         // Messages have no text to prepend before the template has rendered them.
-        if let (TextPrompt::Text(text), true) = (prompt, prepends(call, settings)) {
-            let bytes = text.len().saturating_mul(choices.len());
-            let before = call.held.text_bytes.fetch_add(bytes, Ordering::Relaxed);
-            // A copy for each choice may be a gigabyte. Without it the answer is refused by `overfull`.
-            if before.saturating_add(bytes) <= PIECE_BYTES_MAX {
-                choices
-                    .iter_mut()
-                    .for_each(|choice| choice.text.clone_from(text));
-            }
-        }
-        Self {
+        let prepended = match prompt {
+            TextPrompt::Text(text) if prepends(call, settings) => text.clone(),
+            _ => String::new(),
+        };
+        let mut responses = Self {
             run,
             counts: tokens,
             logprobs,
@@ -201,13 +197,39 @@ impl TextResponses {
             wanted,
             stream: settings.stream,
             id: call.shown_id().to_owned(),
-            choices,
+            choices: Vec::new(),
+            grows: settings.controller.is_some(),
+            prepended,
             held: Arc::clone(&call.held),
             is_separate: false,
             queued: VecDeque::new(),
             ahead: None,
             over: false,
+        };
+        responses.grow(settings.params.n.unwrap_or(1) as usize);
+        if !responses.grows {
+            // No later choice needs it, and it is as long as the prompt.
+            responses.prepended = String::new();
         }
+        responses
+    }
+
+    /// Adds choices up to `count`.
+    fn grow(&mut self, count: usize) {
+        let more = count.saturating_sub(self.choices.len());
+        let bytes = self.prepended.len().saturating_mul(more);
+        let before = self.held.text_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // A copy for each choice may be a gigabyte. Without it the answer is refused by `overfull`.
+        let text = if before.saturating_add(bytes) <= PIECE_BYTES_MAX {
+            self.prepended.as_str()
+        } else {
+            ""
+        };
+        let choice = || ChoiceDelta {
+            text: text.to_owned(),
+            ..ChoiceDelta::default()
+        };
+        self.choices.extend(repeat_with(choice).take(more));
     }
 
     /// Reads all chunks to the end.
@@ -241,6 +263,11 @@ impl TextResponses {
     }
 
     fn take(&mut self, chunk: &Chunk) {
+        let count = chunk.choice as usize + 1;
+        // The kernel bounds the choices of a call, forks included.
+        if self.grows && count > self.choices.len() {
+            self.grow(count);
+        }
         // A remote model may send choices that were not asked for; they have no output.
         let Some(choice) = self.choices.get_mut(chunk.choice as usize) else {
             return;
@@ -370,8 +397,12 @@ impl TextResponses {
             OutputRole::FinishReason => {
                 // The text of an absent reason is Python's, as vLLM's backend writes it.
                 let reason = |choice: &ChoiceDelta| {
-                    let reason = choice.finish.as_ref().filter(|_| last);
-                    reason.map_or_else(|| "None".to_owned(), ToString::to_string)
+                    match choice.finish.as_ref().filter(|_| last) {
+                        None => "None".to_owned(),
+                        // TR-1305
+                        Some(ChoiceFinish::Controller) => ChoiceFinish::Stop.to_string(),
+                        Some(reason) => reason.to_string(),
+                    }
                 };
                 let mut reasons = Strings::default();
                 choices
@@ -578,6 +609,8 @@ fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprob
             TextPrompt::Text(_) if !templated => PromptMode::Raw,
             _ => PromptMode::Auto,
         },
+        controller: settings.controller.clone(),
+        constraint: settings.constraint.clone(),
         ..GenerateConfig::default()
     };
     let args = Args::new().with("config", config.into_chunk());
