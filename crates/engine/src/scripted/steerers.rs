@@ -219,7 +219,7 @@ fn moves(call: SteerCall<'_>) -> Result<Vec<Move>, SteerRefusal> {
             moves.push(Move::Trap);
             moves
         }
-        "private" if !call.user.may_control => {
+        "private" if !call.user.may_control && !call.user.is_admin => {
             return Err(SteerRefusal {
                 code: Code::PermissionDenied,
                 reason: ErrorReason::INSUFFICIENT_SCOPE,

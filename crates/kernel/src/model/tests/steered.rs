@@ -131,6 +131,27 @@ fn ev_602_a_response_format_constrains() {
     );
 }
 
+/// EV-603 in its earlier form refused this; D-38 wins. Both dictate here, so they must agree on each byte.
+#[test]
+fn d_38_a_controller_and_a_format_are_combined() {
+    let (kernel, source) = steered(HoldPolicy::End);
+    let with = |pattern: &str| {
+        json!({
+            "controller": "dictate",
+            "controller_arg": "yes",
+            "response_format": {"type": "regex", "schema": pattern},
+        })
+    };
+    let expect = ("yes".to_owned(), ChoiceFinish::Controller);
+    assert_eq!(choices(&kernel, &with("yes")), [(0, expect)].into());
+    assert_eq!(source.calls().len(), 2);
+    let (code, reason) = error(&kernel, with("yak"));
+    assert_eq!(
+        (code.as_str(), reason.as_str()),
+        ("controller-failed", "constraint_failed")
+    );
+}
+
 /// KE-613, EV-604: the children are announced when there are any.
 #[test]
 fn ai_933_every_fork_is_a_whole_choice_with_the_next_index() {

@@ -25,10 +25,11 @@ use sapwood_proto::generate::{
     InputRole, OutputRole, ResponsePayload, Settings, Signature, Strings, Tensor, TensorData,
 };
 use sapwood_proto::params::GenerationParams;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::call::{CallResponses, CheckedRequest, given, texts};
+use super::choice_delta::ChoiceDelta;
 use super::request_error::RequestError;
 
 /// Chunks that are joined into one response when several choices are sent together, or read before other tasks get their
@@ -140,18 +141,6 @@ struct TextResponses {
     /// The chunk after the last response, which was found while the end was looked for.
     ahead: Option<Result<Chunk, Error>>,
     over: bool,
-}
-
-/// What one choice has produced since the last response.
-#[derive(Default)]
-struct ChoiceDelta {
-    text: String,
-    tokens: u32,
-    /// Of the whole output so far.
-    cumulative: f64,
-    logprobs: Vec<Value>,
-    token_logprobs: Vec<f64>,
-    finish: Option<ChoiceFinish>,
 }
 
 impl TextResponses {
@@ -524,61 +513,6 @@ const ALTERNATIVES_MAX: usize = 65_536;
 /// Bytes of an answer in one piece. The output of functions and upstream models has no length that is known here, and
 /// need not end.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
-
-/// Tokens of one choice whose log-probabilities wait for text: a stop text that is held back comes before as many.
-const LOGPROBS_MAX: usize = 256;
-
-impl ChoiceDelta {
-    /// Whether there is text to send, or too much to wait for it: the tokens of a model may have no text at all, as when it
-    /// repeats its EOG token.
-    fn is_ready(&self) -> bool {
-        !self.text.is_empty() || self.token_logprobs.len() >= LOGPROBS_MAX
-    }
-
-    /// One line of the port `logprobs`: a token, and its alternatives. Returns how many log-probabilities these are.
-    fn logprob(&mut self, line: &[u8]) -> usize {
-        // The empty line after the last line feed, too.
-        let Ok(reported) = serde_json::from_slice::<Value>(line) else {
-            return 0;
-        };
-        let number = |value: &Value| {
-            value
-                .get("logprob")
-                .and_then(Value::as_f64)
-                .unwrap_or(f64::NAN)
-        };
-        let own = number(&reported);
-        self.cumulative += own;
-        self.token_logprobs.push(own);
-        let none = Vec::new();
-        let top = reported
-            .get("top")
-            .and_then(Value::as_array)
-            .unwrap_or(&none);
-        let entry = |value: &Value, rank: u64| {
-            let id = value
-                .get("token_id")
-                .map(ToString::to_string)
-                .unwrap_or_default();
-            let text = value.get("text").cloned().unwrap_or_default();
-            let reported =
-                json!({"logprob": value.get("logprob"), "rank": rank, "decoded_token": text});
-            (id, reported)
-        };
-        let mut map: Map<String, Value> = (1..)
-            .zip(top)
-            .map(|(rank, value)| entry(value, rank))
-            .collect();
-        // An upstream need not report the rank of the token: then it is the one after all that were sent.
-        let rank = reported.get("rank").and_then(Value::as_u64);
-        let (id, own) = entry(&reported, rank.unwrap_or(top.len() as u64 + 1));
-        // The token is often one of its own alternatives, whose rank is known exactly.
-        map.entry(id).or_insert(own);
-        let alternatives = map.len();
-        self.logprobs.push(Value::Object(map));
-        alternatives
-    }
-}
 
 /// Whether the prompt stands before the output (TR-405).
 fn prepends(call: &CheckedRequest, settings: &Settings) -> bool {
