@@ -2,4 +2,5 @@
 
 pub mod host;
 pub mod module;
+pub mod steer;
 pub mod trie;
