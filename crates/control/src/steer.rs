@@ -121,8 +121,9 @@ impl SteerSource for ModelControllers {
             return Err(SteerRefusal {
                 code: Code::InvalidRequest,
                 reason: ErrorReason::INVALID_MODULE,
-                message: "this module has no callbacks to steer a sequence: it can only be run once"
-                    .to_owned(),
+                message:
+                    "this module has no callbacks to steer a sequence: it can only be run once"
+                        .to_owned(),
             });
         }
         let request = Request {
@@ -238,7 +239,11 @@ impl Steer for ControllerSteer {
             capabilities: self.request.capabilities,
             waker: Arc::clone(waker),
         };
-        self.instance = Some(Instance::start(&self.request.host, &self.request.program, start));
+        self.instance = Some(Instance::start(
+            &self.request.host,
+            &self.request.program,
+            start,
+        ));
     }
 
     fn begin_poll(&mut self) -> Steered<Option<Begun>> {

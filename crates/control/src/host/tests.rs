@@ -79,6 +79,19 @@ pub(crate) fn p2(data: &str, process: &str) -> String {
     )
 }
 
+/// A P2 module whose callback ends by returning `json`.
+pub(crate) fn p2_returning(data: &str, process: &str, json: &str) -> String {
+    let len = json.len();
+    let data = format!(
+        "{data} (data (i32.const 2048) \"{}\")",
+        json.replace('"', "\\\"")
+    );
+    p2(
+        &data,
+        &format!("{process} (call $ret (i32.const 2048) (i32.const {len}))"),
+    )
+}
+
 const IMPORTS: &str = r#"
     (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
     (import "env" "aici_host_read_blob" (func $blob (param i32 i32 i32) (result i32)))
@@ -198,7 +211,11 @@ impl Bell {
             assert!(Instant::now() < deadline, "nothing happened for a minute");
             rung = self.0.lock().unwrap();
             while *rung == before && Instant::now() < deadline {
-                rung = self.1.wait_timeout(rung, Duration::from_millis(5)).unwrap().0;
+                rung = self
+                    .1
+                    .wait_timeout(rung, Duration::from_millis(5))
+                    .unwrap()
+                    .0;
                 // What has no waker, as the end of a discarded instance, is polled.
                 break;
             }
@@ -222,7 +239,12 @@ impl Sequence {
         Self::start_with(host, program, group, "arg")
     }
 
-    pub(crate) fn start_with(host: &Host, program: &Program, group: &Arc<Group>, arg: &str) -> Self {
+    pub(crate) fn start_with(
+        host: &Host,
+        program: &Program,
+        group: &Arc<Group>,
+        arg: &str,
+    ) -> Self {
         let bell = Arc::new(Bell::default());
         let start = Start {
             model: model(),

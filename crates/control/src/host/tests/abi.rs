@@ -30,12 +30,15 @@ fn ai_604_the_smallest_controller_allows_42_three_times() {
 
 #[test]
 fn ai_605_a_p2_controller_returns_branches_with_masks_by_handle() {
-    let data = r#"(data (i32.const 1024) "\10") (data (i32.const 1044) "\20")
-        (data (i32.const 2048) "{\"branches\":[{\"sample_mask\":1,\"temperature\":0.5},{\"sample_mask\":0,\"splices\":[{\"when_sampled\":[4],\"backtrack\":1,\"ff_tokens\":[5,6]}]}]}")"#;
-    let process = "(call $hex (call $bias (i32.const 1024))) (call $hex (call $bias (i32.const 1040)))
-        (call $ret (i32.const 2048) (i32.const 130))";
+    let data = r#"(data (i32.const 1024) "\10") (data (i32.const 1044) "\20")"#;
+    let process =
+        "(call $hex (call $bias (i32.const 1024))) (call $hex (call $bias (i32.const 1040)))";
+    let second = r#"{"when_sampled":[4],"backtrack":1,"ff_tokens":[5,6]}"#;
+    let first = r#"{"sample_mask":1,"temperature":0.5}"#;
+    let json = format!(r#"{{"branches":[{first},{{"sample_mask":0,"splices":[{second}]}}]}}"#);
+    let text = p2_returning(data, process, &json);
     let host = host();
-    let mut sequence = Sequence::start(&host, &load(&host, &p2(data, process))).begun();
+    let mut sequence = Sequence::start(&host, &load(&host, &text)).begun();
     let Outcome { result, report } = sequence.process();
     assert_eq!(report.logs, "00000000 00000001 ");
     let Ok(Returned::Branches(branches)) = result else {
@@ -95,8 +98,14 @@ fn ai_606_other_blobs_are_fatal_and_the_panic_handler_runs() {
     assert_eq!(outcome.report.logs, "{\"last words");
     let failure = failure(outcome);
     assert_eq!(failure.reason, ErrorReason::TRAP);
-    assert!(failure.message.starts_with("{\"\nguest backtrace:"), "{failure}");
-    assert!(failure.message.ends_with("FATAL ERROR: invalid blob_id"), "{failure}");
+    assert!(
+        failure.message.starts_with("{\"\nguest backtrace:"),
+        "{failure}"
+    );
+    assert!(
+        failure.message.ends_with("FATAL ERROR: invalid blob_id"),
+        "{failure}"
+    );
     assert!(!failure.without_log().contains("{\""));
 }
 
@@ -155,13 +164,13 @@ fn ai_607_wasi_prints_and_knows_neither_time_nor_files() {
 
 #[test]
 fn ai_607_the_clock_of_p2_stands_still_by_default() {
-    let data = "(data (i32.const 2048) \"{\\\"branches\\\":[]}\") (data (i32.const 700) \"xxxxxxxx\")";
+    let data = "(data (i32.const 700) \"xxxxxxxx\")";
     let process = "(call $hex (call $clock (i32.const 0) (i64.const 0) (i32.const 700)))
         (call $hex (call $clock (i32.const 1) (i64.const 0) (i32.const 700)))
-        (call $hex (i32.load (i32.const 700))) (call $hex (i32.load (i32.const 704)))
-        (call $ret (i32.const 2048) (i32.const 15))";
+        (call $hex (i32.load (i32.const 700))) (call $hex (i32.load (i32.const 704)))";
+    let text = p2_returning(data, process, r#"{"branches":[]}"#);
     let host = host();
-    let mut sequence = Sequence::start(&host, &load(&host, &p2(data, process))).begun();
+    let mut sequence = Sequence::start(&host, &load(&host, &text)).begun();
     let outcome = sequence.process();
     assert_eq!(outcome.report.logs, "0000003f 00000000 00000000 00000000 ");
     assert_eq!(outcome.result, Ok(Returned::Branches(Vec::new())));
@@ -173,18 +182,19 @@ fn ai_605_stop_and_exit_end_the_callback_without_a_backtrace() {
     let stopped = failure(mid("(call $stop)"));
     assert_eq!(stopped.message, "*** aici_host_stop()");
     let exited = failure(mid("(call $exit (i32.const 3))"));
-    assert_eq!((exited.reason, &*exited.message), (ErrorReason::TRAP, "proc_exit: 3"));
+    assert_eq!(
+        (exited.reason, &*exited.message),
+        (ErrorReason::TRAP, "proc_exit: 3")
+    );
 }
 
 /// AI-414
 #[test]
 fn ai_605_p1_masks_of_one_callback_are_united_and_the_last_result_counts() {
-    let outcome = mid(
-        "(call $ret (i32.const 0) (i32.const 1))
+    let outcome = mid("(call $ret (i32.const 0) (i32.const 1))
          (i32.store (i32.const 1024) (i32.const 1)) (call $bias (i32.const 1024))
          (i32.store (i32.const 1024) (i32.const 2)) (i32.store (i32.const 1036) (i32.const -1))
-         (call $bias (i32.const 1024))",
-    );
+         (call $bias (i32.const 1024))");
     let Ok(Returned::Mid(MidReturned::Sample(Some(mask)))) = outcome.result else {
         panic!("{outcome:?}");
     };
@@ -200,10 +210,15 @@ fn ai_237_an_empty_mask_becomes_eos_alone() {
         panic!("{outcome:?}");
     };
     assert_eq!(words(&mask), [2, 0, 0, 0]);
-    let data = "(data (i32.const 2048) \"{\\\"branches\\\":[{\\\"sample_mask\\\":0}]}\")";
-    let process = "(drop (call $bias (i32.const 1024))) (call $ret (i32.const 2048) (i32.const 32))";
+    let text = p2_returning(
+        "",
+        "(drop (call $bias (i32.const 1024)))",
+        r#"{"branches":[{"sample_mask":0}]}"#,
+    );
     let host = host();
-    let outcome = Sequence::start(&host, &load(&host, &p2(data, process))).begun().process();
+    let outcome = Sequence::start(&host, &load(&host, &text))
+        .begun()
+        .process();
     assert_eq!(outcome.report.logs, "empty mask: only EOS allowed\n");
     let Ok(Returned::Branches(branches)) = outcome.result else {
         panic!("{:?}", outcome.result);
@@ -219,15 +234,35 @@ fn ai_742_a_trap_in_each_callback_ends_the_sequence_with_its_cause() {
         let mut sequence = Sequence::start(&host, &load(&host, &module.text()));
         let failure = failure(step(&mut sequence));
         assert_eq!(failure.reason, reason, "{failure}");
-        assert!(failure.message.contains("wasm trap: wasm `unreachable`"), "{failure}");
-        assert!(failure.message.contains("guest backtrace:\n  0: function "), "{failure}");
+        assert!(
+            failure.message.contains("wasm trap: wasm `unreachable`"),
+            "{failure}"
+        );
+        assert!(
+            failure.message.contains("guest backtrace:\n  0: function "),
+            "{failure}"
+        );
         let again = self::failure(sequence.pre());
         assert_eq!(again.message, "Previous WASM Error");
     };
     let create = "unreachable";
-    check(P1 { create, ..P1::default() }, &Sequence::outcome, ErrorReason::INIT);
+    check(
+        P1 {
+            create,
+            ..P1::default()
+        },
+        &Sequence::outcome,
+        ErrorReason::INIT,
+    );
     let init_prompt = "unreachable";
-    check(P1 { init_prompt, ..P1::default() }, &Sequence::outcome, ErrorReason::INIT);
+    check(
+        P1 {
+            init_prompt,
+            ..P1::default()
+        },
+        &Sequence::outcome,
+        ErrorReason::INIT,
+    );
     let after = |step: fn(&mut Sequence) -> Outcome| {
         move |sequence: &mut Sequence| {
             assert!(sequence.outcome().result.is_ok());
@@ -235,11 +270,32 @@ fn ai_742_a_trap_in_each_callback_ends_the_sequence_with_its_cause() {
         }
     };
     let pre = "unreachable";
-    check(P1 { pre, ..P1::default() }, &after(Sequence::pre), ErrorReason::TRAP);
+    check(
+        P1 {
+            pre,
+            ..P1::default()
+        },
+        &after(Sequence::pre),
+        ErrorReason::TRAP,
+    );
     let mid = "unreachable";
-    check(P1 { mid, ..P1::default() }, &after(Sequence::mid), ErrorReason::TRAP);
+    check(
+        P1 {
+            mid,
+            ..P1::default()
+        },
+        &after(Sequence::mid),
+        ErrorReason::TRAP,
+    );
     let post = "unreachable";
-    check(P1 { post, ..P1::default() }, &after(|sequence| sequence.post(&[2])), ErrorReason::TRAP);
+    check(
+        P1 {
+            post,
+            ..P1::default()
+        },
+        &after(|sequence| sequence.post(&[2])),
+        ErrorReason::TRAP,
+    );
     wait_until_free(&host);
 }
 
@@ -276,7 +332,10 @@ fn a_main_runs_once_and_prints() {
         prompt: Vec::new(),
         group: Group::new(1, VariablesLimits::default()),
         capabilities: Capabilities::ALL,
-        waker: { let _ = host; Arc::new(Bell::default()) },
+        waker: {
+            let _ = host;
+            Arc::new(Bell::default())
+        },
     };
     let (result, report) = host.run_main(&program, start(&host));
     assert_eq!((result, &*report.logs), (Ok(()), "done"));

@@ -29,10 +29,15 @@ fn beside_39(hostile: P1<'_>) -> Outcome {
     for round in 1..=3 {
         for other in &mut others {
             let fork_group = vec![1];
-            other.instance.call_all([Callback::Pre, Callback::Mid { fork_group }]);
+            other
+                .instance
+                .call_all([Callback::Pre, Callback::Mid { fork_group }]);
         }
         for other in &mut others {
-            assert!(matches!(other.outcome().result, Ok(Returned::Pre { num_forks: 1, .. })));
+            assert!(matches!(
+                other.outcome().result,
+                Ok(Returned::Pre { num_forks: 1, .. })
+            ));
             let Ok(Returned::Mid(MidReturned::Sample(Some(mask)))) = other.outcome().result else {
                 panic!("a mask is expected");
             };
@@ -70,7 +75,10 @@ fn ai_731_endless_recursion_ends_at_the_stack() {
         ..P1::default()
     }));
     assert_eq!(failure.reason, ErrorReason::TRAP);
-    assert!(failure.message.contains("call stack exhausted"), "{failure}");
+    assert!(
+        failure.message.contains("call stack exhausted"),
+        "{failure}"
+    );
     // A backtrace of 100,000 frames would fill an answer.
     assert!(failure.message.len() < 4096);
 }
@@ -84,7 +92,10 @@ fn ai_731_a_memory_bomb_ends_at_the_memory_limit() {
 #[test]
 fn ai_608_a_log_flood_keeps_its_end_and_is_interrupted() {
     let flood = attack("(loop $l (call $print (i32.const 0) (i32.const 131072)) (br $l))");
-    assert!(flood.report.logs.len() <= 3 * 65_536, "lossy text of at most 64 KiB");
+    assert!(
+        flood.report.logs.len() <= 3 * 65_536,
+        "lossy text of at most 64 KiB"
+    );
     assert_eq!(failure(flood).reason, ErrorReason::TIMEOUT);
 }
 
@@ -110,7 +121,10 @@ fn ai_608_one_print_of_all_memory_many_times_is_short() {
 #[test]
 fn ai_953_a_flood_of_variables_ends_at_the_limit() {
     let command = r#"{"WriteVar":{"name":"x","value":"00","op":"Append","when_version_is":null}}"#;
-    let data = format!("(data (i32.const 4096) \"{}\")", command.replace('"', "\\\""));
+    let data = format!(
+        "(data (i32.const 4096) \"{}\")",
+        command.replace('"', "\\\"")
+    );
     let mid = format!(
         "(loop $l (drop (call $storage (i32.const 4096) (i32.const {}))) (br $l))",
         command.len()
@@ -123,16 +137,28 @@ fn ai_953_a_flood_of_variables_ends_at_the_limit() {
     assert_eq!(flood.report.storage.len(), 1024);
     let failure = failure(flood);
     assert_eq!(failure.reason, ErrorReason::LIMIT);
-    assert!(failure.message.ends_with("storage limit: writes per step"), "{failure}");
+    assert!(
+        failure.message.ends_with("storage limit: writes per step"),
+        "{failure}"
+    );
 }
 
 #[test]
 fn ai_605_a_flood_of_masks_ends_at_the_limit() {
     let host = strict();
     let process = "(loop $l (drop (call $bias (i32.const 1024))) (br $l))";
-    let failure = failure(Sequence::start(&host, &load(&host, &p2("", process))).begun().process());
+    let failure = failure(
+        Sequence::start(&host, &load(&host, &p2("", process)))
+            .begun()
+            .process(),
+    );
     assert_eq!(failure.reason, ErrorReason::LIMIT);
-    assert!(failure.message.ends_with("more than 256 masks in one callback"), "{failure}");
+    assert!(
+        failure
+            .message
+            .ends_with("more than 256 masks in one callback"),
+        "{failure}"
+    );
 }
 
 #[test]
@@ -144,7 +170,9 @@ fn ai_441_several_loops_at_once_do_not_stop_the_others() {
     };
     let looping = load(&host, &text.text());
     let good = load(&host, &token_42());
-    let mut loops: Vec<_> = (0..8).map(|_| Sequence::start(&host, &looping).begun()).collect();
+    let mut loops: Vec<_> = (0..8)
+        .map(|_| Sequence::start(&host, &looping).begun())
+        .collect();
     let mut other = Sequence::start(&host, &good).begun();
     for sequence in &mut loops {
         let fork_group = vec![1];

@@ -13,7 +13,10 @@ fn commanding(commands: &[&str]) -> String {
     let (mut data, mut mid) = (String::new(), String::new());
     for (command, at) in commands.iter().zip((8192..).step_by(512)) {
         let len = command.len();
-        data += &format!("(data (i32.const {at}) \"{}\")", command.replace('"', "\\\""));
+        data += &format!(
+            "(data (i32.const {at}) \"{}\")",
+            command.replace('"', "\\\"")
+        );
         mid += &format!(
             "(call $print (i32.const 2048) (call $blob
                 (call $storage (i32.const {at}) (i32.const {len})) (i32.const 2048) (i32.const 2048)))"
@@ -45,7 +48,12 @@ fn ai_951_commands_and_their_responses() {
          {\"WriteVar\":{\"version\":2}}{\"ReadVar\":{\"version\":2,\"value\":\"00ff01\"}}\
          {\"ReadVar\":{\"version\":2,\"value\":\"00ff01\"}}"
     );
-    let writes: Vec<_> = outcome.report.storage.iter().map(|write| (&*write.value, write.append)).collect();
+    let writes: Vec<_> = outcome
+        .report
+        .storage
+        .iter()
+        .map(|write| (&*write.value, write.append))
+        .collect();
     assert_eq!(writes, [(&[0, 0xFF][..], false), (&[1], true)]);
 }
 
@@ -60,7 +68,11 @@ fn ai_951_a_malformed_command_is_fatal() {
     ] {
         let outcome = run(&[command]);
         assert!(outcome.report.storage.is_empty());
-        assert_eq!(failure(outcome).reason, ErrorReason::BAD_RESULT, "{command}");
+        assert_eq!(
+            failure(outcome).reason,
+            ErrorReason::BAD_RESULT,
+            "{command}"
+        );
     }
 }
 
