@@ -16,21 +16,9 @@ use super::StoreError;
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// Stops before this step as a crash would, so that nothing is cleaned up.
+    /// So many steps are made; then everything fails and nothing is cleaned up, as in a crash.
     #[cfg(test)]
-    pub(super) crash_before: std::sync::Mutex<Option<WriteStep>>,
-}
-
-/// The system calls of a write, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WriteStep {
-    Create,
-    Write,
-    /// Half of the bytes are written.
-    WriteRest,
-    Sync,
-    Rename,
-    SyncFolder,
+    pub(super) steps_left: std::sync::Mutex<Option<usize>>,
 }
 
 /// A file's place in the order of use, and its size.
@@ -62,7 +50,7 @@ impl Folder {
         let folder = Self {
             path,
             #[cfg(test)]
-            crash_before: std::sync::Mutex::new(None),
+            steps_left: std::sync::Mutex::default(),
         };
         if !is_ours(&metadata) {
             return Err(StoreError::ForeignOwner(folder.path));
@@ -92,7 +80,7 @@ impl Folder {
 
     /// Replaces a file; `parts` follow each other in it.
     pub(super) fn write(&self, name: &str, parts: &[&[u8]]) -> io::Result<()> {
-        self.step(WriteStep::Create)?;
+        self.step()?;
         let (temporary, file) = self.create_temporary()?;
         let written = self.write_temporary(&temporary, file, name, parts);
         // A crash cannot clean up, so its test must not either.
@@ -110,18 +98,17 @@ impl Folder {
         name: &str,
         parts: &[&[u8]],
     ) -> io::Result<()> {
-        self.step(WriteStep::Write)?;
+        self.step()?;
         for part in parts {
             let (first, rest) = part.split_at(part.len() / 2);
             file.write_all(first)?;
-            self.step(WriteStep::WriteRest)?;
+            self.step()?;
             file.write_all(rest)?;
         }
-        self.step(WriteStep::Sync)?;
+        self.step()?;
         file.sync_all()?;
-        self.step(WriteStep::Rename)?;
+        self.step()?;
         fs::rename(temporary, self.path.join(name))?;
-        self.step(WriteStep::SyncFolder)?;
         self.sync()
     }
 
@@ -197,6 +184,7 @@ impl Folder {
 
     /// Removes a file, if it is there. [`Folder::sync`] makes it last.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        self.step()?;
         match fs::remove_file(self.path.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -205,6 +193,7 @@ impl Folder {
 
     /// Makes the names in the folder last.
     pub(super) fn sync(&self) -> io::Result<()> {
+        self.step()?;
         File::open(&self.path)?.sync_all()
     }
 
@@ -260,22 +249,25 @@ impl Folder {
         old.iter().try_for_each(|name| self.remove(name))
     }
 
+    /// A point at which the process could die.
     #[cfg(not(test))]
     #[expect(
         clippy::unused_self,
         clippy::unnecessary_wraps,
         reason = "tests stop here"
     )]
-    const fn step(&self, _step: WriteStep) -> io::Result<()> {
+    const fn step(&self) -> io::Result<()> {
         Ok(())
     }
 
     #[cfg(test)]
-    fn step(&self, step: WriteStep) -> io::Result<()> {
-        match *self.crash_before.lock().unwrap() {
-            Some(crash) if crash == step => Err(io::Error::other(CRASH)),
-            _ => Ok(()),
+    fn step(&self) -> io::Result<()> {
+        match &mut *self.steps_left.lock().unwrap() {
+            Some(0) => return Err(io::Error::other(CRASH)),
+            Some(left) => *left -= 1,
+            None => {}
         }
+        Ok(())
     }
 }
 
