@@ -2,5 +2,8 @@
 
 pub mod compiler;
 pub mod controllers;
+pub mod host;
 pub mod module;
+pub mod steer;
 pub mod store;
+pub mod trie;
