@@ -24,7 +24,7 @@ fn ai_1003_modules_are_listed_to_their_owners_and_admins() {
         created: START,
         tags: vec!["a".to_owned(), "z".to_owned()],
     };
-    assert_eq!(listed(ANNA), [expected.clone()]);
+    assert_eq!(listed(ANNA), std::slice::from_ref(&expected));
     let described = |user| fixture.controllers.module(user, &mine.module_id);
     assert_eq!(described(ANNA).as_ref(), Ok(&expected));
     assert_eq!(described(BERT).as_ref(), Ok(&expected));

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::{Controllers, ControllersOptions};
 use crate::compiler::{ArtefactCompiler, CompilerOptions, CompilerPlace};
 use crate::module::{CheckedModule, ModuleError};
-use crate::store::StoreOptions;
+use crate::store::{ArtefactKey, StoreOptions};
 
 /// Compiles by copying.
 #[derive(Default)]
@@ -32,11 +32,11 @@ struct Host {
 impl ArtefactCompiler for Arc<Host> {
     type Program = Arc<Vec<u8>>;
 
-    fn key(&self) -> String {
-        self.key.clone()
+    fn key(&self) -> ArtefactKey {
+        ArtefactKey::of(&self.key)
     }
 
-    fn compile(&self, instrumented: &[u8]) -> Result<Vec<u8>, ModuleError> {
+    fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
         self.compiled.fetch_add(1, Ordering::SeqCst);
         // Others that want the same module get the time to ask for it.
         for _ in 0..100 {
@@ -44,7 +44,7 @@ impl ArtefactCompiler for Arc<Host> {
         }
         match &*self.fails.lock().unwrap() {
             Some(error) => Err(error.clone()),
-            None => Ok(instrumented.to_vec()),
+            None => Ok(module.instrumented.clone()),
         }
     }
 

@@ -74,7 +74,7 @@ fn ai_312_what_is_noted_of_a_tag() {
         compiled_size: uploaded.compiled_size,
         public: false,
     };
-    assert_eq!(set, [expected.clone()]);
+    assert_eq!(set, std::slice::from_ref(&expected));
     assert_eq!(
         fixture.controllers.tags(TagPage::default()).unwrap(),
         [expected]
