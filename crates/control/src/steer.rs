@@ -28,6 +28,7 @@ use sapwood_proto::steer::{
 
 use self::p1::P1Steps;
 use self::p2::P2Steps;
+use crate::controllers::Controllers;
 use crate::host::{
     CallFailure, Capabilities, Group, Host, Instance, Outcome, Program, Returned, Start,
     VariablesLimits,
@@ -50,6 +51,12 @@ where
 {
     fn find(&self, user: SteerUser<'_>, name: &str) -> Result<Program, SteerRefusal> {
         self(user, name)
+    }
+}
+
+impl FindProgram for Controllers<Host> {
+    fn find(&self, user: SteerUser<'_>, name: &str) -> Result<Program, SteerRefusal> {
+        Self::find(self, user, name)
     }
 }
 

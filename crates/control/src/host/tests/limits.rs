@@ -395,11 +395,10 @@ fn ai_741_all_instances_together_have_a_limit() {
     assert_eq!(forked.reason, ErrorReason::MEMORY);
     assert!(three[0].mid().result.is_ok());
     three.pop();
-    let begun = Bell::default().wait(|| {
+    Bell::default().wait(|| {
         let outcome = Sequence::start_in(&host, &program, &group).outcome();
         outcome.result.is_ok().then_some(())
     });
-    assert_eq!(begun, ());
     three.clear();
     wait_until_free(&host);
 }
