@@ -84,15 +84,18 @@ fn settings(config: &HostConfig) -> Config {
 }
 
 fn pool(config: &HostConfig) -> PoolingAllocationConfig {
+    // An instance is no longer counted a moment before its slot is free again, at most one on each thread.
+    let ending = u32::try_from(config.kept_threads() + config.spare_threads).unwrap_or(u32::MAX);
+    let slots = config.instances.saturating_add(ending);
     let mut pool = PoolingAllocationConfig::new();
-    pool.total_core_instances(config.instances)
-        .total_memories(config.instances)
-        .total_tables(config.instances.saturating_mul(TABLES))
+    pool.total_core_instances(slots)
+        .total_memories(slots)
+        .total_tables(slots.saturating_mul(TABLES))
         .max_tables_per_module(TABLES)
         .table_elements(config.table_elements)
         .max_memory_size(config.memory_bytes)
         .max_core_instance_size(INSTANCE_BYTES)
-        .total_gc_heaps(config.instances)
+        .total_gc_heaps(slots)
         .max_unused_warm_slots(WARM_SLOTS)
         // Fresh pages are what a new instance costs, so the first ones of each slot are zeroed and kept.
         .linear_memory_keep_resident(KEPT_MEMORY_BYTES)
