@@ -21,7 +21,7 @@ mod state;
 mod workers;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt;
 use std::sync::Arc;

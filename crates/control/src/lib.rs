@@ -4,6 +4,7 @@ pub mod host;
 pub mod module;
 #[cfg(target_os = "linux")]
 pub mod runtime;
+pub mod steer;
 pub mod trie;
 #[cfg(target_os = "linux")]
 pub mod wire;
