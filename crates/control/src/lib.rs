@@ -1,10 +1,13 @@
 //! Controllers in Wasm that steer decoding, and the AICI runtime for other engines.
 
+pub mod compiler;
+pub mod controllers;
 pub mod host;
 pub mod module;
 #[cfg(target_os = "linux")]
 pub mod runtime;
 pub mod steer;
+pub mod store;
 pub mod trie;
 #[cfg(target_os = "linux")]
 pub mod wire;
