@@ -1,5 +1,7 @@
 //! Controllers in Wasm that steer decoding, and the AICI runtime for other engines.
 
+#[cfg(target_os = "linux")]
+pub mod aicirt;
 pub mod compiler;
 pub mod controllers;
 pub mod host;
