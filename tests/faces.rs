@@ -237,6 +237,7 @@ async fn lmtp(server: SocketAddr, key: Option<&str>, prompt: &str) -> Result<Str
             max_tokens: Some(1_000),
             ..GenerationParams::default()
         },
+        ..GenerateRequest::default()
     };
     let mut items = client.generate("parrot", wanted).await.map_err(refused)?;
     let mut reply = Vec::new();

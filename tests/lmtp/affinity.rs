@@ -30,6 +30,7 @@ async fn prefix_hits(count: usize) -> u64 {
                     max_tokens: Some(16),
                     ..GenerationParams::default()
                 },
+                ..GenerateRequest::default()
             };
             let mut items = pool.generate(wanted, None);
             while let Some(item) = items.next().await {

@@ -49,6 +49,7 @@ fn request() -> GenerateRequest {
             max_tokens: Some(100),
             ..GenerationParams::default()
         },
+        ..GenerateRequest::default()
     }
 }
 
@@ -354,6 +355,7 @@ async fn begun(pool: &LmtpPool, owner: &mut EngineOwner) -> PooledItems {
             max_tokens: Some(1_000),
             ..GenerationParams::default()
         },
+        ..GenerateRequest::default()
     };
     let mut items = pool.generate(wanted, None);
     some(&mut items, owner, 2).await;

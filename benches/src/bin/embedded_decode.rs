@@ -160,7 +160,7 @@ async fn answer(mut handle: RequestHandle) -> Result<Answer> {
                     usage,
                 });
             }
-            EventKind::Finish(_) => {}
+            EventKind::Finish(_) | EventKind::Report(_) => {}
             EventKind::Error(error) => bail!("{error}"),
         }
     }

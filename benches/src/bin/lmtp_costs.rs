@@ -388,6 +388,7 @@ async fn items_per_cpu_second(server: &Server, span: Duration) -> Result<f64> {
                 max_tokens: Some(u32::MAX),
                 ..GenerationParams::default()
             },
+            ..GenerateRequest::default()
         };
         let items = client.generate(NAME, wanted).await.map_err(failed)?;
         readers.spawn(read(items, Arc::clone(&count)));

@@ -21,7 +21,7 @@ use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::GenerationParams;
-use sapwood_proto::steer::{Steer, SteerFailure, Token};
+use sapwood_proto::steer::{Steer, SteerFailure, StepReport, Token};
 use smallvec::SmallVec;
 
 use crate::recommended::RecommendedSampling;
@@ -199,6 +199,8 @@ pub struct GenerationRequest {
     pub cache_key: Option<u64>,
     /// Steers the request; forked for each further choice.
     pub steer: Option<Box<dyn Steer>>,
+    /// Asks for what the steerer prints and writes in each step: [`EventKind::Report`].
+    pub watched: bool,
     /// Receives the phase of the request before its first token.
     pub follower: Option<Follower>,
     /// Scores these tokens instead of generating. At least one; they are taken as the output, each with its
@@ -224,6 +226,7 @@ impl GenerationRequest {
             timeout: None,
             cache_key: None,
             steer: None,
+            watched: false,
             follower: None,
             scored: None,
             prompt_logprobs: false,
@@ -247,6 +250,9 @@ pub struct EngineEvent {
 pub enum EventKind {
     /// Tokens were appended.
     Tokens(Tokens),
+    /// What the steerer of the choice printed and wrote since its last report; only if the request is watched
+    /// ([`GenerationRequest::watched`]).
+    Report(StepReport),
     /// The choice ended; the last event of this choice.
     Finish(ChoiceEnd),
     /// The token counts and times of the whole request; after the last `Finish`, the last event.
@@ -272,6 +278,11 @@ pub struct Tokens {
     /// Prompt logprobs, with the first tokens of choice 0 if [`GenerationRequest::prompt_logprobs`] requested them: for
     /// each token of the prompt but the first, its log-probability given the tokens before it.
     pub prompt: Option<Arc<[f32]>>,
+    /// How many of the first tokens repeat the output that a branch had in common with its parent before the fork; 0
+    /// in every event but a branch's first. `text` begins with theirs.
+    pub inherited: u32,
+    /// The choice that this one was forked from; only in a branch's first event.
+    pub fork_of: Option<u32>,
 }
 
 impl Tokens {
@@ -342,6 +353,11 @@ pub struct TokenUsage {
     pub completion_tokens: u32,
     /// Prompt tokens that were not computed because a cached prefix has them.
     pub cached_tokens: u32,
+    /// Tokens sampled, all choices together, including those that a steerer dropped or rolled back.
+    pub sampled_tokens: u32,
+    /// Tokens that went through the model, all choices together: prompt, forced and sampled ones, each once. 0 for a
+    /// model on another server.
+    pub processed_tokens: u32,
     /// The seed that was used.
     pub seed: u64,
     /// From submission to admission to the batch.

@@ -36,6 +36,8 @@ pub struct Config {
     pub prefill_tokens_min: u32,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
     pub steer_ms: u64,
+    /// Bounds 2 x sampled + processed tokens of a steered request, forks included (AI-825). `None`: ten times the context.
+    pub fuel_tokens: Option<u64>,
     /// Ageing: of this many requests that start to run, one is taken from the priority of the request that has waited
     /// longest, whatever the priorities of the others. 0 disables it, and requests of low priority may wait forever.
     pub ageing_turns: u32,
@@ -61,6 +63,7 @@ impl Default for Config {
             step_tokens: 128,
             prefill_tokens_min: 64,
             steer_ms: 25,
+            fuel_tokens: None,
             ageing_turns: 8,
             prefix_sharing: PrefixSharing::default(),
             prefix_tokens_min: 16,

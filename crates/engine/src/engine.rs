@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::CHOICES_MAX;
+use sapwood_proto::steer::StepWaker;
 use sapwood_proto::time::Time;
 
 use crate::api::{EngineError, GenerationRequest, ModelInfo, SharedVocabulary};
@@ -127,8 +128,8 @@ impl Engine {
     }
 
     /// An engine without a thread, and its owner, which the caller steps: nothing happens between two calls of
-    /// [`EngineOwner::step`]. Sequences are numbered from 0 in the order of submission, those of one request in the order of
-    /// their choices.
+    /// [`EngineOwner::step`]. Sequences are numbered from 0 in the order of submission (for a steered request, that in which
+    /// steerers have begun), those of one request in the order of their choices.
     #[must_use]
     pub fn by_hand(model: Box<dyn Model>, config: Config) -> (EngineOwner, Self) {
         // At least 1: a channel without capacity hands over only to a receiver that waits, which the owner never does.
@@ -179,7 +180,7 @@ impl Engine {
         let seed = || mix(shared.seeds.fetch_add(1, Ordering::Relaxed));
         let token_index = || shared.token_index();
         let (info, vocabulary) = (&shared.info, &*shared.vocabulary);
-        let submission = prepare(
+        let mut submission = prepare(
             request,
             info,
             vocabulary,
@@ -197,6 +198,13 @@ impl Engine {
         // and is never charged.
         if let Err(full) = shared.queue.enter(caller, prompt_tokens, limits) {
             return Err(shared.refused(full));
+        }
+        // After the charge: a request that is refused has not begun, and costs its controller nothing.
+        let waker: Arc<dyn StepWaker> = Arc::clone(&shared.waker) as _;
+        if let Err(error) = submission.begin(&waker) {
+            shared.stats.panics.add(1);
+            shared.queue.leave(caller, prompt_tokens);
+            return Err(error);
         }
         // Only steerers fork, so only a steered request can have more choices than it asked for.
         let choices = if steered {

@@ -20,6 +20,7 @@ use futures::Stream;
 use futures::task::AtomicWaker;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::StepWaker;
 
 use crate::api::{EngineError, EngineEvent, EventKind};
 
@@ -27,6 +28,8 @@ use crate::api::{EngineError, EngineEvent, EventKind};
 #[derive(Debug, Default)]
 pub(crate) struct OwnerWaker {
     woken: AtomicBool,
+    /// A steerer has a result that the present step has perhaps not seen.
+    steered: AtomicBool,
     closing: AtomicBool,
     thread: OnceLock<Thread>,
 }
@@ -53,6 +56,19 @@ impl OwnerWaker {
         self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Acquire)
     }
 
+    /// Starts a step, which sees every result that was there before.
+    pub(crate) fn begin_step(&self) {
+        // `Acquire` pairs with `StepWaker::wake`, so that the step finds the result.
+        if self.steered.load(Ordering::Relaxed) {
+            self.steered.swap(false, Ordering::Acquire);
+        }
+    }
+
+    /// Returns whether the owner was woken since [`OwnerWaker::begin_step`] and [`OwnerWaker::is_observed`].
+    pub(crate) fn is_woken(&self) -> bool {
+        self.steered.load(Ordering::Acquire) || self.woken.load(Ordering::Acquire)
+    }
+
     pub(crate) fn close(&self) {
         // Before the wake-up, or the owner could go back to sleep without having seen it.
         self.closing.store(true, Ordering::Release);
@@ -71,6 +87,16 @@ impl OwnerWaker {
 
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
+    }
+}
+
+/// For steerers, whose wake-ups are frequent: readers are not looked at for them.
+impl StepWaker for OwnerWaker {
+    fn wake(&self) {
+        self.steered.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
     }
 }
 
@@ -180,9 +206,8 @@ impl Sender {
         self.step = event.step;
         // Read by `fail`, so that a panic after the last event adds no second one.
         self.whole |= matches!(event.kind, EventKind::Usage(_) | EventKind::Error(_));
-        // Only token events count: each choice has one `Finish`, and the request one last event, so the others are
-        // bounded anyway.
-        if let (EventKind::Tokens(_), Some(sent)) =
+        // Each choice has one `Finish`, and the request one last event, so these are bounded anyway.
+        if let (EventKind::Tokens(_) | EventKind::Report(_), Some(sent)) =
             (&event.kind, self.reported.get_mut(event.choice as usize))
         {
             *sent = sent.wrapping_add(1);
@@ -279,7 +304,7 @@ impl RequestHandle {
         }
         let event = self.shared.queue.pop()?;
         self.taken += 1;
-        if let (EventKind::Tokens(_), Some(read)) =
+        if let (EventKind::Tokens(_) | EventKind::Report(_), Some(read)) =
             (&event.kind, self.shared.read.get(event.choice as usize))
         {
             let count = read.load(Ordering::Relaxed).wrapping_add(1);

@@ -79,6 +79,14 @@ impl AdmissionQueue {
         self.leave(submission.turn.caller, submission.prompt.len());
     }
 
+    /// Replaces the charge of a request whose prompt was replaced.
+    pub(crate) fn recharge(&self, caller: u64, from: usize, to: usize) {
+        let mut shares = self.lock();
+        shares.all = shares.all.without(from).and(to);
+        let theirs = shares.callers.entry(caller).or_default();
+        *theirs = theirs.without(from).and(to);
+    }
+
     pub(crate) fn leave(&self, caller: u64, prompt_tokens: usize) {
         let mut shares = self.lock();
         shares.all = shares.all.without(prompt_tokens);

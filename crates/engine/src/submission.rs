@@ -4,6 +4,7 @@
 //! caller no longer waits for it ([`stop`]).
 
 use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::ParamRanges;
-use sapwood_proto::steer::{Steer, Token};
+use sapwood_proto::steer::{Steer, StepWaker, Token};
 
 use crate::api::{
     ChatMessage, EngineError, GenerationRequest, ModelInfo, Prompt, Sampling, StopCause, Vocabulary,
@@ -39,8 +40,10 @@ pub(crate) struct Submission {
     pub(crate) follower: Option<Follower>,
     /// The tokens of the prompt, if a penalty counts them. Each choice continues with a copy.
     pub(crate) history: Option<TokenHistory>,
-    /// One steerer per choice, or none at all.
-    pub(crate) steerers: Vec<Box<dyn Steer>>,
+    /// Steers the request; forked for further choices when it has begun.
+    pub(crate) steer: Option<Box<dyn Steer>>,
+    /// Asks for the reports of the steerer.
+    pub(crate) watched: bool,
 }
 
 /// The parameters that all choices of a request share.
@@ -80,6 +83,21 @@ impl Submission {
             Some(scored) if scored.score_only => &[],
             _ => &self.prompt,
         }
+    }
+
+    /// Lets the steerer begin, if there is one: it must return at once, and the owner waits for its result.
+    ///
+    /// # Errors
+    /// It panicked.
+    pub(crate) fn begin(&mut self, waker: &Arc<dyn StepWaker>) -> Result<(), EngineError> {
+        let Some(steer) = &mut self.steer else {
+            return Ok(());
+        };
+        let prompt = &self.prompt;
+        catch_unwind(AssertUnwindSafe(|| steer.begin(prompt, waker))).map_err(|_panic| {
+            let message = "the controller panicked before its first step";
+            EngineError::new(Code::ControllerFailed, ErrorReason::TRAP, message)
+        })
     }
 
     /// Records the sizes of the request.
@@ -163,8 +181,7 @@ impl RequestTerms {
 ///
 /// # Errors
 /// `BAD_CONFIG` names the field that is out of range; `BAD_TOKENS`, `EMPTY_PROMPT` and `PROMPT_TOO_LONG` (with both
-/// numbers) are about the prompt; a chat template returns its own errors. A steerer that cannot be forked for the
-/// further choices is `controller-failed`.
+/// numbers) are about the prompt; a chat template returns its own errors.
 pub(crate) fn prepare(
     mut request: GenerationRequest,
     info: &ModelInfo,
@@ -180,11 +197,6 @@ pub(crate) fn prepare(
     let rest = info.context_tokens - count(prompt.len());
     let mut params = request.params;
     let choices = params.n.unwrap_or(1);
-    // Forked here and not by the owner: a fork is foreign code, which may be slow or fail, and nothing is queued yet.
-    let steerers = match request.steer {
-        Some(first) => fork_steerers(first, choices)?,
-        None => Vec::new(),
-    };
     if scored.is_some() {
         // Given tokens are scored to the last one, whatever texts they contain (LM-311).
         params.stop.clear();
@@ -200,7 +212,7 @@ pub(crate) fn prepare(
         (!params.bad_words.is_empty()).then(|| BadWords::new(params.bad_words, token_index()));
     // A seed matters only if something is sampled at random. Otherwise it is constant, so that models whose output
     // depends on the seed repeat themselves.
-    let drawn = sampling.temperature > 0.0 || !steerers.is_empty();
+    let drawn = sampling.temperature > 0.0 || request.steer.is_some();
     let seed = || if drawn && scored.is_none() { seed() } else { 0 };
     let scored_tokens = scored.as_ref().map(|scored| count(scored.tokens.len()));
     let asked_max_tokens = scored_tokens.or(params.max_tokens);
@@ -217,7 +229,8 @@ pub(crate) fn prepare(
         cache_key: request.cache_key,
         follower: request.follower,
         history,
-        steerers,
+        steer: request.steer,
+        watched: request.watched,
         terms: RequestTerms {
             seed: sampling.seed.unwrap_or_else(seed),
             sampling,
@@ -262,19 +275,6 @@ fn abandoned() -> EngineError {
 
 fn count(tokens: usize) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
-}
-
-fn fork_steerers(
-    mut first: Box<dyn Steer>,
-    choices: u32,
-) -> Result<Vec<Box<dyn Steer>>, EngineError> {
-    let mut others = Vec::new();
-    for index in 1..choices {
-        others.push(first.fork(index)?);
-    }
-    // The original steers choice 0; the forks were made of it before it was moved.
-    others.insert(0, first);
-    Ok(others)
 }
 
 /// Returns the prompt and the output of a request that scores tokens.

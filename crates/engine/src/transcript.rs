@@ -50,6 +50,9 @@ impl Transcript {
             Some("bad_words are not supported by a model on another server")
         } else if request.prompt_logprobs {
             Some("prompt_logprobs are not supported by a model on another server: score the prompt")
+        } else if request.steer.is_some() {
+            // It has no logits that a mask could change (AI-827).
+            Some("controllers are not supported by a model on another server")
         } else {
             None
         };

@@ -193,7 +193,7 @@ pub struct Call {
     /// can cancel those alone.
     pub cancel: Cancel,
     /// Typed values that the calls within this one inherit; its caller's unless a layer sets others. Functions of models
-    /// read a [`FairShare`].
+    /// read a [`FairShare`] and [`SteerRights`](crate::SteerRights).
     pub extensions: Extensions,
     /// Typed values of this call alone: what a layer puts here ends with the call, also if the calls within it go on.
     /// Functions of models read an `Arc<dyn` [`TokenCharge`](crate::TokenCharge)`>` and an

@@ -70,6 +70,7 @@ mod run;
 pub mod session;
 mod spec;
 mod state;
+mod steering;
 mod sync;
 mod token_charge;
 #[cfg(feature = "tower")]
@@ -91,13 +92,14 @@ pub use self::into_chunks::{IntoChunk, IntoChunks, StreamOf};
 pub use self::kernel::Kernel;
 pub use self::layer::{Layer, Next, layered};
 pub use self::meta::{ChoiceFinish, Meta, RunUsage};
-pub use self::model::{CONFIG_CONTEXT, GenerateConfig, PromptMode, model};
+pub use self::model::{CONFIG_CONTEXT, GenerateConfig, PromptMode, model, steered_model};
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Node, NodeWriter, Retention, source_panics};
 pub use self::observer::CallObserver;
 pub use self::run::{Folding, Run, Settled};
 pub use self::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
 pub use self::state::{NeededState, State};
+pub use self::steering::{HoldPolicy, SteerRights, Steering};
 pub use self::token_charge::TokenCharge;
 #[cfg(feature = "tower")]
 pub use self::tower::{Head, tower_layer};

@@ -1,17 +1,19 @@
 //! Models as functions: an engine's events with GENERATE's inputs and outputs (KE-611 to KE-614).
 //!
 //! ```text
-//!   call ── read config, tools, prompt | messages ──► Request ── Engine::submit ──► Handle ── Answer ──► chunks
+//!   call ── read config, tools, prompt | messages ──► Request ── open steerers, Engine::submit ──► Handle ── Answer ──► chunks
 //! ```
 //!
 //! Dropping the stream drops the engine's handle, which frees the sequence before the next step (EV-611).
 
 mod answer;
 pub(crate) mod config;
+mod held_output;
 mod markup;
 mod prompt;
 #[cfg(feature = "net")]
 pub(crate) mod remote;
+mod steer_choice;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +30,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::answer::{AnswerChunks, AnswerEvent, SubmittedInfo};
 pub(crate) use self::config::snake;
 pub use self::config::{GenerateConfig, PromptMode};
+pub(crate) use self::steer_choice::SteerChoice;
 use crate::Result;
 use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
@@ -39,6 +42,7 @@ use crate::limits;
 use crate::name::{Mime, Name, Port};
 use crate::pool::{BlockingPool, TaskSize};
 use crate::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
+use crate::steering::{SteerRights, Steering};
 use crate::token_charge::TokenCharge;
 use crate::want::RequestedPorts;
 
@@ -46,20 +50,41 @@ use crate::want::RequestedPorts;
 /// (EV-601).
 pub const CONFIG_CONTEXT: &str = "config";
 
-/// The function of a model: `engine` under `name`. Its chunks' `inner` is [`api::Tokens`].
+/// The function of a model: `engine` under `name`. Its chunks' `inner` is [`api::Tokens`]. A call with a controller or a
+/// constraint is `unimplemented`.
 pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
+    function(name.into(), engine, None)
+}
+
+/// The function of a model whose calls may have a controller, a constraint, or both.
+pub fn steered_model(name: impl Into<Name>, engine: Engine, steering: Steering) -> Fun {
+    function(name.into(), engine, Some(steering))
+}
+
+fn function(name: Name, engine: Engine, steering: Option<Steering>) -> Fun {
     let mut spec = Spec::new(name, engine.info().description.as_str()).effect(Effect::Idempotent);
     spec.inputs = inputs();
     spec.outputs = outputs();
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<api::Tokens>());
     spec.model = true;
+    spec.steers = steering.is_some();
     spec.sampling = engine.info().sampling;
     let facts = Arc::new(ModelFacts::of(&engine));
     spec.facts = Some(Arc::clone(&facts));
-    raw(spec, move |call| {
-        streamed(begin(call, engine.clone(), Arc::clone(&facts)))
-    })
+    let local = Arc::new(LocalModel {
+        engine,
+        facts,
+        steering,
+    });
+    raw(spec, move |call| streamed(begin(call, Arc::clone(&local))))
+}
+
+/// A model in this process.
+struct LocalModel {
+    engine: Engine,
+    facts: Arc<ModelFacts>,
+    steering: Option<Steering>,
 }
 
 /// GENERATE's inputs but for `target`.
@@ -96,12 +121,19 @@ pub(crate) fn outputs() -> Vec<OutputSpec> {
 /// Reads the inputs and submits the request.
 async fn begin(
     call: Call,
-    engine: Engine,
-    facts: Arc<ModelFacts>,
+    model: Arc<LocalModel>,
 ) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
-    let (request, mut asked) = read(&call, &facts).await?;
-    let handle = submit(engine, request).await?;
+    let ModelCall {
+        request,
+        mut asked,
+        steer,
+    } = read(&call, &model.facts).await?;
+    let rights = call.extensions.get::<SteerRights>();
+    let hold = model.steering.as_ref().map(|steering| steering.hold);
+    let submitted = submit(model, request, steer, rights.cloned().unwrap_or_default()).await?;
+    let handle = submitted.handle;
     asked.prompt_tokens = handle.prompt_tokens();
+    asked.hold = hold.filter(|_| submitted.backtracks);
     if let Some(token_charge) = call.own.get::<Arc<dyn TokenCharge>>() {
         // An error drops the handle, and with it the request.
         token_charge.prompt(handle.prompt_tokens())?;
@@ -118,15 +150,52 @@ const INLINE_BYTES: usize = 2 << 10;
 /// Messages of an inline prompt at most: each is one iteration of a template's loop.
 const INLINE_MESSAGES: usize = 32;
 
-/// Submits a request to the engine. A large prompt is rendered and tokenised on the blocking pool, off the async
-/// workers.
-async fn submit(engine: Engine, request: GenerationRequest) -> Result<RequestHandle> {
-    let Some(size) = size(&request.prompt) else {
-        return Ok(engine.submit(request)?);
-    };
+/// A request that the engine has.
+struct SubmittedRequest {
+    handle: RequestHandle,
+    /// Its steerer may take back tokens.
+    backtracks: bool,
+}
+
+/// Opens the steerers of a request and submits it to the engine. A large prompt is rendered and tokenised on the blocking
+/// pool, off the async workers; so are steerers, because a grammar may take seconds to compile.
+async fn submit(
+    model: Arc<LocalModel>,
+    mut request: GenerationRequest,
+    steer: SteerChoice,
+    rights: SteerRights,
+) -> Result<SubmittedRequest> {
     let turn = request.caller;
-    let submitted = BlockingPool::global().run(turn, size, move || engine.submit(request));
-    Ok(submitted.await??)
+    let size = size(&request.prompt);
+    if steer.is_none() {
+        let engine = model.engine.clone();
+        let handle = match size {
+            None => engine.submit(request)?,
+            Some(size) => {
+                let submitted =
+                    BlockingPool::global().run(turn, size, move || engine.submit(request));
+                submitted.await??
+            }
+        };
+        return Ok(SubmittedRequest {
+            handle,
+            backtracks: false,
+        });
+    }
+    // Before the pool, whose queue it need not wait for.
+    if model.steering.is_none() {
+        steer.refuse()?;
+    }
+    let opened = BlockingPool::global().run(turn, TaskSize::Large, move || {
+        let steering = model.steering.as_ref();
+        let steerer = steering.map(|steering| steer.open(steering, &rights));
+        request.steer = steerer.transpose()?.flatten();
+        let backtracks = request.steer.as_ref();
+        let backtracks = backtracks.is_some_and(|steerer| steerer.may_backtrack());
+        let handle = model.engine.submit(request)?;
+        Ok(SubmittedRequest { handle, backtracks })
+    });
+    opened.await?
 }
 
 /// The size of the work to tokenise a prompt; `None` if it is negligible.
@@ -148,12 +217,16 @@ pub(crate) fn size(prompt: &Prompt) -> Option<TaskSize> {
     Some(TaskSize::of(bytes.saturating_add(texts.saturating_mul(32))))
 }
 
-/// Reads the inputs of a call: the request for a model with these facts, local or remote, and what [`AnswerChunks`]
-/// needs to know of it.
-pub(crate) async fn read(
-    call: &Call,
-    facts: &ModelFacts,
-) -> Result<(GenerationRequest, SubmittedInfo)> {
+/// The inputs of a call, decoded.
+pub(crate) struct ModelCall {
+    pub(crate) request: GenerationRequest,
+    /// What [`AnswerChunks`] needs to know of it.
+    pub(crate) asked: SubmittedInfo,
+    pub(crate) steer: SteerChoice,
+}
+
+/// Reads the inputs of a call: the request for a model with these facts, local or remote.
+pub(crate) async fn read(call: &Call, facts: &ModelFacts) -> Result<ModelCall> {
     let began = Instant::now();
     let config = read_config(call, facts).await?;
     let tools = read_tools(call).await?;
@@ -162,12 +235,20 @@ pub(crate) async fn read(
     let prompt = read_prompt(call, facts, &config, tools, turn).await?;
     // In raw mode `<think>` and `<tool_call>` are ordinary text; only a conversation has them as markers.
     let markup = matches!(prompt, Prompt::Chat(_));
+    // Reports cost a steerer its time, so they are made for readers only (KE-135).
+    let reports = config.watched || call.want.ports.has(&Port::CONTROLLER_LOG);
+    let steer = SteerChoice::of(&config, reports);
+    let choices = config.params.n.unwrap_or(1);
     let asked = SubmittedInfo {
         model: Name::shared(&facts.info.name),
         vocabulary: facts.vocabulary.clone(),
         want: call.want.clone(),
         call: call.id,
-        choices: config.params.n.unwrap_or(1),
+        choices,
+        tree: choices > 1 || config.controller.is_some(),
+        watched: config.watched,
+        // Set by the caller once the steerer is open.
+        hold: None,
         logprobs: logprobs(call, &config).is_some(),
         reasoning: markup,
         tools: markup && has_tools,
@@ -178,11 +259,16 @@ pub(crate) async fn read(
         token_charge: call.own.get().cloned(),
         observer: call.own.get().cloned(),
     };
-    let request = request(call, config, prompt);
+    let mut request = request(call, config, prompt);
+    request.watched = reports && !steer.is_none();
     if let Some(observer) = &asked.observer {
         observer.asked(&request);
     }
-    Ok((request, asked))
+    Ok(ModelCall {
+        request,
+        asked,
+        steer,
+    })
 }
 
 fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationRequest {

@@ -50,6 +50,8 @@ pub struct Spec {
     pub inner: Option<InnerType>,
     /// It is a model: a target of GENERATE, named by its model id, not offered as a tool.
     pub model: bool,
+    /// Its calls may have a controller or a constraint.
+    pub steers: bool,
     /// The facts of that model, if it is loaded in this process, or is served in tokens by another server that reports
     /// enough of them.
     pub facts: Option<Arc<ModelFacts>>,
@@ -244,6 +246,7 @@ impl Spec {
             finishes: false,
             inner: None,
             model: false,
+            steers: false,
             facts: None,
             sampling: RecommendedSampling::default(),
             defect: None,

@@ -8,6 +8,7 @@ pub mod lmtp;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 pub mod references;
+pub mod rest;
 mod tls;
 pub mod triton;
 

@@ -13,7 +13,7 @@
 //!
 //! let client = LmtpClient::connect(PeerAddress::parse("localhost:8080")?, ConnectOptions::default()).await?;
 //! let params = GenerationParams { max_tokens: Some(16), ..GenerationParams::default() };
-//! let wanted = GenerateRequest { prompt: vec![1, 2, 3], params };
+//! let wanted = GenerateRequest { prompt: vec![1, 2, 3], params, ..GenerateRequest::default() };
 //! let mut items = client.generate("tiny", wanted).await?;
 //! while let Some(item) = items.next().await {
 //!     println!("{:?}", item?.token);

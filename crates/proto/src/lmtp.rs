@@ -31,7 +31,7 @@ pub use client::{
 pub use features::{Feature, Features};
 pub use limits::ConnectionLimits;
 pub use lines::{LineSplitter, WireLine};
-pub use message::{GenerateRequest, Score, StreamFinish, StreamId, TokenItem};
+pub use message::{BranchEvent, GenerateRequest, Score, StreamFinish, StreamId, TokenItem};
 pub use model::{LmtpModelInfo, Load, ModelLookup, TextCodec, TextEnds, TokenizerInfo};
 pub use port::{
     Config, LmtpClose, LmtpOutput, LmtpStats, MessageFraming, StreamDemand, StreamKey, StreamPiece,

@@ -10,12 +10,16 @@
 //! No method may block: one that has no result yet returns `None`, is called again, and calls its [`StepWaker`] when a
 //! call would find the result. Who steers is asked for by name ([`SteerSource`]), once per request.
 
+mod choice;
 mod mask;
 mod source;
 mod store;
 
 use std::sync::Arc;
 
+pub use self::choice::{
+    CONTROLLER_ARG_BYTES_MAX, ConstraintChoice, ConstraintKind, ControllerChoice, InvalidChoice,
+};
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};
@@ -198,7 +202,7 @@ pub trait Steer: Send {
     fn pre(&mut self) -> Steered<Option<Pre>>;
 
     /// Starts the computation for this step's sampling. Called before the forward pass; must return at once. `group`:
-    /// the numbers of the sequences that the last fork of this one made, itself first; itself alone without a fork.
+    /// the numbers of the sequences that a fork just made of one, the parent's first; its own alone without a fork.
     fn mid_begin(&mut self, group: &[u32]);
 
     /// Returns the result of [`Steer::mid_begin`], or `None` if it is not ready yet. Called after the forward pass, and
@@ -208,7 +212,7 @@ pub trait Steer: Send {
     /// The sequence fails.
     fn mid_poll(&mut self) -> Steered<Option<Mid>>;
 
-    /// Reports what the step did. Must return at once; a steerer that decides elsewhere continues here and stops in the
+    /// Reports what the result of [`Steer::mid_poll`] did; tokens that [`Steer::pre`] appended are not repeated. Must return at once; a steerer that decides elsewhere continues here and stops in the
     /// next `pre`.
     ///
     /// # Errors

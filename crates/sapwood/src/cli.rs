@@ -1,8 +1,10 @@
 //! The commands and their flags.
 
 mod chat;
+mod compile_controller;
 mod completions;
 mod config;
+mod controller;
 mod doctor;
 mod key;
 mod lmtp;
@@ -65,12 +67,17 @@ enum CliCommand {
     Doctor(doctor::DoctorCommand),
     /// Show or check the configuration
     Config(config::ConfigCommand),
+    /// Write, upload and run controllers, which steer decoding token by token
+    Controller(controller::ControllerCommand),
     /// Make API keys
     Key(key::KeyCommand),
     /// Check files of scripted models
     Mock(mock::MockCommand),
     /// Print a completion script for a shell
     Completions(completions::Completions),
+    /// Compile one controller from standard input, for a server to which it is uploaded
+    #[command(hide = true)]
+    CompileController(compile_controller::CompileController),
     /// Load a file and compute a few tokens, for a server that is about to load it
     #[cfg(feature = "embedded")]
     #[command(hide = true)]
@@ -273,9 +280,11 @@ pub(crate) fn main() -> Result<Exit, CliError> {
         CliCommand::Models(command) => wait(command.run(&cli.common)),
         CliCommand::Doctor(command) => command.run(&cli.common),
         CliCommand::Config(command) => command.run(&cli.common),
+        CliCommand::Controller(command) => wait(command.run(&cli.common)),
         CliCommand::Key(command) => command.run(),
         CliCommand::Mock(command) => command.run(),
         CliCommand::Completions(command) => command.run(&mut Cli::command()),
+        CliCommand::CompileController(command) => command.run(),
         #[cfg(feature = "embedded")]
         CliCommand::TryModel(command) => command.run(),
     }

@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::endpoint::ServerAccess;
 use crate::config::{Config, DEMO};
+use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
 use crate::models::PlannedModel;
 use crate::{model_loading, models};
@@ -190,6 +191,23 @@ fn local(config: &Config) -> Option<String> {
     Some(format!("{scheme}://{host}:{port}"))
 }
 
+/// The server for commands that use REST routes: the one that the configuration names, or the local one.
+///
+/// # Errors
+/// [`Exit::Usage`] if there is none: this process serves no routes.
+pub(crate) fn rest_address(config: &Config) -> Result<ServerAddress, CliError> {
+    let named = config.client.server.as_ref().map(|url| url.expose());
+    let url = match named {
+        Some(HERE) => None,
+        Some(url) => Some(url.to_owned()),
+        None => local(config),
+    };
+    let url = url.ok_or_else(|| {
+        CliError::usage("this command needs a server: name one with --server http://HOST:PORT")
+    })?;
+    Ok(address(&url, config.client.access()?, CONNECT_TIMEOUT))
+}
+
 async fn there(url: &str, config: &Config, timeout: Duration) -> Result<ClientTarget, Status> {
     let kernel = Kernel::new();
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
@@ -309,7 +327,8 @@ async fn here(config: &Config) -> Result<ClientTarget, CliError> {
     let planned = models::plan(config)?;
     let kernel = model_loading::kernel(config, &planned)?;
     let target = ClientTarget::of_this_process(kernel, config, &planned);
-    model_loading::load(&target.kernel, planned, |_, _, _| {}).await?;
+    let controllers = ProcessControllers::new(&config.controllers)?;
+    model_loading::load(&target.kernel, &controllers, planned, |_, _, _| {}).await?;
     Ok(target)
 }
 

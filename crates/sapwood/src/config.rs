@@ -1,6 +1,7 @@
 //! The configuration: the keys of `sapwood.toml`, their types, defaults and checks. The origin of each value is in
 //! [`layers`].
 
+pub(crate) mod controllers;
 pub(crate) mod endpoint;
 pub(crate) mod environment;
 pub(crate) mod generate;
@@ -22,6 +23,7 @@ use sapwood_server::listener::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::CliError;
+use controllers::ControllersConfig;
 use endpoint::EndpointConfig;
 use generate::{GenerateFaceConfig, ModelCompat, TensorConfig};
 use lmtp::LmtpConfig;
@@ -90,6 +92,7 @@ pub(crate) struct Config {
     /// Functions for benchmarks and client tests (EV-511).
     pub(crate) test_functions: bool,
     pub(crate) engine: EngineConfig,
+    pub(crate) controllers: ControllersConfig,
     pub(crate) auth: AuthConfig,
     pub(crate) tls: TlsConfig,
     pub(crate) limits: LimitsConfig,
@@ -119,6 +122,7 @@ impl Default for Config {
             default_model: None,
             test_functions: false,
             engine: EngineConfig::default(),
+            controllers: ControllersConfig::default(),
             auth: AuthConfig::default(),
             tls: TlsConfig::default(),
             limits: LimitsConfig::default(),
@@ -547,6 +551,7 @@ impl Config {
         }
         self.check_sequences()?;
         self.limits.check()?;
+        self.controllers.check()?;
         check_message_bytes("limits.max_message_bytes", self.limits.max_message_bytes)?;
         self.check_ports()?;
         self.lmtp.check()?;

@@ -4,6 +4,7 @@ mod allocator;
 mod cli;
 mod client;
 mod config;
+mod controllers;
 mod failure;
 mod listening;
 mod log_queue;

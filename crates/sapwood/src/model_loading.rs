@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, stream};
 use sapwood_engine::Engine;
 use sapwood_kernel::session::test_functions;
-use sapwood_kernel::{Error, Fun, Kernel, ModelFacts, Name, Spec, Targets, generate, model, raw};
+use sapwood_kernel::{Error, Fun, Kernel, ModelFacts, Name, Spec, Targets, generate, raw, steered_model};
 
 use crate::config::Config;
+use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
 use crate::models::PlannedModel;
 use crate::progress::LoadingBar;
@@ -83,6 +84,7 @@ pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
 /// The error of the first required model that cannot be loaded: [`Exit::Model`]. The other loads are stopped.
 pub(crate) async fn load(
     kernel: &Kernel,
+    controllers: &ProcessControllers,
     planned: Vec<PlannedModel>,
     loaded: impl Fn(&str, Result<&Engine, &CliError>, Duration),
 ) -> Result<(), CliError> {
@@ -101,7 +103,8 @@ pub(crate) async fn load(
         match loading.await {
             Ok(engine) => {
                 // Registered in the kernel first, so that it can be called once it is reported.
-                kernel.replace(model(Name::shared(&name), engine.clone()));
+                let steering = controllers.steering(&engine);
+                kernel.replace(steered_model(Name::shared(&name), engine.clone(), steering));
                 loaded(&name, Ok(&engine), began.elapsed());
             }
             // Dropping the other loads stops them (`Stopper`).

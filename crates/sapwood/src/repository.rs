@@ -12,13 +12,14 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sapwood_engine::Engine;
-use sapwood_kernel::{Kernel, Name, model};
+use sapwood_kernel::{Kernel, Name, steered_model};
 use sapwood_server::ServerContext;
 use sapwood_server::faces::generate::{self, ModelControlError, Repository};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, sleep};
 
 use crate::config::{Config, ServedModelConfig};
+use crate::controllers::ProcessControllers;
 use crate::failure::CliError;
 use crate::model_loading;
 use crate::models::{self, PlannedModel};
@@ -35,6 +36,7 @@ struct RepositoryInner {
     kernel: Kernel,
     shared: ServerContext,
     config: Config,
+    controllers: ProcessControllers,
     planned: BTreeMap<String, PlannedModel>,
     engines: Mutex<BTreeMap<String, Engine>>,
     /// A lock per model: changes of one model are serialised, changes of different models are concurrent.
@@ -46,6 +48,7 @@ impl ServedModels {
         kernel: Kernel,
         shared: ServerContext,
         config: Config,
+        controllers: ProcessControllers,
         planned: &[PlannedModel],
     ) -> Self {
         let changing = planned.iter().map(|it| (it.name.clone(), Arc::default()));
@@ -54,6 +57,7 @@ impl ServedModels {
             kernel,
             shared,
             config,
+            controllers,
             planned: planned.map(|it| (it.name.clone(), it.clone())).collect(),
             engines: Mutex::default(),
             changing: changing.collect(),
@@ -84,7 +88,7 @@ impl ServedModels {
             changing.insert(model.name.clone(), inner.change(&model.name).await);
         }
         let changing = Mutex::new(changing);
-        model_loading::load(&inner.kernel, planned, |name, loaded, took| {
+        model_loading::load(&inner.kernel, &inner.controllers, planned, |name, loaded, took| {
             // The lock is released for each model on its own, so that a slow one holds up no change of the others.
             inner.loaded(name, loaded, took);
             let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,7 +162,8 @@ impl RepositoryInner {
         match loading.await {
             Ok(engine) => {
                 // Registered in the kernel first, so that it can be called once it is reported.
-                let function = model(Name::shared(name), engine.clone());
+                let steering = self.controllers.steering(&engine);
+                let function = steered_model(Name::shared(name), engine.clone(), steering);
                 self.kernel.replace(function);
                 self.loaded(name, Ok(&engine), began.elapsed());
                 Ok(served)
@@ -321,7 +326,14 @@ mod tests {
         let kernel = model_loading::kernel(&config, &planned).unwrap();
         let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
         let shared = builder.shared().clone();
-        let models = ServedModels::new(kernel.clone(), shared.clone(), config, &planned);
+        let controllers = ProcessControllers::new(&config.controllers).unwrap();
+        let models = ServedModels::new(
+            kernel.clone(),
+            shared.clone(),
+            config,
+            controllers,
+            &planned,
+        );
         models.begin(planned).await.unwrap();
         (models, kernel, shared)
     }

@@ -69,7 +69,7 @@ async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
 }
 
 /// The path of this program, also if its file was replaced while it runs.
-fn program() -> std::io::Result<OsString> {
+pub(crate) fn program() -> std::io::Result<OsString> {
     if cfg!(target_os = "linux") {
         Ok("/proc/self/exe".into())
     } else {

@@ -207,7 +207,8 @@ async fn pass(
     let entry = AccessRecord::new(id.clone(), identity, &parts);
     let mut request_trace = RequestTrace::new(entry, allowance.clone())
         .within_trace(Parent::of(&parts.headers))
-        .in_turn(turn(caller, &parts));
+        .in_turn(turn(caller, &parts))
+        .with_rights(caller.map(Caller::steer_rights));
     let asked = AskedRequest {
         path: parts.uri.path().to_owned(),
         headers: parts.headers.clone(),

@@ -5,6 +5,7 @@
 //! ```
 
 pub mod auth;
+mod branch_text;
 pub mod context;
 pub mod faces;
 #[cfg(any(test, fuzzing))]

@@ -103,6 +103,7 @@ async fn lm_806_a_seeded_stream_has_the_same_tokens_at_another_server() {
             repetition_penalty: Some(1.5),
             ..GenerationParams::default()
         },
+        ..GenerateRequest::default()
     };
     let mut runs = Vec::new();
     for cut in [None, Some(0), Some(5)] {

@@ -112,6 +112,7 @@ async fn lm_965_streams_survive_a_short_loss_of_the_upstream_connection() {
                 repetition_penalty: Some(1.5),
                 ..GenerationParams::default()
             },
+            ..GenerateRequest::default()
         };
         let mut items = pool.generate(wanted, None);
         let mut tokens = Vec::new();

@@ -7,6 +7,8 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
+use super::fuel::SpentFuel;
+use super::opening::poll_opening;
 use super::requests::Requests;
 use super::scoring::score_first;
 use super::sequence::{AwaitedPrefix, RequestJob, RunningSequence};
@@ -53,6 +55,16 @@ impl Admission {
             lost: None,
             order: Vec::new(),
         }
+    }
+
+    /// Starts a step: wake-ups of steerers from now on lead to another one.
+    pub(super) fn begin_step(&self) {
+        self.inbox.waker.begin_step();
+    }
+
+    /// Returns whether the owner was woken for something that this step has not seen.
+    pub(super) fn is_woken(&self) -> bool {
+        self.inbox.waker.is_woken()
     }
 
     /// Returns whether the engine was dropped.
@@ -112,13 +124,17 @@ impl Admission {
             submission.prefix_scope = 0;
         }
         let nothing_wanted = submission.terms.max_tokens == 0;
-        let choices = submission.choices;
-        let mut steerers = std::mem::take(&mut submission.steerers).into_iter();
+        // Without a token there is nothing to steer.
+        let steer = submission.steer.take().filter(|_| !nothing_wanted);
+        let (steered, watched) = (steer.is_some(), submission.watched);
+        let panics = &requests.stats.panics;
         // A request gets its job even if it ends at once below, because its end passes through `Requests` like any
         // other: events, refund of the queue, metrics.
         let job = requests.jobs.insert(RequestJob {
             outbox,
             submission,
+            opening: steer.map(|steer| Steering::new(steer, watched, panics)),
+            steered,
             members: Vec::new(),
             next_choice: 0,
             arrived: now,
@@ -128,21 +144,22 @@ impl Admission {
             completion_tokens: 0,
             cached_tokens: 0,
             suspended_steps: 0,
+            suspended_at: Time::ZERO,
+            spent: SpentFuel::default(),
             ended: false,
         });
-        let tokens = requests.jobs[job].tokens();
-        let mut first = None;
-        for _ in 0..choices {
-            let steering = steerers.next().map(Steering::new);
-            // Every choice shares the prompt with the first one.
-            let after = first.map(|first| requests.prompt_of(first));
-            let key = requests.add_sequence(job, tokens.clone(), steering, after);
-            first.get_or_insert(key);
+        if steered {
+            requests.opening.push(job);
+        } else {
+            requests.start(job, None);
         }
         // After the sequences were added, so that a request to a lost model ends by the same path as one that was
         // running.
         if let Some(error) = self.lost.clone() {
             requests.fail(job, error, false);
+        } else if steered {
+            // At once, so that a steerer that needs no time does not change the order of requests.
+            poll_opening(requests, job);
         } else if nothing_wanted {
             requests.finish_all(job, FinishReason::Length);
         } else if requests.jobs[job].submission.given_prompt().is_empty() {

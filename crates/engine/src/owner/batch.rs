@@ -189,7 +189,7 @@ impl Batch {
     /// Records what was computed; returns the number of tokens.
     fn commit(&self, requests: &mut Requests) -> usize {
         for share in &self.shares {
-            let sequence = &mut requests.sequences[share.key];
+            let sequence = &requests.sequences[share.key];
             let Some(slot) = sequence.slot else { continue };
             let until = sequence.computed + share.tokens;
             let tokens = &sequence.tokens[sequence.computed..until];
@@ -203,7 +203,8 @@ impl Batch {
                 let tokens = u32::try_from(share.tokens).unwrap_or(u32::MAX);
                 requests.report.prefilled.push((sequence.number, tokens));
             }
-            sequence.computed = until;
+            requests.charge_processed(share.key, until);
+            requests.sequences[share.key].computed = until;
         }
         self.entries.len()
     }
@@ -225,7 +226,7 @@ impl BatchLimits {
     fn work_of(self, requests: &Requests, key: SequenceKey) -> Option<Runnable> {
         let sequence = &requests.sequences[key];
         let mut pending = sequence.pending();
-        if pending == 0 || sequence.asleep_until.is_some() || sequence.is_suspended() {
+        if pending == 0 || sequence.asleep_until.is_some() || sequence.skips_step() {
             return None;
         }
         // A model that cannot truncate can share a prompt only from a slot that ends there, so prefill stops once

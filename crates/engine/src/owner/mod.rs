@@ -1,7 +1,7 @@
 //! The owner of a model: takes requests from the inbox, steps a batch of sequences, and publishes their events.
 //!
 //! ```text
-//!   step:  receive ─► cancellations, deadlines ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
+//!   step:  receive ─► cancellations, deadlines ─► open ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
 //!            ─► decode ─► output rows: collect mid, sample, post ─► publish everything, then wake readers once
 //!
 //!   request:  waiting ── admit ──► running ── its last token, stop, error, cancel ──► ended
@@ -17,6 +17,7 @@
 //! | [`steer_rounds::SteerRounds`] | | when steerers are called; one steerer's state is a [`steering::Steering`] |
 //! | [`batch::Batch`] | the plan and entries of a batch | what is computed in this step |
 //! | [`sampling::RowSampling`] | the sampler | which token a row gives |
+//! | [`step_clock::StepClock`] | the time of a step | how long a step waits for steerers |
 //! | [`progress::ProgressReports`] | a timer | when followers are notified |
 //! | [`requests::Requests`] | requests, sequences, the scheduler | nothing: appends tokens, ends and preempts sequences |
 //! | [`kv_slots::KvSlots`] | the model and its prefix cache | which cached prefix is evicted |
@@ -32,7 +33,9 @@
 mod admission;
 mod batch;
 mod detokenizer;
+mod fuel;
 mod kv_slots;
+mod opening;
 mod output;
 mod progress;
 mod recovery;
@@ -43,10 +46,12 @@ mod scoring;
 mod sequence;
 mod steer_rounds;
 mod steering;
+mod step_clock;
 mod thread;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sapwood_proto::time::Time;
 
@@ -63,12 +68,11 @@ use recovery::fenced;
 use requests::Requests;
 use sampling::RowSampling;
 use steer_rounds::SteerRounds;
+use steering::SteerRules;
+use step_clock::StepClock;
 
 pub use report::{SequenceId, StepReport};
 pub(crate) use thread::run;
-
-/// Reads the time.
-type Clock = Box<dyn Fn() -> Time + Send>;
 
 /// Owns a model and steps its sequences.
 pub struct EngineOwner {
@@ -79,8 +83,7 @@ pub struct EngineOwner {
     sampling: RowSampling,
     progress: ProgressReports,
     requests: Requests,
-    /// Reads the time after the decode call. `None` if stepped by hand: time then stands still during a step.
-    clock: Option<Clock>,
+    clock: StepClock,
 }
 
 impl EngineOwner {
@@ -94,15 +97,22 @@ impl EngineOwner {
         stats.idle.set(1);
         let slots = KvSlots::new(model, config.prefix_tokens_min);
         let scheduler = Scheduler::new(info.parallel as usize, config.ageing_turns);
+        let rules = SteerRules {
+            deadline_budget: Duration::from_millis(config.steer_ms),
+            vocabulary: info.vocabulary_tokens,
+        };
+        let fuel = config
+            .fuel_tokens
+            .unwrap_or_else(|| 10 * u64::from(info.context_tokens));
         Self {
             admission: Admission::new(inbox, config, info.truncates),
-            steering: SteerRounds::default(),
+            steering: SteerRounds::new(rules),
             batch: Batch::new(config, &info, capacity),
-            sampling: RowSampling::new(config.steer_ms, info.vocabulary_tokens),
+            sampling: RowSampling::new(rules),
             progress: ProgressReports::default(),
-            requests: Requests::new(slots, vocabulary, scheduler, stats, queue),
+            requests: Requests::new(slots, vocabulary, scheduler, stats, queue, fuel),
             info,
-            clock: None,
+            clock: StepClock::default(),
         }
     }
 
@@ -118,6 +128,8 @@ impl EngineOwner {
     fn try_step(&mut self, now: Time) -> StepReport {
         let requests = &mut self.requests;
         requests.begin_step(now);
+        self.clock.begin_step();
+        self.admission.begin_step();
         // Before cancellations: a handle that was dropped while its command was in the inbox has set the wake flag,
         // which is read only once. If that flag were read first, the request would run without a reader.
         if self.admission.receive(requests, now) {
@@ -126,14 +138,16 @@ impl EngineOwner {
         // Before parking and admission, so that the slots and KV cells of cancelled requests go to waiting ones in this
         // step.
         self.admission.take_cancellations(requests, now);
+        opening::poll_openings(requests);
         // Before admission: a sequence that parks leaves its place in the batch to a waiting one, and one that resumes
         // competes for it.
         self.admission.park_and_resume(requests, now);
         self.admission.admit(requests, now);
-        if self.steering.call_pre(requests, now) {
+        if self.steering.call_pre(requests, &mut self.clock, now) {
             // Admits new branches at once: a fork is cheapest while the parent's slot ends where the branch starts.
             self.admission.admit(requests, now);
         }
+        let before = self.clock.now_or(now);
         let computed = match self.batch.decode(requests, now) {
             Decoded::Tokens(computed) => computed,
             Decoded::Lost(error) => {
@@ -142,9 +156,15 @@ impl EngineOwner {
             }
         };
         // A decode call takes most of the step, and the times of tokens are measured after it.
-        let after = self.clock.as_ref().map_or(now, |clock| clock());
+        let after = self.clock.now_or(now);
+        if computed > 0 {
+            self.clock.decoded(after.since(before));
+        }
         requests.now = after;
-        self.sampling.collect(requests, self.batch.rows(), after);
+        self.sampling
+            .collect(requests, self.batch.rows(), &mut self.clock, after);
+        requests.end_exhausted();
+        requests.emit_reports();
         // Reports come before `publish`. They wake readers, and a wake-up shows everything published so far: whole
         // steps only, because the events of this step are not in the outboxes yet.
         self.progress
@@ -168,6 +188,10 @@ impl EngineOwner {
     fn wake_at(&self, now: Time) -> Option<Time> {
         let requests = &self.requests;
         let report = &requests.report;
+        // A step that waits for steerers takes the wake-ups of the inbox for theirs.
+        if self.admission.is_woken() {
+            return Some(now);
+        }
         let changed = !report.finished.is_empty() || !report.cancelled.is_empty();
         // Slots or cells became free after this step's admission, so the next step can admit something even if nothing
         // else is due.
@@ -182,8 +206,8 @@ impl EngineOwner {
             let sequence = &requests.sequences[key];
             let due = match sequence.asleep_until {
                 Some(until) => until,
-                // A steerer does not wake the owner when it is ready, so it is polled again soon.
-                None if sequence.is_suspended() || sequence.cached_row.is_some() => {
+                // A steerer wakes the owner when it is ready, but what it is suspended for may come without a wake-up.
+                None if sequence.skips_step() || sequence.cached_row.is_some() => {
                     now + steer_rounds::MIN_WAIT
                 }
                 None => now,
@@ -223,8 +247,9 @@ impl EngineOwner {
                 .batch_size
                 .observe((report.decoded.len() + report.prefilled.len()) as f64);
         }
-        if let Some(clock) = &self.clock {
-            stats.step_seconds.observe_span(clock().since(now));
+        if self.clock.is_running() {
+            let took = self.clock.now_or(now).since(now);
+            stats.step_seconds.observe_span(took);
         }
     }
 }

@@ -1,16 +1,16 @@
 //! [`RowSampling`]: turns the output rows of a step into tokens. Logits and the steerer's mask give one token each.
 
-use std::time::Duration;
-
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, Mid, Token};
+use sapwood_proto::steer::{Branch, Mask, Mid, Sample as SteeredSample, Splice, Token};
 use sapwood_proto::time::Time;
 
 use super::kv_slots::KvSlots;
 use super::requests::Requests;
 use super::sequence::{CachedRow, RunningSequence};
+use super::steer_rounds;
 use super::steering::SteerRules;
+use super::step_clock::StepClock;
 use crate::api::{EngineError, FinishReason};
 use crate::model::OutputRow;
 use crate::ranking::RankedRow;
@@ -34,13 +34,22 @@ impl Logits<'_> {
     }
 }
 
+impl CachedRow {
+    /// The logits, which sampling overwrites.
+    fn logits(&mut self) -> Logits<'_> {
+        match self {
+            Self::Logits(row) => Logits::Whole(row),
+            Self::Ranked(ranking) => Logits::Ranked(ranking.clone()),
+        }
+    }
+}
+
 /// The result of one output row.
 pub(super) enum RowOutcome {
     Sampled(Sample, SoleToken),
-    Splice {
-        backtrack: u32,
-        tokens: Vec<Token>,
-    },
+    Splice(StepSplice),
+    /// Each branch goes on from the same row.
+    Fork(Vec<Branch>, CachedRow),
     Finish(FinishReason),
     NotBefore(Time),
     Error(EngineError),
@@ -48,26 +57,38 @@ pub(super) enum RowOutcome {
     Waits,
 }
 
-/// Whether the mask allowed only the token sampled (AI-804).
+/// A splice, and the sampled token that it replaces, if one was sampled.
+pub(super) struct StepSplice {
+    pub(super) splice: Splice,
+    pub(super) sampled: Option<Token>,
+}
+
+/// Whether the steerer's mask allowed no other token, apart from further EOG tokens if it is one (AI-804).
 pub(super) type SoleToken = bool;
+
+/// What a request and the vocabulary demand of its samples.
+struct RowTerms<'a> {
+    request: &'a RequestTerms,
+    /// The EOG tokens.
+    ends: &'a [Token],
+}
 
 /// Samples and scores output rows.
 pub(super) struct RowSampling {
     pub(super) sampler: Sampler,
     rules: SteerRules,
-    /// Buffer that retains its allocation.
+    /// Buffers that retain their allocations. `missing`: sequences that wait for the result of `mid` in this step.
     order: Vec<SequenceKey>,
+    missing: Vec<SequenceKey>,
 }
 
 impl RowSampling {
-    pub(super) fn new(steer_ms: u64, vocabulary_tokens: u32) -> Self {
+    pub(super) fn new(rules: SteerRules) -> Self {
         Self {
             sampler: Sampler::default(),
-            rules: SteerRules {
-                deadline_budget: Duration::from_millis(steer_ms),
-                vocabulary: vocabulary_tokens as usize,
-            },
+            rules,
             order: Vec::new(),
+            missing: Vec::new(),
         }
     }
 
@@ -77,24 +98,16 @@ impl RowSampling {
         &mut self,
         requests: &mut Requests,
         rows: &[(SequenceKey, usize)],
+        clock: &mut StepClock,
         now: Time,
     ) {
+        self.missing.clear();
         // Taken out of `self`, which sampling borrows as a whole.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         let waits = |&key: &SequenceKey| requests.sequences[key].cached_row.is_some();
         order.extend(requests.scheduler.running().filter(waits));
-        for &key in &order {
-            // The failure of a sibling in this loop may have ended it.
-            let sequence = requests.sequences.get_mut(key);
-            let Some(sequence) = sequence.filter(|sequence| !sequence.is_suspended()) else {
-                continue;
-            };
-            if let Some(row) = sequence.cached_row.take() {
-                let outcome = self.sample_cached(requests, key, row, now);
-                apply(requests, key, outcome, now);
-            }
-        }
+        self.collect_cached(requests, &order, now);
         self.order = order;
         // Cached rows come first: they belong to earlier steps. A sequence with a cached row computes nothing, so it
         // has no row in this batch.
@@ -102,6 +115,9 @@ impl RowSampling {
             match requests.sequences.get(key) {
                 // An earlier row of this step is not available yet, and the slot was truncated to it.
                 Some(sequence) if sequence.asleep_until.is_some() => {}
+                // A row fails its request, and a later one forks another sequence: the branch has the key of a sequence
+                // that was in the batch, but no slot.
+                Some(sequence) if sequence.slot.is_none() => {}
                 // Rows of one sequence are in the order of its tokens, so those of the prompt come before those of the
                 // output.
                 Some(sequence) if sequence.next_in_prompt().is_some() => {
@@ -110,10 +126,45 @@ impl RowSampling {
                 Some(sequence) if sequence.scored => self.score(requests, key, index, now),
                 Some(_) => {
                     let outcome = self.sample_row(requests, key, index, now);
-                    apply(requests, key, outcome, now);
+                    self.apply(requests, key, outcome, now);
                 }
                 // An earlier row of this loop ended its request.
                 None => {}
+            }
+        }
+        self.gather(requests, clock);
+    }
+
+    /// Waits for steerers whose results are missing, as long as the step may; reports those that are missing still.
+    fn gather(&mut self, requests: &mut Requests, clock: &mut StepClock) {
+        let mut missing = std::mem::take(&mut self.missing);
+        while missing.iter().any(|&key| is_missed_in_time(requests, key))
+            && let Some(now) = clock.wait()
+        {
+            self.collect_cached(requests, &missing, now);
+            std::mem::swap(&mut missing, &mut self.missing);
+            self.missing.clear();
+        }
+        for &key in &missing {
+            requests
+                .report
+                .late
+                .extend(requests.sequences.get(key).map(|late| late.number));
+        }
+        self.missing = missing;
+    }
+
+    /// Takes a token from the cached rows of these sequences.
+    fn collect_cached(&mut self, requests: &mut Requests, keys: &[SequenceKey], now: Time) {
+        for &key in keys {
+            // The failure of a sibling in this loop may have ended it.
+            let sequence = requests.sequences.get_mut(key);
+            let Some(sequence) = sequence.filter(|sequence| !sequence.is_suspended()) else {
+                continue;
+            };
+            if let Some(row) = sequence.cached_row.take() {
+                let outcome = self.sample_cached(requests, key, row, now);
+                self.apply(requests, key, outcome, now);
             }
         }
     }
@@ -128,9 +179,12 @@ impl RowSampling {
     ) -> RowOutcome {
         let panics = &requests.stats.panics;
         let sequence = &mut requests.sequences[key];
-        let terms = &requests.jobs[sequence.job].submission.terms;
+        let terms = RowTerms {
+            request: &requests.jobs[sequence.job].submission.terms,
+            ends: &requests.tokens.ends,
+        };
         match logits(&mut requests.slots, panics, index, now) {
-            Ok(row) => self.decide(sequence, terms, &requests.tokens.ends, row, panics, now),
+            Ok(row) => self.decide(sequence, &terms, row, panics, now),
             Err(outcome) => outcome,
         }
     }
@@ -144,12 +198,11 @@ impl RowSampling {
     ) -> RowOutcome {
         let panics = &requests.stats.panics;
         let sequence = &mut requests.sequences[key];
-        let terms = &requests.jobs[sequence.job].submission.terms;
-        let row = match &mut row {
-            CachedRow::Logits(row) => Logits::Whole(row),
-            CachedRow::Ranked(ranking) => Logits::Ranked(ranking.clone()),
+        let terms = RowTerms {
+            request: &requests.jobs[sequence.job].submission.terms,
+            ends: &requests.tokens.ends,
         };
-        self.decide(sequence, terms, &requests.tokens.ends, row, panics, now)
+        self.decide(sequence, &terms, row.logits(), panics, now)
     }
 
     /// Asks the steerer, if there is one, and samples unless it decides otherwise.
@@ -157,39 +210,113 @@ impl RowSampling {
     fn decide(
         &mut self,
         sequence: &mut RunningSequence,
-        terms: &RequestTerms,
-        ends: &[Token],
+        terms: &RowTerms<'_>,
         row: Logits<'_>,
         panics: &Counter,
         now: Time,
     ) -> RowOutcome {
         let Some(steering) = &mut sequence.steering else {
-            return self.sample(sequence, terms, ends, row, &SteeredSampling::default());
+            return self.sample(sequence, terms, row, &SteeredSample::default());
         };
         match steering.poll_mid(now, self.rules, panics) {
-            Ok(Some(Mid::Sample {
-                mask,
-                bias,
-                temperature,
-            })) => {
-                let restriction = SteeredSampling {
-                    mask,
-                    bias,
-                    temperature,
-                };
-                self.sample(sequence, terms, ends, row, &restriction)
-            }
-            Ok(Some(Mid::Splice { backtrack, tokens })) => RowOutcome::Splice { backtrack, tokens },
+            Ok(Some(Mid::One(branch))) => self.follow(sequence, terms, row, branch),
+            // Copied, because each branch that samples overwrites the row.
+            Ok(Some(Mid::Fork(branches))) => RowOutcome::Fork(branches, row.retain()),
             Ok(Some(Mid::Stop)) => RowOutcome::Finish(FinishReason::Controller),
-            // After a noop the row is sampled in a later step, after another round: nothing happens to the sequence
-            // (AI-505).
-            Ok(Some(Mid::Noop) | None) => {
-                // Copied, because the model overwrites its rows with the next batch. The sequence then needs no second
-                // decode call (AI-812).
-                sequence.cached_row = Some(row.retain());
-                RowOutcome::Waits
-            }
+            // The sequence then needs no second decode call (AI-812).
+            Ok(None) => retain_row(sequence, row),
             Err(failure) => RowOutcome::Error(failure.into()),
+        }
+    }
+
+    /// Does what a steerer decided for one sequence.
+    fn follow(
+        &mut self,
+        sequence: &mut RunningSequence,
+        terms: &RowTerms<'_>,
+        row: Logits<'_>,
+        branch: Branch,
+    ) -> RowOutcome {
+        let steered = match branch {
+            Branch::Sample(sample) => sample,
+            Branch::Splice(splice) => {
+                let sampled = None;
+                return RowOutcome::Splice(StepSplice { splice, sampled });
+            }
+            // The row is sampled in a later step, after another round: nothing happens to the sequence (AI-505).
+            Branch::Noop => return retain_row(sequence, row),
+        };
+        if let Some(steering) = &mut sequence.steering {
+            steering.temperature = steered.temperature.or(steering.temperature);
+        }
+        match self.sample(sequence, terms, row, &steered) {
+            RowOutcome::Sampled(sample, sole) => {
+                let token = sample.token;
+                let applies = |when: &[Token]| when.is_empty() || when.contains(&token);
+                let mut splices = steered.splices.into_iter();
+                match splices.find(|conditional| applies(&conditional.when_sampled)) {
+                    Some(conditional) => RowOutcome::Splice(StepSplice {
+                        splice: conditional.splice,
+                        sampled: Some(token),
+                    }),
+                    None => RowOutcome::Sampled(sample, sole),
+                }
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Forks a sequence at its output row, and lets each branch go on from a copy of it (AI-505).
+    fn fork(
+        &mut self,
+        requests: &mut Requests,
+        key: SequenceKey,
+        branches: Vec<Branch>,
+        row: &CachedRow,
+        now: Time,
+    ) {
+        let sequences = u32::try_from(branches.len()).unwrap_or(u32::MAX);
+        let Some(keys) = steer_rounds::fork(requests, key, sequences) else {
+            return;
+        };
+        for (key, branch) in keys.into_iter().zip(branches) {
+            // An earlier branch may have failed the request.
+            let Some(sequence) = requests.sequences.get_mut(key) else {
+                return;
+            };
+            let terms = RowTerms {
+                request: &requests.jobs[sequence.job].submission.terms,
+                ends: &requests.tokens.ends,
+            };
+            let outcome = self.follow(sequence, &terms, row.clone().logits(), branch);
+            self.apply(requests, key, outcome, now);
+        }
+    }
+
+    /// Applies the outcome of a row to its sequence.
+    #[inline]
+    pub(super) fn apply(
+        &mut self,
+        requests: &mut Requests,
+        key: SequenceKey,
+        outcome: RowOutcome,
+        now: Time,
+    ) {
+        match outcome {
+            RowOutcome::Sampled(sample, sole) => requests.append_sampled(key, sample, sole, now),
+            RowOutcome::Splice(splice) => requests.splice(key, &splice, now),
+            RowOutcome::Fork(branches, row) => self.fork(requests, key, branches, &row, now),
+            RowOutcome::Finish(reason) => requests.finish(key, reason, None),
+            RowOutcome::NotBefore(until) => {
+                let sequence = &mut requests.sequences[key];
+                sequence.asleep_until = Some(until);
+                // The model computes the row anew when it is available, so its token counts as not computed.
+                let computed = sequence.computed - 1;
+                requests.truncate(key, computed);
+            }
+            RowOutcome::Error(error) => requests.fail_request_of(key, error),
+            RowOutcome::Waits if requests.sequences[key].is_in_mid() => self.missing.push(key),
+            RowOutcome::Waits => {}
         }
     }
 
@@ -197,80 +324,78 @@ impl RowSampling {
     fn sample(
         &mut self,
         sequence: &RunningSequence,
-        terms: &RequestTerms,
-        ends: &[Token],
+        terms: &RowTerms<'_>,
         row: Logits<'_>,
-        steered: &SteeredSampling,
+        steered: &SteeredSample,
     ) -> RowOutcome {
-        let forbidden: Vec<Token> = if sequence.appended < terms.min_tokens {
-            let ends = ends.iter().copied();
-            ends.chain(terms.single_stops()).collect()
-        } else {
-            Vec::new()
-        };
+        let RowTerms { request, ends } = *terms;
+        let mask = steered.mask.as_deref();
+        let mut forbidden = Vec::new();
+        if sequence.appended < request.min_tokens {
+            forbidden.extend(ends.iter().copied().chain(request.single_stops()));
+            // The mask wins: an output that a constraint has completed cannot be made longer.
+            if mask.is_some_and(|mask| allows_only(mask, &forbidden)) {
+                forbidden.clear();
+            }
+        }
         // Bad words and the steerer's mask apply together: only tokens that both allow remain.
-        let mask = steered.mask.as_ref();
-        let good = terms.bad_words.as_ref().map(|bad| {
+        let good = request.bad_words.as_ref().map(|bad| {
             // Computed for every token: which tokens would complete a word depends on the output so far.
             let mut good = bad.mask(sequence.emitted());
             mask.iter().for_each(|mask| good.intersect(mask));
             good
         });
+        let steering = sequence.steering.as_ref();
         let params = SampleParams {
-            sampling: &terms.sampling,
-            seed: terms.seed,
+            sampling: &request.sampling,
+            seed: request.seed,
             choice: sequence.choice,
-            // Rolled-back tokens count as well, so that a position that is sampled again gets a new draw.
-            index: sequence.appended,
+            // Rolled-back and dropped tokens count as well, so that a position that is sampled again gets a new draw.
+            index: sequence.appended.wrapping_add(sequence.dropped),
             history: sequence.history.as_ref(),
             forbidden: &forbidden,
             mask: good.as_ref().or(mask),
             bias: &steered.bias,
-            temperature: steered.temperature,
-            top_logprobs: terms.top_logprobs,
+            temperature: steering.and_then(|steering| steering.temperature),
+            top_logprobs: request.top_logprobs,
         };
         let sampled = match row {
             Logits::Whole(row) => self.sampler.sample(row, &params),
             Logits::Ranked(ranking) => self.sampler.sample_ranked(&ranking, &params),
         };
         match sampled {
-            // The steerer's mask alone decides: bad words that leave a single token do not end an output.
-            Ok(sample) => RowOutcome::Sampled(sample, mask.is_some_and(|mask| mask.count() == 1)),
+            Ok(sample) => {
+                // The steerer's mask alone decides: bad words that leave a single token do not end an output.
+                let sole = ends.contains(&sample.token)
+                    && mask.is_some_and(|mask| allows_only(mask, ends));
+                RowOutcome::Sampled(sample, sole)
+            }
             Err(error) => RowOutcome::Error(sample_error(error, mask.is_some())),
         }
     }
 }
 
-/// How a steerer restricts the choice of a token.
-#[derive(Default)]
-struct SteeredSampling {
-    mask: Option<Mask>,
-    bias: Vec<(Token, f32)>,
-    temperature: Option<f32>,
+/// Retains a row, because the model overwrites its rows with the next batch. A branch without a slot gets the row again
+/// when it has one.
+fn retain_row(sequence: &mut RunningSequence, row: Logits<'_>) -> RowOutcome {
+    sequence.cached_row = sequence.slot.is_some().then(|| row.retain());
+    RowOutcome::Waits
 }
 
-/// Applies the outcome of a row to its sequence.
-#[inline]
-pub(super) fn apply(requests: &mut Requests, key: SequenceKey, outcome: RowOutcome, now: Time) {
-    match outcome {
-        RowOutcome::Sampled(sample, sole) => requests.append_sampled(key, sample, sole, now),
-        RowOutcome::Splice { backtrack, tokens } => requests.splice(key, backtrack, &tokens, now),
-        RowOutcome::Finish(reason) => requests.finish(key, reason, None),
-        RowOutcome::NotBefore(until) => {
-            let sequence = &mut requests.sequences[key];
-            sequence.asleep_until = Some(until);
-            // The model computes the row anew when it is available, so its token counts as not computed.
-            let computed = sequence.computed - 1;
-            requests.truncate(key, computed);
-        }
-        RowOutcome::Error(error) => requests.fail_request_of(key, error),
-        RowOutcome::Waits => {
-            let sequence = &requests.sequences[key];
-            if sequence.is_in_mid() {
-                requests.report.late.push(sequence.number);
-            }
-        }
-    }
+/// Returns whether a mask allows no token but these.
+fn allows_only(mask: &Mask, tokens: &[Token]) -> bool {
+    let mut allowed: Vec<Token> = tokens.to_vec();
+    allowed.retain(|&token| mask.allows(token));
+    allowed.sort_unstable();
+    allowed.dedup();
+    mask.count() == allowed.len()
+}
+
+/// Returns whether the result of `mid` is missing and not late: steerers that are late already are not waited for.
+fn is_missed_in_time(requests: &Requests, key: SequenceKey) -> bool {
+    let sequence = requests.sequences.get(key);
+    let steering = sequence.and_then(|sequence| sequence.steering.as_ref());
+    steering.is_some_and(|steering| steering.is_in_mid() && !steering.is_late())
 }
 
 /// Returns the logits of an entry of the last batch, or the outcome that replaces a token.

@@ -11,7 +11,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
-use super::sampling::{Logits, RowOutcome, RowSampling, apply, logits, sample_error};
+use super::sampling::{Logits, RowOutcome, RowSampling, logits, sample_error};
 use crate::api::EngineError;
 use crate::sampling::{Sample, Sampler};
 use crate::scheduler::SequenceKey;
@@ -47,7 +47,7 @@ impl RowSampling {
         let top = requests.terms(key).top_logprobs.unwrap_or(0) as usize;
         match self.score_token(requests, token, top, index, now) {
             Ok(sample) => requests.append_scored(key, sample, now),
-            Err(outcome) => apply_unscored(requests, key, outcome, now),
+            Err(outcome) => self.apply_unscored(requests, key, outcome, now),
         }
     }
 
@@ -71,7 +71,7 @@ impl RowSampling {
                     scores.push(sample.logprob);
                 }
             }
-            Err(outcome) => apply_unscored(requests, key, outcome, now),
+            Err(outcome) => self.apply_unscored(requests, key, outcome, now),
         }
     }
 
@@ -90,23 +90,29 @@ impl RowSampling {
             Logits::Ranked(ranking) => Ok(Sampler::score_ranked(&ranking, token, top)),
         }
     }
-}
 
-/// Applies an outcome without logits: the row is available later, or not at all.
-fn apply_unscored(requests: &mut Requests, key: SequenceKey, outcome: RowOutcome, now: Time) {
-    match outcome {
-        RowOutcome::NotBefore(until) => {
-            let sequence = &mut requests.sequences[key];
-            sequence.asleep_until = Some(until);
-            // Later rows of this step are dropped with it: scores are reported in order.
-            let first_row = sequence.first_row();
-            requests.truncate(key, first_row);
+    /// Applies an outcome without logits: the row is available later, or not at all.
+    fn apply_unscored(
+        &mut self,
+        requests: &mut Requests,
+        key: SequenceKey,
+        outcome: RowOutcome,
+        now: Time,
+    ) {
+        match outcome {
+            RowOutcome::NotBefore(until) => {
+                let sequence = &mut requests.sequences[key];
+                sequence.asleep_until = Some(until);
+                // Later rows of this step are dropped with it: scores are reported in order.
+                let first_row = sequence.first_row();
+                requests.truncate(key, first_row);
+            }
+            RowOutcome::Finish(_) => {
+                let message = "the model ends before the tokens to be scored do";
+                let error = EngineError::new(Code::FailedPrecondition, ErrorReason::NONE, message);
+                requests.fail_request_of(key, error);
+            }
+            outcome => self.apply(requests, key, outcome, now),
         }
-        RowOutcome::Finish(_) => {
-            let message = "the model ends before the tokens to be scored do";
-            let error = EngineError::new(Code::FailedPrecondition, ErrorReason::NONE, message);
-            requests.fail_request_of(key, error);
-        }
-        outcome => apply(requests, key, outcome, now),
     }
 }

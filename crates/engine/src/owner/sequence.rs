@@ -11,6 +11,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::SequenceId;
+use super::fuel::SpentFuel;
 use super::steering::Steering;
 use crate::api::{Sampled, Tokens};
 use crate::model::SlotId;
@@ -25,8 +26,11 @@ use crate::text::ChoiceText;
 /// A request in progress.
 pub(super) struct RequestJob {
     pub(super) outbox: Sender,
-    /// What was submitted, without its steerers, which belong to the sequences.
+    /// What was submitted, without its steerer, which belongs to the sequences.
     pub(super) submission: Submission,
+    /// Its steerer, until that has begun; there are no sequences before.
+    pub(super) opening: Option<Steering>,
+    pub(super) steered: bool,
     /// Its sequences that have not ended.
     pub(super) members: Vec<SequenceKey>,
     pub(super) next_choice: u32,
@@ -39,6 +43,9 @@ pub(super) struct RequestJob {
     pub(super) cached_tokens: u32,
     /// Steps in a row in which all its sequences were suspended.
     pub(super) suspended_steps: u32,
+    /// When the last of these steps was counted.
+    pub(super) suspended_at: Time,
+    pub(super) spent: SpentFuel,
     /// Its last event is queued; the job is removed when that is published.
     pub(super) ended: bool,
 }
@@ -82,7 +89,7 @@ impl RequestJob {
 }
 
 /// An output row that is retained until its steerer is ready.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum CachedRow {
     Logits(Vec<f32>),
     Ranked(RankedRow),
@@ -153,6 +160,10 @@ pub(super) struct RunningSequence {
     pub(super) cached_row: Option<CachedRow>,
     /// Tokens ever appended to the output, rolled-back ones included (AI-824).
     pub(super) appended: u32,
+    /// Sampled tokens that a splice dropped; they move the random draws on.
+    pub(super) dropped: u32,
+    /// How many of `tokens` were counted as processed (AI-825); never reset by a preemption.
+    pub(super) charged: usize,
     pub(super) text: ChoiceText,
     pub(super) history: Option<TokenHistory>,
     pub(super) steering: Option<Steering>,
@@ -235,7 +246,13 @@ impl RunningSequence {
         self.computed + 1 >= self.prompt_tokens
     }
 
-    /// Returns whether the steerer skips this step.
+    /// Returns whether the sequence skips this step, because its steerer suspends it or has no result of `pre` yet.
+    pub(super) fn skips_step(&self) -> bool {
+        let steering = self.steering.as_ref();
+        steering.is_some_and(|steering| steering.is_suspended() || steering.is_in_pre())
+    }
+
+    /// Returns whether the steerer suspends it in this step.
     pub(super) fn is_suspended(&self) -> bool {
         self.steering.as_ref().is_some_and(Steering::is_suspended)
     }

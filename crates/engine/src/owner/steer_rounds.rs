@@ -11,7 +11,8 @@ use sapwood_proto::steer::{Pre, SteerFailure, Token};
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
-use super::steering::check_splice;
+use super::steering::{SteerRules, Steering, check_splice};
+use super::step_clock::StepClock;
 use crate::api::FinishReason;
 use crate::scheduler::SequenceKey;
 
@@ -21,37 +22,82 @@ pub(super) const MIN_WAIT: Duration = Duration::from_millis(1);
 const SUSPENDED_STEPS_MAX: u32 = 3;
 
 /// Calls the steerers of running sequences.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct SteerRounds {
-    /// Buffer that retains its allocation.
+    rules: SteerRules,
+    /// Buffers that retain their allocations.
     order: Vec<SequenceKey>,
+    missing: Vec<SequenceKey>,
 }
 
 impl SteerRounds {
+    pub(super) fn new(rules: SteerRules) -> Self {
+        Self {
+            rules,
+            order: Vec::new(),
+            missing: Vec::new(),
+        }
+    }
+
     /// Calls `pre` of every running steerer whose round begins. Returns true if one of them forked or a sequence
     /// yielded its slot, so that sequences can be admitted again.
-    pub(super) fn call_pre(&mut self, requests: &mut Requests, now: Time) -> bool {
+    pub(super) fn call_pre(
+        &mut self,
+        requests: &mut Requests,
+        clock: &mut StepClock,
+        now: Time,
+    ) -> bool {
         let before = requests.added();
         // Selected first: `pre` may end, fork or suspend sequences while the list is walked. Forks made in this loop
         // are not in it, because they continue in their parent's round.
         self.select(requests, |requests, key| {
             requests.sequences[key].steering.is_some()
         });
+        self.missing.clear();
+        let rules = self.rules;
         for &key in &self.order {
             // A sibling may have failed in this loop and ended its request.
             let sequence = requests.sequences.get(key);
             // A sequence that waits for its model has no row to steer.
-            if sequence.is_some_and(|sequence| sequence.asleep_until.is_none()) {
-                call_pre_of(requests, key, now);
+            if sequence.is_some_and(|sequence| sequence.asleep_until.is_none())
+                && call_pre_of(requests, key, rules, now) == PreCall::Missing
+            {
+                self.missing.push(key);
             }
         }
-        if requests.report.suspended.is_empty() {
-            return requests.added() > before;
+        while !self.missing.is_empty()
+            && let Some(now) = clock.wait()
+        {
+            self.missing.retain(|&key| {
+                requests.sequences.contains(key)
+                    && call_pre_of(requests, key, rules, now) == PreCall::Missing
+            });
+        }
+        let yielded = self.review_skipped(requests, now);
+        requests.added() > before || yielded
+    }
+
+    /// Looks at the sequences that skip this step: reports them, ends deadlocks, and lets suspended ones yield their
+    /// slots. Returns true if one did.
+    fn review_skipped(&mut self, requests: &mut Requests, now: Time) -> bool {
+        let mut idle = false;
+        for &key in &self.order {
+            let Some(sequence) = requests.sequences.get(key) else {
+                continue;
+            };
+            if let Some(steering) = &sequence.steering {
+                idle |= steering.is_idle();
+                if steering.is_in_pre() {
+                    requests.report.late.push(sequence.number);
+                }
+            }
+        }
+        if !idle {
+            return false;
         }
         // Before slots are yielded: a request that ends frees its slots by itself.
-        fail_deadlocked(requests);
-        let yielded = self.yield_slots(requests);
-        requests.added() > before || yielded
+        fail_deadlocked(requests, now);
+        self.yield_slots(requests)
     }
 
     /// Suspended sequences yield their slots to waiting ones if no other slots are left: a parent may wait for the
@@ -65,6 +111,8 @@ impl SteerRounds {
         });
         // The youngest first: it may wait for an older one.
         for &key in self.order.iter().rev().take(missing) {
+            // At the end of the step it no longer runs, and reports are taken from running sequences only.
+            requests.emit_report(key);
             // It keeps its KV cells and gives up only its place in the batch, until another sequence needs the cells
             // too.
             requests.scheduler.yield_slot(key);
@@ -80,25 +128,41 @@ impl SteerRounds {
     }
 }
 
-fn call_pre_of(requests: &mut Requests, key: SequenceKey, now: Time) {
+/// What came of asking one steerer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PreCall {
+    /// It has answered, or its round is in progress.
+    Settled,
+    /// It is late: the step does not wait for it.
+    Late,
+    /// It has no result yet.
+    Missing,
+}
+
+fn call_pre_of(requests: &mut Requests, key: SequenceKey, rules: SteerRules, now: Time) -> PreCall {
     let sequence = &mut requests.sequences[key];
     let Some(steering) = &mut sequence.steering else {
-        return;
+        return PreCall::Settled;
     };
-    let Some(pre) = steering.pre(&requests.stats.panics) else {
-        return;
-    };
-    match pre {
-        Ok(Pre::Run { fast_forward }) if fast_forward.is_empty() => {
+    match steering.pre(now, rules, &requests.stats.panics) {
+        Ok(None) if !steering.is_in_pre() => {}
+        Ok(None) if steering.is_late() => return PreCall::Late,
+        Ok(None) => return PreCall::Missing,
+        Ok(Some(Pre::Run { fast_forward })) if fast_forward.is_empty() => {
             resume_cached_row(requests, key, now);
         }
-        Ok(Pre::Run { fast_forward }) => force_tokens(requests, key, &fast_forward, now),
+        Ok(Some(Pre::Run { fast_forward })) => force_tokens(requests, key, &fast_forward, now),
         // No decode call is spent on it, and `pre` is asked again in the next step (AI-813).
-        Ok(Pre::Suspend) => requests.report.suspended.push(sequence.number),
-        Ok(Pre::Fork(branches)) => fork(requests, key, branches, now),
-        Ok(Pre::Stop) => requests.finish(key, FinishReason::Controller, None),
+        Ok(Some(Pre::Suspend)) => requests.report.suspended.push(sequence.number),
+        Ok(Some(Pre::Fork(sequences))) => {
+            for key in fork(requests, key, sequences).unwrap_or_default() {
+                resume_cached_row(requests, key, now);
+            }
+        }
+        Ok(Some(Pre::Stop)) => requests.finish(key, FinishReason::Controller, None),
         Err(failure) => requests.fail_request_of(key, failure.into()),
     }
+    PreCall::Settled
 }
 
 /// The row of an earlier step is still there, so `mid` does not wait for a decode call.
@@ -114,16 +178,21 @@ fn force_tokens(requests: &mut Requests, key: SequenceKey, tokens: &[Token], now
     sequence.cached_row = None;
     match check_splice(sequence, 0, tokens, requests.vocabulary_tokens) {
         Ok(()) => {
-            requests.append_forced(key, 0, 0, tokens, now);
+            requests.append_forced(key, (0, 0), tokens, now);
             requests.finish_if_full(key);
         }
         Err(failure) => requests.fail_request_of(key, failure.into()),
     }
 }
 
-/// Forks a sequence: adds choices, each with a copy of its output so far.
-fn fork(requests: &mut Requests, key: SequenceKey, branches: u32, now: Time) {
-    let more = branches.saturating_sub(1);
+/// Makes `sequences` sequences of one: adds choices, each with a copy of its output so far. Returns all of them, the
+/// parent first; `None`: the request has failed.
+pub(super) fn fork(
+    requests: &mut Requests,
+    key: SequenceKey,
+    sequences: u32,
+) -> Option<Vec<SequenceKey>> {
+    let more = sequences.saturating_sub(1);
     let choices = requests.jobs[requests.sequences[key].job].next_choice;
     // `next_choice` never goes down, so ended choices count too. The outbox of a steered request has as many quotas.
     if choices.saturating_add(more) > CHOICES_MAX {
@@ -131,39 +200,48 @@ fn fork(requests: &mut Requests, key: SequenceKey, branches: u32, now: Time) {
             reason: ErrorReason::LIMIT,
             message: format!("a request may have {CHOICES_MAX} choices, forks included"),
         };
-        return requests.fail_request_of(key, failure.into());
+        requests.fail_request_of(key, failure.into());
+        return None;
     }
+    let mut keys = vec![key];
     // The parent is branch 0 and keeps its choice; each branch takes the next free index (AI-933).
     for index in 1..=more {
-        let Some(steering) = &mut requests.sequences[key].steering else {
-            return;
-        };
+        let steering = requests.sequences[key].steering.as_mut()?;
         match steering.branch(index, &requests.stats.panics) {
-            Ok(branch) => requests.add_branch(key, branch),
-            Err(failure) => return requests.fail_request_of(key, failure.into()),
+            Ok(branch) => keys.push(requests.add_branch(key, branch)),
+            Err(failure) => {
+                requests.fail_request_of(key, failure.into());
+                return None;
+            }
         }
     }
-    if let Some(steering) = &mut requests.sequences[key].steering {
-        steering.forked();
-    }
-    resume_cached_row(requests, key, now);
+    requests.set_group(&keys);
+    Some(keys)
 }
 
-/// Fails requests all of whose sequences have been suspended for too many steps.
-fn fail_deadlocked(requests: &mut Requests) {
+/// Fails requests all of whose sequences have been suspended for too many steps. A late sequence is not suspended.
+fn fail_deadlocked(requests: &mut Requests, now: Time) {
     let mut stuck = Vec::new();
     for (index, job) in &mut requests.jobs {
-        let suspended = |&key: &SequenceKey| requests.sequences[key].is_suspended();
-        let all = !job.members.is_empty() && job.members.iter().all(suspended);
+        let idle = |&key: &SequenceKey| {
+            let steering = requests.sequences[key].steering.as_ref();
+            steering.is_some_and(Steering::is_idle)
+        };
+        let all = !job.members.is_empty() && job.members.iter().all(idle);
         // `pre` is only called for sequences with a slot, so the limit grows by one step for each sequence without
         // one.
         let runs = |&&key: &&SequenceKey| requests.scheduler.is_running(key);
         let asked = job.members.iter().filter(runs).count();
-        // A step in which none of them had a slot proves nothing, so it neither counts nor resets the count.
-        job.suspended_steps = match (all, asked) {
+        // A step in which none of them had a slot proves nothing, so it neither counts nor resets the count; nor does
+        // one that follows another at once, because the owner was woken for something else.
+        let counts = asked > 0 && now.since(job.suspended_at) >= MIN_WAIT;
+        job.suspended_steps = match (all, counts) {
             (false, _) => 0,
-            (true, 0) => job.suspended_steps,
-            (true, _) => job.suspended_steps + 1,
+            (true, false) => job.suspended_steps,
+            (true, true) => {
+                job.suspended_at = now;
+                job.suspended_steps + 1
+            }
         };
         let unasked = u32::try_from(job.members.len() - asked).unwrap_or(u32::MAX);
         if job.suspended_steps > SUSPENDED_STEPS_MAX.saturating_add(unasked) {

@@ -1,18 +1,23 @@
 //! [`Steering`]: the steerer of one sequence, and the phase of its round.
 //!
 //! ```text
-//!   round:  Pre ── pre: run ──► Ready ── the batch computes the last known token ──► Begun ── mid has a result ──► Pre
-//!            └── pre: suspend ──► `pre` is called again in the next step
+//!   round:  Pre ── pre: run, fork ──► Ready ── the batch computes the last known token ──► InMid ── a result ──► Pre
+//!            │ └── pre: suspend ──► `pre` is called again in the next step
+//!            └── no result yet ──► InPre ── a result, as from Pre
 //! ```
 //!
 //! A steerer is foreign code: each call catches panics, and a panic fails the request of the sequence. When steerers
-//! are called, and what follows from their results, is in [`super::steer_rounds`].
+//! are called, and what follows from their results, is in [`super::steer_rounds`] and [`super::sampling`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
+use sapwood_proto::steer::{
+    Appended, Begun, Branch, Mid, Post, Pre, Sample, Steer, SteerFailure, Steered, StepReport,
+    Token,
+};
 use sapwood_proto::time::Time;
 
 use super::sequence::RunningSequence;
@@ -22,14 +27,17 @@ use crate::stats::Counter;
 /// A steerer whose result stays late for this many times its deadline (`steer_ms`) fails its request (AI-812). The limit is
 /// a time and not a number of steps, because the length of a step depends on what else is in the batch.
 const LATE_TIMES_MAX: u32 = 10;
+/// Noops in a row after which a sequence counts as suspended. A runtime in another process answers with a noop when it is
+/// late, and may do so ten times (AI-507).
+const NOOPS_MAX: u32 = 7;
 
 /// Limits against which the results of steerers are checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SteerRules {
-    /// `mid` is late if it takes longer than this (`steer_ms`).
+    /// A result is late if it takes longer than this (`steer_ms`).
     pub(super) deadline_budget: Duration,
     /// The size that masks must have.
-    pub(super) vocabulary: usize,
+    pub(super) vocabulary: u32,
 }
 
 /// The phase of a steerer within its round.
@@ -37,24 +45,46 @@ pub(super) struct SteerRules {
 enum SteerPhase {
     /// `pre` comes next.
     Pre,
+    /// `pre` was first called at this time and has no result yet.
+    InPre(Time),
     /// `pre` returned run; `mid` begins when the batch computes the sequence's last token.
     Ready,
     /// `mid` began at this time and has no result yet.
-    Begun(Time),
+    InMid(Time),
 }
 
 /// The steerer of a sequence, with its state.
 pub(super) struct Steering {
     steer: Box<dyn Steer>,
+    /// [`Steer::ends_at_eos`].
+    ends_at_eos: bool,
+    /// Its number within the request, from 1; 0 before [`Steering::bind`].
+    number: u32,
+    /// The numbers of the sequences of a fork, for the next `mid` alone.
+    group: Option<Arc<[u32]>>,
     phase: SteerPhase,
-    /// When its result was first found late; `None` while it is not.
-    late: Option<Time>,
-    /// The panic of `mid_begin`, until the results of `mid` are collected.
+    /// How late its result is; `None` while it is not.
+    late: Option<Lateness>,
+    /// The panic of a method that returns no result, until the next one that does.
     failure: Option<SteerFailure>,
     /// It skips this step.
     suspended: bool,
-    /// The reported output, for rewinds and forks.
+    /// Rounds in a row that ended with a noop.
+    noops: u32,
+    /// Replaces the request's temperature.
+    pub(super) temperature: Option<f32>,
+    /// What belongs into the next report; `None`: nobody asked for reports.
+    pending_report: Option<StepReport>,
+    /// The reported output, for rollbacks and forks.
     pub(super) output: Vec<Sampled>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lateness {
+    /// When the result was first found late.
+    since: Time,
+    /// How many times the deadline has passed since, as far as it was logged.
+    logged: u32,
 }
 
 impl std::fmt::Debug for Steering {
@@ -66,58 +96,129 @@ impl std::fmt::Debug for Steering {
 }
 
 impl Steering {
-    pub(super) fn new(steer: Box<dyn Steer>) -> Self {
+    /// The steering of a request that has begun. `watched`: it makes reports.
+    pub(super) fn new(steer: Box<dyn Steer>, watched: bool, panics: &Counter) -> Self {
+        let ends_at_eos = fenced(panics, || Ok(steer.ends_at_eos()));
         Self {
             steer,
+            ends_at_eos: ends_at_eos == Ok(true),
+            number: 0,
+            group: None,
             phase: SteerPhase::Pre,
             late: None,
-            failure: None,
+            failure: ends_at_eos.err(),
             suspended: false,
+            noops: 0,
+            temperature: None,
+            pending_report: watched.then(StepReport::default),
             output: Vec::new(),
         }
     }
 
-    /// Returns whether it skips this step.
+    /// Returns whether it makes reports.
+    pub(super) fn is_watched(&self) -> bool {
+        self.pending_report.is_some()
+    }
+
+    /// Polls the result of `begin`; `None`: there is none yet.
+    pub(super) fn begin_poll(&mut self, panics: &Counter) -> Steered<Option<Begun>> {
+        fenced(panics, || self.steer.begin_poll())
+    }
+
+    /// Sets the number of its sequence, unique in the request.
+    pub(super) fn bind(&mut self, number: u32, panics: &Counter) {
+        self.number = number;
+        let bound = fenced(panics, || {
+            self.steer.bind(number);
+            Ok(())
+        });
+        self.failure = self.failure.take().or_else(|| bound.err());
+    }
+
+    /// Its number within the request.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Sets the numbers that the next `mid` receives, the parent's first.
+    pub(super) fn set_group(&mut self, group: Arc<[u32]>) {
+        self.group = Some(group);
+    }
+
+    /// Returns whether it skips this step because it is suspended.
     pub(super) fn is_suspended(&self) -> bool {
         self.suspended
     }
 
-    /// Returns whether `mid` has begun and has no result yet.
-    pub(super) fn is_in_mid(&self) -> bool {
-        matches!(self.phase, SteerPhase::Begun(_))
+    /// Returns whether it counts as suspended in the search for deadlocks: noops do not go on for ever either.
+    pub(super) fn is_idle(&self) -> bool {
+        self.suspended || self.noops > NOOPS_MAX
     }
 
-    /// Calls `pre` if a round begins; `None` if one is in progress.
-    pub(super) fn pre(&mut self, panics: &Counter) -> Option<Steered<Pre>> {
+    /// Returns whether `pre` was called and has no result yet.
+    pub(super) fn is_in_pre(&self) -> bool {
+        matches!(self.phase, SteerPhase::InPre(_))
+    }
+
+    /// Returns whether `mid` has begun and has no result yet.
+    pub(super) fn is_in_mid(&self) -> bool {
+        matches!(self.phase, SteerPhase::InMid(_))
+    }
+
+    /// Returns whether a result is missing and its deadline has passed.
+    pub(super) fn is_late(&self) -> bool {
+        self.late.is_some()
+    }
+
+    /// Returns whether a sampled EOG token ends the sequence; otherwise the steerer decides (AI-804).
+    pub(super) fn ends_at_eos(&self) -> bool {
+        self.ends_at_eos
+    }
+
+    /// Calls `pre` if a round begins or its result is missing; `None` if there is no result in this step.
+    pub(super) fn pre(
+        &mut self,
+        now: Time,
+        rules: SteerRules,
+        panics: &Counter,
+    ) -> Steered<Option<Pre>> {
         // Cleared by the next call and not before: until then it counts as suspended, also while it waits without a
         // slot (`fail_deadlocked` in `steer_rounds`).
         self.suspended = false;
-        // A steerer whose `mid` has no result yet stays in that round: a call of `pre` would begin a second one within it.
-        if self.phase != SteerPhase::Pre {
-            return None;
+        let since = match self.phase {
+            SteerPhase::Pre => now,
+            SteerPhase::InPre(since) => since,
+            // A steerer whose `mid` has no result yet stays in that round: a call of `pre` would begin a second one
+            // within it.
+            SteerPhase::Ready | SteerPhase::InMid(_) => return Ok(None),
+        };
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
         }
-        let pre = fenced(panics, || self.steer.pre());
-        match &pre {
-            // A fork becomes `Ready` only when it is complete (`forked`), because it may fail half way.
-            Ok(Pre::Run { .. }) => self.phase = SteerPhase::Ready,
-            Ok(Pre::Suspend) => self.suspended = true,
-            _ => {}
-        }
-        Some(pre)
+        let Some(pre) = fenced(panics, || self.steer.pre())? else {
+            self.phase = SteerPhase::InPre(since);
+            self.check_late(since, now, rules.deadline_budget)?;
+            return Ok(None);
+        };
+        self.late = None;
+        self.phase = match pre {
+            // The branches of a fork go on in this round. If the fork fails, the whole request does.
+            Pre::Run { .. } | Pre::Fork(_) => SteerPhase::Ready,
+            Pre::Suspend | Pre::Stop => SteerPhase::Pre,
+        };
+        self.suspended = pre == Pre::Suspend;
+        Ok(Some(pre))
     }
 
-    /// The fork that `pre` requested is complete: the round goes on.
-    pub(super) fn forked(&mut self) {
-        self.phase = SteerPhase::Ready;
-    }
-
-    /// Creates the steering of a branch, which goes on in the same round as its parent.
+    /// Creates the steering of a branch, which goes on in the same phase as its parent.
     pub(super) fn branch(&mut self, index: u32, panics: &Counter) -> Steered<Self> {
         let steer = fenced(panics, || self.steer.fork(index))?;
         Ok(Self {
-            phase: SteerPhase::Ready,
+            phase: self.phase,
+            noops: self.noops,
+            temperature: self.temperature,
             output: self.output.clone(),
-            ..Self::new(steer)
+            ..Self::new(steer, self.pending_report.is_some(), panics)
         })
     }
 
@@ -127,13 +228,15 @@ impl Steering {
             return;
         }
         // Set even if the call below panics: the result is then collected, and fails, like any other.
-        self.phase = SteerPhase::Begun(now);
+        self.phase = SteerPhase::InMid(now);
+        let group = self.group.take();
         let begun = fenced(panics, || {
-            self.steer.mid_begin(now);
+            self.steer
+                .mid_begin(group.as_deref().unwrap_or(&[self.number]));
             Ok(())
         });
         // Reported with the results of `mid`: a request that failed here would leave the batch while it is being built.
-        self.failure = begun.err();
+        self.failure = self.failure.take().or_else(|| begun.err());
     }
 
     /// Polls the result of `mid`, validates it, and ends the round. `None`: there is none yet.
@@ -143,41 +246,49 @@ impl Steering {
         rules: SteerRules,
         panics: &Counter,
     ) -> Steered<Option<Mid>> {
-        let SteerPhase::Begun(since) = self.phase else {
+        let SteerPhase::InMid(since) = self.phase else {
             // Its row was cached in an earlier step (`cached_row`), and this round has only reached `pre`.
             return Ok(None);
         };
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
-        // Polled once and never waited for: other sequences of the step are sampled in time whatever this steerer does.
-        let Some(mid) = fenced(panics, || self.steer.mid_poll(now))? else {
-            return self.check_late(since, now, rules.deadline_budget);
+        // Other sequences of the step are sampled in time whatever this steerer does.
+        let Some(mid) = fenced(panics, || self.steer.mid_poll())? else {
+            self.check_late(since, now, rules.deadline_budget)?;
+            return Ok(None);
         };
         self.late = None;
         // Before the checks, because the round is over whatever they find: an invalid result fails the request.
         self.phase = SteerPhase::Pre;
-        if let Mid::Sample {
-            mask,
-            bias,
-            temperature,
-        } = &mid
-        {
-            check_sample(mask.as_ref(), bias, *temperature, rules.vocabulary)?;
-        }
+        self.noops = match &mid {
+            Mid::One(Branch::Noop) => self.noops.saturating_add(1),
+            _ => 0,
+        };
+        check_mid(&mid, rules.vocabulary)?;
         Ok(Some(mid))
     }
 
-    fn check_late(&mut self, since: Time, now: Time, budget: Duration) -> Steered<Option<Mid>> {
+    fn check_late(&mut self, since: Time, now: Time, budget: Duration) -> Steered<()> {
         // Being slower than the decode call is not late: the row waits and other sequences go on.
         if now.since(since) < budget {
-            return Ok(None);
+            return Ok(());
         }
         // Counts from the first poll that found it late: a long decode call before that is not the steerer's fault.
-        let late = now.since(*self.late.get_or_insert(now));
+        let late = self.late.get_or_insert(Lateness {
+            since: now,
+            logged: 0,
+        });
         let allowed = budget * LATE_TIMES_MAX;
-        if late < allowed {
-            return Ok(None);
+        let for_long = now.since(late.since);
+        if for_long < allowed {
+            let times = (1..LATE_TIMES_MAX).take_while(|&times| for_long >= budget * times);
+            let times = u32::try_from(times.count()).unwrap_or(0) + 1;
+            if times > late.logged {
+                late.logged = times;
+                self.log_late(times, budget);
+            }
+            return Ok(());
         }
         let allowed = allowed.as_millis();
         Err(SteerFailure {
@@ -186,15 +297,35 @@ impl Steering {
         })
     }
 
-    /// Calls `post` with tokens that were appended after a rollback of `backtrack` tokens.
-    pub(super) fn post(
-        &mut self,
-        backtrack: u32,
-        tokens: &[Token],
-        sampled: bool,
-        panics: &Counter,
-    ) -> Steered<Post> {
-        fenced(panics, || self.steer.post(backtrack, tokens, sampled))
+    /// Logs for those who watch the controller that it was late (AI-812).
+    fn log_late(&mut self, times: u32, budget: Duration) {
+        if let Some(report) = &mut self.pending_report {
+            let budget = budget.as_millis();
+            report.logs.push_str(&format!(
+                "⏲ timeout [deadline: {budget}ms; step {times}/{LATE_TIMES_MAX}]\n"
+            ));
+        }
+    }
+
+    /// Calls `post` with what happened to the sequence.
+    pub(super) fn post(&mut self, appended: Appended<'_>, panics: &Counter) -> Steered<Post> {
+        fenced(panics, || self.steer.post(appended))
+    }
+
+    /// Takes what was printed and written since the last report; `None`: nothing, or nobody asked for it.
+    pub(super) fn take_report(&mut self, panics: &Counter) -> Option<StepReport> {
+        let pending = self.pending_report.as_mut()?;
+        match fenced(panics, || Ok(self.steer.take_report())) {
+            Ok(Some(report)) => {
+                pending.logs.push_str(&report.logs);
+                pending.storage.extend(report.storage);
+                pending.micros = pending.micros.saturating_add(report.micros);
+            }
+            Ok(None) => {}
+            Err(failure) => self.failure = self.failure.take().or(Some(failure)),
+        }
+        // The time of steps without a report goes into the next one.
+        (!pending.is_empty()).then(|| std::mem::take(pending))
     }
 }
 
@@ -210,6 +341,11 @@ pub(super) fn check_splice(
         let message = format!("backtrack {backtrack} past the beginning");
         return Err(bad_result(message));
     }
+    check_tokens(tokens, vocabulary)
+}
+
+/// Checks that tokens are within the vocabulary.
+pub(super) fn check_tokens(tokens: &[Token], vocabulary: u32) -> Steered<()> {
     match tokens.iter().find(|&&token| token >= vocabulary) {
         Some(token) => Err(bad_result(format!(
             "token {token} is outside the vocabulary"
@@ -218,13 +354,34 @@ pub(super) fn check_splice(
     }
 }
 
-fn check_sample(
-    mask: Option<&Mask>,
-    bias: &[(Token, f32)],
-    temperature: Option<f32>,
-    vocabulary: usize,
-) -> Steered<()> {
-    if mask.is_some_and(|mask| mask.vocabulary() != vocabulary) {
+fn check_mid(mid: &Mid, vocabulary: u32) -> Steered<()> {
+    let branches = match mid {
+        Mid::One(branch) => std::slice::from_ref(branch),
+        Mid::Fork(branches) if branches.is_empty() => {
+            return Err(bad_result("a fork needs at least one branch"));
+        }
+        Mid::Fork(branches) => branches,
+        Mid::Stop => &[],
+    };
+    for branch in branches {
+        if let Branch::Sample(sample) = branch {
+            check_sample(sample, vocabulary)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_sample(sample: &Sample, vocabulary: u32) -> Steered<()> {
+    let Sample {
+        mask,
+        bias,
+        temperature,
+        splices,
+    } = sample;
+    if mask
+        .as_ref()
+        .is_some_and(|mask| mask.vocabulary() != vocabulary as usize)
+    {
         return Err(bad_result("the mask is not over the model's vocabulary"));
     }
     if temperature.is_some_and(|temperature| !(0.0..=100.0).contains(&temperature)) {
@@ -235,10 +392,14 @@ fn check_sample(
     if bias.iter().any(|(_, bias)| bias.is_nan() || *bias > 1e30) {
         return Err(bad_result("a bias must be at most 1e30"));
     }
-    Ok(())
+    // All of them, although one at most applies: whether a result is valid must not depend on the sampled token.
+    splices
+        .iter()
+        .try_for_each(|conditional| check_tokens(&conditional.splice.tokens, vocabulary))
 }
 
-fn bad_result(message: impl Into<String>) -> SteerFailure {
+/// A steerer returned something that cannot be done.
+pub(super) fn bad_result(message: impl Into<String>) -> SteerFailure {
     SteerFailure {
         reason: ErrorReason::BAD_RESULT,
         message: message.into(),
@@ -258,131 +419,4 @@ fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const RULES: SteerRules = SteerRules {
-        deadline_budget: Duration::from_millis(10),
-        vocabulary: 8,
-    };
-
-    /// Returns the results in order; `None` is a `mid` without a result yet. Panics in `mid_begin` if told to.
-    #[derive(Default)]
-    struct Script {
-        mids: Vec<Option<Mid>>,
-        panics: bool,
-    }
-
-    impl Steer for Script {
-        fn pre(&mut self) -> Steered<Pre> {
-            let fast_forward = Vec::new();
-            Ok(Pre::Run { fast_forward })
-        }
-
-        fn mid_begin(&mut self, _now: Time) {
-            assert!(!self.panics, "scripted panic");
-        }
-
-        fn mid_poll(&mut self, _now: Time) -> Steered<Option<Mid>> {
-            Ok(self.mids.pop().flatten())
-        }
-
-        fn post(&mut self, _backtrack: u32, _tokens: &[Token], _sampled: bool) -> Steered<Post> {
-            Ok(Post::Continue)
-        }
-
-        fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
-            Ok(Box::new(Self::default()))
-        }
-    }
-
-    fn at(ms: u64) -> Time {
-        Time::ZERO + Duration::from_millis(ms)
-    }
-
-    #[test]
-    fn a_round_is_pre_then_mid_then_pre_again() {
-        let panics = Counter::default();
-        let mids = vec![Some(Mid::Stop)];
-        let mut steering = Steering::new(Box::new(Script {
-            mids,
-            panics: false,
-        }));
-        steering.begin_mid(at(0), &panics);
-        assert!(!steering.is_in_mid(), "pre comes first");
-        assert!(steering.pre(&panics).is_some());
-        assert!(steering.pre(&panics).is_none(), "once in a round");
-        steering.begin_mid(at(0), &panics);
-        assert!(steering.is_in_mid());
-        let mid = steering.poll_mid(at(1), RULES, &panics);
-        assert!(matches!(mid, Ok(Some(Mid::Stop))));
-        assert!(steering.pre(&panics).is_some(), "the next round");
-    }
-
-    #[test]
-    fn ai_812_lateness_counts_from_the_first_poll_that_finds_it() {
-        let panics = Counter::default();
-        let mut steering = Steering::new(Box::new(Script::default()));
-        let _ = steering.pre(&panics);
-        steering.begin_mid(at(0), &panics);
-        // A decode call of a minute is not the steerer's fault.
-        for ms in [60_000, 60_099] {
-            let mid = steering.poll_mid(at(ms), RULES, &panics);
-            assert!(matches!(mid, Ok(None)));
-        }
-        let late = steering.poll_mid(at(60_100), RULES, &panics);
-        assert!(matches!(late, Err(failure) if failure.reason == "timeout"));
-    }
-
-    #[test]
-    fn a_panic_before_the_decode_call_is_reported_after_it() {
-        let panics = Counter::default();
-        let mut steering = Steering::new(Box::new(Script {
-            mids: Vec::new(),
-            panics: true,
-        }));
-        let _ = steering.pre(&panics);
-        steering.begin_mid(at(0), &panics);
-        let mid = steering.poll_mid(at(1), RULES, &panics);
-        assert!(matches!(mid, Err(failure) if failure.reason == "trap"));
-        assert_eq!(panics.get(), 1);
-    }
-
-    #[test]
-    fn a_branch_goes_on_in_the_round_of_its_parent() {
-        let panics = Counter::default();
-        let mut steering = Steering::new(Box::new(Script::default()));
-        let mut branch = steering.branch(1, &panics).unwrap();
-        assert!(branch.pre(&panics).is_none());
-        branch.begin_mid(at(0), &panics);
-        assert!(branch.is_in_mid());
-    }
-
-    #[test]
-    fn results_outside_the_vocabulary_are_refused() {
-        let refused = |mid| {
-            let panics = Counter::default();
-            let mids = vec![Some(mid)];
-            let mut steering = Steering::new(Box::new(Script {
-                mids,
-                panics: false,
-            }));
-            let _ = steering.pre(&panics);
-            steering.begin_mid(at(0), &panics);
-            steering.poll_mid(at(1), RULES, &panics).is_err()
-        };
-        let sample = |mask, bias, temperature| Mid::Sample {
-            mask,
-            bias,
-            temperature,
-        };
-        assert!(!refused(sample(
-            Some(Mask::all(8)),
-            vec![(1, 0.5)],
-            Some(1.0)
-        )));
-        assert!(refused(sample(Some(Mask::all(9)), Vec::new(), None)));
-        assert!(refused(sample(None, vec![(1, f32::NAN)], None)));
-        assert!(refused(sample(None, Vec::new(), Some(-1.0))));
-    }
-}
+mod tests;

@@ -6,11 +6,12 @@ use std::time::Instant;
 use sapwood_proto::time::Time;
 
 use super::EngineOwner;
+use super::step_clock::StepClock;
 
 /// Steps `owner` until the engine is dropped. Dropping the owner then ends every request with an error.
 pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
     let clock = move || Time::new(started.elapsed());
-    owner.clock = Some(Box::new(clock));
+    owner.clock = StepClock::running(clock, std::thread::park_timeout);
     let stats = Arc::clone(&owner.requests.stats);
     while !owner.admission.is_closing() {
         let now = clock();

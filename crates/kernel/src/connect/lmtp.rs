@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::facts::ModelFacts;
 use crate::function::Fun;
 use crate::handler::{raw, streamed};
-use crate::model::{self, AnswerChunks};
+use crate::model::{self, AnswerChunks, ModelCall};
 use crate::name::{Name, Port};
 use crate::pool::BlockingPool;
 use crate::spec::{Effect, InnerType, Spec};
@@ -87,7 +87,17 @@ async fn begin(
     if !has_text {
         refuse_text(&call)?;
     }
-    let (mut request, mut asked) = model::read(&call, &peer.facts).await?;
+    let ModelCall {
+        mut request,
+        mut asked,
+        steer,
+    } = model::read(&call, &peer.facts).await?;
+    // Steerers need the logits, which are at the peer (AI-827).
+    steer.refuse()?;
+    if asked.watched {
+        let what = "watching the steps of a model on another server".into();
+        return Err(Error::Unimplemented { what });
+    }
     if !has_text && matches!(&request.prompt, Prompt::Chat(_)) {
         return Err(unimplemented("chat"));
     }

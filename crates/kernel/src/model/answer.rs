@@ -4,9 +4,12 @@
 //! Without markup and without `inner`, one step with text is one chunk, and only its bytes are allocated.
 //!
 //! ```text
-//!   Tokens ──► response | reasoning | tool_calls, tokens, logprobs
-//!   Finish ──► what markup held back        Usage ──► meta, and one empty chunk with the run's metadata
+//!   Tokens ──► [ held while a controller may take it back ] ──► response | reasoning | tool_calls, tokens, logprobs
+//!   Report ──► controller_log
+//!   Finish ──► what was held, what markup held back        Usage ──► meta, and one empty chunk with the run's metadata
 //! ```
+//!
+//! A watched request has none of these: each event is one chunk ([`super::GenerateConfig::watched`]).
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -18,6 +21,7 @@ use futures::Stream;
 use sapwood_engine::api::{self, EngineEvent, EventKind, SharedVocabulary, StopCause, Tokens};
 use serde_json::{Value, json};
 
+use super::held_output::{HeldOutput, too_late};
 use super::markup::{Markup, MarkupPiece};
 use crate::Result;
 use crate::call::{CallId, Instant};
@@ -27,6 +31,7 @@ use crate::limits;
 use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::name::{Mime, Name, Port};
 use crate::observer::CallObserver;
+use crate::steering::HoldPolicy;
 use crate::token_charge::TokenCharge;
 use crate::want::Want;
 
@@ -37,6 +42,12 @@ pub(crate) struct SubmittedInfo {
     pub(crate) want: Want,
     pub(crate) call: CallId,
     pub(crate) choices: u32,
+    /// The choices are announced: there are several, or a controller may make more (D-25).
+    pub(crate) tree: bool,
+    /// The events are emitted as they are.
+    pub(crate) watched: bool,
+    /// Set for controllers that may backtrack.
+    pub(crate) hold: Option<HoldPolicy>,
     pub(crate) logprobs: bool,
     pub(crate) reasoning: bool,
     pub(crate) tools: bool,
@@ -72,6 +83,8 @@ pub(crate) struct AnswerChunks<S> {
     ready: VecDeque<Chunk>,
     choices: Vec<ChoiceProgress>,
     first_token: Option<Instant>,
+    /// An event of a watched request was emitted.
+    watch_begun: bool,
 }
 
 /// Which ports are read.
@@ -83,9 +96,11 @@ struct WantedPorts {
     tokens: bool,
     logprobs: bool,
     meta: bool,
+    log: bool,
 }
 
 struct ChoiceProgress {
+    held: HeldOutput,
     markup: Markup,
     /// The first chunk of each of these ports carries the role.
     main_begun: bool,
@@ -105,6 +120,7 @@ impl<S> AnswerChunks<S> {
             tokens: has(Port::TOKENS),
             logprobs: has(Port::LOGPROBS) && asked.logprobs,
             meta: has(Port::META),
+            log: has(Port::CONTROLLER_LOG),
         };
         let mut answer = Self {
             wants,
@@ -117,9 +133,10 @@ impl<S> AnswerChunks<S> {
             ready: VecDeque::new(),
             choices: Vec::new(),
             first_token: None,
+            watch_begun: false,
             asked,
         };
-        if answer.asked.choices > 1 {
+        if answer.asked.tree && !answer.asked.watched {
             // All choices are announced at once, in order, because a face builds a tree of them (EV-604).
             for choice in 0..answer.asked.choices {
                 answer.text(choice, Port::MAIN, Text::new());
@@ -138,6 +155,7 @@ impl<S> AnswerChunks<S> {
         }
         while self.choices.len() <= index as usize {
             self.choices.push(ChoiceProgress {
+                held: HeldOutput::default(),
                 markup: Markup::new(self.asked.reasoning, self.asked.tools),
                 main_begun: false,
                 reasoning_begun: false,
@@ -157,10 +175,23 @@ impl<S> AnswerChunks<S> {
                 return Ok(());
             }
         };
+        if let EventKind::Tokens(tokens) = &event.kind {
+            self.charge(tokens);
+        }
+        if self.asked.watched && !matches!(event.kind, EventKind::Error(_)) {
+            return self.watch(event);
+        }
         let choice = event.choice;
         match event.kind {
-            EventKind::Tokens(tokens) => self.tokens(choice, tokens),
+            EventKind::Tokens(tokens) => self.committed(choice, tokens),
             EventKind::Finish(finish) => self.finish(choice, finish),
+            EventKind::Report(report) => {
+                if self.wants.log && !report.logs.is_empty() {
+                    let data = Bytes::from(report.logs);
+                    self.push(choice, Port::CONTROLLER_LOG, Mime::TEXT, data);
+                }
+                Ok(())
+            }
             EventKind::Usage(usage) => {
                 self.end(usage);
                 Ok(())
@@ -169,14 +200,60 @@ impl<S> AnswerChunks<S> {
         }
     }
 
-    fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
-        if !tokens.tokens.is_empty() {
+    /// Charges tokens as they come, so that a call that is cancelled has paid for what it got.
+    fn charge(&mut self, tokens: &Tokens) {
+        let made = u32::try_from(tokens.tokens.len()).unwrap_or(u32::MAX);
+        // What a branch repeats was charged to its parent.
+        let made = made.saturating_sub(tokens.inherited);
+        if made > 0 {
             self.first_token.get_or_insert_with(Instant::now);
-            // Charged as they come, so that a call that is cancelled has paid for what it got.
             if let Some(token_charge) = &self.asked.token_charge {
-                token_charge.output(u32::try_from(tokens.tokens.len()).unwrap_or(u32::MAX));
+                token_charge.output(made);
             }
         }
+    }
+
+    /// Emits an event as it is.
+    fn watch(&mut self, event: EngineEvent) -> Result<()> {
+        let (port, mime) = self.carrier();
+        let mut chunk = Chunk::empty().on(port).with_mime(mime);
+        // The tokens of the prompt, as with the first chunk of any other request.
+        if !std::mem::replace(&mut self.watch_begun, true) {
+            chunk.meta = Some(Arc::clone(&self.role));
+        }
+        let usage = match &event.kind {
+            EventKind::Finish(finish) => {
+                let state = self.choice(event.choice)?;
+                state.finish = Some((reason(finish.reason, 0), finish.stop.clone()));
+                None
+            }
+            EventKind::Usage(usage) => Some(*usage),
+            _ => None,
+        };
+        self.ready
+            .push_back(chunk.with_choice(event.choice).with_inner(event));
+        if let Some(usage) = usage {
+            self.end(usage);
+        }
+        Ok(())
+    }
+
+    /// Takes the tokens of a step: emits them, or holds them if they may be taken back (AI-936).
+    fn committed(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
+        let Some(policy) = self.asked.hold else {
+            // A steerer that does not announce that it backtracks must not.
+            if tokens.backtrack > 0 || tokens.withdrawn > 0 {
+                return Err(too_late());
+            }
+            return self.tokens(choice, tokens);
+        };
+        match self.choice(choice)?.held.push(tokens, policy)? {
+            Some(released) => self.tokens(choice, released),
+            None => Ok(()),
+        }
+    }
+
+    fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
         let before = self.ready.len();
         let inner = self.asked.want.inner;
         let text = Text::from(&*tokens.text);
@@ -270,6 +347,9 @@ impl<S> AnswerChunks<S> {
     }
 
     fn finish(&mut self, choice: u32, finish: api::ChoiceEnd) -> Result<()> {
+        if let Some(held) = self.choice(choice)?.held.finish() {
+            self.tokens(choice, held)?;
+        }
         // First: text that was held back, or a call that ends here, comes before the finish and may decide it.
         self.parse(choice, |markup, out| markup.end(out))?;
         let state = self.choice(choice)?;
@@ -277,15 +357,7 @@ impl<S> AnswerChunks<S> {
             state.finish = Some((ChoiceFinish::Other(name), finish.stop));
             return Ok(());
         }
-        let reason = match finish.reason {
-            // The engine reports an end of sequence where the model waits for the results of its tools.
-            api::FinishReason::Stop if state.calls > 0 => ChoiceFinish::ToolCalls,
-            api::FinishReason::Stop => ChoiceFinish::Stop,
-            api::FinishReason::Length => ChoiceFinish::Length,
-            api::FinishReason::Controller => ChoiceFinish::Controller,
-            api::FinishReason::Cancelled => ChoiceFinish::Cancelled,
-        };
-        state.finish = Some((reason, finish.stop));
+        state.finish = Some((reason(finish.reason, state.calls), finish.stop));
         Ok(())
     }
 
@@ -366,6 +438,7 @@ impl<S> AnswerChunks<S> {
             (wants.tool_calls, Port::TOOL_CALLS, Mime::NDJSON),
             (wants.tokens, Port::TOKENS, Mime::TOKENS),
             (wants.logprobs, Port::LOGPROBS, Mime::NDJSON),
+            (wants.log, Port::CONTROLLER_LOG, Mime::TEXT),
         ];
         let read = ports.into_iter().find(|(wanted, ..)| *wanted);
         read.map_or((Port::MAIN, Mime::TEXT), |(_, port, mime)| (port, mime))
@@ -434,6 +507,18 @@ impl<S: Stream<Item = Result<AnswerEvent>> + Unpin> Stream for AnswerChunks<S> {
                 return Poll::Ready(Some(Err(error)));
             }
         }
+    }
+}
+
+/// The reason of a choice that made so many calls of tools.
+fn reason(reason: api::FinishReason, calls: u32) -> ChoiceFinish {
+    match reason {
+        // The engine reports an end of sequence where the model waits for the results of its tools.
+        api::FinishReason::Stop if calls > 0 => ChoiceFinish::ToolCalls,
+        api::FinishReason::Stop => ChoiceFinish::Stop,
+        api::FinishReason::Length => ChoiceFinish::Length,
+        api::FinishReason::Controller => ChoiceFinish::Controller,
+        api::FinishReason::Cancelled => ChoiceFinish::Cancelled,
     }
 }
 

@@ -8,7 +8,7 @@ use sapwood_engine::api::GenerationRequest;
 use sapwood_engine::request_phase::Follower;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::{GenerationParams, JsonCoercion, ParamError, ParamRanges, ParamSpec};
-use sapwood_proto::steer::Token;
+use sapwood_proto::steer::{ConstraintChoice, ControllerChoice, InvalidChoice, Token};
 use serde_json::{Map, Value};
 
 use crate::Result;
@@ -29,6 +29,15 @@ pub struct GenerateConfig {
     pub scored: Option<Vec<Token>>,
     /// Report prompt logprobs, with the first tokens of choice 0 (LM-974). It has no JSON form.
     pub prompt_logprobs: bool,
+    /// Steers the request. Its output is then a tree of choices (D-25).
+    pub controller: Option<ControllerChoice>,
+    /// Constrains the text; together with a controller the masks of both are intersected (D-38).
+    pub constraint: Option<ConstraintChoice>,
+    /// Emit the engine's events as they are, for readers that can take back text, and the reports of steerers with them:
+    /// each event is one chunk without data whose `inner` is an
+    /// [`EngineEvent`](sapwood_engine::api::EngineEvent). The first has the tokens of the prompt in its metadata. There
+    /// are no other chunks but the last, which carries the metadata; an error of the request is the error of the run. It has no JSON form.
+    pub watched: bool,
     /// How the prompt is tokenised.
     pub prompt_mode: PromptMode,
     /// Further variables of the chat template; an object.
@@ -67,19 +76,23 @@ impl GenerateConfig {
     /// Decodes the fields. A name is accepted in snake or camel case; `null` means not set.
     ///
     /// # Errors
-    /// `Argument` with reason `BAD_CONFIG`, naming the field: unknown, of a wrong type, or out of range;
-    /// `Unimplemented` for features that this build does not have.
+    /// `Argument` with reason `BAD_CONFIG`, naming the field: unknown, of a wrong type, or out of range.
     pub(crate) fn from_json(fields: Map<String, Value>) -> Result<Self> {
         let mut config = Self::default();
-        let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
-        // Before the fields: each of them alone has another error (EV-603).
-        if given("controller") && given("response_format") {
-            return Err(bad("controller", "cannot be combined with response_format"));
-        }
-        for (key, value) in &fields {
-            if !value.is_null() {
-                config.set(&snake(key), value)?;
+        // The two spell one value, so that neither can be read alone.
+        let (mut controller, mut arg) = (None, None);
+        for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+            match snake(key).as_str() {
+                "controller" => controller = Some(value),
+                "controller_arg" => arg = Some(value),
+                field => config.set(field, value)?,
             }
+        }
+        if let Some(controller) = controller {
+            config.controller =
+                Some(ControllerChoice::from_json(controller, arg).map_err(invalid_choice)?);
+        } else if arg.is_some() {
+            return Err(bad("controller_arg", "needs a controller"));
         }
         Ok(config)
     }
@@ -92,9 +105,10 @@ impl GenerateConfig {
             return set.map_err(out_of_range);
         }
         match field {
-            "response_format" => response_format(value)?,
-            // Known fields that are not built here are `Unimplemented` and not bad configuration (D-19).
-            "controller" => return Err(unimplemented("a controller")),
+            "response_format" => {
+                self.constraint =
+                    ConstraintChoice::from_response_format(value).map_err(invalid_choice)?;
+            }
             "prompt_mode" => self.prompt_mode = prompt_mode(value)?,
             "template_args" => {
                 if !value.is_object() {
@@ -111,10 +125,15 @@ impl GenerateConfig {
     /// concerns this process only, its queue and its followers, is not written.
     ///
     /// # Errors
-    /// `Unimplemented` for values that JSON has no field for: scoring, and stops of several tokens.
+    /// `Unimplemented` for values that JSON has no field for: scoring, watching, and stops of several tokens.
     pub(crate) fn to_json(&self) -> Result<Map<String, Value>> {
         if self.scored.is_some() || self.prompt_logprobs {
             return Err(unimplemented("scoring by a model on another server"));
+        }
+        if self.watched {
+            return Err(unimplemented(
+                "watching the steps of a model on another server",
+            ));
         }
         let mut out = self.params.to_json().ok_or_else(|| {
             unimplemented("a stop sequence of several tokens for a model on another server")
@@ -127,6 +146,11 @@ impl GenerateConfig {
         out.extend(mode.map(|mode| ("prompt_mode".to_owned(), mode.into())));
         let args = self.template_args.clone();
         out.extend(args.map(|args| ("template_args".to_owned(), args)));
+        let controller = self.controller.as_ref().map(ControllerChoice::to_json);
+        out.extend(controller.map(|value| ("controller".to_owned(), value)));
+        let format = self.constraint.as_ref();
+        let format = format.map(ConstraintChoice::to_response_format);
+        out.extend(format.map(|value| ("response_format".to_owned(), value)));
         Ok(out)
     }
 
@@ -159,6 +183,10 @@ fn out_of_range(error: ParamError) -> Error {
     bad(error.name, &format!("must be {}", error.must))
 }
 
+fn invalid_choice(error: InvalidChoice) -> Error {
+    bad(error.field, &error.why)
+}
+
 /// `BAD_CONFIG` for this field.
 pub(super) fn bad(field: &str, why: &str) -> Error {
     Error::argument(Name::shared(field), why).because(ErrorReason::BAD_CONFIG)
@@ -178,21 +206,6 @@ pub(crate) fn snake(key: &str) -> String {
         out.push(letter.to_ascii_lowercase());
     }
     out
-}
-
-/// Format text is the default output; JSON shapes need native constraints.
-fn response_format(value: &Value) -> Result<()> {
-    const KINDS: [&str; 5] = ["json_object", "json_schema", "regex", "choice", "lark"];
-    match value.get("type").and_then(Value::as_str) {
-        None | Some("text") if value.is_object() => Ok(()),
-        Some(kind) if KINDS.contains(&kind) => {
-            Err(unimplemented("response_format other than text"))
-        }
-        _ => Err(bad(
-            "response_format",
-            "has an unknown type; there are text, json_object, json_schema, regex, choice and lark",
-        )),
-    }
 }
 
 fn prompt_mode(value: &Value) -> Result<PromptMode> {
@@ -226,6 +239,11 @@ mod tests {
             },
             prompt_mode: PromptMode::Raw,
             template_args: Some(json!({"thinking": false})),
+            controller: Some(ControllerChoice {
+                id: "mine.picker-latest".into(),
+                arg: r#"{"n": 1}"#.into(),
+            }),
+            constraint: Some(ConstraintChoice::options(&["a".into(), "b".into()])),
             ..GenerateConfig::default()
         };
         for config in [
@@ -250,6 +268,10 @@ mod tests {
             },
             GenerateConfig {
                 prompt_logprobs: true,
+                ..GenerateConfig::default()
+            },
+            GenerateConfig {
+                watched: true,
                 ..GenerateConfig::default()
             },
             GenerateConfig::from(GenerationParams {

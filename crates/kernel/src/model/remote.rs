@@ -73,6 +73,12 @@ fn refuse(call: &Call, config: &GenerateConfig) -> Result<()> {
         "scoring"
     } else if config.params.n.is_some_and(|n| n > 1) {
         "more than one choice"
+    } else if config.controller.is_some() {
+        "a controller"
+    } else if config.constraint.is_some() {
+        "response_format"
+    } else if config.watched {
+        "watching the steps of a controller"
     } else if config.template_args.is_some() {
         "template_args"
     } else {

@@ -61,6 +61,7 @@ fn wanted(max_tokens: u32) -> GenerateRequest {
             max_tokens: Some(max_tokens),
             ..GenerationParams::default()
         },
+        ..GenerateRequest::default()
     }
 }
 

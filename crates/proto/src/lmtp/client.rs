@@ -173,7 +173,14 @@ impl ClientMachine {
         }
         out.put_u8(b'}');
         let kind = CallKind::Generate(wanted.top_logprobs());
-        let begun = self.begin(out, model, kind, u64::from(wanted.max_tokens()), now)?;
+        // A controller may fork, and each sample has as many tokens of its own.
+        let samples = if wanted.controller.is_some() {
+            SAMPLES_MAX
+        } else {
+            1
+        };
+        let items = u64::from(wanted.max_tokens()).saturating_mul(samples);
+        let begun = self.begin(out, model, kind, items, now)?;
         Ok(begun)
     }
 
@@ -532,7 +539,7 @@ impl ClientMachine {
         }
         let mut item = members.item();
         // No progress: such an item must not restart the timeout below.
-        if item.token.is_none() && item.finish.is_none() {
+        if !item.is_progress() {
             self.dropped += 1;
             return;
         }
@@ -597,6 +604,8 @@ impl ClientMachine {
     }
 }
 
+/// Number of samples of a stream with a controller whose items are accepted.
+const SAMPLES_MAX: u64 = 64;
 /// The longest permitted deadline (LM-962).
 const DEADLINE_MS_MAX: u128 = 86_400_000;
 /// Tolerance for log-probabilities above 0: a reference backend adds up to 0.01 to the sampled token (LM-711).

@@ -38,7 +38,7 @@ features! {
     Window = "window";
     /// `n`, `scored_many`, SCORE with `top_logprobs`.
     Samples = "samples";
-    /// `controller` and related members.
+    /// `controller`, forced tokens, backtracks and forks.
     Controllers = "controllers";
 }
 
@@ -53,8 +53,8 @@ impl Features {
     /// Every feature.
     pub const ALL: Self = Self((1 << Feature::ALL.len()) - 1);
 
-    /// The features that our sessions support: all except `controllers`.
-    pub const BUILT: Self = Self::ALL.without(Feature::Controllers);
+    /// The features that our sessions support.
+    pub const BUILT: Self = Self::ALL;
 
     /// Adds a feature.
     #[must_use]

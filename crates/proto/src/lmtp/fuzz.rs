@@ -12,10 +12,11 @@ use bytestring::ByteString;
 use serde_json::Value;
 
 use super::{
-    ClientEvent, ClientMachine, ClientTimeouts, Config, ConnectionLimits, Feature, Features,
-    GenerateRequest, LineSplitter, LmtpClose, LmtpError, LmtpModelInfo, LmtpOutput, LmtpReason,
-    LmtpSession, Load, MessageFraming, ModelLookup, Score, StreamDemand, StreamFinish, StreamKey,
-    StreamPiece, StreamUpdate, TextCodec, TokenItem, TokenizerInfo, Unreadable, WireLine,
+    BranchEvent, ClientEvent, ClientMachine, ClientTimeouts, Config, ConnectionLimits, Feature,
+    Features, GenerateRequest, LineSplitter, LmtpClose, LmtpError, LmtpModelInfo, LmtpOutput,
+    LmtpReason, LmtpSession, Load, MessageFraming, ModelLookup, Score, StreamDemand, StreamFinish,
+    StreamKey, StreamPiece, StreamUpdate, TextCodec, TokenItem, TokenizerInfo, Unreadable,
+    WireLine,
 };
 use crate::params::GenerationParams;
 use crate::steer::Token;
@@ -453,11 +454,17 @@ impl Desk {
                     logprob: f32::NAN,
                     ..item(dice, None)
                 }),
+                (_, 13) => StreamPiece::Branch(dice % 2, BranchEvent::Backtrack(dice)),
+                (_, 14) => StreamPiece::Status(StreamUpdate::Log {
+                    branch: dice % 2,
+                    message: "hello".into(),
+                }),
                 _ => StreamPiece::Item(item(dice, Some(StreamFinish::Stop))),
             };
             let ends = match &piece {
                 StreamPiece::Item(item) => item.finish.is_some() && !item.logprob.is_nan(),
                 StreamPiece::Failed(_) => true,
+                StreamPiece::Branch(..) | StreamPiece::Status(_) => false,
             };
             if ends {
                 over.insert(*stream);
@@ -654,6 +661,7 @@ pub fn client(bytes: &[u8]) {
             max_tokens: Some(3),
             ..GenerationParams::default()
         },
+        ..GenerateRequest::default()
     };
     let score = Score {
         prompt: vec![1],

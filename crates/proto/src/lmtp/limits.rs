@@ -56,6 +56,12 @@ pub struct ConnectionLimits {
     pub max_mask_bytes: usize,
     /// Bytes of the name of a buffer or mask; over it `invalid_value`.
     pub max_name_bytes: usize,
+    /// Bytes of the id or tag of a controller; over it `invalid_value` (version 2).
+    pub max_controller_bytes: usize,
+    /// Bytes of a controller's argument; over it `invalid_value` (version 2).
+    pub max_controller_arg_bytes: usize,
+    /// Bytes of what a controller has printed that wait for the next STATUS; over it the oldest are dropped.
+    pub max_log_bytes: usize,
     /// How long a stream waits for a model to load; then `model_loading`.
     pub load_wait: Duration,
     /// Items in the replay buffer of one stream (version 2); a stream that may not drop items is parked when it has
@@ -119,6 +125,9 @@ impl Default for ConnectionLimits {
             max_masks: 256,
             max_mask_bytes: 4 << 20,
             max_name_bytes: 64,
+            max_controller_bytes: 256,
+            max_controller_arg_bytes: 1 << 20,
+            max_log_bytes: 64 << 10,
             load_wait: Duration::from_secs(60),
             resume_items: 4_096,
             resume_bytes: 1 << 20,

@@ -3,12 +3,14 @@
 //! Client and server in one process exchange these values directly, without encoding them as text.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytestring::ByteString;
 use compact_str::CompactString;
 
+use super::LmtpError;
 use crate::params::GenerationParams;
-use crate::steer::Token;
+use crate::steer::{ControllerChoice, Token};
 
 /// The id of a stream or request: the bytes of a JSON value as the client sent them (LM-206).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +44,8 @@ pub struct GenerateRequest {
     /// has LMTP's default. In a request that was read all defaults are filled in, and ids of `logit_bias` are within the
     /// vocabulary, each once, in ascending order; a mask (version 2) is included.
     pub params: GenerationParams,
+    /// The controller that steers it, if any (version 2, LM-971). Shared, because each sample has a copy of the request.
+    pub controller: Option<Arc<ControllerChoice>>,
 }
 
 impl GenerateRequest {
@@ -82,6 +86,7 @@ impl Default for GenerateRequest {
                 priority: Some(0),
                 ..GenerationParams::default()
             },
+            controller: None,
         }
     }
 }
@@ -123,6 +128,33 @@ pub struct TokenItem {
     pub prompt: Option<Vec<Option<f32>>>,
     /// Number of prompt tokens that came from the prefix cache; with the last item.
     pub cached_tokens: u32,
+    /// A controller has appended it, without sampling (LM-972). Its log-probability is 0.
+    pub forced: bool,
+    /// The branch of the work that it belongs to: 0, or the number of a [`BranchEvent::Forked`].
+    pub branch: u32,
+}
+
+/// What happens to one branch of a steered stream's work, other than a token (LM-972, LM-973).
+#[derive(Clone, Debug, PartialEq)]
+pub enum BranchEvent {
+    /// The branch begins, as a fork of branch `of` and with the first `inherited` tokens of that one.
+    Forked {
+        /// The branch that it is a fork of.
+        of: u32,
+        /// How many tokens both have in common.
+        inherited: u32,
+    },
+    /// Its last tokens are void.
+    Backtrack(u32),
+    /// It has ended, without a token.
+    Ended {
+        /// Why.
+        finish: StreamFinish,
+        /// Number of prompt tokens that came from the prefix cache.
+        cached_tokens: u32,
+    },
+    /// It has failed; the other branches go on.
+    Failed(LmtpError),
 }
 
 /// Why a stream ended without an error.
@@ -130,6 +162,8 @@ pub struct TokenItem {
 pub enum StreamFinish {
     /// End-of-sequence or a stop.
     Stop,
+    /// Its controller has stopped it: `stop` on the wire, with `stop_by` (version 2, LM-972).
+    Controller,
     /// `max_tokens` or the end of the context.
     Length,
     /// Cancelled by the client (version 2).
@@ -145,7 +179,7 @@ impl StreamFinish {
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
-            Self::Stop => "stop",
+            Self::Stop | Self::Controller => "stop",
             Self::Length => "length",
             Self::Cancelled => "cancelled",
             Self::Deadline => "deadline",

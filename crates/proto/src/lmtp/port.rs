@@ -6,9 +6,10 @@ use std::time::Duration;
 use bytestring::ByteString;
 
 use super::{
-    ConnectionLimits, Features, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason, Score,
-    TokenItem,
+    BranchEvent, ConnectionLimits, Features, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason,
+    Score, TokenItem,
 };
+use crate::steer::VariableWrite;
 
 /// A stream of one session, in order of admission. Stale once the stream has ended; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -121,6 +122,10 @@ pub enum StreamDemand {
 pub enum StreamPiece {
     /// A token.
     Item(TokenItem),
+    /// What happens to a branch of a steered stream, by its number.
+    Branch(u32, BranchEvent),
+    /// A status; those of a step are sent before its items.
+    Status(StreamUpdate),
     /// The end with an error.
     Failed(LmtpError),
 }
@@ -159,6 +164,20 @@ pub enum StreamUpdate {
         /// The text of the warning.
         message: String,
     },
+    /// Its controller has printed something (LM-972).
+    Log {
+        /// The branch of the work; the client is sent the number of its sample.
+        branch: u32,
+        /// The text.
+        message: String,
+    },
+    /// Its controller has written a variable (LM-972).
+    Storage {
+        /// The branch of the work; the client is sent the number of its sample.
+        branch: u32,
+        /// What was written.
+        write: VariableWrite,
+    },
     /// New streams are refused from now on.
     Draining {
         /// Time left for running streams.
@@ -179,6 +198,8 @@ impl StreamUpdate {
             Self::Running => "running",
             Self::Throttled { .. } => "throttled",
             Self::Warning { .. } => "warning",
+            Self::Log { .. } => "log",
+            Self::Storage { .. } => "storage",
             Self::Draining { .. } => "draining",
             Self::Shutdown => "shutdown",
         }

@@ -1,5 +1,6 @@
 //! Reads and validates the members of client messages.
 
+mod controller;
 mod members;
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use super::{
 use crate::params::{Domain, Interval, ParamField, ParamRanges};
 use crate::steer::Token;
 
+pub(super) use self::controller::controller;
 pub(super) use self::members::{PayloadMembers, known_params};
 
 /// One `TYPE JSON` unit.

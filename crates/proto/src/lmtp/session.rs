@@ -27,6 +27,7 @@ mod replays;
 mod request_reader;
 mod resume;
 mod status;
+mod steered;
 mod streams;
 mod text;
 
@@ -172,8 +173,18 @@ impl LmtpSession {
     pub fn step(&mut self, mut pieces: Vec<(StreamKey, StreamPiece)>, now: Time) {
         // Keys are in order of admission. The sort is stable: several pieces of a stream keep their order.
         pieces.sort_by_key(|(stream, _)| *stream);
-        for (stream, piece) in pieces {
+        // Before the items: a status after an item would split the message that the items of a step share (LM-601), and
+        // none may follow the end of its stream (LM-922).
+        let (statuses, pieces): (Vec<_>, Vec<_>) = pieces
+            .into_iter()
+            .partition(|(_, piece)| matches!(piece, StreamPiece::Status(_)));
+        for (stream, piece) in statuses.into_iter().chain(pieces) {
             match piece {
+                StreamPiece::Status(status) => self.status(stream, &status, now),
+                StreamPiece::Branch(branch, event) => {
+                    let out = &mut self.outbox;
+                    self.streams.branch_event(stream, branch, event, out, now);
+                }
                 StreamPiece::Item(item) => self.streams.item(stream, item, &mut self.outbox, now),
                 StreamPiece::Failed(error) => {
                     self.streams.fail(stream, &error, &mut self.outbox, now);

@@ -7,6 +7,7 @@ mod loading;
 mod negotiation;
 mod resume;
 mod samples;
+mod steered;
 mod streams;
 mod text;
 mod transcripts;

@@ -35,6 +35,8 @@ pub(super) fn item(
     if let Some(top) = top {
         out.put_slice(b",\"top_logprobs\":{");
         top_logprob(out, item.token, item.logprob);
+        // A forced token was not chosen among others (LM-972).
+        let top = if item.forced { 0 } else { top };
         let shown = usize::try_from(top).unwrap_or(usize::MAX);
         // Cut before the sampled token is left out: k entries if it is among the k most likely ones, else k + 1
         // (LM-413).

@@ -19,6 +19,7 @@ use super::{Common, ModelFlags, log_filter};
 use crate::client::warn_of_plain_text;
 use crate::config::Config;
 use crate::config::layers::Flags;
+use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
 use crate::logs::Logs;
 use crate::{model_loading, models};
@@ -73,7 +74,8 @@ impl LmtpCommand {
             .clone();
         let kernel = model_loading::kernel(&config, &planned)?;
         // Before the first line is read: unlike a port, a pipe keeps its input until then.
-        model_loading::load(&kernel, planned, |_, _, _| {}).await?;
+        let controllers = ProcessControllers::new(&config.controllers)?;
+        model_loading::load(&kernel, &controllers, planned, |_, _, _| {}).await?;
         let lmtp = LmtpService::new(
             shared.clone(),
             kernel,

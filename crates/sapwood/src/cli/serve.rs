@@ -39,6 +39,7 @@ use super::{Common, ModelFlags};
 use crate::config::generate::ModelControl;
 use crate::config::layers::{Flags, Layers, list};
 use crate::config::{ClientCertificates, Config, keys};
+use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
 use crate::listening::{BoundSockets, ServerName};
 use crate::logs::Logs;
@@ -150,6 +151,8 @@ impl ServeCommand {
         let keys = keys::load(&config.auth)?;
         let tls = load_tls(&config)?;
         let references = config.references.clients()?;
+        let controllers = ProcessControllers::new(&config.controllers)?;
+        let store = controllers.store()?;
         let ports = open(&config, &keys).await?;
         let local = ports.common.is_local()?;
         let broken = |error: sapwood_server::server::BuildError| CliError::new(error.to_string());
@@ -169,7 +172,13 @@ impl ServeCommand {
         let settings = config.lmtp.face(default_model, &config.limits);
         let lmtp = LmtpService::new(shared.clone(), counting(FaceLabel::Lmtp), settings);
         let lines = lines(&config)?;
-        let loading = ServedModels::new(kernel.clone(), shared.clone(), config.clone(), &planned);
+        let loading = ServedModels::new(
+            kernel.clone(),
+            shared.clone(),
+            config.clone(),
+            controllers.clone(),
+            &planned,
+        );
         let generate = generate_face(&config, &planned, &loading, &kernel)?;
         let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
         let server = faces.build().map_err(broken)?;

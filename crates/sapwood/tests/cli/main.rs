@@ -7,6 +7,7 @@
 mod basics;
 mod calls;
 mod chat;
+mod controllers;
 mod mock;
 #[cfg(target_os = "linux")]
 mod peak;

@@ -1,9 +1,10 @@
 //! The caller of a request: its identity, its scopes and its rate limits (D-45).
 
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use http::Extensions;
-use sapwood_kernel::Name;
+use sapwood_kernel::{Name, SteerRights};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 
@@ -73,6 +74,25 @@ impl Caller {
         ))
     }
 
+    /// What the caller may do with controllers (AI-902).
+    #[must_use]
+    pub fn steer_rights(&self) -> SteerRights {
+        let (user, trusted): (Arc<str>, bool) = match &self.identity {
+            CallerIdentity::Key(name) => (Arc::clone(name), true),
+            // Not the subject alone: it may be equal to the name of a key, whose tags are not its own (D-45).
+            CallerIdentity::Certificate(_) => (self.identity.to_string().into(), true),
+            // Without keys everybody may do everything, but with controllers only from this machine: they are programs.
+            CallerIdentity::Anonymous(network) if is_here(*network) => (LOCALHOST.into(), true),
+            CallerIdentity::Anonymous(_) => (self.identity.to_string().into(), false),
+        };
+        let has = |scope| trusted && self.scopes.has(scope);
+        SteerRights {
+            user,
+            is_admin: has(KeyScope::Admin),
+            may_control: has(KeyScope::Control) || has(KeyScope::Admin),
+        }
+    }
+
     /// Whether the caller may know of this model, and call it.
     pub(crate) fn may_use(&self, model: &Name) -> bool {
         // Read from the meter at each call and not kept in the caller: a reload of the keys changes the models of callers
@@ -81,6 +101,15 @@ impl Caller {
         let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
         models.is_none_or(|models| models.contains(model))
     }
+}
+
+/// The user of requests from this machine where there are no keys.
+const LOCALHOST: &str = "localhost";
+
+/// Whether this is the network of callers on this machine.
+fn is_here(network: Option<IpAddr>) -> bool {
+    // `None` is a Unix socket. The network of `::1` is that of its first 64 bits, all of them 0.
+    network.is_none_or(|network| network.is_loopback() || network == Ipv6Addr::UNSPECIFIED)
 }
 
 #[cfg(test)]
@@ -125,6 +154,49 @@ mod tests {
         ] {
             let [one, other] = [one, other].map(|it| CallerIdentity::anonymous(&from(it)));
             assert_eq!(one == other, same, "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn ai_902_users_are_keys_and_without_keys_only_this_machine_is_trusted() {
+        let key = |scopes: &[KeyScope]| Caller {
+            identity: CallerIdentity::Key("anna".into()),
+            ..Caller::anonymous(&Extensions::new(), scopes.iter().copied().collect())
+        };
+        let at = |address| Caller::anonymous(&from(address), Scopes::ALL);
+        let subject = Caller {
+            identity: CallerIdentity::Certificate("anna".into()),
+            ..key(&[KeyScope::Infer])
+        };
+        for (caller, user, is_admin, may_control) in [
+            (key(&[KeyScope::Infer]), "anna", false, false),
+            (
+                key(&[KeyScope::Infer, KeyScope::Control]),
+                "anna",
+                false,
+                true,
+            ),
+            (key(&[KeyScope::Admin]), "anna", true, true),
+            (subject, "certificate:anna", false, false),
+            (at("127.0.0.1"), "localhost", true, true),
+            (at("::1"), "localhost", true, true),
+            (at("::ffff:127.0.0.1"), "localhost", true, true),
+            (at("10.0.0.1"), "anonymous", false, false),
+            (at("2001:db8::1"), "anonymous", false, false),
+            (
+                Caller::anonymous(&Extensions::new(), Scopes::default()),
+                "localhost",
+                false,
+                false,
+            ),
+        ] {
+            let rights = caller.steer_rights();
+            let expect = SteerRights {
+                user: user.into(),
+                is_admin,
+                may_control,
+            };
+            assert_eq!(rights, expect, "{caller:?}");
         }
     }
 

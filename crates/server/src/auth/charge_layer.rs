@@ -12,7 +12,8 @@ use sapwood_kernel::{
 use crate::auth::rate_limit::ChargedRun;
 use crate::http::request_trace::{self, RequestTrace};
 
-/// Charges calls of models to the token meter of their request, and sets the fair share under which they wait (D-54).
+/// Charges calls of models to the token meter of their request, and sets the fair share under which they wait (D-54) and
+/// what they may do with controllers (AI-902).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllowanceLayer;
 
@@ -28,6 +29,12 @@ impl Layer for AllowanceLayer {
         } else if call.fair_share() == FairShare::default() {
             // A connection without requests (LMTP on a Unix socket) has no trace, but takes turns all the same.
             call.extensions.insert(request_trace::present_turn());
+        }
+        // Where it is used only: most models have no controllers, and a value costs the call a copy of its list.
+        if let Some(rights) = trace.as_ref().and_then(RequestTrace::rights)
+            && next.spec().steers
+        {
+            call.extensions.insert(rights.clone());
         }
         let allowance = trace.and_then(|trace| trace.allowance());
         let limits = allowance.as_ref().map(|allowance| allowance.limits());

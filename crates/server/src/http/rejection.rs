@@ -132,6 +132,10 @@ impl Rejection {
         let theirs = path
             .strip_prefix("/v2")
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        if !is_grpc(asked) && is_of_controllers(path) {
+            // AI-901: the client `aici` prints that member.
+            return self.json_with(|body| body["message"] = self.message.as_str().into());
+        }
         let answer = self.answer(asked);
         if !theirs || is_grpc(asked) {
             return answer;
@@ -146,12 +150,18 @@ impl Rejection {
     }
 
     fn json(&self) -> Response<Body> {
+        self.json_with(|_| ())
+    }
+
+    /// The response, with members added to its body.
+    fn json_with(&self, add: impl FnOnce(&mut serde_json::Value)) -> Response<Body> {
         let status = self.http_status.unwrap_or_else(|| {
             StatusCode::from_u16(self.code.http()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
         });
-        let body = serde_json::json!({"error": {
+        let mut body = serde_json::json!({"error": {
             "message": self.message, "type": self.kind(), "param": null, "code": self.reason.name(),
         }});
+        add(&mut body);
         let mut answer = (status, axum::Json(body)).into_response();
         let headers = answer.headers_mut();
         if status == StatusCode::UNAUTHORIZED {
@@ -178,6 +188,18 @@ impl IntoResponse for Rejection {
 /// OA-202. Below it, clients fall back to their own back-off; when asked to wait for minutes, official ones give up.
 const LEAST_WAIT: Duration = Duration::from_secs(1);
 const MOST_WAIT: Duration = Duration::from_secs(60);
+
+/// Whether the path is one of the controllers' face.
+fn is_of_controllers(path: &str) -> bool {
+    // Its routes are mirrored below the prefix of each model.
+    let own = ["/v1/controllers", "/v1/run", "/proxy/info"];
+    let below = path.starts_with("/aici/");
+    below
+        || own.iter().any(|own| {
+            let rest = path.strip_prefix(own);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+}
 
 /// Whether this is a gRPC call, by its content type (with or without `+proto`).
 #[must_use]
@@ -213,6 +235,28 @@ mod tests {
             serde_json::json!({"error": {"message": "The server is shutting down.",
                 "type": "server_error", "param": null, "code": "draining"}})
         );
+    }
+
+    #[tokio::test]
+    async fn ai_901_errors_of_controllers_have_their_message_at_the_top_as_well() {
+        for (path, has) in [
+            ("/v1/controllers", true),
+            ("/v1/controllers/tags", true),
+            ("/v1/run", true),
+            ("/aici/m/v1/models", true),
+            ("/v1/runs", false),
+            ("/v1/models", false),
+        ] {
+            let rejection = Rejection::new(Code::NotFound, ErrorReason::NONE, "no such tag");
+            let answer = rejection.answer_at(path, &HeaderMap::new());
+            assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+            let body = axum::body::to_bytes(answer.into_body(), 4096)
+                .await
+                .unwrap();
+            let json: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(json["error"]["message"], "no such tag");
+            assert_eq!(json.get("message").is_some(), has, "{path}");
+        }
     }
 
     /// OA-910: what a queue estimates reaches the client.

@@ -16,7 +16,7 @@ use axum::body::{Body, Bytes};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, pending};
 use hyper::body::{Body as _, Frame, SizeHint};
-use sapwood_kernel::{Call, FairShare};
+use sapwood_kernel::{Call, FairShare, SteerRights};
 use tracing::{Instrument, Span};
 
 use crate::auth::identity::CallerIdentity;
@@ -44,6 +44,7 @@ pub(crate) struct RequestTrace {
     parent: Option<Parent>,
     revocation: Option<Revocation>,
     turn: FairShare,
+    rights: Option<SteerRights>,
     let_go: Arc<AtomicBool>,
 }
 
@@ -56,6 +57,7 @@ impl RequestTrace {
             parent: None,
             revocation: None,
             turn: FairShare::default(),
+            rights: None,
             let_go: Arc::default(),
         }
     }
@@ -76,6 +78,17 @@ impl RequestTrace {
     pub(crate) fn in_turn(mut self, turn: FairShare) -> Self {
         self.turn = turn;
         self
+    }
+
+    /// The same, for a caller that may do this with controllers.
+    pub(crate) fn with_rights(mut self, rights: Option<SteerRights>) -> Self {
+        self.rights = rights;
+        self
+    }
+
+    /// What its caller may do with controllers; `None` if the request was refused.
+    pub(crate) const fn rights(&self) -> Option<&SteerRights> {
+        self.rights.as_ref()
     }
 
     /// The fair share of its calls (D-54).

@@ -37,6 +37,8 @@ pub enum FaceLabel {
     Lmtp,
     /// Triton's generate extension and the KServe protocol around it.
     Generate,
+    /// Uploads and runs of controllers.
+    Controllers,
     /// Plain HTTP routes that belong to no protocol of ours.
     Http,
 }
@@ -49,6 +51,7 @@ impl FaceLabel {
             Self::Evergreen => "evergreen",
             Self::Lmtp => "lmtp",
             Self::Generate => "generate",
+            Self::Controllers => "controllers",
             Self::Http => "http",
         }
     }

@@ -90,7 +90,7 @@ fn text(handle: RequestHandle) -> Option<String> {
         match event.kind {
             EventKind::Tokens(tokens) => text.push_str(&tokens.text),
             EventKind::Finish(finish) => ended = finish.reason == FinishReason::Stop,
-            EventKind::Usage(_) => {}
+            EventKind::Usage(_) | EventKind::Report(_) => {}
             EventKind::Error(error) => panic!("{error}"),
         }
     }

@@ -61,7 +61,7 @@ impl Answer {
                 self.choices[choice].extend(received);
             }
             EventKind::Usage(usage) => self.cached = usage.cached_tokens,
-            EventKind::Finish(_) => {}
+            EventKind::Finish(_) | EventKind::Report(_) => {}
             EventKind::Error(error) => panic!("{error:?}"),
         }
     }

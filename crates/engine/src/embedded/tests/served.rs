@@ -25,7 +25,7 @@ fn answer(handle: RequestHandle) -> (Vec<Token>, TokenUsage) {
     for event in block_on(handle.collect::<Vec<_>>()) {
         match event.kind {
             EventKind::Tokens(got) => tokens.extend(got.tokens.iter().map(|token| token.id)),
-            EventKind::Finish(_) => {}
+            EventKind::Finish(_) | EventKind::Report(_) => {}
             EventKind::Usage(usage) => return (tokens, usage),
             EventKind::Error(error) => panic!("{error}"),
         }

@@ -1,16 +1,17 @@
 //! Appends tokens to a sequence, sampled, forced or scored: context, text, events, and the checks for its end.
 
 use compact_str::CompactString;
-use sapwood_proto::steer::{Post, Token};
+use sapwood_proto::steer::{Appended, Post, Token};
 use sapwood_proto::time::Time;
 use smallvec::{SmallVec, smallvec};
 
-use super::super::sampling::SoleToken;
+use super::super::sampling::{SoleToken, StepSplice};
 use super::super::steering::{Steering, check_splice};
 use super::Requests;
 use crate::api::{EventKind, FinishReason, Sampled, StopCause, Tokens};
 use crate::sampling::Sample;
 use crate::scheduler::SequenceKey;
+use crate::submission::RequestTerms;
 use crate::text::ChoiceText;
 
 impl Requests {
@@ -25,7 +26,7 @@ impl Requests {
     ) {
         let token = sample.token;
         let terms = self.terms(key);
-        let is_end = self.tokens.ends.contains(&token) && !terms.ignore_eos;
+        let is_end = self.is_end(terms, token);
         let sequence = &self.sequences[key];
         let output = &sequence.tokens[sequence.prompt_tokens..];
         let by_tokens = terms.stop_sequence(output, token, sequence.appended + 1);
@@ -37,10 +38,14 @@ impl Requests {
         } else {
             self.push_text(key, token)
         };
+        self.charge_sampled(key);
         self.count_token(key, now);
-        let steered = self.sequences[key].steering.is_some();
-        // Under a steerer an EOG token need not end the output; a space replaces it in the context (AI-804).
-        let context = if is_end && steered {
+        let steering = self.sequences[key].steering.as_ref();
+        let steered = steering.is_some();
+        let stays = steering.is_none_or(Steering::ends_at_eos) || sole;
+        // A controller decides whether an EOG token ends the output; if not, a space replaces it in the context
+        // (AI-804).
+        let context = if is_end && !stays {
             self.tokens.space_or(token)
         } else {
             token
@@ -56,7 +61,7 @@ impl Requests {
         };
         // The last token is reported before the end, whatever ends the sequence below.
         self.emit_or_join(key, tokens, joins);
-        let by_end = (is_end && (!steered || sole)).then(|| vec![token]);
+        let by_end = (is_end && stays).then(|| vec![token]);
         let stop = by_tokens.or(by_end).map(StopCause::Tokens).or(by_text);
         self.end_after(key, token, stop, is_end);
     }
@@ -65,7 +70,12 @@ impl Requests {
     #[inline]
     fn end_after(&mut self, key: SequenceKey, token: Token, stop: Option<StopCause>, is_end: bool) {
         // The steerer sees the last token too, before the end.
-        let Some(post) = self.call_post(key, 0, &[token], true) else {
+        let appended = Appended {
+            backtrack: 0,
+            tokens: &[token],
+            sampled: Some(token),
+        };
+        let Some(post) = self.call_post(key, appended) else {
             return;
         };
         // A stop wins over the steerer's result: the text after it was never sent.
@@ -85,22 +95,26 @@ impl Requests {
     }
 
     /// Truncates the output by `backtrack` tokens and appends others, as a steerer requested.
-    pub(in super::super) fn splice(
-        &mut self,
-        key: SequenceKey,
-        backtrack: u32,
-        tokens: &[Token],
-        now: Time,
-    ) {
+    pub(in super::super) fn splice(&mut self, key: SequenceKey, step: &StepSplice, now: Time) {
+        let (backtrack, tokens) = (step.splice.backtrack, &step.splice.tokens);
         let vocabulary = self.vocabulary_tokens;
         // Before anything changes: a bad splice fails the request with its output as it was.
         if let Err(failure) = check_splice(&self.sequences[key], backtrack, tokens, vocabulary) {
             return self.fail_request_of(key, failure.into());
         }
+        if step.sampled.is_some() {
+            self.charge_sampled(key);
+            self.sequences[key].dropped += 1;
+        }
         let withdrawn = self.roll_back(key, backtrack as usize);
-        self.append_forced(key, backtrack, withdrawn, tokens, now);
+        let count = self.append_forced(key, (backtrack, withdrawn), tokens, now);
         // Only after the tokens were emitted, because `post` may end the request.
-        match self.call_post(key, backtrack, tokens, false) {
+        let appended = Appended {
+            backtrack,
+            tokens: &tokens[..count],
+            sampled: step.sampled,
+        };
+        match self.call_post(key, appended) {
             Some(Post::Stop) => self.finish(key, FinishReason::Controller, None),
             Some(Post::Continue) => self.finish_if_full(key),
             None => {}
@@ -109,17 +123,11 @@ impl Requests {
 
     /// Calls `post` of a sequence's steerer, if it has one. `None`: the steerer failed, and with it its request.
     #[inline]
-    fn call_post(
-        &mut self,
-        key: SequenceKey,
-        backtrack: u32,
-        tokens: &[Token],
-        sampled: bool,
-    ) -> Option<Post> {
+    fn call_post(&mut self, key: SequenceKey, appended: Appended<'_>) -> Option<Post> {
         let Some(steering) = &mut self.sequences[key].steering else {
             return Some(Post::Continue);
         };
-        match steering.post(backtrack, tokens, sampled, &self.stats.panics) {
+        match steering.post(appended, &self.stats.panics) {
             Ok(post) => Some(post),
             Err(failure) => {
                 self.fail_request_of(key, failure.into());
@@ -128,15 +136,15 @@ impl Requests {
         }
     }
 
-    /// Appends forced tokens, which follow a rollback of `backtrack` tokens. Tokens past the limit are dropped.
+    /// Appends forced tokens, which follow a rollback of `backtrack` tokens that made `withdrawn` bytes of text void.
+    /// Tokens past the limit are dropped; returns how many were appended.
     pub(in super::super) fn append_forced(
         &mut self,
         key: SequenceKey,
-        backtrack: u32,
-        withdrawn: u32,
+        (backtrack, withdrawn): (u32, u32),
         tokens: &[Token],
         now: Time,
-    ) {
+    ) -> usize {
         let mut text = String::new();
         let mut forced = SmallVec::with_capacity(tokens.len());
         for &token in tokens {
@@ -170,14 +178,19 @@ impl Requests {
             // Nothing was appended: the output row after the last remaining token is needed again.
             self.truncate(key, computed - 1);
         }
-        let tokens = Tokens {
-            backtrack,
-            withdrawn,
-            tokens: forced,
-            text: text.into(),
-            ..Tokens::default()
-        };
-        self.emit_tokens(key, tokens);
+        let appended = forced.len();
+        // A sampled token that is dropped and replaced by nothing leaves nothing to report.
+        if backtrack > 0 || appended > 0 {
+            let tokens = Tokens {
+                backtrack,
+                withdrawn,
+                tokens: forced,
+                text: text.into(),
+                ..Tokens::default()
+            };
+            self.emit_tokens(key, tokens);
+        }
+        appended
     }
 
     /// Truncates context, penalty history and text by `count` tokens; returns the bytes of reported text that are void.
@@ -189,6 +202,7 @@ impl Requests {
         let left = sequence.tokens.len() - count;
         // Tokens first, slot last: `truncate` may preempt the sequence, which must then have its final tokens.
         sequence.tokens.to_mut().truncate(left);
+        sequence.charged = sequence.charged.min(left);
         if let Some(steering) = &mut sequence.steering {
             let rest = steering.output.len() - count;
             for removed in steering.output.drain(rest..) {
@@ -215,7 +229,9 @@ impl Requests {
         let steering = self.sequences[key].steering.as_ref();
         let output = steering.map_or(&[][..], |steering| &steering.output);
         let (mut text, mut shown) = (ChoiceText::default(), String::new());
-        for sampled in output {
+        let hidden = |sampled: &&Sampled| !sampled.forced && self.is_end(terms, sampled.id);
+        // An EOG token adds no text when it is sampled, so it adds none here (LM-307).
+        for sampled in output.iter().filter(|sampled| !hidden(sampled)) {
             // No stop string ended the output then, so none is searched for.
             let bytes = terms.bytes(&*self.tokens.vocabulary, sampled.id);
             text.push(&bytes, &terms.stop, false, &mut shown);
@@ -223,9 +239,19 @@ impl Requests {
         (text, shown)
     }
 
+    /// Returns whether a sampled token is an EOG token, and not ignored as such.
+    fn is_end(&self, terms: &RequestTerms, token: Token) -> bool {
+        self.tokens.ends.contains(&token) && !terms.ignore_eos
+    }
+
     /// Adds a branch of a steered sequence to its request: a sequence with the same output so far.
-    pub(in super::super) fn add_branch(&mut self, key: SequenceKey, steering: Steering) {
+    pub(in super::super) fn add_branch(
+        &mut self,
+        key: SequenceKey,
+        steering: Steering,
+    ) -> SequenceKey {
         let parent = &self.sequences[key];
+        let fork_of = Some(parent.choice);
         // Before the prompt is computed, the branch waits for its parent to compute it, and then shares it.
         let after = (!parent.can_share_prompt()).then(|| self.prompt_of(key));
         let sent = steering.output.clone();
@@ -237,16 +263,43 @@ impl Requests {
             // Inherited tokens count towards the branch's limit and move its random draws on, but nothing was computed
             // for them: `completion_tokens` counts them once.
             branch.appended = parent.appended;
+            branch.dropped = parent.dropped;
+            branch.charged = parent.charged;
             branch.text = text;
         }
-        if !sent.is_empty() {
-            // The branch's first event repeats the output before the fork, so that every choice is complete (AI-933).
-            let tokens = Tokens {
-                tokens: sent.into(),
-                text: shown.into(),
-                ..Tokens::default()
-            };
-            self.emit_tokens(born, tokens);
+        // The branch's first event repeats the output before the fork, so that every choice is complete (AI-933).
+        let tokens = Tokens {
+            inherited: u32::try_from(sent.len()).unwrap_or(u32::MAX),
+            fork_of,
+            tokens: sent.into(),
+            text: shown.into(),
+            ..Tokens::default()
+        };
+        self.emit_tokens(born, tokens);
+        born
+    }
+
+    /// Publishes the reports of this step.
+    pub(in super::super) fn emit_reports(&mut self) {
+        let watched = |key: &SequenceKey| {
+            let steering = self.sequences[*key].steering.as_ref();
+            steering.is_some_and(Steering::is_watched)
+        };
+        // Nearly always none, and then nothing is collected.
+        let watched: Vec<SequenceKey> = self.scheduler.running().filter(watched).collect();
+        for key in watched {
+            self.emit_report(key);
+        }
+    }
+
+    /// Publishes what the steerer of a sequence printed and wrote since the last report.
+    pub(in super::super) fn emit_report(&mut self, key: SequenceKey) {
+        let sequence = &mut self.sequences[key];
+        let steering = sequence.steering.as_mut();
+        if let Some(report) = steering.and_then(|steering| steering.take_report(&self.stats.panics))
+        {
+            self.output
+                .emit(sequence.job, sequence.choice, EventKind::Report(report));
         }
     }
 

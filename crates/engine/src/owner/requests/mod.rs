@@ -6,7 +6,8 @@
 //! Invariants:
 //! - A sequence is in `sequences`, in the scheduler and among its request's `members`, or in none of them.
 //! - A sequence without a slot has `computed == 0`; a running one has a slot.
-//! - A request without members is `ended`: its last event is in `output`, and publishing that removes it.
+//! - A request without members is either in `opening`, because its steerer has not begun, or `ended`: its last event is
+//!   in `output`, and publishing that removes it.
 //! - A request that has not started is charged to the queue; `started` and the refund happen together.
 
 mod append;
@@ -18,6 +19,8 @@ use sapwood_proto::time::Time;
 use slab::Slab;
 
 use super::detokenizer::Detokenizer;
+use super::fenced;
+use super::fuel::Fuel;
 use super::kv_slots::KvSlots;
 use super::output::StepOutput;
 use super::report::{SequenceId, StepReport};
@@ -43,7 +46,10 @@ pub(super) struct Requests {
     pub(super) stats: Arc<EngineStats>,
     pub(super) queue: Arc<AdmissionQueue>,
     pub(super) tokens: Detokenizer,
-    context_tokens: usize,
+    /// Requests whose steerer has not begun ([`super::opening`]).
+    pub(super) opening: Vec<usize>,
+    pub(super) fuel: Fuel,
+    pub(super) context_tokens: usize,
     pub(super) vocabulary_tokens: u32,
     numbers: SequenceId,
     /// The time of this step; later after the decode call than before it.
@@ -57,6 +63,7 @@ impl Requests {
         scheduler: Scheduler,
         stats: Arc<EngineStats>,
         queue: Arc<AdmissionQueue>,
+        fuel_tokens: u64,
     ) -> Self {
         let info = slots.info();
         Self {
@@ -69,6 +76,8 @@ impl Requests {
             stats,
             queue,
             tokens: Detokenizer::new(vocabulary, info.vocabulary_tokens),
+            opening: Vec::new(),
+            fuel: Fuel::new(fuel_tokens),
             context_tokens: info.context_tokens as usize,
             vocabulary_tokens: info.vocabulary_tokens,
             numbers: 0,
@@ -106,18 +115,39 @@ impl Requests {
         &self.jobs[self.sequences[key].job].submission.terms
     }
 
+    /// Adds the sequences of a request, which are its choices, each with its steering. Returns them in order.
+    pub(super) fn start(
+        &mut self,
+        job: usize,
+        steerings: impl IntoIterator<Item = Steering>,
+    ) -> Vec<SequenceKey> {
+        let tokens = self.jobs[job].tokens();
+        let mut steerings = steerings.into_iter();
+        let mut keys: Vec<SequenceKey> = Vec::new();
+        for _ in 0..self.jobs[job].submission.choices {
+            // Every choice shares the prompt with the first one.
+            let after = keys.first().map(|&first| self.prompt_of(first));
+            keys.push(self.add_sequence(job, tokens.clone(), steerings.next(), after));
+        }
+        keys
+    }
+
     /// Adds a new sequence to a request, with the tokens that are known.
     pub(super) fn add_sequence(
         &mut self,
         job: usize,
         tokens: KnownTokens,
-        steering: Option<Steering>,
+        mut steering: Option<Steering>,
         after: Option<AwaitedPrefix>,
     ) -> SequenceKey {
         let request = &mut self.jobs[job];
         let choice = request.next_choice;
         request.next_choice += 1;
         let submission = &request.submission;
+        if let Some(steering) = &mut steering {
+            // From 1, because 0 means that it is not bound.
+            steering.bind(choice + 1, &self.stats.panics);
+        }
         let key = self.sequences.insert(RunningSequence {
             number: self.numbers,
             job,
@@ -134,6 +164,8 @@ impl Requests {
             asleep_until: None,
             cached_row: None,
             appended: 0,
+            dropped: 0,
+            charged: 0,
             text: ChoiceText::default(),
             history: submission.history.clone(),
             steering,
@@ -208,6 +240,7 @@ impl Requests {
         if !matches!(stop, Some(StopCause::Text(_))) {
             self.flush_text(key);
         }
+        self.emit_report(key);
         self.stats.count_finish(reason);
         self.output
             .emit(job, choice, EventKind::Finish(ChoiceEnd { reason, stop }));
@@ -224,6 +257,16 @@ impl Requests {
         for key in self.jobs[job].members.clone() {
             self.finish(key, reason, None);
         }
+        let request = &mut self.jobs[job];
+        if request.opening.is_some() {
+            // It has no sequences, but its reader expects the end of each choice.
+            for choice in 0..request.submission.choices {
+                self.stats.count_finish(reason);
+                let end = ChoiceEnd { reason, stop: None };
+                self.output.emit(job, choice, EventKind::Finish(end));
+            }
+            self.conclude(job);
+        }
     }
 
     /// Ends a request with an error. `sound`: the contents of its slots are valid, so they can be cached as prefixes.
@@ -232,8 +275,15 @@ impl Requests {
             self.emit_unreported(key);
             // The tokens of the held-back text have been reported, so the text is sent too.
             self.flush_text(key);
+            self.emit_report(key);
             self.report.finished.push(self.sequences[key].number);
             self.remove(key, sound);
+        }
+        if let Some(opening) = &mut self.jobs[job].opening {
+            let report = opening.take_report(&self.stats.panics);
+            if let Some(report) = report {
+                self.output.emit(job, 0, EventKind::Report(report));
+            }
         }
         // One error for the whole request, however many choices it had.
         self.stats.failed.add(1);
@@ -261,6 +311,7 @@ impl Requests {
         let job = self.jobs.remove(job);
         // Without this, dropping the outbox would report an engine that stopped.
         job.outbox.end();
+        self.drop_fenced(job);
     }
 
     /// Ends a request all of whose sequences have finished.
@@ -271,6 +322,8 @@ impl Requests {
                 .unwrap_or(u32::MAX),
             completion_tokens: request.completion_tokens,
             cached_tokens: request.cached_tokens,
+            sampled_tokens: request.spent.sampled,
+            processed_tokens: request.spent.processed,
             seed: request.submission.terms.seed,
             queued: request.started.unwrap_or(self.now).since(request.arrived),
             prefill: match (request.started, request.first_token) {
@@ -294,12 +347,14 @@ impl Requests {
             self.queue.refund(&request.submission);
         }
         request.observe_end(&self.stats, self.now);
+        self.opening.retain(|&opening| opening != job);
     }
 
     /// Removes a sequence everywhere. `retain`: its tokens stay cached in its slot as a prefix for later prompts.
     fn remove(&mut self, key: SequenceKey, retain: bool) {
-        let sequence = self.sequences.remove(key);
+        let mut sequence = self.sequences.remove(key);
         self.scheduler.remove(key);
+        self.drop_fenced(sequence.steering.take());
         let job = &mut self.jobs[sequence.job];
         job.members.retain(|&member| member != key);
         match sequence.slot {
@@ -309,6 +364,13 @@ impl Requests {
             }
             Some(slot) => self.slots.release(slot),
             None => {}
+        }
+    }
+
+    /// Drops foreign code, which may panic.
+    fn drop_fenced<T>(&self, foreign: T) {
+        if !fenced(move || drop(foreign)) {
+            self.stats.panics.add(1);
         }
     }
 

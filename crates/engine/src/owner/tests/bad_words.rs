@@ -1,10 +1,10 @@
 //! Bad words with real sampling: no output contains one, whatever else is requested.
 
 use proptest::prelude::*;
-use sapwood_proto::steer::{Mask, Mid, Pre};
+use sapwood_proto::steer::Mask;
 
 use super::harness::{Answer, Bench, read, request_for};
-use super::probe::Probe;
+use super::probe::{Probe, forced, free, masked, splice};
 use crate::api::{EngineError, EventKind, FinishReason, GenerationRequest};
 use crate::scripted::{Config as Script, Script as Name};
 
@@ -127,25 +127,13 @@ fn tr_401_bad_words_that_allow_no_token_fail_only_their_request() {
 fn tr_401_bad_words_apply_with_masks_and_after_forced_tokens() {
     let mut probe = Probe::new();
     // After "ca", which the steerer forces, the model would sample "t".
-    probe.pre = |round| {
-        let forced = if round == 0 { vec![99, 97] } else { Vec::new() };
-        Ok(Pre::Run {
-            fast_forward: forced,
-        })
-    };
+    probe.pre = |round| Ok(forced(if round == 0 { &[99, 97] } else { &[] }));
     probe.mid = |round| {
         Ok(Some(if round == 2 {
             // Rewinds over the "a": "c" followed by "at" would be the word again.
-            Mid::Splice {
-                backtrack: 3,
-                tokens: vec![97],
-            }
+            splice(3, &[97])
         } else {
-            Mid::Sample {
-                mask: None,
-                bias: Vec::new(),
-                temperature: None,
-            }
+            free()
         }))
     };
     let steered = |words: &[&str]| {
@@ -167,11 +155,7 @@ fn tr_401_bad_words_apply_with_masks_and_after_forced_tokens() {
     probe.mid = |_| {
         let mut mask = Mask::none(258);
         mask.allow(97);
-        Ok(Some(Mid::Sample {
-            mask: Some(mask),
-            bias: Vec::new(),
-            temperature: None,
-        }))
+        Ok(Some(masked(mask)))
     };
     let mut request = forbidding("aaa", &["aa"]);
     request.steer = Some(Box::new(probe));

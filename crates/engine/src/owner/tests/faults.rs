@@ -333,19 +333,12 @@ fn oa_913_an_uncaught_panic_ends_all_requests_and_the_owner_continues() {
 
 /// A request with a steerer that rewinds its first token once.
 fn rewinding() -> crate::api::GenerationRequest {
-    use sapwood_proto::steer::Mid;
+    use super::probe::{free, splice};
     let mut probe = super::probe::Probe::new();
     probe.mid = |round| {
         Ok(Some(match round {
-            1 => Mid::Splice {
-                backtrack: 1,
-                tokens: vec![u32::from(b'y')],
-            },
-            _ => Mid::Sample {
-                mask: None,
-                bias: Vec::new(),
-                temperature: None,
-            },
+            1 => splice(1, &[u32::from(b'y')]),
+            _ => free(),
         }))
     };
     let mut request = request_for("xx");

@@ -1,5 +1,8 @@
 //! A scripted engine that the test steps, with virtual time.
 
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use sapwood_proto::time::Time;
 
 use crate::api::{
@@ -8,7 +11,24 @@ use crate::api::{
 use crate::scripted::{Config as Script, Scripted};
 use crate::{Config, Engine, EngineOwner, RequestHandle, StepReport};
 
+/// A clock that the test sets; clones share the time.
+#[derive(Clone, Default)]
+pub(super) struct TestClock(Arc<Mutex<Time>>);
+
+impl TestClock {
+    pub(super) fn now(&self) -> Time {
+        *self.0.lock().unwrap()
+    }
+
+    pub(super) fn go_to(&self, time: Time) {
+        let mut now = self.0.lock().unwrap();
+        *now = now.max(time);
+    }
+}
+
 pub(super) struct Bench {
+    /// The time of the last step, for steerers.
+    pub(super) clock: TestClock,
     pub(super) owner: EngineOwner,
     pub(super) engine: Engine,
     pub(super) now: Time,
@@ -43,6 +63,7 @@ impl Answer {
                 ids.extend(tokens.tokens.iter().map(|token| token.id));
                 text.push_str(&tokens.text);
             }
+            EventKind::Report(_) => {}
             EventKind::Finish(end) => *finish = Some(end),
             EventKind::Usage(usage) => self.usage = Some(usage),
             EventKind::Error(cause) => self.error = Some(cause),
@@ -71,6 +92,7 @@ impl Bench {
         };
         let (owner, engine) = Engine::by_hand(model, config);
         Self {
+            clock: TestClock::default(),
             owner,
             engine,
             now: Time::ZERO,
@@ -83,7 +105,13 @@ impl Bench {
 
     /// Steps once, one millisecond after the last step.
     pub(super) fn step(&mut self) -> StepReport {
-        self.now = self.now + std::time::Duration::from_millis(1);
+        self.step_after(Duration::from_millis(1))
+    }
+
+    /// Steps once, this long after the last step.
+    pub(super) fn step_after(&mut self, pause: Duration) -> StepReport {
+        self.now = self.now + pause;
+        self.clock.go_to(self.now);
         self.owner.step(self.now)
     }
 

@@ -24,6 +24,8 @@ fn tr_1104_echo_answers_with_the_prompt_and_ends_with_usage() {
         prompt_tokens: 7,
         completion_tokens: 7,
         cached_tokens: 0,
+        sampled_tokens: 7,
+        processed_tokens: 13,
         seed,
         // It ran from the first step on, and time does not advance within a step.
         queued: Duration::ZERO,

@@ -1,37 +1,22 @@
 //! Masks are computed during the decode call (AI-811), with a clock that only the model advances.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sapwood_proto::time::Time;
 
-use super::harness::{Bench, read, request_for};
+use super::super::step_clock::StepClock;
+use super::harness::{Bench, TestClock, read, request_for};
 use super::probe::Probe;
 use crate::Config;
 use crate::api::{ModelInfo, SharedVocabulary};
 use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::scripted::{Config as Script, Scripted};
 
-/// A clock; clones share the time.
-#[derive(Clone, Default)]
-struct Clock(Arc<Mutex<Time>>);
-
-impl Clock {
-    fn now(&self) -> Time {
-        *self.0.lock().unwrap()
-    }
-
-    fn go_to(&self, time: Time) {
-        let mut now = self.0.lock().unwrap();
-        *now = now.max(time);
-    }
-}
-
 /// A scripted model whose decode call takes some time.
 struct Slow {
     model: Scripted,
     pass: Duration,
-    clock: Clock,
+    clock: TestClock,
 }
 
 impl Model for Slow {
@@ -68,7 +53,7 @@ impl Model for Slow {
 
 /// Milliseconds between two tokens if the decode call takes 20 and the mask `mask_ms`.
 fn between_tokens(mask_ms: u64) -> Vec<u128> {
-    let clock = Clock::default();
+    let clock = TestClock::default();
     let model = Slow {
         model: Scripted::new(Script::default()).unwrap(),
         pass: Duration::from_millis(20),
@@ -76,8 +61,11 @@ fn between_tokens(mask_ms: u64) -> Vec<u128> {
     };
     let mut bench = Bench::over(Box::new(model), Config::default());
     let received = clock.clone();
-    bench.owner.clock = Some(Box::new(move || received.now()));
+    let waited = clock.clone();
+    let wait = move |most| waited.go_to(waited.now() + most);
+    bench.owner.clock = StepClock::running(move || received.now(), wait);
     let mut probe = Probe::new();
+    probe.clock = clock.clone();
     probe.slow = Duration::from_millis(mask_ms);
     let mut request = request_for("abcdef");
     request.steer = Some(Box::new(probe));

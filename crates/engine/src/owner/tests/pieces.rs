@@ -17,7 +17,7 @@ fn pieces(script: Script, request: GenerationRequest) -> (Vec<String>, &'static 
         match event.kind {
             EventKind::Tokens(tokens) if tokens.text.is_empty() => {}
             EventKind::Tokens(tokens) => received.push(tokens.text.to_string()),
-            EventKind::Finish(_) => {}
+            EventKind::Finish(_) | EventKind::Report(_) => {}
             EventKind::Usage(_) => end = "usage",
             EventKind::Error(_) => end = "fault",
         }

@@ -3,11 +3,55 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sapwood_proto::steer::{Mid, Post, Pre, Steer, Steered, Token};
+use sapwood_proto::steer::{
+    Appended, Branch, Mask, Mid, Post, Pre, Sample, Splice, Steer, Steered, StepWaker, Token,
+};
 use sapwood_proto::time::Time;
+
+use super::harness::TestClock;
 
 /// The calls that a test steerer received, in order.
 pub(super) type Log = Arc<Mutex<Vec<String>>>;
+
+/// Takes part in the step without forced tokens.
+pub(super) fn run() -> Pre {
+    forced(&[])
+}
+
+/// Takes part in the step and first appends these tokens.
+pub(super) fn forced(tokens: &[Token]) -> Pre {
+    Pre::Run {
+        fast_forward: tokens.to_vec(),
+    }
+}
+
+/// Samples without a restriction.
+pub(super) fn free() -> Mid {
+    sample(Sample::default())
+}
+
+/// Samples one of these tokens.
+pub(super) fn masked(mask: Mask) -> Mid {
+    sample(Sample {
+        mask: Some(Arc::new(mask)),
+        ..Sample::default()
+    })
+}
+
+pub(super) fn sample(sample: Sample) -> Mid {
+    Mid::One(Branch::Sample(sample))
+}
+
+pub(super) fn splice(backtrack: u32, tokens: &[Token]) -> Mid {
+    Mid::One(Branch::Splice(Splice {
+        backtrack,
+        tokens: tokens.to_vec(),
+    }))
+}
+
+pub(super) fn noop() -> Mid {
+    Mid::One(Branch::Noop)
+}
 
 /// Behaves as its closures define, and logs its calls.
 #[derive(Clone)]
@@ -18,6 +62,8 @@ pub(super) struct Probe {
     pub(super) post: fn(u32, &[Token]) -> Steered<Post>,
     /// The result of `mid` is available this long after its beginning.
     pub(super) slow: Duration,
+    /// Measures `slow`.
+    pub(super) clock: TestClock,
     round: u32,
     begun: Time,
     branch: String,
@@ -27,20 +73,11 @@ pub(super) struct Probe {
 impl Probe {
     pub(super) fn new() -> Self {
         Self {
-            pre: |_| {
-                Ok(Pre::Run {
-                    fast_forward: Vec::new(),
-                })
-            },
-            mid: |_| {
-                Ok(Some(Mid::Sample {
-                    mask: None,
-                    bias: Vec::new(),
-                    temperature: None,
-                }))
-            },
+            pre: |_| Ok(run()),
+            mid: |_| Ok(Some(free())),
             post: |_, _| Ok(Post::Continue),
             slow: Duration::ZERO,
+            clock: TestClock::default(),
             round: 0,
             begun: Time::ZERO,
             branch: String::new(),
@@ -49,26 +86,26 @@ impl Probe {
     }
 
     fn note(&self, what: impl Into<String>) {
-        self.log
-            .lock()
-            .unwrap()
-            .push(format!("{}{}", self.branch, what.into()));
+        let line = format!("{}{}", self.branch, what.into());
+        self.log.lock().unwrap().push(line);
     }
 }
 
 impl Steer for Probe {
-    fn pre(&mut self) -> Steered<Pre> {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
         self.note("pre");
-        (self.pre)(self.round)
+        (self.pre)(self.round).map(Some)
     }
 
-    fn mid_begin(&mut self, now: Time) {
+    fn mid_begin(&mut self, _group: &[u32]) {
         self.note("begin");
-        self.begun = now;
+        self.begun = self.clock.now();
     }
 
-    fn mid_poll(&mut self, now: Time) -> Steered<Option<Mid>> {
-        if now.since(self.begun) < self.slow {
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        if self.clock.now().since(self.begun) < self.slow {
             return Ok(None);
         }
         let mid = (self.mid)(self.round)?;
@@ -78,8 +115,13 @@ impl Steer for Probe {
         Ok(mid)
     }
 
-    fn post(&mut self, backtrack: u32, tokens: &[Token], sampled: bool) -> Steered<Post> {
-        self.note(format!("post {backtrack} {tokens:?} {sampled}"));
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        let Appended {
+            backtrack,
+            tokens,
+            sampled,
+        } = appended;
+        self.note(format!("post {backtrack} {tokens:?} {sampled:?}"));
         (self.post)(backtrack, tokens)
     }
 
@@ -89,5 +131,9 @@ impl Steer for Probe {
             branch,
             ..self.clone()
         }))
+    }
+
+    fn ends_at_eos(&self) -> bool {
+        false
     }
 }

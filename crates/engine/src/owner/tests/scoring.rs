@@ -261,7 +261,7 @@ fn scored(bench: &mut Bench, mut request: GenerationRequest) -> (Vec<f32>, Vec<u
                 }
             }
             EventKind::Usage(usage) => cached = Some(usage.cached_tokens),
-            EventKind::Finish(_) => {}
+            EventKind::Finish(_) | EventKind::Report(_) => {}
             EventKind::Error(error) => panic!("{error}"),
         }
     }

@@ -4,29 +4,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
-use sapwood_proto::time::Time;
+use sapwood_proto::steer::{
+    Appended, Mask, Mid, Post, Pre, Sample, Steer, SteerFailure, Steered, StepWaker, Token,
+};
 
 use super::harness::{Answer, Bench, read, request_for};
-use super::probe::Probe;
+use super::probe::{Probe, forced, free, masked, noop, run, sample, splice};
 use crate::Config;
 use crate::api::{ChoiceEnd, FinishReason, GenerationRequest, Prompt};
 use crate::scripted::{Config as Script, Script as Name};
 
-fn free() -> Mid {
-    Mid::Sample {
-        mask: None,
-        bias: Vec::new(),
-        temperature: None,
-    }
-}
-
-fn letters(allowed: &[u8]) -> Option<Mask> {
+fn letters(allowed: &[u8]) -> Mask {
     let mut mask = Mask::none(258);
     allowed
         .iter()
         .for_each(|&letter| mask.allow(Token::from(letter)));
-    Some(mask)
+    mask
 }
 
 fn steered(text: &str, probe: &Probe) -> GenerationRequest {
@@ -63,10 +56,10 @@ fn ai_801_a_round_is_pre_begin_post_and_a_steerer_that_allows_all_changes_nothin
         [
             "pre",
             "begin",
-            "post 0 [97] true",
+            "post 0 [97] Some(97)",
             "pre",
             "begin",
-            "post 0 [98] true"
+            "post 0 [98] Some(98)"
         ]
     );
     assert!(answer.text().starts_with("ab"));
@@ -76,12 +69,12 @@ fn ai_801_a_round_is_pre_begin_post_and_a_steerer_that_allows_all_changes_nothin
 fn ai_802_a_mask_is_obeyed_and_the_script_yields_to_the_best_allowed() {
     let mut probe = Probe::new();
     probe.mid = |round| {
-        let mask = if round == 1 { letters(b"xyz") } else { None };
-        Ok(Some(Mid::Sample {
+        let mask = (round == 1).then(|| Arc::new(letters(b"xyz")));
+        Ok(Some(sample(Sample {
             mask,
             bias: vec![(Token::from(b'y'), 90.0)],
-            temperature: None,
-        }))
+            ..Sample::default()
+        })))
     };
     // A bias of 90 overrides the script wherever the mask allows it.
     let mut request = steered("ab", &probe);
@@ -89,11 +82,7 @@ fn ai_802_a_mask_is_obeyed_and_the_script_yields_to_the_best_allowed() {
     assert_eq!(echo().answer(request).text(), "yyy");
     probe.mid = |round| {
         Ok(Some(if round == 1 {
-            Mid::Sample {
-                mask: letters(b"z"),
-                bias: vec![],
-                temperature: None,
-            }
+            masked(letters(b"z"))
         } else {
             free()
         }))
@@ -106,13 +95,7 @@ fn ai_802_a_mask_is_obeyed_and_the_script_yields_to_the_best_allowed() {
 #[test]
 fn lm_411_the_only_token_a_mask_leaves_has_logprob_zero() {
     let mut probe = Probe::new();
-    probe.mid = |_| {
-        Ok(Some(Mid::Sample {
-            mask: letters(b"q"),
-            bias: vec![],
-            temperature: None,
-        }))
-    };
+    probe.mid = |_| Ok(Some(masked(letters(b"q"))));
     let mut request = steered("ab", &probe);
     (request.params.max_tokens, request.params.top_logprobs) = (Some(1), Some(2));
     let mut bench = echo();
@@ -134,15 +117,7 @@ fn ai_804_a_sole_eog_token_ends_and_any_other_becomes_a_space() {
     probe.mid = |round| {
         let mut mask = Mask::none(258);
         mask.allow(257);
-        Ok(Some(if round == 2 {
-            Mid::Sample {
-                mask: Some(mask),
-                bias: vec![],
-                temperature: None,
-            }
-        } else {
-            free()
-        }))
+        Ok(Some(if round == 2 { masked(mask) } else { free() }))
     };
     let answer = echo().answer(steered("abcdef", &probe));
     assert_eq!(
@@ -180,12 +155,10 @@ fn ai_804_a_sole_eog_token_ends_and_any_other_becomes_a_space() {
 fn ai_823_fast_forward_tokens_are_computed_in_one_decode_call_and_marked() {
     let mut probe = Probe::new();
     probe.pre = |round| {
-        Ok(Pre::Run {
-            fast_forward: if round == 1 {
-                vec![120, 121, 122]
-            } else {
-                Vec::new()
-            },
+        Ok(if round == 1 {
+            forced(&[120, 121, 122])
+        } else {
+            run()
         })
     };
     probe.post = |_, _| Ok(Post::Continue);
@@ -212,14 +185,8 @@ fn ai_822_ai_824_a_splice_rolls_back_tokens_and_text_and_appends_others() {
     let mut probe = Probe::new();
     probe.mid = |round| {
         Ok(Some(match round {
-            3 => Mid::Splice {
-                backtrack: 2,
-                tokens: vec![88],
-            },
-            5 => Mid::Splice {
-                backtrack: 1,
-                tokens: Vec::new(),
-            },
+            3 => splice(2, &[88]),
+            5 => splice(1, &[]),
             7 => Mid::Stop,
             _ => free(),
         }))
@@ -247,57 +214,31 @@ fn ai_822_ai_824_a_splice_rolls_back_tokens_and_text_and_appends_others() {
         .lock()
         .unwrap()
         .iter()
-        .filter(|line| line.contains("false"))
+        .filter(|line| line.contains("None"))
         .cloned()
         .collect::<Vec<_>>();
-    assert_eq!(&received[..2], ["post 2 [88] false", "post 1 [] false"]);
+    assert_eq!(&received[..2], ["post 2 [88] None", "post 1 [] None"]);
 }
 
 #[test]
 fn ai_826_a_splice_past_the_beginning_or_out_of_the_vocabulary_fails() {
     let mut probe = Probe::new();
-    probe.mid = |round| {
-        Ok(Some(if round == 1 {
-            Mid::Splice {
-                backtrack: 2,
-                tokens: vec![],
-            }
-        } else {
-            free()
-        }))
-    };
+    probe.mid = |round| Ok(Some(if round == 1 { splice(2, &[]) } else { free() }));
     assert_eq!(
         error_of(&echo().answer(steered("ab", &probe))),
         ("bad-result", "backtrack 2 past the beginning")
     );
-    probe.mid = |_| {
-        Ok(Some(Mid::Splice {
-            backtrack: 0,
-            tokens: vec![258],
-        }))
-    };
+    probe.mid = |_| Ok(Some(splice(0, &[258])));
     assert_eq!(
         error_of(&echo().answer(steered("ab", &probe))).0,
         "bad-result"
     );
-    probe.mid = |_| {
-        Ok(Some(Mid::Sample {
-            mask: Some(Mask::all(7)),
-            bias: vec![],
-            temperature: None,
-        }))
-    };
+    probe.mid = |_| Ok(Some(masked(Mask::all(7))));
     assert_eq!(
         error_of(&echo().answer(steered("ab", &probe))).0,
         "bad-result"
     );
-    probe.mid = |_| {
-        Ok(Some(Mid::Sample {
-            mask: Some(Mask::none(258)),
-            bias: vec![],
-            temperature: None,
-        }))
-    };
+    probe.mid = |_| Ok(Some(masked(Mask::none(258))));
     assert_eq!(
         error_of(&echo().answer(steered("ab", &probe))).0,
         "constraint_failed"
@@ -308,15 +249,7 @@ fn ai_826_a_splice_past_the_beginning_or_out_of_the_vocabulary_fails() {
 #[test]
 fn ai_821_forks_are_complete_independent_choices_that_share_the_cache() {
     let mut probe = Probe::new();
-    probe.pre = |round| {
-        Ok(if round == 2 {
-            Pre::Fork(3)
-        } else {
-            Pre::Run {
-                fast_forward: Vec::new(),
-            }
-        })
-    };
+    probe.pre = |round| Ok(if round == 2 { Pre::Fork(3) } else { run() });
     probe.post = |_, tokens| {
         Ok(if tokens == [257] {
             Post::Stop
@@ -384,21 +317,23 @@ fn further_choices_get_forks_of_the_steerer() {
 struct Waiter(Arc<Mutex<bool>>, Probe);
 
 impl Steer for Waiter {
-    fn pre(&mut self) -> Steered<Pre> {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
         if *self.0.lock().unwrap() {
-            Ok(Pre::Suspend)
+            Ok(Some(Pre::Suspend))
         } else {
             self.1.pre()
         }
     }
-    fn mid_begin(&mut self, now: Time) {
-        self.1.mid_begin(now);
+    fn mid_begin(&mut self, group: &[u32]) {
+        self.1.mid_begin(group);
     }
-    fn mid_poll(&mut self, now: Time) -> Steered<Option<Mid>> {
-        self.1.mid_poll(now)
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        self.1.mid_poll()
     }
-    fn post(&mut self, backtrack: u32, tokens: &[Token], sampled: bool) -> Steered<Post> {
-        self.1.post(backtrack, tokens, sampled)
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        self.1.post(appended)
     }
     fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
         Ok(Box::new(Self(Arc::default(), self.1.clone())))
@@ -420,7 +355,7 @@ fn ai_813_a_suspended_sequence_is_not_decoded_and_four_steps_are_a_deadlock() {
     *flag.lock().unwrap() = true;
     assert_eq!(batches(&mut bench, 3), [0, 0, 0]);
     assert!(
-        bench.owner.step(bench.now).wake_at.is_none() || read(&mut handle).error.is_some(),
+        bench.step().wake_at.is_none() || read(&mut handle).error.is_some(),
         "the fourth is one too many"
     );
     let mut request = request_for("abcd");
@@ -502,27 +437,27 @@ struct Family {
 }
 
 impl Steer for Family {
-    fn pre(&mut self) -> Steered<Pre> {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
         self.rounds += 1;
         if !self.child && self.rounds == 1 {
-            return Ok(Pre::Fork(2));
+            return Ok(Some(Pre::Fork(2)));
         }
         if !self.child && !*self.done.lock().unwrap() {
-            return Ok(Pre::Suspend);
+            return Ok(Some(Pre::Suspend));
         }
-        Ok(Pre::Run {
-            fast_forward: Vec::new(),
-        })
+        Ok(Some(run()))
     }
 
-    fn mid_begin(&mut self, _now: Time) {}
+    fn mid_begin(&mut self, _group: &[u32]) {}
 
-    fn mid_poll(&mut self, _now: Time) -> Steered<Option<Mid>> {
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
         Ok(Some(free()))
     }
 
-    fn post(&mut self, _: u32, tokens: &[Token], _: bool) -> Steered<Post> {
-        if self.child && tokens.contains(&Token::from(b'c')) {
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        if self.child && appended.tokens.contains(&Token::from(b'c')) {
             *self.done.lock().unwrap() = true;
         }
         Ok(Post::Continue)
@@ -550,6 +485,7 @@ fn ai_812_a_late_steerer_keeps_its_row_and_does_not_delay_others() {
     let mut probe = Probe::new();
     probe.slow = Duration::from_millis(3);
     let mut bench = echo();
+    probe.clock = bench.clock.clone();
     let mut slow = steered("ab", &probe);
     slow.params.max_tokens = Some(2);
     let (mut slow, mut quick) = (bench.submit(slow), bench.submit(request_for("0123456789")));
@@ -587,11 +523,11 @@ fn ai_812_d_49_lateness_is_measured_in_time_and_not_in_steps() {
         let mut probe = Probe::new();
         probe.slow = Duration::from_secs(3600);
         let mut bench = echo();
+        probe.clock = bench.clock.clone();
         let mut handle = bench.submit(steered("ab", &probe));
         let mut steps = 0;
         loop {
-            bench.now = bench.now + Duration::from_millis(step_ms);
-            bench.owner.step(bench.now);
+            bench.step_after(Duration::from_millis(step_ms));
             steps += 1;
             let answer = read(&mut handle);
             if answer.error.is_some() {
@@ -649,22 +585,14 @@ fn a_steerer_that_fails_or_panics_ends_its_request_only() {
 #[test]
 fn ai_505_pre_and_mid_can_stop_and_noop_waits_without_a_decode_call() {
     let mut probe = Probe::new();
-    probe.pre = |round| {
-        Ok(if round == 2 {
-            Pre::Stop
-        } else {
-            Pre::Run {
-                fast_forward: vec![],
-            }
-        })
-    };
+    probe.pre = |round| Ok(if round == 2 { Pre::Stop } else { run() });
     let answer = echo().answer(steered("abcd", &probe));
     assert_eq!(
         (answer.text(), answer.choices[0].2.clone()),
         ("ab", controller())
     );
     let mut probe = Probe::new();
-    probe.mid = |round| Ok(Some(if round % 2 == 0 { Mid::Noop } else { free() }));
+    probe.mid = |round| Ok(Some(if round % 2 == 0 { noop() } else { free() }));
     let mut bench = echo();
     let mut request = steered("abcd", &probe);
     request.params.max_tokens = Some(4);
@@ -681,10 +609,10 @@ fn ai_505_pre_and_mid_can_stop_and_noop_waits_without_a_decode_call() {
 fn a_steered_sequence_survives_preemption() {
     let mut probe = Probe::new();
     probe.mid = |round| {
-        Ok(Some(Mid::Sample {
-            mask: if round % 3 == 0 { letters(b"k") } else { None },
-            bias: vec![],
-            temperature: None,
+        Ok(Some(if round % 3 == 0 {
+            masked(letters(b"k"))
+        } else {
+            free()
         }))
     };
     let alone = {

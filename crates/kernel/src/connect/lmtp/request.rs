@@ -56,7 +56,11 @@ impl LmtpRequest {
         let mut params = self.params.clone();
         params.seed = params.seed.map(|seed| seed.wrapping_add(choice.into()));
         let prompt = self.prompt.clone();
-        let wanted = GenerateRequest { prompt, params };
+        let wanted = GenerateRequest {
+            prompt,
+            params,
+            ..GenerateRequest::default()
+        };
         self.pool.generate(wanted, self.deadline)
     }
 }

@@ -25,6 +25,20 @@ pub struct ReceivedItem {
     pub stop: Option<String>,
     /// Token counts of the stream, with its last item (version 2).
     pub usage: Option<StreamUsage>,
+    /// The sample that it belongs to, if samples are numbered (version 2).
+    pub sample: u32,
+    /// Why that sample ended, where samples are numbered; nothing of it follows then (version 2).
+    pub sample_end: Option<StreamFinish>,
+    /// The error that the sample ended with, while others go on (version 2).
+    pub sample_error: Option<LmtpError>,
+    /// The sample begins, as a fork of this one (version 2).
+    pub fork_of: Option<u32>,
+    /// How many tokens it has in common with that one; all before this item if the peer does not say.
+    pub inherited: Option<u32>,
+    /// This many of the last tokens of the sample are void (version 2).
+    pub backtrack: Option<u32>,
+    /// A controller has appended the token (version 2).
+    pub forced: bool,
 }
 
 /// Token counts of a stream, as its peer reports them.
@@ -36,9 +50,20 @@ pub struct StreamUsage {
     pub cached_tokens: u64,
     /// Tokens sent.
     pub completion_tokens: u64,
+    /// How many of them a controller has appended.
+    pub forced_tokens: u64,
 }
 
 impl ReceivedItem {
+    /// Whether it reports anything; items that do not are no progress of their stream.
+    pub(super) const fn is_progress(&self) -> bool {
+        self.token.is_some()
+            || self.finish.is_some()
+            || self.sample_end.is_some()
+            || self.fork_of.is_some()
+            || self.backtrack.is_some()
+    }
+
     /// Reduces `top` to what was requested: the reference server gives all streams of a batch the batch's maximum, and
     /// our 0 has to be requested as 1.
     pub(super) fn keep_top(&mut self, top: u32) {
@@ -87,6 +112,14 @@ pub(super) struct ItemMembers<'a> {
     text: Option<Cow<'a, str>>,
     stop: Option<Cow<'a, str>>,
     usage: Option<RawValue<'a>>,
+    sample: Option<u32>,
+    sample_end: Option<Cow<'a, str>>,
+    sample_error: Option<Cow<'a, str>>,
+    fork_of: Option<u32>,
+    inherited: Option<u32>,
+    backtrack: Option<u32>,
+    forced: bool,
+    stop_by: Option<Cow<'a, str>>,
 }
 
 impl<'a> ItemMembers<'a> {
@@ -120,10 +153,39 @@ impl<'a> ItemMembers<'a> {
                 "text" => members.text = value.string(),
                 "stop_match" => members.stop = value.string(),
                 "usage" => members.usage = Some(value),
-                _ => {}
+                name => members.steered(name, value),
             }
         }
         Some(members)
+    }
+
+    /// Reads a member of items of samples and controllers.
+    fn steered(&mut self, name: &str, value: RawValue<'a>) {
+        let count = || {
+            value
+                .integer()
+                .and_then(|number| u32::try_from(number).ok())
+        };
+        match name {
+            "sample" => self.sample = count(),
+            "sample_end" => self.sample_end = value.string(),
+            "sample_error" => self.sample_error = value.string(),
+            "fork_of" => self.fork_of = count(),
+            "inherited" => self.inherited = count(),
+            "backtrack" => self.backtrack = count(),
+            "forced" => self.forced = value.boolean() == Some(true),
+            "stop_by" => self.stop_by = value.string(),
+            _ => {}
+        }
+    }
+
+    /// A finish reason; one that a controller caused is distinguished.
+    fn finish(&self, name: Option<&str>) -> Option<StreamFinish> {
+        let is_stopped = self.stop_by.as_deref() == Some("controller");
+        Some(match StreamFinish::from_name(name?) {
+            StreamFinish::Stop if is_stopped => StreamFinish::Controller,
+            other => other,
+        })
     }
 
     /// Number of streams of all clients of the peer, if it reports that (LM-902).
@@ -196,10 +258,21 @@ impl<'a> ItemMembers<'a> {
             top: top
                 .filter_map(|(id, value)| Some((id.parse().ok()?, number(value)?)))
                 .collect(),
-            finish: self.finish.as_deref().map(StreamFinish::from_name),
+            finish: self.finish(self.finish.as_deref()),
             text: self.text.as_deref().map(str::to_owned),
             stop: self.stop.as_deref().map(str::to_owned),
             usage: self.usage.and_then(usage),
+            sample: self.sample.unwrap_or_default(),
+            sample_end: self.finish(self.sample_end.as_deref()),
+            sample_error: self.sample_error.as_deref().map(|message| {
+                let reason = self.code.as_deref().and_then(LmtpReason::from_name);
+                let reason = reason.unwrap_or(LmtpReason::UpstreamError);
+                LmtpError::new(reason, message.to_owned())
+            }),
+            fork_of: self.fork_of,
+            inherited: self.inherited,
+            backtrack: self.backtrack,
+            forced: self.forced,
         }
     }
 }
@@ -214,6 +287,7 @@ fn usage(value: RawValue<'_>) -> Option<StreamUsage> {
             "prompt_tokens" => usage.prompt_tokens = count,
             "cached_tokens" => usage.cached_tokens = count,
             "completion_tokens" => usage.completion_tokens = count,
+            "forced_tokens" => usage.forced_tokens = count,
             _ => {}
         }
     }

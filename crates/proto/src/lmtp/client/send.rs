@@ -4,7 +4,7 @@ use bytes::{BufMut as _, BytesMut};
 
 use crate::lmtp::read::known_params;
 use crate::lmtp::write::{self, member};
-use crate::lmtp::{Features, GenerateRequest, LmtpError, LmtpReason};
+use crate::lmtp::{Feature, Features, GenerateRequest, LmtpError, LmtpReason};
 use crate::params::{GenerationParams, PARAMS, ParamField, ParamSpec};
 use crate::steer::Token;
 
@@ -36,6 +36,11 @@ pub(super) fn generate(
             return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
         }
     }
+    if wanted.controller.is_some() && !features.has(Feature::Controllers) {
+        // Without its controller the output would be unconstrained (LM-712).
+        let message = "the upstream does not support 'controller'";
+        return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
+    }
     out.put_slice(b"GENERATE {\"max_tokens\":");
     write::json(out, &wanted.max_tokens());
     member(out, "temperature", &wanted.temperature());
@@ -58,6 +63,10 @@ pub(super) fn generate(
             ParamField::Tokens(stops) => member(out, name, stops),
             ParamField::Biases(bias) => biases(out, bias, !features.is_empty()),
         }
+    }
+    if let Some(controller) = &wanted.controller {
+        member(out, "controller", &controller.id);
+        member(out, "controller_arg", &controller.arg);
     }
     Ok(())
 }

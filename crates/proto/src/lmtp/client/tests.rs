@@ -10,6 +10,7 @@ fn wanted() -> GenerateRequest {
             max_tokens: Some(3),
             ..GenerateRequest::default().params
         },
+        ..GenerateRequest::default()
     }
 }
 
@@ -444,6 +445,7 @@ fn lm_901_a_version_2_peer_is_sent_all_members() {
             skip_special_tokens: Some(false),
             ..GenerationParams::default()
         },
+        ..GenerateRequest::default()
     };
     let mut client = agreed();
     let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
@@ -547,6 +549,7 @@ fn lm_702_version_2_members_of_items_are_read() {
         prompt_tokens: 3,
         cached_tokens: 2,
         completion_tokens: 1,
+        ..StreamUsage::default()
     };
     assert_eq!(item.usage, Some(usage));
 }

@@ -23,6 +23,8 @@ pub struct RelayedStream {
     /// If the current upstream computes the stream from its beginning: how many items that the caller has already it
     /// has repeated.
     repeated: Option<usize>,
+    /// Items came that only a controller causes: what its caller has is more than `tokens`.
+    steered: bool,
 }
 
 /// What to do with an item of an upstream.
@@ -57,6 +59,7 @@ impl RelayedStream {
             seeded,
             stops_here: false,
             repeated: None,
+            steered: false,
         }
     }
 
@@ -110,7 +113,14 @@ impl RelayedStream {
         if let Some(at) = self.repeated {
             return self.repeat(at, item);
         }
-        self.tokens.extend(item.token);
+        self.steered |= item.fork_of.is_some() || item.backtrack.is_some();
+        // The tokens of forks are not those of one text, which an upstream would find in its cache again.
+        if item.sample == 0 {
+            let backtrack = item.backtrack.unwrap_or_default() as usize;
+            let rest = self.given().saturating_sub(backtrack);
+            self.tokens.truncate(self.prompt + rest);
+            self.tokens.extend(item.token);
+        }
         // The first upstream knows all stops, and its usage is that of the whole stream.
         if self.before == 0 && !self.stops_here {
             return RelayedItem::On;
@@ -161,8 +171,8 @@ impl RelayedStream {
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         if !self.is_continued() {
-            let why = "the upstream was lost, and a stream with penalties, stop texts or a promised seed cannot \
-                       continue at another one; try again";
+            let why = "the upstream was lost, and a stream with penalties, stop texts, a controller or a promised seed \
+                       cannot continue at another one; try again";
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         // A sampled stream with a seed is computed again: continued, the generator would start anew in its middle.
@@ -194,7 +204,7 @@ impl RelayedStream {
 
     /// Whether another upstream would give the same output: by continuing, or from the beginning.
     fn is_continued(&self) -> bool {
-        self.given() == 0 || self.is_seamless() || self.is_repeatable()
+        (self.given() == 0 && !self.steered) || self.is_seamless() || self.is_repeatable()
     }
 
     /// Whether the stream can be recomputed from the beginning with its seed.
@@ -203,7 +213,8 @@ impl RelayedStream {
             return false;
         };
         let is_seeded = wanted.params.seed.is_some() && wanted.temperature() != 0.0;
-        is_seeded && self.seeded
+        // A controller may look at a clock or at variables of others, and its items are more than tokens.
+        is_seeded && self.seeded && wanted.controller.is_none()
     }
 
     /// Whether the output can become part of the prompt: nothing in the request may distinguish prompt and output.
@@ -215,7 +226,8 @@ impl RelayedStream {
         let is_free = matches!(params.presence_penalty, None | Some(0.0))
             && matches!(params.frequency_penalty, None | Some(0.0))
             && matches!(params.repetition_penalty, None | Some(1.0))
-            && params.stop.is_empty();
+            && params.stop.is_empty()
+            && wanted.controller.is_none();
         // Without a seed no certain tokens are promised, and at temperature 0 the seed has no effect.
         is_free && (params.seed.is_none() || wanted.temperature() == 0.0)
     }

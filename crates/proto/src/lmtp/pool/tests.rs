@@ -298,6 +298,7 @@ fn generate(change: impl FnOnce(&mut GenerationParams)) -> RelayedStream {
             temperature: Some(0.5),
             ..GenerateRequest::default().params
         },
+        ..GenerateRequest::default()
     };
     change(&mut wanted.params);
     RelayedStream::new(StreamDemand::Generate(wanted), false)
@@ -349,6 +350,7 @@ fn lm_806_after_items_only_the_rest_is_requested() {
                 temperature: Some(0.5),
                 ..GenerateRequest::default().params
             },
+            ..GenerateRequest::default()
         };
         assert_eq!(rest, expected);
         give(&mut passage, &[6]);
@@ -440,6 +442,7 @@ fn repeated() -> (RelayedStream, StreamDemand) {
             presence_penalty: Some(0.5),
             ..GenerationParams::default()
         },
+        ..GenerateRequest::default()
     };
     let mut passage = RelayedStream::new(StreamDemand::Generate(wanted), true);
     let whole = passage.work();
@@ -475,6 +478,7 @@ fn lm_806_a_seeded_stream_is_computed_again_from_its_beginning() {
         prompt_tokens: 2,
         cached_tokens: 0,
         completion_tokens: 4,
+        ..StreamUsage::default()
     };
     end.usage = Some(usage);
     assert_eq!(passage.item(&mut end), RelayedItem::On);
@@ -530,6 +534,7 @@ fn lm_806_stops_and_usage_span_both_upstreams() {
             prompt_tokens: 4,
             cached_tokens: 4,
             completion_tokens: 1,
+            ..StreamUsage::default()
         }),
         ..ReceivedItem::default()
     };
@@ -548,6 +553,7 @@ fn lm_806_stops_and_usage_span_both_upstreams() {
         prompt_tokens: 3,
         cached_tokens: 3,
         completion_tokens: 2,
+        ..StreamUsage::default()
     };
     assert_eq!(received, Some(usage));
 }

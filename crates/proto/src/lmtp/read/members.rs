@@ -17,7 +17,7 @@ pub(in super::super) struct PayloadMembers<'a> {
     known: [Option<RawValue<'a>>; NAMES.len()],
     /// Members of version 2 whose feature was negotiated; without that they are unknown (LM-207).
     added: Vec<(&'static str, RawValue<'a>)>,
-    /// Whether a controller is requested.
+    /// Whether a controller is requested without its feature.
     controller: bool,
     /// The first unknown name, and the number of unknown members.
     pub(super) unknown: Option<(Cow<'a, str>, u64)>,
@@ -55,7 +55,7 @@ const NAMES: [&str; 22] = [
 const LMQL: usize = 13;
 
 /// Members of version 2, with the feature that each belongs to.
-const ADDED: [(&str, Feature); 33] = [
+const ADDED: [(&str, Feature); 35] = [
     ("prompt_text", Feature::Text),
     ("messages", Feature::Text),
     ("add_generation_prompt", Feature::Text),
@@ -90,6 +90,8 @@ const ADDED: [(&str, Feature); 33] = [
     ("streams", Feature::Resume),
     ("window", Feature::Window),
     ("seq", Feature::Window),
+    ("controller", Feature::Controllers),
+    ("controller_arg", Feature::Controllers),
 ];
 
 /// The generation parameters that a peer with these features knows, each with its member's name, in the order of writing.
@@ -188,8 +190,8 @@ impl<'a> PayloadMembers<'a> {
         Ok(first.copied())
     }
 
-    /// Whether a controller is requested; recognised here although the feature cannot be negotiated.
-    pub(in super::super) fn names_controller(&self) -> bool {
+    /// Whether a controller is requested although that feature was not negotiated.
+    pub(in super::super) const fn names_controller(&self) -> bool {
         self.controller
     }
 

@@ -23,6 +23,7 @@ fn with(
                 stop_sequences: vec![scored],
                 ..GenerationParams::default()
             },
+            ..GenerateRequest::default()
         });
     }
     generate(&members, &model, limits, false, prompt)
@@ -69,6 +70,7 @@ fn lm_301_what_lmql_sends_is_read() {
             frequency_penalty: Some(0.25),
             ..GenerateRequest::default().params
         },
+        ..GenerateRequest::default()
     };
     assert_eq!(read, Ok(expected));
 }
@@ -88,6 +90,7 @@ fn lm_301_defaults_are_those_of_the_specification() {
             top_logprobs: Some(1),
             ..GenerateRequest::default().params
         },
+        ..GenerateRequest::default()
     };
     assert_eq!(read, expected);
 }

@@ -11,6 +11,7 @@ use bytes::{BufMut as _, BytesMut};
 use serde::Serialize;
 
 use super::buffers::BufferRequest;
+use super::steered::SteeredStream;
 use crate::lmtp::write::{self, member};
 use crate::lmtp::{Feature, Features, StreamFinish, StreamId, StreamKey, TextCodec, TokenItem};
 use crate::steer::Token;
@@ -52,6 +53,8 @@ pub(super) struct ExtendedStream {
     pub(super) prompt_logprobs: bool,
     pub(super) vocabulary: Option<Arc<dyn TextCodec>>,
     pub(super) prompt: Vec<Token>,
+    /// `None` without a controller.
+    pub(super) steered: Option<SteeredStream>,
     /// Number of tokens sent, over all samples.
     pub(super) sent: u64,
     pub(super) cached: u32,
@@ -75,6 +78,8 @@ struct BufferUsage {
     prompt_tokens: usize,
     cached_tokens: u32,
     completion_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forced_tokens: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -90,12 +95,16 @@ impl ExtendedStream {
         (first.0..end).map(StreamKey)
     }
 
-    /// Counts an item.
-    pub(super) fn take(&mut self, item: &TokenItem) {
+    /// Counts an item of one of its samples.
+    pub(super) fn take(&mut self, item: &TokenItem, sample: u32) {
         self.sent += 1;
+        if let Some(steered) = &mut self.steered {
+            steered.forced += u64::from(item.forced);
+        }
         // Samples share one prompt, so their counts are not added.
         self.cached = self.cached.max(item.cached_tokens);
-        if self.keep.is_some() {
+        // Forks are not retained.
+        if self.keep.is_some() && sample == 0 {
             self.output.push(item.token);
         }
     }
@@ -112,6 +121,7 @@ impl ExtendedStream {
         // `open` still counts this sample: it is removed after its last item is written.
         let last = item.finish.is_some() && self.open == 1;
         let sample_end = item.finish.clone().filter(|_| self.numbered);
+        let is_stopped = item.finish == Some(StreamFinish::Controller);
         if !last {
             // Of several samples only the last end is the end of the stream; the others have `sample_end` alone
             // (LM-973).
@@ -119,6 +129,9 @@ impl ExtendedStream {
         }
         write::item(out, &self.id, &item, top, |out| {
             self.text(out, &item, top);
+            if item.forced {
+                member(out, "forced", &true);
+            }
             if let Some(prompt) = &item.prompt {
                 write::logprobs(out, "prompt_logprobs", prompt);
             }
@@ -127,6 +140,9 @@ impl ExtendedStream {
             }
             if let Some(end) = &sample_end {
                 member(out, "sample_end", end.name());
+            }
+            if is_stopped {
+                member(out, "stop_by", "controller");
             }
             number(out, seq);
             if last {
@@ -160,6 +176,7 @@ impl ExtendedStream {
                 prompt_tokens: self.prompt.len(),
                 cached_tokens: self.cached,
                 completion_tokens: self.sent,
+                forced_tokens: self.steered.as_ref().map(|steered| steered.forced),
             };
             member(out, "usage", &usage);
         }

@@ -148,8 +148,18 @@ impl Outbox {
 
     /// Sends a status of a stream, or of the connection.
     pub(super) fn status(&mut self, id: Option<&StreamId>, status: &StreamUpdate) {
+        self.sample_status(id, status, None);
+    }
+
+    /// Sends a status of one sample of a stream, or of all of it.
+    pub(super) fn sample_status(
+        &mut self,
+        id: Option<&StreamId>,
+        status: &StreamUpdate,
+        sample: Option<u32>,
+    ) {
         self.messages
-            .alone(b"STATUS [", |out| status::write(out, id, status));
+            .alone(b"STATUS [", |out| status::write(out, id, status, sample));
     }
 }
 

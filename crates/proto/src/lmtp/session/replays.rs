@@ -299,6 +299,11 @@ impl ReplayBuffers {
         }
     }
 
+    /// Whether the connection is lost.
+    pub(super) const fn is_detached(&self) -> bool {
+        self.detached
+    }
+
     /// The same for all streams.
     pub(super) fn open_windows(&mut self) {
         while let Some(&key) = self.windows.first() {

@@ -10,6 +10,7 @@ use super::buffers::{BufferRequest, Buffers};
 use super::cancel::deadlines;
 use super::extended::ExtendedStream;
 use super::masks::Masks;
+use super::steered::SteeredStream;
 use super::text::RequestSubject;
 use crate::lmtp::port::{Config, LmtpStats, StreamDemand};
 use crate::lmtp::read::{self, PayloadMembers};
@@ -49,7 +50,6 @@ impl RequestReader<'_, '_> {
     ) -> Result<(Vec<StreamDemand>, ExtendedStream), LmtpError> {
         let (members, subject) = (self.request.members, self.subject);
         let (prompt, is_text) = self.prompt(now)?;
-        // Refused although unknown members are ignored: without its controller the output would be unconstrained.
         refuse_controllers(members)?;
         let (works, numbered) = if self.request.word == "SCORE" {
             self.scores(prompt)?
@@ -72,6 +72,8 @@ impl RequestReader<'_, '_> {
             (1..=max).contains(&size)
         })?;
         let samples = u32::try_from(works.len()).unwrap_or(u32::MAX);
+        let is_steered =
+            matches!(&works[0], StreamDemand::Generate(wanted) if wanted.controller.is_some());
         let extended = ExtendedStream {
             id: self.request.id.clone(),
             features: self.request.features,
@@ -83,6 +85,7 @@ impl RequestReader<'_, '_> {
             prompt_logprobs,
             vocabulary: subject.vocabulary.clone(),
             prompt,
+            steered: is_steered.then(|| SteeredStream::new(samples)),
             sent: 0,
             cached: 0,
             fresh: true,
@@ -141,6 +144,7 @@ impl RequestReader<'_, '_> {
         };
         wanted.params.priority = priority.map_or(Some(0), |p| i32::try_from(p).ok());
         self.masks.apply(members, subject, wanted)?;
+        wanted.controller = read::controller(members, &self.config.limits)?.map(Arc::new);
         let samples = n.and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
         self.can_copy(&wanted.prompt, samples)?;
         let works = (0..samples).zip(0..).map(|(_, index)| {
@@ -235,10 +239,11 @@ pub(super) fn model_name(
         })
 }
 
-/// Refuses a request for a controller: controllers are not supported here.
+/// Refuses a request for a controller without the feature. Unknown members are ignored, but without its controller the
+/// output would be unconstrained.
 fn refuse_controllers(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
     if members.names_controller() {
-        let message = "controllers are not supported yet";
+        let message = "'controller' needs the feature 'controllers'; negotiate it first";
         return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! The live streams of a session: items, ends, deadlines, windows and the tables that find them.
 
+mod branches;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use super::buffers::BufferRequest;
 use super::extended::{ExtendedStream, SampleKey, number};
 use super::outbox::Outbox;
 use super::replays::{ReplayBuffers, StreamReplay};
+use super::steered::Branches;
 use crate::lmtp::outbound::ITEM_BYTES_MAX;
 use crate::lmtp::port::{LmtpOutput, StreamDemand, StreamKey, StreamStart, StreamUpdate};
 use crate::lmtp::{
@@ -32,8 +35,8 @@ pub(super) struct AdmittedRequest {
 #[derive(Debug)]
 struct LmtpStream {
     id: StreamId,
-    /// Number of items that may still follow; never 0.
-    left: u64,
+    /// Its work: one branch, and the forks of a controller. At least one runs.
+    branches: Branches,
     /// Number of most likely tokens that an item shows; `None` omits the member, as for SCORE.
     top: Option<u32>,
     /// Whether it is a SCORE.
@@ -150,6 +153,14 @@ impl Streams {
 
     /// The connection is lost: streams that cannot be resumed are cancelled, and the items of the others wait.
     pub(super) fn detach(&mut self, out: &mut Outbox, now: Time) {
+        // A status describes the moment; a client that comes back has no use for it.
+        for steered in self
+            .extended
+            .values_mut()
+            .filter_map(|stream| stream.steered.as_mut())
+        {
+            drop(steered.take_log());
+        }
         let lost: Vec<_> = self.ids.values().copied().collect();
         for first in lost {
             if !self.replays.is_numbered(first) {
@@ -188,7 +199,7 @@ impl Streams {
             let key = StreamKey(self.admitted);
             self.admitted += 1;
             self.opened += 1;
-            let (left, top) = match &work {
+            let (most, top) = match &work {
                 StreamDemand::Generate(wanted) => {
                     (u64::from(wanted.max_tokens()), Some(wanted.top_logprobs()))
                 }
@@ -199,7 +210,7 @@ impl Streams {
             };
             let stream = LmtpStream {
                 id: id.clone(),
-                left,
+                branches: Branches::new(most),
                 top,
                 scores: matches!(work, StreamDemand::Score(_)),
                 part: is_extended.then_some(SampleKey { first, index }),
@@ -228,7 +239,11 @@ impl Streams {
         out: &mut Outbox,
         now: Time,
     ) {
+        let branch = item.branch;
         let Some(stream) = self.live.get_mut(&key) else {
+            return;
+        };
+        let Some(is_last) = stream.branches.count(branch) else {
             return;
         };
         // JSON has no NaN, and a clamped value would be a wrong probability (LM-412).
@@ -238,11 +253,10 @@ impl Streams {
         }
         // By the work's own report: if the count below ends the stream, the work must still be cancelled.
         let work_goes_on = item.finish.is_none();
-        stream.left -= 1;
         if stream.scores {
             // SCORE has one item for each token, and the last one has the finish reason (LM-311).
-            item.finish = (stream.left == 0).then_some(StreamFinish::Stop);
-        } else if stream.left == 0 {
+            item.finish = is_last.then_some(StreamFinish::Stop);
+        } else if is_last {
             // `max_tokens` is exact, whatever the engine does (LM-602).
             item.finish.get_or_insert(StreamFinish::Length);
         }
@@ -250,6 +264,9 @@ impl Streams {
         let (top, part) = (stream.top, stream.part);
         // Before the item: no status of a stream may follow its end, which this item may be (LM-922).
         self.send_running(part, out);
+        if let Some(part) = part.filter(|_| ends) {
+            self.send_log(part.first, out, now, true);
+        }
         let Some(stream) = self.live.get(&key) else {
             return;
         };
@@ -261,10 +278,11 @@ impl Streams {
             }),
             Some((part, extended)) => {
                 // Counted before it is written, since `usage` on the last item includes it (LM-950).
-                extended.take(&item);
+                let sample = stream.branches.sample(branch, part.index);
+                extended.take(&item, sample);
                 let seq = self.replays.seq(part.first);
                 let mut text = BytesMut::new();
-                extended.item(&mut text, item, top, part.index, seq);
+                extended.item(&mut text, item, top, sample, seq);
                 // Only facts about a very long prompt are that large. Clients would lose all streams, because they
                 // close a connection with such a message (LM-1202).
                 if text.len() > ITEM_BYTES_MAX {
@@ -282,10 +300,7 @@ impl Streams {
         out.end_item();
         self.items_out += 1;
         if ends {
-            self.remove_sample(key, out, now);
-            if work_goes_on {
-                out.events.push_back(LmtpOutput::Cancel(key));
-            }
+            self.close_branch(key, branch, !work_goes_on, out, now);
         }
         // After the removal: a stream that has ended has no samples left to park.
         if let Some(first) = parks {
@@ -335,6 +350,30 @@ impl Streams {
         out.end_item();
     }
 
+    /// A branch has ended; with the last one its work is over. `by_itself`: the work reported the end.
+    fn close_branch(
+        &mut self,
+        key: StreamKey,
+        branch: u32,
+        by_itself: bool,
+        out: &mut Outbox,
+        now: Time,
+    ) {
+        let Some(stream) = self.live.get_mut(&key) else {
+            return;
+        };
+        if stream.branches.end(branch) {
+            self.remove_sample(key, out, now);
+            if !by_itself {
+                out.events.push_back(LmtpOutput::Cancel(key));
+            }
+        } else if let Some(part) = stream.part
+            && let Some(extended) = self.extended.get_mut(&part.first)
+        {
+            extended.open -= 1;
+        }
+    }
+
     /// Removes a sample that has ended. With its last sample a stream has ended, and its id may be reused (LM-508).
     fn remove_sample(&mut self, key: StreamKey, out: &mut Outbox, now: Time) {
         let Some(stream) = self.live.remove(&key) else {
@@ -360,6 +399,8 @@ impl Streams {
         out: &mut Outbox,
         now: Time,
     ) -> Option<(StreamId, Option<ExtendedStream>)> {
+        // Before the end, which the caller sends: no status may follow it (LM-922).
+        self.send_log(first, out, now, true);
         let Some(extended) = self.extended.remove(&first) else {
             let stream = self.live.remove(&first)?;
             if but != Some(first) {
@@ -487,6 +528,15 @@ impl Streams {
         out: &mut Outbox,
         now: Time,
     ) {
+        match status {
+            StreamUpdate::Log { branch, message } => {
+                return self.print(stream, *branch, message, out, now);
+            }
+            StreamUpdate::Storage { branch, .. } => {
+                return self.store(stream, *branch, status, out);
+            }
+            _ => {}
+        }
         let limits = &out.limits;
         if !out.has_room() {
             return;

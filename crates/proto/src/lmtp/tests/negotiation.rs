@@ -17,7 +17,8 @@ fn lm_901_the_answer_lists_the_requested_and_available_features() {
     let answer = ask(&mut server, lmtp);
     assert!(answer.starts_with(r#"MSG [{"stream_id":1,"model_info":{"model":"tiny","#));
     let lmtp = after(&answer, r#""version":"0.1.0"},"lmtp":"#);
-    let agreed = r#"{"version":2,"features":["text","resume"],"session":"s_1","limits":{"#;
+    let agreed =
+        r#"{"version":2,"features":["text","resume","controllers"],"session":"s_1","limits":{"#;
     assert!(lmtp.starts_with(agreed), "{lmtp}");
     assert!(lmtp.contains(r#""max_frame_out":1000000,"max_streams":1024,"#));
     assert!(lmtp.ends_with(r#""load":{"running":1,"queued":2,"parked":0}}}]"#));
@@ -27,7 +28,7 @@ fn lm_901_the_answer_lists_the_requested_and_available_features() {
 fn lm_902_all_grants_every_feature_and_a_bad_shape_changes_nothing() {
     let mut server = Server::new();
     let all = ask(&mut server, r#"{"version":3,"features":"all"}"#);
-    let features = r#""version":2,"features":["text","buffers","masks","status","cancel","usage","resume","window","samples"]"#;
+    let features = r#""version":2,"features":["text","buffers","masks","status","cancel","usage","resume","window","samples","controllers"]"#;
     assert!(all.contains(features), "{all}");
     for bad in [
         "[]",
@@ -112,7 +113,7 @@ fn lm_905_the_subprotocol_grants_every_feature_without_an_answer() {
     assert_eq!(answer, r#"MSG [{"stream_id":3,"tokens":[256,97]}]"#);
     // MODEL_INFO reports the features in force and names the session.
     let facts = server.ask(r#"MODEL_INFO {"stream_id":4,"model":"tiny"}"#);
-    let all = r#""features":["text","buffers","masks","status","cancel","usage","resume","window","samples"],"session":"s_1","#;
+    let all = r#""features":["text","buffers","masks","status","cancel","usage","resume","window","samples","controllers"],"session":"s_1","#;
     assert!(facts.contains(all), "{facts}");
 }
 
@@ -130,8 +131,8 @@ fn lm_207_members_of_version_2_are_unknown_without_it() {
 }
 
 #[test]
-fn lm_971_a_controller_is_refused_and_not_ignored() {
-    let mut server = Server::agreed(r#""all""#);
+fn lm_971_without_its_feature_a_controller_is_refused_and_not_ignored() {
+    let mut server = Server::agreed(r#"["samples"]"#);
     let text = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"controller":"x"}"#;
     assert!(server.ask(text).contains("unsupported_operation"));
 }

@@ -24,6 +24,9 @@ fn reason(error: &Error) -> LmtpReason {
         ErrorReason::ENGINE_DEAD => return LmtpReason::EngineDead,
         ErrorReason::CONSTRAINT_FAILED => return LmtpReason::ConstraintFailed,
         ErrorReason::UPSTREAM_ERROR => return LmtpReason::UpstreamError,
+        // Not `model_not_found`: the model is there (LM-971).
+        ErrorReason::UNKNOWN_CONTROLLER => return LmtpReason::ControllerFailed,
+        ErrorReason::CONTROLLERS_UNAVAILABLE => return LmtpReason::ControllerFailed,
         _ => {}
     }
     match error.code() {
@@ -101,6 +104,16 @@ mod tests {
             ),
             (Code::Overloaded, "queue_timeout", LmtpReason::QueueTimeout),
             (Code::Unavailable, "engine_dead", LmtpReason::EngineDead),
+            (
+                Code::NotFound,
+                "UNKNOWN_CONTROLLER",
+                LmtpReason::ControllerFailed,
+            ),
+            (
+                Code::Unavailable,
+                "controllers_unavailable",
+                LmtpReason::ControllerFailed,
+            ),
         ] {
             let error = Error::Engine {
                 code,

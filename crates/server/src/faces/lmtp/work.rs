@@ -1,6 +1,7 @@
 //! The work of one stream: a call of the model's function, and the items that it yields.
 
 mod ported;
+mod steered;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -24,6 +25,7 @@ use sapwood_proto::steer::Token;
 use serde_json::Value;
 
 use self::ported::PortTokens;
+use self::steered::SteeredWork;
 use super::refusals::to_lmtp_error;
 
 /// The result of polling the work of a stream.
@@ -76,6 +78,8 @@ impl WorkSource {
 pub(super) struct StreamWork {
     /// `None` where there was nothing to compute.
     run: Option<WorkSource>,
+    /// The run of a stream with a controller, in place of `run`.
+    steered: Option<Box<SteeredWork>>,
     /// Items that were not taken yet: those that need no engine, or the first of the next step. The last one waits for
     /// the finish reason that may follow it.
     ahead: VecDeque<TokenItem>,
@@ -96,9 +100,12 @@ impl StreamWork {
         match start.work {
             lmtp::StreamDemand::Generate(wanted) => {
                 let prompt = tokens(&wanted.prompt);
+                let controller = wanted.controller.map(Arc::unwrap_or_clone);
                 // Ranges were checked, and are within the core's (D-20).
                 let config = GenerateConfig {
                     params: wanted.params,
+                    watched: controller.is_some(),
+                    controller,
                     ..base
                 };
                 Self::calling(kernel, name, prompt, config, VecDeque::new())
@@ -130,6 +137,7 @@ impl StreamWork {
         if scored.is_empty() {
             return Self {
                 run: None,
+                steered: None,
                 ahead,
                 follower: None,
             };
@@ -153,11 +161,21 @@ impl StreamWork {
         ahead: VecDeque<TokenItem>,
     ) -> Self {
         let follower = config.follower.clone();
+        let is_steered = config.controller.is_some();
         let args = Args::new()
             .with("prompt", Chunk::bytes(prompt).with_mime(Mime::TOKENS))
             .with("config", config.into_chunk());
+        if is_steered {
+            return Self {
+                run: None,
+                steered: Some(Box::new(SteeredWork::new(kernel, name, args))),
+                ahead,
+                follower,
+            };
+        }
         Self {
             run: Some(WorkSource::of(kernel, name, args)),
+            steered: None,
             ahead,
             follower,
         }
@@ -184,6 +202,9 @@ impl StreamWork {
         cx: &mut Context<'_>,
         mut take: impl FnMut(StreamPiece),
     ) -> WorkUpdate {
+        if let Some(steered) = &mut self.steered {
+            return steered.look(cx, take);
+        }
         let mut taken = !self.ahead.is_empty();
         loop {
             let polled = match &mut self.run {
@@ -258,10 +279,14 @@ fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<TokenItem>) {
         last.text = text;
     }
     if let Some((item, prompt)) = items.get_mut(first).zip(prompt) {
-        // Nothing precedes the first token of a prompt, so it has no log-probability.
-        let known = prompt.iter().copied().map(Some);
-        item.prompt = Some(std::iter::once(None).chain(known).collect());
+        item.prompt = Some(prompt_logprobs(&prompt));
     }
+}
+
+/// Nothing precedes the first token of a prompt, so it has no log-probability.
+fn prompt_logprobs(known: &[f32]) -> Vec<Option<f32>> {
+    let known = known.iter().copied().map(Some);
+    std::iter::once(None).chain(known).collect()
 }
 
 /// From 0 to 1, in hundredths: it is meant for display.

@@ -96,6 +96,7 @@ impl Asked {
                 temperature: (self.kind == Kind::Seeded).then_some(1.0),
                 ..GenerationParams::default()
             },
+            ..GenerateRequest::default()
         })
     }
 }

@@ -1,0 +1,188 @@
+//! Runs controllers: the only Wasm engine, in the isolation mode `shared` (AI-701): instances live in this process and run on
+//! threads of their own, with limits on time, memory, stack, output and results.
+//!
+//! [`Host`] loads [`Program`]s; an [`Instance`] is one sequence's controller. Callers are engines' threads, so no method of an
+//! instance waits: calls are queued, and outcomes polled.
+
+mod artefact;
+mod budget;
+mod callback;
+mod config;
+mod engine;
+mod failure;
+mod group;
+mod guest;
+mod imports;
+mod instance;
+mod log;
+mod program;
+mod result;
+mod state;
+mod workers;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::StepReport;
+use wasmtime::{Engine, Linker};
+
+use self::budget::MemoryBudget;
+pub use self::callback::Callback;
+pub use self::config::HostConfig;
+pub use self::engine::compile;
+pub use self::failure::CallFailure;
+pub use self::group::{Group, Variables, VariablesLimits, Versioned};
+pub use self::guest::Outcome;
+pub use self::instance::{Instance, Start};
+pub use self::program::Program;
+pub use self::result::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
+pub use self::state::Capabilities;
+use self::state::GuestState;
+use self::workers::Workers;
+use crate::module::{Abi, CheckedModule, ModuleError};
+
+/// The Wasm engine cannot be started on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the Wasm engine cannot be started: {0}")]
+pub struct HostError(String);
+
+/// A Wasm host. Cheap to clone. Its threads start with the first instance.
+#[derive(Clone)]
+pub struct Host(Arc<Shared>);
+
+struct Shared {
+    config: HostConfig,
+    engine: Engine,
+    p1: Linker<GuestState>,
+    p2: Linker<GuestState>,
+    budget: Arc<MemoryBudget>,
+    live: Arc<AtomicU32>,
+    workers: Workers,
+}
+
+impl Host {
+    /// A host with these limits.
+    ///
+    /// # Errors
+    /// The engine does not support this machine.
+    pub fn new(config: HostConfig) -> Result<Self, HostError> {
+        let failed = |error: wasmtime::Error| HostError(format!("{error:#}"));
+        let engine = engine::running(&config).map_err(failed)?;
+        Ok(Self(Arc::new(Shared {
+            p1: imports::linker(&engine, Abi::P1).map_err(failed)?,
+            p2: imports::linker(&engine, Abi::P2).map_err(failed)?,
+            budget: Arc::new(MemoryBudget::new(config.memory_total_bytes)),
+            live: Arc::default(),
+            workers: Workers::new(
+                engine.clone(),
+                config.kept_threads(),
+                config.spare_threads,
+                config.stack_bytes,
+            ),
+            engine,
+            config,
+        })))
+    }
+
+    /// The limits.
+    #[must_use]
+    pub fn config(&self) -> &HostConfig {
+        &self.0.config
+    }
+
+    /// Compiles a module on this thread; [`compile`] does the same without a host, for a process of its own.
+    ///
+    /// # Errors
+    /// The compiler cannot compile it.
+    pub fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
+        engine::compile_with(&self.0.engine, module)
+    }
+
+    /// Names what artefacts depend on: engine version, compile options, CPU features. An artefact made under another key is
+    /// of no use to this host (AI-321).
+    #[must_use]
+    pub fn artefact_key(&self) -> [u8; 32] {
+        engine::artefact_key(&self.0.engine)
+    }
+
+    /// Loads an artefact of `module`.
+    ///
+    /// The artefact is machine code: it must come from [`Host::compile`] or [`compile`] on this machine, through storage that
+    /// nobody else can write, unchanged (AI-321). Uploaded bytes never come here.
+    ///
+    /// # Errors
+    /// It was compiled for another host, or imports what there is not.
+    pub fn load(&self, module: &CheckedModule, artefact: &[u8]) -> Result<Program, ModuleError> {
+        let linker = match module.abi {
+            Abi::P1 => &self.0.p1,
+            Abi::P2 => &self.0.p2,
+        };
+        Program::load(&self.0.engine, linker, module, artefact)
+    }
+
+    /// Runs `aici_main` or `main` of a module once, on this thread and without a time limit (`--run`). Returns what it
+    /// printed.
+    pub fn run_main(
+        &self,
+        program: &Program,
+        start: Start,
+    ) -> (Result<(), CallFailure>, StepReport) {
+        instance::run_main(self, program, start)
+    }
+
+    /// Live instances of all requests.
+    #[must_use]
+    pub fn live(&self) -> u32 {
+        self.0.live.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory of all instances.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.0.budget.used()
+    }
+
+    fn budget(&self) -> &Arc<MemoryBudget> {
+        &self.0.budget
+    }
+
+    fn workers(&self) -> &Workers {
+        &self.0.workers
+    }
+
+    /// Counts one more instance, until the returned value is dropped.
+    fn enter(&self) -> Result<LiveInstance, CallFailure> {
+        let limit = self.0.config.instances;
+        let add = |live: u32| (live < limit).then_some(live + 1);
+        let live = &self.0.live;
+        let entered = live.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        if entered.is_err() {
+            return Err(CallFailure::new(ErrorReason::LIMIT, "too many sequences"));
+        }
+        Ok(LiveInstance(Arc::clone(live)))
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host")
+            .field("live", &self.live())
+            .field("memory_bytes", &self.memory_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One live instance of a host.
+#[derive(Debug)]
+struct LiveInstance(Arc<AtomicU32>);
+
+impl Drop for LiveInstance {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,123 @@
+//! [`MemoryBudget`]: the memory of all instances together, and [`InstanceLimiter`], which charges an instance's to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sapwood_proto::error_reason::ErrorReason;
+use wasmtime::ResourceLimiter;
+
+use super::failure::Abort;
+
+/// Bytes in use by all instances of a host, and their limit (AI-741).
+#[derive(Debug)]
+pub(super) struct MemoryBudget {
+    used: AtomicUsize,
+    limit: usize,
+}
+
+impl MemoryBudget {
+    pub(super) const fn new(limit: usize) -> Self {
+        Self {
+            used: AtomicUsize::new(0),
+            limit,
+        }
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn charge(&self, bytes: usize) -> bool {
+        let add = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+            .is_ok()
+    }
+
+    fn refund(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Limits the memory and tables of one instance. Refunds its charges when it is dropped, with the instance's store.
+#[derive(Debug)]
+pub(super) struct InstanceLimiter {
+    budget: Arc<MemoryBudget>,
+    charged: usize,
+    memory_bytes: usize,
+    table_elements: usize,
+    /// During instantiation a refusal has another text.
+    pub(super) instantiating: bool,
+}
+
+impl InstanceLimiter {
+    pub(super) const fn new(
+        budget: Arc<MemoryBudget>,
+        memory_bytes: usize,
+        table_elements: usize,
+    ) -> Self {
+        Self {
+            budget,
+            charged: 0,
+            memory_bytes,
+            table_elements,
+            instantiating: true,
+        }
+    }
+
+    fn charge(&mut self, bytes: usize) -> wasmtime::Result<bool> {
+        if self.budget.charge(bytes) {
+            self.charged += bytes;
+            return Ok(true);
+        }
+        let text = if self.instantiating {
+            "controller memory exhausted"
+        } else {
+            "controller memory exhausted: all instances together have reached their limit"
+        };
+        Err(Abort::limit(ErrorReason::MEMORY, text).into())
+    }
+}
+
+impl ResourceLimiter for InstanceLimiter {
+    // A refused growth is a trap and not the -1 of `memory.grow`: allocators answer that with an abort of their own, whose
+    // text says less (AI-608).
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        if desired > self.memory_bytes {
+            let text = format!("memory limit: more than {} bytes", self.memory_bytes);
+            return Err(Abort::limit(ErrorReason::MEMORY, text).into());
+        }
+        // The module's own maximum, which the guest may run into and handle.
+        if maximum.is_some_and(|maximum| desired > maximum) {
+            return Ok(false);
+        }
+        self.charge(desired.saturating_sub(current))
+    }
+
+    fn table_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        if desired > self.table_elements {
+            let text = format!("table limit: more than {} elements", self.table_elements);
+            return Err(Abort::limit(ErrorReason::MEMORY, text).into());
+        }
+        if maximum.is_some_and(|maximum| desired > maximum) {
+            return Ok(false);
+        }
+        self.charge(desired.saturating_sub(current) * size_of::<usize>())
+    }
+}
+
+impl Drop for InstanceLimiter {
+    fn drop(&mut self) {
+        self.budget.refund(self.charged);
+    }
+}

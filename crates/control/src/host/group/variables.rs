@@ -1,0 +1,268 @@
+//! [`Variables`]: named, versioned values that all sequences of a request read and write.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::VariableWrite;
+
+use crate::host::failure::Abort;
+
+/// Limits of the variables of one request (AI-953).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VariablesLimits {
+    /// Bytes of a name.
+    pub name_bytes: usize,
+    /// Bytes of a value.
+    pub value_bytes: usize,
+    /// Variables.
+    pub number: usize,
+    /// Bytes of all names and values.
+    pub total_bytes: usize,
+    /// Successful writes of one sequence in one step.
+    pub writes_per_step: usize,
+}
+
+impl Default for VariablesLimits {
+    fn default() -> Self {
+        Self {
+            name_bytes: 256,
+            value_bytes: 1 << 20,
+            number: 1_024,
+            total_bytes: 16 << 20,
+            writes_per_step: 1_024,
+        }
+    }
+}
+
+/// The value of a variable at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Versioned {
+    /// 1 for the first write; each write adds 1.
+    pub version: u64,
+    /// The bytes.
+    pub value: Arc<Vec<u8>>,
+}
+
+/// What a write did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::host) enum WriteResult {
+    /// It was made; this is the version it made.
+    Written(u64),
+    /// The variable has another version than the write required, or there is none.
+    Conflict(Option<Versioned>),
+}
+
+/// A set of variables. Every operation takes effect at one moment between its start and its end (AI-952).
+#[derive(Debug)]
+pub struct Variables {
+    limits: VariablesLimits,
+    set: Mutex<Set>,
+}
+
+#[derive(Debug, Default)]
+struct Set {
+    values: HashMap<String, Versioned>,
+    total_bytes: usize,
+}
+
+impl Variables {
+    pub(super) fn new(limits: VariablesLimits) -> Self {
+        Self {
+            limits,
+            set: Mutex::default(),
+        }
+    }
+
+    /// The limits.
+    #[must_use]
+    pub const fn limits(&self) -> &VariablesLimits {
+        &self.limits
+    }
+
+    /// The value of `name`, if it was ever written. Costs no copy of it.
+    #[must_use]
+    pub fn read(&self, name: &str) -> Option<Versioned> {
+        self.lock().values.get(name).cloned()
+    }
+
+    /// Writes or appends; over a limit nothing is written.
+    pub(in crate::host) fn write(&self, write: &VariableWrite) -> Result<WriteResult, Abort> {
+        let limits = &self.limits;
+        limit("name", write.name.len(), limits.name_bytes)?;
+        limit("value", write.value.len(), limits.value_bytes)?;
+        let mut set = self.lock();
+        let Set {
+            values,
+            total_bytes,
+        } = &mut *set;
+        let current = values.get_mut(&write.name);
+        if let Some(required) = write.when_version_is
+            && current.as_ref().map(|current| current.version) != Some(required)
+        {
+            return Ok(WriteResult::Conflict(current.cloned()));
+        }
+        let Some(current) = current else {
+            limit("number", values.len() + 1, limits.number)?;
+            let total = *total_bytes + write.name.len() + write.value.len();
+            limit("total", total, limits.total_bytes)?;
+            *total_bytes = total;
+            let first = Versioned {
+                version: 1,
+                value: Arc::new(write.value.clone()),
+            };
+            values.insert(write.name.clone(), first);
+            return Ok(WriteResult::Written(1));
+        };
+        let kept = if write.append { current.value.len() } else { 0 };
+        limit("value", kept + write.value.len(), limits.value_bytes)?;
+        let total = *total_bytes - current.value.len() + kept + write.value.len();
+        limit("total", total, limits.total_bytes)?;
+        *total_bytes = total;
+        // In place, unless a reader still holds the value.
+        let value = Arc::make_mut(&mut current.value);
+        value.truncate(kept);
+        value.extend_from_slice(&write.value);
+        current.version += 1;
+        Ok(WriteResult::Written(current.version))
+    }
+
+    // No operation leaves the set half changed: limits are checked first, and allocation aborts.
+    fn lock(&self) -> std::sync::MutexGuard<'_, Set> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Fails the callback that goes over a limit: the interface has no reply for it (AI-953).
+pub(in crate::host) fn limit(name: &str, value: usize, limit: usize) -> Result<(), Abort> {
+    if value > limit {
+        let text = format!("storage limit: {name}");
+        return Err(Abort::limit(ErrorReason::LIMIT, text));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(name: &str, value: &[u8]) -> VariableWrite {
+        VariableWrite {
+            name: name.to_owned(),
+            value: value.to_vec(),
+            append: false,
+            when_version_is: None,
+        }
+    }
+
+    fn append(name: &str, value: &[u8]) -> VariableWrite {
+        VariableWrite {
+            append: true,
+            ..write(name, value)
+        }
+    }
+
+    fn refused(result: Result<WriteResult, Abort>) -> String {
+        result.unwrap_err().message
+    }
+
+    #[test]
+    fn ai_951_versions_count_writes_and_guard_them() {
+        let variables = Variables::new(VariablesLimits::default());
+        assert_eq!(variables.read("x"), None);
+        let first = VariableWrite {
+            when_version_is: Some(1),
+            ..write("x", b"no")
+        };
+        let missing = variables.write(&first).unwrap();
+        assert_eq!(missing, WriteResult::Conflict(None));
+        let written = |write: &VariableWrite| variables.write(write).unwrap();
+        assert_eq!(written(&append("x", b"a")), WriteResult::Written(1));
+        assert_eq!(written(&first), WriteResult::Written(2));
+        let current = Versioned {
+            version: 2,
+            value: Arc::new(b"no".to_vec()),
+        };
+        assert_eq!(written(&first), WriteResult::Conflict(Some(current)));
+        assert_eq!(written(&append("x", b"pe")), WriteResult::Written(3));
+        assert_eq!(*variables.read("x").unwrap().value, b"nope");
+    }
+
+    #[test]
+    fn ai_953_at_each_limit_it_works_and_over_it_nothing_is_written() {
+        let variables = Variables::new(VariablesLimits {
+            name_bytes: 3,
+            value_bytes: 8,
+            number: 2,
+            total_bytes: 20,
+            writes_per_step: 1,
+        });
+        variables.write(&write("abc", b"12345678")).unwrap();
+        assert_eq!(
+            refused(variables.write(&write("abcd", b""))),
+            "storage limit: name"
+        );
+        let long = refused(variables.write(&write("abc", b"123456789")));
+        assert_eq!(long, "storage limit: value");
+        assert_eq!(
+            refused(variables.write(&append("abc", b"9"))),
+            "storage limit: value"
+        );
+        assert_eq!(
+            refused(variables.write(&write("b", b"12345678x"))),
+            "storage limit: value"
+        );
+        variables.write(&write("b", b"12345678")).unwrap();
+        assert_eq!(
+            refused(variables.write(&write("c", b""))),
+            "storage limit: number"
+        );
+        assert_eq!(variables.lock().total_bytes, 20);
+        variables.write(&write("b", b"")).unwrap();
+        assert_eq!(variables.lock().total_bytes, 12);
+        assert_eq!(variables.read("abc").unwrap().version, 1);
+    }
+
+    #[test]
+    fn ai_953_the_total_counts_names_and_values() {
+        let variables = Variables::new(VariablesLimits {
+            total_bytes: 10,
+            ..VariablesLimits::default()
+        });
+        variables.write(&write("ab", b"12345678")).unwrap();
+        assert_eq!(
+            refused(variables.write(&append("ab", b"9"))),
+            "storage limit: total"
+        );
+        assert_eq!(
+            refused(variables.write(&write("c", b""))),
+            "storage limit: total"
+        );
+        assert_eq!(*variables.read("ab").unwrap().value, b"12345678");
+    }
+
+    #[test]
+    fn ai_952_concurrent_appends_are_linearizable() {
+        let variables = Variables::new(VariablesLimits::default());
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let variables = &variables;
+                scope.spawn(move || {
+                    let mut last = 0;
+                    for _ in 0..200 {
+                        let write = append("x", &[thread]);
+                        let Ok(WriteResult::Written(version)) = variables.write(&write) else {
+                            panic!("an unconditional write is made");
+                        };
+                        let read = variables.read("x").unwrap();
+                        assert!(version > last && read.version >= version);
+                        assert_eq!(read.value.len() as u64, read.version);
+                        last = version;
+                    }
+                });
+            }
+        });
+        let end = variables.read("x").unwrap();
+        assert_eq!((end.version, end.value.len()), (800, 800));
+    }
+}

@@ -1,0 +1,126 @@
+//! `aici_host_storage_cmd`: the variables of the request, as JSON (AI-951).
+
+use std::fmt::Write as _;
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::VariableWrite;
+use serde::{Deserialize, Serialize};
+
+use super::{BLOB_STORAGE, Guest, Returns, read};
+use crate::host::failure::Abort;
+use crate::host::group::variables::{Versioned, WriteResult, limit};
+
+#[derive(Deserialize)]
+enum Command {
+    ReadVar {
+        name: String,
+    },
+    WriteVar {
+        name: String,
+        value: String,
+        op: Operation,
+        #[serde(default)]
+        when_version_is: Option<u64>,
+    },
+}
+
+#[derive(Clone, Copy, Deserialize)]
+enum Operation {
+    Set,
+    Append,
+}
+
+#[derive(Serialize)]
+enum Response {
+    ReadVar { version: u64, value: String },
+    VariableMissing {},
+    WriteVar { version: u64 },
+}
+
+/// Executes the command at `src`; blob 5 is the response.
+pub(super) fn command(mut guest: Guest<'_>, src: u32, len: u32) -> Returns<u32> {
+    let limits = *guest.data().member().group().variables().limits();
+    // Before it is parsed: a value in hex, a name whose characters are all escaped, and the members around them.
+    let bytes_max = limits.value_bytes * 2 + limits.name_bytes * 6 + 1024;
+    limit("value", len as usize, bytes_max)?;
+    let json = read(&mut guest, "aici_host_storage_cmd", src, len)?;
+    let command = serde_json::from_slice(json).map_err(|error| {
+        let error = sapwood_proto::clip::shown(error);
+        bad_command(format!("the storage command cannot be read: {error}"))
+    })?;
+    let response = execute(&mut guest, command, limits.writes_per_step)?;
+    let response = serde_json::to_vec(&response).map_err(|error| Abort::trap(error.to_string()))?;
+    guest.data_mut().blobs.storage = response;
+    Ok(BLOB_STORAGE)
+}
+
+fn execute(guest: &mut Guest<'_>, command: Command, writes_max: usize) -> Result<Response, Abort> {
+    let state = guest.data_mut();
+    let variables = state.member().group().variables();
+    let (name, value, op, when_version_is) = match command {
+        Command::ReadVar { name } => return Ok(shown(variables.read(&name))),
+        Command::WriteVar {
+            name,
+            value,
+            op,
+            when_version_is,
+        } => (name, value, op, when_version_is),
+    };
+    // Also a write that would conflict: what a guest may do does not depend on its siblings.
+    limit("writes per step", state.writes.len() + 1, writes_max)?;
+    let write = VariableWrite {
+        name,
+        value: decode_hex(&value)?,
+        append: matches!(op, Operation::Append),
+        when_version_is,
+    };
+    Ok(match variables.write(&write)? {
+        WriteResult::Written(version) => {
+            state.writes.push(write);
+            Response::WriteVar { version }
+        }
+        WriteResult::Conflict(current) => shown(current),
+    })
+}
+
+fn shown(current: Option<Versioned>) -> Response {
+    current.map_or(
+        Response::VariableMissing {},
+        |Versioned { version, value }| {
+            let mut hex = String::with_capacity(value.len() * 2);
+            for byte in &*value {
+                let _ = write!(hex, "{byte:02x}");
+            }
+            Response::ReadVar {
+                version,
+                value: hex,
+            }
+        },
+    )
+}
+
+fn decode_hex(text: &str) -> Result<Vec<u8>, Abort> {
+    let digit = |byte: u8| {
+        char::from(byte)
+            .to_digit(16)
+            .and_then(|digit| u8::try_from(digit).ok())
+    };
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let bytes: Option<Vec<u8>> = pairs
+        .iter()
+        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?))
+        .collect();
+    match bytes {
+        Some(bytes) if rest.is_empty() => Ok(bytes),
+        _ => Err(bad_command(
+            "the value of a storage command is not hex".to_owned(),
+        )),
+    }
+}
+
+fn bad_command(text: String) -> Abort {
+    Abort {
+        reason: ErrorReason::BAD_RESULT,
+        ..Abort::fatal(text)
+    }
+}

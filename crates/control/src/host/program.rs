@@ -1,0 +1,128 @@
+//! [`Program`]: a loaded module, ready to be instantiated.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use wasmparser::{DataKind, Operator, Parser, Payload};
+use wasmtime::{Engine, InstancePre, Linker};
+
+use super::artefact;
+use super::state::GuestState;
+use crate::module::{Abi, CheckedModule, ForkLayout, MainExport, ModuleError, ModuleId};
+
+/// A loaded module. Cheap to clone; the code is freed with the last clone and instance.
+#[derive(Clone)]
+pub struct Program(Arc<Loaded>);
+
+struct Loaded {
+    id: ModuleId,
+    abi: Abi,
+    steers: bool,
+    main: Option<MainExport>,
+    layout: ForkLayout,
+    initialised: Range<usize>,
+    instance: InstancePre<GuestState>,
+}
+
+impl Program {
+    pub(super) fn load(
+        engine: &Engine,
+        linker: &Linker<GuestState>,
+        module: &CheckedModule,
+        artefact: &[u8],
+    ) -> Result<Self, ModuleError> {
+        let failed = |error: wasmtime::Error| {
+            tracing::error!(module = %module.id, error = %format_args!("{error:#}"), "a controller cannot be loaded");
+            ModuleError::Host("the compiled module does not fit this host".to_owned())
+        };
+        let compiled = artefact::deserialize(engine, artefact).map_err(failed)?;
+        Ok(Self(Arc::new(Loaded {
+            id: module.id,
+            abi: module.abi,
+            steers: module.steers,
+            main: module.main,
+            layout: module.layout.clone(),
+            initialised: initialised(&module.instrumented),
+            instance: linker.instantiate_pre(&compiled).map_err(failed)?,
+        })))
+    }
+
+    /// The module's id.
+    #[must_use]
+    pub fn id(&self) -> ModuleId {
+        self.0.id
+    }
+
+    /// The interface of its callbacks.
+    #[must_use]
+    pub fn abi(&self) -> Abi {
+        self.0.abi
+    }
+
+    /// Whether it has the callbacks that steer a sequence.
+    #[must_use]
+    pub fn steers(&self) -> bool {
+        self.0.steers
+    }
+
+    pub(super) fn main(&self) -> Option<MainExport> {
+        self.0.main
+    }
+
+    pub(super) fn layout(&self) -> &ForkLayout {
+        &self.0.layout
+    }
+
+    pub(super) fn instance(&self) -> &InstancePre<GuestState> {
+        &self.0.instance
+    }
+
+    /// The part of a new instance's memory that may differ from zero.
+    pub(super) fn initialised(&self) -> Range<usize> {
+        self.0.initialised.clone()
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Program")
+            .field("id", &self.0.id)
+            .field("abi", &self.0.abi)
+            .finish_non_exhaustive()
+    }
+}
+
+/// From the first to the last byte that active data segments write. Everything, where that cannot be read.
+fn initialised(module: &[u8]) -> Range<usize> {
+    segments(module).unwrap_or(0..usize::MAX)
+}
+
+fn segments(module: &[u8]) -> Option<Range<usize>> {
+    let mut extent: Option<Range<usize>> = None;
+    for payload in Parser::new(0).parse_all(module) {
+        let Payload::DataSection(section) = payload.ok()? else {
+            continue;
+        };
+        for segment in section {
+            let segment = segment.ok()?;
+            let DataKind::Active { offset_expr, .. } = segment.kind else {
+                continue;
+            };
+            let mut operators = offset_expr.get_operators_reader();
+            let Operator::I32Const { value } = operators.read().ok()? else {
+                return None;
+            };
+            // Extended constants go on after the first number.
+            if !matches!(operators.read().ok()?, Operator::End) {
+                return None;
+            }
+            let start = usize::try_from(value.cast_unsigned()).ok()?;
+            let end = start.checked_add(segment.data.len())?;
+            extent = Some(extent.map_or(start..end, |extent| {
+                extent.start.min(start)..extent.end.max(end)
+            }));
+        }
+    }
+    Some(extent.unwrap_or(0..0))
+}

@@ -1,0 +1,260 @@
+//! [`GuestState`]: what the host keeps beside an instance, and what its host functions work on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{Mask, StepReport, Token, VariableWrite};
+use wasmtime::{Memory, StoreContextMut, UpdateDeadline};
+
+use super::LiveInstance;
+use super::budget::InstanceLimiter;
+use super::failure::Abort;
+use super::group::Member;
+use super::log::LogBuffer;
+use super::result::RawResult;
+use crate::module::Abi;
+use crate::trie::{HostModel, TokenView};
+
+/// What an engine can do for controllers (AI-506); controllers ask for it by `aici_host_get_config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "three independent yes-or-no questions of the interface"
+)]
+pub struct Capabilities {
+    /// A step may return several branches.
+    pub fork: bool,
+    /// A splice may take back committed tokens.
+    pub backtrack: bool,
+    /// A splice may append tokens.
+    pub ff_tokens: bool,
+}
+
+impl Capabilities {
+    /// Everything, as our engine can.
+    pub const ALL: Self = Self {
+        fork: true,
+        backtrack: true,
+        ff_tokens: true,
+    };
+
+    fn of_name(self, name: &[u8]) -> bool {
+        match name {
+            b"fork" => self.fork,
+            b"backtrack" => self.backtrack,
+            b"ff_tokens" => self.ff_tokens,
+            _ => false,
+        }
+    }
+}
+
+/// What all instances of a request have in common. A fork shares it.
+#[derive(Clone, Debug)]
+pub(super) struct Surroundings {
+    pub(super) model: Arc<HostModel>,
+    pub(super) arg: Arc<str>,
+    pub(super) abi: Abi,
+    pub(super) capabilities: Capabilities,
+    pub(super) timer_resolution: Duration,
+    pub(super) result_bytes: usize,
+}
+
+/// The blobs that outlast a callback, so that a fork has them (AI-711).
+#[derive(Clone, Debug, Default)]
+pub(super) struct Blobs {
+    /// Blob 2.
+    pub(super) tokenized: Vec<u8>,
+    /// Blob 4.
+    pub(super) process_arg: Vec<u8>,
+    /// Blob 5.
+    pub(super) storage: Vec<u8>,
+}
+
+/// The data of an instance's store.
+pub(super) struct GuestState {
+    pub(super) surroundings: Surroundings,
+    pub(super) limiter: InstanceLimiter,
+    pub(super) blobs: Blobs,
+    /// Known once the module is instantiated; only its start function runs earlier.
+    pub(super) memory: Option<Memory>,
+    /// The sequence, 0 before it is bound.
+    pub(super) number: u32,
+    /// What the clock of P2 controllers counts from.
+    pub(super) instantiated: Instant,
+    pub(super) result: RawResult,
+    /// Limits `result.json`: `result_bytes`, and more at the start, where a P2 controller returns the whole prompt.
+    pub(super) result_bytes: usize,
+    pub(super) log: LogBuffer,
+    pub(super) writes: Vec<VariableWrite>,
+    deadline: Deadline,
+    member: Member,
+    /// Counts the instance for as long as it takes memory.
+    _live: LiveInstance,
+}
+
+/// When a callback is interrupted.
+#[derive(Clone, Debug)]
+pub(super) struct Deadline {
+    /// `None`: fuel limits it.
+    pub(super) at: Option<Instant>,
+    /// Nobody waits for the result any more.
+    pub(super) cancelled: Arc<AtomicBool>,
+}
+
+impl Deadline {
+    /// Interrupts the callback if it must end. Called at each tick of the epoch clock while guest code runs.
+    pub(super) fn check(&self) -> Result<(), Abort> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Err(Abort::stop("cancelled"));
+        }
+        if self.at.is_some_and(|at| Instant::now() >= at) {
+            return Err(Abort::limit(ErrorReason::TIMEOUT, "timeout"));
+        }
+        Ok(())
+    }
+}
+
+impl GuestState {
+    pub(super) fn new(
+        surroundings: Surroundings,
+        limiter: InstanceLimiter,
+        (member, live): (Member, LiveInstance),
+        cancelled: Arc<AtomicBool>,
+    ) -> Self {
+        let result_bytes = surroundings.result_bytes;
+        Self {
+            surroundings,
+            limiter,
+            blobs: Blobs::default(),
+            memory: None,
+            number: 0,
+            instantiated: Instant::now(),
+            result: RawResult::default(),
+            result_bytes,
+            log: LogBuffer::default(),
+            writes: Vec::new(),
+            deadline: Deadline {
+                at: None,
+                cancelled,
+            },
+            member,
+            _live: live,
+        }
+    }
+
+    pub(super) fn member(&self) -> &Member {
+        &self.member
+    }
+
+    pub(super) fn set_deadline(&mut self, at: Option<Instant>) {
+        self.deadline.at = at;
+    }
+
+    pub(super) fn check_deadline(&self) -> Result<(), Abort> {
+        self.deadline.check()
+    }
+
+    pub(super) fn token_view(&self) -> TokenView {
+        match self.surroundings.abi {
+            Abi::P1 => TokenView::Plain,
+            Abi::P2 => TokenView::Named,
+        }
+    }
+
+    pub(super) fn vocabulary(&self) -> usize {
+        self.surroundings.model.vocabulary()
+    }
+
+    pub(super) fn capability(&self, name: &[u8]) -> bool {
+        self.surroundings.capabilities.of_name(name)
+    }
+
+    /// Forgets what the last callback left, before the next one.
+    pub(super) fn begin_call(&mut self, process_arg: Vec<u8>, deadline: Option<Instant>) {
+        self.blobs.process_arg = process_arg;
+        self.result = RawResult::default();
+        self.set_deadline(deadline);
+    }
+
+    /// Takes what the callbacks printed and wrote; the time is the caller's to add.
+    pub(super) fn take_report(&mut self) -> StepReport {
+        StepReport {
+            logs: self.log.take(),
+            storage: std::mem::take(&mut self.writes),
+            micros: 0,
+        }
+    }
+
+    /// Adds what was printed since to a report of a failure.
+    pub(super) fn append_after_error(&mut self, report: &mut StepReport) {
+        let printed = self.log.take();
+        self.log.push(report.logs.as_bytes());
+        self.log.push_after_error(printed.as_bytes());
+        report.logs = self.log.take();
+    }
+
+    /// Takes a mask of a controller. Returns its handle (P2).
+    ///
+    /// A mask that allows no token would make the engine divide by zero or be ignored, so it becomes end-of-sequence
+    /// alone (AI-237).
+    pub(super) fn add_mask(&mut self, words: Vec<u32>) -> Result<u32, Abort> {
+        let vocabulary = self.vocabulary();
+        let mut mask = Mask::from_words(words, vocabulary)
+            .ok_or_else(|| Abort::trap("a mask of the wrong size"))?;
+        let union = self.surroundings.abi == Abi::P1;
+        if mask.words().iter().all(|word| *word == 0) {
+            // P1: whether the union is empty is known after the callback only.
+            if !union {
+                mask.allow(self.surroundings.model.eos());
+                self.log.push(EMPTY_MASK.as_bytes());
+            }
+        }
+        let masks = &mut self.result.masks;
+        if union && let Some(previous) = masks.pop() {
+            let words = mask.words().iter().zip(previous.words());
+            let words = words.map(|(left, right)| left | right).collect();
+            mask = Mask::from_words(words, vocabulary).unwrap_or(mask);
+        }
+        if masks.len() >= MASKS_MAX {
+            let text = format!("more than {MASKS_MAX} masks in one callback");
+            return Err(Abort::limit(ErrorReason::LIMIT, text));
+        }
+        let handle = u32::try_from(masks.len()).unwrap_or(u32::MAX);
+        masks.push(Arc::new(mask));
+        Ok(handle)
+    }
+
+    /// Takes the result of a callback that returned. An empty union of masks becomes end-of-sequence (AI-237).
+    pub(super) fn take_result(&mut self) -> RawResult {
+        let mut result = std::mem::take(&mut self.result);
+        let union = self.surroundings.abi == Abi::P1;
+        if union
+            && let Some(mask) = result.masks.first_mut()
+            && mask.words().iter().all(|word| *word == 0)
+        {
+            Arc::make_mut(mask).allow(self.surroundings.model.eos());
+            self.log.push(EMPTY_MASK.as_bytes());
+        }
+        result
+    }
+
+    /// The token ids as the blob of them.
+    pub(super) fn set_tokenized(&mut self, tokens: &[Token]) {
+        let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
+        self.blobs.tokenized = bytes.collect();
+    }
+}
+
+/// Interrupts late callbacks: installed as the store's epoch callback.
+pub(super) fn on_epoch(
+    context: &StoreContextMut<'_, GuestState>,
+) -> wasmtime::Result<UpdateDeadline> {
+    context.data().check_deadline()?;
+    Ok(UpdateDeadline::Continue(1))
+}
+
+const EMPTY_MASK: &str = "empty mask: only EOS allowed\n";
+/// Each takes an eighth of a byte per token of the vocabulary, and more than branches are of no use.
+const MASKS_MAX: usize = 256;

@@ -1,0 +1,430 @@
+//! Answers of the main channel: a SeqResult for each sequence, and what is left out when they do not fit (AI-224, AI-421
+//! to AI-431).
+
+use std::collections::HashMap;
+
+use sapwood_proto::steer::{StepReport, Token, VariableWrite};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use super::envelope::{self, RequestError};
+use super::rows::RowLayout;
+
+/// What one phase of a step gave for one sequence.
+#[derive(Debug, Serialize)]
+pub(crate) struct SeqResult {
+    error: String,
+    result: Option<SeqValue>,
+    storage: Vec<StorageCommand>,
+    logs: String,
+    micros: u64,
+}
+
+/// The result of a phase.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum SeqValue {
+    /// Of `instantiate` in P2.
+    Prompt { prompt: Vec<Token> },
+    /// Of a post op.
+    Post { stop: bool },
+    /// Of `pre`.
+    Pre {
+        suspend: bool,
+        num_forks: u32,
+        ff_tokens: Vec<Token>,
+    },
+    /// Of `mid` in P1, instead of sampling.
+    Splice {
+        ff_tokens: Vec<Token>,
+        backtrack: u32,
+    },
+    /// Of `mid` in P2.
+    Branches { branches: Vec<WireBranch> },
+}
+
+/// How a sequence goes on in P2.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct WireBranch {
+    /// The row of its mask.
+    pub(crate) sample_mask: Option<usize>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) splices: Vec<WireSplice>,
+}
+
+/// A change of the text in P2.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct WireSplice {
+    pub(crate) when_sampled: Vec<Token>,
+    /// Counts the sampled token.
+    pub(crate) backtrack: u32,
+    pub(crate) ff_tokens: Vec<Token>,
+}
+
+impl WireBranch {
+    /// Nothing happens to the sequence.
+    pub(crate) fn noop() -> Self {
+        Self {
+            sample_mask: None,
+            temperature: None,
+            splices: vec![WireSplice {
+                when_sampled: Vec::new(),
+                backtrack: 0,
+                ff_tokens: Vec::new(),
+            }],
+        }
+    }
+}
+
+/// A callback by the name that its errors have (AI-421).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Label {
+    Setup,
+    Pre,
+    Mid,
+    Post,
+}
+
+impl Label {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Setup => "setup",
+            Self::Pre => "pre0",
+            Self::Mid => "mid",
+            Self::Post => "post",
+        }
+    }
+
+    /// The result beside an error.
+    const fn of_error(self) -> Option<SeqValue> {
+        match self {
+            Self::Post => Some(SeqValue::Post { stop: true }),
+            Self::Pre => Some(SeqValue::Pre {
+                suspend: false,
+                num_forks: 1,
+                ff_tokens: Vec::new(),
+            }),
+            Self::Mid | Self::Setup => None,
+        }
+    }
+
+    /// The text of an error of this callback.
+    pub(crate) fn error(self, message: &str) -> String {
+        format!("Error ({}): {message}", self.name())
+    }
+}
+
+impl SeqResult {
+    /// A result, with what the callbacks printed and wrote.
+    pub(crate) fn new(result: Option<SeqValue>, report: StepReport) -> Self {
+        Self {
+            error: String::new(),
+            result,
+            storage: report
+                .storage
+                .into_iter()
+                .map(StorageCommand::from)
+                .collect(),
+            logs: report.logs,
+            micros: report.micros,
+        }
+    }
+
+    /// The error of a callback.
+    pub(crate) fn callback_error(label: Label, message: &str, report: StepReport) -> Self {
+        let error = label.error(message);
+        let mut result = Self::new(label.of_error(), report);
+        result.logs.push_str(&error);
+        result.error = error;
+        result
+    }
+
+    /// A failure of the runtime itself (AI-431).
+    pub(crate) fn worker_error(message: &str) -> Self {
+        let error = format!("Worker: {message}");
+        Self {
+            logs: error.clone(),
+            error,
+            result: None,
+            storage: Vec::new(),
+            micros: 0,
+        }
+    }
+
+    /// Adds a line to the logs.
+    pub(crate) fn log(&mut self, line: &str) {
+        if !self.logs.is_empty() && !self.logs.ends_with('\n') {
+            self.logs.push('\n');
+        }
+        self.logs.push_str(line);
+        self.logs.push('\n');
+    }
+
+    #[cfg(test)]
+    pub(crate) fn error(&self) -> &str {
+        &self.error
+    }
+}
+
+/// A write, in the form in which the controller asked for it.
+#[derive(Debug)]
+struct StorageCommand(VariableWrite);
+
+impl From<VariableWrite> for StorageCommand {
+    fn from(write: VariableWrite) -> Self {
+        Self(write)
+    }
+}
+
+impl Serialize for StorageCommand {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Write<'a> {
+            name: &'a str,
+            value: String,
+            op: &'static str,
+            when_version_is: Option<u64>,
+        }
+        let write = Write {
+            name: &self.0.name,
+            value: hex(&self.0.value),
+            op: if self.0.append { "Append" } else { "Set" },
+            when_version_is: self.0.when_version_is,
+        };
+        let mut map = serializer.serialize_map(Some(1))?;
+        map.serialize_entry("WriteVar", &write)?;
+        map.end()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
+}
+
+/// Results by the id of their sequence, in the order of the answer.
+#[derive(Debug, Default)]
+pub(crate) struct SeqResults(pub(crate) Vec<(u64, SeqResult)>);
+
+impl SeqResults {
+    pub(crate) fn push(&mut self, id: u64, result: SeqResult) {
+        self.0.push((id, result));
+    }
+}
+
+impl Serialize for SeqResults {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(id, result)| (id, result)))
+    }
+}
+
+/// The answer to an op of the main channel that runs callbacks.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum StepAnswer {
+    /// Of `post_pre_process`.
+    PostPre {
+        post_seqs: SeqResults,
+        pre_seqs: SeqResults,
+    },
+    /// Of `mid_process` in P1.
+    Mid { seqs: SeqResults, num_seqs: usize },
+    /// Of `mid_process` in P2.
+    Process {
+        seqs: SeqResults,
+        #[serde(flatten)]
+        rows: RowLayout,
+    },
+}
+
+impl StepAnswer {
+    fn results(&mut self) -> impl Iterator<Item = &mut SeqResult> {
+        let (first, second) = match self {
+            Self::PostPre {
+                post_seqs,
+                pre_seqs,
+            } => (post_seqs, Some(pre_seqs)),
+            Self::Mid { seqs, .. } | Self::Process { seqs, .. } => (seqs, None),
+        };
+        let second = second.into_iter().flat_map(|results| results.0.iter_mut());
+        first.0.iter_mut().chain(second).map(|(_, result)| result)
+    }
+
+    /// Encodes the answer in at most `bytes_max` bytes, of a region of `room`: without the oldest logs, then without
+    /// writes that later ones replace, then without logs, and at last as an error (AI-224).
+    pub(crate) fn encode(mut self, rid: Option<&str>, bytes_max: usize, room: usize) -> Vec<u8> {
+        let answer = |it: Self| (envelope::encode(rid, &Ok(&it)), it);
+        let (mut encoded, this) = answer(self);
+        if encoded.len() <= bytes_max {
+            return encoded;
+        }
+        self = this;
+        let sequences = self.results().count().max(1);
+        let logs_max = room / 2 / sequences;
+        for shorten in [
+            &(|result: &mut SeqResult| keep_newest(&mut result.logs, logs_max)) as &dyn Fn(_),
+            &|result: &mut SeqResult| drop_replaced(&mut result.storage),
+            &|result: &mut SeqResult| result.logs.clear(),
+        ] {
+            self.results().for_each(shorten);
+            (encoded, self) = answer(self);
+            if encoded.len() <= bytes_max {
+                return encoded;
+            }
+        }
+        let bytes = encoded.len();
+        let error = RequestError {
+            text: format!("response too large; {bytes} > {bytes_max}"),
+            is_user: false,
+        };
+        envelope::encode::<()>(rid, &Err(error))
+    }
+}
+
+/// The log line of a mask without tokens (AI-237).
+pub(crate) const EMPTY_MASK: &str = "empty mask: only EOS allowed";
+
+/// Drops the beginning of `logs` so that what is left is at most `bytes_max` bytes of JSON.
+fn keep_newest(logs: &mut String, bytes_max: usize) {
+    let mut bytes = 0;
+    for (at, character) in logs.char_indices().rev() {
+        bytes += match character {
+            '"' | '\\' | '\n' | '\r' | '\t' => 2,
+            '\0'..='\x1f' => 6,
+            other => other.len_utf8(),
+        };
+        if bytes > bytes_max {
+            logs.drain(..at + character.len_utf8());
+            return;
+        }
+    }
+}
+
+/// Drops writes whose value a later `Set` of the same variable replaces.
+fn drop_replaced(storage: &mut Vec<StorageCommand>) {
+    let mut last_set = HashMap::new();
+    for (at, StorageCommand(write)) in storage.iter().enumerate() {
+        if !write.append {
+            last_set.insert(write.name.clone(), at);
+        }
+    }
+    let mut at = 0;
+    storage.retain(|StorageCommand(write)| {
+        let kept = last_set.get(&write.name).is_none_or(|last| at >= *last);
+        at += 1;
+        kept
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(name: &str, append: bool) -> VariableWrite {
+        VariableWrite {
+            name: name.into(),
+            value: vec![0xab; 40],
+            append,
+            when_version_is: None,
+        }
+    }
+
+    fn answer(logs: &str, storage: Vec<VariableWrite>) -> StepAnswer {
+        let report = StepReport {
+            logs: logs.into(),
+            storage,
+            micros: 10,
+        };
+        let mut seqs = SeqResults::default();
+        seqs.push(2, SeqResult::new(None, report));
+        StepAnswer::Mid { seqs, num_seqs: 1 }
+    }
+
+    fn text(answer: StepAnswer, room: usize) -> String {
+        String::from_utf8(answer.encode(Some("r"), room, room)).unwrap()
+    }
+
+    #[test]
+    fn ai_403_the_members_of_a_result() {
+        let storage = vec![VariableWrite {
+            when_version_is: Some(3),
+            value: vec![0x0a, 0xff],
+            ..write("a", true)
+        }];
+        assert_eq!(
+            text(answer("l", storage), 4096),
+            r#"{"$rid":"r","type":"ok","data":{"seqs":{"2":{"error":"","result":null,"storage":[{"WriteVar":{"name":"a","value":"0aff","op":"Append","when_version_is":3}}],"logs":"l","micros":10}},"num_seqs":1}}"#
+        );
+    }
+
+    #[test]
+    fn ai_224_the_oldest_logs_go_first() {
+        let logs = "\"".repeat(500) + "end";
+        let shortened = text(answer(&logs, Vec::new()), 600);
+        assert!(
+            shortened.len() <= 600 && shortened.contains(r#"\"end"#),
+            "{shortened}"
+        );
+        // Half of the region is guaranteed.
+        assert!(shortened.len() > 300 + 80, "{shortened}");
+    }
+
+    #[test]
+    fn ai_224_then_replaced_writes_go_and_then_all_logs() {
+        let storage = vec![
+            write("a", false),
+            write("b", true),
+            write("a", true),
+            write("a", false),
+            write("a", true),
+        ];
+        let shortened = text(answer(&"x".repeat(150), storage), 800);
+        assert_eq!(shortened.matches("WriteVar").count(), 3, "{shortened}");
+        assert!(shortened.contains("xxx"), "{shortened}");
+        let storage = (0..4).map(|_| write("a", true)).collect();
+        let shortened = text(answer(&"x".repeat(600), storage), 800);
+        assert!(
+            !shortened.contains("xxx") && shortened.len() <= 800,
+            "{shortened}"
+        );
+    }
+
+    #[test]
+    fn ai_224_what_is_still_too_large_is_an_error() {
+        let storage = (0..9).map(|_| write("a", true)).collect();
+        let error = text(answer("", storage), 800);
+        assert!(
+            error.starts_with(r#"{"$rid":"r","type":"error","error":"response too large; "#)
+                && error.ends_with(r#" > 800","is_user_error":false}"#),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn ai_421_an_error_stands_in_the_logs_too() {
+        let report = StepReport {
+            logs: "printed\n".into(),
+            ..StepReport::default()
+        };
+        let result = SeqResult::callback_error(Label::Post, "trap", report);
+        let json = serde_json::to_string(&result).unwrap();
+        assert_eq!(
+            json,
+            r#"{"error":"Error (post): trap","result":{"stop":true},"storage":[],"logs":"printed\nError (post): trap","micros":0}"#
+        );
+    }
+
+    #[test]
+    fn ai_431_a_failure_of_the_runtime_has_no_result() {
+        let json = serde_json::to_string(&SeqResult::worker_error("timeout")).unwrap();
+        assert_eq!(
+            json,
+            r#"{"error":"Worker: timeout","result":null,"storage":[],"logs":"Worker: timeout","micros":0}"#
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! The AICI runtime: what the ops of both channels do (AI-301 to AI-508).
+//!
+//! ```text
+//!   main channel: one thread ─► MainChannel ─► P1 or P2 ─► Sequence (callbacks on the host's threads)
+//!   side channel: one thread ─► SideChannel ─► workers ─► store, instances ─► Pending ─► bound by the main channel
+//! ```
+//!
+//! The bookkeeping is pure: sequences, the clock and the waiting are given ([`sequence::Sequence`], [`sequence::Pace`]), and
+//! nothing knows how a message came. The threads are in [`crate::aicirt`].
+
+mod answer;
+mod envelope;
+mod hello;
+mod main_channel;
+mod p1;
+mod p2;
+mod pending;
+mod rows;
+mod sequence;
+mod side;
+mod table;
+mod wake;
+
+pub use self::main_channel::Dialect;
+pub use self::rows::MaskType;
+
+#[cfg(test)]
+mod scripted;

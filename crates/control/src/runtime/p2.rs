@@ -1,0 +1,310 @@
+//! The main channel in P2: `mid_process` with branches and splices (AI-501 to AI-508).
+
+mod turn;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use sapwood_proto::steer::Token;
+use serde::Deserialize;
+
+use self::turn::{P2Live, StepInput};
+use super::answer::{EMPTY_MASK, Label, SeqResult, SeqResults, SeqValue, StepAnswer};
+use super::answer::{WireBranch, WireSplice};
+use super::envelope::RequestError;
+use super::pending::Pending;
+use super::rows::{P2Rows, Row};
+use super::sequence::{Capabilities, ReturnedBranch, ReturnedSplice, Sequence};
+use super::table::{
+    Entry, Failure, StepClock, StepConfig, Table, check_ids, check_unique, guest_id,
+};
+use crate::wire::SharedRegion;
+
+/// The sequences of an engine that speaks P2.
+#[derive(Debug)]
+pub(crate) struct P2<S> {
+    table: Table<P2Live<S>>,
+    config: StepConfig,
+    capabilities: Capabilities,
+    rows: P2Rows,
+}
+
+/// `mid_process`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ProcessRequest {
+    ops: Vec<ProcessOp>,
+    freed: Vec<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ProcessOp {
+    id: u64,
+    /// The first op of a request.
+    #[serde(default)]
+    req_id: Option<String>,
+    /// The first op of a branch.
+    #[serde(default)]
+    clone_id: Option<u64>,
+    #[serde(default)]
+    clone_idx: Option<u32>,
+    #[serde(flatten)]
+    input: StepInput,
+}
+
+/// A failure of one op, and its answer.
+type Fault = (Failure, SeqResult);
+
+impl<S: Sequence> P2<S> {
+    pub(crate) fn new(config: StepConfig, capabilities: Capabilities, rows: P2Rows) -> Self {
+        Self {
+            table: Table::default(),
+            config,
+            capabilities,
+            rows,
+        }
+    }
+
+    /// Binds, clones, and asks the listed sequences what happens next.
+    ///
+    /// # Errors
+    /// The request is wrong; nothing was done (AI-305).
+    pub(crate) fn mid_process(
+        &mut self,
+        request: ProcessRequest,
+        pending: &Arc<Pending<S>>,
+        masks: &SharedRegion,
+        clock: StepClock<'_>,
+    ) -> Result<StepAnswer, RequestError> {
+        let ProcessRequest { ops, freed } = request;
+        check_ids(ops.iter().map(|op| op.id))?;
+        check_ids(ops.iter().filter_map(|op| op.clone_id))?;
+        check_ids(freed.iter().copied())?;
+        check_unique(ops.iter().map(|op| op.id))?;
+        // The rows of the last answer were valid until now (AI-236).
+        self.rows.clear();
+        let groups = fork_groups(&ops);
+        let mut indices = HashSet::new();
+        // Bound first, whatever the order of the list, so that a clone's parent may be bound in the same request.
+        let bound: Vec<_> = ops.iter().map(|op| self.bind(op, pending)).collect();
+        let faults: Vec<_> = ops
+            .iter()
+            .zip(bound)
+            .map(|(op, fault)| fault.or_else(|| self.admit(op, &mut indices)))
+            .collect();
+        let mut ids = Vec::with_capacity(ops.len());
+        for (op, fault) in ops.into_iter().zip(faults) {
+            if fault.is_none()
+                && let Some(live) = self.table.live(op.id)
+            {
+                let parent = op.clone_id.unwrap_or(op.id);
+                let group = groups.get(&parent).cloned();
+                live.begin(
+                    op.id,
+                    op.input,
+                    group.unwrap_or_else(|| vec![guest_id(op.id)]),
+                );
+            }
+            ids.push((op.id, fault));
+        }
+        self.table
+            .gather(clock, clock.arrival + self.config.step_time);
+        let mut seqs = SeqResults::default();
+        for (id, fault) in ids {
+            let result = fault.unwrap_or_else(|| self.end(id, masks));
+            seqs.push(id, result);
+        }
+        for id in freed {
+            self.table.entries.remove(&id);
+        }
+        Ok(StepAnswer::Process {
+            seqs,
+            rows: self.rows.layout(),
+        })
+    }
+
+    /// Binds the instance of an op's request. Returns the answer of an op that cannot run.
+    fn bind(&mut self, op: &ProcessOp, pending: &Pending<S>) -> Option<SeqResult> {
+        let request = op.req_id.as_ref()?;
+        let fault = if op.clone_id.is_some() || op.clone_idx.is_some() {
+            "both req_id and clone_id".to_owned()
+        } else if self.table.entries.contains_key(&op.id) {
+            // The sequence that has this id goes on.
+            return Some(Failure::worker(format!("duplicate id {}", op.id)).1);
+        } else if let Some((mut sequence, member)) = pending.take(request) {
+            sequence.bind(guest_id(op.id));
+            let live = P2Live::new(sequence, member);
+            self.table.entries.insert(op.id, Entry::Live(live));
+            return None;
+        } else {
+            format!("invalid req_id {request}")
+        };
+        Some(self.refuse(op.id, Failure::worker(fault)))
+    }
+
+    /// Makes the clone of an op if it wants one. Returns the answer of an op that cannot run.
+    fn admit(&mut self, op: &ProcessOp, indices: &mut HashSet<(u64, u32)>) -> Option<SeqResult> {
+        let (parent, index) = match (op.clone_id, op.clone_idx) {
+            (None, None) => {
+                return match self.table.entries.get(&op.id) {
+                    Some(Entry::Live(_)) => None,
+                    Some(Entry::Failed(failure)) => Some(failure.answer(Label::Mid)),
+                    None => Some(Failure::worker(format!("invalid id {}", op.id)).1),
+                };
+            }
+            (Some(parent), Some(index)) => (parent, index),
+            _ => {
+                let fault = Failure::worker("clone_id and clone_idx need each other");
+                return Some(self.refuse(op.id, fault));
+            }
+        };
+        if self.table.entries.contains_key(&op.id) {
+            let message = format!("duplicate id {} (cloning {parent})", op.id);
+            return Some(Failure::worker(message).1);
+        }
+        if index == 0 || !indices.insert((parent, index)) {
+            let fault = Failure::worker(format!("invalid clone_idx {index} (cloning {parent})"));
+            return Some(self.refuse(op.id, fault));
+        }
+        let cloned = match self.table.entries.get_mut(&parent) {
+            None => Err(Failure::worker(format!("invalid id {parent}"))),
+            Some(Entry::Failed(failure)) => Err((failure.clone(), failure.answer(Label::Mid))),
+            Some(Entry::Live(live)) => live.fork(parent, op.id, &self.config),
+        };
+        match cloned {
+            Ok(clone) => {
+                self.table.entries.insert(op.id, Entry::Live(clone));
+                None
+            }
+            Err(fault) => Some(self.refuse(op.id, fault)),
+        }
+    }
+
+    /// Leaves a tombstone, so that later ops of the id are answered one by one; an id in use is not harmed.
+    fn refuse(&mut self, id: u64, (failure, answer): Fault) -> SeqResult {
+        self.table
+            .entries
+            .entry(id)
+            .or_insert(Entry::Failed(failure));
+        answer
+    }
+
+    fn end(&mut self, id: u64, masks: &SharedRegion) -> SeqResult {
+        let Some(live) = self.table.live(id) else {
+            // `admit` reports ids that are not live.
+            return Failure::worker(format!("invalid id {id}")).1;
+        };
+        let ended = match live.end(&self.config) {
+            Ok(None) => return live.late_answer(&self.config),
+            Ok(Some((branches, report))) => self
+                .branches(&branches, masks)
+                .map(|(branches, was_empty)| {
+                    let value = SeqValue::Branches { branches };
+                    let mut result = SeqResult::new(Some(value), report);
+                    if was_empty {
+                        result.log(EMPTY_MASK);
+                    }
+                    result
+                })
+                .map_err(Failure::worker),
+            Err(fault) => Err(fault),
+        };
+        ended.unwrap_or_else(|(failure, answer)| {
+            self.table.entries.insert(id, Entry::Failed(failure));
+            answer
+        })
+    }
+
+    /// Writes the rows of the branches. Returns them, and whether a mask was empty.
+    fn branches(
+        &mut self,
+        branches: &[ReturnedBranch],
+        masks: &SharedRegion,
+    ) -> Result<(Vec<WireBranch>, bool), String> {
+        allowed(branches, self.capabilities)?;
+        let first = self.rows.used();
+        let mut shared: Vec<(*const _, usize)> = Vec::new();
+        let mut was_empty = false;
+        let mut encoded = Vec::with_capacity(branches.len());
+        for branch in branches {
+            let sample_mask = match &branch.mask {
+                None => None,
+                Some(mask) => {
+                    let known = shared.iter().find(|(it, _)| *it == Arc::as_ptr(mask));
+                    let index = known.map(|(_, index)| *index).or_else(|| {
+                        let empty = mask.count() == 0;
+                        was_empty |= empty;
+                        let row = if empty {
+                            Row::Only(self.config.eos)
+                        } else {
+                            Row::Mask(mask)
+                        };
+                        self.rows.push(masks, row)
+                    });
+                    let Some(index) = index else {
+                        self.rows.truncate(first);
+                        return Err("no free slots".into());
+                    };
+                    shared.push((Arc::as_ptr(mask), index));
+                    Some(index)
+                }
+            };
+            encoded.push(WireBranch {
+                sample_mask,
+                temperature: branch.temperature,
+                splices: branch.splices.iter().map(wire_splice).collect(),
+            });
+        }
+        Ok((encoded, was_empty))
+    }
+}
+
+fn wire_splice(splice: &ReturnedSplice) -> WireSplice {
+    WireSplice {
+        when_sampled: splice.when_sampled.clone(),
+        backtrack: splice.backtrack,
+        ff_tokens: splice.ff_tokens.clone(),
+    }
+}
+
+/// Whether the engine can do what the branches ask for (AI-506).
+fn allowed(branches: &[ReturnedBranch], capabilities: Capabilities) -> Result<(), String> {
+    let refuse = |what: &str| Err(format!("{what} not enabled in this host"));
+    if branches.len() > 1 && !capabilities.fork {
+        return refuse("forking");
+    }
+    for branch in branches {
+        // Where a token is sampled, the first that is removed is that one.
+        let sampled = u32::from(branch.mask.is_some());
+        for splice in &branch.splices {
+            if splice.backtrack > sampled && !capabilities.backtrack {
+                return refuse("backtracking");
+            }
+            let nothing = splice.backtrack <= sampled && splice.ff_tokens.is_empty();
+            if !nothing && !capabilities.ff_tokens {
+                return refuse("ff_tokens");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// For each parent of clones: its id, and theirs in the order of their indices (AI-503).
+fn fork_groups(ops: &[ProcessOp]) -> HashMap<u64, Vec<u32>> {
+    let mut by_index: HashMap<u64, BTreeMap<u32, u64>> = HashMap::new();
+    for op in ops {
+        if let (Some(parent), Some(index)) = (op.clone_id, op.clone_idx) {
+            by_index.entry(parent).or_default().insert(index, op.id);
+        }
+    }
+    by_index
+        .into_iter()
+        .map(|(parent, clones)| {
+            let group = std::iter::once(parent).chain(clones.into_values());
+            (parent, group.map(guest_id).collect())
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! [`SideChannel`]: uploads, tags and instances, many at once and answered as they end (AI-306 to AI-316).
+//!
+//! ```text
+//!   thread of the channel: accept ──► SideQueue ──► workers: work ──► answer
+//!                                         ▲            │ instantiate: the instance starts on the host's threads
+//!                                         └── begun ◄──┘ (its waker)
+//! ```
+//!
+//! Nothing here holds a lock that the main channel waits for, except for the time of a map operation.
+
+mod launch;
+mod modules;
+mod queue;
+
+use std::sync::Arc;
+
+use sapwood_proto::steer::{ControllerStore, SteerUser, StepWaker, Token};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use self::launch::Launches;
+use self::queue::Job;
+pub(crate) use self::queue::{SIDE_PENDING_MAX, SideQueue, Ticket};
+use super::envelope::{self, Envelope, RequestError, Unreadable};
+use super::hello;
+use super::main_channel::{Dialect, DialectCell};
+use super::pending::Pending;
+use super::sequence::Sequence;
+use super::wake::StepWake;
+
+/// Starts controllers.
+pub(crate) trait Launcher: Send + Sync + 'static {
+    /// What runs in the main channel.
+    type Sequence: Sequence;
+
+    /// Starts an instance: its first outcome is that of the callbacks at the start.
+    ///
+    /// # Errors
+    /// There is no such controller, or it cannot be started.
+    fn launch(&self, launch: Launch<'_>) -> Result<Self::Sequence, RequestError>;
+
+    /// Tokenises a prompt, with the model's begin-of-sequence token in front if it has one (AI-314).
+    fn tokenize_prompt(&self, text: &str) -> Vec<Token>;
+
+    /// The size of the vocabulary.
+    fn vocabulary(&self) -> usize;
+}
+
+/// What an instance is started with.
+pub(crate) struct Launch<'a> {
+    pub(crate) user: SteerUser<'a>,
+    pub(crate) controller: &'a str,
+    pub(crate) arg: &'a str,
+    pub(crate) prompt: Vec<Token>,
+    pub(crate) dialect: Dialect,
+    pub(crate) waker: Arc<dyn StepWaker>,
+}
+
+/// Sends an answer. May wait for the engine to read the one before.
+pub(crate) type SendAnswer = Box<dyn Fn(Vec<u8>) + Send + Sync>;
+
+/// The ops of the side channel.
+pub(crate) struct SideChannel<L: Launcher> {
+    queue: Arc<SideQueue>,
+    store: Arc<dyn ControllerStore>,
+    launches: Launches<L>,
+    pending: Arc<Pending<L::Sequence>>,
+    /// `mk_module` is switched off.
+    restricted: bool,
+    send: SendAnswer,
+}
+
+/// What a side channel is made of.
+pub(crate) struct SideParts<L: Launcher> {
+    pub(crate) launcher: L,
+    pub(crate) store: Arc<dyn ControllerStore>,
+    pub(crate) pending: Arc<Pending<L::Sequence>>,
+    pub(crate) dialect: Arc<DialectCell>,
+    pub(crate) wake: Arc<StepWake>,
+    pub(crate) restricted: bool,
+    pub(crate) send: SendAnswer,
+}
+
+impl<L: Launcher> SideChannel<L> {
+    pub(crate) fn new(parts: SideParts<L>) -> Self {
+        let queue = Arc::new(SideQueue::default());
+        let pending = Arc::clone(&parts.pending);
+        Self {
+            launches: Launches::new(
+                parts.launcher,
+                parts.pending,
+                parts.dialect,
+                parts.wake,
+                Arc::clone(&queue),
+            ),
+            queue,
+            store: parts.store,
+            pending,
+            restricted: parts.restricted,
+            send: parts.send,
+        }
+    }
+
+    /// Takes a message: answers it, or queues it for the workers.
+    pub(crate) fn accept(&self, message: &[u8]) {
+        let envelope = match Envelope::parse(message) {
+            Ok(envelope) => envelope,
+            Err(Unreadable(error)) => return self.unreadable(&error),
+        };
+        let rid = envelope.rid.clone();
+        let answer = match envelope.op.as_str() {
+            "ping" => Ok(json!({"pong": 1})),
+            "hello" => hello::answer(envelope),
+            "cancel" => self.cancel(envelope),
+            "drop" => self.drop_instance(envelope),
+            "stats" => Ok(self.stats()),
+            "mk_module" | "set_tags" | "get_tags" | "instantiate" | "list_modules"
+            | "describe_module" | "delete_tags" | "delete_module" => {
+                if self.queue.admit(envelope) {
+                    return;
+                }
+                Err(RequestError::user("too many pending requests"))
+            }
+            _ => Err(RequestError::bad_op()),
+        };
+        (self.send)(envelope::encode(rid.as_deref(), &answer));
+    }
+
+    /// Answers a message that is no request.
+    pub(crate) fn unreadable(&self, error: &str) {
+        (self.send)(envelope::encode_unreadable(error));
+    }
+
+    /// Works until the queue is closed. Several threads do.
+    pub(crate) fn work(&self) {
+        while let Some(job) = self.queue.next() {
+            match job {
+                Job::Request(ticket, envelope) => self.run(ticket, envelope),
+                Job::Begun(number) => {
+                    if let Some((ticket, answer)) = self.launches.poll(number) {
+                        self.finish(&ticket, &answer);
+                    }
+                }
+            }
+        }
+    }
+
+    fn run(&self, ticket: Ticket, envelope: Envelope) {
+        if envelope.op == "instantiate" {
+            match self.launches.begin(ticket, envelope) {
+                Ok(()) => {}
+                Err((ticket, error)) => self.finish(&ticket, &Err(error)),
+            }
+            return;
+        }
+        let answer = self.manage(envelope);
+        self.finish(&ticket, &answer);
+    }
+
+    fn manage(&self, envelope: Envelope) -> Result<Value, RequestError> {
+        let user = envelope.user()?;
+        // Whoever can write the region is trusted to name the user (AI-302).
+        let user = SteerUser {
+            name: &user.name,
+            is_admin: user.is_admin,
+            may_control: true,
+        };
+        if envelope.op == "mk_module" && self.restricted {
+            return Err(RequestError::user("module upload disabled"));
+        }
+        modules::run(&*self.store, user, envelope)
+    }
+
+    fn finish(&self, ticket: &Ticket, answer: &Result<Value, RequestError>) {
+        // A cancelled request has its answer already.
+        if self.queue.finish(ticket) {
+            (self.send)(envelope::encode(ticket.rid.as_deref(), answer));
+        }
+    }
+
+    fn cancel(&self, envelope: Envelope) -> Result<Value, RequestError> {
+        #[derive(Deserialize)]
+        struct Cancel {
+            rid: String,
+        }
+        let Cancel { rid } = envelope.decode()?;
+        let tickets = self.queue.cancel(&rid);
+        for ticket in &tickets {
+            self.launches.cancel(ticket.number);
+            let error = RequestError::user("cancelled");
+            (self.send)(envelope::encode::<()>(Some(&rid), &Err(error)));
+        }
+        Ok(json!({"cancelled": tickets.len()}))
+    }
+
+    fn drop_instance(&self, envelope: Envelope) -> Result<Value, RequestError> {
+        #[derive(Deserialize)]
+        struct DropInstance {
+            req_id: String,
+        }
+        let DropInstance { req_id } = envelope.decode()?;
+        if self.pending.remove(&req_id) {
+            return Ok(json!({}));
+        }
+        Err(RequestError::user(format!("invalid req_id {req_id}")))
+    }
+
+    fn stats(&self) -> Value {
+        let (pending, sequences) = self.pending.counts();
+        json!({
+            "pending_instances": pending,
+            "sequences": sequences,
+            "side_pending": self.queue.open(),
+            "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        })
+    }
+
+    /// Lets the workers end.
+    #[cfg(test)]
+    pub(crate) fn close(&self) {
+        self.queue.close();
+    }
+}
+
+#[cfg(test)]
+mod tests;

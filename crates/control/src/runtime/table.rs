@@ -1,0 +1,190 @@
+//! [`Table`]: the sequences of the main channel by their ids, and the ids whose sequences have failed.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{StepReport, Token};
+
+use super::answer::{Label, SeqResult};
+use super::envelope::RequestError;
+use super::sequence::{CallFailure, Pace};
+
+/// Time limits and sizes of the steps of both dialects.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepConfig {
+    /// Tokens of the vocabulary.
+    pub(crate) vocabulary: usize,
+    /// The token that ends a text.
+    pub(crate) eos: Token,
+    /// P1: for post and pre together.
+    pub(crate) pre_step_time: Duration,
+    /// For mid.
+    pub(crate) step_time: Duration,
+    /// P1: waited longer than the limit, once per request.
+    pub(crate) grace_time: Duration,
+    /// Late steps in a row until a sequence fails.
+    pub(crate) late_steps: u32,
+    /// P1: a late mid skips the step instead of failing.
+    pub(crate) late_mid_skips: bool,
+    /// Live sequences of one request.
+    pub(crate) forks: usize,
+    /// Live sequences of the runtime.
+    pub(crate) sequences: usize,
+}
+
+impl StepConfig {
+    /// The log line of a late step (AI-441, AI-507).
+    pub(crate) fn late_line(&self, limit: Duration, step: u32) -> String {
+        let (limit, most) = (limit.as_millis(), self.late_steps);
+        format!("⏲ timeout [deadline: {limit}ms; step {step}/{most}]")
+    }
+}
+
+/// When a request arrived, and who waits.
+#[derive(Clone, Copy)]
+pub(crate) struct StepClock<'a> {
+    pub(crate) arrival: Instant,
+    pub(crate) pace: &'a dyn Pace,
+}
+
+/// A sequence in its dialect.
+pub(crate) trait Turn {
+    /// Takes what its controller has returned. Whether the request still waits for it.
+    fn advance(&mut self) -> bool;
+}
+
+/// The sequences by id.
+#[derive(Debug)]
+pub(crate) struct Table<L> {
+    pub(crate) entries: BTreeMap<u64, Entry<L>>,
+}
+
+/// An id that was bound and not freed yet.
+#[derive(Debug)]
+pub(crate) enum Entry<L> {
+    Live(L),
+    /// A tombstone: its sequence failed (AI-402).
+    Failed(Failure),
+}
+
+/// Why a sequence failed; all its later ops are answered with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// One of its callbacks.
+    Callback,
+    /// The runtime gave it up.
+    Worker(String),
+}
+
+impl Failure {
+    /// The failure of a callback, and the answer that reports it.
+    pub(crate) fn of_call(
+        failure: &CallFailure,
+        label: Label,
+        report: StepReport,
+    ) -> (Self, SeqResult) {
+        // The host interrupts what runs for far too long; that is not the controller's word (AI-431).
+        if failure.reason == ErrorReason::TIMEOUT {
+            return Self::worker("timeout");
+        }
+        let answer = SeqResult::callback_error(label, &failure.message, report);
+        (Self::Callback, answer)
+    }
+
+    /// A failure of the runtime, and the answer that reports it.
+    pub(crate) fn worker(message: impl Into<String>) -> (Self, SeqResult) {
+        let message = message.into();
+        let answer = SeqResult::worker_error(&message);
+        (Self::Worker(message), answer)
+    }
+
+    /// The answer to a later op (AI-422).
+    pub(crate) fn answer(&self, label: Label) -> SeqResult {
+        match self {
+            Self::Callback => {
+                SeqResult::callback_error(label, "Previous WASM Error", StepReport::default())
+            }
+            Self::Worker(message) => SeqResult::worker_error(message),
+        }
+    }
+}
+
+impl<L> Default for Table<L> {
+    fn default() -> Self {
+        Self {
+            entries: BTreeMap::new(),
+        }
+    }
+}
+
+impl<L: Turn> Table<L> {
+    /// Waits until no sequence has to be waited for, at most until `until`.
+    pub(crate) fn gather(&mut self, clock: StepClock<'_>, until: Instant) {
+        loop {
+            let mut waiting = false;
+            for entry in self.entries.values_mut() {
+                if let Entry::Live(live) = entry {
+                    waiting |= live.advance();
+                }
+            }
+            if !waiting || clock.pace.now() >= until {
+                return;
+            }
+            clock.pace.wait(until);
+        }
+    }
+
+    /// Returns a live sequence.
+    pub(crate) fn live(&mut self, id: u64) -> Option<&mut L> {
+        match self.entries.get_mut(&id) {
+            Some(Entry::Live(live)) => Some(live),
+            _ => None,
+        }
+    }
+}
+
+/// Checks that ids and lists are within the limits of the protocol (AI-222).
+pub(crate) fn check_ids(ids: impl Iterator<Item = u64>) -> Result<(), RequestError> {
+    let mut count = 0;
+    for id in ids {
+        if id > ID_MAX {
+            return Err(RequestError::user(format!(
+                "id {id} is larger than 2^53 - 1"
+            )));
+        }
+        count += 1;
+        if count > LIST_MAX {
+            return Err(RequestError::user(format!("more than {LIST_MAX} entries")));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no id occurs twice.
+pub(crate) fn check_unique(ids: impl Iterator<Item = u64>) -> Result<(), RequestError> {
+    let mut seen = HashSet::new();
+    for id in ids {
+        if !seen.insert(id) {
+            return Err(RequestError::user(format!("duplicate id {id}")));
+        }
+    }
+    Ok(())
+}
+
+/// The largest id: JSON numbers are exact up to there in every language.
+const ID_MAX: u64 = (1 << 53) - 1;
+/// Entries of a list.
+const LIST_MAX: usize = 65_536;
+
+/// Adds the report of one callback to that of a phase.
+pub(crate) fn merge(into: &mut StepReport, report: StepReport) {
+    into.logs.push_str(&report.logs);
+    into.storage.extend(report.storage);
+    into.micros += report.micros;
+}
+
+/// The id as controllers get it: theirs have 32 bits.
+pub(crate) const fn guest_id(id: u64) -> u32 {
+    (id & 0xffff_ffff) as u32
+}

@@ -1,0 +1,62 @@
+//! The wire of the AICI protocol: messages and masks in POSIX shared memory, between an engine and a runtime in another
+//! process (AI-201 to AI-245).
+//!
+//! ```text
+//!   engine ── Pcmd ───────► runtime        one message at a time in each region, guarded by two semaphores
+//!          ◄── Presp ─────                 (`wr`, `rd`) or by one futex word
+//!          ── Pcmd-side ──►
+//!          ◄── Presp-side ─
+//!          ◄── Pbin ──────                 masks: no guard, the answer on Presp says that they are there
+//! ```
+
+mod objects;
+mod slot;
+mod spin;
+mod system;
+
+use std::io;
+
+pub use self::objects::{EngineWire, RuntimeWire, Synchronisation, WireConfig};
+pub use self::slot::{MessageSlot, PeerLost, Received, SendError};
+pub use self::spin::{SPIN_MAX, Spin};
+pub use self::system::{
+    NamedSemaphore, SharedRegion, unlink_region, unlink_semaphore, watch_signals,
+};
+
+/// Why shared objects could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A region exists with another size.
+    #[error(
+        "the shared memory {name} has {actual} bytes, but the flags say {expected}: give the runtime the sizes of the engine"
+    )]
+    Size {
+        /// Its name.
+        name: String,
+        /// The bytes that it has.
+        actual: usize,
+        /// The bytes that the flags ask for.
+        expected: usize,
+    },
+    /// The system refuses.
+    #[error("cannot open the shared object {name}: {error}")]
+    Open {
+        /// Its name.
+        name: String,
+        /// What the system reports.
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl WireError {
+    fn open(name: &str, error: rustix::io::Errno) -> Self {
+        Self::Open {
+            name: name.to_owned(),
+            error: error.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+//! The shared objects by their names: [`RuntimeWire`] opens them, [`EngineWire`] creates and removes them (AI-201 to
+//! AI-203).
+
+use std::time::Duration;
+
+use super::WireError;
+use super::slot::{Guard, MessageSlot};
+use super::spin::Spin;
+use super::system::{self, NamedSemaphore, SharedRegion};
+
+/// How the two processes wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Synchronisation {
+    /// Two named semaphores for each region.
+    Semaphores,
+    /// One futex word for each direction.
+    Futex,
+}
+
+/// Names and sizes of the shared objects.
+#[derive(Clone, Debug)]
+pub struct WireConfig {
+    /// What all names begin with; begins with `/`.
+    pub prefix: String,
+    /// How the processes wait.
+    pub synchronisation: Synchronisation,
+    /// Bytes of each of the four message regions.
+    pub message_bytes: usize,
+    /// Bytes of the region of masks.
+    pub mask_bytes: usize,
+    /// How long to spin before each wait.
+    pub spin: Duration,
+    /// How long the peer may keep a slot full or half written.
+    pub stall: Duration,
+}
+
+impl WireConfig {
+    /// The defaults of the reference, with this prefix.
+    #[must_use]
+    pub fn new(prefix: impl Into<String>) -> Self {
+        Self {
+            prefix: prefix.into(),
+            synchronisation: Synchronisation::Semaphores,
+            message_bytes: 8 << 20,
+            mask_bytes: 16 << 20,
+            spin: Duration::from_millis(200),
+            stall: STALL,
+        }
+    }
+
+    fn region(&self, channel: Channel) -> String {
+        // The suffix exists only with semaphores, where the plain names with `-wr` and `-rd` are taken.
+        let suffix = match self.synchronisation {
+            Synchronisation::Semaphores => "-shm",
+            Synchronisation::Futex => "",
+        };
+        format!("{}{}{suffix}", self.prefix, channel.name())
+    }
+
+    fn masks(&self) -> String {
+        format!("{}bin-shm", self.prefix)
+    }
+
+    fn semaphore(&self, channel: Channel, kind: &str) -> String {
+        format!("{}{}-{kind}", self.prefix, channel.name())
+    }
+
+    fn slot(
+        &self,
+        channel: Channel,
+        region: impl Fn(&str, usize) -> Result<SharedRegion, WireError>,
+        semaphore: impl Fn(&str, u32) -> Result<NamedSemaphore, WireError>,
+    ) -> Result<MessageSlot, WireError> {
+        let region = region(&self.region(channel), self.message_bytes)?;
+        let guard = match self.synchronisation {
+            Synchronisation::Semaphores => Guard::Semaphores {
+                wr: semaphore(&self.semaphore(channel, "wr"), 1)?,
+                rd: semaphore(&self.semaphore(channel, "rd"), 0)?,
+            },
+            // Each region has two slots; requests use the first, answers the second, the others stay unused.
+            Synchronisation::Futex => Guard::Futex {
+                word: if channel.is_response() {
+                    self.message_bytes / 2
+                } else {
+                    0
+                },
+            },
+        };
+        // Only the main channel is in a hurry; a second spinning thread would take the peer's core.
+        let spin = Spin::new(if channel.is_side() {
+            Duration::ZERO
+        } else {
+            self.spin
+        });
+        Ok(MessageSlot::new(region, guard, spin, self.stall))
+    }
+
+    /// Removes whatever objects there are under these names.
+    fn unlink(&self) -> Result<(), WireError> {
+        for channel in Channel::ALL {
+            system::unlink_region(&self.region(channel))?;
+            if self.synchronisation == Synchronisation::Semaphores {
+                system::unlink_semaphore(&self.semaphore(channel, "wr"))?;
+                system::unlink_semaphore(&self.semaphore(channel, "rd"))?;
+            }
+        }
+        system::unlink_region(&self.masks())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Channel {
+    Requests,
+    Responses,
+    SideRequests,
+    SideResponses,
+}
+
+impl Channel {
+    const ALL: [Self; 4] = [
+        Self::Requests,
+        Self::Responses,
+        Self::SideRequests,
+        Self::SideResponses,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "cmd",
+            Self::Responses => "resp",
+            Self::SideRequests => "cmd-side",
+            Self::SideResponses => "resp-side",
+        }
+    }
+
+    const fn is_response(self) -> bool {
+        matches!(self, Self::Responses | Self::SideResponses)
+    }
+
+    const fn is_side(self) -> bool {
+        matches!(self, Self::SideRequests | Self::SideResponses)
+    }
+}
+
+/// The shared objects, as the runtime uses them.
+#[derive(Debug)]
+pub struct RuntimeWire {
+    /// The main channel's requests.
+    pub requests: MessageSlot,
+    /// The main channel's answers.
+    pub responses: MessageSlot,
+    /// The side channel's requests.
+    pub side_requests: MessageSlot,
+    /// The side channel's answers.
+    pub side_responses: MessageSlot,
+    /// The masks.
+    pub masks: SharedRegion,
+}
+
+impl RuntimeWire {
+    /// Opens the engine's objects, and creates those that are missing. With futexes the names of the message regions are
+    /// removed at once, so that a crash leaves nothing (AI-202).
+    ///
+    /// # Errors
+    /// [`WireError`].
+    pub fn open(config: &WireConfig) -> Result<Self, WireError> {
+        let slot = |channel| config.slot(channel, SharedRegion::open, NamedSemaphore::open);
+        let wire = Self {
+            requests: slot(Channel::Requests)?,
+            responses: slot(Channel::Responses)?,
+            side_requests: slot(Channel::SideRequests)?,
+            side_responses: slot(Channel::SideResponses)?,
+            masks: SharedRegion::open(&config.masks(), config.mask_bytes)?,
+        };
+        if config.synchronisation == Synchronisation::Futex {
+            for channel in Channel::ALL {
+                system::unlink_region(&config.region(channel))?;
+            }
+        }
+        Ok(wire)
+    }
+}
+
+/// The shared objects, as an engine creates them. All names are removed when it is dropped, on a panic too.
+#[derive(Debug)]
+pub struct EngineWire {
+    /// The main channel's requests.
+    pub requests: MessageSlot,
+    /// The main channel's answers.
+    pub responses: MessageSlot,
+    /// The side channel's requests.
+    pub side_requests: MessageSlot,
+    /// The side channel's answers.
+    pub side_responses: MessageSlot,
+    /// The masks.
+    pub masks: SharedRegion,
+    names: Names,
+}
+
+impl EngineWire {
+    /// Removes leftovers of the same user and creates all objects, with mode 0600 (AI-203).
+    ///
+    /// # Errors
+    /// [`WireError`], also for a leftover of another user.
+    pub fn create(config: &WireConfig) -> Result<Self, WireError> {
+        config.unlink()?;
+        // Before the first object is created: if the third cannot be, the first two are removed.
+        let names = Names(config.clone());
+        let slot = |channel| config.slot(channel, SharedRegion::create, NamedSemaphore::create);
+        Ok(Self {
+            requests: slot(Channel::Requests)?,
+            responses: slot(Channel::Responses)?,
+            side_requests: slot(Channel::SideRequests)?,
+            side_responses: slot(Channel::SideResponses)?,
+            masks: SharedRegion::create(&config.masks(), config.mask_bytes)?,
+            names,
+        })
+    }
+
+    /// Returns what the names begin with.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.names.0.prefix
+    }
+}
+
+/// Removes the names when it is dropped.
+#[derive(Debug)]
+struct Names(WireConfig);
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here; the next engine of this name removes what is left.
+        let _ = self.0.unlink();
+    }
+}
+
+/// A peer that keeps a slot for so long has died in the middle of a message (AI-213).
+const STALL: Duration = Duration::from_secs(10);

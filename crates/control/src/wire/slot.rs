@@ -1,0 +1,297 @@
+//! [`MessageSlot`]: room for one message at a time in a shared region, guarded by two semaphores or by one futex word.
+//!
+//! ```text
+//!   semaphores                       futex (slot 0 at 0, slot 1 at half of the region)
+//!   0: length  4: bytes              0: word  4: bytes
+//!   wr = 1: free, rd = 1: full       0: free, FFFFFFFF: being written, else: length
+//! ```
+//!
+//! A length is loaded once and checked against the region before a byte is copied, and the bytes are copied once; parsing
+//! works on the copy (AI-221).
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::Timespec;
+use rustix::io::Errno;
+use rustix::thread::futex;
+
+use super::spin::Spin;
+use super::system::{NamedSemaphore, SharedRegion};
+
+/// One direction of a channel: one side sends, the other receives.
+#[derive(Debug)]
+pub struct MessageSlot {
+    region: SharedRegion,
+    guard: Guard,
+    spin: Spin,
+    /// How long the peer may keep the slot: full while we send, half written while we receive (AI-213, AI-245).
+    stall: Duration,
+}
+
+#[derive(Debug)]
+pub(super) enum Guard {
+    Semaphores {
+        wr: NamedSemaphore,
+        rd: NamedSemaphore,
+    },
+    /// The word's offset: 0, or half of the region.
+    Futex { word: usize },
+}
+
+/// What came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A message, in the buffer.
+    Message,
+    /// The length of a message that no region of this size can have. The slot is free again.
+    TooLong(u32),
+    /// Nothing, until the time limit.
+    Nothing,
+}
+
+/// The other process does not answer any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other process stopped in the middle of a message")]
+pub struct PeerLost;
+
+/// Why a message was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// It does not fit; nothing was written (AI-205).
+    #[error("msg too large; {bytes} + 4 > {room}")]
+    TooLarge {
+        /// Its bytes.
+        bytes: usize,
+        /// The bytes of the region, or of half of it.
+        room: usize,
+    },
+    /// The slot stayed full for too long.
+    #[error("the other process does not read its messages")]
+    Lost,
+}
+
+impl From<PeerLost> for SendError {
+    fn from(_: PeerLost) -> Self {
+        Self::Lost
+    }
+}
+
+impl MessageSlot {
+    pub(super) const fn new(
+        region: SharedRegion,
+        guard: Guard,
+        spin: Spin,
+        stall: Duration,
+    ) -> Self {
+        Self {
+            region,
+            guard,
+            spin,
+            stall,
+        }
+    }
+
+    /// Returns the bytes of the longest message.
+    #[must_use]
+    pub fn bytes_max(&self) -> usize {
+        match self.guard {
+            Guard::Semaphores { .. } => self.region.bytes().saturating_sub(4),
+            Guard::Futex { .. } => (self.region.bytes() / 2).saturating_sub(16),
+        }
+    }
+
+    /// Returns the bytes of the room that a message shares with its length.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        match self.guard {
+            Guard::Semaphores { .. } => self.region.bytes(),
+            Guard::Futex { .. } => self.region.bytes() / 2,
+        }
+    }
+
+    /// Waits for a message until `until`, or for ever, and replaces the contents of `message` with it.
+    ///
+    /// # Errors
+    /// [`PeerLost`] if the other process died while it was writing.
+    pub fn receive(
+        &mut self,
+        message: &mut Vec<u8>,
+        until: Option<Instant>,
+    ) -> Result<Received, PeerLost> {
+        message.clear();
+        let bytes_max = self.bytes_max();
+        match &self.guard {
+            Guard::Semaphores { wr, rd } => {
+                if !self.spin.until(|| rd.try_wait()) && !rd.wait(until) {
+                    return Ok(Received::Nothing);
+                }
+                let Some(word) = self.region.word(0) else {
+                    return Err(PeerLost);
+                };
+                let bytes = word.load(Ordering::Acquire);
+                let fits = bytes as usize <= bytes_max;
+                let read = fits && self.region.read(4, bytes as usize, message);
+                word.store(0, Ordering::Release);
+                // Also after an impossible length: a bad message must not wedge the channel (AI-204).
+                wr.post();
+                Ok(received(read, bytes))
+            }
+            Guard::Futex { word: offset } => {
+                let offset = *offset;
+                let Some(word) = self.region.word(offset) else {
+                    return Err(PeerLost);
+                };
+                let spin = &mut self.spin;
+                spin.until(|| full(word.load(Ordering::Acquire)));
+                let Some(bytes) = wait_full(word, until, self.stall)? else {
+                    return Ok(Received::Nothing);
+                };
+                let fits = bytes as usize <= bytes_max;
+                let read = fits && self.region.read(offset + 4, bytes as usize, message);
+                // No wake: writers look again by themselves (AI-212).
+                word.store(0, Ordering::Release);
+                Ok(received(read, bytes))
+            }
+        }
+    }
+
+    /// Sends a message as soon as the slot is free.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    pub fn send(&mut self, message: &[u8]) -> Result<(), SendError> {
+        let too_large = SendError::TooLarge {
+            bytes: message.len(),
+            room: self.room(),
+        };
+        let length = u32::try_from(message.len()).map_err(|_| too_large)?;
+        if message.len() > self.bytes_max() {
+            return Err(too_large);
+        }
+        let until = Instant::now() + self.stall;
+        match &self.guard {
+            Guard::Semaphores { wr, rd } => {
+                if !self.spin.until(|| wr.try_wait()) && !wr.wait(Some(until)) {
+                    return Err(SendError::Lost);
+                }
+                let word = self.region.word(0).ok_or(SendError::Lost)?;
+                // The payload first: a reader that looks too early finds the length 0.
+                self.region.write(4, message);
+                word.store(length, Ordering::Release);
+                rd.post();
+            }
+            Guard::Futex { word: offset } => {
+                let word = self.region.word(*offset).ok_or(SendError::Lost)?;
+                claim(word, &mut self.spin, until)?;
+                self.region.write(offset + 4, message);
+                word.store(length, Ordering::Release);
+                // Shared, not private: the peer is another process (AI-211).
+                let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl MessageSlot {
+    /// Replaces the length, as a process that is mistaken or died would.
+    pub(super) fn set_length(&self, length: u32) {
+        let offset = match self.guard {
+            Guard::Semaphores { .. } => 0,
+            Guard::Futex { word } => word,
+        };
+        if let Some(word) = self.region.word(offset) {
+            word.store(length, Ordering::Release);
+        }
+    }
+}
+
+fn received(read: bool, bytes: u32) -> Received {
+    if read {
+        Received::Message
+    } else {
+        Received::TooLong(bytes)
+    }
+}
+
+/// Whether a futex word is the length of a message.
+const fn full(word: u32) -> bool {
+    word != FREE && word != WRITING
+}
+
+/// Waits until `word` is a length. `None`: not until `until`.
+fn wait_full(
+    word: &AtomicU32,
+    until: Option<Instant>,
+    stall: Duration,
+) -> Result<Option<u32>, PeerLost> {
+    let mut writing_since = None;
+    loop {
+        let value = word.load(Ordering::Acquire);
+        if full(value) {
+            return Ok(Some(value));
+        }
+        let now = Instant::now();
+        let mut left = until.map(|until| until.saturating_duration_since(now));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(None);
+        }
+        if value == WRITING {
+            let since = *writing_since.get_or_insert(now);
+            let stalled = stall.saturating_sub(now - since);
+            if stalled.is_zero() {
+                return Err(PeerLost);
+            }
+            left = Some(left.map_or(stalled, |left| left.min(stalled)));
+        } else {
+            writing_since = None;
+        }
+        // Whatever ends the wait, the word decides: a wake, a spurious one, EINTR, EAGAIN, the time (AI-211).
+        sleep(word, value, left);
+    }
+}
+
+/// Turns a free word into one that is being written.
+fn claim(word: &AtomicU32, spin: &mut Spin, until: Instant) -> Result<(), PeerLost> {
+    let claimed = || {
+        word.compare_exchange(FREE, WRITING, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    };
+    if spin.until(claimed) {
+        return Ok(());
+    }
+    loop {
+        let value = word.load(Ordering::Acquire);
+        if value == FREE {
+            if claimed() {
+                return Ok(());
+            }
+            continue;
+        }
+        if Instant::now() >= until {
+            return Err(PeerLost);
+        }
+        // Readers send no wake, so this is how long a free slot may go unnoticed (AI-212).
+        sleep(word, value, Some(Duration::from_millis(1)));
+    }
+}
+
+/// Sleeps while `word` has this value.
+fn sleep(word: &AtomicU32, value: u32, time: Option<Duration>) {
+    let time = time.map(|time| Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    });
+    match futex::wait(word, futex::Flags::empty(), value, time.as_ref()) {
+        Ok(()) | Err(Errno::INTR | Errno::AGAIN | Errno::TIMEDOUT) => {}
+        // Nothing else is possible for a word of ours; without this line it would be a busy loop.
+        Err(_) => std::thread::yield_now(),
+    }
+}
+
+/// A futex word: the slot is free.
+const FREE: u32 = 0;
+/// A futex word: a message is being written.
+const WRITING: u32 = u32::MAX;

@@ -1,0 +1,211 @@
+//! [`Automaton`]: where one sequence is in its grammar. All calls of `llguidance` that a sequence causes are here.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+
+use llguidance::api::StopReason;
+use llguidance::toktrie::SimpleVob;
+use llguidance::{CancellationHandle, TokenParser, panic_utils};
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{Mask, SharedMask, SteerFailure, Token};
+
+use super::grammar::GrammarError;
+
+/// What a sequence may do next.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Next {
+    /// Exactly these tokens follow.
+    Forced(Vec<Token>),
+    /// One of these follows.
+    Allowed(SharedMask),
+    /// The grammar is complete, nothing follows, and the vocabulary has no EOG token that could express it.
+    Complete,
+}
+
+/// Why an automaton cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum AutomatonError {
+    /// No token is allowed, and the grammar is not complete.
+    #[error("the constraint allows no token here")]
+    Empty,
+    /// A token that the grammar does not allow was appended.
+    #[error("the constraint does not allow token {0} here")]
+    Rejected(Token),
+    /// A limit of the work in one step, or an error within the library.
+    #[error("the constraint cannot be followed: {0}")]
+    Failed(GrammarError),
+    /// The sequence has ended meanwhile.
+    #[error("the sequence has ended")]
+    Cancelled,
+}
+
+impl From<AutomatonError> for SteerFailure {
+    fn from(error: AutomatonError) -> Self {
+        Self {
+            reason: ErrorReason::CONSTRAINT_FAILED,
+            message: error.to_string(),
+        }
+    }
+}
+
+type Outcome<T> = Result<T, AutomatonError>;
+
+/// The state of one sequence in its grammar.
+///
+/// Nothing in it is shared with another one, not even caches: a library that has a lock on shared caches would make the
+/// engine's thread wait for the mask of another sequence, and a panic would poison the lock for all.
+pub(super) struct Automaton {
+    parser: TokenParser,
+    cancellation: CancellationHandle,
+}
+
+impl Automaton {
+    /// Takes a parser that has not started.
+    pub(super) fn start(mut parser: TokenParser) -> Outcome<Self> {
+        let cancellation = parser.enable_cancellation();
+        let mut automaton = Self {
+            parser,
+            cancellation,
+        };
+        automaton.fenced(|parser| {
+            parser.start_without_prompt();
+            Ok(())
+        })?;
+        Ok(automaton)
+    }
+
+    /// Copies the state, for a fork or a new sequence.
+    pub(super) fn copy(&mut self) -> Outcome<Self> {
+        let mut parser = self.fenced(|parser| Ok(parser.deep_clone()))?;
+        // A copy is cancelled on its own.
+        let cancellation = parser.enable_cancellation();
+        Ok(Self {
+            parser,
+            cancellation,
+        })
+    }
+
+    /// Stops a computation that runs on another thread.
+    pub(super) fn cancellation(&self) -> CancellationHandle {
+        self.cancellation.clone()
+    }
+
+    /// Bytes of the caches that grow while it is used.
+    pub(super) fn cache_bytes(&mut self) -> Outcome<usize> {
+        self.fenced(|parser| Ok(parser.parser.lexer_stats().num_bytes))
+    }
+
+    /// The matched bytes.
+    pub(super) fn text(&self) -> &[u8] {
+        self.parser.final_bytes()
+    }
+
+    /// Tokens of the vocabulary.
+    pub(super) fn vocabulary(&self) -> usize {
+        self.parser.token_env.tok_trie().vocab_size()
+    }
+
+    /// The bytes that a token adds to the text.
+    pub(super) fn spelled(&self, token: Token) -> Vec<u8> {
+        self.parser.token_env.tok_trie().decode_raw(&[token])
+    }
+
+    /// Whether the grammar may end here.
+    pub(super) fn is_complete(&mut self) -> Outcome<bool> {
+        self.fenced(|parser| Ok(parser.is_accepting()))
+    }
+
+    /// Goes on by one token, which is not an EOG token.
+    pub(super) fn consume(&mut self, token: Token) -> Outcome<()> {
+        let consumed = self.fenced(|parser| {
+            let backtrack = parser.consume_token(token).map_err(shown)?;
+            Ok(backtrack == 0)
+        });
+        match consumed {
+            Ok(true) => Ok(()),
+            // Without the capability to take back tokens the library never asks for it.
+            Ok(false) | Err(AutomatonError::Failed(_)) => Err(AutomatonError::Rejected(token)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes back the last `tokens` tokens.
+    pub(super) fn rollback(&mut self, tokens: usize) -> Outcome<()> {
+        self.fenced(|parser| parser.rollback(tokens).map_err(shown))
+    }
+
+    /// Whether all of `tokens` could follow.
+    pub(super) fn accepts(&mut self, tokens: &[Token]) -> Outcome<bool> {
+        self.fenced(|parser| {
+            let valid = parser.validate_tokens_raw(tokens).map_err(shown)?;
+            Ok(valid == tokens.len())
+        })
+    }
+
+    /// Returns the tokens that must follow, as the model would have tokenised the text.
+    pub(super) fn forced(&mut self) -> Outcome<Vec<Token>> {
+        self.fenced(|parser| {
+            let tokens = parser.compute_ff_tokens();
+            // It returns no error, but the next call would.
+            match parser.parser.get_error() {
+                Some(error) => Err(error.message()),
+                None => Ok(tokens),
+            }
+        })
+    }
+
+    /// Computes what may follow. `forced`: look for forced tokens first.
+    pub(super) fn next(&mut self, forced: bool, ends: &[Token]) -> Outcome<Next> {
+        if forced {
+            let tokens = self.forced()?;
+            if !tokens.is_empty() {
+                return Ok(Next::Forced(tokens));
+            }
+        }
+        let vocabulary = self.vocabulary();
+        if ends.is_empty() && self.is_complete()? {
+            // Nothing can say that the output is complete here, so it goes on as long as it can.
+            return Ok(match self.mask(vocabulary) {
+                Err(AutomatonError::Empty) => Next::Complete,
+                mask => Next::Allowed(mask?),
+            });
+        }
+        Ok(Next::Allowed(self.mask(vocabulary)?))
+    }
+
+    fn mask(&mut self, vocabulary: usize) -> Outcome<SharedMask> {
+        let set = self.fenced(|parser| parser.compute_mask().map_err(shown));
+        match set {
+            Ok(set) => to_mask(&set, vocabulary).ok_or(AutomatonError::Empty),
+            Err(_) if self.parser.stop_reason() == StopReason::NoExtensionBias => {
+                Err(AutomatonError::Empty)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Calls the library. A panic in it is an error of this automaton, which then fails in every later call too.
+    fn fenced<T>(
+        &mut self,
+        call: impl FnOnce(&mut TokenParser) -> Result<T, String>,
+    ) -> Outcome<T> {
+        let parser = &mut self.parser;
+        let called = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(call(parser))));
+        let result = called.unwrap_or_else(|panic| Err(panic.to_string()));
+        if self.cancellation.is_cancelled() {
+            return Err(AutomatonError::Cancelled);
+        }
+        result.map_err(|text| AutomatonError::Failed(GrammarError::from_compiler(&text)))
+    }
+}
+
+/// The library's errors have a type that this crate does not depend on.
+fn shown(error: impl fmt::Display) -> String {
+    error.to_string()
+}
+
+/// The words of the library's set are those of a mask; it has one word more for some sizes.
+fn to_mask(set: &SimpleVob, vocabulary: usize) -> Option<SharedMask> {
+    let words = set.as_slice().get(..vocabulary.div_ceil(32))?.to_vec();
+    Mask::from_words(words, vocabulary).map(SharedMask::new)
+}

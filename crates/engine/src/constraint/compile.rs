@@ -1,0 +1,202 @@
+//! [`Compiler`]: compiles grammars of strangers within a time.
+//!
+//! The library has limits on sizes but none on time, and it recurses over schemas. A thread cannot be stopped from
+//! outside. So each grammar compiles on a thread of its own, with a stack for the deepest schema that is read; the
+//! caller waits for a limited time; and the number of such threads is limited, those included that nobody waits for.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use llguidance::api::ParserLimits;
+use llguidance::panic_utils;
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{SteerRefusal, Token};
+
+use super::automaton::{Automaton, AutomatonError};
+use super::grammar::{GrammarError, GrammarText};
+use super::invalid_grammar;
+use super::token_env::Factory;
+
+/// Stack of a compiling thread. Only the touched part takes memory. The library uses up to 2.5 KiB for each of 128
+/// levels of a schema, several times over; debug builds use more.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Automata of ended sequences that are kept for the next ones, for each grammar, and the bytes that each may have.
+const IDLE_MAX: usize = 2;
+const IDLE_BYTES_MAX: usize = 1 << 20;
+
+/// The library's limits. Its defaults are for trusted grammars on a large machine.
+pub(super) fn parser_limits() -> ParserLimits {
+    ParserLimits {
+        // The work for one mask; 14 ms and 2.5 ms at the speeds that the library's documentation gives.
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        // About 1 to 2 KiB each, for each sequence.
+        max_lexer_states: 20_000,
+        // The errors are for strangers, and the state is long.
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// A grammar, compiled for one vocabulary.
+pub(super) struct Compiled {
+    /// The EOG tokens.
+    pub(super) ends: Vec<Token>,
+    /// Never goes on; new sequences start with copies.
+    prototype: Mutex<Automaton>,
+    /// Automata at their start whose caches are filled: their first masks cost a fraction of those of a copy.
+    idle: Mutex<Vec<Automaton>>,
+    bytes: usize,
+}
+
+impl Compiled {
+    /// Returns an automaton at its start.
+    pub(super) fn automaton(&self) -> Result<Automaton, AutomatonError> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(automaton) => Ok(automaton),
+            None => {
+                let prototype = self.prototype.lock();
+                prototype.unwrap_or_else(PoisonError::into_inner).copy()
+            }
+        }
+    }
+
+    /// Keeps the automaton of an ended sequence, which has consumed `tokens` tokens, for another sequence.
+    pub(super) fn recycle(&self, mut automaton: Automaton, tokens: usize) {
+        let fits = |bytes| bytes <= IDLE_BYTES_MAX;
+        if !automaton.cache_bytes().is_ok_and(fits) || automaton.rollback(tokens).is_err() {
+            return;
+        }
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_MAX {
+            idle.push(automaton);
+        }
+    }
+
+    /// Bytes that it may take in the cache, those of its idle automata included.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Compiles a limited number of grammars at a time.
+pub(super) struct Compiler {
+    places: Arc<Places>,
+    time: Duration,
+}
+
+struct Places {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// A place among the compiling threads. It is free again when it is dropped, by the caller or by the thread.
+pub(super) struct Place {
+    places: Arc<Places>,
+    deadline: Instant,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.places.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.places.freed.notify_one();
+    }
+}
+
+impl Compiler {
+    pub(super) fn new(threads: usize, time: Duration) -> Self {
+        let places = Places {
+            free: Mutex::new(threads.max(1)),
+            freed: Condvar::new(),
+        };
+        Self {
+            places: Arc::new(places),
+            time,
+        }
+    }
+
+    /// Waits for a place.
+    pub(super) fn place(&self) -> Result<Place, SteerRefusal> {
+        let deadline = Instant::now() + self.time;
+        let free = self.places.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.places.freed.wait_timeout_while(free, self.time, |free| *free == 0);
+        let (mut free, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            return Err(SteerRefusal {
+                code: Code::Overloaded,
+                reason: ErrorReason::ENGINE_BUSY,
+                message: "too many grammars are being compiled; try again later".to_owned(),
+            });
+        }
+        *free -= 1;
+        Ok(Place {
+            places: Arc::clone(&self.places),
+            deadline,
+        })
+    }
+}
+
+impl Place {
+    /// Compiles a grammar, within the time that is left.
+    pub(super) fn compile(
+        self,
+        factory: &Arc<Factory>,
+        text: &GrammarText,
+    ) -> Result<Compiled, SteerRefusal> {
+        let deadline = self.deadline;
+        let (sender, receiver) = sync_channel(1);
+        let (factory, text) = (Arc::clone(factory), text.clone());
+        let thread = thread::Builder::new()
+            .name("compile-grammar".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                let compiled = compile(&factory, &text);
+                // Nobody receives it if it is late.
+                let _sent = sender.send(compiled);
+                drop(self);
+            });
+        if let Err(error) = thread {
+            tracing::error!(%error, "no thread for a grammar");
+            return Err(SteerRefusal {
+                code: Code::Overloaded,
+                reason: ErrorReason::ENGINE_BUSY,
+                message: "there is no thread to compile a grammar; try again later".to_owned(),
+            });
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let late = match receiver.recv_timeout(left) {
+            Ok(compiled) => return compiled.map_err(invalid_grammar),
+            Err(RecvTimeoutError::Timeout) => "it takes too long to compile; make it simpler",
+            Err(RecvTimeoutError::Disconnected) => "it cannot be compiled",
+        };
+        Err(invalid_grammar(GrammarError::new(late.to_owned())))
+    }
+}
+
+fn compile(factory: &Factory, text: &GrammarText) -> Result<Compiled, GrammarError> {
+    let input = text.to_input()?;
+    let built = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+        factory.parsers.create_parser(input)
+    }));
+    let parser = built.map_err(|error| text.error(&error.to_string()))?;
+    let unusable = |error: AutomatonError| GrammarError::new(error.to_string());
+    let mut prototype = Automaton::start(parser).map_err(unusable)?;
+    // The first mask is computed here: it is the most expensive one, and here the time is limited.
+    let mut first = prototype.copy().map_err(unusable)?;
+    if first.next(false, &factory.ends).is_ok() {
+        prototype = first;
+    }
+    let caches = prototype.cache_bytes().map_err(unusable)?;
+    Ok(Compiled {
+        ends: factory.ends.clone(),
+        prototype: Mutex::new(prototype),
+        idle: Mutex::new(Vec::new()),
+        bytes: text.bytes() + caches + IDLE_MAX * IDLE_BYTES_MAX,
+    })
+}

@@ -1,0 +1,209 @@
+//! [`MaskWorkers`]: threads that compute masks while the model runs (AI-811).
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use llguidance::CancellationHandle;
+use sapwood_proto::steer::StepWaker;
+
+use super::automaton::{Automaton, AutomatonError, Next};
+use super::compile::Compiled;
+
+/// Stack of a worker: the automata of large grammars are walked on it.
+const STACK_BYTES: usize = 16 << 20;
+
+/// A pool of threads for masks, shared by the constraints of all models. The threads start with the first mask.
+pub struct MaskWorkers {
+    threads_max: usize,
+    queue: Arc<Queue>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    changed: Condvar,
+}
+
+/// Bounded by the number of sequences: each has one job at most.
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    closed: bool,
+}
+
+struct Job {
+    automaton: Automaton,
+    compiled: Arc<Compiled>,
+    /// Look for forced tokens first.
+    forced: bool,
+    slot: Arc<Slot>,
+    waker: Option<Arc<dyn StepWaker>>,
+}
+
+/// Where a result is put, with the automaton that computed it.
+#[derive(Default)]
+struct Slot {
+    done: Mutex<Option<Done>>,
+    filled: Condvar,
+}
+
+type Done = (Automaton, Result<Next, AutomatonError>);
+
+/// A mask that is being computed. Dropping it stops the computation.
+pub(super) struct PendingMask {
+    slot: Arc<Slot>,
+    cancellation: CancellationHandle,
+    /// The result was taken: cancelling now would end the sequence that goes on with the automaton.
+    taken: bool,
+}
+
+impl MaskWorkers {
+    /// Creates a pool of one thread less than there are processors, and one at least: the model needs one too.
+    #[must_use]
+    pub fn new() -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        Self::with_threads(processors.saturating_sub(1))
+    }
+
+    /// Creates a pool of as many threads, one at least.
+    #[must_use]
+    pub fn with_threads(threads: usize) -> Self {
+        Self {
+            threads_max: threads.max(1),
+            queue: Arc::default(),
+            threads: Mutex::default(),
+        }
+    }
+
+    /// Computes what follows on another thread.
+    pub(super) fn compute(
+        &self,
+        automaton: Automaton,
+        compiled: Arc<Compiled>,
+        forced: bool,
+        waker: Option<Arc<dyn StepWaker>>,
+    ) -> PendingMask {
+        self.start();
+        let pending = PendingMask {
+            slot: Arc::default(),
+            cancellation: automaton.cancellation(),
+            taken: false,
+        };
+        let job = Job {
+            automaton,
+            compiled,
+            forced,
+            slot: Arc::clone(&pending.slot),
+            waker,
+        };
+        self.queue.jobs().waiting.push_back(job);
+        self.queue.changed.notify_one();
+        pending
+    }
+
+    fn start(&self) {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        while threads.len() < self.threads_max {
+            let queue = Arc::clone(&self.queue);
+            let thread = thread::Builder::new()
+                .name(format!("mask-{}", threads.len()))
+                .stack_size(STACK_BYTES)
+                .spawn(move || queue.work());
+            match thread {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    // Tried again with the next mask. Without any thread the sequences are late and end with an error.
+                    tracing::error!(%error, "no thread for masks");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Default for MaskWorkers {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for MaskWorkers {
+    fn drop(&mut self) {
+        let mut jobs = self.queue.jobs();
+        jobs.closed = true;
+        let dropped = std::mem::take(&mut jobs.waiting);
+        drop(jobs);
+        drop(dropped);
+        self.queue.changed.notify_all();
+        let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            // A worker fences panics, so it ends with its loop.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Queue {
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        loop {
+            let waits = |jobs: &mut Jobs| jobs.waiting.is_empty() && !jobs.closed;
+            let jobs = self.changed.wait_while(self.jobs(), waits);
+            let job = jobs.unwrap_or_else(PoisonError::into_inner).waiting.pop_front();
+            match job {
+                Some(job) => job.run(),
+                None => return,
+            }
+        }
+    }
+}
+
+impl Job {
+    fn run(self) {
+        let mut automaton = self.automaton;
+        let next = automaton.next(self.forced, &self.compiled.ends);
+        let mut done = self.slot.done.lock().unwrap_or_else(PoisonError::into_inner);
+        *done = Some((automaton, next));
+        drop(done);
+        self.slot.filled.notify_all();
+        if let Some(waker) = self.waker {
+            waker.wake();
+        }
+    }
+}
+
+impl PendingMask {
+    /// Returns the result if it is there. It can be taken once.
+    pub(super) fn poll(&mut self) -> Option<Done> {
+        let done = self.slot.done.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.taken |= done.is_some();
+        done
+    }
+
+    /// Waits for the result; `None` if it does not come within the time that any mask may take.
+    pub(super) fn wait(&mut self) -> Option<Done> {
+        let done = self.slot.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = |done: &mut Option<Done>| done.is_none();
+        let waited = self.slot.filled.wait_timeout_while(done, WAIT_MAX, missing);
+        let done = waited.unwrap_or_else(PoisonError::into_inner).0.take();
+        self.taken |= done.is_some();
+        done
+    }
+}
+
+/// Many times what the limits of the automata allow.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+impl Drop for PendingMask {
+    fn drop(&mut self) {
+        if !self.taken {
+            self.cancellation.cancel();
+        }
+    }
+}

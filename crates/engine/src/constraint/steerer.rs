@@ -1,0 +1,432 @@
+//! [`ConstraintSteer`]: keeps one sequence within a grammar.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{
+    Appended, Branch, Mask, Mid, Post, Pre, Sample, Steer, SteerFailure, Steered, StepReport,
+    StepWaker, Token, VariableWrite,
+};
+
+use super::automaton::{Automaton, AutomatonError, Next};
+use super::compile::Compiled;
+use super::mask_workers::{MaskWorkers, PendingMask};
+
+/// When a sequence ends, besides the end of its grammar, and what is then stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ending {
+    /// Bytes of the text before the matched one.
+    pub(super) prefix_bytes: usize,
+    /// Tokens after the prefix; the token in which the prefix ends counts if it goes on after it.
+    pub(super) max_tokens: Option<usize>,
+    /// Ends the sequence when the matched text contains it.
+    pub(super) stop: Option<String>,
+    /// The variable that gets the matched text.
+    pub(super) store_var: Option<String>,
+}
+
+impl Ending {
+    /// The end of the matched part of `text` if it contains the stop string, which cannot begin before `from`.
+    fn stop_at(&self, text: &[u8], from: usize) -> Option<usize> {
+        let stop = self.stop.as_ref()?.as_bytes();
+        let from = from.max(self.prefix_bytes).min(text.len());
+        let found = text[from..].windows(stop.len()).position(|part| part == stop);
+        found.map(|at| from + at)
+    }
+
+    /// Where a stop string may begin that was not in the first `bytes` bytes.
+    fn stop_from(&self, bytes: usize) -> usize {
+        let len = self.stop.as_ref().map_or(0, String::len);
+        bytes.saturating_sub(len.saturating_sub(1))
+    }
+}
+
+/// A token of the sequence after its prompt.
+#[derive(Clone, Copy)]
+struct Committed {
+    /// Bytes of the text with it. Equal to those before it for an EOG token, which the automaton never gets.
+    bytes: usize,
+    is_end: bool,
+}
+
+/// Where the automaton is.
+enum Held {
+    Here(Box<Automaton>),
+    /// A worker computes the mask with it.
+    Away(PendingMask),
+    /// It was lost, with the reason.
+    Lost(AutomatonError),
+}
+
+/// A native constraint of one sequence.
+///
+/// `committed` is what [`Steer::post`] reported, and the automaton has consumed exactly its tokens that are no EOG
+/// tokens. `plan` is what must follow after them, as far as it is known: it is computed once, so that the tokens are
+/// the same whether they are appended at once or sampled one by one (AI-843).
+pub(super) struct ConstraintSteer {
+    compiled: Arc<Compiled>,
+    ending: Ending,
+    workers: Arc<MaskWorkers>,
+    fast_forward: bool,
+    held: Held,
+    committed: Vec<Committed>,
+    plan: VecDeque<Token>,
+    /// The result of a mask that was collected before it was asked for.
+    next: Option<Result<Next, AutomatonError>>,
+    waker: Option<Arc<dyn StepWaker>>,
+    /// What is to be stored, once the matched text is complete.
+    stored: Option<Vec<u8>>,
+}
+
+impl ConstraintSteer {
+    pub(super) fn new(
+        compiled: Arc<Compiled>,
+        ending: Ending,
+        workers: Arc<MaskWorkers>,
+        fast_forward: bool,
+    ) -> Self {
+        let held = match compiled.automaton() {
+            Ok(automaton) => Held::Here(Box::new(automaton)),
+            Err(error) => Held::Lost(error),
+        };
+        Self {
+            compiled,
+            ending,
+            workers,
+            fast_forward,
+            held,
+            committed: Vec::new(),
+            plan: VecDeque::new(),
+            next: None,
+            waker: None,
+            stored: None,
+        }
+    }
+
+    /// Returns the automaton, and collects the result of a mask if a worker has it.
+    ///
+    /// The engine calls nothing but [`Steer::mid_poll`] while a mask is missing, so this waits only for callers that do
+    /// not follow the order of the interface.
+    fn automaton(&mut self) -> Result<&mut Automaton, AutomatonError> {
+        if let Held::Away(pending) = &mut self.held {
+            let done = pending.wait();
+            self.collect(done.ok_or(AutomatonError::Cancelled));
+        }
+        match &mut self.held {
+            Held::Here(automaton) => Ok(automaton),
+            Held::Lost(error) => Err(error.clone()),
+            Held::Away(_) => Err(AutomatonError::Cancelled),
+        }
+    }
+
+    fn collect(
+        &mut self,
+        done: Result<(Automaton, Result<Next, AutomatonError>), AutomatonError>,
+    ) {
+        match done {
+            Ok((automaton, next)) => {
+                self.held = Held::Here(Box::new(automaton));
+                self.next = Some(next);
+            }
+            Err(error) => self.held = Held::Lost(error),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.committed.last().map_or(0, |last| last.bytes)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.committed.last().is_some_and(|last| last.is_end)
+    }
+
+    /// Tokens that count for `max_tokens`.
+    fn counted(&self) -> usize {
+        let in_prefix = |token: &Committed| token.bytes <= self.ending.prefix_bytes;
+        // The lengths never go down, so those within the prefix come first.
+        self.committed.len() - self.committed.partition_point(in_prefix)
+    }
+
+    /// Keeps of a plan what comes before the sequence ends: a sequence that samples its tokens one by one stops there.
+    fn limit_plan(&mut self, plan: &[Token]) -> Result<(), AutomatonError> {
+        let mut text = Vec::new();
+        let (mut bytes, mut counted) = (self.bytes(), self.counted());
+        let prefix_bytes = self.ending.prefix_bytes;
+        let stops = self.ending.stop.is_some();
+        if stops {
+            text.extend_from_slice(self.automaton()?.text());
+        }
+        self.plan.clear();
+        for &token in plan {
+            self.plan.push_back(token);
+            let spelled = self.automaton()?.spelled(token);
+            let from = self.ending.stop_from(bytes);
+            bytes += spelled.len();
+            counted += usize::from(bytes > prefix_bytes);
+            if stops {
+                text.extend_from_slice(&spelled);
+            }
+            if self.ending.max_tokens.is_some_and(|max| counted >= max)
+                || self.ending.stop_at(&text, from).is_some()
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn rollback(&mut self, tokens: u32) -> Result<(), SteerFailure> {
+        if tokens == 0 {
+            return Ok(());
+        }
+        let tokens = tokens as usize;
+        let Some(kept) = self.committed.len().checked_sub(tokens) else {
+            return Err(past_the_beginning(tokens));
+        };
+        let fed = self.committed[kept..].iter().filter(|token| !token.is_end).count();
+        self.automaton()?.rollback(fed)?;
+        self.committed.truncate(kept);
+        self.plan.clear();
+        self.stored = None;
+        Ok(())
+    }
+
+    fn append(&mut self, token: Token) -> Result<(), AutomatonError> {
+        if self.compiled.ends.contains(&token) {
+            if !self.automaton()?.is_complete()? {
+                return Err(AutomatonError::Rejected(token));
+            }
+            let bytes = self.bytes();
+            self.committed.push(Committed {
+                bytes,
+                is_end: true,
+            });
+            return Ok(());
+        }
+        if self.has_ended() {
+            return Err(AutomatonError::Rejected(token));
+        }
+        let automaton = self.automaton()?;
+        automaton.consume(token)?;
+        let bytes = automaton.text().len();
+        self.committed.push(Committed {
+            bytes,
+            is_end: false,
+        });
+        if self.plan.front() == Some(&token) {
+            self.plan.pop_front();
+        } else {
+            self.plan.clear();
+        }
+        Ok(())
+    }
+
+    /// Ends the sequence after its last token or at a stop string, and stores the matched text then.
+    fn check_end(&mut self, bytes_before: usize) -> Result<Post, AutomatonError> {
+        let from = self.ending.stop_from(bytes_before);
+        let (has_ended, counted) = (self.has_ended(), self.counted());
+        let ending = self.ending.clone();
+        let text = self.automaton()?.text();
+        let stop = ending.stop_at(text, from);
+        let is_full = ending.max_tokens.is_some_and(|max| counted >= max);
+        if stop.is_none() && !is_full && !has_ended {
+            return Ok(Post::Continue);
+        }
+        let end = stop.unwrap_or(text.len());
+        let matched = text.get(ending.prefix_bytes..end).unwrap_or_default().to_vec();
+        self.store(matched);
+        // An EOG token ends the sequence by itself, with a finish reason of its own.
+        Ok(if has_ended { Post::Continue } else { Post::Stop })
+    }
+
+    fn store(&mut self, matched: Vec<u8>) {
+        if self.ending.store_var.is_some() {
+            self.stored = Some(matched);
+        }
+    }
+
+    fn begin_mask(&mut self) {
+        let lost = Held::Lost(AutomatonError::Cancelled);
+        match std::mem::replace(&mut self.held, lost) {
+            Held::Here(automaton) => {
+                let pending = self.workers.compute(
+                    *automaton,
+                    Arc::clone(&self.compiled),
+                    !self.fast_forward,
+                    self.waker.clone(),
+                );
+                self.held = Held::Away(pending);
+            }
+            other => self.held = other,
+        }
+    }
+
+    fn mid(&mut self, next: Next) -> Result<Mid, AutomatonError> {
+        match next {
+            Next::Forced(plan) => {
+                self.limit_plan(&plan)?;
+                self.planned()
+            }
+            Next::Allowed(mask) => Ok(sample(mask)),
+            Next::Complete => {
+                let prefix = self.ending.prefix_bytes;
+                let text = self.automaton()?.text();
+                let matched = text.get(prefix..).unwrap_or_default().to_vec();
+                self.store(matched);
+                Ok(Mid::Stop)
+            }
+        }
+    }
+
+    /// Samples the next token of the plan, which is the only one allowed.
+    fn planned(&mut self) -> Result<Mid, AutomatonError> {
+        let &token = self.plan.front().ok_or(AutomatonError::Empty)?;
+        let mut mask = Mask::none(self.automaton()?.vocabulary());
+        mask.allow(token);
+        Ok(sample(Arc::new(mask)))
+    }
+}
+
+fn sample(mask: Arc<Mask>) -> Mid {
+    Mid::One(Branch::Sample(Sample {
+        mask: Some(mask),
+        ..Sample::default()
+    }))
+}
+
+fn past_the_beginning(tokens: usize) -> SteerFailure {
+    SteerFailure {
+        reason: ErrorReason::CONSTRAINT_FAILED,
+        message: format!("backtrack {tokens} past the beginning"),
+    }
+}
+
+impl Steer for ConstraintSteer {
+    fn begin(&mut self, _prompt: &[Token], waker: &Arc<dyn StepWaker>) {
+        self.waker = Some(Arc::clone(waker));
+    }
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        if self.fast_forward && self.plan.is_empty() && !self.has_ended() {
+            let plan = self.automaton()?.forced()?;
+            self.limit_plan(&plan)?;
+        }
+        let forced = self.plan.iter().copied();
+        let fast_forward = forced.filter(|_| self.fast_forward).collect();
+        Ok(Some(Pre::Run { fast_forward }))
+    }
+
+    fn mid_begin(&mut self, _group: &[u32]) {
+        // A plan is already the answer, and so is a result that was collected early.
+        if self.plan.is_empty() && self.next.is_none() && !self.has_ended() {
+            self.begin_mask();
+        }
+    }
+
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        if self.has_ended() {
+            return Ok(Some(Mid::Stop));
+        }
+        if !self.plan.is_empty() {
+            return Ok(Some(self.planned()?));
+        }
+        if let Held::Away(pending) = &mut self.held {
+            let Some(done) = pending.poll() else {
+                return Ok(None);
+            };
+            self.collect(Ok(done));
+        }
+        match (self.next.take(), &self.held) {
+            (Some(next), _) => Ok(Some(self.mid(next?)?)),
+            (None, Held::Lost(error)) => Err(error.clone().into()),
+            // `mid_begin` was not called, and nothing would ever answer.
+            (None, _) => {
+                self.begin_mask();
+                Ok(None)
+            }
+        }
+    }
+
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        self.next = None;
+        self.rollback(appended.backtrack)?;
+        let bytes_before = self.bytes();
+        for &token in appended.tokens {
+            self.append(token)?;
+        }
+        // Another steerer may have replaced what this one allowed, also the result of a mask collected just now.
+        self.next = None;
+        Ok(self.check_end(bytes_before)?)
+    }
+
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        let automaton = self.automaton()?.copy()?;
+        Ok(Box::new(Self {
+            compiled: Arc::clone(&self.compiled),
+            ending: self.ending.clone(),
+            workers: Arc::clone(&self.workers),
+            fast_forward: self.fast_forward,
+            held: Held::Here(Box::new(automaton)),
+            committed: self.committed.clone(),
+            plan: self.plan.clone(),
+            next: self.next.clone(),
+            waker: self.waker.clone(),
+            stored: self.stored.clone(),
+        }))
+    }
+
+    fn would_accept(&mut self, backtrack: u32, tokens: &[Token]) -> Steered<bool> {
+        let backtrack = backtrack as usize;
+        let Some(kept) = self.committed.len().checked_sub(backtrack) else {
+            return Err(past_the_beginning(backtrack));
+        };
+        let fed = self.committed[kept..].iter().filter(|token| !token.is_end).count();
+        let ended = self.committed[..kept].last().is_some_and(|last| last.is_end);
+        let ends = &self.compiled.ends;
+        let text = tokens.iter().position(|token| ends.contains(token));
+        let (text, end) = tokens.split_at(text.unwrap_or(tokens.len()));
+        // Nothing follows an EOG token, and one is enough.
+        if end.len() > 1 || (ended && !tokens.is_empty()) {
+            return Ok(false);
+        }
+        let end = !end.is_empty();
+        if fed == 0 && !end {
+            return Ok(text.is_empty() || self.automaton()?.accepts(text)?);
+        }
+        let mut probe = self.automaton()?.copy()?;
+        probe.rollback(fed)?;
+        if !text.is_empty() && !probe.accepts(text)? {
+            return Ok(false);
+        }
+        for &token in text {
+            probe.consume(token)?;
+        }
+        Ok(!end || probe.is_complete()?)
+    }
+
+    fn take_report(&mut self) -> Option<StepReport> {
+        let value = self.stored.take()?;
+        let name = self.ending.store_var.clone()?;
+        Some(StepReport {
+            storage: vec![VariableWrite {
+                name,
+                value,
+                append: false,
+                when_version_is: None,
+            }],
+            ..StepReport::default()
+        })
+    }
+}
+
+impl Drop for ConstraintSteer {
+    fn drop(&mut self) {
+        let lost = Held::Lost(AutomatonError::Cancelled);
+        // One that is away is cancelled by the drop of its `PendingMask`.
+        if let Held::Here(automaton) = std::mem::replace(&mut self.held, lost) {
+            let fed = self.committed.iter().filter(|token| !token.is_end).count();
+            self.compiled.recycle(*automaton, fed);
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Tests of native constraints, on a small vocabulary and with samplers that choose at random.
+
+mod arguments;
+mod driver;
+mod endings;
+mod kinds;
+mod limits;
+mod properties;
+
+mod splits;
+mod vocabulary;

@@ -1,0 +1,263 @@
+//! Limits, hostile grammars, and the cache.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
+
+use super::super::{ConstraintConfig, ConstraintSource, MaskWorkers};
+use super::driver::{Random, Sequence, config, open, output, refusal, source, source_of};
+use super::vocabulary::{END, small};
+
+/// AI-1090
+#[test]
+fn ai_841_a_grammar_has_a_largest_size() {
+    let source = source();
+    let max = ConstraintConfig::default().grammar_bytes;
+    assert_eq!(max, 256 << 10);
+    // Comments do not make a grammar harder to compile.
+    let grammar = |bytes: usize| format!("start: \"a\" //{}", "x".repeat(bytes - 13));
+    assert_eq!(grammar(max).len(), max);
+    assert!(open(&source, "sapwood:lark", &grammar(max)).is_ok());
+    let refusal = refusal(&source, "sapwood:lark", &grammar(max + 1));
+    assert_eq!(refusal.code, Code::InvalidRequest);
+    assert!(refusal.message.starts_with("invalid grammar: at byte 262144"), "{}", refusal.message);
+}
+
+#[test]
+fn ai_841_equal_grammars_compile_once() {
+    let source = source();
+    for _again in 0..3 {
+        assert!(open(&source, "sapwood:regex", "a+").is_ok());
+    }
+    assert_eq!(source.cache.len(), 1);
+    // What ends the sequence is no part of the grammar, the prefix is.
+    assert!(open(&source, "sapwood:regex", r#"{"value":"a+","stop":"aa"}"#).is_ok());
+    assert_eq!(source.cache.len(), 1);
+    assert!(open(&source, "sapwood:regex", r#"{"value":"a+","prefix":"b"}"#).is_ok());
+    assert_eq!(source.cache.len(), 2);
+}
+
+#[test]
+fn ai_841_the_least_recently_used_grammar_is_dropped() {
+    // Each takes 2 MiB for its idle automata and less than 1 MiB for itself.
+    let room = |mib: usize| ConstraintConfig {
+        cache_bytes: mib << 20,
+        ..config()
+    };
+    let source = source_of(small(), room(7));
+    for pattern in ["a", "b", "a", "c", "a", "d"] {
+        assert!(open(&source, "sapwood:regex", pattern).is_ok());
+    }
+    assert!((2..=3).contains(&source.cache.len()));
+    let text = |pattern| super::super::grammar::GrammarText::regex(pattern, "").unwrap();
+    assert!(source.cache.get(&text("a")).is_some() && source.cache.get(&text("d")).is_some());
+    assert!(source.cache.get(&text("b")).is_none());
+    // One that does not fit works, and is not kept.
+    let source = source_of(small(), room(1));
+    assert_eq!(output(&source, "sapwood:regex", "ab", 1), "ab");
+    assert_eq!(source.cache.len(), 0);
+}
+
+/// A sequence that begins with the automaton of an ended one behaves as the first one did.
+#[test]
+fn ai_843_a_recycled_automaton_is_like_new() {
+    let source = source();
+    let pattern = "(hello|help|[a-c]{2,5})( world)?[0-9]*";
+    let fresh: Vec<String> =
+        (0..10).map(|seed| output(&super::driver::source(), "sapwood:regex", pattern, seed)).collect();
+    for _round in 0..2 {
+        for (seed, expected) in fresh.iter().enumerate() {
+            assert_eq!(&output(&source, "sapwood:regex", pattern, seed as u64), expected);
+        }
+    }
+}
+
+/// Opens a hostile constraint and, if it compiles, takes some steps. All of it must be over soon.
+#[track_caller]
+fn survive(controller: &str, arg: &str) {
+    let source = source_of(
+        small(),
+        ConstraintConfig {
+            compile_threads: 1,
+            ..ConstraintConfig::default()
+        },
+    );
+    let begun = Instant::now();
+    let opened = open(&source, controller, arg);
+    // The trie is built meanwhile, and other tests run.
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(6), "{controller} took {waited:?}");
+    match opened {
+        Err(refusal) => {
+            assert_eq!(refusal.reason, ErrorReason::INVALID_GRAMMAR, "{}", refusal.message);
+            assert!(refusal.message.len() < 700, "{}", refusal.message);
+        }
+        Ok(steer) => {
+            let mut sequence = Sequence::new(steer);
+            let mut random = Random::new(7);
+            for _step in 0..10 {
+                let begun = Instant::now();
+                let failed = hostile_step(&mut sequence, &mut random).is_err();
+                let took = begun.elapsed();
+                assert!(took < Duration::from_secs(10), "a step of {controller} took {took:?}");
+                if failed || sequence.ended {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn hostile_step(
+    sequence: &mut Sequence,
+    random: &mut Random,
+) -> Result<(), sapwood_proto::steer::SteerFailure> {
+    use super::driver::Step;
+    use sapwood_proto::steer::Pre;
+    if let Some(Pre::Run { fast_forward }) = sequence.steer.pre()?
+        && !fast_forward.is_empty()
+    {
+        sequence.append(0, &fast_forward, None)?;
+    }
+    if sequence.ended {
+        return Ok(());
+    }
+    if let Step::Mask(mask) = sequence.mid()? {
+        let allowed: Vec<u32> =
+            (0..).take(mask.vocabulary()).filter(|&token| mask.allows(token)).collect();
+        let token = allowed[random.below(allowed.len())];
+        sequence.append(0, &[token], Some(token))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ai_841_hostile_regexes_are_bounded() {
+    for pattern in [
+        "a{1000000000}",
+        "(x|y)a{100000000}",
+        "((((a{1000}){1000}){1000}){1000}){1000}",
+        "(a?){100000}a{100000}",
+        "(a|aa|aaa)*b(a|b)*a(a|b){4000}",
+        "(.*a){200}",
+        "[^a]{10000}\\\\p{L}{5000}",
+        "(?i)\\w{3000}é{3000}",
+    ] {
+        survive("sapwood:regex", pattern);
+    }
+    survive("sapwood:regex", &"(".repeat(100_000));
+    survive("sapwood:regex", &format!("{}a{}", "(".repeat(240), ")*".repeat(240)));
+    survive("sapwood:regex", &vec!["[a-z]+"; 30_000].join("|"));
+    survive("sapwood:regex", &"(a|b)?".repeat(30_000));
+    survive("sapwood:regex", &"x".repeat(250_000));
+}
+
+#[test]
+fn ai_841_hostile_schemas_are_bounded() {
+    let nested = |open: &str, close: &str, times| format!("{}true{}", open.repeat(times), close.repeat(times));
+    survive("sapwood:json-schema", &nested(r#"{"items":"#, "}", 60));
+    survive("sapwood:json-schema", &nested(r#"{"items":"#, "}", 20_000));
+    survive("sapwood:json-schema", &nested(r#"{"allOf":["#, "]}", 60));
+    survive("sapwood:json-schema", &nested(r#"{"anyOf":[{"type":"null"},"#, "]}", 60));
+    survive("sapwood:json-schema", &"[".repeat(200_000));
+    for schema in [
+        r##"{"$ref":"#"}"##,
+        r##"{"allOf":[{"$ref":"#"},{"$ref":"#"}]}"##,
+        r##"{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}"##,
+        r##"{"type":"array","items":{"$ref":"#"},"minItems":100000000}"##,
+        r#"{"type":"string","minLength":1000000000,"maxLength":2000000000}"#,
+        r#"{"type":"string","pattern":"^(a{1000}){1000}$"}"#,
+        r#"{"type":"integer","multipleOf":999983,"minimum":-1e300,"maximum":1e300}"#,
+        r#"{"type":"number","multipleOf":0.0000001,"allOf":[{"multipleOf":0.0000003}]}"#,
+        r#"{"type":"array","minItems":1000000000,"items":{"const":1}}"#,
+        r#"{"$ref":"https://example.invalid/schema.json"}"#,
+    ] {
+        survive("sapwood:json-schema", schema);
+    }
+    // Each level doubles: 2^40 alternatives if they are expanded.
+    let mut doubled = r#"{"$defs":{"d0":{"type":"null"}"#.to_owned();
+    for level in 1..=40 {
+        let below = level - 1;
+        doubled.push_str(&format!(
+            r##","d{level}":{{"allOf":[{{"anyOf":[{{"$ref":"#/$defs/d{below}"}},{{"type":"object","properties":{{"p{level}":{{"$ref":"#/$defs/d{below}"}}}}}}]}},{{"anyOf":[{{"$ref":"#/$defs/d{below}"}},{{"type":"array"}}]}}]}}"##
+        ));
+    }
+    doubled.push_str(r##"},"$ref":"#/$defs/d40"}"##);
+    survive("sapwood:json-schema", &doubled);
+    let members: Vec<String> =
+        (0..5000).map(|index| format!(r#""p{index}":{{"type":"string"}}"#)).collect();
+    survive("sapwood:json-schema", &format!(r#"{{"properties":{{{}}}}}"#, members.join(",")));
+}
+
+#[test]
+fn ai_841_hostile_grammars_are_bounded() {
+    survive("sapwood:lark", "start: start | start start | \"a\" | ");
+    survive("sapwood:lark", "start: a*\na: b*\nb: a* \"x\"?");
+    survive("sapwood:lark", "start: (\"a\"? \"b\"?){1000000}");
+    survive("sapwood:lark", &format!("start: {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000)));
+    survive("sapwood:lark", "start: A\nA: B B B B\nB: C C C C\nC: D{1000}\nD: /.{1000}/ & /[^a]*/ & ~/b/");
+    survive("sapwood:lark", "%llguidance {\"no_forcing\": true}\nstart: <[0-300]>*");
+    survive("sapwood:lark", "start: %json {\"items\": [[[[");
+    let chain: String = (0..8000).map(|rule| format!("r{rule}: r{} r{}\n", rule + 1, rule + 1)).collect();
+    survive("sapwood:lark", &format!("start: r0\n{chain}r8000: \"a\""));
+    survive("sapwood:gbnf", "root ::= root root | \"a\" | \"\"");
+    survive("sapwood:gbnf", "root ::= (((\"a\"{0,2000}){0,2000}){0,2000}){0,2000} root?");
+    survive("sapwood:gbnf", &format!("root ::= {}", "(".repeat(100_000)));
+    let chain: String = (0..10_000).map(|rule| format!("a{rule} ::= a{} a{}\n", rule + 1, rule + 1)).collect();
+    survive("sapwood:gbnf", &format!("root ::= a0\n{chain}a10000 ::= \"a\""));
+    survive("sapwood:gbnf", &format!("root ::= a0 root?\n{chain}a10000 ::= \"a\""));
+}
+
+#[test]
+fn ai_841_hostile_lists_and_texts_are_bounded() {
+    survive("sapwood:substring", &"a".repeat(250_000));
+    survive("sapwood:substring", &"ab".repeat(100_000));
+    let text: String = (0..40_000).map(|number| format!("{} ", number * 7919 % 40_009)).collect();
+    survive("sapwood:substring", &text[..200_000]);
+    let many: Vec<String> = (0..20_000).map(|number| format!("o{}", number * 7919 % 40_009)).collect();
+    survive("sapwood:options", &serde_json::to_string(&many).unwrap());
+    let long: Vec<String> = (0..100).map(|number| format!("{number}{}", "é".repeat(1000))).collect();
+    survive("sapwood:options", &serde_json::to_string(&long).unwrap());
+}
+
+/// A caller that finds all places taken waits for one, and is refused when its time is over.
+#[test]
+fn ai_841_a_full_compiler_refuses() {
+    let config = ConstraintConfig {
+        compile_threads: 1,
+        compile_time: Duration::from_millis(50),
+        ..config()
+    };
+    let source = ConstraintSource::new(small(), config, Arc::new(MaskWorkers::with_threads(1)));
+    let place = source.compiler.place().unwrap();
+    let refusal = refusal(&source, "sapwood:regex", "a");
+    assert_eq!((refusal.code, refusal.reason), (Code::Overloaded, ErrorReason::ENGINE_BUSY));
+    drop(place);
+    assert!(source.compiler.place().is_ok());
+}
+
+/// A sequence that ends while its mask is computed leaves nothing behind, and the pool goes on.
+#[test]
+fn a_dropped_sequence_stops_its_mask() {
+    let source = source();
+    let mut sequence = Sequence::new(open(&source, "sapwood:regex", "[ab]+").unwrap());
+    sequence.pre();
+    sequence.steer.mid_begin(&[0]);
+    drop(sequence);
+    assert!(!output(&source, "sapwood:regex", "[ab]+", 1).is_empty());
+}
+
+/// The engine may be in the middle of anything when another steerer appends a token.
+#[test]
+fn a_mask_that_nobody_collected_is_not_used_later() {
+    let mut sequence = Sequence::new(open(&source(), "sapwood:regex", "[ab]c?").unwrap());
+    sequence.steer.mid_begin(&[0]);
+    sequence.append(0, &[u32::from(b'a')], None).unwrap();
+    let mask = sequence.step(|allowed| {
+        assert_eq!(allowed, [u32::from(b'c'), END, END + 1]);
+        END
+    });
+    assert!(mask.is_some() && sequence.ended);
+}

@@ -1,0 +1,88 @@
+//! Opens the steerers that a request asks for.
+
+use sapwood_proto::steer::{ConstraintChoice, ControllerChoice, Steer, SteerCall, SteerRefusal};
+
+use super::config::GenerateConfig;
+use crate::Result;
+use crate::error::Error;
+use crate::steering::{SteerRights, Steering};
+
+/// The steerers that a request asks for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct SteerChoice {
+    controller: Option<ControllerChoice>,
+    constraint: Option<ConstraintChoice>,
+    /// What they print and write is read.
+    watched: bool,
+}
+
+impl SteerChoice {
+    pub(super) fn of(config: &GenerateConfig, watched: bool) -> Self {
+        Self {
+            controller: config.controller.clone(),
+            constraint: config.constraint.clone(),
+            watched,
+        }
+    }
+
+    /// Whether there is nothing to open.
+    pub(crate) const fn is_none(&self) -> bool {
+        self.controller.is_none() && self.constraint.is_none()
+    }
+
+    /// Fails if there is something to open, where nothing can be steered (AI-827).
+    ///
+    /// # Errors
+    /// `Unimplemented`.
+    pub(crate) fn refuse(&self) -> Result<()> {
+        let what = match (&self.controller, &self.constraint) {
+            (None, None) => return Ok(()),
+            (Some(_), _) => "a controller of this model",
+            (None, Some(_)) => "a response_format of this model",
+        };
+        Err(Error::Unimplemented { what: what.into() })
+    }
+
+    /// Opens them; `None` if there is nothing to open. May take as long as a grammar takes to compile.
+    ///
+    /// # Errors
+    /// There is no such controller, the caller may not run it, or its argument is wrong.
+    pub(super) fn open(
+        &self,
+        steering: &Steering,
+        rights: &SteerRights,
+    ) -> Result<Option<Box<dyn Steer>>> {
+        let open = |controller: &str, arg: &str| {
+            let call = SteerCall {
+                user: rights.as_user(),
+                controller,
+                arg,
+                watched: self.watched,
+            };
+            steering.source.open(call).map_err(refusal)
+        };
+        // The controller first: who may not run it learns nothing of how long a grammar takes.
+        let controller = self.controller.as_ref();
+        let controller = controller.map(|choice| open(&choice.id, &choice.arg));
+        let controller = controller.transpose()?;
+        let constraint = self.constraint.as_ref();
+        let constraint =
+            constraint.map(|choice| open(&choice.kind.controller(), &choice.argument()));
+        Ok(match (controller, constraint.transpose()?) {
+            (Some(_), Some(_)) => {
+                let what = "a controller together with a response_format".into();
+                return Err(Error::Unimplemented { what });
+            }
+            (controller, constraint) => controller.or(constraint),
+        })
+    }
+}
+
+fn refusal(refusal: SteerRefusal) -> Error {
+    Error::Engine {
+        code: refusal.code,
+        reason: refusal.reason,
+        message: refusal.message,
+        retry_after: None,
+    }
+}

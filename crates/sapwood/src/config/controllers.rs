@@ -1,0 +1,79 @@
+//! `[controllers]`: programs and constraints that steer decoding.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::CliError;
+
+/// How controllers are stored and limited.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ControllersConfig {
+    /// The folder of uploaded modules and tags; `None`: `controllers` in the user's state folder.
+    pub(crate) dir: Option<PathBuf>,
+    /// Bytes that this folder may hold; above it modules without a tag go, least recently used first.
+    pub(crate) store_bytes: u64,
+    /// Milliseconds that a controller has for one step before its sequence skips steps (AI-812).
+    pub(crate) step_ms: u64,
+    /// Milliseconds that it has to start.
+    pub(crate) init_ms: u64,
+    /// Bytes of memory of one sequence's controller.
+    pub(crate) memory_bytes: u64,
+    /// Bytes of memory of all controllers together.
+    pub(crate) memory_bytes_total: u64,
+    /// Live sequences that one request's controller may fork into.
+    pub(crate) forks: u32,
+    /// Tokens that constraints force are appended without sampling (AI-841).
+    pub(crate) ff_constraints: bool,
+    /// Work of one request with a controller: twice its sampled tokens plus all computed ones (AI-825); 0: ten times the
+    /// context.
+    pub(crate) fuel_tokens: u64,
+}
+
+impl Default for ControllersConfig {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            store_bytes: 10 << 30,
+            step_ms: 25,
+            init_ms: 1000,
+            memory_bytes: 64 << 20,
+            memory_bytes_total: 4 << 30,
+            forks: 16,
+            ff_constraints: true,
+            fuel_tokens: 0,
+        }
+    }
+}
+
+impl ControllersConfig {
+    /// Checks the constraints that the types cannot express.
+    ///
+    /// # Errors
+    /// [`CliError::usage`].
+    pub(crate) fn check(&self) -> Result<(), CliError> {
+        let wrong = |key: &str, must: &str| {
+            Err(CliError::usage(format!(
+                "controllers.{key}: it must be {must}"
+            )))
+        };
+        if !(1..=60_000).contains(&self.step_ms) {
+            return wrong("step_ms", "from 1 to 60000");
+        }
+        if !(1..=600_000).contains(&self.init_ms) {
+            return wrong("init_ms", "from 1 to 600000");
+        }
+        if !(1..=64).contains(&self.forks) {
+            return wrong("forks", "from 1 to 64");
+        }
+        // A page of Wasm is 64 KiB; a 32-bit memory ends at 4 GiB.
+        if !(65_536..=4 << 30).contains(&self.memory_bytes) {
+            return wrong("memory_bytes", "from 65536 to 4294967296");
+        }
+        if self.memory_bytes_total < self.memory_bytes {
+            return wrong("memory_bytes_total", "at least memory_bytes");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,239 @@
+//! What steers the models of this process: native constraints, and uploaded controllers.
+//!
+//! The only place where engine and control meet. A name that begins with `sapwood:` is a constraint, any other is a module
+//! or a tag.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use etcetera::BaseStrategy;
+use sapwood_control::compiler::{
+    ChildLimits, CompilerOptions, CompilerPlace, compile_stdin_to_stdout,
+};
+use sapwood_control::controllers::{Controllers, ControllersOptions};
+use sapwood_control::host::{Capabilities, Host, HostConfig, HostError, Program};
+use sapwood_control::module::{ModuleError, ModuleLimits};
+use sapwood_control::steer::{ModelControllers, RequestLimits};
+use sapwood_control::store::StoreOptions;
+use sapwood_control::trie::{HostModel, TokenEntry};
+use sapwood_engine::Engine;
+use sapwood_engine::api::{SharedVocabulary, Vocabulary};
+use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers, NAME_PREFIX};
+use sapwood_kernel::Steering;
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{
+    ControllerStore, Steer, SteerCall, SteerRefusal, SteerSource, SteerUser, Token,
+};
+
+use crate::config::controllers::ControllersConfig;
+use crate::failure::CliError;
+use crate::trial;
+
+/// The hidden command that compiles one module.
+const COMPILE: &str = "compile-controller";
+
+/// The controllers and constraints of this process. Clones share them.
+#[derive(Clone)]
+pub(crate) struct ProcessControllers(Arc<Shared>);
+
+struct Shared {
+    config: ControllersConfig,
+    host: Host,
+    /// Opened when first needed: a `chat` in this process leaves no folder behind.
+    store: OnceLock<OpenedStore>,
+    workers: Arc<MaskWorkers>,
+}
+
+/// The modules, or why none can be stored, for people. Constraints work without them.
+type OpenedStore = Result<Arc<Controllers<Host>>, String>;
+
+impl ProcessControllers {
+    /// The controllers of a configuration.
+    ///
+    /// # Errors
+    /// The Wasm engine does not run on this machine.
+    pub(crate) fn new(config: &ControllersConfig) -> Result<Self, CliError> {
+        Ok(Self(Arc::new(Shared {
+            config: config.clone(),
+            host: host(config).map_err(|why| CliError::new(why.to_string()))?,
+            store: OnceLock::new(),
+            workers: Arc::new(MaskWorkers::new()),
+        })))
+    }
+
+    /// The uploaded modules, for the face that manages them; `None` where they cannot be stored. A folder in the user's
+    /// state folder that cannot be used is only a warning, since most servers never run a controller.
+    ///
+    /// # Errors
+    /// [`CliError::usage`] if a folder was configured and cannot be used.
+    pub(crate) fn store(&self) -> Result<Option<Arc<dyn ControllerStore>>, CliError> {
+        match self.0.opened() {
+            Ok(store) => Ok(Some(Arc::clone(store) as Arc<dyn ControllerStore>)),
+            Err(why) if self.0.config.dir.is_some() => {
+                Err(CliError::usage(format!("controllers.dir: {why}")))
+            }
+            Err(why) => {
+                tracing::warn!(%why, "controllers cannot be stored; set controllers.dir");
+                Ok(None)
+            }
+        }
+    }
+
+    /// How the calls of a model are steered.
+    pub(crate) fn steering(&self, engine: &Engine) -> Steering {
+        let constraints = ConstraintConfig {
+            fast_forward: self.0.config.ff_constraints,
+            ..ConstraintConfig::default()
+        };
+        let vocabulary = engine.vocabulary();
+        Steering::new(Arc::new(ModelSteering {
+            shared: Arc::clone(&self.0),
+            constraints: ConstraintSource::new(
+                Arc::clone(vocabulary),
+                constraints,
+                Arc::clone(&self.0.workers),
+            ),
+            truncates: engine.info().truncates,
+            vocabulary: Arc::clone(vocabulary),
+            modules: OnceLock::new(),
+        }))
+    }
+
+    /// The Wasm host, whose numbers are metrics.
+    pub(crate) fn host(&self) -> &Host {
+        &self.0.host
+    }
+}
+
+impl Shared {
+    fn opened(&self) -> &OpenedStore {
+        self.store
+            .get_or_init(|| store(&self.config, &self.host).map(Arc::new))
+    }
+}
+
+fn host(config: &ControllersConfig) -> Result<Host, HostError> {
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    Host::new(HostConfig {
+        memory_bytes: bytes(config.memory_bytes),
+        memory_total_bytes: bytes(config.memory_bytes_total),
+        init_time: Duration::from_millis(config.init_ms),
+        step_time: Duration::from_millis(config.step_ms),
+        ..HostConfig::default()
+    })
+}
+
+fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, String> {
+    let folder = match &config.dir {
+        Some(folder) => folder.clone(),
+        None => default_folder().ok_or("this user has no state folder")?,
+    };
+    // Compiled in a child: a compiler that crashes or never ends must not take the server with it (AI-732).
+    let program = trial::program().map_err(|why| why.to_string())?;
+    let memory = config.memory_bytes.to_string();
+    let child = vec![program, COMPILE.into(), memory.into()];
+    let mut store = StoreOptions::new(folder);
+    store.bytes_max = config.store_bytes;
+    let mut options = ControllersOptions::new(
+        store,
+        CompilerOptions::new(CompilerPlace::Child(child)),
+    );
+    options.limits = ModuleLimits {
+        memory_bytes: config.memory_bytes,
+        ..ModuleLimits::default()
+    };
+    Controllers::open(host.clone(), options).map_err(|why| why.to_string())
+}
+
+/// Compiles the module on standard input, for the server whose child this process is.
+///
+/// # Errors
+/// The parent is gone, or the limits cannot be set.
+pub(crate) fn compile(memory_bytes: u64) -> std::io::Result<()> {
+    let config = ControllersConfig {
+        memory_bytes,
+        ..ControllersConfig::default()
+    };
+    compile_stdin_to_stdout(ChildLimits::default(), || {
+        host(&config).map_err(|why| ModuleError::Host(why.to_string()))
+    })
+}
+
+fn default_folder() -> Option<PathBuf> {
+    let places = etcetera::choose_base_strategy().ok()?;
+    Some(places.state_dir()?.join("sapwood").join("controllers"))
+}
+
+/// The two sources of one model.
+struct ModelSteering {
+    shared: Arc<Shared>,
+    constraints: ConstraintSource,
+    truncates: bool,
+    vocabulary: SharedVocabulary,
+    /// Made for the first request with a controller: it holds a copy of every token's bytes.
+    modules: OnceLock<ModelControllers>,
+}
+
+impl SteerSource for ModelSteering {
+    fn open(&self, call: SteerCall<'_>) -> Result<Box<dyn Steer>, SteerRefusal> {
+        if call.controller.starts_with(NAME_PREFIX) {
+            return self.constraints.open(call);
+        }
+        self.modules
+            .get_or_init(|| self.controllers())
+            .open(call)
+    }
+}
+
+impl ModelSteering {
+    fn controllers(&self) -> ModelControllers {
+        let shared = Arc::clone(&self.shared);
+        let find = move |user: SteerUser<'_>, name: &str| -> Result<Program, SteerRefusal> {
+            match shared.opened() {
+                Ok(store) => store.find(user, name),
+                // The cause names a folder of this machine: it is in the log.
+                Err(_) => Err(SteerRefusal {
+                    code: Code::Unavailable,
+                    reason: ErrorReason::CONTROLLERS_UNAVAILABLE,
+                    message: "this server stores no controllers".to_owned(),
+                }),
+            }
+        };
+        ModelControllers::new(
+            self.shared.host.clone(),
+            Arc::new(find),
+            Arc::new(host_model(&self.vocabulary)),
+            Capabilities {
+                // Elsewhere tokens cannot be taken back (AI-822).
+                backtrack: self.truncates,
+                ..Capabilities::ALL
+            },
+            RequestLimits {
+                forks: self.shared.config.forks,
+                ..RequestLimits::default()
+            },
+        )
+    }
+}
+
+/// A vocabulary as controllers see it.
+fn host_model(vocabulary: &SharedVocabulary) -> HostModel {
+    let ids = 0..Token::try_from(vocabulary.size()).unwrap_or(Token::MAX);
+    let entry = |id: Token| {
+        if vocabulary.is_special(id) {
+            let name = vocabulary.name(id).unwrap_or_else(|| format!("<{id}>"));
+            return TokenEntry::special(name);
+        }
+        TokenEntry::text(vocabulary.bytes(id))
+    };
+    // The interface has room for one end; the first is the one that models emit.
+    let eos = ids.clone().find(|&id| vocabulary.is_end(id));
+    let tokenizer = Arc::clone(vocabulary);
+    HostModel::new(
+        ids.map(entry).collect(),
+        eos.unwrap_or_default(),
+        move |text: &str| tokenizer.tokenize(text, false),
+    )
+}

@@ -1,0 +1,182 @@
+//! Dispatches the requests of this face, and answers their errors.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{RawPathParams, Request};
+use axum::response::IntoResponse;
+use http::request::Parts;
+use http::{Response, StatusCode};
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
+use sapwood_kernel::{Kernel, SteerRights};
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{ControllerStore, SteerRefusal};
+use tokio::time::Instant;
+
+use super::{Config, models, modules, refusals, run};
+use crate::auth::caller::Caller;
+use crate::auth::scopes::KeyScope;
+use crate::context::ServerContext;
+use crate::http::rejection::Rejection;
+use crate::http::request_trace;
+
+/// What every request of this face starts with.
+pub(super) struct ControllersContext {
+    pub(super) shared: ServerContext,
+    pub(super) kernel: Kernel,
+    pub(super) config: Config,
+    /// When the models of this process were made, for clients that show it.
+    pub(super) began: u64,
+}
+
+/// What a route does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Info,
+    Models,
+    Run,
+    Upload,
+    Modules,
+    Module,
+    DeleteModule,
+    Tags,
+    SetTags,
+    DeleteTag,
+}
+
+/// A request, with what its path names.
+pub(super) struct AskedAction {
+    pub(super) parts: Parts,
+    pub(super) body: Body,
+    pub(super) caller: Caller,
+    pub(super) rights: SteerRights,
+    /// The model whose prefix the path has.
+    pub(super) model: Option<String>,
+    /// The tag or module of the path.
+    name: Option<String>,
+}
+
+impl ControllersContext {
+    pub(super) fn new(shared: ServerContext, kernel: Kernel, config: Config) -> Self {
+        Self {
+            shared,
+            kernel,
+            config,
+            began: models::unix_seconds(),
+        }
+    }
+
+    /// Asks the store, on a thread where waiting is allowed.
+    pub(super) async fn ask_store<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&dyn ControllerStore) -> Result<T, SteerRefusal> + Send + 'static,
+    ) -> Result<T, Rejection> {
+        let store = self.config.store.clone().ok_or_else(no_store)?;
+        let turn = request_trace::present_turn().caller;
+        let pool = BlockingPool::global();
+        let asked = pool.run(turn, TaskSize::Large, move || ask(&*store)).await;
+        let asked = asked.map_err(|error| refusals::of_call(&error))?;
+        asked.map_err(|refusal| refusals::of_store(&refusal))
+    }
+}
+
+impl AskedAction {
+    /// Reads the path. Fails closed: a request that the middleware has not seen has no caller.
+    fn new(params: &RawPathParams, request: Request) -> Result<Self, Rejection> {
+        let (parts, body) = request.into_parts();
+        let caller = Caller::of(&parts.extensions)?.clone();
+        let named = |wanted: &str| {
+            let mut params = params.iter();
+            let found = params.find(|(name, _)| *name == wanted);
+            found.map(|(_, value)| value.to_owned())
+        };
+        Ok(Self {
+            rights: caller.steer_rights(),
+            caller,
+            model: named("model"),
+            name: named("name"),
+            parts,
+            body,
+        })
+    }
+
+    /// The tag or module of the path; its routes have one.
+    pub(super) fn take_name(&mut self) -> String {
+        self.name.take().unwrap_or_default()
+    }
+
+    /// Fails unless the caller may manage controllers (AI-902).
+    pub(super) fn require_control(&self) -> Result<(), Rejection> {
+        if self.rights.may_control {
+            return Ok(());
+        }
+        // Without keys every caller has all scopes, but controllers are managed from this machine alone.
+        self.caller.require(KeyScope::Control)?;
+        let message =
+            "Without keys, controllers are managed from this machine only: configure keys.";
+        Err(Rejection::new(
+            Code::PermissionDenied,
+            ErrorReason::INSUFFICIENT_SCOPE,
+            message,
+        ))
+    }
+}
+
+/// Answers a request.
+pub(super) async fn answer(
+    context: Arc<ControllersContext>,
+    action: Action,
+    params: RawPathParams,
+    request: Request,
+) -> Response<Body> {
+    // What an error's form depends on: the request is consumed.
+    let (path, headers) = (request.uri().path().to_owned(), request.headers().clone());
+    let answered = match AskedAction::new(&params, request) {
+        Ok(asked) => act(&context, action, asked).await,
+        Err(rejection) => Err(rejection),
+    };
+    answered.unwrap_or_else(|rejection| rejection.answer_at(&path, &headers))
+}
+
+async fn act(
+    context: &ControllersContext,
+    action: Action,
+    mut asked: AskedAction,
+) -> Result<Response<Body>, Rejection> {
+    let answer = match action {
+        Action::Run => return run::answer(context, asked).await,
+        Action::Info => models::info(context, &asked),
+        Action::Models => models::list(context, &asked)?,
+        Action::Upload => modules::upload(context, asked).await?,
+        Action::Modules => modules::list(context, asked).await?,
+        Action::Module => modules::describe(context, asked).await?,
+        Action::Tags => modules::tags(context, &asked).await?,
+        Action::SetTags => modules::set_tags(context, asked).await?,
+        Action::DeleteTag => {
+            let tag = asked.take_name();
+            modules::delete_tag(context, asked, tag).await?;
+            return Ok(StatusCode::NO_CONTENT.into_response());
+        }
+        Action::DeleteModule => {
+            modules::delete(context, asked).await?;
+            return Ok(StatusCode::NO_CONTENT.into_response());
+        }
+    };
+    Ok(axum::Json(answer).into_response())
+}
+
+fn no_store() -> Rejection {
+    let message =
+        "This server stores no controllers; it runs native constraints, such as sapwood:regex.";
+    refusals::unsupported(message)
+}
+
+/// The time that is left of a request, for what it calls.
+pub(super) fn time_left(parts: &Parts) -> std::time::Duration {
+    use crate::http::timeouts::Deadline;
+    let deadline = parts.extensions.get::<Deadline>();
+    deadline.map_or(std::time::Duration::MAX, |deadline| {
+        deadline.0.saturating_duration_since(Instant::now())
+    })
+}

@@ -1,0 +1,220 @@
+//! Uploads modules and manages their tags (AI-901, AI-902).
+
+use sapwood_proto::steer::{ModuleInfo, TagInfo, TagPage, UploadedModule};
+use serde_json::{Map, Value, json};
+
+use super::endpoint::{AskedAction, ControllersContext};
+use super::{body, refusals};
+use crate::http::rejection::Rejection;
+
+/// `POST /v1/controllers`: the body is the module, whatever its type is called.
+pub(super) async fn upload(
+    context: &ControllersContext,
+    asked: AskedAction,
+) -> Result<Value, Rejection> {
+    // Before the body, which may be long.
+    asked.require_control()?;
+    let AskedAction {
+        parts,
+        body,
+        rights,
+        ..
+    } = asked;
+    let max = context.config.module_bytes;
+    let module = body::whole(&parts, body, max, "invalid module: a module").await?;
+    let uploaded = context.ask_store(move |store| store.upload(rights.as_user(), module));
+    let UploadedModule {
+        module_id,
+        wasm_size,
+        compiled_size,
+        time_ms,
+    } = uploaded.await?;
+    Ok(json!({
+        "module_id": module_id, "wasm_size": wasm_size, "compiled_size": compiled_size, "time": time_ms,
+    }))
+}
+
+/// `GET /v1/controllers`.
+pub(super) async fn list(
+    context: &ControllersContext,
+    asked: AskedAction,
+) -> Result<Value, Rejection> {
+    asked.require_control()?;
+    let rights = asked.rights;
+    let modules = context.ask_store(move |store| store.modules(rights.as_user()));
+    let modules: Vec<_> = modules.await?.into_iter().map(described).collect();
+    Ok(json!({"modules": modules}))
+}
+
+/// `GET /v1/controllers/ID`.
+pub(super) async fn describe(
+    context: &ControllersContext,
+    mut asked: AskedAction,
+) -> Result<Value, Rejection> {
+    asked.require_control()?;
+    let id = asked.take_name();
+    let rights = asked.rights;
+    let module = context.ask_store(move |store| store.module(rights.as_user(), &id));
+    Ok(described(module.await?))
+}
+
+/// `DELETE /v1/controllers/ID`.
+pub(super) async fn delete(
+    context: &ControllersContext,
+    mut asked: AskedAction,
+) -> Result<(), Rejection> {
+    asked.require_control()?;
+    let id = asked.take_name();
+    let rights = asked.rights;
+    context
+        .ask_store(move |store| store.delete_module(rights.as_user(), &id))
+        .await
+}
+
+/// `GET /v1/controllers/tags`, with the optional `prefix`, `limit` and `after` of the query.
+pub(super) async fn tags(
+    context: &ControllersContext,
+    asked: &AskedAction,
+) -> Result<Value, Rejection> {
+    let page = AskedPage::of(asked.parts.uri.query().unwrap_or_default())?;
+    let tags = context.ask_store(move |store| {
+        store.tags(TagPage {
+            prefix: &page.prefix,
+            limit: page.limit,
+            after: page.after.as_deref(),
+        })
+    });
+    Ok(tagged(tags.await?))
+}
+
+/// `POST /v1/controllers/tags`.
+pub(super) async fn set_tags(
+    context: &ControllersContext,
+    asked: AskedAction,
+) -> Result<Value, Rejection> {
+    asked.require_control()?;
+    let AskedAction {
+        parts,
+        body,
+        rights,
+        ..
+    } = asked;
+    let max = context.config.body_bytes.min(TAGS_BYTES_MAX);
+    let bytes = body::whole(&parts, body, max, "the request").await?;
+    let members = body::object(&bytes)?;
+    let module_id = text(&members, "module_id")?;
+    let tags = names_of_tags(members.get("tags"))?;
+    let set = context.ask_store(move |store| store.set_tags(rights.as_user(), &module_id, &tags));
+    Ok(tagged(set.await?))
+}
+
+/// `DELETE /v1/controllers/tags/TAG`.
+pub(super) async fn delete_tag(
+    context: &ControllersContext,
+    asked: AskedAction,
+    tag: String,
+) -> Result<(), Rejection> {
+    asked.require_control()?;
+    let rights = asked.rights;
+    context
+        .ask_store(move |store| store.delete_tags(rights.as_user(), &[tag]))
+        .await
+}
+
+/// The page of tags that a query asks for.
+#[derive(Default)]
+struct AskedPage {
+    prefix: String,
+    limit: usize,
+    after: Option<String>,
+}
+
+impl AskedPage {
+    fn of(query: &str) -> Result<Self, Rejection> {
+        let mut page = Self::default();
+        for pair in query.split('&') {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = percent_encoding::percent_decode_str(value).decode_utf8();
+            let value = value.map_err(|_| refusals::invalid(format!("{name} must be UTF-8")))?;
+            match name {
+                "prefix" => page.prefix = value.into_owned(),
+                "after" => page.after = Some(value.into_owned()),
+                "limit" => {
+                    let limit = value.parse().ok();
+                    let wrong = || refusals::invalid("limit must be a number, 0 or more");
+                    page.limit = limit.ok_or_else(wrong)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(page)
+    }
+}
+
+fn text(members: &Map<String, Value>, name: &str) -> Result<String, Rejection> {
+    let value = members.get(name).and_then(Value::as_str);
+    let text = value.map(str::to_owned);
+    text.ok_or_else(|| refusals::invalid(format!("{name} is required: a string")))
+}
+
+/// A list of strings; one string also.
+fn names_of_tags(value: Option<&Value>) -> Result<Vec<String>, Rejection> {
+    let wrong = || refusals::invalid("tags is required: a list of strings");
+    let tags = match value {
+        Some(Value::String(tag)) => vec![tag.clone()],
+        Some(Value::Array(tags)) => {
+            let texts = tags.iter().map(|tag| tag.as_str().map(str::to_owned));
+            texts.collect::<Option<_>>().ok_or_else(wrong)?
+        }
+        _ => return Err(wrong()),
+    };
+    if tags.len() > TAGS_MAX {
+        let message = format!("too many tags: at most {TAGS_MAX} in one request");
+        return Err(refusals::invalid(message));
+    }
+    Ok(tags)
+}
+
+fn tagged(tags: Vec<TagInfo>) -> Value {
+    let tags: Vec<_> = tags
+        .into_iter()
+        .map(|info| {
+            let TagInfo {
+                tag,
+                module_id,
+                updated_at,
+                updated_by,
+                wasm_size,
+                compiled_size,
+                public,
+            } = info;
+            json!({
+                "tag": tag, "module_id": module_id, "updated_at": updated_at, "updated_by": updated_by,
+                "wasm_size": wasm_size, "compiled_size": compiled_size, "public": public,
+            })
+        })
+        .collect();
+    json!({"tags": tags})
+}
+
+fn described(module: ModuleInfo) -> Value {
+    let ModuleInfo {
+        module_id,
+        dialect,
+        imports,
+        wasm_size,
+        compiled_size,
+        owner,
+        created,
+        tags,
+    } = module;
+    json!({
+        "module_id": module_id, "dialect": dialect, "imports": imports, "wasm_size": wasm_size,
+        "compiled_size": compiled_size, "owner": owner, "created": created, "tags": tags,
+    })
+}
+
+/// Tags of one request.
+const TAGS_MAX: usize = 64;
+/// Bytes of such a request: 64 tags of 50 bytes need far less.
+const TAGS_BYTES_MAX: usize = 64 << 10;

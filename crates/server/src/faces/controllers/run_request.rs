@@ -1,0 +1,175 @@
+//! Reads the body of `POST /v1/run` (AI-911).
+
+use sapwood_proto::params::{GenerationParams, JsonCoercion, ParamRanges, ParamSpec};
+use sapwood_proto::steer::ControllerChoice;
+use serde_json::{Map, Value};
+
+use super::refusals;
+use crate::http::rejection::Rejection;
+
+/// A request for a run.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct RunRequest {
+    pub(super) model: Option<String>,
+    /// `None` completes the prompt without a controller.
+    pub(super) controller: Option<ControllerChoice>,
+    pub(super) prompt: String,
+    pub(super) params: GenerationParams,
+}
+
+/// The name that stands for no controller.
+const NONE: &str = "none";
+
+/// The generation parameters of a run.
+const PARAMS: [&str; 5] = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
+
+impl RunRequest {
+    /// Reads the members; null is absent, and unknown ones are ignored.
+    pub(super) fn read(members: &Map<String, Value>) -> Result<Self, Rejection> {
+        let given = |name: &str| members.get(name).filter(|value| !value.is_null());
+        if given("n").is_some() {
+            let message = "n is not a parameter of runs: a controller forks by itself, or send several requests";
+            return Err(refusals::unsupported(message));
+        }
+        let text = |name: &str| match given(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(refusals::invalid(format!("{name} must be a string"))),
+        };
+        let mut prompt = text("prompt")?.unwrap_or_default();
+        let name = text("controller")?.ok_or_else(|| {
+            refusals::invalid("controller is required: the name of a controller, or none")
+        })?;
+        let controller = if name == NONE {
+            // `aici infer` sends its prompt so.
+            prompt.push_str(&text("controller_arg")?.unwrap_or_default());
+            None
+        } else {
+            let choice = ControllerChoice::from_json(&name.into(), given("controller_arg"));
+            Some(choice.map_err(|error| refusals::invalid(error.to_string()))?)
+        };
+        let mut params = GenerationParams {
+            temperature: Some(0.0),
+            ..GenerationParams::default()
+        };
+        for name in PARAMS {
+            let (Some(param), Some(value)) = (ParamSpec::named(name), given(name)) else {
+                continue;
+            };
+            let read = params.set_json(param, value, &ParamRanges::EVERGREEN, JsonCoercion::Strict);
+            read.map_err(|error| {
+                refusals::invalid(format!("{} must be {}", error.name, error.must))
+            })?;
+        }
+        Ok(Self {
+            model: text("model")?,
+            controller,
+            prompt,
+            params,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(body: Value) -> Result<RunRequest, Rejection> {
+        let Value::Object(members) = body else {
+            panic!("an object");
+        };
+        RunRequest::read(&members)
+    }
+
+    #[test]
+    fn ai_911_defaults_and_null_members() {
+        let request =
+            read(json!({"controller": "t", "prompt": null, "max_tokens": null, "n": null}))
+                .unwrap();
+        assert_eq!(request.prompt, "");
+        assert_eq!(request.params.temperature, Some(0.0));
+        assert_eq!(
+            (request.params.max_tokens, request.params.top_k),
+            (None, None)
+        );
+        let choice = ControllerChoice {
+            id: "t".into(),
+            arg: String::new(),
+        };
+        assert_eq!((request.controller, request.model), (Some(choice), None));
+    }
+
+    #[test]
+    fn ai_911_the_members_of_the_client_are_read() {
+        let request = read(json!({
+            "controller": "sapwood:regex", "controller_arg": {"b": 1, "a": [2, 3.0]}, "prompt": "x", "model": "m",
+            "temperature": 0.5, "top_p": 0.9, "top_k": -1, "max_tokens": 8, "seed": 7, "later": true,
+        }))
+        .unwrap();
+        let arg = request.controller.map(|choice| choice.arg);
+        assert_eq!(arg.as_deref(), Some(r#"{"b":1,"a":[2,3.0]}"#));
+        let params = request.params;
+        assert_eq!((params.temperature, params.top_p), (Some(0.5), Some(0.9)));
+        assert_eq!((params.max_tokens, params.seed), (Some(8), Some(7)));
+    }
+
+    #[test]
+    fn ai_911_none_completes_the_argument() {
+        let request =
+            read(json!({"controller": "none", "controller_arg": "tell", "prompt": "a "})).unwrap();
+        assert_eq!((request.controller, &*request.prompt), (None, "a tell"));
+        assert!(read(json!({"controller": "none", "controller_arg": 7})).is_err());
+    }
+
+    #[test]
+    fn ai_911_what_is_wrong_is_refused_by_name() {
+        for (body, code, names) in [
+            (json!({}), "invalid_value", "controller"),
+            (json!({"controller": null}), "invalid_value", "controller"),
+            (json!({"controller": 7}), "invalid_value", "controller"),
+            (json!({"controller": ""}), "invalid_value", "controller"),
+            (
+                json!({"controller": "t", "n": 2}),
+                "unsupported_operation",
+                "n ",
+            ),
+            (
+                json!({"controller": "t", "prompt": [1]}),
+                "invalid_value",
+                "prompt",
+            ),
+            (
+                json!({"controller": "t", "temperature": "hot"}),
+                "invalid_value",
+                "temperature",
+            ),
+            (
+                json!({"controller": "t", "top_p": 0}),
+                "invalid_value",
+                "top_p",
+            ),
+            (
+                json!({"controller": "t", "max_tokens": -1}),
+                "invalid_value",
+                "max_tokens",
+            ),
+            (
+                json!({"controller": "t", "model": 1}),
+                "invalid_value",
+                "model",
+            ),
+            (
+                json!({"controller": "t", "controller_arg": "x".repeat((1 << 20) + 1)}),
+                "invalid_value",
+                "controller_arg",
+            ),
+        ] {
+            let rejection = read(body).unwrap_err();
+            assert_eq!(rejection.reason.name(), code);
+            assert!(rejection.message.contains(names), "{}", rejection.message);
+        }
+        assert!(read(json!({"controller": "t", "controller_arg": "x".repeat(1 << 20)})).is_ok());
+    }
+}
