@@ -136,10 +136,8 @@ fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, S
     let child = vec![program, COMPILE.into(), memory.into()];
     let mut store = StoreOptions::new(folder);
     store.bytes_max = config.store_bytes;
-    let mut options = ControllersOptions::new(
-        store,
-        CompilerOptions::new(CompilerPlace::Child(child)),
-    );
+    let mut options =
+        ControllersOptions::new(store, CompilerOptions::new(CompilerPlace::Child(child)));
     options.limits = ModuleLimits {
         memory_bytes: config.memory_bytes,
         ..ModuleLimits::default()
@@ -181,9 +179,7 @@ impl SteerSource for ModelSteering {
         if call.controller.starts_with(NAME_PREFIX) {
             return self.constraints.open(call);
         }
-        self.modules
-            .get_or_init(|| self.controllers())
-            .open(call)
+        self.modules.get_or_init(|| self.controllers()).open(call)
     }
 }
 

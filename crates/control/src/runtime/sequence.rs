@@ -6,7 +6,8 @@
 use std::time::Instant;
 
 pub(crate) use crate::host::{
-    CallFailure, Callback, Capabilities, MidReturned, Outcome, Returned, ReturnedBranch, ReturnedSplice,
+    CallFailure, Callback, Capabilities, MidReturned, Outcome, Returned, ReturnedBranch,
+    ReturnedSplice,
 };
 
 /// A controller of one sequence. Its callbacks run elsewhere, one at a time.
