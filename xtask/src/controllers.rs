@@ -51,7 +51,15 @@ pub(crate) fn lane() -> Result<()> {
         bytes <= YES_BYTES_MAX,
         "yes.wasm has {bytes} bytes; a hello-world module has at most {YES_BYTES_MAX}"
     );
-    let mut tests = process::cargo(&["test", "--package", "sapwood-control", "--test", "examples"]);
+    let mut tests = process::cargo(&[
+        "test",
+        "--package",
+        "sapwood-control",
+        "--test",
+        "examples",
+        "--",
+        "--include-ignored",
+    ]);
     process::run(tests.env("SAPWOOD_CONTROLLERS", &modules))
 }
 
@@ -67,7 +75,7 @@ fn clear(modules: &Path) -> Result<()> {
 fn native_tests() -> Result<()> {
     let examples = root().join("controllers");
     for arguments in [
-        &["fmt", "--all", "--check"][..],
+        &["fmt", "--check"][..],
         &["clippy", "--quiet", "--all-targets", "--", "-D", "warnings"],
         &["test", "--quiet"],
     ] {
