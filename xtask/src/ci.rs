@@ -81,7 +81,7 @@ struct Lane {
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
         for lane in LANES.iter().chain(LONG) {
-            process::print_line(&format!("{:10} {}", lane.name, lane.about));
+            process::print_line(&format!("{:11} {}", lane.name, lane.about));
         }
         return Ok(());
     }

@@ -4,6 +4,7 @@ mod advice;
 mod check;
 mod ci;
 mod conformance;
+mod controllers;
 mod demo_model;
 mod foreign;
 mod fuzz;

@@ -155,11 +155,18 @@ pub(crate) fn install(machine: &Machine, packages: &[&str]) -> Result<()> {
     };
     // An outdated package list may suffice, so a failing update is no error yet.
     let _ = apt(&["update", "-q"]);
-    let arguments: Vec<&str> = ["install", "-y", "-q", "--no-install-recommends"]
-        .iter()
-        .chain(packages)
-        .copied()
-        .collect();
+    // Packages that conflict with others are refused: a developer's compiler must not go for the sake of a check.
+    let arguments: Vec<&str> = [
+        "install",
+        "-y",
+        "-q",
+        "--no-install-recommends",
+        "--no-remove",
+    ]
+    .iter()
+    .chain(packages)
+    .copied()
+    .collect();
     if let Err(error) = apt(&arguments) {
         bail!("{error}; run `{by_hand}` by hand to see why, then run this again");
     }

@@ -15,8 +15,10 @@ pub(crate) struct Tool {
     pub(crate) name: &'static str,
     /// The command that installs it.
     pub(crate) by_hand: &'static str,
-    present: fn() -> bool,
-    install: fn() -> Result<()>,
+    /// Whether it is there.
+    pub(crate) present: fn() -> bool,
+    /// Installs it.
+    pub(crate) install: fn() -> Result<()>,
 }
 
 impl Tool {
@@ -98,7 +100,8 @@ pub(crate) const NODE: Tool = Tool {
     install: || toolchain::install(&Machine::this(), &["nodejs", "npm"]),
 };
 
-fn answers(name: &str) -> bool {
+/// Whether a program starts and has a version.
+pub(crate) fn answers(name: &str) -> bool {
     process::succeeds(Command::new(name).arg("--version"))
 }
 
@@ -124,7 +127,8 @@ fn rustup(arguments: &[&str]) -> Result<()> {
     process::run(&mut process::program("rustup", arguments))
 }
 
-fn wasm_present() -> bool {
+/// Whether the workspace's compiler has the target.
+pub(crate) fn wasm_present() -> bool {
     let folder = process::output(&mut process::program(
         "rustc",
         &["--print", "target-libdir", "--target", WASM_TARGET],

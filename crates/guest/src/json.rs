@@ -4,7 +4,7 @@
 
 mod reader;
 
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -121,6 +121,23 @@ impl fmt::Display for JsonError {
 
 impl core::error::Error for JsonError {}
 
+/// Appends a number. Formatting by `core` would be a tenth of a small module.
+pub(crate) fn push_number(json: &mut String, mut number: u32) {
+    let mut digits = [0; 10];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    for &digit in &digits[start..] {
+        json.push(char::from(digit));
+    }
+}
+
 /// Appends a list of numbers.
 pub(crate) fn push_numbers(json: &mut String, numbers: &[u32]) {
     json.push('[');
@@ -128,7 +145,7 @@ pub(crate) fn push_numbers(json: &mut String, numbers: &[u32]) {
         if index > 0 {
             json.push(',');
         }
-        json.push_str(&number.to_string());
+        push_number(json, *number);
     }
     json.push(']');
 }
@@ -221,6 +238,36 @@ mod tests {
         ] {
             assert!(Json::parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_skipped_is_checked() {
+        let skipped = |text: &str| {
+            let mut reader = Reader::new(text.as_bytes());
+            reader.skip().and_then(|()| reader.end())
+        };
+        for text in [
+            "null",
+            "true",
+            "false",
+            "-1.5",
+            r#"{"a":[1,{"b":"c"}],"d":null}"#,
+        ] {
+            assert_eq!(skipped(text), Ok(()), "{text}");
+        }
+        for text in ["nul", "[1,]", "{\"a\"}", "\"a", "1 2"] {
+            assert!(skipped(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_in_digits() {
+        let mut json = String::new();
+        push_numbers(&mut json, &[0, 7, 10, u32::MAX]);
+        assert_eq!(json, "[0,7,10,4294967295]");
+        json.clear();
+        push_numbers(&mut json, &[]);
+        assert_eq!(json, "[]");
     }
 
     #[test]

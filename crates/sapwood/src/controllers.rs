@@ -131,10 +131,8 @@ fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, S
     let child = vec![program, compile_controller::NAME.into()];
     let mut store = StoreOptions::new(folder);
     store.bytes_max = config.store_bytes;
-    let mut options = ControllersOptions::new(
-        store,
-        CompilerOptions::new(CompilerPlace::Child(child)),
-    );
+    let mut options =
+        ControllersOptions::new(store, CompilerOptions::new(CompilerPlace::Child(child)));
     options.limits = ModuleLimits {
         memory_bytes: config.memory_bytes,
         ..ModuleLimits::default()
@@ -162,9 +160,7 @@ impl SteerSource for ModelSteering {
         if call.controller.starts_with(NAME_PREFIX) {
             return self.constraints.open(call);
         }
-        self.modules
-            .get_or_init(|| self.controllers())
-            .open(call)
+        self.modules.get_or_init(|| self.controllers()).open(call)
     }
 }
 

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, stream};
 use sapwood_engine::Engine;
 use sapwood_kernel::session::test_functions;
-use sapwood_kernel::{Error, Fun, Kernel, ModelFacts, Name, Spec, Targets, generate, raw, steered_model};
+use sapwood_kernel::{
+    Error, Fun, Kernel, ModelFacts, Name, Spec, Targets, generate, raw, steered_model,
+};
 
 use crate::config::Config;
 use crate::controllers::ProcessControllers;

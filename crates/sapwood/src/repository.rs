@@ -88,12 +88,17 @@ impl ServedModels {
             changing.insert(model.name.clone(), inner.change(&model.name).await);
         }
         let changing = Mutex::new(changing);
-        model_loading::load(&inner.kernel, &inner.controllers, planned, |name, loaded, took| {
-            // The lock is released for each model on its own, so that a slow one holds up no change of the others.
-            inner.loaded(name, loaded, took);
-            let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
-            changing.remove(name);
-        })
+        model_loading::load(
+            &inner.kernel,
+            &inner.controllers,
+            planned,
+            |name, loaded, took| {
+                // The lock is released for each model on its own, so that a slow one holds up no change of the others.
+                inner.loaded(name, loaded, took);
+                let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
+                changing.remove(name);
+            },
+        )
         .await
     }
 }

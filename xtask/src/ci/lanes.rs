@@ -11,7 +11,7 @@ use super::busy::BusyLoops;
 use super::port::ReservedPort;
 use super::{Lane, Outcome, Settings};
 use crate::tools::{COMPILERS, DENY, NEXTEST, NODE, PYTHON, WASM, WASM_TARGET};
-use crate::{foreign, fuzz, process, root, soak, tidy};
+use crate::{controllers, foreign, fuzz, process, root, soak, tidy};
 
 pub(super) const LANES: &[Lane] = &[
     Lane {
@@ -61,6 +61,12 @@ pub(super) const LANES: &[Lane] = &[
         about: "the pure core builds without an operating system",
         tools: &[WASM],
         run: |_| wasm(),
+    },
+    Lane {
+        name: "controllers",
+        about: "example controllers, natively and as modules",
+        tools: &[controllers::RUST, controllers::C_COMPILER],
+        run: |_| controllers_lane(),
     },
     Lane {
         name: "deny",
@@ -191,6 +197,11 @@ fn wasm() -> Result<Outcome> {
         WASM_TARGET,
     ]);
     process::run(check.env("RUSTFLAGS", "--cfg getrandom_backend=\"unsupported\""))?;
+    Ok(Outcome::Passed)
+}
+
+fn controllers_lane() -> Result<Outcome> {
+    controllers::lane()?;
     Ok(Outcome::Passed)
 }
 

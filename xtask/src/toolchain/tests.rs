@@ -170,7 +170,10 @@ fn missing_packages_are_installed() {
     ensure(&root.machine(&[])).unwrap();
     let asked = std::fs::read_to_string(root.path().join("asked")).unwrap();
     let last = asked.lines().last().unwrap();
-    assert_eq!(last, "install -y -q --no-install-recommends libclang-dev");
+    assert_eq!(
+        last,
+        "install -y -q --no-install-recommends --no-remove libclang-dev"
+    );
     std::fs::remove_file(root.path().join("asked")).unwrap();
     ensure(&root.machine(&[])).unwrap();
     assert!(!root.path().join("asked").exists(), "it is asked once");

@@ -12,7 +12,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::Argument;
-use crate::json::push_numbers;
+use crate::json::{push_number, push_numbers};
 use crate::{Branch, ConditionalSplice, Controller, Sample, SequenceId, Step, Token, host};
 
 /// A controller behind the exports of this form.
@@ -217,14 +217,23 @@ impl Pending {
 }
 
 fn pre_result(forks: usize, suspend: bool, tokens: &[Token]) -> String {
-    let mut json = alloc::format!("{{\"num_forks\":{forks},\"suspend\":{suspend},\"ff_tokens\":");
+    let mut json = String::from("{\"num_forks\":");
+    push_number(&mut json, forks as u32);
+    json.push_str(if suspend {
+        ",\"suspend\":true"
+    } else {
+        ",\"suspend\":false"
+    });
+    json.push_str(",\"ff_tokens\":");
     push_numbers(&mut json, tokens);
     json.push('}');
     json
 }
 
 fn mid_splice(backtrack: u32, tokens: &[Token]) -> String {
-    let mut json = alloc::format!("{{\"Splice\":{{\"backtrack\":{backtrack},\"ff_tokens\":");
+    let mut json = String::from("{\"Splice\":{\"backtrack\":");
+    push_number(&mut json, backtrack);
+    json.push_str(",\"ff_tokens\":");
     push_numbers(&mut json, tokens);
     json.push_str("}}");
     json

@@ -3,7 +3,7 @@
 use alloc::string::String;
 
 use super::Argument;
-use crate::json::push_numbers;
+use crate::json::{push_number, push_numbers};
 use crate::{Branch, Controller, Sample, Step, Token, host};
 
 /// A controller behind the exports of this form.
@@ -105,15 +105,13 @@ fn push_splice(json: &mut String, when_sampled: &[Token], backtrack: u32, tokens
     json.push('}');
 }
 
-fn push_number(json: &mut String, number: u32) {
-    json.push_str(&alloc::format!("{number}"));
-}
-
 /// In digits, because code that prints fractions is larger than a small controller.
 fn push_millionths(json: &mut String, millionths: u32) {
-    json.push_str(&alloc::format!(
-        "{}.{:06}",
-        millionths / 1_000_000,
-        millionths % 1_000_000
-    ));
+    push_number(json, millionths / 1_000_000);
+    json.push('.');
+    let mut place = 100_000;
+    while place > 0 {
+        push_number(json, millionths / place % 10);
+        place /= 10;
+    }
 }

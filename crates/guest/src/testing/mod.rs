@@ -19,12 +19,14 @@
 //! assert_eq!(run.sequences[0].end, End::Length);
 //! ```
 
+mod cases;
 mod steps;
 mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+pub use cases::Case;
 pub use steps::Steered;
 pub use vocabulary::ToyModel;
 
@@ -156,6 +158,18 @@ pub enum End {
     Deadlock,
     /// The controller failed, with this message.
     Failed(String),
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stop => f.write_str("stop"),
+            Self::Eos => f.write_str("eos"),
+            Self::Length => f.write_str("length"),
+            Self::Deadlock => f.write_str("deadlock"),
+            Self::Failed(message) => write!(f, "failed: {message}"),
+        }
+    }
 }
 
 impl Run {

@@ -1,0 +1,2 @@
+//! Nothing but tests.
+#![cfg_attr(target_arch = "wasm32", no_std)]
