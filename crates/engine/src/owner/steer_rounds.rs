@@ -86,7 +86,12 @@ impl SteerRounds {
                 continue;
             };
             if let Some(steering) = &sequence.steering {
-                idle |= steering.is_idle();
+                if steering.is_idle() {
+                    idle = true;
+                } else {
+                    // Here, because the search below is left out in steps without an idle sequence.
+                    requests.jobs[sequence.job].suspended_steps = 0;
+                }
                 if steering.is_in_pre() {
                     requests.report.late.push(sequence.number);
                 }

@@ -1,15 +1,20 @@
 //! The owner, stepped by hand with virtual time and scripted models.
 
+mod accounts;
 mod bad_words;
 mod cache;
 mod endings;
 mod faults;
 mod following;
+mod forks;
 mod harness;
 mod life;
 mod load;
+mod opening;
 mod overlap;
 mod pieces;
 mod probe;
+mod reference;
 mod scoring;
 mod steering;
+mod waits;

@@ -51,9 +51,8 @@ impl Model for Slow {
     }
 }
 
-/// Milliseconds between two tokens if the decode call takes 20 and the mask `mask_ms`.
-fn between_tokens(mask_ms: u64) -> Vec<u128> {
-    let clock = TestClock::default();
+/// An engine whose decode calls take 20 ms on this clock.
+fn slow_bench(clock: &TestClock) -> Bench {
     let model = Slow {
         model: Scripted::new(Script::default()).unwrap(),
         pass: Duration::from_millis(20),
@@ -64,6 +63,34 @@ fn between_tokens(mask_ms: u64) -> Vec<u128> {
     let waited = clock.clone();
     let wait = move |most| waited.go_to(waited.now() + most);
     bench.owner.clock = StepClock::running(move || received.now(), wait);
+    bench
+}
+
+/// Milliseconds between two steps with tokens, until so many requests have ended.
+fn gaps(bench: &mut Bench, clock: &TestClock, mut requests: usize) -> Vec<u128> {
+    let mut appended = Vec::new();
+    loop {
+        let report = bench.owner.step(clock.now());
+        if report.appended > 0 {
+            appended.push(clock.now());
+        }
+        requests -= report.finished.len();
+        if requests == 0 {
+            break;
+        }
+        clock.go_to(report.wake_at.unwrap());
+        assert!(clock.now() < Time::from_millis(10_000), "{report:?}");
+    }
+    let pairs = appended.windows(2);
+    pairs
+        .map(|pair| pair[1].since(pair[0]).as_millis())
+        .collect()
+}
+
+/// Milliseconds between two tokens if the decode call takes 20 and the mask `mask_ms`.
+fn between_tokens(mask_ms: u64) -> Vec<u128> {
+    let clock = TestClock::default();
+    let mut bench = slow_bench(&clock);
     let mut probe = Probe::new();
     probe.clock = clock.clone();
     probe.slow = Duration::from_millis(mask_ms);
@@ -71,23 +98,9 @@ fn between_tokens(mask_ms: u64) -> Vec<u128> {
     request.steer = Some(Box::new(probe));
     request.params.max_tokens = Some(6);
     let mut handle = bench.submit(request);
-    let mut appended = Vec::new();
-    loop {
-        let report = bench.owner.step(clock.now());
-        if report.appended > 0 {
-            appended.push(clock.now());
-        }
-        if !report.finished.is_empty() {
-            break;
-        }
-        clock.go_to(report.wake_at.unwrap());
-        assert!(clock.now() < Time::from_millis(10_000), "{report:?}");
-    }
+    let gaps = gaps(&mut bench, &clock, 1);
     assert_eq!(read(&mut handle).text(), "abcdef");
-    let pairs = appended.windows(2);
-    pairs
-        .map(|pair| pair[1].since(pair[0]).as_millis())
-        .collect()
+    gaps
 }
 
 #[test]
@@ -100,4 +113,32 @@ fn ai_811_the_mask_is_computed_while_the_model_computes() {
         longer.iter().all(|ms| (30..=31).contains(ms)) && longer.len() == 5,
         "{longer:?}"
     );
+}
+
+/// A steerer that never has a result delays the others by the grace of a step at most, and only until it is late.
+#[test]
+fn ai_812_others_are_sampled_in_time_beside_a_steerer_that_never_ends() {
+    let clock = TestClock::default();
+    let mut bench = slow_bench(&clock);
+    let mut probe = Probe::new();
+    probe.clock = clock.clone();
+    probe.slow = Duration::from_secs(3_600);
+    let mut request = request_for("endless");
+    request.steer = Some(Box::new(probe));
+    let mut endless = bench.submit(request);
+    let mut plain = request_for("abcdefghijklmnopqrstuvwxyz");
+    plain.params.max_tokens = Some(26);
+    let mut plain = bench.submit(plain);
+    let gaps = gaps(&mut bench, &clock, 2);
+    assert_eq!(read(&mut plain).text(), "abcdefghijklmnopqrstuvwxyz");
+    let cause = read(&mut endless).error.unwrap();
+    assert_eq!(
+        (cause.code.name(), cause.reason.name()),
+        ("controller-failed", "timeout")
+    );
+    assert!(
+        gaps.len() >= 25 && gaps.iter().all(|&ms| ms == 20 || ms == 21),
+        "{gaps:?}"
+    );
+    assert!(gaps.iter().filter(|&&ms| ms == 21).count() <= 2, "{gaps:?}");
 }

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sapwood_proto::steer::{
-    Appended, Branch, Mask, Mid, Post, Pre, Sample, Splice, Steer, Steered, StepWaker, Token,
+    Appended, Branch, Mask, Mid, Post, Pre, Sample, Splice, Steer, Steered, StepReport, StepWaker,
+    Token,
 };
 use sapwood_proto::time::Time;
 
@@ -60,6 +61,9 @@ pub(super) struct Probe {
     pub(super) pre: fn(u32) -> Steered<Pre>,
     pub(super) mid: fn(u32) -> Steered<Option<Mid>>,
     pub(super) post: fn(u32, &[Token]) -> Steered<Post>,
+    /// Called with the number of the round after each step.
+    pub(super) report: fn(u32) -> Option<StepReport>,
+    pub(super) ends_at_eos: bool,
     /// The result of `mid` is available this long after its beginning.
     pub(super) slow: Duration,
     /// Measures `slow`.
@@ -76,6 +80,8 @@ impl Probe {
             pre: |_| Ok(run()),
             mid: |_| Ok(Some(free())),
             post: |_, _| Ok(Post::Continue),
+            report: |_| None,
+            ends_at_eos: false,
             slow: Duration::ZERO,
             clock: TestClock::default(),
             round: 0,
@@ -99,8 +105,12 @@ impl Steer for Probe {
         (self.pre)(self.round).map(Some)
     }
 
-    fn mid_begin(&mut self, _group: &[u32]) {
-        self.note("begin");
+    fn mid_begin(&mut self, group: &[u32]) {
+        if group.len() > 1 {
+            self.note(format!("begin {group:?}"));
+        } else {
+            self.note("begin");
+        }
         self.begun = self.clock.now();
     }
 
@@ -134,6 +144,10 @@ impl Steer for Probe {
     }
 
     fn ends_at_eos(&self) -> bool {
-        false
+        self.ends_at_eos
+    }
+
+    fn take_report(&mut self) -> Option<StepReport> {
+        (self.report)(self.round)
     }
 }

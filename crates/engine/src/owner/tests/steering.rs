@@ -1,12 +1,9 @@
 //! The call sites of steerers, each tested with a small steerer.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{
-    Appended, Mask, Mid, Post, Pre, Sample, Steer, SteerFailure, Steered, StepWaker, Token,
-};
+use sapwood_proto::steer::{Mask, Mid, Post, Pre, Sample, SteerFailure, Token};
 
 use super::harness::{Answer, Bench, read, request_for};
 use super::probe::{Probe, forced, free, masked, noop, run, sample, splice};
@@ -14,7 +11,7 @@ use crate::Config;
 use crate::api::{ChoiceEnd, FinishReason, GenerationRequest, Prompt};
 use crate::scripted::{Config as Script, Script as Name};
 
-fn letters(allowed: &[u8]) -> Mask {
+pub(super) fn letters(allowed: &[u8]) -> Mask {
     let mut mask = Mask::none(258);
     allowed
         .iter()
@@ -22,24 +19,24 @@ fn letters(allowed: &[u8]) -> Mask {
     mask
 }
 
-fn steered(text: &str, probe: &Probe) -> GenerationRequest {
+pub(super) fn steered(text: &str, probe: &Probe) -> GenerationRequest {
     let mut request = request_for(text);
     request.steer = Some(Box::new(probe.clone()));
     request
 }
 
-fn echo() -> Bench {
+pub(super) fn echo() -> Bench {
     Bench::new(Script::default())
 }
 
-fn controller() -> Option<ChoiceEnd> {
+pub(super) fn controller() -> Option<ChoiceEnd> {
     Some(ChoiceEnd {
         reason: FinishReason::Controller,
         stop: None,
     })
 }
 
-fn error_of(answer: &Answer) -> (&str, &str) {
+pub(super) fn error_of(answer: &Answer) -> (&str, &str) {
     let cause = answer.error.as_ref().unwrap();
     assert_eq!(cause.code.name(), "controller-failed");
     (cause.reason.name(), &cause.message)
@@ -311,237 +308,6 @@ fn further_choices_get_forks_of_the_steerer() {
         log.iter().filter(|line| line.starts_with("2:post")).count(),
         2
     );
-}
-
-/// Suspends while its flag is set.
-struct Waiter(Arc<Mutex<bool>>, Probe);
-
-impl Steer for Waiter {
-    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
-
-    fn pre(&mut self) -> Steered<Option<Pre>> {
-        if *self.0.lock().unwrap() {
-            Ok(Some(Pre::Suspend))
-        } else {
-            self.1.pre()
-        }
-    }
-    fn mid_begin(&mut self, group: &[u32]) {
-        self.1.mid_begin(group);
-    }
-    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
-        self.1.mid_poll()
-    }
-    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
-        self.1.post(appended)
-    }
-    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
-        Ok(Box::new(Self(Arc::default(), self.1.clone())))
-    }
-}
-
-#[test]
-fn ai_813_a_suspended_sequence_is_not_decoded_and_four_steps_are_a_deadlock() {
-    let flag = Arc::new(Mutex::new(false));
-    let mut bench = echo();
-    let mut request = request_for("abcd");
-    request.params.max_tokens = Some(4);
-    request.steer = Some(Box::new(Waiter(Arc::clone(&flag), Probe::new())));
-    let mut handle = bench.submit(request);
-    let batches = |bench: &mut Bench, steps: u32| -> Vec<usize> {
-        (0..steps).map(|_| bench.step().batch().count()).collect()
-    };
-    assert_eq!(batches(&mut bench, 2), [1, 1]);
-    *flag.lock().unwrap() = true;
-    assert_eq!(batches(&mut bench, 3), [0, 0, 0]);
-    assert!(
-        bench.step().wake_at.is_none() || read(&mut handle).error.is_some(),
-        "the fourth is one too many"
-    );
-    let mut request = request_for("abcd");
-    *flag.lock().unwrap() = true;
-    request.params.max_tokens = Some(2);
-    request.steer = Some(Box::new(Waiter(Arc::clone(&flag), Probe::new())));
-    let mut handle = bench.submit(request);
-    let report = bench.step();
-    assert_eq!(report.suspended.len(), 1);
-    assert!(report.wake_at.unwrap() > bench.now, "it does not spin");
-    batches(&mut bench, 2);
-    *flag.lock().unwrap() = false;
-    bench.settle();
-    assert_eq!(
-        read(&mut handle).text(),
-        "ab",
-        "three steps are not a deadlock"
-    );
-}
-
-/// The parent waits for its child, which waits for the parent's slot.
-#[test]
-fn d_49_a_suspended_parent_yields_its_slot_to_its_child() {
-    for parallel in [1, 2] {
-        let done = Arc::new(Mutex::new(false));
-        let family = Family {
-            done: Arc::clone(&done),
-            child: false,
-            rounds: 0,
-        };
-        let mut bench = Bench::new(Script {
-            parallel,
-            ..Script::default()
-        });
-        let mut request = request_for("abc");
-        request.steer = Some(Box::new(family));
-        request.params.max_tokens = Some(3);
-        let answer = bench.answer(request);
-        assert_eq!(answer.error, None, "{parallel}");
-        let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
-        assert_eq!(texts, ["abc", "abc"], "{parallel}");
-        assert!(*done.lock().unwrap());
-    }
-}
-
-/// The first choice waits for the second, which waits for the prompt that the first would compute.
-#[test]
-fn d_49_a_suspended_choice_does_not_hold_up_those_that_share_its_prompt() {
-    for parallel in [1, 2] {
-        let done = Arc::new(Mutex::new(false));
-        let first = Family {
-            done: Arc::clone(&done),
-            child: false,
-            // Past the round in which it forks.
-            rounds: 1,
-        };
-        let mut bench = Bench::new(Script {
-            parallel,
-            ..Script::default()
-        });
-        let mut request = request_for("abc");
-        request.params.n = Some(2);
-        request.params.max_tokens = Some(3);
-        request.timeout = Some(Duration::from_secs(1));
-        request.steer = Some(Box::new(first));
-        let answer = bench.answer(request);
-        assert_eq!(answer.error, None, "{parallel}");
-        let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
-        assert_eq!(texts, ["abc", "abc"], "{parallel}");
-    }
-}
-
-/// A parent that forks once and then waits until its child has produced output.
-#[derive(Clone)]
-struct Family {
-    done: Arc<Mutex<bool>>,
-    child: bool,
-    rounds: u32,
-}
-
-impl Steer for Family {
-    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
-
-    fn pre(&mut self) -> Steered<Option<Pre>> {
-        self.rounds += 1;
-        if !self.child && self.rounds == 1 {
-            return Ok(Some(Pre::Fork(2)));
-        }
-        if !self.child && !*self.done.lock().unwrap() {
-            return Ok(Some(Pre::Suspend));
-        }
-        Ok(Some(run()))
-    }
-
-    fn mid_begin(&mut self, _group: &[u32]) {}
-
-    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
-        Ok(Some(free()))
-    }
-
-    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
-        if self.child && appended.tokens.contains(&Token::from(b'c')) {
-            *self.done.lock().unwrap() = true;
-        }
-        Ok(Post::Continue)
-    }
-
-    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
-        let child = Self {
-            child: true,
-            ..self.clone()
-        };
-        Ok(Box::new(child))
-    }
-}
-
-#[test]
-fn a_deadlock_is_reported_with_its_reason() {
-    let mut probe = Probe::new();
-    probe.pre = |_| Ok(Pre::Suspend);
-    let answer = echo().answer(steered("ab", &probe));
-    assert_eq!(error_of(&answer).0, "deadlock");
-}
-
-#[test]
-fn ai_812_a_late_steerer_keeps_its_row_and_does_not_delay_others() {
-    let mut probe = Probe::new();
-    probe.slow = Duration::from_millis(3);
-    let mut bench = echo();
-    probe.clock = bench.clock.clone();
-    let mut slow = steered("ab", &probe);
-    slow.params.max_tokens = Some(2);
-    let (mut slow, mut quick) = (bench.submit(slow), bench.submit(request_for("0123456789")));
-    let mut batches = Vec::new();
-    for _ in 0..6 {
-        let report = bench.step();
-        batches.push((report.batch().collect::<Vec<_>>(), report.late));
-    }
-    let expected = [
-        (vec![0, 1], vec![0]),
-        (vec![1], vec![0]),
-        (vec![1], vec![0]),
-        // The row of the first decode call is used three steps later, without another one; then the next round begins.
-        (vec![1], vec![]),
-        (vec![0, 1], vec![0]),
-    ];
-    let batches: Vec<(Vec<u64>, Vec<u64>)> = batches
-        .into_iter()
-        .map(|(mut batch, late)| {
-            batch.sort_unstable();
-            (batch, late)
-        })
-        .collect();
-    assert_eq!(&batches[..5], expected);
-    bench.settle();
-    assert_eq!(
-        (read(&mut slow).text(), read(&mut quick).text()),
-        ("ab", "0123456789")
-    );
-}
-
-#[test]
-fn ai_812_d_49_lateness_is_measured_in_time_and_not_in_steps() {
-    let late = |step_ms: u64| {
-        let mut probe = Probe::new();
-        probe.slow = Duration::from_secs(3600);
-        let mut bench = echo();
-        probe.clock = bench.clock.clone();
-        let mut handle = bench.submit(steered("ab", &probe));
-        let mut steps = 0;
-        loop {
-            bench.step_after(Duration::from_millis(step_ms));
-            steps += 1;
-            let answer = read(&mut handle);
-            if answer.error.is_some() {
-                return (steps, error_of(&answer).0.to_owned());
-            }
-        }
-    };
-    // The first step begins `mid`, the second finds it late, and 250 ms later it fails.
-    assert_eq!(late(30), (2 + 9, "timeout".to_owned()));
-    // It is late from the 25th millisecond on.
-    assert_eq!(late(5), (6 + 50, "timeout".to_owned()));
-    assert_eq!(late(1), (26 + 250, "timeout".to_owned()));
-    // A single long decode call is not the steerer's fault.
-    assert_eq!(late(10_000), (3, "timeout".to_owned()));
 }
 
 #[test]
