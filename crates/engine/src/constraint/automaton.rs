@@ -134,6 +134,19 @@ impl Automaton {
         self.fenced(|parser| parser.rollback(tokens).map_err(shown))
     }
 
+    /// Goes back to the start, from which `tokens` tokens were consumed. Fails if something went wrong before.
+    pub(super) fn reset(&mut self, tokens: usize) -> Outcome<()> {
+        self.fenced(|parser| {
+            parser.rollback(tokens).map_err(shown)?;
+            // Taking back nothing succeeds in every state.
+            let error = parser.parser.get_error().map(|error| error.message());
+            match (error, parser.stop_reason()) {
+                (None, StopReason::NotStopped) => Ok(()),
+                (error, reason) => Err(error.unwrap_or_else(|| reason.to_string())),
+            }
+        })
+    }
+
     /// Whether all of `tokens` could follow.
     pub(super) fn accepts(&mut self, tokens: &[Token]) -> Outcome<bool> {
         self.fenced(|parser| {

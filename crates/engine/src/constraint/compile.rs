@@ -74,7 +74,7 @@ impl Compiled {
     /// Keeps the automaton of an ended sequence, which has consumed `tokens` tokens, for another sequence.
     pub(super) fn recycle(&self, mut automaton: Automaton, tokens: usize) {
         let fits = |bytes| bytes <= IDLE_BYTES_MAX;
-        if !automaton.cache_bytes().is_ok_and(fits) || automaton.rollback(tokens).is_err() {
+        if !automaton.cache_bytes().is_ok_and(fits) || automaton.reset(tokens).is_err() {
             return;
         }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -201,10 +201,14 @@ fn compile(factory: &Factory, text: &GrammarText) -> Result<Compiled, GrammarErr
     let parser = built.map_err(|error| text.error(&error.to_string()))?;
     let unusable = |error: AutomatonError| GrammarError::new(error.to_string());
     let mut prototype = Automaton::start(parser).map_err(unusable)?;
-    // The first mask is computed here: it is the most expensive one, and here the time is limited.
+    // The first mask is computed here: it is the most expensive one, and here the time is limited. It also is what sets
+    // the limits of a step for the automaton and its copies.
     let mut first = prototype.copy().map_err(unusable)?;
-    if first.next(false, &factory.ends).is_ok() {
-        prototype = first;
+    match first.next(false, &factory.ends) {
+        Ok(_first) => prototype = first,
+        // Fails the sequence, and not its request.
+        Err(AutomatonError::Empty) => {}
+        Err(error) => return Err(unusable(error)),
     }
     let caches = prototype.cache_bytes().map_err(unusable)?;
     Ok(Compiled {

@@ -62,6 +62,11 @@ impl GrammarError {
 
     /// From the text of an error of the compiler, without the source lines and backtraces that it may contain.
     pub(super) fn from_compiler(text: &str) -> Self {
+        if let Some(panic) = text.strip_prefix("panic: ") {
+            let panic = panic.lines().next().unwrap_or_default();
+            tracing::warn!(panic, "a grammar made its compiler panic");
+            return Self("the compiler cannot handle it; make it simpler".to_owned());
+        }
         let shown = text.split("\n<").next().unwrap_or_default();
         let is_source = |line: &&str| {
             let line = line.trim_start();
@@ -107,6 +112,8 @@ enum Body {
     Lark(String),
     /// Lark made from something else.
     Generated(String),
+    /// Checked and translated by the compiling thread: it is the only one whose time is limited.
+    Regex(String),
     /// JSON text, because a JSON value cannot be a key.
     Schema(String),
 }
@@ -143,14 +150,11 @@ impl GrammarText {
         }
     }
 
-    pub(super) fn regex(pattern: &str, prefix: &str) -> Result<Self, GrammarError> {
-        check_regex(pattern)?;
-        // An empty pattern has no spelling between slashes.
-        let lark = match pattern {
-            "" => "start: \"\"".to_owned(),
-            _ => format!("start: /{}/", llguidance::regex_to_lark(pattern, "")),
-        };
-        Ok(Self::generated(lark, prefix))
+    pub(super) fn regex(pattern: &str, prefix: &str) -> Self {
+        Self {
+            prefix: prefix.to_owned(),
+            body: Body::Regex(pattern.to_owned()),
+        }
     }
 
     pub(super) fn gbnf(text: &str, prefix: &str) -> Result<Self, GrammarError> {
@@ -202,7 +206,8 @@ impl GrammarText {
 
     /// Bytes of the text.
     pub(super) fn bytes(&self) -> usize {
-        let (Body::Lark(text) | Body::Generated(text) | Body::Schema(text)) = &self.body;
+        let (Body::Lark(text) | Body::Generated(text) | Body::Regex(text) | Body::Schema(text)) =
+            &self.body;
         self.prefix.len() + text.len()
     }
 
@@ -216,6 +221,7 @@ impl GrammarText {
     pub(super) fn to_input(&self) -> Result<TopLevelGrammar, GrammarError> {
         let mut body = match &self.body {
             Body::Lark(text) | Body::Generated(text) => GrammarWithLexer::from_lark(text.clone()),
+            Body::Regex(pattern) => GrammarWithLexer::from_lark(regex_to_lark(pattern)?),
             Body::Schema(text) => {
                 let schema = serde_json::from_str(text);
                 let schema = schema.map_err(|error| GrammarError::new(error.to_string()))?;
@@ -262,6 +268,15 @@ pub(super) fn quote(text: &str, lark: &mut String) {
         }
     }
     lark.push('"');
+}
+
+fn regex_to_lark(pattern: &str) -> Result<String, GrammarError> {
+    check_regex(pattern)?;
+    Ok(match pattern {
+        // Nothing has no spelling between slashes.
+        "" => "start: \"\"".to_owned(),
+        _ => format!("start: /{}/", llguidance::regex_to_lark(pattern, "")),
+    })
 }
 
 /// Finds syntax errors with their position; the compiler reports none for a regex, and drops a backslash at its end.

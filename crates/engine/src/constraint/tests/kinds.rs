@@ -5,7 +5,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::driver::{Random, Sequence, Step, config, open, output, refusal, source, source_of};
-use super::vocabulary::{Beginning, CONTROL, END, END_OF_TURN, vocabulary};
+use super::vocabulary::{Beginning, CONTROL, END, END_OF_TURN, lacking, vocabulary};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 
@@ -179,19 +179,18 @@ fn ai_842_a_complete_constraint_stops_without_eog_tokens() {
 
 #[test]
 fn ai_842_a_constraint_that_leaves_nothing_fails() {
-    let mut sequence = Sequence::new(
-        open(&source(), "sapwood:lark", "start: /a/ & /b/").map_or_else(
-            // The compiler may find out first.
-            |refusal| {
-                assert_eq!(refusal.reason, ErrorReason::INVALID_GRAMMAR);
-                open(&source(), "sapwood:lark", "start: A\nA: \"a\" & \"ab\"").unwrap()
-            },
-            |steer| steer,
-        ),
-    );
+    let vocabulary = lacking(b"yz");
+    let steer = open(
+        &source_of(vocabulary.clone(), config()),
+        "sapwood:regex",
+        "[yz]",
+    )
+    .unwrap();
+    let mut sequence = Sequence::with_vocabulary(steer, vocabulary);
     sequence.pre();
     let failure = sequence.mid().unwrap_err();
     assert_eq!(failure.reason, ErrorReason::CONSTRAINT_FAILED);
+    assert_eq!(failure.message, "the constraint allows no token here");
 }
 
 /// A token that the constraint does not allow, forced by another steerer, fails the sequence.

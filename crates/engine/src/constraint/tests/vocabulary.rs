@@ -41,7 +41,23 @@ pub(super) fn small() -> SharedVocabulary {
 }
 
 pub(super) fn vocabulary(beginning: Beginning, has_ends: bool) -> SharedVocabulary {
-    let mut words: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
+    build(beginning, has_ends, &[])
+}
+
+/// A vocabulary without the tokens of these bytes.
+pub(super) fn lacking(bytes: &[u8]) -> SharedVocabulary {
+    build(Beginning::Plain, true, bytes)
+}
+
+fn build(beginning: Beginning, has_ends: bool, lacks: &[u8]) -> SharedVocabulary {
+    let byte = |byte| {
+        if lacks.contains(&byte) {
+            Vec::new()
+        } else {
+            vec![byte]
+        }
+    };
+    let mut words: Vec<Vec<u8>> = (0..=u8::MAX).map(byte).collect();
     words.resize(CONTROL as usize + 1, Vec::new());
     words.extend(WORDS.map(|word| word.as_bytes().to_vec()));
     let numbered = words.iter().zip(0..).filter(|(word, _)| !word.is_empty());
