@@ -166,3 +166,91 @@ async fn lm_961_a_steered_stream_is_cancelled_as_any_other() {
     let items = stream(&mut socket, 1).await;
     assert_eq!(items.last().unwrap()["finish_reason"], "cancelled");
 }
+
+#[tokio::test]
+async fn lm_973_forks_are_samples_of_the_stream() {
+    let (server, _) = server(&["demo"], Vec::new()).await;
+    let mut socket = agreed(&server, r#"["controllers","usage","text"]"#).await;
+    let arg = r#""text":true,"controller":"moves","controller_arg":"=ab;k3;#;=z""#;
+    let items = generate(&mut socket, 1, arg).await;
+    let announced = items.iter().filter(|item| item.get("fork_of").is_some());
+    let announced: Vec<_> = announced
+        .map(|item| {
+            (
+                item["sample"].as_u64(),
+                item["fork_of"].as_u64(),
+                item["inherited"].as_u64(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        announced,
+        [(Some(1), Some(0), Some(2)), (Some(2), Some(0), Some(2))]
+    );
+    for sample in 0..3 {
+        // Before the fork the items have no number: there was one sample.
+        let own = items
+            .iter()
+            .filter(|item| item["sample"].as_u64().unwrap_or(0) == sample);
+        let text: String = own
+            .clone()
+            .filter_map(|item| item["text"].as_str())
+            .collect();
+        let before = if sample == 0 { "ab" } else { "" };
+        assert_eq!(text, format!("{before}{sample}z"));
+        let ends = own.filter(|item| item.get("sample_end").is_some());
+        assert_eq!(ends.count(), 1, "{sample}");
+    }
+    let finished = items.iter().filter(|item| !item["finish_reason"].is_null());
+    assert_eq!(finished.count(), 1);
+    assert_eq!(items.last().unwrap()["usage"]["completion_tokens"], 8);
+}
+
+#[tokio::test]
+async fn lm_972_logs_and_storage_are_statuses() {
+    let (server, _) = server(&["demo"], Vec::new()).await;
+    let mut socket = agreed(&server, r#"["controllers","status"]"#).await;
+    socket
+        .send_text(r#"GENERATE {"stream_id":1,"model":"demo","prompt":[256],"controller":"moves","controller_arg":"p:one;w:n;=a;p:two;=b"}"#)
+        .await;
+    let (mut statuses, mut over) = (Vec::new(), false);
+    while !over {
+        let (word, items) = message(&mut socket).await;
+        over = items.iter().any(|item| item["finish_reason"] == "stop");
+        if word == "STATUS" {
+            statuses.extend(items);
+        }
+    }
+    let of = |event: &str| {
+        statuses
+            .iter()
+            .filter(move |status| status["event"] == event)
+    };
+    let printed: String = of("log")
+        .map(|status| status["message"].as_str().unwrap())
+        .collect();
+    assert_eq!(printed, "onetwo");
+    let written: Vec<_> = of("storage")
+        .map(|status| (&status["name"], &status["value"]))
+        .collect();
+    assert_eq!(written, [(&"n".into(), &"01".into())]);
+}
+
+#[tokio::test]
+async fn lm_902_controllers_are_offered_where_a_model_can_be_steered() {
+    let features = async |server: &Running, model: &str| {
+        let mut socket = client(server).await;
+        let data = r#"{"lmtp":{"version":2,"features":["controllers"]}}"#;
+        socket
+            .send_text(&format!(
+                r#"MODEL_INFO {{"stream_id":0,"model":"{model}","data":{data}}}"#
+            ))
+            .await;
+        let (_, answer) = message(&mut socket).await;
+        answer[0]["lmtp"]["features"].to_string()
+    };
+    let (steered, _) = server(&["demo"], Vec::new()).await;
+    assert_eq!(features(&steered, "demo").await, r#"["controllers"]"#);
+    let plain = crate::lmtp::of_parrot().await;
+    assert_eq!(features(&plain, "parrot").await, "[]");
+}

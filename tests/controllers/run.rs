@@ -277,3 +277,27 @@ async fn ai_913_a_silent_run_sends_empty_lines() {
     );
     assert_eq!(text_and_end(&events(&answer), 0).0, "a");
 }
+
+/// AI-912
+#[tokio::test]
+async fn ai_914_forks_are_numbered_and_begin_at_the_fork() {
+    let (server, _) = server(&["demo"], Vec::new()).await;
+    let events = events_of(&server, &moves("=ab;k3;p:x;w:n;#;=z")).await;
+    for (index, text) in [(0, "ab0z"), (1, "1z"), (2, "2z")] {
+        assert_eq!(
+            text_and_end(&events, index),
+            (text.into(), "aici-stop".into())
+        );
+    }
+    let all = events[1..]
+        .iter()
+        .flat_map(|event| event["forks"].as_array().unwrap());
+    let logs: String = all
+        .clone()
+        .map(|fork| fork["logs"].as_str().unwrap())
+        .collect();
+    assert_eq!(logs, "xxx");
+    let written = all.flat_map(|fork| fork["storage"].as_array().unwrap());
+    let written: Vec<_> = written.map(|write| &write["WriteVar"]["name"]).collect();
+    assert_eq!(written, ["n", "n", "n"]);
+}

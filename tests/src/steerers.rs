@@ -74,6 +74,25 @@ struct Player {
     report: StepReport,
 }
 
+impl Player {
+    /// Plays what is to be reported before the next step.
+    fn report_moves(&mut self) {
+        while let Some(next) = self.moves.front() {
+            match next {
+                Move::Print(text) => self.report.logs.push_str(text),
+                Move::Write(name) => self.report.storage.push(VariableWrite {
+                    name: name.clone(),
+                    value: vec![1],
+                    append: false,
+                    when_version_is: None,
+                }),
+                _ => return,
+            }
+            self.moves.pop_front();
+        }
+    }
+}
+
 impl Steer for Player {
     fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
 
@@ -87,28 +106,20 @@ impl Steer for Player {
     fn pre(&mut self) -> Steered<Option<Pre>> {
         let mut fast_forward = Vec::new();
         loop {
+            self.report_moves();
             match self.moves.front() {
-                Some(Move::Print(text)) => self.report.logs.push_str(text),
-                Some(Move::Write(name)) => self.report.storage.push(VariableWrite {
-                    name: name.clone(),
-                    value: vec![1],
-                    append: false,
-                    when_version_is: None,
-                }),
                 Some(Move::Force(bytes)) => {
                     fast_forward.extend(bytes.iter().map(|byte| Token::from(*byte)));
+                    self.moves.pop_front();
                 }
                 Some(Move::Fork(count)) if fast_forward.is_empty() => {
                     let count = *count;
                     self.moves.pop_front();
                     return Ok(Some(Pre::Fork(count)));
                 }
-                // A controller's own errors come before its first step, also where nobody asks for its begin.
-                Some(Move::Init(why)) => return Err(failure(ErrorReason::INIT, why)),
                 None if fast_forward.is_empty() => return Ok(Some(Pre::Stop)),
                 _ => return Ok(Some(Pre::Run { fast_forward })),
             }
-            self.moves.pop_front();
         }
     }
 
@@ -123,6 +134,8 @@ impl Steer for Player {
                 ..Sample::default()
             })
         };
+        // A fork goes on in the step that it was made in, without another `pre`.
+        self.report_moves();
         let branch = match self.moves.front() {
             Some(Move::Free) => return Ok(Some(Mid::One(Branch::Sample(Sample::default())))),
             Some(Move::Byte(byte)) => only(*byte),

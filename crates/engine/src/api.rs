@@ -331,6 +331,8 @@ pub enum FinishReason {
     Length,
     /// A steerer stopped it.
     Controller,
+    /// The work of a steered request has passed its limit (AI-825).
+    Fuel,
     /// The caller cancelled the request; the output so far remains valid.
     Cancelled,
 }

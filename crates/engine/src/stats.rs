@@ -193,7 +193,7 @@ impl EngineStats {
     pub(crate) fn count_finish(&self, reason: FinishReason) {
         let index = match reason {
             FinishReason::Stop => 0,
-            FinishReason::Length => 1,
+            FinishReason::Length | FinishReason::Fuel => 1,
             FinishReason::Controller => 2,
             FinishReason::Cancelled => 3,
         };

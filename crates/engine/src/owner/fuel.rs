@@ -82,7 +82,7 @@ impl Requests {
         for job in std::mem::take(&mut self.fuel.exhausted) {
             // It may have ended in this step, but it is removed only with the events of the step.
             if !self.jobs[job].ended {
-                self.finish_all(job, FinishReason::Length);
+                self.finish_all(job, FinishReason::Fuel);
             }
         }
     }

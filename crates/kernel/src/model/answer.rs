@@ -517,7 +517,8 @@ fn reason(reason: api::FinishReason, calls: u32) -> ChoiceFinish {
         // The engine reports an end of sequence where the model waits for the results of its tools.
         api::FinishReason::Stop if calls > 0 => ChoiceFinish::ToolCalls,
         api::FinishReason::Stop => ChoiceFinish::Stop,
-        api::FinishReason::Length => ChoiceFinish::Length,
+        // AI-932
+        api::FinishReason::Length | api::FinishReason::Fuel => ChoiceFinish::Length,
         api::FinishReason::Controller => ChoiceFinish::Controller,
         api::FinishReason::Cancelled => ChoiceFinish::Cancelled,
     }

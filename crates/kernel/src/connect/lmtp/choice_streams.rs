@@ -62,6 +62,7 @@ impl ChoiceStreams {
         }
         let end = item.finish.as_ref().map(|finish| match finish {
             StreamFinish::Length => FinishReason::Length,
+            StreamFinish::Controller => FinishReason::Controller,
             StreamFinish::Cancelled => FinishReason::Cancelled,
             StreamFinish::Stop | StreamFinish::Deadline | StreamFinish::Other(_) => {
                 FinishReason::Stop

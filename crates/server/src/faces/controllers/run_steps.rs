@@ -209,6 +209,7 @@ fn finish(end: &ChoiceEnd) -> &'static str {
     match end.reason {
         FinishReason::Stop => "eos",
         FinishReason::Length => "length",
+        FinishReason::Fuel => "aici-out-of-fuel",
         FinishReason::Controller => "aici-stop",
         FinishReason::Cancelled => "abort",
     }

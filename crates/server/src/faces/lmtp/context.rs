@@ -85,7 +85,13 @@ impl LmtpContext {
 
     /// Makes a session for a connection.
     pub(super) fn open(&self, connection: &LmtpClientInfo) -> LmtpSession {
-        let features = Features::BUILT;
+        // Where no model can be steered, a client must not take the feature for granted (LM-902).
+        let steers = self.kernel.specs().iter().any(|spec| spec.steers);
+        let features = if steers {
+            Features::BUILT
+        } else {
+            Features::BUILT.without(Feature::Controllers)
+        };
         LmtpSession::new(lmtp::Config {
             limits: Arc::clone(&self.config.limits),
             carrier: connection.carrier,

@@ -158,7 +158,7 @@ impl SteeredWork {
         let ChoiceEnd { reason, stop } = end;
         let finish = match reason {
             FinishReason::Controller => StreamFinish::Controller,
-            FinishReason::Length => StreamFinish::Length,
+            FinishReason::Length | FinishReason::Fuel => StreamFinish::Length,
             FinishReason::Cancelled => StreamFinish::Cancelled,
             FinishReason::Stop => StreamFinish::Stop,
         };
