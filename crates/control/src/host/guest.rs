@@ -2,6 +2,7 @@
 //! thread.
 
 mod fork;
+mod pages;
 
 use std::time::{Duration, Instant};
 

@@ -84,7 +84,7 @@ enum Phase {
 
 enum Job {
     Start(Vec<Token>, Enrolled),
-    Call(Callback, u32),
+    Call(Callback),
     Fork(Arc<Slot>, Enrolled),
 }
 
@@ -113,7 +113,7 @@ impl Instance {
         Self(slot)
     }
 
-    /// Sets the id that the controller sees in the calls from now on.
+    /// Sets the id that the controller sees in the calls from now on. Called before them.
     pub fn bind(&mut self, id: u32) {
         self.0.lock().number = id;
     }
@@ -125,9 +125,7 @@ impl Instance {
 
     /// Queues several calls with one wake-up of a worker. Each has an outcome.
     pub fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
-        let number = self.0.lock().number;
-        self.0
-            .push(callbacks.map(|callback| Job::Call(callback, number)));
+        self.0.push(callbacks.map(Job::Call));
     }
 
     /// The next outcome, if there is one. The waker is called when one is there.
@@ -323,9 +321,10 @@ impl Slot {
                 return;
             };
             inner.running_since = Some(Instant::now());
+            let number = inner.number;
             drop(inner);
             // A defect in a host function ends this sequence and no other (AI-742).
-            let done = catch_unwind(AssertUnwindSafe(|| self.execute(job, guest.take())));
+            let done = catch_unwind(AssertUnwindSafe(|| self.execute(job, guest.take(), number)));
             let outcome;
             (guest, outcome) = done.unwrap_or_else(|_| {
                 tracing::error!("a host function panicked");
@@ -344,6 +343,7 @@ impl Slot {
         &self,
         job: Job,
         guest: Option<Box<Guest>>,
+        number: u32,
     ) -> (Option<Box<Guest>>, Option<Outcome>) {
         let config = self.host.config();
         match (job, guest) {
@@ -352,7 +352,7 @@ impl Slot {
                 let (guest, outcome) = Guest::start(&self.program, state, &prompt, config);
                 (guest, Some(outcome))
             }
-            (Job::Call(callback, number), Some(mut guest)) => {
+            (Job::Call(callback), Some(mut guest)) => {
                 let outcome = guest.call(&callback, number, config);
                 (outcome.result.is_ok().then_some(guest), Some(outcome))
             }

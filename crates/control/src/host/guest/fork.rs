@@ -1,11 +1,11 @@
 //! The copy of an instance (AI-711), by the steps that [`module`](crate::module) describes. No guest code runs.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use sapwood_proto::error_reason::ErrorReason;
 use wasmtime::{Func, Ref, Store, Table, Val};
 
+use super::pages;
 use super::{Broken, Ended, Exports, Guest, Parts, call, find_memory, new_store};
 use crate::host::failure::CallFailure;
 use crate::host::state::GuestState;
@@ -38,10 +38,10 @@ impl Guest {
         let memory = find_memory(child, &instance)?;
         let pages = self.memory.size(&self.store) - memory.size(&*child);
         memory.grow(&mut *child, pages)?;
-        copy_memory(
+        pages::copy(
             self.memory.data(&self.store),
             memory.data_mut(&mut *child),
-            self.program.initialised(),
+            &self.program.initialised(),
         );
         let parts = Parts {
             instance,
@@ -163,21 +163,4 @@ impl<'l> Functions<'l> {
 fn missing(name: &str) -> Broken {
     tracing::error!(name, "an instrumented module lacks an export");
     CallFailure::new(ErrorReason::LIMIT, "the controller cannot be forked").into()
-}
-
-/// Makes `to` equal to `from`. `to` is new: zero, but for `initialised`, so only pages that differ are written. Fresh pages
-/// are what a copy costs, not bytes.
-fn copy_memory(from: &[u8], to: &mut [u8], initialised: Range<usize>) {
-    const PAGE: usize = 4096;
-    static ZERO: [u8; PAGE] = [0; PAGE];
-    let (from, _) = from.as_chunks::<PAGE>();
-    let (to, _) = to.as_chunks_mut::<PAGE>();
-    for (index, (from, to)) in from.iter().zip(to).enumerate() {
-        let start = index * PAGE;
-        let is_zero = start >= initialised.end || start + PAGE <= initialised.start;
-        let same = if is_zero { *from == ZERO } else { *from == *to };
-        if !same {
-            *to = *from;
-        }
-    }
 }

@@ -288,13 +288,7 @@ fn ai_606_pointers_at_the_end_of_memory_work_and_one_further_trap() {
 
 #[test]
 fn ai_606_tokenize_takes_a_mebibyte() {
-    // A tokenizer without optimisation takes its time.
-    let step_time = Duration::from_secs(60);
-    let host = Host::new(HostConfig {
-        step_time,
-        ..small()
-    })
-    .unwrap();
+    let host = host();
     let check = |len: u32| {
         let module = P1 {
             globals: "(memory (export \"memory\") 20)",
