@@ -1,8 +1,8 @@
-//! Runs controllers: the only Wasm engine, in the isolation mode `shared` (AI-701): instances live in this process and run on
-//! threads of their own, with limits on time, memory, stack, output and results.
+//! Runs controllers: the only Wasm engine, in the isolation mode `shared` (AI-701): instances live in this process and
+//! run on threads of their own, with limits on time, memory, stack, output and results.
 //!
-//! [`Host`] loads [`Program`]s; an [`Instance`] is one sequence's controller. Callers are engines' threads, so no method of an
-//! instance waits: calls are queued, and outcomes polled.
+//! [`Host`] loads [`Program`]s; an [`Instance`] is one sequence's controller. Callers are engines' threads, so no
+//! method of an instance waits: calls are queued, and outcomes polled.
 
 mod artefact;
 mod budget;
@@ -103,8 +103,8 @@ impl Host {
         engine::compile_with(&self.0.engine, module)
     }
 
-    /// Names what artefacts depend on: engine version, compile options, CPU features. An artefact made under another key is
-    /// of no use to this host (AI-321).
+    /// Names what artefacts depend on: engine version, compile options, CPU features. An artefact made under another
+    /// key is of no use to this host (AI-321).
     #[must_use]
     pub fn artefact_key(&self) -> [u8; 32] {
         engine::artefact_key(&self.0.engine)
@@ -112,8 +112,8 @@ impl Host {
 
     /// Loads an artefact of `module`.
     ///
-    /// The artefact is machine code: it must come from [`Host::compile`] or [`compile`] on this machine, through storage that
-    /// nobody else can write, unchanged (AI-321). Uploaded bytes never come here.
+    /// The artefact is machine code: it must come from [`Host::compile`] or [`compile`] on this machine, through
+    /// storage that nobody else can write, unchanged (AI-321). Uploaded bytes never come here.
     ///
     /// # Errors
     /// It was compiled for another host, or imports what there is not.

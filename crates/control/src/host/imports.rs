@@ -1,7 +1,7 @@
 //! The host functions of `env` (AI-605, AI-606). Those of WASI are in [`wasi`].
 //!
-//! Every function is short: the time limit of a callback is checked between instructions of the guest, not in here. Sizes
-//! that a guest chooses are limited before anything is read.
+//! Every function is short: the time limit of a callback is checked between instructions of the guest, not in here.
+//! Sizes that a guest chooses are limited before anything is read.
 
 mod storage;
 mod wasi;

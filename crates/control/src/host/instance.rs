@@ -6,8 +6,8 @@
 //!            any ─(a failure)─► Failed: calls return `Previous WASM Error`
 //! ```
 //!
-//! A fork is made by a worker too, between the parent's calls: it is queued like a call. So the copy is of the state at the
-//! moment of [`Instance::fork`], and the engine's thread never copies memory.
+//! A fork is made by a worker too, between the parent's calls: it is queued like a call. So the copy is of the state at
+//! the moment of [`Instance::fork`], and the engine's thread never copies memory.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -46,8 +46,8 @@ pub struct Start {
     pub waker: Arc<dyn StepWaker>,
 }
 
-/// A controller of one sequence. Its calls run one after the other, in order, on threads of the host. Dropping it interrupts
-/// a call that is running.
+/// A controller of one sequence. Its calls run one after the other, in order, on threads of the host. Dropping it
+/// interrupts a call that is running.
 pub struct Instance(Arc<Slot>);
 
 /// The part of an instance that its worker shares.
@@ -139,8 +139,8 @@ impl Instance {
         self.0.lock().running_since
     }
 
-    /// Makes an instance in the same state, after the calls queued so far. The copy is made in the background: if it fails,
-    /// the first outcome of the new instance is a failure (AI-714).
+    /// Makes an instance in the same state, after the calls queued so far. The copy is made in the background: if it
+    /// fails, the first outcome of the new instance is a failure (AI-714).
     ///
     /// # Errors
     /// The request or the host has as many instances as it may have.

@@ -1,15 +1,16 @@
 //! [`Workers`]: the threads that run guest code, and the clock that interrupts it.
 //!
-//! A fixed number of threads is kept (AI-703). With one of them, and one controller in an endless loop, all others would wait
-//! until the loop is interrupted, so a thread whose callback takes long is *replaced*: while work is waiting, another thread
-//! is started in its stead, up to a limit, and the slow one ends after its callback. A callback that is past its step limit
-//! also loses its priority, because its sequence has missed the step already and others need the processor.
+//! A fixed number of threads is kept (AI-703). With one of them, and one controller in an endless loop, all others
+//! would wait until the loop is interrupted, so a thread whose callback takes long is *replaced*: while work is
+//! waiting, another thread is started in its stead, up to a limit, and the slow one ends after its callback. A callback
+//! that is past its step limit also loses its priority, because its sequence has missed the step already and others
+//! need the processor.
 //!
-//! The *clock* is one further thread. While a callback runs it moves the engine's epoch once per millisecond, at which all
-//! running guests look at their deadlines, and it looks for slow threads. When nothing runs it sleeps.
+//! The *clock* is one further thread. While a callback runs it moves the engine's epoch once per millisecond, at which
+//! all running guests look at their deadlines, and it looks for slow threads. When nothing runs it sleeps.
 //!
-//! Nobody joins these threads: the last reference to a host may be dropped on one of them. They end when the host is dropped
-//! and their callback has returned, within its time limit, and hold nothing but their own state.
+//! Nobody joins these threads: the last reference to a host may be dropped on one of them. They end when the host is
+//! dropped and their callback has returned, within its time limit, and hold nothing but their own state.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -302,6 +303,7 @@ const QUIET_TICKS: u32 = 50;
 const SLOW: Duration = Duration::from_millis(2);
 /// Stack for what the host does around a guest: host functions, JSON, tokenizers.
 const HOST_STACK_BYTES: usize = 2 << 20;
-/// A thirtieth of the usual share. With the lowest priority of all, a busy machine would not even let it reach its limit.
+/// A thirtieth of the usual share. With the lowest priority of all, a busy machine would not even let it reach its
+/// limit.
 #[cfg(target_os = "linux")]
 const LOW_PRIORITY: i32 = 15;

@@ -112,8 +112,8 @@ impl Guest {
     }
 }
 
-/// Translates references to functions of the parent into those of the child. Both instances have the same exports, and the
-/// address of a function identifies it within its instance.
+/// Translates references to functions of the parent into those of the child. Both instances have the same exports, and
+/// the address of a function identifies it within its instance.
 struct Functions<'l> {
     names: &'l [String],
     by_address: HashMap<usize, usize>,

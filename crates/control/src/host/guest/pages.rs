@@ -1,8 +1,8 @@
 //! Copies a linear memory page by page, and leaves out what cannot differ.
 //!
-//! Fresh pages are what a copy costs, not bytes: the copy of a page that the guest has never touched would make the system
-//! give it two, one to read and one to write. On Linux the page table, which a process may read of itself, shows which pages
-//! were touched; elsewhere, and where it is hidden, all of the memory is compared.
+//! Fresh pages are what a copy costs, not bytes: the copy of a page that the guest has never touched would make the
+//! system give it two, one to read and one to write. On Linux the page table, which a process may read of itself, shows
+//! which pages were touched; elsewhere, and where it is hidden, all of the memory is compared.
 
 use std::ops::Range;
 
@@ -35,9 +35,9 @@ static ZERO: [u8; PAGE] = [0; PAGE];
 
 /// For each page of a memory, whether it may differ from that of a new instance. `None` if that is unknown.
 ///
-/// A page without an entry in the page table has never been touched since the memory was mapped or reset, so it shows what
-/// the mapping has at this place: zeros, or the module's initial data. The same is true of a page that is still the file's:
-/// a write would have made it the process's own.
+/// A page without an entry in the page table has never been touched since the memory was mapped or reset, so it shows
+/// what the mapping has at this place: zeros, or the module's initial data. The same is true of a page that is still
+/// the file's: a write would have made it the process's own.
 #[cfg(target_os = "linux")]
 fn touched(memory: &[u8]) -> Option<Vec<bool>> {
     use std::fs::File;
@@ -49,7 +49,8 @@ fn touched(memory: &[u8]) -> Option<Vec<bool>> {
     if memory.len() < WORTH_BYTES || rustix::param::page_size() != PAGE {
         return None;
     }
-    // Opened each time: a process that was cloned meanwhile has another page table, and an open file would show the old one.
+    // Opened each time: a process that was cloned meanwhile has another page table, and an open file would show the old
+    // one.
     let table = File::open("/proc/self/pagemap").ok()?;
     let first = memory.as_ptr().addr() / PAGE;
     if memory.as_ptr().addr() % PAGE != 0 {

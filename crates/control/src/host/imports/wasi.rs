@@ -1,7 +1,7 @@
 //! WASI preview 1, as far as controllers need it: printing, and answers that let libraries start (AI-607).
 //!
-//! Nothing here lets time, addresses, files or randomness in. A function without a meaning for controllers returns an error
-//! number, so that a library which links it and never calls it still works.
+//! Nothing here lets time, addresses, files or randomness in. A function without a meaning for controllers returns an
+//! error number, so that a library which links it and never calls it still works.
 
 use wasmtime::{FuncType, Linker, Val, ValType};
 

@@ -1,4 +1,5 @@
-//! Modules that do what they can to harm others: each ends its own sequence, with its cause, and 39 others have exact results.
+//! Modules that do what they can to harm others: each ends its own sequence, with its cause, and 39 others have exact
+//! results.
 
 use super::*;
 
