@@ -8,10 +8,10 @@ mod artefact;
 mod budget;
 mod callback;
 mod config;
+mod controller;
 mod engine;
 mod failure;
 mod group;
-mod guest;
 mod imports;
 mod instance;
 mod log;
@@ -34,15 +34,15 @@ use wasmtime::{Engine, Linker};
 use self::budget::MemoryBudget;
 pub use self::callback::Callback;
 pub use self::config::HostConfig;
+pub use self::controller::Outcome;
 pub use self::engine::compile;
 pub use self::failure::CallFailure;
 pub use self::group::{Group, Variables, VariablesLimits, Versioned};
-pub use self::guest::Outcome;
 pub use self::instance::{Instance, Start};
 pub use self::program::Program;
 pub use self::result::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
 pub use self::state::Capabilities;
-use self::state::GuestState;
+use self::state::ControllerState;
 use self::workers::Workers;
 use crate::module::{Abi, CheckedModule, ModuleError};
 
@@ -58,8 +58,8 @@ pub struct Host(Arc<Shared>);
 struct Shared {
     config: HostConfig,
     engine: Engine,
-    p1: Linker<GuestState>,
-    p2: Linker<GuestState>,
+    p1: Linker<ControllerState>,
+    p2: Linker<ControllerState>,
     budget: Arc<MemoryBudget>,
     live: Arc<AtomicU32>,
     workers: Workers,

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use wasmtime::Engine;
 
-use super::guest::Guest;
+use super::controller::Controller;
 use super::instance::Slot;
 
 /// What a worker thread does next.
@@ -27,10 +27,10 @@ pub(super) enum Work {
     Run {
         slot: Arc<Slot>,
         /// How long that may take before its thread loses priority.
-        patience: Duration,
+        late_after: Duration,
     },
     /// Free an instance: returning its memory to the system takes longer than an engine's thread should wait.
-    Discard(Box<Guest>),
+    Discard(Box<Controller>),
 }
 
 /// The threads of a host. Ends them when it is dropped.
@@ -73,7 +73,7 @@ enum Clock {
 struct Thread {
     /// When its present work began.
     since: Option<Instant>,
-    patience: Duration,
+    late_after: Duration,
     /// Another thread has been started in its stead.
     replaced: bool,
     /// It has lost its priority, and cannot get it back.
@@ -142,7 +142,7 @@ impl Pool {
                 thread.replaced = true;
                 replaced += 1;
             }
-            if elapsed >= thread.patience && !thread.slowed {
+            if elapsed >= thread.late_after && !thread.slowed {
                 thread.slow_down();
             }
         }
@@ -177,7 +177,7 @@ impl Pool {
             };
             match work {
                 Work::Run { slot, .. } => slot.run(),
-                Work::Discard(guest) => drop(guest),
+                Work::Discard(controller) => drop(controller),
             }
         }
     }
@@ -228,8 +228,8 @@ impl Pool {
             return;
         };
         thread.since = Some(Instant::now());
-        thread.patience = match work {
-            Work::Run { patience, .. } => *patience,
+        thread.late_after = match work {
+            Work::Run { late_after, .. } => *late_after,
             Work::Discard(_) => Duration::MAX,
         };
         #[cfg(target_os = "linux")]

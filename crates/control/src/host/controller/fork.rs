@@ -6,28 +6,28 @@ use sapwood_proto::error_reason::ErrorReason;
 use wasmtime::{Func, Ref, Store, Table, Val};
 
 use super::pages;
-use super::{Broken, Ended, Exports, Guest, Parts, call, find_memory, new_store};
+use super::{Broken, Controller, Ended, Exports, Parts, call, find_memory, new_store};
 use crate::host::failure::CallFailure;
-use crate::host::state::GuestState;
+use crate::host::state::ControllerState;
 
-impl Guest {
+impl Controller {
     /// A new instance in the same state. `state`: of the child; it gets the parent's blobs and clock.
     pub(in crate::host) fn fork(
         &mut self,
-        mut state: GuestState,
+        mut state: ControllerState,
     ) -> Result<Box<Self>, CallFailure> {
         let parent = self.store.data();
         state.blobs = parent.blobs.clone();
         state.instantiated = parent.instantiated;
         let mut store = new_store(&self.program, state);
         match self.copy_into(&mut store) {
-            Ok(parts) => Ok(Box::new(parts.into_guest(store, &self.program))),
+            Ok(parts) => Ok(Box::new(parts.into_controller(store, &self.program))),
             Err(Broken::Result(failure)) => Err(failure),
             Err(Broken::Wasm(error)) => Err(CallFailure::of_call(&error, "")),
         }
     }
 
-    fn copy_into(&mut self, child: &mut Store<GuestState>) -> Ended<Parts> {
+    fn copy_into(&mut self, child: &mut Store<ControllerState>) -> Ended<Parts> {
         // What runs is the code that drops segments; it always returns.
         child.set_epoch_deadline(1);
         if child.get_fuel().is_ok() {
@@ -56,7 +56,7 @@ impl Guest {
         Ok(parts)
     }
 
-    fn copy_references(&mut self, child: &mut Store<GuestState>, parts: &Parts) -> Ended<()> {
+    fn copy_references(&mut self, child: &mut Store<ControllerState>, parts: &Parts) -> Ended<()> {
         let program = self.program.clone();
         let layout = program.layout();
         let mut functions = Functions::of(self, &layout.functions);
@@ -89,7 +89,7 @@ impl Guest {
 
     fn copy_table(
         &mut self,
-        child: &mut Store<GuestState>,
+        child: &mut Store<ControllerState>,
         parts: &Parts,
         functions: &mut Functions<'_>,
         (from, to): (Table, Table),
@@ -121,7 +121,7 @@ struct Functions<'l> {
 }
 
 impl<'l> Functions<'l> {
-    fn of(parent: &mut Guest, names: &'l [String]) -> Self {
+    fn of(parent: &mut Controller, names: &'l [String]) -> Self {
         let mut by_address = HashMap::with_capacity(names.len());
         for (index, name) in names.iter().enumerate() {
             if let Some(function) = parent.instance.get_func(&mut parent.store, name) {
@@ -137,8 +137,8 @@ impl<'l> Functions<'l> {
 
     fn translate(
         &mut self,
-        parent: &mut Guest,
-        child: &mut Store<GuestState>,
+        parent: &mut Controller,
+        child: &mut Store<ControllerState>,
         parts: &Parts,
         function: Option<Func>,
     ) -> Ended<Option<Func>> {

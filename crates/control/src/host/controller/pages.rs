@@ -53,7 +53,7 @@ fn touched(memory: &[u8]) -> Option<Vec<bool>> {
     // one.
     let table = File::open("/proc/self/pagemap").ok()?;
     let first = memory.as_ptr().addr() / PAGE;
-    if memory.as_ptr().addr() % PAGE != 0 {
+    if !memory.as_ptr().addr().is_multiple_of(PAGE) {
         return None;
     }
     let mut entries = vec![0; memory.len() / PAGE * 8];
