@@ -4,6 +4,7 @@ mod finding;
 mod managing;
 mod tagging;
 mod uploading;
+mod wasm;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
