@@ -126,6 +126,7 @@ const LIMITS_OF_PARENT: ModuleLimits = ModuleLimits {
     table_elements: u64::MAX,
     mutable_globals: u32::MAX,
     dropped_segments: u32::MAX,
+    check_time: Duration::MAX,
 };
 
 /// The kinds of messages: a module to compile.

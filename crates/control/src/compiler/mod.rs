@@ -104,22 +104,22 @@ impl Compiler {
         }
     }
 
-    /// Returns the artefact of `module`, which was uploaded as `bytes`. May wait for other modules first, which does not
-    /// count towards the time limit.
+    /// Returns the artefact of `module`, which was uploaded as `bytes`.
     pub(crate) fn compile<C: ArtefactCompiler>(
         &self,
+        _job: &CompilerJob<'_>,
         host: &C,
         module: &CheckedModule,
         bytes: &[u8],
     ) -> Result<Vec<u8>, ModuleError> {
-        let _job = self.start_job()?;
         match &self.options.place {
             CompilerPlace::InProcess => host.compile(module),
             CompilerPlace::Child(command) => process::compile(command, bytes, &self.options),
         }
     }
 
-    fn start_job(&self) -> Result<Job<'_>, ModuleError> {
+    /// Waits its turn. That does not count towards the time limit.
+    pub(crate) fn start_job(&self) -> Result<CompilerJob<'_>, ModuleError> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.running >= self.options.jobs {
             if queue.waiting >= self.options.waiting_max {
@@ -134,14 +134,15 @@ impl Compiler {
             queue.waiting -= 1;
         }
         queue.running += 1;
-        Ok(Job(self))
+        Ok(CompilerJob(self))
     }
 }
 
-/// One module being compiled.
-struct Job<'a>(&'a Compiler);
+/// Room for one module to be checked and compiled.
+#[must_use]
+pub(crate) struct CompilerJob<'a>(&'a Compiler);
 
-impl Drop for Job<'_> {
+impl Drop for CompilerJob<'_> {
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.running -= 1;

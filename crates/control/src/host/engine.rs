@@ -13,8 +13,8 @@ use crate::module::{CheckedModule, ModuleError};
 
 /// Compiles `module` to an artefact for [`Host::load`](super::Host::load) of a host with the same `config`.
 ///
-/// Takes seconds and much memory for a large module, and compilers have defects, so a server calls it in a process of its
-/// own (AI-732). Starts no thread and reserves no memory for instances.
+/// Takes seconds and much memory for a large module, and compilers have defects, so a server calls it in a process of
+/// its own (AI-732). Starts no thread and reserves no memory for instances.
 ///
 /// # Errors
 /// The compiler cannot compile it.
@@ -85,6 +85,11 @@ fn settings(config: &HostConfig) -> Config {
         .wasm_multi_value(true)
         .wasm_reference_types(true)
         .wasm_extended_const(true)
+        .wasm_function_references(false)
+        .wasm_gc(false)
+        .wasm_exceptions(false)
+        .wasm_wide_arithmetic(false)
+        .wasm_custom_page_sizes(false)
         .wasm_relaxed_simd(false)
         .wasm_tail_call(false)
         .wasm_multi_memory(false)
@@ -113,8 +118,8 @@ fn pool(config: &HostConfig) -> PoolingAllocationConfig {
 }
 
 const TABLES: u32 = 2;
-/// What the engine itself keeps for an instance, mostly 32 bytes for each function that a reference can mean; at the limit
-/// of a module's functions it is 8 MB.
+/// What the engine itself keeps for an instance, mostly 32 bytes for each function that a reference can mean; at the
+/// limit of a module's functions it is 8 MB.
 const INSTANCE_BYTES: usize = 16 << 20;
 /// Free slots that keep pages of their last instance: with the next line at most 64 MiB.
 const WARM_SLOTS: u32 = 32;

@@ -1,4 +1,4 @@
-//! [`GuestState`]: what the host keeps beside an instance, and what its host functions work on.
+//! [`ControllerState`]: what the host keeps beside an instance, and what its host functions work on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,7 +69,7 @@ pub(super) struct Blobs {
 }
 
 /// The data of an instance's store.
-pub(super) struct GuestState {
+pub(super) struct ControllerState {
     pub(super) surroundings: Surroundings,
     pub(super) limiter: InstanceLimiter,
     pub(super) blobs: Blobs,
@@ -112,7 +112,7 @@ impl Deadline {
     }
 }
 
-impl GuestState {
+impl ControllerState {
     pub(super) fn new(
         surroundings: Surroundings,
         limiter: InstanceLimiter,
@@ -245,7 +245,7 @@ impl GuestState {
 
 /// Interrupts late callbacks: installed as the store's epoch callback.
 pub(super) fn on_epoch(
-    context: &StoreContextMut<'_, GuestState>,
+    context: &StoreContextMut<'_, ControllerState>,
 ) -> wasmtime::Result<UpdateDeadline> {
     context.data().check_deadline()?;
     Ok(UpdateDeadline::Continue(1))

@@ -156,12 +156,15 @@ pub(crate) fn token_42() -> String {
     .text()
 }
 
-/// Limits for tests: one thread, so that waiting behind each other shows.
+/// Limits for tests: one thread, so that waiting behind each other shows, and time limits that a busy machine keeps.
 pub(crate) fn small() -> HostConfig {
     HostConfig {
         instances: 64,
         memory_bytes: 4 << 20,
         threads: Some(1),
+        init_time: Duration::from_secs(10),
+        pre_step_time: Duration::from_secs(10),
+        step_time: Duration::from_secs(10),
         ..HostConfig::default()
     }
 }
