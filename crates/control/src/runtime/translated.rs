@@ -13,7 +13,7 @@ use sapwood_proto::steer::StepReport;
 
 use self::p1_on_p2::P1OnP2;
 use self::p2_on_p1::P2OnP1;
-use super::sequence::{CallFailure, Callback, Outcome, Sequence};
+use super::sequence::{CallFailure, Callback, Outcome, Returned, Sequence};
 
 /// An instance on a wire.
 #[derive(Debug)]
@@ -77,10 +77,7 @@ impl<S: Sequence> Sequence for WireInstance<S> {
 }
 
 /// The outcome of a step that was made of several callbacks, or of none.
-fn outcome(
-    result: Result<super::sequence::Returned, CallFailure>,
-    report: &mut StepReport,
-) -> Outcome {
+fn outcome(result: Result<Returned, CallFailure>, report: &mut StepReport) -> Outcome {
     Outcome {
         result,
         report: std::mem::take(report),

@@ -97,16 +97,19 @@ impl Launcher for Starter {
     type Sequence = Scripted;
 
     fn launch(&self, launch: Launch<'_>) -> Result<Scripted, RequestError> {
-        let line = self.scripts.get(launch.controller).ok_or_else(|| {
-            RequestError::user(format!("tag {} not found", launch.controller))
-        })?;
+        let line = self
+            .scripts
+            .get(launch.controller)
+            .ok_or_else(|| RequestError::user(format!("tag {} not found", launch.controller)))?;
         let arg = (launch.arg.to_owned(), launch.prompt);
         self.args.lock().unwrap().push(arg);
         Ok(Scripted::new(&self.world, []).starting(line.clone()))
     }
 
     fn tokenize_prompt(&self, text: &str) -> Vec<Token> {
-        std::iter::once(1).chain(text.bytes().map(u32::from)).collect()
+        std::iter::once(1)
+            .chain(text.bytes().map(u32::from))
+            .collect()
     }
 
     fn vocabulary(&self) -> usize {
@@ -138,7 +141,10 @@ impl Side {
             ("good", begun(None)),
             ("other-prompt", begun(Some(vec![9, 8]))),
             ("bad", Line::Fails("boom")),
-            ("never", Line::At(u64::MAX, Returned::Begun { prompt: None })),
+            (
+                "never",
+                Line::At(u64::MAX, Returned::Begun { prompt: None }),
+            ),
         ]);
         let (send, answers) = sync_channel(1_000);
         let (open, gate) = sync_channel(1_000);
@@ -226,7 +232,10 @@ fn ai_311_uploads_and_tags_have_the_members_of_the_page() {
     let listed = side.ask(r#"{"op":"get_tags"}"#);
     assert_eq!(listed.matches("u.x").count(), 2);
     let refused = side.ask(r#"{"op":"mk_module","binary":"?"}"#);
-    assert!(refused.contains(r#""error":"invalid module: not base64"#), "{refused}");
+    assert!(
+        refused.contains(r#""error":"invalid module: not base64"#),
+        "{refused}"
+    );
     assert!(refused.ends_with(r#""is_user_error":true}"#), "{refused}");
 }
 
@@ -255,14 +264,21 @@ fn ai_315_in_p1_an_instance_is_answered_by_nothing_or_an_error() {
 fn ai_315_in_p2_an_instance_is_answered_by_its_prompt() {
     let side = Side::new(Dialect::P2);
     for (request, controller, prompt) in [("a", "good", "[1]"), ("b", "other-prompt", "[9,8]")] {
-        let result = format!(r#"{{"error":"","result":{{"prompt":{prompt}}},"storage":[],"logs":"","micros":10}}"#);
+        let result = format!(
+            r#"{{"error":"","result":{{"prompt":{prompt}}},"storage":[],"logs":"","micros":10}}"#
+        );
         assert_eq!(
             side.instantiate(request, controller, ""),
             format!(r#"{{"$rid":"x","type":"ok","data":{result}}}"#)
         );
     }
     let failed = side.instantiate("c", "bad", "");
-    assert!(failed.starts_with(r#"{"$rid":"x","type":"ok","data":{"error":"Error (setup): boom","result":null"#), "{failed}");
+    assert!(
+        failed.starts_with(
+            r#"{"$rid":"x","type":"ok","data":{"error":"Error (setup): boom","result":null"#
+        ),
+        "{failed}"
+    );
     assert!(!side.pending.is_ready("c"));
 }
 
@@ -280,10 +296,16 @@ fn ai_313_arguments_and_prompts_in_their_forms() {
     assert!(side.ask(text).contains("\"ok\""));
     let args = side.args.lock().unwrap().clone();
     let arg = |at: usize| args[at].0.as_str();
-    assert_eq!((arg(0), arg(1), arg(2)), ("text", r#"{"k":[1,2.5]}"#, "null"));
+    assert_eq!(
+        (arg(0), arg(1), arg(2)),
+        ("text", r#"{"k":[1,2.5]}"#, "null")
+    );
     assert_eq!(args[3].1, [1, 65, 66]);
     let beyond = r#"{"op":"instantiate","req_id":"e","prompt":[100],"module_id":"good"}"#;
-    assert!(side.ask(beyond).contains("prompt token out of range (100 >= 100)"));
+    assert!(
+        side.ask(beyond)
+            .contains("prompt token out of range (100 >= 100)")
+    );
     let long = "x".repeat((1 << 20) + 1);
     let refused = side.instantiate("f", "good", &format!(r#","module_arg":"{long}""#));
     assert!(refused.contains("module_arg too long"), "{refused}");
@@ -297,15 +319,26 @@ fn ai_313_arguments_and_prompts_in_their_forms() {
 fn ai_306_a_slow_request_delays_no_other_and_can_be_cancelled() {
     let side = Side::with(Dialect::Auto, true, 2);
     side.send(r#"{"$rid":"slow","op":"mk_module","binary":"AGFz"}"#);
-    side.send(r#"{"$rid":"never","op":"instantiate","req_id":"n","prompt":[],"module_id":"never"}"#);
-    assert!(side.ask(r#"{"$rid":"t","op":"get_tags"}"#).starts_with(r#"{"$rid":"t","type":"ok""#));
-    assert_eq!(side.ask(r#"{"op":"ping"}"#), r#"{"type":"ok","data":{"pong":1}}"#);
+    side.send(
+        r#"{"$rid":"never","op":"instantiate","req_id":"n","prompt":[],"module_id":"never"}"#,
+    );
+    assert!(
+        side.ask(r#"{"$rid":"t","op":"get_tags"}"#)
+            .starts_with(r#"{"$rid":"t","type":"ok""#)
+    );
+    assert_eq!(
+        side.ask(r#"{"op":"ping"}"#),
+        r#"{"type":"ok","data":{"pong":1}}"#
+    );
     side.send(r#"{"$rid":"c","op":"cancel","rid":"never"}"#);
     assert_eq!(
         side.receive(),
         r#"{"$rid":"never","type":"error","error":"cancelled","is_user_error":true}"#
     );
-    assert_eq!(side.receive(), r#"{"$rid":"c","type":"ok","data":{"cancelled":1}}"#);
+    assert_eq!(
+        side.receive(),
+        r#"{"$rid":"c","type":"ok","data":{"cancelled":1}}"#
+    );
     // Its request id is free.
     assert!(side.instantiate("n", "good", "").contains("\"ok\""));
     side.gate.as_ref().unwrap().send(()).unwrap();
@@ -342,7 +375,13 @@ fn ai_1090_as_many_requests_are_open_as_the_limit_says() {
 fn ai_1004_an_instance_that_was_never_bound_can_be_dropped() {
     let side = Side::new(Dialect::Auto);
     side.instantiate("r", "good", "");
-    assert_eq!(side.ask(r#"{"op":"drop","req_id":"r"}"#), r#"{"type":"ok","data":{}}"#);
-    assert!(side.ask(r#"{"op":"drop","req_id":"r"}"#).contains("invalid req_id r"));
+    assert_eq!(
+        side.ask(r#"{"op":"drop","req_id":"r"}"#),
+        r#"{"type":"ok","data":{}}"#
+    );
+    assert!(
+        side.ask(r#"{"op":"drop","req_id":"r"}"#)
+            .contains("invalid req_id r")
+    );
     assert!(!side.pending.is_ready("r"));
 }

@@ -275,8 +275,9 @@ fn keep(branch: ReturnedBranch) -> Kept {
         (None, splices) => {
             // Exactly one, which the host has checked.
             let splice = splices.into_iter().next();
-            let (backtrack, tokens) =
-                splice.map_or((0, Vec::new()), |splice| (splice.backtrack, splice.ff_tokens));
+            let (backtrack, tokens) = splice.map_or((0, Vec::new()), |splice| {
+                (splice.backtrack, splice.ff_tokens)
+            });
             Kept::Splice(backtrack, tokens)
         }
     }
