@@ -13,6 +13,7 @@ def main(description, world, checks):
     parser.add_argument("--server", default="127.0.0.1:8000", help="host:port")
     parser.add_argument("--key", default="", help="bearer key, if the server requires one")
     parser.add_argument("--proto", default=str(PROTO), help="our .proto files")
+    parser.add_argument("--sapwood", default="target/debug/sapwood", help="the binary under test")
     made = world(parser.parse_args())
     failed = 0
     for check in checks:

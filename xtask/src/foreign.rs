@@ -1,15 +1,15 @@
 //! The lane `foreign`: clients of other languages against a running server.
 //!
 //! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`, or with `package.json` and
-//! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout and ends with a line `N
-//! passed, N failed`. The server runs with `tests/foreign/sapwood.toml`; a client that has a `sapwood.toml` of its own
-//! has a server of its own.
+//! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout, one that starts the binary
+//! itself also with `--sapwood PATH`, and ends with a line `N passed, N failed`. The server runs with
+//! `tests/foreign/sapwood.toml`; a client that has a `sapwood.toml` of its own has a server of its own.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::ci::Outcome;
+use crate::ci::{self, Outcome};
 use crate::server::Server;
 use crate::{process, root};
 
@@ -17,6 +17,7 @@ use crate::{process, root};
 pub(crate) fn run() -> Result<Outcome> {
     let folder = root().join("tests/foreign");
     let server = Server::start(&folder.join("sapwood.toml"))?;
+    let binary = ci::build_server()?.display().to_string();
     let (mut skipped, mut failed) = (Vec::new(), Vec::new());
     for client in clients(&folder)? {
         let name = client
@@ -37,10 +38,11 @@ pub(crate) fn run() -> Result<Outcome> {
         let own = client.join("sapwood.toml");
         let own = own.exists().then(|| Server::start(&own)).transpose()?;
         let address = &own.as_ref().unwrap_or(&server).address;
-        let checked = process::run(&mut process::program(
-            &program,
-            &[&script, "--server", address],
-        ));
+        let mut arguments = vec![script.as_str(), "--server", address];
+        if STARTERS.contains(&name.as_str()) {
+            arguments.extend(["--sapwood", &binary]);
+        }
+        let checked = process::run(&mut process::program(&program, &arguments));
         // The clients are independent: a failure of one must not hide the failure of the next.
         if let Err(error) = checked {
             process::print_line(&format!("{name}: {error:#}"));
@@ -58,6 +60,9 @@ pub(crate) fn run() -> Result<Outcome> {
         skipped.join(", ")
     )))
 }
+
+/// The clients that start the binary themselves.
+const STARTERS: &[&str] = &["aici_engine"];
 
 fn clients(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries =

@@ -21,7 +21,7 @@ use crate::module::Abi;
 use crate::runtime::{
     AnswerRoom, Dialect, DialectCell, Launch, Launcher, MainChannel, MainConfig, MainReply,
     MaskType, NoRowFits, Pending, PendingLimits, RequestError, SideChannel, SideParts, StepClock,
-    StepConfig, StepWake, encode_unreadable,
+    StepConfig, StepWake, WireInstance, encode_unreadable,
 };
 use crate::steer::FindProgram;
 use crate::trie::HostModel;
@@ -135,7 +135,7 @@ pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
 }
 
 fn serve_main(
-    mut main: MainChannel<Instance>,
+    mut main: MainChannel<WireInstance<Instance>>,
     mut requests: MessageSlot,
     mut responses: MessageSlot,
     wake: &StepWake,
@@ -315,14 +315,11 @@ impl From<AicirtOptions> for HostLauncher {
 }
 
 impl Launcher for HostLauncher {
-    type Sequence = Instance;
+    type Sequence = WireInstance<Instance>;
 
-    fn launch(&self, launch: Launch<'_>) -> Result<Instance, RequestError> {
+    fn launch(&self, launch: Launch<'_>) -> Result<Self::Sequence, RequestError> {
         let program = self.programs.find(launch.user, launch.controller)?;
         let is_p2 = launch.dialect == Dialect::P2;
-        if is_p2 != (program.abi() == Abi::P2) {
-            return Err(RequestError::user(OTHER_GENERATION));
-        }
         let start = Start {
             model: Arc::clone(&self.model),
             arg: launch.arg.into(),
@@ -336,7 +333,12 @@ impl Launcher for HostLauncher {
             },
             waker: launch.waker,
         };
-        Ok(Instance::start(&self.host, &program, start))
+        let instance = Instance::start(&self.host, &program, start);
+        Ok(match (program.abi(), is_p2) {
+            (Abi::P1, false) | (Abi::P2, true) => WireInstance::Direct(instance),
+            (Abi::P1, true) => WireInstance::p1_on_p2(instance, self.model.vocabulary()),
+            (Abi::P2, false) => WireInstance::p2_on_p1(instance),
+        })
     }
 
     fn tokenize_prompt(&self, text: &str) -> Vec<Token> {
@@ -351,8 +353,6 @@ impl Launcher for HostLauncher {
     }
 }
 
-/// The answer for a module whose callbacks are not those of the wire.
-const OTHER_GENERATION: &str = "the module is of the other generation of the interface: start the runtime with the other --dialect";
 /// Threads that work on requests of the side channel. They wait for the disk and the compiler, and never run a controller.
 const SIDE_WORKERS: usize = 4;
 /// The exit code of a runtime whose shared memory is unusable (AI-107).

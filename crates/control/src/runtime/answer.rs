@@ -159,11 +159,6 @@ impl SeqResult {
         self.logs.push_str(line);
         self.logs.push('\n');
     }
-
-    #[cfg(test)]
-    pub(crate) fn error(&self) -> &str {
-        &self.error
-    }
 }
 
 /// A write, in the form in which the controller asked for it.

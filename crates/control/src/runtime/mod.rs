@@ -19,6 +19,7 @@ mod rows;
 mod sequence;
 mod side;
 mod table;
+mod translated;
 mod wake;
 
 pub use self::main_channel::Dialect;
@@ -31,6 +32,7 @@ pub(crate) use self::main_channel::{
 pub(crate) use self::pending::{Pending, PendingLimits};
 pub(crate) use self::side::{Launch, Launcher, SideChannel, SideParts};
 pub(crate) use self::table::{StepClock, StepConfig};
+pub(crate) use self::translated::WireInstance;
 pub(crate) use self::wake::StepWake;
 
 #[cfg(test)]

@@ -107,6 +107,10 @@ impl<S: Sequence> P1<S> {
         }
         let limit = self.config.pre_step_time + self.config.grace_time;
         self.table.gather(clock, clock.arrival + limit);
+        if self.table.lives().any(P1Live::is_awaited_for_mid) {
+            let limit = self.config.step_time + self.config.grace_time;
+            self.table.gather(clock, clock.arrival + limit);
+        }
         for (id, entry) in &mut self.table.entries {
             let Entry::Live(live) = entry else { continue };
             let turn = live.end(&self.config);

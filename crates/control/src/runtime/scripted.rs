@@ -84,6 +84,12 @@ impl Scripted {
         }
     }
 
+    /// Its callbacks at the start are already running.
+    pub(super) fn starting(mut self, line: Line) -> Self {
+        self.running.push_back(line);
+        self
+    }
+
     /// Its callbacks print this.
     pub(super) fn printing(mut self, logs: &str) -> Self {
         self.report.logs = logs.into();

@@ -25,6 +25,11 @@ pub(crate) trait Sequence: Send + Sized + 'static {
 
     /// Creates a sequence in the same state. Only between callbacks.
     fn fork(&mut self) -> Result<Self, CallFailure>;
+
+    /// Whether `Pre` does the work of `Mid`, and so has its time limit.
+    fn needs_mid_time(&self) -> bool {
+        false
+    }
 }
 
 /// Waits for outcomes. The clock is in the same hands, so that tests decide what is late.
@@ -58,5 +63,10 @@ impl CallFailure {
     /// A callback returned what another one returns, which only a mistake in the host can cause.
     pub(crate) fn unexpected() -> Self {
         Self::new(ErrorReason::BAD_RESULT, "the result is of another callback")
+    }
+
+    /// A controller asked for more than it may have.
+    pub(crate) fn limit(message: &str) -> Self {
+        Self::new(ErrorReason::LIMIT, message)
     }
 }

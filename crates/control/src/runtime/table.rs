@@ -145,6 +145,14 @@ impl<L: Turn> Table<L> {
         }
     }
 
+    /// Returns the live sequences.
+    pub(crate) fn lives(&self) -> impl Iterator<Item = &L> {
+        self.entries.values().filter_map(|entry| match entry {
+            Entry::Live(live) => Some(live),
+            Entry::Failed(_) => None,
+        })
+    }
+
     /// Returns a live sequence.
     pub(crate) fn live(&mut self, id: u64) -> Option<&mut L> {
         match self.entries.get_mut(&id) {

@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[cfg(target_os = "linux")]
+mod aicirt;
 mod basics;
 mod calls;
 mod chat;

@@ -161,6 +161,11 @@ impl<S: Sequence> P1Live<S> {
         self.awaited = false;
     }
 
+    /// Whether the answer waits for a `pre` that does the work of `mid`.
+    pub(super) fn is_awaited_for_mid(&self) -> bool {
+        self.awaited && self.sequence.needs_mid_time()
+    }
+
     /// Ends a `post_pre_process`: what is not there by now is late.
     pub(super) fn end(&mut self, config: &StepConfig) -> PreTurn {
         if self.awaited {

@@ -87,6 +87,10 @@ impl<L: Launcher> Launches<L> {
                 self.lock().insert(number, starting);
                 // The waker may have been called before there was an entry.
                 self.queue.begun(number);
+                // Cancelled meanwhile: whoever cancelled it found no entry to drop.
+                if self.queue.is_cancelled(number) {
+                    self.cancel(number);
+                }
                 Ok(())
             }
             Err(error) => Err((ticket, error)),

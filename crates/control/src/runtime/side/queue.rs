@@ -126,6 +126,15 @@ impl SideQueue {
         tickets
     }
 
+    /// Whether a request was cancelled, but is not finished yet.
+    pub(super) fn is_cancelled(&self, number: u64) -> bool {
+        let state = self.lock();
+        state
+            .open
+            .get(&number)
+            .is_some_and(|request| request.cancelled)
+    }
+
     /// Returns how many requests are open.
     pub(super) fn open(&self) -> usize {
         self.lock().open.len()

@@ -1,0 +1,409 @@
+//! The AICI runtime as an engine has it: another process behind shared memory.
+
+mod engine;
+
+use std::os::unix::process::CommandExt as _;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use sapwood_control::wire::{NamedSemaphore, SharedRegion, Synchronisation};
+use serde_json::{Value, json};
+
+use self::engine::{Engine, EngineSetup, SYNCHRONISATIONS, YES, YES_P2, left, vocabulary};
+use crate::process::{folder, interrupt, run, run_with, sapwood};
+
+/// The transcript of the page, over both kinds of shared memory. AI-101, AI-103, AI-201, AI-231, AI-303, AI-311, AI-315
+#[test]
+fn ai_401_the_transcript_of_the_page_between_two_processes() {
+    for synchronisation in SYNCHRONISATIONS {
+        let folder = folder(&format!("aicirt_transcript_{synchronisation:?}"));
+        let mut engine = Engine::start(&folder, &EngineSetup::new(synchronisation));
+        assert_eq!(
+            engine.main(r#"{"op":"ping"}"#),
+            r#"{"type":"ok","data":{"pong":1}}"#
+        );
+        assert_eq!(
+            engine.main(r#"{"op":"tokens"}"#),
+            r#"{"type":"ok","data":{"vocab_size":4000}}"#
+        );
+        let module_id = engine.install("yes-latest", YES);
+        assert_eq!(
+            engine.side(r#"{"$rid":"a1","op":"instantiate","req_id":"r7","prompt":[1],"module_id":"yes-latest","module_arg":""}"#),
+            r#"{"$rid":"a1","type":"ok","data":{}}"#
+        );
+        let pre = r#"{"error":"","result":{"suspend":false,"num_forks":1,"ff_tokens":[]},"storage":[],"logs":"","micros":0}"#;
+        assert_eq!(
+            engine.main(r#"{"op":"post_pre_process","post_ops":[],"pre_ops":[{"id":4,"req_id":"r7"}],"freed":[]}"#),
+            format!(r#"{{"type":"ok","data":{{"post_seqs":{{}},"pre_seqs":{{"4":{pre}}}}}}}"#)
+        );
+        assert_eq!(
+            engine.main(r#"{"op":"mid_process","ops":[{"id":4}]}"#),
+            r#"{"type":"ok","data":{"seqs":{"4":{"error":"","result":null,"storage":[],"logs":"","micros":0}},"num_seqs":1}}"#
+        );
+        let row = engine.masks(0, 4 * 4000);
+        for (token, element) in row.chunks(4).enumerate() {
+            let expected: &[u8] = if token == 3582 {
+                &[0; 4]
+            } else {
+                &[0, 0, 0xc8, 0xc2]
+            };
+            assert_eq!(element, expected, "token {token}");
+        }
+        assert_eq!(
+            engine.main(r#"{"op":"post_pre_process","post_ops":[{"id":4,"tokens":[3582],"backtrack":0}],"pre_ops":[],"freed":[]}"#),
+            format!(
+                r#"{{"type":"ok","data":{{"post_seqs":{{"4":{{"error":"","result":{{"stop":true}},"storage":[],"logs":"","micros":0}}}},"pre_seqs":{{"4":{pre}}}}}}}"#
+            )
+        );
+        assert_eq!(
+            engine.main(r#"{"op":"post_pre_process","post_ops":[{"id":99,"tokens":[1]}],"pre_ops":[],"freed":[4]}"#),
+            r#"{"type":"error","error":"invalid id 99","is_user_error":true}"#
+        );
+        // The module is on disk, under the hash of its bytes.
+        assert!(
+            folder
+                .join("cache")
+                .join(format!("{module_id}.wasm"))
+                .exists()
+        );
+        let prefix = engine.prefix().to_owned();
+        assert_eq!(engine.stop(), 0);
+        assert_eq!(left(&prefix), Vec::<String>::new());
+    }
+}
+
+/// AI-103, AI-104, AI-233, AI-504
+#[test]
+fn ai_501_a_p2_engine_finds_its_rows_where_the_answer_says() {
+    let folder = folder("aicirt_p2");
+    let setup = EngineSetup {
+        flags: &["--cap-fork", "--bias-dtype", "f16"],
+        ..EngineSetup::new(Synchronisation::Semaphores)
+    };
+    let mut engine = Engine::start(&folder, &setup);
+    assert_eq!(
+        engine.main(r#"{"op":"tokens"}"#),
+        r#"{"type":"ok","data":{"vocab_size":4000,"eos_token_id":2}}"#
+    );
+    engine.install("yes-latest", YES_P2);
+    let begun = engine.side_json(&json!({
+        "op": "instantiate", "req_id": "r", "prompt": [1], "module_id": "yes-latest", "module_arg": "",
+    }));
+    assert_eq!(begun["data"]["result"], json!({"prompt": [1]}));
+    let answer = engine.main_json(&json!({
+        "op": "mid_process", "ops": [{"id": 4, "req_id": "r", "tokens": [], "sampled": null}], "freed": [],
+    }));
+    let data = &answer["data"];
+    let branches = &data["seqs"]["4"]["result"]["branches"];
+    assert_eq!(branches[0]["sample_mask"], 0, "{answer}");
+    assert_eq!(
+        (&data["dtype"], &data["num_masks"]),
+        (&json!("f16"), &json!(1))
+    );
+    let number = |name: &str| data[name].as_u64().unwrap() as usize;
+    let row = engine.masks(number("first_mask_byte_offset"), number("mask_num_bytes"));
+    assert_eq!(number("mask_num_bytes"), 2 * number("mask_num_elts"));
+    for (token, element) in row.chunks(2).enumerate() {
+        let expected: &[u8] = if token == 3582 { &[0, 0] } else { &[0, 0xfc] };
+        assert_eq!(element, expected, "token {token}");
+    }
+    assert_eq!(engine.masks(0, 4), [0xb7, 0x91, 0x12, 0xf0]);
+    let refused = engine.main_json(&json!({"op": "post_pre_process"}));
+    assert_eq!(refused["error"], "bad op");
+}
+
+/// AI-731
+#[test]
+fn ai_441_an_endless_loop_among_others_costs_them_nothing() {
+    let folder = folder("aicirt_loop");
+    let mut engine = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
+    engine.install("yes-latest", YES);
+    engine.install("loop-latest", &YES.replace("(;MID;)", "(loop $l (br $l))"));
+    for (id, tag) in [(1, "yes-latest"), (2, "loop-latest"), (3, "yes-latest")] {
+        engine.instantiate(&format!("r{id}"), tag);
+    }
+    let bind: Vec<_> = (1..4)
+        .map(|id| json!({"id": id, "req_id": format!("r{id}")}))
+        .collect();
+    engine.main_json(&json!({"op": "post_pre_process", "pre_ops": bind}));
+    let answer = engine.main_json(&json!({
+        "op": "mid_process", "ops": [{"id": 1}, {"id": 2}, {"id": 3}],
+    }));
+    let seqs = &answer["data"]["seqs"];
+    assert_eq!(seqs["2"]["error"], "Worker: timeout", "{answer}");
+    for (row, id) in [(0, "1"), (2, "3")] {
+        assert_eq!(seqs[id]["error"], "", "{answer}");
+        let token = engine.masks(row * 4 * 4000 + 3582 * 4, 8);
+        assert_eq!(token, [0, 0, 0, 0, 0, 0, 0xc8, 0xc2]);
+    }
+    // The looping callback is gone, and the next step is as quick as ever.
+    let answer = engine.main_json(&json!({"op": "post_pre_process", "freed": [2]}));
+    assert_eq!(answer["data"]["pre_seqs"]["2"]["error"], "Worker: timeout");
+    assert_eq!(
+        engine.main(r#"{"op":"ping"}"#),
+        r#"{"type":"ok","data":{"pong":1}}"#
+    );
+}
+
+#[test]
+fn ai_412_forks_share_nothing_but_their_past() {
+    let folder = folder("aicirt_fork");
+    let mut engine = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
+    engine.install("yes-latest", YES);
+    engine.instantiate("r", "yes-latest");
+    engine.main_json(&json!({"op": "post_pre_process", "pre_ops": [{"id": 1, "req_id": "r"}]}));
+    let answer = engine.main_json(&json!({
+        "op": "mid_process", "ops": [{"id": 1}, {"id": 2, "clone_id": 1}, {"id": 3, "clone_id": 1}],
+    }));
+    for (row, id) in ["1", "2", "3"].iter().enumerate() {
+        assert_eq!(answer["data"]["seqs"][id]["error"], "", "{answer}");
+        assert_eq!(engine.masks(row * 4 * 4000 + 3582 * 4, 4), [0; 4]);
+    }
+    // Only 2 has seen a token; the others go on.
+    let answer = engine.main_json(&json!({
+        "op": "post_pre_process", "post_ops": [{"id": 2, "tokens": [3582]}],
+    }));
+    assert_eq!(answer["data"]["post_seqs"], {
+        let mut expected =
+            json!({"2": {"error": "", "result": {"stop": true}, "storage": [], "logs": ""}});
+        expected["2"]["micros"] = answer["data"]["post_seqs"]["2"]["micros"].clone();
+        expected
+    });
+    assert_eq!(answer["data"]["pre_seqs"].as_object().unwrap().len(), 3);
+}
+
+/// AI-205, AI-221, AI-222, AI-302
+#[test]
+fn ai_204_nonsense_is_answered_and_wedges_nothing() {
+    let folder = folder("aicirt_nonsense");
+    let mut engine = Engine::start(&folder, &EngineSetup::new(Synchronisation::Semaphores));
+    let pong = r#"{"type":"ok","data":{"pong":1}}"#;
+    for nonsense in [
+        &b""[..],
+        b"\0\0\0",
+        b"{",
+        b"[1,2]",
+        b"{\"op\":\"ping\"",
+        b"\xff\xfe",
+    ] {
+        let answer: Value = serde_json::from_slice(&engine.main_bytes(nonsense)).unwrap();
+        assert_eq!(answer["type"], "json-error", "{answer}");
+        assert_eq!(engine.main(r#"{"op":"ping"}"#), pong);
+    }
+    // A length that no region of this size can have, in the way of an engine that is mistaken.
+    let region = SharedRegion::open(&format!("{}cmd-shm", engine.prefix()), 1 << 20).unwrap();
+    let full = NamedSemaphore::open(&format!("{}cmd-rd", engine.prefix()), 0).unwrap();
+    let free = NamedSemaphore::open(&format!("{}cmd-wr", engine.prefix()), 1).unwrap();
+    assert!(free.wait(Some(Instant::now() + Duration::from_secs(10))));
+    let word = region.word(0).unwrap();
+    word.store(1 << 20, std::sync::atomic::Ordering::Release);
+    full.post();
+    let answer: Value = serde_json::from_slice(&engine.receive_main()).unwrap();
+    assert_eq!(answer["error"], "msg too large; 1048576 + 4 > 1048576");
+    assert_eq!(engine.main(r#"{"op":"ping"}"#), pong);
+    for (request, error) in [
+        (r#"{"op":"mk_module","binary":"!"}"#, "invalid module: "),
+        (
+            r#"{"op":"mk_module","binary":"AGFzbQEAAAA="}"#,
+            "invalid module: ",
+        ),
+        (
+            r#"{"op":"set_tags","module_id":"00","tags":"local.x"}"#,
+            "invalid module_id",
+        ),
+        (
+            r#"{"op":"instantiate","req_id":"q","prompt":[1],"module_id":"no-such"}"#,
+            "tag no-such not found",
+        ),
+        (
+            r#"{"op":"instantiate","req_id":"q","prompt":[4000],"module_id":"no-such"}"#,
+            "prompt token out of range (4000 >= 4000)",
+        ),
+        (r#"{"op":"dance"}"#, "bad op"),
+    ] {
+        let answer: Value = serde_json::from_str(&engine.side(request)).unwrap();
+        assert_eq!(answer["type"], "error", "{answer}");
+        assert!(
+            answer["error"].as_str().unwrap().starts_with(error),
+            "{answer}"
+        );
+        assert_eq!(answer["is_user_error"], true, "{answer}");
+    }
+}
+
+#[test]
+fn ai_105_signals_and_stop_end_it_with_0() {
+    let folder = folder("aicirt_signals");
+    for signal in [Signal::TERM, Signal::INT, Signal::USR1] {
+        let mut engine = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
+        engine.main(r#"{"op":"ping"}"#);
+        // The group, as engines do; only its leader is in it.
+        rustix::process::kill_process_group(engine.pid(), signal).unwrap();
+        assert_eq!(engine.wait(), Some(0), "{signal:?}");
+    }
+}
+
+#[test]
+fn ai_223_a_region_that_shrinks_ends_it_with_3() {
+    let folder = folder("aicirt_shrink");
+    let mut engine = Engine::start(&folder, &EngineSetup::new(Synchronisation::Semaphores));
+    engine.main(r#"{"op":"ping"}"#);
+    let path = format!("/dev/shm{}cmd-shm", engine.prefix());
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(0).unwrap();
+    NamedSemaphore::open(&format!("{}cmd-rd", engine.prefix()), 0)
+        .unwrap()
+        .post();
+    assert_eq!(engine.wait(), Some(3));
+    assert!(engine.log().contains("made smaller"), "{}", engine.log());
+}
+
+#[test]
+fn ai_202_a_crash_of_either_side_leaves_what_the_rules_promise() {
+    let folder = folder("aicirt_crash");
+    for synchronisation in SYNCHRONISATIONS {
+        let mut engine = Engine::start(&folder, &EngineSetup::new(synchronisation));
+        engine.main(r#"{"op":"ping"}"#);
+        let prefix = engine.prefix().to_owned();
+        if synchronisation == Synchronisation::Futex {
+            // An engine that is killed now leaves the masks alone.
+            assert_eq!(left(&prefix), [format!("{}bin-shm", &prefix[1..])]);
+        }
+        engine.kill();
+        drop(engine);
+        assert_eq!(left(&prefix), Vec::<String>::new(), "{synchronisation:?}");
+    }
+}
+
+#[test]
+fn ai_106_it_ends_with_its_parent() {
+    let folder = folder("aicirt_parent");
+    let mut engine = Engine::start(
+        &folder,
+        &EngineSetup {
+            under_shell: true,
+            ..EngineSetup::new(Synchronisation::Futex)
+        },
+    );
+    engine.main(r#"{"op":"ping"}"#);
+    // The shell that started it, which has no part in the exchange.
+    let runtime = engine.runtime_of_shell();
+    let ended = rustix::process::pidfd_open(runtime, rustix::process::PidfdFlags::empty()).unwrap();
+    engine.kill();
+    let mut polled = [rustix::event::PollFd::new(
+        &ended,
+        rustix::event::PollFlags::IN,
+    )];
+    let two_seconds = rustix::event::Timespec {
+        tv_sec: 2,
+        tv_nsec: 0,
+    };
+    assert_eq!(
+        rustix::event::poll(&mut polled, Some(&two_seconds)).unwrap(),
+        1
+    );
+}
+
+/// AI-107
+#[test]
+fn ai_102_wrong_flags_have_their_exit_codes() {
+    let folder = folder("aicirt_flags");
+    vocabulary(&folder);
+    std::fs::create_dir_all(folder.join("tokenizers")).unwrap();
+    std::fs::write(folder.join("tokenizers/phi.json"), "{}").unwrap();
+    for (arguments, code, message) in [
+        (&[][..], 1, "missing --server"),
+        (&["--name", "x"], 1, "must begin with /"),
+        (&["--server", "--dance"], 2, "--dance"),
+        (
+            &["--server", "--isolation", "sequence"],
+            2,
+            "--isolation sequence",
+        ),
+        (&["--server", "--dialect=p1i"], 2, "p1i"),
+        (&["--server", "-t", "no-such"], 2, "phi"),
+        (
+            &["--server", "-t", "tokenizers/phi.json"],
+            2,
+            "tokenizer.json",
+        ),
+        (
+            &["--server", "-t", "vocabulary.bin", "--name", "/a/b-"],
+            2,
+            "/a/b-",
+        ),
+    ] {
+        let ended = run(&folder, &[&["aicirt"], arguments].concat());
+        assert_eq!(ended.code, code, "{arguments:?} {}", ended.err);
+        assert!(ended.err.contains(message), "{arguments:?} {}", ended.err);
+        assert_eq!(ended.out, "", "{arguments:?}");
+    }
+    // Under a name that ends in `aicirt` there is no subcommand.
+    let mut command = sapwood(&folder, &[]);
+    command.arg0("/opt/aici/aicirt");
+    let ended = run_with(command, "");
+    assert_eq!(ended.code, 1, "{}", ended.err);
+    assert!(ended.err.contains("missing --server"), "{}", ended.err);
+}
+
+#[test]
+fn ai_103_another_size_than_the_flags_say_is_an_error() {
+    let folder = folder("aicirt_size");
+    let setup = EngineSetup {
+        flags: &["--bin-size", "2"],
+        ..EngineSetup::new(Synchronisation::Semaphores)
+    };
+    let mut engine = Engine::start(&folder, &setup);
+    assert_eq!(engine.wait(), Some(2));
+    let log = engine.log();
+    assert!(
+        log.contains("bin-shm") && log.contains("1048576") && log.contains("2097152"),
+        "{log}"
+    );
+}
+
+/// AI-102
+#[test]
+fn ai_630_a_saved_trie_is_a_tokenizer() {
+    let folder = folder("aicirt_trie");
+    vocabulary(&folder);
+    let saved = [
+        "aicirt",
+        "-t",
+        "vocabulary.bin",
+        "--save-tokenizer",
+        "saved.bin",
+    ];
+    let ended = run(&folder, &saved);
+    assert_eq!((ended.code, ended.out.as_str()), (0, ""), "{}", ended.err);
+    let bytes = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    assert_eq!(bytes("saved.bin"), bytes("vocabulary.bin"));
+}
+
+#[test]
+fn ai_102_modules_are_installed_without_an_engine() {
+    let folder = folder("aicirt_install");
+    vocabulary(&folder);
+    std::fs::write(folder.join("yes.wasm"), wat::parse_str(YES).unwrap()).unwrap();
+    let ended = run(
+        &folder,
+        &["aicirt", "-m", "yes.wasm", "--tag", "yes-latest"],
+    );
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    let id = ended.out.trim();
+    assert_eq!(id.len(), 64);
+    assert!(folder.join(format!("cache/{id}.wasm")).exists());
+    let again = run(&folder, &["aicirt", "-m", "yes-latest"]);
+    assert_eq!((again.code, again.out.trim()), (0, id), "{}", again.err);
+    let unknown = run(&folder, &["aicirt", "-m", "nothing-latest"]);
+    assert_eq!(unknown.code, 2, "{}", unknown.err);
+}
+
+#[test]
+fn ai_105_a_stopped_runtime_can_be_interrupted_before_its_first_message() {
+    let folder = folder("aicirt_early");
+    let mut engine = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
+    interrupt(engine.child(), Signal::TERM);
+    // Whether the handler is there yet or not, it ends.
+    assert!(matches!(engine.wait(), Some(0) | None));
+}
