@@ -15,6 +15,7 @@ mod restricted;
 mod resume;
 mod scripts;
 mod settings;
+mod steering;
 mod streams;
 
 use sapwood_engine::scripted::{self, Script, ScriptRule, ScriptStep};

@@ -6,6 +6,7 @@
     reason = "a test's name says what it shows, and what it cannot do without is a failed test"
 )]
 
+mod controllers;
 mod evergreen;
 mod faces;
 mod gate;

@@ -13,6 +13,7 @@ use sapwood_server::Server;
 use sapwood_server::ServerContext;
 use sapwood_server::auth::ApiKey;
 use sapwood_server::auth::scopes::{KeyScope, RouteAccess, Scopes};
+use sapwood_server::faces::controllers;
 use sapwood_server::faces::evergreen;
 use sapwood_server::faces::generate::{
     self, ExplicitRepository, ModelControlError, ModelOptions, Repository,
@@ -190,6 +191,11 @@ impl TestServer {
         let builder = builder
             .face(evergreen::face(shared.clone(), kernel.clone(), evergreen))
             .face(lmtp.face())
+            .face(controllers::face(
+                shared.clone(),
+                kernel.clone(),
+                controllers::Config::default(),
+            ))
             .face(generate::face(shared.clone(), kernel, generate));
         let mut server = builder.build().unwrap();
         let targets = targets(server.routes());

@@ -10,6 +10,7 @@ use sapwood_server::http::route::{Route, RouteKind};
 
 const OPEN: RouteAccess = RouteAccess::Open;
 const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
+const CONTROL: RouteAccess = RouteAccess::Needs(KeyScope::Control);
 const MANAGE: RouteAccess = RouteAccess::Needs(KeyScope::Admin);
 const SCRAPE: RouteAccess = RouteAccess::Needs(KeyScope::Metrics);
 
@@ -31,6 +32,19 @@ pub(super) const EXPECTED: &[(&str, RouteAccess)] = &[
     ("/evergreen.v2.EvergreenService/StartSession", CALL),
     ("/lmtp", CALL),
     ("/lmtp/tokenizer/{name}", CALL),
+    ("/proxy/info", CALL),
+    ("/v1/models", CALL),
+    ("/v1/run", CALL),
+    ("/v1/controllers", CONTROL),
+    ("/v1/controllers/tags", CALL),
+    ("/v1/controllers/tags/{name}", CONTROL),
+    ("/v1/controllers/{name}", CONTROL),
+    ("/aici/{model}/v1/models", CALL),
+    ("/aici/{model}/v1/run", CALL),
+    ("/aici/{model}/v1/controllers", CONTROL),
+    ("/aici/{model}/v1/controllers/tags", CALL),
+    ("/aici/{model}/v1/controllers/tags/{name}", CONTROL),
+    ("/aici/{model}/v1/controllers/{name}", CONTROL),
     ("/v2", CALL),
     ("/v2/", CALL),
     ("/v2/health/live", OPEN),
@@ -82,7 +96,12 @@ pub(super) const OTHER_TABLES: &[&str] = &[
     "/inference.GRPCInferenceService/Repository%4DodelUnload",
     "/inference.GRPCInferenceService/RepositoryModelUnload/",
     "/no.such.Service/Method",
-    "/v1/models",
+    "/v1/nothing",
+    "/v1/controllers/",
+    "/v1/controllers/tags/",
+    "/v1//run",
+    "/aici/m/proxy/info",
+    "/aici//v1/run",
 ];
 
 /// A path of a route, with a value for each of its names.

@@ -12,6 +12,7 @@ pub mod http;
 pub mod proxy;
 pub mod raw;
 pub mod socket;
+pub mod steerers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use sapwood_server::ServerContext;
 use sapwood_server::auth::ApiKey;
 use sapwood_server::auth::charge_layer::AllowanceLayer;
 use sapwood_server::auth::scopes::Scopes;
+use sapwood_server::faces::controllers;
 use sapwood_server::faces::evergreen::{self, Config};
 use sapwood_server::faces::generate;
 use sapwood_server::faces::lmtp::{self, LmtpService};
@@ -103,7 +105,9 @@ impl Running {
         let lmtp = LmtpService::new(shared.clone(), counted(FaceLabel::Lmtp), faces.lmtp);
         let evergreen = evergreen::face(shared.clone(), kernel.clone(), faces.evergreen);
         let generate = generate::face(shared.clone(), counted(FaceLabel::Generate), faces.generate);
-        let builder = builder.face(evergreen).face(lmtp.face());
+        let runs = counted(FaceLabel::Controllers);
+        let runs = controllers::face(shared.clone(), runs, faces.controllers);
+        let builder = builder.face(evergreen).face(lmtp.face()).face(runs);
         let server = builder.face(generate).build().unwrap();
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async {
@@ -195,6 +199,8 @@ pub struct Faces {
     pub lmtp: lmtp::Config,
     /// Of Triton's generate extension.
     pub generate: generate::Config,
+    /// Of controllers.
+    pub controllers: controllers::Config,
 }
 
 /// A key with all scopes.

@@ -7,6 +7,7 @@
 mod artefact;
 mod budget;
 mod callback;
+mod compiler;
 mod config;
 mod engine;
 mod failure;
@@ -21,7 +22,7 @@ mod state;
 mod workers;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use wasmtime::{Engine, Linker};
 
 use self::budget::MemoryBudget;
 pub use self::callback::Callback;
+pub use self::compiler::HostCompiler;
 pub use self::config::HostConfig;
 pub use self::engine::compile;
 pub use self::failure::CallFailure;

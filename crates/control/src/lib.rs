@@ -1,9 +1,15 @@
 //! Controllers in Wasm that steer decoding, and the AICI runtime for other engines.
 
+#[cfg(target_os = "linux")]
+pub mod aicirt;
+pub mod compiler;
+pub mod controllers;
 pub mod host;
 pub mod module;
 #[cfg(target_os = "linux")]
 pub mod runtime;
+pub mod steer;
+pub mod store;
 pub mod trie;
 #[cfg(target_os = "linux")]
 pub mod wire;

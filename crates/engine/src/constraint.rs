@@ -22,6 +22,7 @@ mod compile;
 mod gbnf;
 mod grammar;
 mod mask_workers;
+mod schema_depth;
 mod steerer;
 mod token_env;
 
@@ -122,7 +123,10 @@ impl SteerSource for ConstraintSource {
         let kind = kind.and_then(Kind::from_name).ok_or_else(|| SteerRefusal {
             code: Code::NotFound,
             reason: ErrorReason::UNKNOWN_CONTROLLER,
-            message: format!("there is no constraint of this name; use one of {}", Kind::NAMES),
+            message: format!(
+                "there is no constraint of this name; use one of {}",
+                Kind::NAMES
+            ),
         })?;
         let bytes = self.config.grammar_bytes;
         if call.arg.len() > bytes {

@@ -11,6 +11,8 @@
 pub mod api;
 mod bad_words;
 mod config;
+#[cfg(feature = "constraints")]
+pub mod constraint;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod engine;

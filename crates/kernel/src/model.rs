@@ -321,6 +321,18 @@ pub(crate) async fn typed_config(call: &Call) -> Result<Option<GenerateConfig>> 
     Ok(first.and_then(|first| first.inner::<GenerateConfig>().cloned()))
 }
 
+/// Whether the answers of a model with this config are a tree (D-25).
+pub(crate) fn is_tree(config: &Map<String, Value>) -> bool {
+    let several = config
+        .get("n")
+        .and_then(Value::as_u64)
+        .is_some_and(|n| n > 1);
+    several
+        || config
+            .get("controller")
+            .is_some_and(|value| !value.is_null())
+}
+
 /// The input `config` as JSON, merged over the base in the call's context.
 async fn written_config(call: &Call) -> Result<GenerateConfig> {
     let mut fields = match call.context(CONFIG_CONTEXT) {

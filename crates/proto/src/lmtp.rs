@@ -26,7 +26,8 @@ mod session;
 mod write;
 
 pub use client::{
-    ClientCallId, ClientEvent, ClientMachine, ClientTimeouts, ReceivedItem, StreamUsage,
+    ClientCallId, ClientEvent, ClientMachine, ClientTimeouts, ReceivedBranch, ReceivedItem,
+    StreamUsage,
 };
 pub use features::{Feature, Features};
 pub use limits::ConnectionLimits;

@@ -11,6 +11,7 @@
 //! call would find the result. Who steers is asked for by name ([`SteerSource`]), once per request.
 
 mod choice;
+mod combined;
 mod mask;
 mod source;
 mod store;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 pub use self::choice::{
     CONTROLLER_ARG_BYTES_MAX, ConstraintChoice, ConstraintKind, ControllerChoice, InvalidChoice,
 };
+pub use self::combined::Combined;
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};
@@ -212,8 +214,8 @@ pub trait Steer: Send {
     /// The sequence fails.
     fn mid_poll(&mut self) -> Steered<Option<Mid>>;
 
-    /// Reports what the result of [`Steer::mid_poll`] did; tokens that [`Steer::pre`] appended are not repeated. Must return at once; a steerer that decides elsewhere continues here and stops in the
-    /// next `pre`.
+    /// Reports what the result of [`Steer::mid_poll`] did; tokens that [`Steer::pre`] appended are not repeated. Must
+    /// return at once; a steerer that decides elsewhere continues here and stops in the next `pre`.
     ///
     /// # Errors
     /// The sequence fails.

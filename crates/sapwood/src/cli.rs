@@ -1,7 +1,9 @@
 //! The commands and their flags.
 
+#[cfg(target_os = "linux")]
+mod aicirt;
 mod chat;
-mod compile_controller;
+pub(crate) mod compile_controller;
 mod completions;
 mod config;
 mod controller;
@@ -15,7 +17,8 @@ mod serve;
 #[cfg(feature = "embedded")]
 mod try_model;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use figment::value::{Dict, Value};
@@ -73,9 +76,12 @@ enum CliCommand {
     Key(key::KeyCommand),
     /// Check files of scripted models
     Mock(mock::MockCommand),
+    /// Serve controllers to an engine over shared memory, in place of the reference AICI runtime
+    #[cfg(target_os = "linux")]
+    Aicirt(Box<aicirt::AicirtCommand>),
     /// Print a completion script for a shell
     Completions(completions::Completions),
-    /// Compile one controller from standard input, for a server to which it is uploaded
+    /// Compile a controller, for another process
     #[command(hide = true)]
     CompileController(compile_controller::CompileController),
     /// Load a file and compute a few tokens, for a server that is about to load it
@@ -260,7 +266,7 @@ impl Common {
 
 /// Runs the command that the arguments name.
 pub(crate) fn main() -> Result<Exit, CliError> {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(arguments(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version go to standard output and are no error.
@@ -283,11 +289,23 @@ pub(crate) fn main() -> Result<Exit, CliError> {
         CliCommand::Controller(command) => wait(command.run(&cli.common)),
         CliCommand::Key(command) => command.run(),
         CliCommand::Mock(command) => command.run(),
+        #[cfg(target_os = "linux")]
+        CliCommand::Aicirt(command) => command.run(&cli.common),
         CliCommand::Completions(command) => command.run(&mut Cli::command()),
         CliCommand::CompileController(command) => command.run(),
         #[cfg(feature = "embedded")]
         CliCommand::TryModel(command) => command.run(),
     }
+}
+
+/// Under a file name that ends in `aicirt`, the binary is that command: engines start the runtime by its path (AI-102).
+fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<_> = given.collect();
+    let name = arguments.first().map(Path::new).and_then(Path::file_name);
+    if name.is_some_and(|name| name.as_encoded_bytes().ends_with(b"aicirt")) {
+        arguments.insert(1, "aicirt".into());
+    }
+    arguments
 }
 
 /// Runs a command that uses sockets, models or a terminal.
@@ -306,6 +324,21 @@ fn wait(command: impl Future<Output = Result<Exit, CliError>>) -> Result<Exit, C
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ai_102_under_its_own_name_the_binary_is_the_runtime() {
+        let seen = |given: &[&str]| {
+            let given = given.iter().map(OsString::from);
+            arguments(given).join(" ".as_ref()).into_string().unwrap()
+        };
+        assert_eq!(
+            seen(&["/opt/aicirt", "--server"]),
+            "/opt/aicirt aicirt --server"
+        );
+        assert_eq!(seen(&["bin/my-aicirt"]), "bin/my-aicirt aicirt");
+        assert_eq!(seen(&["sapwood", "aicirt"]), "sapwood aicirt");
+        assert_eq!(seen(&["/aicirt/sapwood", "serve"]), "/aicirt/sapwood serve");
+    }
 
     #[test]
     fn the_command_definitions_are_valid() {

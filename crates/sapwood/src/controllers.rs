@@ -8,12 +8,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use etcetera::BaseStrategy;
-use sapwood_control::compiler::{
-    ChildLimits, CompilerOptions, CompilerPlace, compile_stdin_to_stdout,
-};
+use sapwood_control::compiler::{CompilerOptions, CompilerPlace};
 use sapwood_control::controllers::{Controllers, ControllersOptions};
 use sapwood_control::host::{Capabilities, Host, HostConfig, HostError, Program};
-use sapwood_control::module::{ModuleError, ModuleLimits};
+use sapwood_control::module::ModuleLimits;
 use sapwood_control::steer::{ModelControllers, RequestLimits};
 use sapwood_control::store::StoreOptions;
 use sapwood_control::trie::{HostModel, TokenEntry};
@@ -27,12 +25,10 @@ use sapwood_proto::steer::{
     ControllerStore, Steer, SteerCall, SteerRefusal, SteerSource, SteerUser, Token,
 };
 
+use crate::cli::compile_controller;
 use crate::config::controllers::ControllersConfig;
 use crate::failure::CliError;
 use crate::trial;
-
-/// The hidden command that compiles one module.
-const COMPILE: &str = "compile-controller";
 
 /// The controllers and constraints of this process. Clones share them.
 #[derive(Clone)]
@@ -132,8 +128,7 @@ fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, S
     };
     // Compiled in a child: a compiler that crashes or never ends must not take the server with it (AI-732).
     let program = trial::program().map_err(|why| why.to_string())?;
-    let memory = config.memory_bytes.to_string();
-    let child = vec![program, COMPILE.into(), memory.into()];
+    let child = vec![program, compile_controller::NAME.into()];
     let mut store = StoreOptions::new(folder);
     store.bytes_max = config.store_bytes;
     let mut options =
@@ -143,20 +138,6 @@ fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, S
         ..ModuleLimits::default()
     };
     Controllers::open(host.clone(), options).map_err(|why| why.to_string())
-}
-
-/// Compiles the module on standard input, for the server whose child this process is.
-///
-/// # Errors
-/// The parent is gone, or the limits cannot be set.
-pub(crate) fn compile(memory_bytes: u64) -> std::io::Result<()> {
-    let config = ControllersConfig {
-        memory_bytes,
-        ..ControllersConfig::default()
-    };
-    compile_stdin_to_stdout(ChildLimits::default(), || {
-        host(&config).map_err(|why| ModuleError::Host(why.to_string()))
-    })
 }
 
 fn default_folder() -> Option<PathBuf> {

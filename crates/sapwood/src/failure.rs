@@ -12,7 +12,7 @@ pub(crate) enum Exit {
     Failure = 1,
     /// The command line or the configuration is wrong.
     Usage = 2,
-    /// The server drained, but had to abort running work.
+    /// The server drained, but had to abort running work; of `aicirt`: the shared memory became unusable.
     Cut = 3,
     /// The named server does not answer.
     Unreachable = 4,

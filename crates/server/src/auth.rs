@@ -212,6 +212,12 @@ impl Authenticator {
         )
     }
 
+    /// What a caller may do that the file mode of a Unix socket lets in: everything where no key is configured, else what
+    /// needs no key of its own.
+    pub(crate) fn local_scopes(&self) -> Scopes {
+        if self.required() { INFER } else { Scopes::ALL }
+    }
+
     /// What a caller without a key may do where no key is configured.
     fn unkeyed(&self) -> Scopes {
         // A server that asks for certificates is reachable by others, so that `admin` for everybody would be theirs too.

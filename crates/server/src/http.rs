@@ -208,7 +208,7 @@ async fn pass(
     let mut request_trace = RequestTrace::new(entry, allowance.clone())
         .within_trace(Parent::of(&parts.headers))
         .in_turn(turn(caller, &parts))
-        .with_rights(caller.map(Caller::steer_rights));
+        .with_rights(caller.map(|caller| caller.identity.steer_rights(caller.scopes)));
     let asked = AskedRequest {
         path: parts.uri.path().to_owned(),
         headers: parts.headers.clone(),

@@ -185,6 +185,7 @@ pub(super) fn faces_apart(tree: &Tree) -> Vec<Finding> {
         "lmtp",
         "generate",
         "openai",
+        "controllers",
         "aici",
         "functions",
     ];

@@ -63,14 +63,10 @@ impl Default for HostConfig {
 impl HostConfig {
     /// How many threads are kept for callbacks.
     pub(super) fn kept_threads(&self) -> usize {
-        self.threads
-            .map_or_else(
-                || {
-                    let cores = std::thread::available_parallelism();
-                    cores.map_or(1, usize::from).saturating_sub(1)
-                },
-                |threads| threads,
-            )
-            .max(1)
+        let one_fewer = || {
+            let cores = std::thread::available_parallelism();
+            cores.map_or(1, usize::from).saturating_sub(1)
+        };
+        self.threads.unwrap_or_else(one_fewer).max(1)
     }
 }

@@ -19,17 +19,26 @@ use crate::module::{CheckedModule, ModuleError};
 /// # Errors
 /// The compiler cannot compile it.
 pub fn compile(config: &HostConfig, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
-    let engine = Engine::new(&settings(config)).map_err(|error| host_error(&error))?;
-    compile_with(&engine, module)
+    compile_with(&compiling(config)?, module)
+}
+
+/// An engine that compiles and runs nothing.
+pub(super) fn compiling(config: &HostConfig) -> Result<Engine, ModuleError> {
+    Engine::new(&settings(config)).map_err(|error| host_error(&error))
 }
 
 pub(super) fn compile_with(
     engine: &Engine,
     module: &CheckedModule,
 ) -> Result<Vec<u8>, ModuleError> {
-    engine.precompile_module(&module.instrumented).map_err(|error| {
+    compile_bytes(engine, &module.instrumented)
+}
+
+/// Compiles the bytes of an instrumented module.
+pub(super) fn compile_bytes(engine: &Engine, instrumented: &[u8]) -> Result<Vec<u8>, ModuleError> {
+    engine.precompile_module(instrumented).map_err(|error| {
         // It passed our checks, so the compiler is at fault, or one of its own limits.
-        tracing::warn!(module = %module.id, error = %format_args!("{error:#}"), "a controller cannot be compiled");
+        tracing::warn!(error = %format_args!("{error:#}"), "a controller cannot be compiled");
         ModuleError::CompileFailed
     })
 }
@@ -84,15 +93,18 @@ fn settings(config: &HostConfig) -> Config {
 }
 
 fn pool(config: &HostConfig) -> PoolingAllocationConfig {
+    // An instance is no longer counted a moment before its slot is free again, at most one on each thread.
+    let ending = u32::try_from(config.kept_threads() + config.spare_threads).unwrap_or(u32::MAX);
+    let slots = config.instances.saturating_add(ending);
     let mut pool = PoolingAllocationConfig::new();
-    pool.total_core_instances(config.instances)
-        .total_memories(config.instances)
-        .total_tables(config.instances.saturating_mul(TABLES))
+    pool.total_core_instances(slots)
+        .total_memories(slots)
+        .total_tables(slots.saturating_mul(TABLES))
         .max_tables_per_module(TABLES)
         .table_elements(config.table_elements)
         .max_memory_size(config.memory_bytes)
         .max_core_instance_size(INSTANCE_BYTES)
-        .total_gc_heaps(config.instances)
+        .total_gc_heaps(slots)
         .max_unused_warm_slots(WARM_SLOTS)
         // Fresh pages are what a new instance costs, so the first ones of each slot are zeroed and kept.
         .linear_memory_keep_resident(KEPT_MEMORY_BYTES)

@@ -85,6 +85,10 @@ fn read_blob(mut guest: Guest<'_>, blob: u32, dst: u32, size: u32) -> Returns<u3
         _ => return Err(Abort::fatal("FATAL ERROR: invalid blob_id").into()),
     };
     let written = source.len().min(size as usize);
+    if written == 0 {
+        // Asks for the length alone, with any pointer.
+        return Ok(u32::try_from(source.len()).unwrap_or(u32::MAX));
+    }
     // The part that is written must fit, not `size`: callers pass the size of a buffer whose end they never reach.
     let place =
         range(bytes, dst, written as u64).ok_or_else(|| out_of_bounds("aici_host_read_blob"))?;

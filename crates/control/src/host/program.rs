@@ -66,6 +66,11 @@ impl Program {
         self.0.steers
     }
 
+    /// Whether there are other clones of it, or instances.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     pub(super) fn main(&self) -> Option<MainExport> {
         self.0.main
     }

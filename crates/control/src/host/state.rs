@@ -19,10 +19,6 @@ use crate::trie::{HostModel, TokenView};
 
 /// What an engine can do for controllers (AI-506); controllers ask for it by `aici_host_get_config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "three independent yes-or-no questions of the interface"
-)]
 pub struct Capabilities {
     /// A step may return several branches.
     pub fork: bool,

@@ -258,21 +258,18 @@ impl StepAnswer {
     /// Encodes the answer in at most `bytes_max` bytes, of a region of `room`: without the oldest logs, then without
     /// writes that later ones replace, then without logs, and at last as an error (AI-224).
     pub(crate) fn encode(mut self, rid: Option<&str>, bytes_max: usize, room: usize) -> Vec<u8> {
-        let answer = |it: Self| (envelope::encode(rid, &Ok(&it)), it);
-        let (mut encoded, this) = answer(self);
+        let mut encoded = envelope::encode_data(rid, &self);
         if encoded.len() <= bytes_max {
             return encoded;
         }
-        self = this;
-        let sequences = self.results().count().max(1);
-        let logs_max = room / 2 / sequences;
+        let logs_max = room / 2 / self.results().count().max(1);
         for shorten in [
-            &(|result: &mut SeqResult| keep_newest(&mut result.logs, logs_max)) as &dyn Fn(_),
+            &(|result: &mut SeqResult| keep_newest(&mut result.logs, logs_max)) as &dyn Fn(&mut _),
             &|result: &mut SeqResult| drop_replaced(&mut result.storage),
             &|result: &mut SeqResult| result.logs.clear(),
         ] {
             self.results().for_each(shorten);
-            (encoded, self) = answer(self);
+            encoded = envelope::encode_data(rid, &self);
             if encoded.len() <= bytes_max {
                 return encoded;
             }

@@ -161,39 +161,48 @@ fn depth(message: &[u8]) -> usize {
     deepest
 }
 
-/// Encodes the answer to a request: `data`, or an error.
+/// Encodes the answer to a request: data, or an error.
 pub(crate) fn encode<T: Serialize>(rid: Option<&str>, answer: &Result<T, RequestError>) -> Vec<u8> {
-    #[derive(Serialize)]
-    struct Answer<'a, T> {
-        #[serde(rename = "$rid", skip_serializing_if = "Option::is_none")]
-        rid: Option<&'a str>,
-        r#type: &'static str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        data: Option<&'a T>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        error: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        is_user_error: Option<bool>,
-    }
-    let answer = match answer {
-        Ok(data) => Answer {
-            rid,
-            r#type: "ok",
-            data: Some(data),
-            error: None,
-            is_user_error: None,
-        },
-        Err(error) => Answer {
+    match answer {
+        Ok(data) => encode_data(rid, data),
+        Err(error) => to_bytes(&Answer::<()> {
             rid,
             r#type: "error",
             data: None,
             error: Some(&error.text),
             is_user_error: Some(error.is_user),
-        },
-    };
-    // Cannot fail: the data are structs of ours with string keys. An empty message would be answered by no reader, so
-    // there is an error in its place all the same.
-    serde_json::to_vec(&answer).unwrap_or_else(|_| {
+        }),
+    }
+}
+
+/// Encodes the data of an answer.
+pub(crate) fn encode_data<T: Serialize>(rid: Option<&str>, data: &T) -> Vec<u8> {
+    to_bytes(&Answer {
+        rid,
+        r#type: "ok",
+        data: Some(data),
+        error: None,
+        is_user_error: None,
+    })
+}
+
+#[derive(Serialize)]
+struct Answer<'a, T> {
+    #[serde(rename = "$rid", skip_serializing_if = "Option::is_none")]
+    rid: Option<&'a str>,
+    r#type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a T>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    is_user_error: Option<bool>,
+}
+
+fn to_bytes<T: Serialize>(answer: &Answer<'_, T>) -> Vec<u8> {
+    // Cannot fail: the data are structs of ours with keys that are strings or numbers. An empty message would wedge the
+    // engine, so there is an error in its place all the same.
+    serde_json::to_vec(answer).unwrap_or_else(|_| {
         br#"{"type":"error","error":"cannot encode the answer","is_user_error":false}"#.to_vec()
     })
 }

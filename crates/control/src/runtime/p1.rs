@@ -76,7 +76,7 @@ impl<S: Sequence> P1<S> {
         }
     }
 
-    /// Tells the controllers what was appended, and asks each of them about the next step.
+    /// Reports to the controllers what was appended, and asks each of them about the next step.
     ///
     /// # Errors
     /// The request is wrong; nothing was done (AI-305).

@@ -5,7 +5,6 @@ mod turn;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use sapwood_proto::steer::Token;
 use serde::Deserialize;
 
 use self::turn::{P2Live, StepInput};

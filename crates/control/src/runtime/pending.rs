@@ -97,10 +97,9 @@ impl<T> Pending<T> {
         request: &str,
         now: Instant,
     ) -> Result<Reservation<T>, RequestError> {
-        // After the guard: what expires is dropped without the lock, because dropping an instance may take a while.
-        let _expired;
+        // Dropped without the lock, because dropping an instance may take a while.
+        drop(self.expire(now));
         let mut instances = lock(&self.instances);
-        _expired = self.expire(&mut instances, now);
         if instances.contains_key(request) || lock(&self.counts.requests).contains(request) {
             return Err(RequestError::user(format!("duplicate req_id {request}")));
         }
@@ -118,21 +117,17 @@ impl<T> Pending<T> {
         })
     }
 
-    fn expire(
-        &self,
-        instances: &mut HashMap<String, Instance<T>>,
-        now: Instant,
-    ) -> Vec<Instance<T>> {
+    /// Takes out what waited for too long.
+    fn expire(&self, now: Instant) -> Vec<Instance<T>> {
         let expired = |_: &String, instance: &mut Instance<T>| match instance {
             Instance::Starting => false,
             Instance::Ready { since, .. } => {
                 now.saturating_duration_since(*since) >= self.limits.ttl
             }
         };
-        instances
-            .extract_if(expired)
-            .map(|(_, instance)| instance)
-            .collect()
+        let mut instances = lock(&self.instances);
+        let expired = instances.extract_if(expired);
+        expired.map(|(_, instance)| instance).collect()
     }
 
     /// Whether a request can be bound.

@@ -107,10 +107,7 @@ impl Sequence for Scripted {
         let result = match self.running.front()? {
             Line::At(at, _) if self.clock.milliseconds() < *at => return None,
             Line::At(_, returned) | Line::Returns(returned) => Ok(returned.clone()),
-            Line::Fails(message) => Err(CallFailure {
-                reason: ErrorReason::TRAP,
-                message: (*message).into(),
-            }),
+            Line::Fails(message) => Err(CallFailure::new(ErrorReason::TRAP, *message)),
         };
         self.running.pop_front();
         Some(Outcome {
@@ -154,6 +151,8 @@ pub(super) struct World {
     pub(super) pending: Arc<Pending<Scripted>>,
     pub(super) calls: Calls,
     pub(super) masks: SharedRegion,
+    /// The same memory, for a channel that owns it.
+    other: Mutex<Vec<SharedRegion>>,
 }
 
 impl World {
@@ -166,8 +165,11 @@ impl World {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("/sww{}.{number}-bin-shm", std::process::id());
         let masks = SharedRegion::create(&name, bytes).unwrap();
+        let other = (0..16).map(|_| SharedRegion::open(&name, bytes).unwrap());
+        let other = Mutex::new(other.collect());
         unlink_region(&name).unwrap();
         Self {
+            other,
             clock: Clock {
                 start: Instant::now(),
                 passed: Arc::default(),
@@ -194,6 +196,11 @@ impl World {
             arrival: self.clock.now(),
             pace: &self.clock,
         }
+    }
+
+    /// The region of masks, mapped once more.
+    pub(super) fn masks_again(&self) -> SharedRegion {
+        self.other.lock().unwrap().pop().unwrap()
     }
 
     /// The calls since the last time.

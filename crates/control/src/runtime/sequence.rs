@@ -5,6 +5,8 @@
 
 use std::time::Instant;
 
+use sapwood_proto::error_reason::ErrorReason;
+
 pub(crate) use crate::host::{
     CallFailure, Callback, Capabilities, MidReturned, Outcome, Returned, ReturnedBranch,
     ReturnedSplice,
@@ -49,5 +51,12 @@ impl Sequence for crate::host::Instance {
 
     fn fork(&mut self) -> Result<Self, CallFailure> {
         self.fork()
+    }
+}
+
+impl CallFailure {
+    /// A callback returned what another one returns, which only a mistake in the host can cause.
+    pub(crate) fn unexpected() -> Self {
+        Self::new(ErrorReason::BAD_RESULT, "the result is of another callback")
     }
 }

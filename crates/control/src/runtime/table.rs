@@ -88,6 +88,16 @@ impl Failure {
         if failure.reason == ErrorReason::TIMEOUT {
             return Self::worker("timeout");
         }
+        let mut report = report;
+        // The message of a trap begins with what the callback printed; in the logs it stands once (AI-421).
+        let printed = failure.message.len() - failure.without_log().len();
+        let printed = failure.message[..printed].trim_end_matches('\n');
+        let logs = report.logs.trim_end_matches('\n');
+        if let Some(before) = logs.strip_suffix(printed)
+            && !printed.is_empty()
+        {
+            report.logs.truncate(before.len());
+        }
         let answer = SeqResult::callback_error(label, &failure.message, report);
         (Self::Callback, answer)
     }

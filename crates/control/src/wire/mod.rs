@@ -20,7 +20,7 @@ pub use self::objects::{EngineWire, RuntimeWire, Synchronisation, WireConfig};
 pub use self::slot::{MessageSlot, PeerLost, Received, SendError};
 pub use self::spin::{SPIN_MAX, Spin};
 pub use self::system::{
-    NamedSemaphore, SharedRegion, unlink_region, unlink_semaphore, watch_signals,
+    NamedSemaphore, SharedRegion, ask_for_realtime, unlink_region, unlink_semaphore, watch_signals,
 };
 
 /// Why shared objects could not be opened.

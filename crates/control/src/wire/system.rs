@@ -264,6 +264,19 @@ pub fn watch_signals() -> io::Result<()> {
     handle(libc::SIGBUS, on_bus_error)
 }
 
+/// Asks for realtime priority for this process.
+///
+/// # Errors
+/// The user may not have it.
+pub fn ask_for_realtime() -> io::Result<()> {
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameters are initialised and outlive the call.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) } == 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}
+
 fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Result<()> {
     // SAFETY: all-zero is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

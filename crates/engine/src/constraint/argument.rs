@@ -62,7 +62,9 @@ impl Argument {
             store_var: string(&mut members, "store_var")?,
         };
         if ending.stop.as_ref().is_some_and(String::is_empty) {
-            return Err(GrammarError::new("`stop` is empty: leave it out".to_owned()));
+            return Err(GrammarError::new(
+                "`stop` is empty: leave it out".to_owned(),
+            ));
         }
         if let Some(name) = &ending.store_var
             && !(1..=VARIABLE_NAME_BYTES).contains(&name.len())
@@ -105,7 +107,7 @@ impl Argument {
             }
             (_, Pattern::Json(_)) => Err(GrammarError::new("`value` must be a string".to_owned())),
             (Kind::Regex, Pattern::Text(text)) => GrammarText::regex(text, &self.prefix),
-            (Kind::Lark, Pattern::Text(text)) => Ok(GrammarText::lark(text, &self.prefix)),
+            (Kind::Lark, Pattern::Text(text)) => GrammarText::lark(text, &self.prefix),
             (Kind::Gbnf, Pattern::Text(text)) => GrammarText::gbnf(text, &self.prefix),
             (Kind::Substring, Pattern::Text(text)) => GrammarText::substring(text, &self.prefix),
         }
@@ -143,7 +145,9 @@ fn read_json(text: &str) -> Result<Value, GrammarError> {
 
 fn options(value: &Value) -> Result<Vec<String>, GrammarError> {
     let wrong = |at: String| GrammarError::new(format!("{at}: options are a list of strings"));
-    let list = value.as_array().ok_or_else(|| wrong("at option 0".to_owned()))?;
+    let list = value
+        .as_array()
+        .ok_or_else(|| wrong("at option 0".to_owned()))?;
     let text = |(index, option): (usize, &Value)| match option {
         Value::String(text) => Ok(text.clone()),
         _ => Err(wrong(format!("at option {index}"))),

@@ -21,9 +21,9 @@ use super::grammar::{GrammarError, GrammarText};
 use super::invalid_grammar;
 use super::token_env::Factory;
 
-/// Stack of a compiling thread. Only the touched part takes memory. The library uses up to 2.5 KiB for each of 128
-/// levels of a schema, several times over; debug builds use more.
-const STACK_BYTES: usize = 64 << 20;
+/// Stack of a compiling thread, for the deepest grammar and schema that are let through (`RULES_MAX`, `LEVELS_MAX`) in a
+/// build without optimisation, twice over. Only the touched part takes memory.
+const STACK_BYTES: usize = 128 << 20;
 
 /// Automata of ended sequences that are kept for the next ones, for each grammar, and the bytes that each may have.
 const IDLE_MAX: usize = 2;
@@ -57,7 +57,11 @@ pub(super) struct Compiled {
 impl Compiled {
     /// Returns an automaton at its start.
     pub(super) fn automaton(&self) -> Result<Automaton, AutomatonError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self
+            .idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
         match idle {
             Some(automaton) => Ok(automaton),
             None => {
@@ -104,7 +108,11 @@ pub(super) struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        *self.places.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self
+            .places
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) += 1;
         self.places.freed.notify_one();
     }
 }
@@ -124,8 +132,15 @@ impl Compiler {
     /// Waits for a place.
     pub(super) fn place(&self) -> Result<Place, SteerRefusal> {
         let deadline = Instant::now() + self.time;
-        let free = self.places.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.places.freed.wait_timeout_while(free, self.time, |free| *free == 0);
+        let free = self
+            .places
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .places
+            .freed
+            .wait_timeout_while(free, self.time, |free| *free == 0);
         let (mut free, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             return Err(SteerRefusal {
@@ -181,9 +196,8 @@ impl Place {
 
 fn compile(factory: &Factory, text: &GrammarText) -> Result<Compiled, GrammarError> {
     let input = text.to_input()?;
-    let built = panic_utils::catch_unwind(AssertUnwindSafe(|| {
-        factory.parsers.create_parser(input)
-    }));
+    let built =
+        panic_utils::catch_unwind(AssertUnwindSafe(|| factory.parsers.create_parser(input)));
     let parser = built.map_err(|error| text.error(&error.to_string()))?;
     let unusable = |error: AutomatonError| GrammarError::new(error.to_string());
     let mut prototype = Automaton::start(parser).map_err(unusable)?;

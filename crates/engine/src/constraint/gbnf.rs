@@ -147,12 +147,21 @@ impl Style {
 fn write_class(negated: bool, ranges: &[(char, char)], lark: &mut String) {
     if ranges.is_empty() {
         // A regex has no empty class: `[]` matches nothing and `[^]` everything.
-        return lark.push_str(if negated { "/(?s:.)/" } else { "/[^\\u{0}-\\u{10ffff}]/" });
+        return lark.push_str(if negated {
+            "/(?s:.)/"
+        } else {
+            "/[^\\u{0}-\\u{10ffff}]/"
+        });
     }
     lark.push_str(if negated { "/[^" } else { "/[" });
     for (first, last) in ranges {
         // By number, because both the regex and Lark give a meaning to many characters.
-        let _written = write!(lark, "\\u{{{:x}}}-\\u{{{:x}}}", u32::from(*first), u32::from(*last));
+        let _written = write!(
+            lark,
+            "\\u{{{:x}}}-\\u{{{:x}}}",
+            u32::from(*first),
+            u32::from(*last)
+        );
     }
     lark.push_str("]/");
 }

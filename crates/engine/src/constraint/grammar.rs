@@ -9,7 +9,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use regex::RegexBuilder;
 use serde_json::{Value, json};
 
-use super::gbnf;
+use super::{gbnf, schema_depth};
 
 /// The kinds of native constraints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,9 @@ impl GrammarError {
         let Some((position, reason)) = text.split_once("): ") else {
             return self;
         };
-        let numbers = position.split_once('(').map(|(line, column)| (line.parse(), column.parse()));
+        let numbers = position
+            .split_once('(')
+            .map(|(line, column)| (line.parse(), column.parse()));
         let Some((Ok(line), Ok(column))) = numbers else {
             return self;
         };
@@ -116,11 +118,22 @@ impl fmt::Debug for GrammarText {
 }
 
 impl GrammarText {
-    pub(super) fn lark(text: &str, prefix: &str) -> Self {
-        Self {
+    pub(super) fn lark(text: &str, prefix: &str) -> Result<Self, GrammarError> {
+        // A definition begins its line; no other line begins with a letter, but for one within a regex.
+        let begins = |line: &str| {
+            line.trim_start()
+                .starts_with(|c: char| c.is_ascii_alphabetic() || "!?_".contains(c))
+        };
+        let mut definitions = text.lines().zip(1..).filter(|(line, _)| begins(line));
+        if let Some((_, line)) = definitions.nth(RULES_MAX) {
+            return Err(GrammarError::new(format!(
+                "at line {line}, column 1: a grammar may have {RULES_MAX} rules and terminals"
+            )));
+        }
+        Ok(Self {
             prefix: prefix.to_owned(),
             body: Body::Lark(text.to_owned()),
-        }
+        })
     }
 
     fn generated(lark: String, prefix: &str) -> Self {
@@ -156,7 +169,9 @@ impl GrammarText {
 
     pub(super) fn options(options: &[String], prefix: &str) -> Result<Self, GrammarError> {
         if options.is_empty() {
-            return Err(GrammarError::new("at option 0: there are no options".to_owned()));
+            return Err(GrammarError::new(
+                "at option 0: there are no options".to_owned(),
+            ));
         }
         // One terminal for all: as terminals of their own they would each be a part of the lexer's state.
         let mut lark = "start: OPTION\nOPTION: ".to_owned();
@@ -169,6 +184,7 @@ impl GrammarText {
     }
 
     pub(super) fn schema(schema: Value, prefix: &str) -> Result<Self, GrammarError> {
+        schema_depth::check(&schema)?;
         let mut schema = match schema {
             Value::Object(members) => members,
             // Allows every value; as an object it can carry the compiler's options.
@@ -224,6 +240,10 @@ impl GrammarText {
     }
 }
 
+/// Rules and terminals of a grammar. The compiler recurses from each into those that it refers to, so this bounds its
+/// stack, which the limits of the library do not.
+pub(super) const RULES_MAX: usize = 2000;
+
 /// What may stand between the parts of a JSON text: nothing, a space, or a new line with an indentation.
 const WHITESPACE: &str = r" |\n[ \t]{0,40}";
 
@@ -252,12 +272,16 @@ fn check_regex(pattern: &str) -> Result<(), GrammarError> {
     let Err(regex::Error::Syntax(message)) = parsed else {
         return Ok(());
     };
-    let reason = message.lines().rev().find_map(|line| line.strip_prefix("error: "));
+    let reason = message
+        .lines()
+        .rev()
+        .find_map(|line| line.strip_prefix("error: "));
     let reason = reason.unwrap_or("this is not a regular expression");
     // The message marks the place below the pattern, which it shows indented by four.
     let column = message.lines().find_map(|line| {
         let marked = line.trim_end_matches('^');
-        (marked.len() < line.len() && marked.trim().is_empty()).then(|| marked.len().saturating_sub(3))
+        (marked.len() < line.len() && marked.trim().is_empty())
+            .then(|| marked.len().saturating_sub(3))
     });
     Err(GrammarError::new(match column {
         Some(column) if !pattern.contains('\n') => format!("at character {column}: {reason}"),

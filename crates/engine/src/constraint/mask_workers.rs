@@ -138,7 +138,11 @@ impl Drop for MaskWorkers {
         drop(jobs);
         drop(dropped);
         self.queue.changed.notify_all();
-        let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(
+            self.threads
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
         for thread in threads {
             // A worker fences panics, so it ends with its loop.
             let _ended = thread.join();
@@ -155,7 +159,10 @@ impl Queue {
         loop {
             let waits = |jobs: &mut Jobs| jobs.waiting.is_empty() && !jobs.closed;
             let jobs = self.changed.wait_while(self.jobs(), waits);
-            let job = jobs.unwrap_or_else(PoisonError::into_inner).waiting.pop_front();
+            let job = jobs
+                .unwrap_or_else(PoisonError::into_inner)
+                .waiting
+                .pop_front();
             match job {
                 Some(job) => job.run(),
                 None => return,
@@ -168,7 +175,11 @@ impl Job {
     fn run(self) {
         let mut automaton = self.automaton;
         let next = automaton.next(self.forced, &self.compiled.ends);
-        let mut done = self.slot.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = self
+            .slot
+            .done
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         *done = Some((automaton, next));
         drop(done);
         self.slot.filled.notify_all();
@@ -181,14 +192,23 @@ impl Job {
 impl PendingMask {
     /// Returns the result if it is there. It can be taken once.
     pub(super) fn poll(&mut self) -> Option<Done> {
-        let done = self.slot.done.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let done = self
+            .slot
+            .done
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         self.taken |= done.is_some();
         done
     }
 
     /// Waits for the result; `None` if it does not come within the time that any mask may take.
     pub(super) fn wait(&mut self) -> Option<Done> {
-        let done = self.slot.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = self
+            .slot
+            .done
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let missing = |done: &mut Option<Done>| done.is_none();
         let waited = self.slot.filled.wait_timeout_while(done, WAIT_MAX, missing);
         let done = waited.unwrap_or_else(PoisonError::into_inner).0.take();

@@ -31,7 +31,9 @@ impl Ending {
     fn stop_at(&self, text: &[u8], from: usize) -> Option<usize> {
         let stop = self.stop.as_ref()?.as_bytes();
         let from = from.max(self.prefix_bytes).min(text.len());
-        let found = text[from..].windows(stop.len()).position(|part| part == stop);
+        let found = text[from..]
+            .windows(stop.len())
+            .position(|part| part == stop);
         found.map(|at| from + at)
     }
 
@@ -120,10 +122,7 @@ impl ConstraintSteer {
         }
     }
 
-    fn collect(
-        &mut self,
-        done: Result<(Automaton, Result<Next, AutomatonError>), AutomatonError>,
-    ) {
+    fn collect(&mut self, done: Result<(Automaton, Result<Next, AutomatonError>), AutomatonError>) {
         match done {
             Ok((automaton, next)) => {
                 self.held = Held::Here(Box::new(automaton));
@@ -184,7 +183,10 @@ impl ConstraintSteer {
         let Some(kept) = self.committed.len().checked_sub(tokens) else {
             return Err(past_the_beginning(tokens));
         };
-        let fed = self.committed[kept..].iter().filter(|token| !token.is_end).count();
+        let fed = self.committed[kept..]
+            .iter()
+            .filter(|token| !token.is_end)
+            .count();
         self.automaton()?.rollback(fed)?;
         self.committed.truncate(kept);
         self.plan.clear();
@@ -234,10 +236,17 @@ impl ConstraintSteer {
             return Ok(Post::Continue);
         }
         let end = stop.unwrap_or(text.len());
-        let matched = text.get(ending.prefix_bytes..end).unwrap_or_default().to_vec();
+        let matched = text
+            .get(ending.prefix_bytes..end)
+            .unwrap_or_default()
+            .to_vec();
         self.store(matched);
         // An EOG token ends the sequence by itself, with a finish reason of its own.
-        Ok(if has_ended { Post::Continue } else { Post::Stop })
+        Ok(if has_ended {
+            Post::Continue
+        } else {
+            Post::Stop
+        })
     }
 
     fn store(&mut self, matched: Vec<u8>) {
@@ -381,8 +390,13 @@ impl Steer for ConstraintSteer {
         let Some(kept) = self.committed.len().checked_sub(backtrack) else {
             return Err(past_the_beginning(backtrack));
         };
-        let fed = self.committed[kept..].iter().filter(|token| !token.is_end).count();
-        let ended = self.committed[..kept].last().is_some_and(|last| last.is_end);
+        let fed = self.committed[kept..]
+            .iter()
+            .filter(|token| !token.is_end)
+            .count();
+        let ended = self.committed[..kept]
+            .last()
+            .is_some_and(|last| last.is_end);
         let ends = &self.compiled.ends;
         let text = tokens.iter().position(|token| ends.contains(token));
         let (text, end) = tokens.split_at(text.unwrap_or(tokens.len()));

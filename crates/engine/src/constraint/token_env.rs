@@ -64,7 +64,10 @@ impl LazyFactory {
         }));
         built.map_err(|error| {
             tracing::error!(%error, "the token trie of a model cannot be built");
-            unusable(Code::Internal, "the vocabulary of this model cannot be constrained")
+            unusable(
+                Code::Internal,
+                "the vocabulary of this model cannot be constrained",
+            )
         })
     }
 }
@@ -88,7 +91,9 @@ impl VocabularyEnv {
     fn new(vocabulary: SharedVocabulary) -> Self {
         let size = Token::try_from(vocabulary.size()).unwrap_or(Token::MAX);
         let words: Vec<Vec<u8>> = (0..size).map(|token| word(&vocabulary, token)).collect();
-        let ends: Vec<Token> = (0..size).filter(|&token| vocabulary.is_end(token)).collect();
+        let ends: Vec<Token> = (0..size)
+            .filter(|&token| vocabulary.is_end(token))
+            .collect();
         let first = ends.first().copied().unwrap_or(INVALID_TOKEN);
         let mut trie = TokTrie::from(&TokRxInfo::new(size, first), &words);
         if !ends.is_empty() {

@@ -5,6 +5,7 @@
 
 mod config;
 mod play;
+mod steerers;
 mod vocabulary;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ pub use config::{
     ScriptedTokenizer, ToolCall, TransportCut,
 };
 use play::{Cue, Library, ScriptPlayback};
+pub use steerers::ScriptedSteerers;
 pub use vocabulary::ScriptedVocabulary;
 
 /// The model. It never runs out of KV cells by itself, and never fails a whole batch.

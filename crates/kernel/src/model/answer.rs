@@ -388,7 +388,8 @@ impl<S> AnswerChunks<S> {
         if let Some(observer) = &self.asked.observer {
             observer.took(&usage);
         }
-        if self.wants.meta {
+        // The reader of a watched request has the events, and no port but the one that carries them.
+        if self.wants.meta && !self.asked.watched {
             let document = self.meta_document(&usage);
             let data = Bytes::from(document.to_string());
             self.push(0, Port::META, Mime::JSON, data);

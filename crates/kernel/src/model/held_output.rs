@@ -31,6 +31,9 @@ impl HeldOutput {
             std::mem::take(&mut step.withdrawn),
         );
         self.take_back(backtrack as usize, withdrawn as usize)?;
+        if is_empty(&step) {
+            return Ok(None);
+        }
         self.tokens += step.tokens.len();
         Ok(match (policy, self.steps.back_mut()) {
             // Nothing is released step by step, so one entry holds all.
@@ -87,7 +90,7 @@ impl HeldOutput {
             step.text.truncate(end);
             bytes -= shorter;
             // Kept aside, because what is left of one may hide what has to be removed from an earlier one.
-            if !step.tokens.is_empty() || !step.text.is_empty() || step.prompt.is_some() {
+            if !is_empty(&step) {
                 kept.push(step);
             }
         }
@@ -103,7 +106,11 @@ fn joined(steps: impl Iterator<Item = Tokens>) -> Option<Tokens> {
         append(&mut all, step);
         all
     });
-    joined.filter(|all| !all.tokens.is_empty() || !all.text.is_empty() || all.prompt.is_some())
+    joined.filter(|all| !is_empty(all))
+}
+
+fn is_empty(step: &Tokens) -> bool {
+    step.tokens.is_empty() && step.text.is_empty() && step.prompt.is_none()
 }
 
 fn append(all: &mut Tokens, step: Tokens) {

@@ -1,6 +1,8 @@
 //! Opens the steerers that a request asks for.
 
-use sapwood_proto::steer::{ConstraintChoice, ControllerChoice, Steer, SteerCall, SteerRefusal};
+use sapwood_proto::steer::{
+    Combined, ConstraintChoice, ControllerChoice, Steer, SteerCall, SteerRefusal,
+};
 
 use super::config::GenerateConfig;
 use crate::Result;
@@ -68,13 +70,12 @@ impl SteerChoice {
         let constraint = self.constraint.as_ref();
         let constraint =
             constraint.map(|choice| open(&choice.kind.controller(), &choice.argument()));
-        Ok(match (controller, constraint.transpose()?) {
-            (Some(_), Some(_)) => {
-                let what = "a controller together with a response_format".into();
-                return Err(Error::Unimplemented { what });
-            }
-            (controller, constraint) => controller.or(constraint),
-        })
+        let steerers: Vec<_> = controller
+            .into_iter()
+            .chain(constraint.transpose()?)
+            .collect();
+        // Of both the masks are intersected (D-38). The controller decides first where both could.
+        Ok((!steerers.is_empty()).then(|| Combined::new(steerers)))
     }
 }
 

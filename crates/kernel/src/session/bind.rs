@@ -1,7 +1,6 @@
 //! Binds a received action to a function: its inputs, outputs and options (EV-502 to EV-504, EV-509).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytestring::ByteString;
 use futures::{StreamExt, stream};
@@ -12,7 +11,7 @@ use serde_json::{Map, Value};
 use super::config::Configs;
 use super::input::FlattenedInput;
 use super::link::SessionLink;
-use super::output::Outputs;
+use super::output::{AnswerShape, Outputs};
 use super::reference::SessionFetcher;
 use super::signals::InputSignals;
 use super::wire;
@@ -22,7 +21,7 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::kernel::Kernel;
-use crate::limits::JSON_VALUE_BYTES;
+use crate::limits::{CHOICES_MAX, JSON_VALUE_BYTES};
 use crate::model;
 use crate::name::Name;
 use crate::node::{Demand, Node, gather};
@@ -51,9 +50,9 @@ pub(super) fn bind(
 ) -> Result<BoundAction> {
     let spec = function.spec();
     let configs = Configs::read(spec, &start.configs)?;
-    let choices = Arc::new(AtomicU32::new(1));
+    let shape = Arc::new(AnswerShape::default());
     let signals = Arc::new(InputSignals::default());
-    let mut outputs = Outputs::new(start.action, Arc::clone(&choices));
+    let mut outputs = Outputs::new(start.action, Arc::clone(&shape));
     for (name, node) in &start.outputs {
         bind_output(spec, &mut outputs, name, *node)?;
     }
@@ -81,7 +80,7 @@ pub(super) fn bind(
     }
     if spec.input(CONFIG).is_some() {
         // Only with such an input; `Configs::read` has refused a config for any other function.
-        merge_config(&mut args, configs.function, choices);
+        merge_config(&mut args, configs.function, shape);
     }
     let mut setup = set_up_function(kernel, function, args)?;
     let wanted = Demand::default();
@@ -140,12 +139,12 @@ fn target(spec: &Spec, options: &SessionOptions, start: &ActionStart) -> Option<
         .filter(|_| !given && spec.name == *GENERATE)
 }
 
-/// Merges the entry of `configs` with the input `config`, which overrides it field by field (EV-601). `n` is read on
-/// the way, because the shape of the outputs depends on it.
+/// Merges the entry of `configs` with the input `config`, which overrides it field by field (EV-601). What the shape of
+/// the outputs depends on is read on the way.
 fn merge_config(
     args: &mut Vec<(Name, Node)>,
     sent: Option<Map<String, Value>>,
-    choices: Arc<AtomicU32>,
+    shape: Arc<AnswerShape>,
 ) {
     // Only the first: a second `config` stays in `args`, where it is refused as a duplicate.
     let given = args
@@ -154,7 +153,7 @@ fn merge_config(
         .map(|index| args.remove(index).1);
     let Some(given) = given else {
         if let Some(sent) = sent {
-            note_choices(&sent, &choices);
+            note_shape(&sent, &shape);
             args.push((Name::new(CONFIG), Node::from(Value::Object(sent))));
         }
         return;
@@ -170,22 +169,20 @@ fn merge_config(
             return Err(rejection.because(ErrorReason::BAD_CONFIG));
         };
         merged.extend(over);
-        note_choices(&merged, &choices);
+        note_shape(&merged, &shape);
         Chunk::json(&Value::Object(merged))
     });
     args.push((Name::new(CONFIG), Node::new(merged.boxed())));
 }
 
-fn note_choices(config: &Map<String, Value>, choices: &AtomicU32) {
-    let n = config
-        .get("n")
-        .and_then(Value::as_u64)
-        .and_then(|n| u32::try_from(n).ok());
-    // The function refuses a number that is too large; until then this bounds the nodes that are created for it.
-    choices.store(
-        n.unwrap_or(1).clamp(1, crate::limits::CHOICES_MAX),
-        Ordering::Relaxed,
-    );
+/// D-25: several answers are a tree, and so are those of a controller, which may fork.
+fn note_shape(config: &Map<String, Value>, shape: &AnswerShape) {
+    if model::is_tree(config) {
+        let n = config.get("n").and_then(Value::as_u64).unwrap_or(1);
+        // The function refuses a number that is too large; until then this bounds the nodes that are created for it.
+        let n = n.clamp(1, CHOICES_MAX.into());
+        shape.set_tree(u32::try_from(n).unwrap_or(1));
+    }
 }
 
 const CONFIG: &str = "config";

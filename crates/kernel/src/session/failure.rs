@@ -1,7 +1,7 @@
 //! Maps errors of a run to statuses of the protocol, and back.
 
 use sapwood_proto::clip;
-use sapwood_proto::code::RetryAdvice;
+use sapwood_proto::code::{Code, RetryAdvice};
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::{Reason, Status};
 
@@ -12,6 +12,12 @@ use crate::name::Name;
 /// The status that a peer receives for `error`, which ended a run of `action`.
 pub(crate) fn status(error: &Error, action: &str) -> Status {
     let reason = match error.reason() {
+        // The protocol has one name for whatever a controller did; the finer one is a detail (EV-603).
+        _ if error.code() == Code::ControllerFailed => Reason::Controller.name().to_owned(),
+        // A pattern is a value of the config.
+        _ if error.known_reason() == ErrorReason::INVALID_GRAMMAR => {
+            Reason::BadConfig.name().to_owned()
+        }
         // Errors without a reason come from functions; the protocol requires one of its own names.
         "" => closest(error).name().to_owned(),
         reason => reason.to_owned(),
@@ -34,6 +40,9 @@ pub(crate) fn status(error: &Error, action: &str) -> Status {
             name,
             ..
         } => status.with("param", name),
+        _ if error.code() == Code::ControllerFailed && !error.reason().is_empty() => {
+            status.with("cause", error.reason())
+        }
         _ => status,
     }
 }

@@ -26,8 +26,29 @@ use crate::spec;
 pub(super) struct Outputs {
     action: ActionKey,
     list: Vec<ActionOutput>,
-    /// The number of choices requested; known once the config has been read, which is before the first chunk.
-    choices: Arc<AtomicU32>,
+    shape: Arc<AnswerShape>,
+}
+
+/// The shape of an action's answers, known once its config has been read, which is before the first chunk.
+#[derive(Debug, Default)]
+pub(super) struct AnswerShape {
+    /// The number of answers if they are a tree; 0 for a single one.
+    answers: AtomicU32,
+}
+
+impl AnswerShape {
+    /// A tree of so many answers, at first.
+    pub(super) fn set_tree(&self, answers: u32) {
+        self.answers.store(answers, Ordering::Relaxed);
+    }
+
+    /// The number of answers that are announced; `None` if there is only one, in a leaf.
+    fn tree(&self) -> Option<u32> {
+        match self.answers.load(Ordering::Relaxed) {
+            0 => None,
+            answers => Some(answers),
+        }
+    }
 }
 
 struct ActionOutput {
@@ -86,11 +107,11 @@ enum OutputShape {
 type WrittenNode = Result<(), WriteError>;
 
 impl Outputs {
-    pub(super) const fn new(action: ActionKey, choices: Arc<AtomicU32>) -> Self {
+    pub(super) const fn new(action: ActionKey, shape: Arc<AnswerShape>) -> Self {
         Self {
             action,
             list: Vec::new(),
-            choices,
+            shape,
         }
     }
 
@@ -127,7 +148,7 @@ impl Outputs {
 
     /// Writes a chunk where it belongs; one for a port that is not listed is dropped (EV-506).
     pub(super) fn write(&mut self, live: &mut Live, chunk: &Chunk) -> WrittenNode {
-        let choices = self.choices.load(Ordering::Relaxed);
+        let tree = self.shape.tree();
         let Some(output) = self
             .list
             .iter_mut()
@@ -138,9 +159,9 @@ impl Outputs {
         let flat = live.dialect().needs_flat_outputs();
         let mut pen = OutputWriter::new(live, self.action);
         if flat {
-            return output.write_flat(&mut pen, chunk, choices);
+            return output.write_flat(&mut pen, chunk, tree);
         }
-        output.write(&mut pen, chunk, choices)
+        output.write(&mut pen, chunk, tree)
     }
 
     /// Writes the whole of a port to which nothing has been written, and ends it. Ignores the room of the outbound
@@ -218,7 +239,7 @@ impl ActionOutput {
         &mut self,
         pen: &mut OutputWriter<'_>,
         chunk: &Chunk,
-        choices: u32,
+        tree: Option<u32>,
     ) -> WrittenNode {
         let mut metadata = wire::metadata(chunk);
         let is_plain = metadata.mimetype.starts_with("text/") || metadata.mimetype == DEFAULT_MIME;
@@ -228,7 +249,7 @@ impl ActionOutput {
             return Ok(());
         }
         let about_all = ABOUT_ALL.contains(&self.port.as_str());
-        if !about_all && (choices > 1 || chunk.choice > 0) {
+        if !about_all && (tree.is_some() || chunk.choice > 0) {
             // A flat dialect has no trees, so the answer is named in an attribute of each fragment.
             let choice = msgpack::attribute("choice", chunk.choice.to_string());
             metadata.experimental.push(choice);
@@ -250,16 +271,21 @@ impl ActionOutput {
         Ok(())
     }
 
-    fn write(&mut self, pen: &mut OutputWriter<'_>, chunk: &Chunk, choices: u32) -> WrittenNode {
+    fn write(
+        &mut self,
+        pen: &mut OutputWriter<'_>,
+        chunk: &Chunk,
+        tree: Option<u32>,
+    ) -> WrittenNode {
         let about_all = ABOUT_ALL.contains(&self.port.as_str());
         if matches!(self.top.shape, OutputShape::Open)
             && !about_all
-            && (choices > 1 || chunk.choice > 0)
+            && (tree.is_some() || chunk.choice > 0)
         {
             self.top.shape = OutputShape::Choices(Vec::new());
             // All answers are announced at once, so that readers see them in index order, whichever writes first
             // (EV-604).
-            self.top.grow(pen, choices.max(1) as usize)?;
+            self.top.grow(pen, tree.unwrap_or(1) as usize)?;
         }
         let many = self.many;
         if let OutputShape::Choices(_) = self.top.shape {

@@ -71,9 +71,9 @@ impl RemoteFunction {
     async fn begin(&self, call: Call) -> Result<RemoteRun> {
         let config = config(&call).await?;
         // Needed before the outputs are read: their children are choices or parts, and the wire does not say which.
-        let choices = match &config {
-            Some(node) => choices(&node.whole().await?).unwrap_or(1),
-            None => 1,
+        let tree = match &config {
+            Some(node) => is_tree(&node.whole().await?),
+            None => false,
         };
         let mut request = CallRequest {
             name: self.action.clone(),
@@ -106,7 +106,7 @@ impl RemoteFunction {
             Some(RemoteOutput::new(
                 output.port.clone(),
                 node,
-                choices > 1,
+                tree,
                 call.want.inner,
             ))
         });
@@ -203,13 +203,16 @@ async fn config(call: &Call) -> Result<Option<Node>> {
     }
 }
 
-fn choices(config: &[u8]) -> Option<u64> {
+/// Whether the answers of a model with this config are a tree (D-25).
+fn is_tree(config: &[u8]) -> bool {
     // Without a tree of the rest, which may be long.
     #[derive(serde::Deserialize)]
     struct Asked {
         n: Option<u64>,
+        controller: Option<serde::de::IgnoredAny>,
     }
-    serde_json::from_slice::<Asked>(config).ok()?.n
+    let asked = serde_json::from_slice::<Asked>(config);
+    asked.is_ok_and(|asked| asked.n.is_some_and(|n| n > 1) || asked.controller.is_some())
 }
 
 pub(crate) fn to_kernel_error(status: Status) -> Error {

@@ -5,6 +5,7 @@ mod panics;
 mod quotas;
 mod reference;
 mod reverse;
+mod steering;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

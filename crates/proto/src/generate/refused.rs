@@ -1,6 +1,7 @@
 //! Errors of requests that are refused before any work, with the texts that clients match.
 
 use super::datatype::Datatype;
+use crate::steer::InvalidChoice;
 
 /// Why a request is refused. Clients match the texts, so they must not change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -171,6 +172,15 @@ pub enum InvalidRequest {
     /// TR-401: known, but not supported.
     #[error("'{0}' is not supported")]
     Unsupported(String),
+    /// TR-1305: a controller, or its argument, that cannot be read.
+    #[error("parameter '{}' {}", .0.field, .0.why)]
+    Controller(InvalidChoice),
+    /// TR-1305: an argument for no controller.
+    #[error("parameter 'controller_arg' needs a 'controller'")]
+    ArgWithoutController,
+    /// TR-1305: two patterns.
+    #[error("parameters '{0}' and '{1}' cannot be combined: give one constraint")]
+    Constraints(&'static str, &'static str),
     /// TR-805: a reserved parameter name.
     #[error(
         "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."

@@ -14,7 +14,7 @@ use super::tensor::{Tensor, TensorData};
 use crate::bounded_json::{self, JsonBounds, JsonUnread};
 use crate::clip::shown;
 use crate::params::{GenerationParams, JsonCoercion, ParamSpec};
-use crate::steer::Token;
+use crate::steer::{ConstraintChoice, ConstraintKind, ControllerChoice, Token};
 
 /// The settings of a request to a text model; fields that are not set have the model's defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,6 +27,10 @@ pub struct Settings {
     pub params: GenerationParams,
     /// Time limit of the whole request.
     pub timeout: Option<Duration>,
+    /// Steers the request (TR-1305).
+    pub controller: Option<ControllerChoice>,
+    /// Constrains the text (TR-1305).
+    pub constraint: Option<ConstraintChoice>,
 }
 
 /// The sampling fields. If several names set the same value, the later name wins.
@@ -61,9 +65,13 @@ const FIELDS: &[&str] = &[
     "priority",
     "controller",
     "controller_arg",
+    "json_schema",
     "regex",
     "grammar",
 ];
+
+/// The fields that are patterns: a request has one of them at most.
+const PATTERNS: [&str; 3] = ["json_schema", "regex", "grammar"];
 
 /// Whether a parameter of this name has a meaning for a text model.
 pub(super) fn is_field(name: &str) -> bool {
@@ -89,6 +97,7 @@ impl Settings {
                 settings.set(name, value, limits)?;
             }
         }
+        settings.steer(&fields)?;
         settings.limit(limits);
         // vLLM's backend refuses this; the TensorRT-LLM ensemble, whose client requests it by default, accepts it and
         // streams no prompt all the same (D-55).
@@ -99,6 +108,30 @@ impl Settings {
             return Err(InvalidRequest::PromptInStream);
         }
         Ok(settings)
+    }
+
+    /// TR-1305: reads the fields that only make sense together.
+    fn steer(&mut self, fields: &BTreeMap<String, Value>) -> Result<(), InvalidRequest> {
+        // Clients send empty strings for fields that they do not use (TR-401).
+        let nothing = |value: &Value| value.is_null() || value.as_str() == Some("");
+        let given = |name: &str| fields.get(name).filter(|value| !nothing(value));
+        let arg = given("controller_arg");
+        if let Some(controller) = given("controller") {
+            let choice = ControllerChoice::from_json(controller, arg);
+            self.controller = Some(choice.map_err(InvalidRequest::Controller)?);
+        } else if arg.is_some() {
+            return Err(InvalidRequest::ArgWithoutController);
+        }
+        let with = |name| Some((name, given(name)?));
+        let mut patterns = PATTERNS.into_iter().filter_map(with);
+        match (patterns.next(), patterns.next()) {
+            (Some((one, _)), Some((other, _))) => Err(InvalidRequest::Constraints(one, other)),
+            (Some((name, value)), None) => {
+                self.constraint = Some(Field { name, value }.constraint()?);
+                Ok(())
+            }
+            (None, _) => Ok(()),
+        }
     }
 
     fn limit(&mut self, limits: &RequestLimits) {
@@ -141,6 +174,9 @@ impl Settings {
                 let clamped = priority.clamp(i32::MIN.into(), i32::MAX.into());
                 self.params.priority = i32::try_from(clamped).ok();
             }
+            // Read together, once all fields are known.
+            "controller" | "controller_arg" => {}
+            name if PATTERNS.contains(&name) => {}
             _ => match ParamSpec::named(parameter(name)) {
                 Some(param) => {
                     let ranges = limits.ranges();
@@ -299,6 +335,24 @@ impl Field<'_> {
         };
         let fits = number.filter(|number| (least..=most).contains(number));
         fits.ok_or_else(|| self.wrong(range))
+    }
+
+    /// The constraint of a field that is a pattern.
+    fn constraint(self) -> Result<ConstraintChoice, InvalidRequest> {
+        let schema = |text: String| ConstraintChoice::new(ConstraintKind::JsonSchema, text);
+        match (self.name, self.value) {
+            // A declared input that accepts JSON has its text already (TR-1306); `sampling_parameters` has the value.
+            ("json_schema", Value::String(text)) => Ok(schema(text.clone())),
+            ("json_schema", value @ (Value::Object(_) | Value::Bool(_))) => {
+                Ok(schema(value.to_string()))
+            }
+            ("json_schema", _) => Err(self.wrong("a JSON Schema")),
+            ("grammar", Value::String(text)) => Ok(ConstraintChoice::grammar(text.as_str())),
+            (_, Value::String(text)) => {
+                Ok(ConstraintChoice::new(ConstraintKind::Regex, text.as_str()))
+            }
+            _ => Err(self.wrong("a string")),
+        }
     }
 
     /// Accepts a field without effect here, unless its value would require one.

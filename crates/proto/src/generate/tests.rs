@@ -684,10 +684,9 @@ fn tr_404_values_out_of_range_are_refused_with_the_range() {
             "'return_context_logits' is not supported",
         ),
         (
-            r#""json_schema":{"type":"object"}"#,
-            "'json_schema' is not supported",
+            r#""tools":[{"type":"function"}]"#,
+            "'tools' is not supported",
         ),
-        (r#""regex":"a+""#, "'regex' is not supported"),
         (
             r#""sampling_parameters":"[]""#,
             "sampling_parameters must be a JSON object: it is a JSON value of another type",
@@ -710,6 +709,87 @@ fn tr_404_values_out_of_range_are_refused_with_the_range() {
             asking(&format!("\"{name}\":[{}]", vec![word; count].join(",")))
         };
         assert!(words(64, 1_024).is_ok() && words(65, 1).is_err() && words(1, 1_025).is_err());
+    }
+}
+
+#[test]
+fn tr_1305_patterns_and_controllers_are_read_wherever_they_are_sent() {
+    use crate::steer::ConstraintKind::{Gbnf, JsonSchema, Lark, Regex};
+    for (members, kind, value) in [
+        (
+            r#""json_schema":{"type": "object"}"#,
+            JsonSchema,
+            r#"{"type":"object"}"#,
+        ),
+        (
+            r#""json_schema":"{\"type\":\"object\"}""#,
+            JsonSchema,
+            r#"{"type":"object"}"#,
+        ),
+        (
+            r#""sampling_parameters":"{\"json_schema\":{\"type\":\"object\"}}""#,
+            JsonSchema,
+            r#"{"type":"object"}"#,
+        ),
+        (r#""regex":"a+""#, Regex, "a+"),
+        (r#""parameters":{"regex":"a+"}"#, Regex, "a+"),
+        (r#""grammar":"start: \"a\"""#, Lark, r#"start: "a""#),
+        (r#""grammar":"root ::= \"a\"""#, Gbnf, r#"root ::= "a""#),
+        (r#""regex":"a+","grammar":"""#, Regex, "a+"),
+    ] {
+        let constraint = asking(members).unwrap().constraint.unwrap();
+        assert_eq!(
+            (constraint.kind, constraint.value.as_str()),
+            (kind, value),
+            "{members}"
+        );
+    }
+    for (members, arg) in [
+        (r#""controller":"tag""#, ""),
+        (
+            r#""controller":"tag","controller_arg":"as {it} is""#,
+            "as {it} is",
+        ),
+        (
+            r#""controller":"tag","controller_arg":{"a": [1]}"#,
+            r#"{"a":[1]}"#,
+        ),
+        (r#""controller":"tag","controller_arg":7"#, "7"),
+        (
+            r#""sampling_parameters":"{\"controller\":\"tag\",\"controller_arg\":true}""#,
+            "true",
+        ),
+    ] {
+        let controller = asking(members).unwrap().controller.unwrap();
+        assert_eq!(
+            (controller.id.as_str(), controller.arg.as_str()),
+            ("tag", arg)
+        );
+    }
+    let none =
+        asking(r#""controller":"","controller_arg":"","regex":"","json_schema":"""#).unwrap();
+    assert_eq!((none.controller, none.constraint), (None, None));
+    for (members, expect) in [
+        (r#""regex":7"#, "parameter 'regex' must be a string, got 7"),
+        (
+            r#""json_schema":[1]"#,
+            "parameter 'json_schema' must be a JSON Schema",
+        ),
+        (
+            r#""regex":"a","json_schema":{}"#,
+            "parameters 'json_schema' and 'regex' cannot be combined",
+        ),
+        (
+            r#""controller":7"#,
+            "parameter 'controller' must be a name, or an object of `id` and `arg`",
+        ),
+        (
+            r#""controller_arg":"x""#,
+            "parameter 'controller_arg' needs a 'controller'",
+        ),
+    ] {
+        let error = asking(members).unwrap_err();
+        assert!(error.starts_with(expect), "{members}: {error}");
     }
 }
 

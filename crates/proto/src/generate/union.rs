@@ -138,10 +138,11 @@ impl Signature {
             ..optional(name, Bytes, role)
         };
         inputs.extend([
-            // `json_schema` and `tools` are declared in order to be refused by name: as parameters, objects would only
-            // have the wrong type.
             json("messages", InputRole::Messages),
-            json("json_schema", InputRole::Unsupported),
+            // Declared and not only parameters, which cannot be objects (TR-1305).
+            json("json_schema", field("json_schema")),
+            json("controller_arg", field("controller_arg")),
+            // Declared in order to be refused by name: as a parameter, a list would only have the wrong type.
             json("tools", InputRole::Unsupported),
         ]);
         Self {

@@ -18,7 +18,7 @@ use crate::time::Time;
 use received::ItemMembers;
 use remote_buffers::RemoteBuffers;
 
-pub use received::{ReceivedItem, StreamUsage};
+pub use received::{ReceivedBranch, ReceivedItem, StreamUsage};
 
 /// A stream or request of ours. Ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,21 +1,24 @@
-//! `sapwood compile-controller`: compiles one module, in a child process of a server to which it is uploaded (AI-732).
+//! `sapwood compile-controller`: compiles one module from standard input to standard output, for a process that must not
+//! depend on the compiler's behaviour (AI-732).
 
 use clap::Args;
+use sapwood_control::compiler::{ChildLimits, compile_stdin_to_stdout};
+use sapwood_control::host::{HostCompiler, HostConfig};
 
-use crate::controllers;
 use crate::failure::{CliError, Exit};
 
+/// The name of the command.
+pub(crate) const NAME: &str = "compile-controller";
+
 #[derive(Debug, Args)]
-pub(super) struct CompileController {
-    /// Bytes of memory that an instance may have; artefacts depend on it
-    memory_bytes: u64,
-}
+pub(super) struct CompileController {}
 
 impl CompileController {
-    /// The result goes to standard output, an invalid module included.
     pub(super) fn run(&self) -> Result<Exit, CliError> {
-        controllers::compile(self.memory_bytes)
-            .map_err(|why| CliError::new(format!("cannot compile: {why}")))?;
+        compile_stdin_to_stdout(ChildLimits::default(), || {
+            HostCompiler::new(&HostConfig::default())
+        })
+        .map_err(|error| CliError::new(format!("cannot compile: {error}")))?;
         Ok(Exit::Ok)
     }
 }

@@ -2,6 +2,7 @@
 
 mod project;
 mod run;
+mod sdk;
 
 use std::path::PathBuf;
 

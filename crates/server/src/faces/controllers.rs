@@ -16,8 +16,6 @@ mod refusals;
 mod run;
 mod run_request;
 mod run_steps;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::sync::Arc;
@@ -113,8 +111,11 @@ pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
 const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
 const CONTROL: RouteAccess = RouteAccess::Needs(KeyScope::Control);
 
-/// The routes of a model, with the least access of each.
-const ROUTES: &[(&str, RouteAccess, &[(MethodFilter, Action)])] = &[
+/// A path, the least access to it, and its methods.
+type PathMethods = (&'static str, RouteAccess, &'static [(MethodFilter, Action)]);
+
+/// The routes of a model.
+const ROUTES: &[PathMethods] = &[
     ("/v1/models", CALL, &[(MethodFilter::GET, Action::Models)]),
     ("/v1/run", CALL, &[(MethodFilter::POST, Action::Run)]),
     // Whoever runs controllers by tag may list tags; the handler asks for more to set them.

@@ -10,6 +10,7 @@ mod batch;
 mod body;
 mod call;
 mod catalog;
+mod choice_delta;
 mod compression;
 mod decompression;
 mod detached;

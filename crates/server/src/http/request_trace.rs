@@ -22,6 +22,7 @@ use tracing::{Instrument, Span};
 use crate::auth::identity::CallerIdentity;
 use crate::auth::rate_limit::TokenMeter;
 use crate::auth::revocation::Revocation;
+use crate::auth::scopes::Scopes;
 use crate::http::access_log::AccessRecord;
 use crate::listener::activity::InFlight;
 use crate::listener::peer::ConnectionId;
@@ -31,8 +32,15 @@ use crate::ops::telemetry::Parent;
 // Task-locals and not arguments: the kernel between a face and the layers knows nothing of requests.
 tokio::task_local! {
     static PRESENT: RequestTrace;
-    /// The fair share of the calls of a connection without requests, and so without a trace.
-    static TURN: FairShare;
+    /// The caller of a connection without requests, and so without a trace.
+    static CONNECTION: ConnectionCaller;
+}
+
+/// What calls need to know of the caller of a connection without requests.
+#[derive(Clone, Debug)]
+struct ConnectionCaller {
+    turn: FairShare,
+    rights: SteerRights,
 }
 
 /// The trace of one request; clones share it.
@@ -44,6 +52,7 @@ pub(crate) struct RequestTrace {
     parent: Option<Parent>,
     revocation: Option<Revocation>,
     turn: FairShare,
+    /// `None` for a refused request, which makes no calls.
     rights: Option<SteerRights>,
     let_go: Arc<AtomicBool>,
 }
@@ -80,15 +89,21 @@ impl RequestTrace {
         self
     }
 
-    /// The same, for a caller that may do this with controllers.
+    /// The same, for a caller who may steer so much.
     pub(crate) fn with_rights(mut self, rights: Option<SteerRights>) -> Self {
         self.rights = rights;
         self
     }
 
-    /// What its caller may do with controllers; `None` if the request was refused.
-    pub(crate) const fn rights(&self) -> Option<&SteerRights> {
-        self.rights.as_ref()
+    /// What the caller may steer (AI-902).
+    pub(crate) fn rights(&self) -> SteerRights {
+        // Fails closed: a trace without a caller belongs to nobody.
+        let nobody = || SteerRights {
+            user: "nobody".into(),
+            is_admin: false,
+            may_control: false,
+        };
+        self.rights.clone().unwrap_or_else(nobody)
     }
 
     /// The fair share of its calls (D-54).
@@ -188,19 +203,31 @@ pub(crate) fn present_turn() -> FairShare {
     if let Some(request_trace) = RequestTrace::present() {
         return request_trace.turn;
     }
-    TURN.try_with(|turn| *turn).unwrap_or_default()
+    let turn = CONNECTION.try_with(|connection| connection.turn);
+    turn.unwrap_or_default()
 }
 
-/// Wraps `work` for a connection without requests, and so without a trace, with a fair share of `caller`.
+/// What the caller of a connection without requests may steer; `None` in a task that serves none.
+pub(crate) fn connection_rights() -> Option<SteerRights> {
+    let rights = CONNECTION.try_with(|connection| connection.rights.clone());
+    rights.ok()
+}
+
+/// Wraps `work` for a connection without requests, and so without a trace: with a fair share of `caller`, who may do so
+/// much.
 pub(crate) fn in_turns_of<F: Future>(
     caller: &CallerIdentity,
+    scopes: Scopes,
     work: F,
 ) -> impl Future<Output = F::Output> + use<F> {
-    let turn = FairShare {
-        caller: caller.number(),
-        connection: ConnectionId::fresh().0,
+    let connection = ConnectionCaller {
+        turn: FairShare {
+            caller: caller.number(),
+            connection: ConnectionId::fresh().0,
+        },
+        rights: caller.steer_rights(scopes),
     };
-    timed(TURN.scope(turn, work))
+    timed(CONNECTION.scope(connection, work))
 }
 
 /// Reads a gRPC status out of headers or trailers.

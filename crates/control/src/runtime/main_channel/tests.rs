@@ -1,1 +1,216 @@
-//! Tests.
+//! The ops of the main channel, and how the dialect is decided.
+
+use std::time::Duration;
+
+use super::super::scripted::*;
+use super::super::sequence::{MidReturned, Returned};
+use super::*;
+
+const ROOM: AnswerRoom = AnswerRoom {
+    bytes_max: 60_000,
+    room: 60_004,
+};
+
+fn channel(world: &World, dialect: Dialect) -> MainChannel<Scripted> {
+    let config = MainConfig {
+        steps: config(),
+        capabilities: Capabilities {
+            fork: true,
+            backtrack: true,
+            ff_tokens: true,
+        },
+        mask_type: MaskType::F32,
+        logits: 0,
+        p2_step_time: Duration::from_millis(25),
+    };
+    let pending = Arc::clone(&world.pending);
+    let masks = world.masks_again();
+    MainChannel::new(config, DialectCell::new(dialect), pending, masks).unwrap()
+}
+
+fn ask(channel: &mut MainChannel<Scripted>, world: &World, message: &str) -> String {
+    match channel.handle(message.as_bytes(), ROOM, world.step()) {
+        MainReply::Answer(answer) => String::from_utf8(answer).unwrap(),
+        MainReply::Stop => "stopped".into(),
+    }
+}
+
+/// The transcript of the page: "yes" is token 82 here. AI-401 to AI-404, AI-411
+#[test]
+fn ai_441_the_transcript_of_the_page() {
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::Auto);
+    let script = [runs(), mid(only(82)), post(true), runs()];
+    world.instance("r7", script);
+    let pre = r#"{"error":"","result":{"suspend":false,"num_forks":1,"ff_tokens":[]},"storage":[],"logs":"","micros":10}"#;
+    for (request, expected) in [
+        (
+            r#"{"op":"post_pre_process","post_ops":[],"pre_ops":[{"id":4,"req_id":"r7"}],"freed":[]}"#,
+            format!(r#"{{"type":"ok","data":{{"post_seqs":{{}},"pre_seqs":{{"4":{pre}}}}}}}"#),
+        ),
+        (
+            r#"{"op":"mid_process","ops":[{"id":4}]}"#,
+            r#"{"type":"ok","data":{"seqs":{"4":{"error":"","result":null,"storage":[],"logs":"","micros":10}},"num_seqs":1}}"#.into(),
+        ),
+        (
+            r#"{"op":"post_pre_process","post_ops":[{"id":4,"tokens":[82],"backtrack":0}],"pre_ops":[],"freed":[]}"#,
+            format!(
+                r#"{{"type":"ok","data":{{"post_seqs":{{"4":{{"error":"","result":{{"stop":true}},"storage":[],"logs":"","micros":10}}}},"pre_seqs":{{"4":{pre}}}}}}}"#
+            ),
+        ),
+        (
+            r#"{"op":"post_pre_process","post_ops":[{"id":99,"tokens":[1]}],"pre_ops":[],"freed":[4]}"#,
+            r#"{"type":"error","error":"invalid id 99","is_user_error":true}"#.into(),
+        ),
+    ] {
+        assert_eq!(ask(&mut channel, &world, request), expected);
+    }
+    assert_eq!(world.row(0), [82]);
+}
+
+#[test]
+fn ai_303_ping_and_tokens() {
+    let world = World::with_masks(1 << 16);
+    let mut p1 = channel(&world, Dialect::Auto);
+    let pong = r#"{"type":"ok","data":{"pong":1}}"#;
+    assert_eq!(ask(&mut p1, &world, r#"{"op":"ping"}"#), pong);
+    let tokens = r#"{"$rid":"a","type":"ok","data":{"vocab_size":100}}"#;
+    assert_eq!(
+        ask(&mut p1, &world, r#"{"op":"tokens","$rid":"a"}"#),
+        tokens
+    );
+    let mut p2 = channel(&world, Dialect::P2);
+    let tokens = r#"{"type":"ok","data":{"vocab_size":100,"eos_token_id":2}}"#;
+    assert_eq!(ask(&mut p2, &world, r#"{"op":"tokens"}"#), tokens);
+}
+
+#[test]
+fn ai_301_what_is_no_op_and_no_request() {
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::Auto);
+    let bad_op = r#"{"type":"error","error":"bad op","is_user_error":true}"#;
+    for request in [
+        r#"{"op":"dance"}"#,
+        "{}",
+        r#"{"op":1}"#,
+        r#"{"op":"mk_module"}"#,
+    ] {
+        assert_eq!(ask(&mut channel, &world, request), bad_op);
+    }
+    let unread = ask(&mut channel, &world, r#"{"op":"ping""#);
+    assert!(
+        unread.starts_with(r#"{"type":"json-error","error":"#),
+        "{unread}"
+    );
+    for request in [
+        r#"{"op":"mid_process","ops":[{"id":-1}]}"#,
+        r#"{"op":"mid_process","ops":7}"#,
+        r#"{"op":"post_pre_process","post_ops":[{"id":1,"tokens":[4294967296]}]}"#,
+        r#"{"op":"ping","$auth":{"user":1}}"#,
+    ] {
+        let answer = ask(&mut channel, &world, request);
+        assert!(answer.starts_with(r#"{"type":"error""#), "{answer}");
+        assert!(answer.ends_with(r#""is_user_error":true}"#), "{answer}");
+    }
+    assert_eq!(ask(&mut channel, &world, r#"{"op":"stop"}"#), "stopped");
+}
+
+#[test]
+fn ai_104_the_first_op_decides_the_dialect() {
+    let bad_op = r#"{"type":"error","error":"bad op","is_user_error":true}"#;
+    let (p1_op, plain) = (
+        r#"{"op":"post_pre_process"}"#,
+        r#"{"op":"mid_process","ops":[{"id":1}]}"#,
+    );
+    let p2_ops = [
+        r#"{"op":"mid_process","ops":[],"freed":[]}"#,
+        r#"{"op":"mid_process","ops":[{"id":1,"tokens":[]}]}"#,
+        r#"{"op":"mid_process","ops":[{"id":1,"sampled":null}]}"#,
+        r#"{"op":"mid_process","ops":[{"id":1,"req_id":"x"}]}"#,
+    ];
+    for p2_op in p2_ops {
+        let world = World::with_masks(1 << 16);
+        let mut p2 = channel(&world, Dialect::Auto);
+        // A plain mid decides nothing and is answered as in P1.
+        assert!(ask(&mut p2, &world, plain).contains(r#""num_seqs":1"#));
+        assert!(ask(&mut p2, &world, p2_op).contains("first_mask_byte_offset"));
+        assert_eq!(ask(&mut p2, &world, p1_op), bad_op);
+        assert!(ask(&mut p2, &world, plain).contains("first_mask_byte_offset"));
+        let mut p1 = channel(&world, Dialect::Auto);
+        assert!(ask(&mut p1, &world, p1_op).contains("pre_seqs"));
+        assert_eq!(ask(&mut p1, &world, p2_op), bad_op);
+    }
+}
+
+#[test]
+fn ai_1001_hello_accepts_what_there_is() {
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::Auto);
+    let answer = ask(
+        &mut channel,
+        &world,
+        r#"{"op":"hello","features":["bitmask","manage","x"]}"#,
+    );
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["data"]["runtime"], "sapwood");
+    assert_eq!(answer["data"]["features"], json!(["manage"]));
+}
+
+/// AI-305: whatever comes, the runtime answers, and the sequence that no request names is as it was.
+#[test]
+fn ai_305_no_request_changes_a_sequence_that_it_does_not_name() {
+    use proptest::prelude::*;
+    let piece = prop::sample::select(vec![
+        r#"{"op":"mid_process","ops":[{"id":7}]}"#,
+        r#"{"op":"mid_process","ops":[{"id":7,"clone_id":8},{"id":8,"clone_id":7}]}"#,
+        r#"{"op":"mid_process","ops":[{"id":7},{"id":7}]}"#,
+        r#"{"op":"post_pre_process","post_ops":[{"id":7,"tokens":[1]}]}"#,
+        r#"{"op":"post_pre_process","pre_ops":[{"id":7,"req_id":"none"}],"freed":[4]}"#,
+        r#"{"op":"post_pre_process","freed":[7,8,9]}"#,
+        r#"{"op":"mid_process","ops":[],"freed":[4]}"#,
+        r#"{"op":"tokens"}"#,
+        r#"{"op":"#,
+        "\u{0}",
+    ]);
+    proptest!(ProptestConfig::with_cases(64), |(requests in prop::collection::vec(piece, 0..12))| {
+        let world = World::new();
+        let mut channel = channel(&world, Dialect::P1);
+        let endless = std::iter::repeat_n(runs(), 20).chain([mid(MidReturned::Stop)]);
+        world.instance("r", endless);
+        ask(&mut channel, &world, r#"{"op":"post_pre_process","pre_ops":[{"id":4,"req_id":"r"}]}"#);
+        for request in requests {
+            let answer = ask(&mut channel, &world, request);
+            prop_assert_eq!(answer.as_bytes()[0], b'{');
+        }
+        let answer = ask(&mut channel, &world, r#"{"op":"post_pre_process"}"#);
+        prop_assert!(answer.contains(r#""4":{"error":"","#), "{answer}");
+    });
+}
+
+#[test]
+fn ai_224_an_answer_is_shortened_to_its_region() {
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::P1);
+    let sequence = Scripted::new(
+        &world,
+        [Line::Returns(Returned::Pre {
+            num_forks: 1,
+            suspend: false,
+            ff_tokens: Vec::new(),
+        })],
+    );
+    world.add("r", sequence.printing(&"x".repeat(5_000)));
+    let room = AnswerRoom {
+        bytes_max: 996,
+        room: 1_000,
+    };
+    let request = r#"{"op":"post_pre_process","pre_ops":[{"id":4,"req_id":"r"}]}"#;
+    let MainReply::Answer(answer) = channel.handle(request.as_bytes(), room, world.step()) else {
+        panic!("it is answered");
+    };
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(
+        answer.len() <= 996 && answer.contains(&"x".repeat(500)),
+        "{answer}"
+    );
+}

@@ -275,7 +275,7 @@ impl<S: Sequence> P1Live<S> {
                 self.end_pre(pre_value(false, 0));
             }
             (Stage::Mid, Ok(Returned::Mid(returned))) => self.take_mid(returned),
-            (stage, Ok(_)) => self.fail(&stage, &unexpected()),
+            (stage, Ok(_)) => self.fail(&stage, &CallFailure::unexpected()),
         }
     }
 
@@ -420,14 +420,6 @@ const fn pre_value(suspend: bool, num_forks: u32) -> SeqValue {
 
 fn still_running(id: u64) -> (Failure, SeqResult) {
     Failure::worker(format!("sequence {id} is still running"))
-}
-
-/// A callback returned what another one returns, which only a mistake in the host can cause.
-fn unexpected() -> CallFailure {
-    CallFailure {
-        reason: sapwood_proto::error_reason::ErrorReason::BAD_RESULT,
-        message: "the result is of another callback".into(),
-    }
 }
 
 /// Fast-forward rounds of one `pre`.

@@ -1,6 +1,5 @@
 //! [`P2Live`]: one sequence of a P2 engine.
 
-use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{StepReport, Token};
 use serde::Deserialize;
 
@@ -87,10 +86,7 @@ impl<S: Sequence> P2Live<S> {
         match outcome.result {
             Ok(Returned::Branches(branches)) => Ok(Some((branches, outcome.report))),
             Ok(_) => {
-                let failure = CallFailure {
-                    reason: ErrorReason::BAD_RESULT,
-                    message: "the result is of another callback".into(),
-                };
+                let failure = CallFailure::unexpected();
                 Err(Failure::of_call(&failure, Label::Mid, outcome.report))
             }
             Err(failure) => Err(Failure::of_call(&failure, Label::Mid, outcome.report)),

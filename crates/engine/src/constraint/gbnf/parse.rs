@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::GrammarError;
+use super::super::grammar::{GrammarError, RULES_MAX};
 
 /// Parentheses within each other. The compiler of Lark has a limit of its own, and the recursion here needs one.
 const NESTING_MAX: usize = 12;
@@ -73,7 +73,10 @@ pub(super) fn parse(text: &str) -> Result<Vec<Rule>, GrammarError> {
         }
         parser.skip_space(true);
         let body = parser.choice(0)?;
-        if parser.peek().is_some_and(|next| !matches!(next, '\n' | '\r')) {
+        if parser
+            .peek()
+            .is_some_and(|next| !matches!(next, '\n' | '\r'))
+        {
             return Err(parser.error("the end of the rule is expected here"));
         }
         bodies.resize_with(parser.uses.len(), || None);
@@ -158,6 +161,9 @@ impl Parser<'_> {
         let name = &rest[..len];
         let index = match self.names.get(name) {
             Some(&index) => index,
+            None if self.uses.len() == RULES_MAX => {
+                return Err(self.error(&format!("a grammar may have {RULES_MAX} rules")));
+            }
             None => {
                 self.names.insert(name.to_owned(), self.uses.len());
                 self.uses.push(self.at);
@@ -252,7 +258,11 @@ impl Parser<'_> {
         self.skip_space(false);
         let max = if self.take_text(",") {
             self.skip_space(false);
-            if self.peek() == Some('}') { None } else { Some(self.number()?) }
+            if self.peek() == Some('}') {
+                None
+            } else {
+                Some(self.number()?)
+            }
         } else {
             Some(min)
         };
@@ -268,13 +278,17 @@ impl Parser<'_> {
 
     fn number(&mut self) -> Result<u32, GrammarError> {
         let rest = &self.text[self.at..];
-        let len = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let len = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len());
         match rest[..len].parse() {
             Ok(number) if number <= REPETITIONS_MAX => {
                 self.at += len;
                 Ok(number)
             }
-            _ => Err(self.error(&format!("a number up to {REPETITIONS_MAX} is expected here"))),
+            _ => Err(self.error(&format!(
+                "a number up to {REPETITIONS_MAX} is expected here"
+            ))),
         }
     }
 
@@ -343,7 +357,9 @@ impl Parser<'_> {
         let number = number.and_then(|hex| u32::from_str_radix(hex, 16).ok());
         let character = number.and_then(char::from_u32);
         let character = character.ok_or_else(|| {
-            self.error(&format!("{digits} hexadecimal digits of a character are expected here"))
+            self.error(&format!(
+                "{digits} hexadecimal digits of a character are expected here"
+            ))
         })?;
         self.at += digits;
         Ok(character)

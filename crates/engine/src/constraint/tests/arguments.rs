@@ -24,11 +24,26 @@ fn ai_840_both_forms_mean_the_same_and_compile_once() {
         ("sapwood:regex", "ab", r#"{"value":"ab"}"#),
         ("sapwood:options", r#"["ab"]"#, r#"{"value":["ab"]}"#),
         ("sapwood:options", r#"["ab"]"#, r#"{"value":"[\"ab\"]"}"#),
-        ("sapwood:json-schema", r#"{"const":"ab"}"#, r#"{"value":{"const":"ab"}}"#),
-        ("sapwood:json-schema", r#" {"const":"ab"} "#, r#"{"value":"{\"const\":\"ab\"}"}"#),
-        ("sapwood:substring", "a", r#"{"value":"a","max_tokens":null,"prefix":null}"#),
+        (
+            "sapwood:json-schema",
+            r#"{"const":"ab"}"#,
+            r#"{"value":{"const":"ab"}}"#,
+        ),
+        (
+            "sapwood:json-schema",
+            r#" {"const":"ab"} "#,
+            r#"{"value":"{\"const\":\"ab\"}"}"#,
+        ),
+        (
+            "sapwood:substring",
+            "a",
+            r#"{"value":"a","max_tokens":null,"prefix":null}"#,
+        ),
     ] {
-        assert_eq!(output(&source, controller, plain, 1), output(&source, controller, object, 1));
+        assert_eq!(
+            output(&source, controller, plain, 1),
+            output(&source, controller, object, 1)
+        );
     }
     assert_eq!(source.cache.len(), 4);
 }
@@ -48,15 +63,31 @@ fn ai_840_a_pattern_is_taken_as_it_is() {
 #[test]
 fn ai_841_errors_have_a_position() {
     check("sapwood:regex", "ab(c", "at character 3: unclosed group");
-    check("sapwood:regex", "[b-a]", "at character 2: invalid character class range");
+    check(
+        "sapwood:regex",
+        "[b-a]",
+        "at character 2: invalid character class range",
+    );
     check("sapwood:regex", "a\\", "incomplete escape sequence");
     check("sapwood:json-schema", "{\"type\":\n 7,}", "line 2 column 4");
     check("sapwood:json-schema", r#"{"type":"strin"}"#, "strin");
-    check("sapwood:lark", "start: \"a\"\nb: (\"c\"\n", "at line 2, column 8: ");
+    check(
+        "sapwood:lark",
+        "start: \"a\"\nb: (\"c\"\n",
+        "at line 2, column 8: ",
+    );
     check("sapwood:lark", "start: missing", "at line 1, column");
-    check("sapwood:lark", "start: \"a\" %%", "at line 1, column 12: ");
-    check("sapwood:gbnf", "root ::= \"a\n", "at line 1, column 12: the closing");
-    check("sapwood:gbnf", "root ::= a\nb ::= \"c\"", "at line 1, column 10: the rule `a` is not defined");
+    check("sapwood:lark", "start: \"a\" %%", "at line 1, column 13: ");
+    check(
+        "sapwood:gbnf",
+        "root ::= \"a\n",
+        "at line 1, column 12: the closing",
+    );
+    check(
+        "sapwood:gbnf",
+        "root ::= a\nb ::= \"c\"",
+        "at line 1, column 10: the rule `a` is not defined",
+    );
     check("sapwood:gbnf", "a ::= \"b\"", "there is no rule `root`");
     check("sapwood:options", "[\"a\",1]", "at option 1: ");
     check("sapwood:options", "[]", "at option 0: there are no options");
@@ -65,13 +96,41 @@ fn ai_841_errors_have_a_position() {
 
 #[test]
 fn ai_840_members_are_checked() {
-    check("sapwood:regex", r#"{"value":"a","stpo":"b"}"#, "unknown member `stpo`");
-    check("sapwood:regex", r#"{"value":["a"]}"#, "`value` must be a string");
-    check("sapwood:regex", r#"{"value":"a","max_tokens":0}"#, "`max_tokens` must be");
-    check("sapwood:regex", r#"{"value":"a","max_tokens":1.5}"#, "`max_tokens` must be");
-    check("sapwood:regex", r#"{"value":"a","stop":""}"#, "`stop` is empty");
-    check("sapwood:regex", r#"{"value":"a","prefix":1}"#, "`prefix` must be a string");
-    check("sapwood:regex", r#"{"value":"a","store_var":""}"#, "`store_var` must have 1 to 256");
+    check(
+        "sapwood:regex",
+        r#"{"value":"a","stpo":"b"}"#,
+        "unknown member `stpo`",
+    );
+    check(
+        "sapwood:regex",
+        r#"{"value":["a"]}"#,
+        "`value` must be a string",
+    );
+    check(
+        "sapwood:regex",
+        r#"{"value":"a","max_tokens":0}"#,
+        "`max_tokens` must be",
+    );
+    check(
+        "sapwood:regex",
+        r#"{"value":"a","max_tokens":1.5}"#,
+        "`max_tokens` must be",
+    );
+    check(
+        "sapwood:regex",
+        r#"{"value":"a","stop":""}"#,
+        "`stop` is empty",
+    );
+    check(
+        "sapwood:regex",
+        r#"{"value":"a","prefix":1}"#,
+        "`prefix` must be a string",
+    );
+    check(
+        "sapwood:regex",
+        r#"{"value":"a","store_var":""}"#,
+        "`store_var` must have 1 to 256",
+    );
     let long = format!(r#"{{"value":"a","store_var":"{}"}}"#, "v".repeat(257));
     check("sapwood:regex", &long, "`store_var` must have 1 to 256");
     let fits = format!(r#"{{"value":"a","store_var":"{}"}}"#, "v".repeat(256));

@@ -56,20 +56,21 @@ pub(super) fn refusal(source: &ConstraintSource, controller: &str, arg: &str) ->
     open(source, controller, arg).err().expect("it is refused")
 }
 
-/// A small generator of pseudo-random numbers.
+/// A small generator of pseudo-random numbers (SplitMix64).
 #[derive(Clone)]
 pub(super) struct Random(u64);
 
 impl Random {
     pub(super) const fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Self(seed)
     }
 
     pub(super) fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 33).unwrap() % limit
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((mixed ^ (mixed >> 31)) >> 33).unwrap() % limit
     }
 }
 
@@ -156,8 +157,11 @@ impl Sequence {
             }
             let rung = self.bell.rung.lock().unwrap();
             let waits = |rung: &mut bool| !*rung;
-            let (mut rung, late) =
-                self.bell.changed.wait_timeout_while(rung, PATIENCE, waits).unwrap();
+            let (mut rung, late) = self
+                .bell
+                .changed
+                .wait_timeout_while(rung, PATIENCE, waits)
+                .unwrap();
             assert!(!late.timed_out(), "nothing woke the engine");
             *rung = false;
         }
@@ -177,7 +181,9 @@ impl Sequence {
             sampled,
         })?;
         self.ended = post == Post::Stop
-            || tokens.iter().any(|&token| self.vocabulary.is_end(token) && self.steer.ends_at_eos());
+            || tokens
+                .iter()
+                .any(|&token| self.vocabulary.is_end(token) && self.steer.ends_at_eos());
         Ok(())
     }
 
@@ -193,8 +199,10 @@ impl Sequence {
                 None
             }
             Step::Mask(mask) => {
-                let allowed: Vec<Token> =
-                    (0..).take(mask.vocabulary()).filter(|&token| mask.allows(token)).collect();
+                let allowed: Vec<Token> = (0..)
+                    .take(mask.vocabulary())
+                    .filter(|&token| mask.allows(token))
+                    .collect();
                 let token = choose(&allowed);
                 self.append(0, &[token], Some(token)).unwrap();
                 Some(mask)
@@ -215,7 +223,10 @@ impl Sequence {
     }
 
     pub(super) fn bytes(&self) -> Vec<u8> {
-        let bytes = self.tokens.iter().map(|&token| self.vocabulary.bytes(token));
+        let bytes = self
+            .tokens
+            .iter()
+            .map(|&token| self.vocabulary.bytes(token));
         bytes.collect::<Vec<_>>().concat()
     }
 
@@ -232,7 +243,8 @@ fn choose(
 ) -> Token {
     if closes {
         let end = allowed.iter().find(|&&token| vocabulary.is_end(token));
-        let close = |token: &&Token| matches!(vocabulary.bytes(**token), b"\"" | b"}" | b"]" | b"0");
+        let close =
+            |token: &&Token| matches!(vocabulary.bytes(**token), b"\"" | b"}" | b"]" | b"0");
         let close = end.or_else(|| allowed.iter().find(close));
         if let Some(&token) = close
             && random.below(4) > 0

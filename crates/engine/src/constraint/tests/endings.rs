@@ -9,8 +9,14 @@ use super::vocabulary::{END, small};
 fn stored(sequence: &mut Sequence) -> Option<String> {
     let report = sequence.steer.take_report()?;
     let [write] = <[VariableWrite; 1]>::try_from(report.storage).unwrap();
-    assert_eq!((write.name.as_str(), write.append, write.when_version_is), ("v", false, None));
-    assert!(sequence.steer.take_report().is_none(), "it is reported once");
+    assert_eq!(
+        (write.name.as_str(), write.append, write.when_version_is),
+        ("v", false, None)
+    );
+    assert!(
+        sequence.steer.take_report().is_none(),
+        "it is reported once"
+    );
     Some(String::from_utf8(write.value).unwrap())
 }
 
@@ -39,7 +45,11 @@ fn ai_840_a_prefix_comes_first_and_is_not_stored() {
             let text = sequence.text();
             let matched = text.strip_prefix("né \"ab").unwrap();
             assert!(!matched.is_empty(), "{controller}");
-            assert_eq!(stored(&mut sequence).as_deref(), Some(matched), "{controller}");
+            assert_eq!(
+                stored(&mut sequence).as_deref(),
+                Some(matched),
+                "{controller}"
+            );
         }
     }
 }
@@ -50,7 +60,10 @@ fn ai_841_a_prefix_is_tokenised_with_what_follows() {
     let arg = r#"{"value":"c(x|y)","prefix":"ab"}"#;
     let mut sequence = Sequence::new(open(&source(), "sapwood:regex", arg).unwrap());
     let forced = sequence.pre();
-    assert_eq!(forced, crate::api::Vocabulary::tokenize(&*small(), "abc", false));
+    assert_eq!(
+        forced,
+        crate::api::Vocabulary::tokenize(&*small(), "abc", false)
+    );
     assert_eq!(forced.len(), 1);
 }
 
@@ -80,7 +93,10 @@ fn ai_840_a_stop_string_ends_the_sequence() {
         let mut sequence = Sequence::new(open(&source, "sapwood:regex", arg).unwrap());
         sequence.run(&mut Random::new(1));
         let text = sequence.text();
-        assert!(text == "o wxhello world" || text == "o wyhello world", "{text}");
+        assert!(
+            text == "o wxhello world" || text == "o wyhello world",
+            "{text}"
+        );
         assert_eq!(stored(&mut sequence).unwrap()[1..], *"hell");
     }
 }

@@ -4,7 +4,7 @@ use regex::Regex;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::driver::{Random, Sequence, Step, open, output, refusal, source, source_of, config};
+use super::driver::{Random, Sequence, Step, config, open, output, refusal, source, source_of};
 use super::vocabulary::{Beginning, CONTROL, END, END_OF_TURN, vocabulary};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
@@ -13,7 +13,13 @@ use sapwood_proto::error_reason::ErrorReason;
 #[test]
 fn ai_840_a_regex_matches_the_whole_output() {
     let source = source();
-    for pattern in ["[0-9]{3}-(ab|abc)c?", "é+x|日本", "(?s:.){0,5}", "a/b\\d\\.", ""] {
+    for pattern in [
+        "[0-9]{3}-(ab|abc)c?",
+        "é+x|日本",
+        "(?s:.){0,5}",
+        "a/b\\d\\.",
+        "",
+    ] {
         let checker = Regex::new(&format!("^(?:{pattern})$")).unwrap();
         for seed in 0..20 {
             let text = output(&source, "sapwood:regex", pattern, seed);
@@ -31,8 +37,13 @@ fn ai_840_a_json_schema_gives_json_that_fits_it() {
     for seed in 0..20 {
         let text = output(&source, "sapwood:json-schema", schema, seed);
         let value: Value = serde_json::from_str(&text).unwrap();
-        assert!(value["name"].is_string() && value["age"].as_f64().is_some(), "{text}");
-        let tags = value.get("tags").map_or(&[][..], |tags| tags.as_array().unwrap());
+        assert!(
+            value["name"].is_string() && value["age"].as_f64().is_some(),
+            "{text}"
+        );
+        let tags = value
+            .get("tags")
+            .map_or(&[][..], |tags| tags.as_array().unwrap());
         assert!(tags.iter().all(|tag| tag == "a" || tag == "b"), "{text}");
     }
 }
@@ -77,8 +88,10 @@ fn ai_840_a_gbnf_grammar_is_followed() {
         let parts = checker.captures(&text).unwrap();
         assert_eq!(parts[1].len(), parts[2].len(), "{text}");
     }
-    let regular = "root ::= word (\", \" word)* \".\"?\nword ::= [a-c]+ \"c\" | \"é\" [^\\x00-\\x7f]\n";
-    let checker = Regex::new(r"^(?:[a-c]+c|é[^\x00-\x7f])(?:, (?:[a-c]+c|é[^\x00-\x7f]))*\.?$").unwrap();
+    let regular =
+        "root ::= word (\", \" word)* \".\"?\nword ::= [a-c]+ \"c\" | \"é\" [^\\x00-\\x7f]\n";
+    let checker =
+        Regex::new(r"^(?:[a-c]+c|é[^\x00-\x7f])(?:, (?:[a-c]+c|é[^\x00-\x7f]))*\.?$").unwrap();
     for seed in 0..20 {
         let text = output(&source, "sapwood:gbnf", regular, seed);
         assert!(checker.is_match(&text), "{text:?}");
@@ -108,12 +121,22 @@ fn ai_840_options_give_one_of_a_list() {
         assert!(options.contains(&text.as_str()), "{text:?}");
         seen.insert(text);
     }
-    assert_eq!(seen.len(), options.len(), "every option can be chosen: {seen:?}");
+    assert_eq!(
+        seen.len(),
+        options.len(),
+        "every option can be chosen: {seen:?}"
+    );
 }
 
 #[test]
 fn ai_840_an_unknown_name_is_refused() {
-    for name in ["sapwood:xml", "sapwood:", "regex", "upper-latest", "sapwood:Regex"] {
+    for name in [
+        "sapwood:xml",
+        "sapwood:",
+        "regex",
+        "upper-latest",
+        "sapwood:Regex",
+    ] {
         let refusal = refusal(&source(), name, "a");
         assert_eq!(refusal.code, Code::NotFound, "{name}");
         assert_eq!(refusal.reason, ErrorReason::UNKNOWN_CONTROLLER);
@@ -156,14 +179,16 @@ fn ai_842_a_complete_constraint_stops_without_eog_tokens() {
 
 #[test]
 fn ai_842_a_constraint_that_leaves_nothing_fails() {
-    let mut sequence = Sequence::new(open(&source(), "sapwood:lark", "start: /a/ & /b/").map_or_else(
-        // The compiler may find out first.
-        |refusal| {
-            assert_eq!(refusal.reason, ErrorReason::INVALID_GRAMMAR);
-            open(&source(), "sapwood:lark", "start: A\nA: \"a\" & \"ab\"").unwrap()
-        },
-        |steer| steer,
-    ));
+    let mut sequence = Sequence::new(
+        open(&source(), "sapwood:lark", "start: /a/ & /b/").map_or_else(
+            // The compiler may find out first.
+            |refusal| {
+                assert_eq!(refusal.reason, ErrorReason::INVALID_GRAMMAR);
+                open(&source(), "sapwood:lark", "start: A\nA: \"a\" & \"ab\"").unwrap()
+            },
+            |steer| steer,
+        ),
+    );
     sequence.pre();
     let failure = sequence.mid().unwrap_err();
     assert_eq!(failure.reason, ErrorReason::CONSTRAINT_FAILED);
@@ -175,13 +200,21 @@ fn ai_842_a_token_that_is_not_allowed_fails() {
     for wrong in [u32::from(b'z'), END, CONTROL, 100_000] {
         let mut sequence = Sequence::new(open(&source(), "sapwood:regex", "[ab]{2}").unwrap());
         let failure = sequence.append(0, &[wrong], None).unwrap_err();
-        assert_eq!(failure.reason, ErrorReason::CONSTRAINT_FAILED, "{wrong}: {}", failure.message);
+        assert_eq!(
+            failure.reason,
+            ErrorReason::CONSTRAINT_FAILED,
+            "{wrong}: {}",
+            failure.message
+        );
     }
     let mut sequence = Sequence::new(open(&source(), "sapwood:regex", "a+").unwrap());
     let a = u32::from(b'a');
     sequence.append(0, &[a, END], None).unwrap();
     assert_eq!(sequence.mid(), Ok(Step::Stop));
-    assert!(sequence.append(0, &[a], None).is_err(), "nothing follows an EOG token");
+    assert!(
+        sequence.append(0, &[a], None).is_err(),
+        "nothing follows an EOG token"
+    );
 }
 
 /// A tokenizer that puts a space before a text forces the tokens of the text alone.
@@ -193,5 +226,8 @@ fn ai_841_forced_text_is_spelled_exactly() {
     let mut sequence = Sequence::with_vocabulary(steer, vocabulary);
     sequence.run(&mut Random::new(5));
     let text = sequence.text();
-    assert!(text == "hello worldné!" || text == "hello world日本!", "{text:?}");
+    assert!(
+        text == "hello worldné!" || text == "hello world日本!",
+        "{text:?}"
+    );
 }

@@ -22,7 +22,13 @@ fn ai_841_a_grammar_has_a_largest_size() {
     assert!(open(&source, "sapwood:lark", &grammar(max)).is_ok());
     let refusal = refusal(&source, "sapwood:lark", &grammar(max + 1));
     assert_eq!(refusal.code, Code::InvalidRequest);
-    assert!(refusal.message.starts_with("invalid grammar: at byte 262144"), "{}", refusal.message);
+    assert!(
+        refusal
+            .message
+            .starts_with("invalid grammar: at byte 262144"),
+        "{}",
+        refusal.message
+    );
 }
 
 #[test]
@@ -65,11 +71,15 @@ fn ai_841_the_least_recently_used_grammar_is_dropped() {
 fn ai_843_a_recycled_automaton_is_like_new() {
     let source = source();
     let pattern = "(hello|help|[a-c]{2,5})( world)?[0-9]*";
-    let fresh: Vec<String> =
-        (0..10).map(|seed| output(&super::driver::source(), "sapwood:regex", pattern, seed)).collect();
+    let fresh: Vec<String> = (0..10)
+        .map(|seed| output(&super::driver::source(), "sapwood:regex", pattern, seed))
+        .collect();
     for _round in 0..2 {
         for (seed, expected) in fresh.iter().enumerate() {
-            assert_eq!(&output(&source, "sapwood:regex", pattern, seed as u64), expected);
+            assert_eq!(
+                &output(&source, "sapwood:regex", pattern, seed as u64),
+                expected
+            );
         }
     }
 }
@@ -88,10 +98,18 @@ fn survive(controller: &str, arg: &str) {
     let opened = open(&source, controller, arg);
     // The trie is built meanwhile, and other tests run.
     let waited = begun.elapsed();
-    assert!(waited < Duration::from_secs(6), "{controller} took {waited:?}");
+    assert!(
+        waited < Duration::from_secs(6),
+        "{controller} took {waited:?}"
+    );
     match opened {
         Err(refusal) => {
-            assert_eq!(refusal.reason, ErrorReason::INVALID_GRAMMAR, "{}", refusal.message);
+            assert_eq!(
+                refusal.reason,
+                ErrorReason::INVALID_GRAMMAR,
+                "{}",
+                refusal.message
+            );
             assert!(refusal.message.len() < 700, "{}", refusal.message);
         }
         Ok(steer) => {
@@ -101,7 +119,10 @@ fn survive(controller: &str, arg: &str) {
                 let begun = Instant::now();
                 let failed = hostile_step(&mut sequence, &mut random).is_err();
                 let took = begun.elapsed();
-                assert!(took < Duration::from_secs(10), "a step of {controller} took {took:?}");
+                assert!(
+                    took < Duration::from_secs(10),
+                    "a step of {controller} took {took:?}"
+                );
                 if failed || sequence.ended {
                     break;
                 }
@@ -125,8 +146,10 @@ fn hostile_step(
         return Ok(());
     }
     if let Step::Mask(mask) = sequence.mid()? {
-        let allowed: Vec<u32> =
-            (0..).take(mask.vocabulary()).filter(|&token| mask.allows(token)).collect();
+        let allowed: Vec<u32> = (0..)
+            .take(mask.vocabulary())
+            .filter(|&token| mask.allows(token))
+            .collect();
         let token = allowed[random.below(allowed.len())];
         sequence.append(0, &[token], Some(token))?;
     }
@@ -148,7 +171,10 @@ fn ai_841_hostile_regexes_are_bounded() {
         survive("sapwood:regex", pattern);
     }
     survive("sapwood:regex", &"(".repeat(100_000));
-    survive("sapwood:regex", &format!("{}a{}", "(".repeat(240), ")*".repeat(240)));
+    survive(
+        "sapwood:regex",
+        &format!("{}a{}", "(".repeat(240), ")*".repeat(240)),
+    );
     survive("sapwood:regex", &vec!["[a-z]+"; 30_000].join("|"));
     survive("sapwood:regex", &"(a|b)?".repeat(30_000));
     survive("sapwood:regex", &"x".repeat(250_000));
@@ -156,11 +182,16 @@ fn ai_841_hostile_regexes_are_bounded() {
 
 #[test]
 fn ai_841_hostile_schemas_are_bounded() {
-    let nested = |open: &str, close: &str, times| format!("{}true{}", open.repeat(times), close.repeat(times));
+    let nested = |open: &str, close: &str, times| {
+        format!("{}true{}", open.repeat(times), close.repeat(times))
+    };
     survive("sapwood:json-schema", &nested(r#"{"items":"#, "}", 60));
     survive("sapwood:json-schema", &nested(r#"{"items":"#, "}", 20_000));
     survive("sapwood:json-schema", &nested(r#"{"allOf":["#, "]}", 60));
-    survive("sapwood:json-schema", &nested(r#"{"anyOf":[{"type":"null"},"#, "]}", 60));
+    survive(
+        "sapwood:json-schema",
+        &nested(r#"{"anyOf":[{"type":"null"},"#, "]}", 60),
+    );
     survive("sapwood:json-schema", &"[".repeat(200_000));
     for schema in [
         r##"{"$ref":"#"}"##,
@@ -186,9 +217,53 @@ fn ai_841_hostile_schemas_are_bounded() {
     }
     doubled.push_str(r##"},"$ref":"#/$defs/d40"}"##);
     survive("sapwood:json-schema", &doubled);
-    let members: Vec<String> =
-        (0..5000).map(|index| format!(r#""p{index}":{{"type":"string"}}"#)).collect();
-    survive("sapwood:json-schema", &format!(r#"{{"properties":{{{}}}}}"#, members.join(",")));
+    let members: Vec<String> = (0..5000)
+        .map(|index| format!(r#""p{index}":{{"type":"string"}}"#))
+        .collect();
+    survive(
+        "sapwood:json-schema",
+        &format!(r#"{{"properties":{{{}}}}}"#, members.join(",")),
+    );
+}
+
+/// Chains of references as long as they are let through, and longer.
+#[test]
+fn ai_841_chains_of_references_do_not_overflow_the_stack() {
+    use super::super::schema_depth::LEVELS_MAX;
+    for (levels, body) in [
+        (1, r##"{"$ref":"#/$defs/dN"}"##),
+        (
+            3,
+            r##"{"allOf":[{"$ref":"#/$defs/dN"},{"type":"object"}]}"##,
+        ),
+        (2, r##"{"items":{"$ref":"#/$defs/dN"}}"##),
+        (3, r##"{"anyOf":[{"$ref":"#/$defs/dN"},{"type":"null"}]}"##),
+        (
+            3,
+            r##"{"properties":{"p":{"$ref":"#/$defs/dN"}},"required":["p"]}"##,
+        ),
+        (
+            5,
+            r##"{"oneOf":[{"items":[{"$ref":"#/$defs/dN"}]},{"type":"null"}]}"##,
+        ),
+        (
+            4,
+            r##"{"not":{"patternProperties":{"a":{"$ref":"#/$defs/dN"}}}}"##,
+        ),
+    ] {
+        for definitions in [(LEVELS_MAX - 10) / levels, LEVELS_MAX / levels + 10] {
+            let definition = |index: usize| {
+                format!(
+                    r#""d{index}":{},"#,
+                    body.replace('N', &(index + 1).to_string())
+                )
+            };
+            let chain: String = (0..definitions).map(definition).collect();
+            let schema =
+                format!(r##"{{"$defs":{{{chain}"d{definitions}":{{}}}},"$ref":"#/$defs/d0"}}"##);
+            survive("sapwood:json-schema", &schema);
+        }
+    }
 }
 
 #[test]
@@ -196,29 +271,78 @@ fn ai_841_hostile_grammars_are_bounded() {
     survive("sapwood:lark", "start: start | start start | \"a\" | ");
     survive("sapwood:lark", "start: a*\na: b*\nb: a* \"x\"?");
     survive("sapwood:lark", "start: (\"a\"? \"b\"?){1000000}");
-    survive("sapwood:lark", &format!("start: {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000)));
-    survive("sapwood:lark", "start: A\nA: B B B B\nB: C C C C\nC: D{1000}\nD: /.{1000}/ & /[^a]*/ & ~/b/");
-    survive("sapwood:lark", "%llguidance {\"no_forcing\": true}\nstart: <[0-300]>*");
+    survive(
+        "sapwood:lark",
+        &format!("start: {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000)),
+    );
+    survive(
+        "sapwood:lark",
+        "start: A\nA: B B B B\nB: C C C C\nC: D{1000}\nD: /.{1000}/ & /[^a]*/ & ~/b/",
+    );
+    survive(
+        "sapwood:lark",
+        "%llguidance {\"no_forcing\": true}\nstart: <[0-300]>*",
+    );
     survive("sapwood:lark", "start: %json {\"items\": [[[[");
-    let chain: String = (0..8000).map(|rule| format!("r{rule}: r{} r{}\n", rule + 1, rule + 1)).collect();
-    survive("sapwood:lark", &format!("start: r0\n{chain}r8000: \"a\""));
     survive("sapwood:gbnf", "root ::= root root | \"a\" | \"\"");
-    survive("sapwood:gbnf", "root ::= (((\"a\"{0,2000}){0,2000}){0,2000}){0,2000} root?");
+    survive(
+        "sapwood:gbnf",
+        "root ::= (((\"a\"{0,2000}){0,2000}){0,2000}){0,2000} root?",
+    );
     survive("sapwood:gbnf", &format!("root ::= {}", "(".repeat(100_000)));
-    let chain: String = (0..10_000).map(|rule| format!("a{rule} ::= a{} a{}\n", rule + 1, rule + 1)).collect();
-    survive("sapwood:gbnf", &format!("root ::= a0\n{chain}a10000 ::= \"a\""));
-    survive("sapwood:gbnf", &format!("root ::= a0 root?\n{chain}a10000 ::= \"a\""));
+}
+
+/// A chain of rules, each of which refers to the next one, at the limit and past it.
+#[test]
+fn ai_841_a_grammar_has_a_largest_number_of_rules() {
+    use super::super::grammar::RULES_MAX;
+    let source = source();
+    let chain = |rules: usize, is: &str, name: &str| -> String {
+        let rule = |index| {
+            format!(
+                "{name}{index}{is} {name}{} {name}{}\n",
+                index + 1,
+                index + 1
+            )
+        };
+        (0..rules - 2).map(rule).collect::<String>() + &format!("{name}{}{is} \"a\"\n", rules - 2)
+    };
+    for (controller, is, name, first) in [
+        ("sapwood:lark", ":", "r", "start: r0\n"),
+        ("sapwood:lark", ":", "R", "start: R0\n"),
+        ("sapwood:gbnf", " ::=", "r", "root ::= r0\n"),
+        ("sapwood:gbnf", " ::=", "r", "root ::= r0 root?\n"),
+    ] {
+        // Compiled or too complex, and no stack overflows.
+        survive(
+            controller,
+            &format!("{first}{}", chain(RULES_MAX, is, name)),
+        );
+        let over = format!("{first}{}", chain(RULES_MAX + 1, is, name));
+        let refusal = refusal(&source, controller, &over);
+        assert!(
+            refusal.message.contains("a grammar may have 2000 rules"),
+            "{}",
+            refusal.message
+        );
+    }
 }
 
 #[test]
 fn ai_841_hostile_lists_and_texts_are_bounded() {
     survive("sapwood:substring", &"a".repeat(250_000));
     survive("sapwood:substring", &"ab".repeat(100_000));
-    let text: String = (0..40_000).map(|number| format!("{} ", number * 7919 % 40_009)).collect();
+    let text: String = (0..40_000)
+        .map(|number| format!("{} ", number * 7919 % 40_009))
+        .collect();
     survive("sapwood:substring", &text[..200_000]);
-    let many: Vec<String> = (0..20_000).map(|number| format!("o{}", number * 7919 % 40_009)).collect();
+    let many: Vec<String> = (0..20_000)
+        .map(|number| format!("o{}", number * 7919 % 40_009))
+        .collect();
     survive("sapwood:options", &serde_json::to_string(&many).unwrap());
-    let long: Vec<String> = (0..100).map(|number| format!("{number}{}", "é".repeat(1000))).collect();
+    let long: Vec<String> = (0..100)
+        .map(|number| format!("{number}{}", "é".repeat(1000)))
+        .collect();
     survive("sapwood:options", &serde_json::to_string(&long).unwrap());
 }
 
@@ -233,7 +357,10 @@ fn ai_841_a_full_compiler_refuses() {
     let source = ConstraintSource::new(small(), config, Arc::new(MaskWorkers::with_threads(1)));
     let place = source.compiler.place().unwrap();
     let refusal = refusal(&source, "sapwood:regex", "a");
-    assert_eq!((refusal.code, refusal.reason), (Code::Overloaded, ErrorReason::ENGINE_BUSY));
+    assert_eq!(
+        (refusal.code, refusal.reason),
+        (Code::Overloaded, ErrorReason::ENGINE_BUSY)
+    );
     drop(place);
     assert!(source.compiler.place().is_ok());
 }

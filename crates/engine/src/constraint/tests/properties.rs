@@ -43,16 +43,22 @@ fn schema() -> impl Strategy<Value = Value> {
         Just(json!({"const": {"a": [1, "é"]}})),
     ];
     leaf.prop_recursive(4, 24, 4, |inner| {
-        let members = prop::collection::btree_map("[a-d\"é]{1,3}", (inner.clone(), any::<bool>()), 0..4);
+        let members =
+            prop::collection::btree_map("[a-d\"é]{1,3}", (inner.clone(), any::<bool>()), 0..4);
         prop_oneof![
             (inner.clone(), 0..2_u8, 0..3_u8).prop_map(|(items, min, more)| {
                 json!({"type": "array", "items": items, "minItems": min, "maxItems": min + more})
             }),
             members.prop_map(|members| {
-                let required: Vec<&String> =
-                    members.iter().filter(|(_, (_, required))| *required).map(|(key, _)| key).collect();
-                let properties: serde_json::Map<String, Value> =
-                    members.iter().map(|(key, (schema, _))| (key.clone(), schema.clone())).collect();
+                let required: Vec<&String> = members
+                    .iter()
+                    .filter(|(_, (_, required))| *required)
+                    .map(|(key, _)| key)
+                    .collect();
+                let properties: serde_json::Map<String, Value> = members
+                    .iter()
+                    .map(|(key, (schema, _))| (key.clone(), schema.clone()))
+                    .collect();
                 json!({"type": "object", "properties": properties, "required": required,
                     "additionalProperties": false})
             }),
@@ -64,7 +70,11 @@ fn schema() -> impl Strategy<Value = Value> {
 /// An independent check of the part of JSON schema that [`schema`] makes.
 fn fits(schema: &Value, value: &Value) -> bool {
     if let Some(options) = schema.get("anyOf") {
-        return options.as_array().unwrap().iter().any(|option| fits(option, value));
+        return options
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|option| fits(option, value));
     }
     if let Some(options) = schema.get("enum") {
         return options.as_array().unwrap().contains(value);
@@ -76,9 +86,9 @@ fn fits(schema: &Value, value: &Value) -> bool {
     match schema["type"].as_str().unwrap() {
         "null" => value.is_null(),
         "boolean" => value.is_boolean(),
-        "integer" => {
-            value.as_f64().is_some_and(|n| n.fract() == 0.0 && (-5.0..=120.0).contains(&n))
-        }
+        "integer" => value
+            .as_f64()
+            .is_some_and(|n| n.fract() == 0.0 && (-5.0..=120.0).contains(&n)),
         "string" => value.as_str().is_some_and(|text| {
             (bound("minLength")..=bound("maxLength")).contains(&text.chars().count())
         }),
@@ -88,9 +98,13 @@ fn fits(schema: &Value, value: &Value) -> bool {
         }),
         "object" => value.as_object().is_some_and(|members| {
             let required = schema["required"].as_array().unwrap();
-            required.iter().all(|key| members.contains_key(key.as_str().unwrap()))
+            required
+                .iter()
+                .all(|key| members.contains_key(key.as_str().unwrap()))
                 && members.iter().all(|(key, member)| {
-                    schema["properties"].get(key).is_some_and(|schema| fits(schema, member))
+                    schema["properties"]
+                        .get(key)
+                        .is_some_and(|schema| fits(schema, member))
                 })
         }),
         other => panic!("unexpected {other}"),

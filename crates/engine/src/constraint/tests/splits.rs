@@ -13,9 +13,18 @@ const SCHEMA: &str = r#"{"type":"object","properties":{"name":{"enum":["hello wo
 const CASES: [(&str, &str); 5] = [
     ("sapwood:json-schema", SCHEMA),
     ("sapwood:regex", "(hello world|abcabc){1,3}(né)?"),
-    ("sapwood:lark", "start: \"ab\" x* \"c\"\nx: \"hello\" | \"(\" x \")\""),
-    ("sapwood:gbnf", "root ::= \"hello \" root | \"abc\" [a-c] \"hello\""),
-    ("sapwood:options", r#"{"value":["hello world","hello","abc né"],"prefix":"name: "}"#),
+    (
+        "sapwood:lark",
+        "start: \"ab\" x* \"c\"\nx: \"hello\" | \"(\" x \")\"",
+    ),
+    (
+        "sapwood:gbnf",
+        "root ::= \"hello \" root | \"abc\" [a-c] \"hello\"",
+    ),
+    (
+        "sapwood:options",
+        r#"{"value":["hello world","hello","abc né"],"prefix":"name: "}"#,
+    ),
 ];
 
 fn without_fast_forward() -> ConstraintConfig {
@@ -59,7 +68,11 @@ fn ai_843_single_tokens_and_fast_forward_are_equal() {
         for seed in 0..8 {
             let mut fast = Sequence::new(open(&fast, controller, arg).unwrap());
             let mut slow = Sequence::new(open(&slow, controller, arg).unwrap());
-            assert_eq!(finish(&mut fast, seed), finish(&mut slow, seed), "{controller} {seed}");
+            assert_eq!(
+                finish(&mut fast, seed),
+                finish(&mut slow, seed),
+                "{controller} {seed}"
+            );
         }
     }
 }
@@ -108,7 +121,11 @@ fn ai_843_rollback_restores_the_masks() {
         while !sequence.ended {
             let position = sequence.tokens.len();
             sequence.step(|allowed| choose(position, allowed, 3));
-            let now = if sequence.ended { None } else { mask(&mut sequence) };
+            let now = if sequence.ended {
+                None
+            } else {
+                mask(&mut sequence)
+            };
             masks.push(now);
         }
         let tokens = sequence.tokens.clone();
@@ -156,7 +173,11 @@ fn ai_843_would_accept_changes_nothing() {
         (2, &[], true),
         (2, &[END], false),
     ] {
-        assert_eq!(steer.would_accept(backtrack, tokens), Ok(accepted), "{backtrack} {tokens:?}");
+        assert_eq!(
+            steer.would_accept(backtrack, tokens),
+            Ok(accepted),
+            "{backtrack} {tokens:?}"
+        );
     }
     assert!(steer.would_accept(3, &[]).is_err());
     assert_eq!(mask(&mut sequence), before);

@@ -69,7 +69,9 @@ impl Vocabulary for SmallVocabulary {
         let mut tokens = Vec::new();
         while !rest.is_empty() {
             // The longest token first.
-            let len = (1..=rest.len().min(8)).rev().find(|&len| self.ids.contains_key(&rest[..len]));
+            let len = (1..=rest.len().min(8))
+                .rev()
+                .find(|&len| self.ids.contains_key(&rest[..len]));
             let len = len.unwrap();
             tokens.push(self.ids[&rest[..len]]);
             rest = &rest[len..];

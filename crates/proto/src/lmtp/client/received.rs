@@ -27,18 +27,25 @@ pub struct ReceivedItem {
     pub usage: Option<StreamUsage>,
     /// The sample that it belongs to, if samples are numbered (version 2).
     pub sample: u32,
-    /// Why that sample ended, where samples are numbered; nothing of it follows then (version 2).
-    pub sample_end: Option<StreamFinish>,
-    /// The error that the sample ended with, while others go on (version 2).
-    pub sample_error: Option<LmtpError>,
-    /// The sample begins, as a fork of this one (version 2).
+    /// A controller has appended the token (version 2).
+    pub forced: bool,
+    /// What else happened to the sample; boxed, because it is rare (version 2).
+    pub branch: Option<Box<ReceivedBranch>>,
+}
+
+/// What happened to a sample of a stream, other than a token (LM-972, LM-973).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReceivedBranch {
+    /// Why it ended, where samples are numbered; nothing of it follows then.
+    pub end: Option<StreamFinish>,
+    /// The error that it ended with, while others go on.
+    pub error: Option<LmtpError>,
+    /// It begins, as a fork of this one.
     pub fork_of: Option<u32>,
     /// How many tokens it has in common with that one; all before this item if the peer does not say.
     pub inherited: Option<u32>,
-    /// This many of the last tokens of the sample are void (version 2).
+    /// This many of its last tokens are void.
     pub backtrack: Option<u32>,
-    /// A controller has appended the token (version 2).
-    pub forced: bool,
 }
 
 /// Token counts of a stream, as its peer reports them.
@@ -57,11 +64,7 @@ pub struct StreamUsage {
 impl ReceivedItem {
     /// Whether it reports anything; items that do not are no progress of their stream.
     pub(super) const fn is_progress(&self) -> bool {
-        self.token.is_some()
-            || self.finish.is_some()
-            || self.sample_end.is_some()
-            || self.fork_of.is_some()
-            || self.backtrack.is_some()
+        self.token.is_some() || self.finish.is_some() || self.branch.is_some()
     }
 
     /// Reduces `top` to what was requested: the reference server gives all streams of a batch the batch's maximum, and
@@ -179,6 +182,25 @@ impl<'a> ItemMembers<'a> {
         }
     }
 
+    /// What happened to the sample, if anything did.
+    fn branch(&self) -> Option<Box<ReceivedBranch>> {
+        let error = self.sample_error.as_deref().map(|message| {
+            let reason = self.code.as_deref().and_then(LmtpReason::from_name);
+            let reason = reason.unwrap_or(LmtpReason::UpstreamError);
+            LmtpError::new(reason, message.to_owned())
+        });
+        let branch = ReceivedBranch {
+            end: self.finish(self.sample_end.as_deref()),
+            error,
+            fork_of: self.fork_of,
+            inherited: self.inherited,
+            backtrack: self.backtrack,
+        };
+        // Without a fork the number of tokens in common has no meaning.
+        let is_any = branch.end.is_some() || branch.fork_of.is_some() || branch.backtrack.is_some();
+        is_any.then(|| Box::new(branch))
+    }
+
     /// A finish reason; one that a controller caused is distinguished.
     fn finish(&self, name: Option<&str>) -> Option<StreamFinish> {
         let is_stopped = self.stop_by.as_deref() == Some("controller");
@@ -263,16 +285,8 @@ impl<'a> ItemMembers<'a> {
             stop: self.stop.as_deref().map(str::to_owned),
             usage: self.usage.and_then(usage),
             sample: self.sample.unwrap_or_default(),
-            sample_end: self.finish(self.sample_end.as_deref()),
-            sample_error: self.sample_error.as_deref().map(|message| {
-                let reason = self.code.as_deref().and_then(LmtpReason::from_name);
-                let reason = reason.unwrap_or(LmtpReason::UpstreamError);
-                LmtpError::new(reason, message.to_owned())
-            }),
-            fork_of: self.fork_of,
-            inherited: self.inherited,
-            backtrack: self.backtrack,
             forced: self.forced,
+            branch: self.branch(),
         }
     }
 }

@@ -1,4 +1,5 @@
 mod detached;
+mod steered;
 
 use super::*;
 use crate::params::GenerationParams;

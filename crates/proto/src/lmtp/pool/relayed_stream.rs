@@ -113,10 +113,11 @@ impl RelayedStream {
         if let Some(at) = self.repeated {
             return self.repeat(at, item);
         }
-        self.steered |= item.fork_of.is_some() || item.backtrack.is_some();
+        self.steered |= item.branch.is_some();
         // The tokens of forks are not those of one text, which an upstream would find in its cache again.
         if item.sample == 0 {
-            let backtrack = item.backtrack.unwrap_or_default() as usize;
+            let backtrack = item.branch.as_ref().and_then(|branch| branch.backtrack);
+            let backtrack = backtrack.unwrap_or_default() as usize;
             let rest = self.given().saturating_sub(backtrack);
             self.tokens.truncate(self.prompt + rest);
             self.tokens.extend(item.token);

@@ -2,8 +2,12 @@
 
 mod journeys;
 
+use std::sync::Arc;
+
 use super::*;
-use crate::lmtp::{GenerateRequest, ReceivedItem, Score, StreamDemand, StreamFinish, StreamUsage};
+use crate::lmtp::{
+    GenerateRequest, ReceivedBranch, ReceivedItem, Score, StreamDemand, StreamFinish, StreamUsage,
+};
 use crate::params::GenerationParams;
 
 const fn at(seconds: u64) -> Time {
@@ -601,4 +605,34 @@ fn lm_704_stop_sequences_that_a_base_upstream_does_not_know_are_matched_here() {
     };
     assert_eq!(passage.item(&mut item), RelayedItem::On);
     assert_eq!(item.finish, Some(StreamFinish::Stop));
+}
+
+/// LM-806: a controller would see another split of prompt and output, and what it took back is not in the tokens.
+#[test]
+fn lm_806_a_steered_stream_does_not_move_once_it_has_begun() {
+    let steered = || {
+        let wanted = GenerateRequest {
+            prompt: vec![1, 2, 3],
+            controller: Some(Arc::default()),
+            ..GenerateRequest::default()
+        };
+        RelayedStream::new(StreamDemand::Generate(wanted), true)
+    };
+    let mut fresh = steered();
+    assert!(fresh.can_move());
+    assert_eq!(fresh.failed(lost()), Ok(()));
+    let mut begun = steered();
+    give(&mut begun, &[4, 5]);
+    assert!(!begun.can_move());
+    // A backtrack takes the tokens away, but the client has seen them.
+    let mut item = ReceivedItem {
+        branch: Some(Box::new(ReceivedBranch {
+            backtrack: Some(2),
+            ..ReceivedBranch::default()
+        })),
+        ..ReceivedItem::default()
+    };
+    assert_eq!(begun.item(&mut item), RelayedItem::On);
+    assert_eq!(begun.tokens(), [1, 2, 3]);
+    assert!(!begun.can_move() && begun.failed(lost()).is_err());
 }

@@ -1,9 +1,10 @@
 //! `sapwood controller new`: a folder with a controller in Rust that builds.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
+use super::sdk;
 use crate::failure::{CliError, Exit};
 use crate::output;
 
@@ -23,6 +24,9 @@ const FILES: [(&str, &str); 3] = [
     ),
 ];
 
+/// The folder of the SDK within a project.
+const SDK: &str = "sapwood-guest";
+
 /// Writes the folder `name`. Nothing that exists is overwritten.
 ///
 /// # Errors
@@ -38,15 +42,16 @@ pub(super) fn create(name: &str) -> Result<Exit, CliError> {
             "{name}: a name begins with a letter, and has letters, digits, `-` and `_` alone"
         )));
     };
-    let failed = |why: std::io::Error| CliError::usage(format!("{name}: {why}"));
+    let failed = |why: io::Error| CliError::usage(format!("{name}: {why}"));
     // Not `create_dir_all`: a folder that exists may hold somebody's work.
     fs::create_dir(folder).map_err(failed)?;
-    fs::create_dir(folder.join("src")).map_err(failed)?;
     for (path, text) in FILES {
-        let text = text.replace("{name}", crate_name);
-        let file = fs::File::create_new(folder.join(path));
-        file.and_then(|mut file| file.write_all(text.as_bytes()))
-            .map_err(failed)?;
+        write(&folder.join(path), &text.replace("{name}", crate_name)).map_err(failed)?;
+    }
+    let sdk = folder.join(SDK);
+    write(&sdk.join("Cargo.toml"), sdk::MANIFEST).map_err(failed)?;
+    for (path, text) in sdk::SOURCES {
+        write(&sdk.join("src").join(path), text).map_err(failed)?;
     }
     output::message(format!(
         "Made {name}. Next:\n  cd {name}\n  rustup target add wasm32-unknown-unknown\n  cargo build --release --target \
@@ -55,6 +60,14 @@ pub(super) fn create(name: &str) -> Result<Exit, CliError> {
         crate_name.replace('-', "_")
     ));
     Ok(Exit::Ok)
+}
+
+/// Writes a new file, and the folders that it is in.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::File::create_new(path)?.write_all(text.as_bytes())
 }
 
 fn is_crate_name(name: &str) -> bool {
@@ -79,6 +92,7 @@ mod tests {
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
         assert!(manifest.contains("name = \"my-first\""), "{manifest}");
         assert!(!manifest.contains("{name}"), "{manifest}");
+        assert!(folder.join(SDK).join("src/lib.rs").is_file());
         assert_eq!(create(name).unwrap_err().exit, Exit::Usage);
         for wrong in ["", "1st", "a b", "..", "ä"] {
             let name = parent.path().join(wrong);

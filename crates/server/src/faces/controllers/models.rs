@@ -19,7 +19,7 @@ pub(super) fn info(context: &ControllersContext, asked: &AskedAction) -> Value {
     let names = names(context, &asked.caller);
     let prefixes: Vec<_> = match &*names {
         [] | [_] => vec!["/".to_owned()],
-        several => several.iter().map(|name| prefix(name)).collect(),
+        several => several.iter().map(prefix).collect(),
     };
     json!({"prefixes": prefixes})
 }

@@ -74,7 +74,7 @@ pub(super) async fn delete(
 /// `GET /v1/controllers/tags`, with the optional `prefix`, `limit` and `after` of the query.
 pub(super) async fn tags(
     context: &ControllersContext,
-    asked: &AskedAction,
+    asked: AskedAction,
 ) -> Result<Value, Rejection> {
     let page = AskedPage::of(asked.parts.uri.query().unwrap_or_default())?;
     let tags = context.ask_store(move |store| {

@@ -87,81 +87,27 @@ mod tests {
     /// Section 12, the column of HTTP.
     #[test]
     fn ai_901_each_cause_has_its_status_and_code() {
-        for (code, reason, status, name) in [
-            (
-                Code::InvalidRequest,
-                ErrorReason::INVALID_MODULE,
-                400,
-                "invalid_module",
-            ),
-            (
-                Code::InvalidRequest,
-                ErrorReason::INVALID_GRAMMAR,
-                400,
-                "invalid_grammar",
-            ),
-            (
-                Code::InvalidRequest,
-                ErrorReason::BAD_CONFIG,
-                400,
-                "invalid_value",
-            ),
-            (
-                Code::InvalidRequest,
-                ErrorReason::PROMPT_TOO_LONG,
-                400,
-                "context_length_exceeded",
-            ),
-            (
-                Code::LimitExceeded,
-                ErrorReason::INVALID_MODULE,
-                413,
-                "invalid_module",
-            ),
-            (
-                Code::NotFound,
-                ErrorReason::UNKNOWN_CONTROLLER,
-                404,
-                "controller_not_found",
-            ),
-            (
-                Code::NotFound,
-                ErrorReason::UNKNOWN_TARGET,
-                404,
-                "model_not_found",
-            ),
-            (
-                Code::PermissionDenied,
-                ErrorReason::NONE,
-                403,
-                "insufficient_scope",
-            ),
-            (
-                Code::RateLimited,
-                ErrorReason::RATE_LIMITED,
-                429,
-                "rate_limit_exceeded",
-            ),
-            (
-                Code::Overloaded,
-                ErrorReason::ENGINE_BUSY,
-                429,
-                "server_overloaded",
-            ),
-            (
-                Code::Unimplemented,
-                ErrorReason::NONE,
-                400,
-                "unsupported_operation",
-            ),
-            (
-                Code::Unavailable,
-                ErrorReason::CONTROLLERS_UNAVAILABLE,
-                503,
-                "controllers_unavailable",
-            ),
-            (Code::Internal, ErrorReason::NONE, 500, "internal_error"),
-        ] {
+        let table = "invalid-request invalid_module 400 invalid_module
+            invalid-request invalid_grammar 400 invalid_grammar
+            invalid-request BAD_CONFIG 400 invalid_value
+            invalid-request PROMPT_TOO_LONG 400 context_length_exceeded
+            limit-exceeded invalid_module 413 invalid_module
+            not-found UNKNOWN_CONTROLLER 404 controller_not_found
+            not-found UNKNOWN_TARGET 404 model_not_found
+            permission-denied - 403 insufficient_scope
+            rate-limited RATE_LIMITED 429 rate_limit_exceeded
+            overloaded ENGINE_BUSY 429 server_overloaded
+            unimplemented - 400 unsupported_operation
+            unavailable controllers_unavailable 503 controllers_unavailable
+            unavailable - 503 model_loading
+            internal - 500 internal_error";
+        for line in table.lines() {
+            let columns: Vec<_> = line.split_ascii_whitespace().collect();
+            let [code, reason, status, name] = columns[..] else {
+                panic!("{line}");
+            };
+            let code = Code::from_name(code).unwrap();
+            let reason = ErrorReason::known(reason);
             let refusal = SteerRefusal {
                 code,
                 reason,
@@ -169,7 +115,8 @@ mod tests {
             };
             let rejection = of_store(&refusal);
             let given = rejection.http_status.map(|status| status.as_u16());
-            assert_eq!(given.unwrap_or(rejection.code.http()), status, "{name}");
+            let given = given.unwrap_or_else(|| rejection.code.http());
+            assert_eq!(given.to_string(), status, "{line}");
             assert_eq!(
                 (rejection.reason.name(), &*rejection.message),
                 (name, "why")

@@ -1,12 +1,9 @@
 //! `POST /v1/run`: runs a model with a controller (AI-911 to AI-916).
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::response::IntoResponse;
 use futures::{FutureExt, StreamExt};
 use http::{HeaderName, HeaderValue, Response, header};
-use sapwood_engine::api::Vocabulary;
 use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_kernel::{
     Args, Chunk, Error, Fun, GenerateConfig, ModelFacts, PromptMode, RequestedPorts, Run, Want,
@@ -45,7 +42,7 @@ pub(super) async fn answer(
     // The prefix wins: a client that was given one knows no other name of the model.
     let name = model.as_deref().or(request.model.as_deref());
     let function = models::find(context, &caller, name)?;
-    let spec = Arc::clone(function.spec());
+    let spec = function.spec();
     if request.controller.is_some() && !spec.steers {
         return Err(refusals::unsupported("This model runs no controllers."));
     }

@@ -102,6 +102,10 @@ impl RequestError {
                 format!("[request id: {id}] Request timeout expired")
             }
             Error::Argument { name, why, .. } => format!("parameter '{name}' {why}"),
+            // An event has no place for the code, so the text begins with it (TR-1305).
+            _ if code == Code::ControllerFailed => {
+                format!("controller: {}: {error}", error.reason())
+            }
             other => other.to_string(),
         };
         Self {
@@ -198,6 +202,11 @@ fn is_rejection(error: &Error) -> bool {
                         | ErrorReason::BAD_TOKENS
                         | ErrorReason::BAD_ROLE
                         | ErrorReason::NO_TEMPLATE
+                        | ErrorReason::UNKNOWN_CONTROLLER
+                        | ErrorReason::INSUFFICIENT_SCOPE
+                        | ErrorReason::INVALID_GRAMMAR
+                        | ErrorReason::INVALID_MODULE
+                        | ErrorReason::CONTROLLERS_UNAVAILABLE
                 )
         }
         // No upstream was reached, so none has worked on it.

@@ -25,10 +25,11 @@ use sapwood_proto::generate::{
     InputRole, OutputRole, ResponsePayload, Settings, Signature, Strings, Tensor, TensorData,
 };
 use sapwood_proto::params::GenerationParams;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::call::{CallResponses, CheckedRequest, given, texts};
+use super::choice_delta::ChoiceDelta;
 use super::request_error::RequestError;
 
 /// Chunks that are joined into one response when several choices are sent together, or read before other tasks get their
@@ -127,6 +128,10 @@ struct TextResponses {
     stream: bool,
     id: String,
     choices: Vec<ChoiceDelta>,
+    /// A controller may fork: each fork is one more choice (TR-1305).
+    grows: bool,
+    /// What stands before the text of each choice (TR-405).
+    prepended: String,
     /// What the whole answer holds.
     held: Arc<AnswerSize>,
     /// A response is of one choice, and has its index (D-55).
@@ -136,18 +141,6 @@ struct TextResponses {
     /// The chunk after the last response, which was found while the end was looked for.
     ahead: Option<Result<Chunk, Error>>,
     over: bool,
-}
-
-/// What one choice has produced since the last response.
-#[derive(Default)]
-struct ChoiceDelta {
-    text: String,
-    tokens: u32,
-    /// Of the whole output so far.
-    cumulative: f64,
-    logprobs: Vec<Value>,
-    token_logprobs: Vec<f64>,
-    finish: Option<ChoiceFinish>,
 }
 
 impl TextResponses {
@@ -178,20 +171,12 @@ impl TextResponses {
             .run::<Chunk>(&call.found.function, args)
             .wanting(Want::from(RequestedPorts::Only(ports)))
             .timeout(time(call, settings));
-        let choices = settings.params.n.unwrap_or(1) as usize;
-        let mut choices: Vec<_> = repeat_with(ChoiceDelta::default).take(choices).collect();
         // Messages have no text to prepend before the template has rendered them.
-        if let (TextPrompt::Text(text), true) = (prompt, prepends(call, settings)) {
-            let bytes = text.len().saturating_mul(choices.len());
-            let before = call.held.text_bytes.fetch_add(bytes, Ordering::Relaxed);
-            // A copy for each choice may be a gigabyte. Without it the answer is refused by `overfull`.
-            if before.saturating_add(bytes) <= PIECE_BYTES_MAX {
-                choices
-                    .iter_mut()
-                    .for_each(|choice| choice.text.clone_from(text));
-            }
-        }
-        Self {
+        let prepended = match prompt {
+            TextPrompt::Text(text) if prepends(call, settings) => text.clone(),
+            _ => String::new(),
+        };
+        let mut responses = Self {
             run,
             counts: tokens,
             logprobs,
@@ -201,13 +186,39 @@ impl TextResponses {
             wanted,
             stream: settings.stream,
             id: call.shown_id().to_owned(),
-            choices,
+            choices: Vec::new(),
+            grows: settings.controller.is_some(),
+            prepended,
             held: Arc::clone(&call.held),
             is_separate: false,
             queued: VecDeque::new(),
             ahead: None,
             over: false,
+        };
+        responses.grow(settings.params.n.unwrap_or(1) as usize);
+        if !responses.grows {
+            // No later choice needs it, and it is as long as the prompt.
+            responses.prepended = String::new();
         }
+        responses
+    }
+
+    /// Adds choices up to `count`.
+    fn grow(&mut self, count: usize) {
+        let more = count.saturating_sub(self.choices.len());
+        let bytes = self.prepended.len().saturating_mul(more);
+        let before = self.held.text_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // A copy for each choice may be a gigabyte. Without it the answer is refused by `overfull`.
+        let text = if before.saturating_add(bytes) <= PIECE_BYTES_MAX {
+            self.prepended.as_str()
+        } else {
+            ""
+        };
+        let choice = || ChoiceDelta {
+            text: text.to_owned(),
+            ..ChoiceDelta::default()
+        };
+        self.choices.extend(repeat_with(choice).take(more));
     }
 
     /// Reads all chunks to the end.
@@ -241,6 +252,11 @@ impl TextResponses {
     }
 
     fn take(&mut self, chunk: &Chunk) {
+        let count = chunk.choice as usize + 1;
+        // The kernel bounds the choices of a call, forks included.
+        if self.grows && count > self.choices.len() {
+            self.grow(count);
+        }
         // A remote model may send choices that were not asked for; they have no output.
         let Some(choice) = self.choices.get_mut(chunk.choice as usize) else {
             return;
@@ -370,8 +386,12 @@ impl TextResponses {
             OutputRole::FinishReason => {
                 // The text of an absent reason is Python's, as vLLM's backend writes it.
                 let reason = |choice: &ChoiceDelta| {
-                    let reason = choice.finish.as_ref().filter(|_| last);
-                    reason.map_or_else(|| "None".to_owned(), ToString::to_string)
+                    match choice.finish.as_ref().filter(|_| last) {
+                        None => "None".to_owned(),
+                        // TR-1305
+                        Some(ChoiceFinish::Controller) => ChoiceFinish::Stop.to_string(),
+                        Some(reason) => reason.to_string(),
+                    }
                 };
                 let mut reasons = Strings::default();
                 choices
@@ -494,61 +514,6 @@ const ALTERNATIVES_MAX: usize = 65_536;
 /// need not end.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
 
-/// Tokens of one choice whose log-probabilities wait for text: a stop text that is held back comes before as many.
-const LOGPROBS_MAX: usize = 256;
-
-impl ChoiceDelta {
-    /// Whether there is text to send, or too much to wait for it: the tokens of a model may have no text at all, as when it
-    /// repeats its EOG token.
-    fn is_ready(&self) -> bool {
-        !self.text.is_empty() || self.token_logprobs.len() >= LOGPROBS_MAX
-    }
-
-    /// One line of the port `logprobs`: a token, and its alternatives. Returns how many log-probabilities these are.
-    fn logprob(&mut self, line: &[u8]) -> usize {
-        // The empty line after the last line feed, too.
-        let Ok(reported) = serde_json::from_slice::<Value>(line) else {
-            return 0;
-        };
-        let number = |value: &Value| {
-            value
-                .get("logprob")
-                .and_then(Value::as_f64)
-                .unwrap_or(f64::NAN)
-        };
-        let own = number(&reported);
-        self.cumulative += own;
-        self.token_logprobs.push(own);
-        let none = Vec::new();
-        let top = reported
-            .get("top")
-            .and_then(Value::as_array)
-            .unwrap_or(&none);
-        let entry = |value: &Value, rank: u64| {
-            let id = value
-                .get("token_id")
-                .map(ToString::to_string)
-                .unwrap_or_default();
-            let text = value.get("text").cloned().unwrap_or_default();
-            let reported =
-                json!({"logprob": value.get("logprob"), "rank": rank, "decoded_token": text});
-            (id, reported)
-        };
-        let mut map: Map<String, Value> = (1..)
-            .zip(top)
-            .map(|(rank, value)| entry(value, rank))
-            .collect();
-        // An upstream need not report the rank of the token: then it is the one after all that were sent.
-        let rank = reported.get("rank").and_then(Value::as_u64);
-        let (id, own) = entry(&reported, rank.unwrap_or(top.len() as u64 + 1));
-        // The token is often one of its own alternatives, whose rank is known exactly.
-        map.entry(id).or_insert(own);
-        let alternatives = map.len();
-        self.logprobs.push(Value::Object(map));
-        alternatives
-    }
-}
-
 /// Whether the prompt stands before the output (TR-405).
 fn prepends(call: &CheckedRequest, settings: &Settings) -> bool {
     match settings.exclude_prompt {
@@ -578,6 +543,8 @@ fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprob
             TextPrompt::Text(_) if !templated => PromptMode::Raw,
             _ => PromptMode::Auto,
         },
+        controller: settings.controller.clone(),
+        constraint: settings.constraint.clone(),
         ..GenerateConfig::default()
     };
     let args = Args::new().with("config", config.into_chunk());

@@ -134,9 +134,12 @@ pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) 
                 let Ok(position) = context.admit(&identity) else {
                     continue;
                 };
+                // The administration of controllers is for keys, where there are any.
+                let scopes = context.shared.auth.local_scopes();
                 let context = Arc::clone(context);
                 tasks.spawn(request_trace::in_turns_of(
                     &CallerIdentity::Anonymous(None),
+                    scopes,
                     async move {
                         serve_lines(&context, LineStream::unix(stream), Some(identity), false)
                             .await;

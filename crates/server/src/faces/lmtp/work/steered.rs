@@ -125,9 +125,13 @@ impl SteeredWork {
         let first = self.pieces.len();
         let items = new.tokens.iter().map(|sampled| item(branch, sampled));
         self.pieces.extend(items.map(StreamPiece::Item));
-        // Text that is released without a token waits for no item: the next one, or none, would have to carry it.
-        if let Some(StreamPiece::Item(last)) = self.pieces[first..].last_mut() {
-            last.text = new.text.into();
+        // Text that is released without a token goes with the last one of its step.
+        let last = self.pieces.iter_mut().rev().find_map(|piece| match piece {
+            StreamPiece::Item(item) if item.branch == branch => Some(item),
+            _ => None,
+        });
+        if let Some(last) = last {
+            last.text.push_str(new.text);
         }
         if let (Some(StreamPiece::Item(item)), Some(prompt)) =
             (self.pieces.get_mut(first), &step.prompt)

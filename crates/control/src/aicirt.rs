@@ -1,0 +1,359 @@
+//! The AICI runtime as a process: an engine starts it and drives it over shared memory (AI-101 to AI-107).
+//!
+//! ```text
+//!   main thread      requests ─► MainChannel ─► responses
+//!   side thread      side requests ─► SideChannel (queue)
+//!   workers (4)      queue ─► store, compiler, instances ─► side responses
+//!   parent watch     ends the process with its parent
+//! ```
+//!
+//! The process ends by a signal, by the op `stop`, with its parent, or when the shared memory becomes unusable; none of these
+//! has anything to save, so threads are not joined.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sapwood_proto::steer::{ControllerStore, Token};
+
+use crate::host::{Capabilities, Group, Host, Instance, Start, VariablesLimits};
+use crate::module::Abi;
+use crate::runtime::{
+    AnswerRoom, Dialect, DialectCell, Launch, Launcher, MainChannel, MainConfig, MainReply,
+    MaskType, NoRowFits, Pending, PendingLimits, RequestError, SideChannel, SideParts, StepClock,
+    StepConfig, StepWake, encode_unreadable,
+};
+use crate::steer::FindProgram;
+use crate::trie::HostModel;
+use crate::wire::{MessageSlot, Received, RuntimeWire, SendError, WireConfig, WireError};
+
+/// What a runtime is started with.
+pub struct AicirtOptions {
+    /// Names and sizes of the shared objects.
+    pub wire: WireConfig,
+    /// The form of the protocol.
+    pub dialect: Dialect,
+    /// Runs controllers.
+    pub host: Host,
+    /// Finds them.
+    pub programs: Arc<dyn FindProgram>,
+    /// Stores them.
+    pub store: Arc<dyn ControllerStore>,
+    /// The engine's model.
+    pub model: Arc<HostModel>,
+    /// The token that begins a text prompt.
+    pub bos: Option<Token>,
+    /// What the engine can do, in P2.
+    pub capabilities: Capabilities,
+    /// The elements of masks, in P2.
+    pub mask_type: MaskType,
+    /// The engine's padded vocabulary; 0 if it is not padded.
+    pub logits: usize,
+    /// Time limits of steps.
+    pub times: StepTimes,
+    /// Live sequences of one request.
+    pub forks: u32,
+    /// Uploads are refused.
+    pub restricted: bool,
+    /// Outlive the parent process.
+    pub keep: bool,
+}
+
+/// Time limits of steps.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTimes {
+    /// P1: for post and pre together.
+    pub pre_step: Duration,
+    /// P1: for mid.
+    pub step: Duration,
+    /// P2: for mid.
+    pub p2_step: Duration,
+    /// P1: waited longer than the limit, once per request.
+    pub grace: Duration,
+    /// Late steps in a row until a sequence fails.
+    pub late_steps: u32,
+    /// P1: a late mid skips the step instead of failing.
+    pub late_mid_skips: bool,
+}
+
+/// Why a runtime ended otherwise than it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum AicirtError {
+    /// The flags do not fit the engine's shared memory, or the system refuses a name.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The mask region has no space for one row.
+    #[error("the mask region is too small for one row: raise --bin-size")]
+    Masks,
+    /// The system gives no thread, or no signal handler.
+    #[error("the runtime cannot be started: {0}")]
+    Start(#[from] io::Error),
+    /// The engine died in the middle of a message.
+    #[error("the engine stopped in the middle of a message")]
+    Lost,
+}
+
+/// Serves an engine until it asks the runtime to stop. Signals end the process at once.
+///
+/// # Errors
+/// [`AicirtError`].
+pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
+    // Before the first answer: engines end a runtime by its process group, whenever they like (AI-105).
+    crate::wire::watch_signals()?;
+    if rustix::process::setpgid(None, None).is_err() {
+        // Only a session's leader cannot, and that leads a group already.
+        tracing::debug!("this process leads its group already");
+    }
+    if !options.keep {
+        watch_parent()?;
+    }
+    let wire = RuntimeWire::open(&options.wire)?;
+    let RuntimeWire {
+        requests,
+        responses,
+        side_requests,
+        side_responses,
+        masks,
+    } = wire;
+    let pending = Pending::new(PendingLimits::default());
+    let dialect = DialectCell::new(options.dialect);
+    let wake = Arc::new(StepWake::default());
+    let config = options.main_config();
+    let main = MainChannel::new(config, Arc::clone(&dialect), Arc::clone(&pending), masks);
+    let main = main.map_err(|NoRowFits| AicirtError::Masks)?;
+    let side = SideChannel::new(SideParts {
+        store: Arc::clone(&options.store),
+        restricted: options.restricted,
+        launcher: HostLauncher::from(options),
+        pending,
+        dialect,
+        wake: Arc::clone(&wake),
+        send: side_answers(side_responses),
+    });
+    start_side(Arc::new(side), side_requests)?;
+    serve_main(main, requests, responses, &wake)
+}
+
+fn serve_main(
+    mut main: MainChannel<Instance>,
+    mut requests: MessageSlot,
+    mut responses: MessageSlot,
+    wake: &StepWake,
+) -> Result<(), AicirtError> {
+    let room = AnswerRoom {
+        bytes_max: responses.bytes_max(),
+        room: responses.room(),
+    };
+    let mut message = Vec::new();
+    loop {
+        let received = requests.receive(&mut message, None);
+        let arrival = Instant::now();
+        let answer = match received.map_err(|_| AicirtError::Lost)? {
+            Received::Nothing => continue,
+            Received::TooLong(bytes) => too_long(bytes, requests.room()),
+            Received::Message => {
+                let clock = StepClock {
+                    arrival,
+                    pace: wake,
+                };
+                match main.handle(&message, room, clock) {
+                    MainReply::Answer(answer) => answer,
+                    // Never answered: the engine does not read any more (AI-105).
+                    MainReply::Stop => return Ok(()),
+                }
+            }
+        };
+        send(&mut responses, &answer).map_err(|_| AicirtError::Lost)?;
+    }
+}
+
+/// The answer to a message whose length is impossible.
+fn too_long(bytes: u32, room: usize) -> Vec<u8> {
+    encode_unreadable(&format!("msg too large; {bytes} + 4 > {room}"))
+}
+
+/// Sends an answer; one that does not fit is replaced by an error that does.
+fn send(responses: &mut MessageSlot, answer: &[u8]) -> Result<(), SendError> {
+    match responses.send(answer) {
+        Err(SendError::TooLarge { bytes, .. }) => {
+            let bytes_max = responses.bytes_max();
+            let error = format!("response too large; {bytes} > {bytes_max}");
+            tracing::error!(error);
+            // As an error of a request that could be read; the `$rid` may be what made it too large.
+            let error =
+                serde_json::json!({"type": "error", "error": error, "is_user_error": false});
+            responses.send(error.to_string().as_bytes())
+        }
+        sent => sent,
+    }
+}
+
+fn side_answers(responses: MessageSlot) -> Box<dyn Fn(Vec<u8>) + Send + Sync> {
+    let responses = Mutex::new(responses);
+    Box::new(move |answer| {
+        let mut responses = responses.lock().unwrap_or_else(PoisonError::into_inner);
+        if send(&mut responses, &answer).is_err() {
+            lost("the engine does not read the answers of the side channel");
+        }
+    })
+}
+
+fn start_side(side: Arc<SideChannel<HostLauncher>>, mut requests: MessageSlot) -> io::Result<()> {
+    for number in 0..SIDE_WORKERS {
+        let side = Arc::clone(&side);
+        std::thread::Builder::new()
+            .name(format!("aici-work-{number}"))
+            .spawn(move || side.work())?;
+    }
+    let serve = move || {
+        let mut message = Vec::new();
+        loop {
+            match requests.receive(&mut message, None) {
+                Ok(Received::Message) => side.accept(&message),
+                Ok(Received::TooLong(bytes)) => {
+                    side.unreadable(&format!("msg too large; {bytes} + 4 > {}", requests.room()));
+                }
+                Ok(Received::Nothing) => {}
+                Err(error) => lost(&error.to_string()),
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("aici-side".into())
+        .spawn(serve)?;
+    Ok(())
+}
+
+/// Ends the process: without one of its channels a runtime is of no use, and the main thread may wait for ever.
+fn lost(reason: &str) -> ! {
+    tracing::error!("{reason}");
+    std::process::exit(SHARED_MEMORY_LOST);
+}
+
+/// Ends the process when its parent has ended (AI-106). The process is watched, not the thread that spawned this one.
+fn watch_parent() -> io::Result<()> {
+    let Some(parent) = rustix::process::getppid() else {
+        return Ok(());
+    };
+    let handle = rustix::process::pidfd_open(parent, rustix::process::PidfdFlags::empty());
+    if rustix::process::getppid() != Some(parent) {
+        std::process::exit(0);
+    }
+    let watch = move || {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        loop {
+            let half_second = Timespec {
+                tv_sec: 0,
+                tv_nsec: 500_000_000,
+            };
+            match &handle {
+                Ok(handle) => {
+                    let mut ends = [PollFd::new(handle, PollFlags::IN)];
+                    // Interrupted, it looks again; an error is as good as an end of the wait.
+                    let _ = poll(&mut ends, None);
+                }
+                // A kernel before 5.3.
+                Err(_) => {
+                    let _ = poll(&mut [], Some(&half_second));
+                }
+            }
+            if rustix::process::getppid() != Some(parent) {
+                tracing::info!("the engine has ended");
+                std::process::exit(0);
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("aici-parent".into())
+        .spawn(watch)?;
+    Ok(())
+}
+
+impl AicirtOptions {
+    fn main_config(&self) -> MainConfig {
+        MainConfig {
+            steps: StepConfig {
+                vocabulary: self.model.vocabulary(),
+                eos: self.model.eos(),
+                pre_step_time: self.times.pre_step,
+                step_time: self.times.step,
+                grace_time: self.times.grace,
+                late_steps: self.times.late_steps,
+                late_mid_skips: self.times.late_mid_skips,
+                forks: self.forks as usize,
+                sequences: PendingLimits::default().sequences,
+            },
+            capabilities: self.capabilities,
+            mask_type: self.mask_type,
+            logits: self.logits,
+            p2_step_time: self.times.p2_step,
+        }
+    }
+}
+
+/// Starts controllers on the host.
+struct HostLauncher {
+    host: Host,
+    programs: Arc<dyn FindProgram>,
+    model: Arc<HostModel>,
+    bos: Option<Token>,
+    capabilities: Capabilities,
+    forks: u32,
+}
+
+impl From<AicirtOptions> for HostLauncher {
+    fn from(options: AicirtOptions) -> Self {
+        Self {
+            host: options.host,
+            programs: options.programs,
+            model: options.model,
+            bos: options.bos,
+            capabilities: options.capabilities,
+            forks: options.forks,
+        }
+    }
+}
+
+impl Launcher for HostLauncher {
+    type Sequence = Instance;
+
+    fn launch(&self, launch: Launch<'_>) -> Result<Instance, RequestError> {
+        let program = self.programs.find(launch.user, launch.controller)?;
+        let is_p2 = launch.dialect == Dialect::P2;
+        if is_p2 != (program.abi() == Abi::P2) {
+            return Err(RequestError::user(OTHER_GENERATION));
+        }
+        let start = Start {
+            model: Arc::clone(&self.model),
+            arg: launch.arg.into(),
+            prompt: launch.prompt,
+            group: Group::new(self.forks, VariablesLimits::default()),
+            // P1 has no flags for what an engine can do: it can do everything.
+            capabilities: if is_p2 {
+                self.capabilities
+            } else {
+                Capabilities::ALL
+            },
+            waker: launch.waker,
+        };
+        Ok(Instance::start(&self.host, &program, start))
+    }
+
+    fn tokenize_prompt(&self, text: &str) -> Vec<Token> {
+        let text = self
+            .model
+            .tokenize(text.as_bytes(), crate::trie::TokenView::Named);
+        self.bos.into_iter().chain(text).collect()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.model.vocabulary()
+    }
+}
+
+/// The answer for a module whose callbacks are not those of the wire.
+const OTHER_GENERATION: &str = "the module is of the other generation of the interface: start the runtime with the other --dialect";
+/// Threads that work on requests of the side channel. They wait for the disk and the compiler, and never run a controller.
+const SIDE_WORKERS: usize = 4;
+/// The exit code of a runtime whose shared memory is unusable (AI-107).
+const SHARED_MEMORY_LOST: i32 = 3;

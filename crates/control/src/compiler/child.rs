@@ -1,0 +1,140 @@
+//! The child's side: [`compile_stdin_to_stdout`].
+//!
+//! Messages, each way one: `kind 1 | length 8 (little-endian) | bytes`. The length shows that all has arrived, so a
+//! parent that died while writing does not leave half a module to be compiled.
+
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
+
+/// Limits that the child sets itself. A process without unsafe code cannot set them for a child that it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChildLimits {
+    /// Bytes of private memory that can be written: heap and maps. This is the limit that modules meet.
+    pub memory_bytes: u64,
+    /// Bytes of address space. More than the memory, since it also counts the program itself, its libraries, stacks,
+    /// and what allocators and the Wasm engine reserve and never touch; it bounds what the other limit does not count.
+    pub address_space_bytes: u64,
+    /// Processor time, in whole seconds, rounded up.
+    pub time: Duration,
+}
+
+impl Default for ChildLimits {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 1 << 30,
+            address_space_bytes: 4 << 30,
+            time: Duration::from_secs(10),
+        }
+    }
+}
+
+/// The whole of a compiler child: limits this process, reads a module from standard input, compiles it, and writes the
+/// result to standard output. The module is checked here again: what is compiled is what this process has instrumented.
+///
+/// # Errors
+/// Limits cannot be set, or the parent went away. An invalid module is no error: it is the result.
+pub fn compile_stdin_to_stdout(
+    limits: ChildLimits,
+    compile: impl FnOnce(&CheckedModule) -> Result<Vec<u8>, ModuleError>,
+) -> io::Result<()> {
+    limits.apply()?;
+    answer(compile, io::stdin().lock(), io::stdout().lock())
+}
+
+/// Compiles one module from `input`.
+pub(super) fn answer(
+    compile: impl FnOnce(&CheckedModule) -> Result<Vec<u8>, ModuleError>,
+    mut input: impl Read,
+    mut output: impl Write,
+) -> io::Result<()> {
+    let message = read(&mut input, u64::MAX)?;
+    let Some((MODULE, bytes)) = message else {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    };
+    let checked = module::check(&bytes, &LIMITS_OF_PARENT);
+    let (kind, bytes) = match checked.and_then(|module| compile(&module)) {
+        Ok(artefact) => (ARTEFACT, artefact),
+        Err(ModuleError::Invalid(reason)) => (INVALID, reason.into_bytes()),
+        Err(error) => (FAILED, error.to_string().into_bytes()),
+    };
+    write(&mut output, kind, &bytes)
+}
+
+impl ChildLimits {
+    /// Limits this process.
+    fn apply(self) -> io::Result<()> {
+        use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+
+        // Not outliving the parent: it may be killed in a way that lets it kill nobody. The thread that started this
+        // process waits for it, so its end is the parent's.
+        #[cfg(target_os = "linux")]
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        let limit = |resource, soft, hard| {
+            let (current, maximum) = (Some(soft), Some(hard));
+            setrlimit(resource, Rlimit { current, maximum })
+        };
+        limit(
+            Resource::As,
+            self.address_space_bytes,
+            self.address_space_bytes,
+        )?;
+        limit(Resource::Data, self.memory_bytes, self.memory_bytes)?;
+        // At the lower one the system sends XCPU, which the parent recognises; at the higher one KILL.
+        let seconds = self.time.as_secs() + u64::from(self.time.subsec_nanos() > 0);
+        limit(Resource::Cpu, seconds, seconds + 1)?;
+        // A crash of the code generator must not write what a stranger uploaded to the disk.
+        limit(Resource::Core, 0, 0)?;
+        Ok(())
+    }
+}
+
+/// Reads a message; `None` if it is incomplete or longer than `limit`.
+pub(super) fn read(input: &mut impl Read, limit: u64) -> io::Result<Option<(u8, Vec<u8>)>> {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    input.take(HEAD_BYTES as u64).read_to_end(&mut head)?;
+    let Some((kind, length)) = head.split_first() else {
+        return Ok(None);
+    };
+    let Ok(length) = length.try_into().map(u64::from_le_bytes) else {
+        return Ok(None);
+    };
+    if length > limit {
+        return Ok(None);
+    }
+    // Not reserved in advance: the length is believed only as far as bytes follow.
+    let mut bytes = Vec::new();
+    input.take(length).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 == length).then_some((*kind, bytes)))
+}
+
+/// Writes a message.
+pub(super) fn write(output: &mut impl Write, kind: u8, bytes: &[u8]) -> io::Result<()> {
+    output.write_all(&[kind])?;
+    output.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    output.write_all(bytes)?;
+    output.flush()
+}
+
+/// The parent has applied its own limits, which are not known here.
+const LIMITS_OF_PARENT: ModuleLimits = ModuleLimits {
+    module_bytes: usize::MAX,
+    functions: u32::MAX,
+    memory_bytes: u64::MAX,
+    tables: u32::MAX,
+    table_elements: u64::MAX,
+    mutable_globals: u32::MAX,
+    dropped_segments: u32::MAX,
+};
+
+/// The kinds of messages: a module to compile.
+pub(super) const MODULE: u8 = b'M';
+/// The artefact.
+pub(super) const ARTEFACT: u8 = b'A';
+/// The engine refuses the module, because of this text.
+pub(super) const INVALID: u8 = b'I';
+/// Anything else went wrong; the text is for the log.
+pub(super) const FAILED: u8 = b'F';
+
+const HEAD_BYTES: usize = 1 + size_of::<u64>();

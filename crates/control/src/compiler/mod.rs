@@ -1,0 +1,150 @@
+//! [`Compiler`]: turns instrumented modules into machine code, outside the serving process (AI-732).
+//!
+//! A module is a stranger's input to a large program, the code generator. In a server it therefore runs in a child
+//! process: limits on memory and processor time end a module that is expensive to compile, and a crash costs the child.
+//! The composition root starts the child by its own program with arguments that lead to [`compile_stdin_to_stdout`].
+
+mod child;
+mod host;
+mod process;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+pub use self::child::{ChildLimits, compile_stdin_to_stdout};
+use crate::module::{CheckedModule, ModuleError};
+use crate::store::ArtefactKey;
+
+/// Compiles modules and loads what was compiled; implemented by the Wasm host.
+pub trait ArtefactCompiler: Send + Sync {
+    /// A module that is ready to be instantiated. A clone is cheap.
+    type Program: Clone + Send + Sync;
+
+    /// Names all that an artefact depends on beside its module: version of the engine, options, processor features.
+    fn key(&self) -> ArtefactKey;
+
+    /// Compiles a module.
+    ///
+    /// # Errors
+    /// The engine refuses it.
+    fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError>;
+
+    /// Loads an artefact. It is called with artefacts alone that were compiled from this module under the same key; others
+    /// could contain any machine code.
+    ///
+    /// # Errors
+    /// The artefact does not fit this engine.
+    fn load(&self, module: &CheckedModule, artefact: &[u8]) -> Result<Self::Program, ModuleError>;
+
+    /// Whether anything but the given clone uses the program.
+    fn in_use(program: &Self::Program) -> bool;
+}
+
+/// Where modules are compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CompilerPlace {
+    /// In this process: for tests, and for a runtime that serves one user.
+    InProcess,
+    /// In a child: a program and its arguments.
+    Child(Vec<OsString>),
+}
+
+/// How much is compiled, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompilerOptions {
+    /// Where.
+    pub place: CompilerPlace,
+    /// The longest time that a child may take.
+    pub time: Duration,
+    /// Bytes of the largest artefact.
+    pub artefact_bytes_max: u64,
+    /// Modules compiled at once; each takes a core.
+    pub jobs: usize,
+    /// Modules that wait for that.
+    pub waiting_max: usize,
+}
+
+impl CompilerOptions {
+    /// The default limits.
+    #[must_use]
+    pub const fn new(place: CompilerPlace) -> Self {
+        Self {
+            place,
+            time: Duration::from_secs(10),
+            artefact_bytes_max: 1 << 30,
+            jobs: 1,
+            waiting_max: 32,
+        }
+    }
+}
+
+/// Compiles a limited number of modules at once; the others wait their turn.
+#[derive(Debug)]
+pub(crate) struct Compiler {
+    options: CompilerOptions,
+    queue: Mutex<Queue>,
+    job_ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    running: usize,
+    waiting: usize,
+}
+
+impl Compiler {
+    pub(crate) fn new(options: CompilerOptions) -> Self {
+        Self {
+            options,
+            queue: Mutex::default(),
+            job_ended: Condvar::new(),
+        }
+    }
+
+    /// Returns the artefact of `module`, which was uploaded as `bytes`. May wait for other modules first, which does not
+    /// count towards the time limit.
+    pub(crate) fn compile<C: ArtefactCompiler>(
+        &self,
+        host: &C,
+        module: &CheckedModule,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, ModuleError> {
+        let _job = self.start_job()?;
+        match &self.options.place {
+            CompilerPlace::InProcess => host.compile(module),
+            CompilerPlace::Child(command) => process::compile(command, bytes, &self.options),
+        }
+    }
+
+    fn start_job(&self) -> Result<Job<'_>, ModuleError> {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.running >= self.options.jobs {
+            if queue.waiting >= self.options.waiting_max {
+                return Err(ModuleError::Busy);
+            }
+            queue.waiting += 1;
+            let ready = |queue: &mut Queue| queue.running >= self.options.jobs;
+            queue = self
+                .job_ended
+                .wait_while(queue, ready)
+                .unwrap_or_else(PoisonError::into_inner);
+            queue.waiting -= 1;
+        }
+        queue.running += 1;
+        Ok(Job(self))
+    }
+}
+
+/// One module being compiled.
+struct Job<'a>(&'a Compiler);
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.running -= 1;
+        self.0.job_ended.notify_one();
+    }
+}

@@ -1,0 +1,222 @@
+//! The parent's side with shell scripts as children, and the child's side in this process.
+
+use std::ffi::OsString;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::child::{self, answer};
+use super::{ArtefactCompiler, ChildLimits, Compiler, CompilerOptions, CompilerPlace, process};
+use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
+use crate::store::ArtefactKey;
+
+fn options(time: Duration) -> CompilerOptions {
+    CompilerOptions {
+        time,
+        artefact_bytes_max: 1 << 20,
+        ..CompilerOptions::new(CompilerPlace::InProcess)
+    }
+}
+
+/// Long enough for any child that ends by itself.
+const AMPLE: Duration = Duration::from_secs(60);
+
+fn shell(script: &str) -> Vec<OsString> {
+    ["/bin/sh", "-c", script].map(OsString::from).to_vec()
+}
+
+fn compile(script: &str, time: Duration) -> Result<Vec<u8>, ModuleError> {
+    process::compile(&shell(script), b"module", &options(time))
+}
+
+#[test]
+fn ai_732_a_module_travels_to_a_child_and_its_artefact_back() {
+    // The script answers with what it got, under another kind.
+    assert_eq!(
+        compile("printf A; tail -c +2", AMPLE),
+        Ok(b"module".to_vec())
+    );
+    let large = vec![7; (1 << 20) - 1];
+    let echoed = process::compile(&shell("printf A; tail -c +2"), &large, &options(AMPLE));
+    assert!(echoed == Ok(large));
+    // AI-1090: an artefact may have the limit and no byte more.
+    let script = shell("printf A; tail -c +2");
+    let limit = vec![7; 1 << 20];
+    assert!(process::compile(&script, &limit, &options(AMPLE)) == Ok(limit));
+    let over = process::compile(&script, &vec![7; (1 << 20) + 1], &options(AMPLE));
+    assert!(over == Err(ModuleError::CompileFailed));
+}
+
+#[test]
+fn ai_732_a_child_that_fails_is_a_failed_compilation() {
+    for script in [
+        "exit 0",
+        "exit 3",
+        "kill -SEGV $$",
+        "kill -KILL $$",
+        "cat > /dev/null; printf A",
+        r"cat > /dev/null; printf 'A\012\000\000\000\000\000\000\000half'",
+        r"cat > /dev/null; printf 'F\004\000\000\000\000\000\000\000oops'",
+        r"cat > /dev/null; printf 'X\004\000\000\000\000\000\000\000what'",
+        // A claim of 2^63 bytes is not believed.
+        r"cat > /dev/null; printf 'A\000\000\000\000\000\000\000\200'",
+    ] {
+        let error = compile(script, AMPLE).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "invalid module: compile failed",
+            "{script}"
+        );
+    }
+    let error = process::compile(&[], b"module", &options(AMPLE)).unwrap_err();
+    assert!(matches!(error, ModuleError::Host(_)));
+    let missing = [OsString::from("/nonexistent/compiler")];
+    let error = process::compile(&missing, b"module", &options(AMPLE)).unwrap_err();
+    assert!(matches!(error, ModuleError::Host(_)));
+}
+
+#[test]
+fn ai_732_what_the_engine_refuses_is_invalid() {
+    let script = r"cat > /dev/null; printf 'I\004\000\000\000\000\000\000\000odd!'";
+    let error = compile(script, AMPLE).unwrap_err();
+    assert_eq!(error.to_string(), "invalid module: odd!");
+}
+
+#[test]
+fn ai_732_a_child_that_takes_too_long_is_killed() {
+    let time = Duration::from_millis(100);
+    let expected = "invalid module: compilation took longer than 0 s";
+    let started = Instant::now();
+    for script in [
+        "while :; do :; done",
+        // Reads nothing, and the module does not fit into a pipe.
+        "kill -STOP $$",
+        "exec > /dev/null; while :; do :; done",
+    ] {
+        let large = vec![7; 1 << 20];
+        let result = process::compile(&shell(script), &large, &options(time));
+        // The last closes its output, which cannot be told from a crash.
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error == expected || script.starts_with("exec"),
+            "{script}: {error}"
+        );
+    }
+    assert!(started.elapsed() < AMPLE);
+    // The processor time that the child allows itself is over first.
+    let error = compile("kill -XCPU $$", AMPLE).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "invalid module: compilation took longer than 60 s"
+    );
+}
+
+const MAIN: &str = r#"(module (memory (export "memory") 1)
+    (func (export "main") (param i32 i32) (result i32) (i32.const 0)))"#;
+
+#[test]
+fn ai_732_the_child_answers_one_module() {
+    let answered = |input: &[u8], result: Result<Vec<u8>, ModuleError>| {
+        let mut output = Vec::new();
+        answer(|_| result, input, &mut output)?;
+        Ok::<_, io::Error>(child::read(&mut &output[..], u64::MAX)?.unwrap())
+    };
+    let message = |module: &[u8]| {
+        let mut message = Vec::new();
+        child::write(&mut message, child::MODULE, module).unwrap();
+        message
+    };
+    let whole = message(&wat::parse_str(MAIN).unwrap());
+    let code = Ok(b"code".to_vec());
+    let good = answered(&whole, code.clone()).unwrap();
+    assert_eq!(good, (child::ARTEFACT, b"code".to_vec()));
+    let refused = answered(&whole, Err(ModuleError::Invalid("too odd".to_owned()))).unwrap();
+    assert_eq!(refused, (child::INVALID, b"too odd".to_vec()));
+    assert_eq!(
+        answered(&whole, Err(ModuleError::CompileFailed)).unwrap().0,
+        child::FAILED
+    );
+    // The child checks too.
+    let (kind, reason) = answered(&message(b"text"), code.clone()).unwrap();
+    assert_eq!(
+        (kind, &reason[..]),
+        (child::INVALID, &b"not a Wasm module in binary form"[..])
+    );
+    // A parent that died: nothing is compiled, whatever has arrived.
+    for length in 0..whole.len() {
+        let error = answered(&whole[..length], code.clone()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+}
+
+/// Counts how many compile at once.
+struct Counting {
+    running: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl ArtefactCompiler for Counting {
+    type Program = ();
+
+    fn key(&self) -> ArtefactKey {
+        ArtefactKey::of("counting")
+    }
+
+    fn compile(&self, _module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
+        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(running, Ordering::SeqCst);
+        for _ in 0..100 {
+            std::thread::yield_now();
+        }
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        Ok(Vec::new())
+    }
+
+    fn load(&self, _module: &CheckedModule, _artefact: &[u8]) -> Result<(), ModuleError> {
+        Ok(())
+    }
+
+    fn in_use((): &()) -> bool {
+        false
+    }
+}
+
+/// AI-1090
+#[test]
+fn ai_732_few_modules_are_compiled_at_once() {
+    let bytes = wat::parse_str(MAIN).unwrap();
+    let module = module::check(&bytes, &ModuleLimits::default()).unwrap();
+    let host = Counting {
+        running: AtomicUsize::new(0),
+        most: AtomicUsize::new(0),
+    };
+    let compiler = Compiler::new(options(AMPLE));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| compiler.compile(&host, &module, &bytes).unwrap());
+        }
+    });
+    assert_eq!(host.most.load(Ordering::SeqCst), 1);
+
+    // One runs and none may wait.
+    let compiler = Compiler::new(CompilerOptions {
+        waiting_max: 0,
+        ..options(AMPLE)
+    });
+    let job = compiler.start_job().unwrap();
+    assert_eq!(
+        compiler.compile(&host, &module, &bytes),
+        Err(ModuleError::Busy)
+    );
+    drop(job);
+    assert_eq!(compiler.compile(&host, &module, &bytes), Ok(Vec::new()));
+}
+
+#[test]
+fn ai_732_the_default_limits() {
+    let options = CompilerOptions::new(CompilerPlace::InProcess);
+    let limits = ChildLimits::default();
+    assert_eq!(options.time, Duration::from_secs(10));
+    assert_eq!(limits.time, options.time);
+    assert_eq!(limits.memory_bytes, 1 << 30);
+}

@@ -1,0 +1,298 @@
+//! [`Controllers`]: uploaded controllers, from their bytes to a program that can be instantiated (AI-311 to AI-331).
+//!
+//! Brings together the check of modules, the compiler, the store on disk and the programs in memory, and decides who may
+//! do what (AI-902). All methods may wait for the disk and the compiler.
+//!
+//! ```text
+//! upload ─► check ─► compile (a child) ─► load ─► store ─┐
+//!                                                        ├─► programs in memory ─► find
+//! find ─► store ─► check ─► artefact, or compile ─► load ┘
+//! ```
+//!
+//! Each module is prepared at most once at a time: others that want it wait for the same result.
+
+mod access;
+mod loaded;
+mod manage;
+mod name;
+mod once;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use sapwood_proto::steer::{SteerRefusal, SteerUser, UploadedModule};
+
+use self::loaded::{LoadedModules, LoadedProgram};
+use self::name::ControllerName;
+use self::once::Once;
+use crate::compiler::{ArtefactCompiler, Compiler, CompilerOptions};
+use crate::module::{self, CheckedModule, ModuleError, ModuleId, ModuleLimits};
+use crate::store::{ArtefactKey, ModuleRecord, NewModule, Store, StoreError, StoreOptions};
+
+/// Returns the time of day; tests have another one.
+pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
+
+/// What [`Controllers`] is made of.
+#[derive(Clone)]
+pub struct ControllersOptions {
+    /// The folder and its limits.
+    pub store: StoreOptions,
+    /// How modules are compiled.
+    pub compiler: CompilerOptions,
+    /// Limits of modules.
+    pub limits: ModuleLimits,
+    /// Bytes of compiled programs in memory that nothing uses; what is in use is not counted against it.
+    pub loaded_bytes_max: u64,
+    /// The time of day.
+    pub clock: Clock,
+}
+
+impl ControllersOptions {
+    /// The default limits.
+    #[must_use]
+    pub fn new(store: StoreOptions, compiler: CompilerOptions) -> Self {
+        Self {
+            store,
+            compiler,
+            limits: ModuleLimits::default(),
+            loaded_bytes_max: 512 << 20,
+            clock: Arc::new(SystemTime::now),
+        }
+    }
+}
+
+/// Uploaded controllers. `C` is the Wasm host.
+pub struct Controllers<C: ArtefactCompiler> {
+    host: C,
+    key: ArtefactKey,
+    store: Store,
+    compiler: Compiler,
+    limits: ModuleLimits,
+    clock: Clock,
+    loaded: Mutex<LoadedModules<C>>,
+    preparing: Once<ModuleId, Result<LoadedProgram<C>, SteerRefusal>>,
+}
+
+impl<C: ArtefactCompiler> Controllers<C> {
+    /// Opens the store.
+    ///
+    /// # Errors
+    /// The folder belongs to another user, or cannot be used.
+    pub fn open(host: C, options: ControllersOptions) -> Result<Self, StoreError> {
+        Ok(Self {
+            key: host.key(),
+            host,
+            store: Store::open(options.store)?,
+            compiler: Compiler::new(options.compiler),
+            limits: options.limits,
+            clock: options.clock,
+            loaded: Mutex::new(LoadedModules::new(options.loaded_bytes_max)),
+            preparing: Once::default(),
+        })
+    }
+
+    /// The Wasm host.
+    pub const fn host(&self) -> &C {
+        &self.host
+    }
+
+    /// Returns the program that a request names: by module id, tag, or `gh:` reference (AI-313, AI-331). A tag is
+    /// resolved now; a request that runs keeps its program whatever is done to the tag.
+    ///
+    /// # Errors
+    /// There is no such controller, the user may not run it, it cannot steer, or it cannot be compiled any more.
+    pub fn find(&self, user: SteerUser<'_>, name: &str) -> Result<C::Program, SteerRefusal> {
+        let found = self.find_loaded(user, name)?;
+        if !found.steers {
+            return Err(ModuleError::invalid(
+                "it has no callbacks, so it can only be run by itself",
+            )
+            .into());
+        }
+        Ok(found.program)
+    }
+
+    /// As [`Controllers::find`], also for a module that has a main function alone (AI-604).
+    ///
+    /// # Errors
+    /// Those of [`Controllers::find`].
+    pub fn find_to_run(&self, user: SteerUser<'_>, name: &str) -> Result<C::Program, SteerRefusal> {
+        Ok(self.find_loaded(user, name)?.program)
+    }
+
+    fn find_loaded(
+        &self,
+        user: SteerUser<'_>,
+        name: &str,
+    ) -> Result<LoadedProgram<C>, SteerRefusal> {
+        let id = match ControllerName::parse(name)? {
+            ControllerName::Id(id) => {
+                access::may_run_by_id(user)?;
+                id
+            }
+            ControllerName::Tag(tag) => self
+                .tagged(user, &tag)?
+                .ok_or_else(|| name::unknown_tag(&tag))?,
+            ControllerName::Github { tag } => {
+                self.tagged(user, &tag)?.ok_or_else(name::github_disabled)?
+            }
+        };
+        self.program(id)
+    }
+
+    /// The module of a tag that the user may run.
+    fn tagged(&self, user: SteerUser<'_>, tag: &str) -> Result<Option<ModuleId>, SteerRefusal> {
+        let Some(info) = self.store.tag(tag)? else {
+            return Ok(None);
+        };
+        access::may_run(user, &info)?;
+        Ok(ModuleId::parse(&info.module_id))
+    }
+
+    /// Returns a module's program, from memory or from the store.
+    fn program(&self, id: ModuleId) -> Result<LoadedProgram<C>, SteerRefusal> {
+        // Another process may have deleted it, and then it is gone here too.
+        if self.store.module_size(id)?.is_none() {
+            return Err(StoreError::ModuleNotFound.into());
+        }
+        let loaded = self.loaded().get(&id);
+        let found = match loaded {
+            Some(found) => found,
+            None => self.preparing.get(id, || self.load(id))?,
+        };
+        let now = (self.clock)();
+        if self.loaded().was_used(&id, now) {
+            self.store.touch(id, self.key, now);
+        }
+        Ok(found)
+    }
+
+    /// Loads a stored module; compiles it if its artefact is missing or of another compiler.
+    fn load(&self, id: ModuleId) -> Result<LoadedProgram<C>, SteerRefusal> {
+        let stored = self
+            .store
+            .read_module(id, self.limits.module_bytes as u64)?;
+        let bytes = stored.ok_or(StoreError::ModuleNotFound)?;
+        let checked = module::check(&bytes, &self.limits)?;
+        if let Some(artefact) = self.store.read_artefact(id, self.key)? {
+            match self.host.load(&checked, &artefact) {
+                Ok(program) => return Ok(self.retain(&checked, program, artefact.len())),
+                Err(error) => tracing::warn!(%id, %error, "the stored artefact does not load"),
+            }
+        }
+        let artefact = self.compiler.compile(&self.host, &checked, &bytes)?;
+        let program = self.host.load(&checked, &artefact)?;
+        let in_use = |id| self.loaded().in_use(&id);
+        // It serves to be faster the next time alone.
+        if let Err(error) = self.store.insert_artefact(id, self.key, &artefact, &in_use) {
+            tracing::warn!(%id, %error, "cannot store an artefact");
+        }
+        Ok(self.retain(&checked, program, artefact.len()))
+    }
+
+    fn upload_module(
+        &self,
+        user: SteerUser<'_>,
+        bytes: &Bytes,
+    ) -> Result<UploadedModule, SteerRefusal> {
+        let started = Instant::now();
+        access::may_upload(user)?;
+        let limit = self.limits.module_bytes;
+        if bytes.len() > limit {
+            return Err(ModuleError::TooLarge { limit }.into());
+        }
+        let id = ModuleId::of(bytes);
+        let compiled_size = match self.stored_artefact_size(id, bytes)? {
+            Some(size) => size,
+            None => {
+                self.preparing
+                    .get(id, || self.accept(user, id, bytes))?
+                    .compiled_bytes
+            }
+        };
+        Ok(UploadedModule {
+            module_id: id.to_string(),
+            wasm_size: bytes.len() as u64,
+            compiled_size,
+            time_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+
+    /// The size of the artefact, if the same module is stored with it. A damaged one is not the same.
+    fn stored_artefact_size(&self, id: ModuleId, bytes: &[u8]) -> Result<Option<u64>, StoreError> {
+        if self.store.module_size(id)? != Some(bytes.len() as u64) {
+            return Ok(None);
+        }
+        let intact = self.store.read_module(id, bytes.len() as u64)?.is_some();
+        match self.store.artefact_size(id, self.key)? {
+            Some(size) if intact => Ok(Some(size)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Checks, compiles and stores a module that is new here.
+    fn accept(
+        &self,
+        user: SteerUser<'_>,
+        id: ModuleId,
+        bytes: &[u8],
+    ) -> Result<LoadedProgram<C>, SteerRefusal> {
+        let checked = module::check(bytes, &self.limits)?;
+        let artefact = self.compiler.compile(&self.host, &checked, bytes)?;
+        // What cannot be loaded must not be stored: the request that runs it would fail instead.
+        let program = self.host.load(&checked, &artefact)?;
+        let record = ModuleRecord {
+            created: self.unix_seconds(),
+            owner: user.name.to_owned(),
+            by_admin: user.is_admin,
+            found: Some((&checked).into()),
+        };
+        let new = NewModule {
+            id,
+            bytes,
+            record: &record,
+            artefact: &artefact,
+            key: self.key,
+        };
+        self.store.insert(new, &|id| self.loaded().in_use(&id))?;
+        Ok(self.retain(&checked, program, artefact.len()))
+    }
+
+    /// Keeps a program in memory for the requests to come.
+    fn retain(
+        &self,
+        module: &CheckedModule,
+        program: C::Program,
+        compiled_bytes: usize,
+    ) -> LoadedProgram<C> {
+        let loaded = LoadedProgram {
+            program,
+            steers: module.steers,
+            compiled_bytes: compiled_bytes as u64,
+        };
+        self.loaded().insert(module.id, loaded.clone());
+        loaded
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, LoadedModules<C>> {
+        // Its operations leave nothing half done.
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        let since = (self.clock)().duration_since(UNIX_EPOCH);
+        since.unwrap_or_default().as_secs()
+    }
+}
+
+impl<C: ArtefactCompiler> fmt::Debug for Controllers<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Controllers")
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}

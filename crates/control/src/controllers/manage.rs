@@ -1,0 +1,161 @@
+//! [`ControllerStore`] for [`Controllers`]: what faces and the runtime's side channel call (AI-312, AI-1003).
+
+use std::cmp::Reverse;
+
+use bytes::Bytes;
+use sapwood_proto::code::Code;
+use sapwood_proto::steer::{
+    ControllerStore, ModuleInfo, SteerRefusal, SteerUser, TagInfo, TagPage, UploadedModule,
+};
+
+use super::{Controllers, access, name};
+use crate::compiler::ArtefactCompiler;
+use crate::module::{self, ModuleId};
+use crate::store::{FoundInModule, StoreError, TagChange, check_tag_name};
+
+impl<C: ArtefactCompiler> ControllerStore for Controllers<C> {
+    fn upload(&self, user: SteerUser<'_>, module: Bytes) -> Result<UploadedModule, SteerRefusal> {
+        self.upload_module(user, &module)
+    }
+
+    fn set_tags(
+        &self,
+        user: SteerUser<'_>,
+        module_id: &str,
+        tags: &[String],
+    ) -> Result<Vec<TagInfo>, SteerRefusal> {
+        access::may_change_tags(user)?;
+        limit_tags(tags)?;
+        // The order of these checks is AI-312's.
+        let module_id = name::module_id(module_id)?;
+        if self.store.module_size(module_id)?.is_none() {
+            return Err(StoreError::ModuleNotFound.into());
+        }
+        for tag in tags {
+            check_tag_name(tag)
+                .map_err(|error| name::refused(Code::InvalidRequest, &error.to_string()))?;
+            access::may_change_tag(user, tag)?;
+        }
+        Ok(self.store.set_tags(TagChange {
+            tags,
+            module_id,
+            updated_by: user.name,
+            updated_at: self.unix_seconds(),
+            public: user.is_admin,
+            key: self.key,
+        })?)
+    }
+
+    fn tags(&self, page: TagPage<'_>) -> Result<Vec<TagInfo>, SteerRefusal> {
+        let mut tags = self.store.tags()?;
+        tags.sort_by(|a, b| {
+            let newest_first = Reverse(a.updated_at).cmp(&Reverse(b.updated_at));
+            newest_first.then_with(|| a.tag.cmp(&b.tag))
+        });
+        if let Some(after) = page.after {
+            let position = tags.iter().position(|tag| tag.tag == after);
+            // From the beginning it would never end.
+            let position = position.ok_or_else(|| name::unknown_tag(after))?;
+            tags.drain(..=position);
+        }
+        tags.retain(|tag| tag.tag.starts_with(page.prefix));
+        if page.limit > 0 {
+            tags.truncate(page.limit);
+        }
+        Ok(tags)
+    }
+
+    fn modules(&self, user: SteerUser<'_>) -> Result<Vec<ModuleInfo>, SteerRefusal> {
+        let tags = self.store.tags()?;
+        let mut infos = Vec::new();
+        for id in self.store.module_ids()? {
+            let owner = self.store.record(id)?.owner;
+            if !access::sees(user, &owner) {
+                continue;
+            }
+            match self.describe(id, &tags) {
+                Ok(info) => infos.push(info),
+                // One that is damaged, or was deleted meanwhile, does not hide the others.
+                Err(error) => tracing::warn!(%id, %error, "a module cannot be listed"),
+            }
+        }
+        Ok(infos)
+    }
+
+    fn module(&self, user: SteerUser<'_>, module_id: &str) -> Result<ModuleInfo, SteerRefusal> {
+        let id = name::module_id(module_id)?;
+        let owner = self.store.record(id)?.owner;
+        access::may_describe(user, &owner)?;
+        self.describe(id, &self.store.tags()?)
+    }
+
+    fn delete_tags(&self, user: SteerUser<'_>, tags: &[String]) -> Result<(), SteerRefusal> {
+        access::may_change_tags(user)?;
+        limit_tags(tags)?;
+        for tag in tags {
+            if self.store.tag(tag)?.is_none() {
+                return Err(name::unknown_tag(tag));
+            }
+            access::may_change_tag(user, tag)?;
+        }
+        Ok(self.store.remove_tags(tags)?)
+    }
+
+    fn delete_module(&self, user: SteerUser<'_>, module_id: &str) -> Result<(), SteerRefusal> {
+        access::may_change_tags(user)?;
+        let id = name::module_id(module_id)?;
+        if self.store.module_size(id)?.is_none() {
+            return Err(StoreError::ModuleNotFound.into());
+        }
+        access::may_delete(user, &self.store.record(id)?.owner)?;
+        self.store.remove_module(id)?;
+        self.loaded().remove(&id);
+        Ok(())
+    }
+}
+
+impl<C: ArtefactCompiler> Controllers<C> {
+    fn describe(&self, id: ModuleId, tags: &[TagInfo]) -> Result<ModuleInfo, SteerRefusal> {
+        let wasm_size = self.store.module_size(id)?;
+        let wasm_size = wasm_size.ok_or(StoreError::ModuleNotFound)?;
+        let record = self.store.record(id)?;
+        let found = match record.found {
+            Some(found) => found,
+            None => self.examine(id)?,
+        };
+        let module_id = id.to_string();
+        let named = tags.iter().filter(|tag| tag.module_id == module_id);
+        let mut tags: Vec<String> = named.map(|tag| tag.tag.clone()).collect();
+        tags.sort_unstable();
+        Ok(ModuleInfo {
+            dialect: found.abi.name(),
+            imports: found.imports,
+            wasm_size,
+            compiled_size: self.store.artefact_size(id, self.key)?.unwrap_or_default(),
+            owner: record.owner,
+            created: record.created,
+            tags,
+            module_id,
+        })
+    }
+
+    /// Checks a module that another program has stored.
+    fn examine(&self, id: ModuleId) -> Result<FoundInModule, SteerRefusal> {
+        let stored = self
+            .store
+            .read_module(id, self.limits.module_bytes as u64)?;
+        let bytes = stored.ok_or(StoreError::ModuleNotFound)?;
+        Ok((&module::check(&bytes, &self.limits)?).into())
+    }
+}
+
+fn limit_tags(tags: &[String]) -> Result<(), SteerRefusal> {
+    if tags.len() > TAGS_PER_CALL_MAX {
+        let message = format!("more than {TAGS_PER_CALL_MAX} tags in one call");
+        return Err(name::refused(Code::InvalidRequest, &message));
+    }
+    Ok(())
+}
+
+/// Tags set or deleted at once.
+const TAGS_PER_CALL_MAX: usize = 64;

@@ -1,0 +1,175 @@
+//! [`P1Steps`]: the steps of a P1 module, `pre`, `mid` and `post`.
+//!
+//! ```text
+//!   Idle ─(pre)─► InPre ─(ff_tokens)─► InPost ─► InPre …     `post` then `pre` are queued together
+//!     ▲             └─(else)─► Idle ─(mid_begin)─► InMid ─► Idle
+//!     └── post of the engine: InPost
+//! ```
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{
+    Appended, Branch, Mid, Pre, Sample, Splice, SteerFailure, Steered, Token,
+};
+
+use super::{Calls, unexpected};
+use crate::host::{Callback, Instance, MidReturned, Returned};
+
+/// Where a sequence of a P1 module is in its step.
+#[derive(Clone, Debug, Default)]
+pub(super) struct P1Steps {
+    state: State,
+    /// Tokens of this step's `pre` results so far.
+    fast_forward: Vec<Token>,
+    /// How many `pre` results had some.
+    rounds: u32,
+    /// What `pre` asks for in the next step, because its tokens come first.
+    deferred: Option<Pre>,
+    /// The step only waits for `deferred`: its `mid` does nothing.
+    skips_mid: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Idle,
+    /// `post` and `pre` are queued, the first has not ended.
+    InPost,
+    InPre,
+    InMid,
+}
+
+impl P1Steps {
+    pub(super) fn pre(&mut self, calls: &mut Calls<'_>, forks_max: u32) -> Steered<Option<Pre>> {
+        if let Some(deferred) = self.deferred.take() {
+            return Ok(Some(deferred));
+        }
+        if self.state == State::Idle {
+            calls.instance()?.call(Callback::Pre);
+            self.state = State::InPre;
+        }
+        loop {
+            let Some(returned) = calls.poll()? else {
+                return Ok(None);
+            };
+            match (self.state, returned) {
+                (State::InPost, Returned::Post { stop: false }) => self.state = State::InPre,
+                // The `pre` that was queued with it has no meaning any more; the sequence ends here.
+                (State::InPost, Returned::Post { stop: true }) => return Ok(Some(Pre::Stop)),
+                (
+                    State::InPre,
+                    Returned::Pre {
+                        num_forks,
+                        suspend,
+                        ff_tokens,
+                    },
+                ) => {
+                    if !ff_tokens.is_empty() {
+                        self.report_forced(calls, ff_tokens)?;
+                        continue;
+                    }
+                    self.state = State::Idle;
+                    return self.decide(num_forks, suspend, forks_max).map(Some);
+                }
+                _ => return Err(unexpected()),
+            }
+        }
+    }
+
+    /// The controller hears of its own tokens by `post`, and is asked again (AI-405).
+    fn report_forced(&mut self, calls: &mut Calls<'_>, tokens: Vec<Token>) -> Steered<()> {
+        self.rounds += 1;
+        if self.rounds > ROUNDS_MAX {
+            return Err(SteerFailure {
+                reason: ErrorReason::LIMIT,
+                message: "too many ff_tokens rounds from pre_process".to_owned(),
+            });
+        }
+        self.fast_forward.extend_from_slice(&tokens);
+        let backtrack = 0;
+        let post = Callback::Post { backtrack, tokens };
+        calls.instance()?.call_all([post, Callback::Pre]);
+        self.state = State::InPost;
+        Ok(())
+    }
+
+    fn decide(&mut self, num_forks: u32, suspend: bool, forks_max: u32) -> Steered<Pre> {
+        self.rounds = 0;
+        if num_forks > forks_max {
+            return Err(SteerFailure {
+                reason: ErrorReason::LIMIT,
+                message: format!("too many forks (max={forks_max})"),
+            });
+        }
+        let fast_forward = std::mem::take(&mut self.fast_forward);
+        let wanted = match (num_forks, suspend) {
+            (_, true) => Pre::Suspend,
+            (0, false) => Pre::Stop,
+            (1, false) => return Ok(Pre::Run { fast_forward }),
+            (forks, false) => Pre::Fork(forks),
+        };
+        if fast_forward.is_empty() {
+            return Ok(wanted);
+        }
+        // Both at once cannot be asked of the engine: the tokens are appended in this step, in which nothing is sampled.
+        self.deferred = Some(wanted);
+        self.skips_mid = true;
+        Ok(Pre::Run { fast_forward })
+    }
+
+    pub(super) fn mid_begin(&mut self, instance: &mut Instance, group: &[u32]) {
+        if self.skips_mid {
+            return;
+        }
+        let fork_group = group.to_vec();
+        instance.call(Callback::Mid { fork_group });
+        self.state = State::InMid;
+    }
+
+    pub(super) fn mid_poll(&mut self, calls: &mut Calls<'_>) -> Steered<Option<Mid>> {
+        if std::mem::take(&mut self.skips_mid) {
+            return Ok(Some(Mid::One(Branch::Noop)));
+        }
+        if self.state != State::InMid {
+            return Err(unexpected());
+        }
+        let Some(returned) = calls.poll()? else {
+            return Ok(None);
+        };
+        self.state = State::Idle;
+        let Returned::Mid(mid) = returned else {
+            return Err(unexpected());
+        };
+        Ok(Some(match mid {
+            MidReturned::Stop => Mid::Stop,
+            MidReturned::Sample(mask) => {
+                let sample = Sample {
+                    mask,
+                    ..Sample::default()
+                };
+                Mid::One(Branch::Sample(sample))
+            }
+            MidReturned::Splice {
+                backtrack,
+                ff_tokens: tokens,
+            } => Mid::One(Branch::Splice(Splice { backtrack, tokens })),
+        }))
+    }
+
+    /// Both calls at once: the engine asks for `pre` next in any case, and one hand-off is half the price of two.
+    pub(super) fn post(&mut self, instance: &mut Instance, appended: Appended<'_>) {
+        let post = Callback::Post {
+            backtrack: appended.backtrack,
+            tokens: appended.tokens.to_vec(),
+        };
+        instance.call_all([post, Callback::Pre]);
+        self.state = State::InPost;
+    }
+
+    /// The steps of a fork, which is made between callbacks.
+    pub(super) fn fork(&self) -> Self {
+        self.clone()
+    }
+}
+
+/// Rounds of `ff_tokens` in one step.
+const ROUNDS_MAX: u32 = 10;

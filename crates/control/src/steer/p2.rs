@@ -1,0 +1,209 @@
+//! [`P2Steps`]: the steps of a P2 module, which has one callback: it is told what happened, and decides what comes next.
+//!
+//! A P2 splice counts the sampled token among those it takes back; one that takes back nothing keeps it and appends others.
+//! The engine's splices always drop the sampled token, so the second kind is expressed as a splice that appends the sampled
+//! token again, and where that is not possible (it applies after any token), as tokens forced in the next `pre`.
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{
+    Appended, Branch, ConditionalSplice, Mid, Pre, Sample, Splice, SteerFailure, Steered, Token,
+};
+
+use super::{Calls, unexpected};
+use crate::host::{Callback, Instance, Returned, ReturnedBranch, ReturnedSplice};
+
+/// What a P2 module has not been told yet, and what it wants after the next sample.
+#[derive(Clone, Debug, Default)]
+pub(super) struct P2Steps {
+    happened: Happened,
+    /// What follows a sampled token, of each branch of the last result.
+    following: Vec<Following>,
+    /// Tokens to be forced in the next `pre`.
+    forced: Vec<Token>,
+    waiting: bool,
+}
+
+/// Tokens that follow whatever is sampled, unless an earlier splice applies to it.
+#[derive(Clone, Debug, Default)]
+struct Following {
+    tokens: Vec<Token>,
+    unless: Vec<Token>,
+}
+
+/// What happened since the last callback.
+#[derive(Clone, Debug, Default)]
+struct Happened {
+    backtrack: u32,
+    tokens: Vec<Token>,
+    sampled: Option<Token>,
+}
+
+impl Happened {
+    /// Adds a later change: it takes back tokens that are not reported yet before those that are.
+    fn add(&mut self, appended: Appended<'_>) {
+        let backtrack = appended.backtrack as usize;
+        let unreported = backtrack.min(self.tokens.len());
+        self.tokens.truncate(self.tokens.len() - unreported);
+        self.backtrack += u32::try_from(backtrack - unreported).unwrap_or(0);
+        self.tokens.extend_from_slice(appended.tokens);
+        self.sampled = appended.sampled;
+    }
+}
+
+impl P2Steps {
+    pub(super) fn pre(&mut self) -> Pre {
+        let fast_forward = std::mem::take(&mut self.forced);
+        self.happened.tokens.extend_from_slice(&fast_forward);
+        Pre::Run { fast_forward }
+    }
+
+    pub(super) fn mid_begin(&mut self, instance: &mut Instance, group: &[u32]) {
+        let Happened {
+            backtrack,
+            tokens,
+            sampled,
+        } = std::mem::take(&mut self.happened);
+        instance.call(Callback::Process {
+            backtrack,
+            tokens,
+            sampled,
+            fork_group: group.to_vec(),
+        });
+        self.waiting = true;
+    }
+
+    pub(super) fn mid_poll(&mut self, calls: &mut Calls<'_>) -> Steered<Option<Mid>> {
+        if !self.waiting {
+            return Err(unexpected());
+        }
+        let Some(returned) = calls.poll()? else {
+            return Ok(None);
+        };
+        self.waiting = false;
+        let Returned::Branches(returned) = returned else {
+            return Err(unexpected());
+        };
+        self.following.clear();
+        let mut branches = Vec::with_capacity(returned.len());
+        for branch in returned {
+            let (branch, following) = translate(branch)?;
+            branches.push(branch);
+            self.following.push(following);
+        }
+        Ok(Some(match branches.len() {
+            0 => Mid::Stop,
+            1 => Mid::One(branches.remove(0)),
+            _ => Mid::Fork(branches),
+        }))
+    }
+
+    pub(super) fn post(&mut self, appended: Appended<'_>) {
+        // Of the parent, branch 0; a fork has its own at this place.
+        let following = std::mem::take(&mut self.following);
+        if let Some(sampled) = appended.sampled
+            && let Some(following) = following.into_iter().next()
+            && !following.unless.contains(&sampled)
+        {
+            self.forced = following.tokens;
+        }
+        self.happened.add(appended);
+    }
+
+    /// The steps of branch `index`, the original being 0.
+    pub(super) fn fork(&self, index: u32) -> Self {
+        let following = self.following.get(index as usize).cloned();
+        Self {
+            following: following.into_iter().collect(),
+            ..self.clone()
+        }
+    }
+}
+
+/// A branch as the engine takes it, and the tokens that follow its sampled token.
+fn translate(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
+    let noop = branch.is_noop();
+    let ReturnedBranch {
+        mask,
+        temperature,
+        splices,
+    } = branch;
+    if noop {
+        return Ok((Branch::Noop, Following::default()));
+    }
+    if mask.is_none() {
+        // Exactly one, which the host has checked. Nothing is sampled, so `backtrack` counts committed tokens alone.
+        let Some(splice) = splices.into_iter().next() else {
+            return Err(unexpected());
+        };
+        let splice = Splice {
+            backtrack: splice.backtrack,
+            tokens: splice.ff_tokens,
+        };
+        return Ok((Branch::Splice(splice), Following::default()));
+    }
+    let mut conditional = Vec::with_capacity(splices.len());
+    let mut following = Following::default();
+    let mut appended = 0;
+    for splice in splices {
+        let ReturnedSplice {
+            when_sampled,
+            backtrack,
+            ff_tokens,
+        } = splice;
+        let always = when_sampled.is_empty();
+        following.unless.extend_from_slice(&when_sampled);
+        match backtrack.checked_sub(1) {
+            Some(backtrack) => {
+                let tokens = ff_tokens;
+                let splice = Splice { backtrack, tokens };
+                conditional.push(ConditionalSplice {
+                    when_sampled,
+                    splice,
+                });
+            }
+            None if always => following.tokens = ff_tokens,
+            None => {
+                appended += when_sampled.len() * (ff_tokens.len() + 1);
+                if appended > APPENDED_MAX {
+                    return Err(SteerFailure {
+                        reason: ErrorReason::LIMIT,
+                        message: format!(
+                            "the splices of a branch append more than {APPENDED_MAX} tokens"
+                        ),
+                    });
+                }
+                conditional.extend(when_sampled.into_iter().map(|token| {
+                    let mut tokens = Vec::with_capacity(ff_tokens.len() + 1);
+                    tokens.push(token);
+                    tokens.extend_from_slice(&ff_tokens);
+                    keeping(token, tokens)
+                }));
+            }
+        }
+        if always {
+            // The first that applies wins, and this one always does.
+            break;
+        }
+    }
+    let sample = Sample {
+        mask,
+        bias: Vec::new(),
+        temperature,
+        splices: conditional,
+    };
+    Ok((Branch::Sample(sample), following))
+}
+
+/// A splice that appends the sampled token again, and others after it.
+fn keeping(token: Token, tokens: Vec<Token>) -> ConditionalSplice {
+    ConditionalSplice {
+        when_sampled: vec![token],
+        splice: Splice {
+            backtrack: 0,
+            tokens,
+        },
+    }
+}
+
+/// Tokens in all alternatives of a branch, of which one at most is used.
+const APPENDED_MAX: usize = 1 << 20;

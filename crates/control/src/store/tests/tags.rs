@@ -1,0 +1,155 @@
+//! Tags on disk.
+
+use std::fs;
+
+use tempfile::tempdir;
+
+use super::super::{StoreError, TagNameError, check_tag_name};
+use super::*;
+
+#[test]
+fn ai_312_names_of_tags() {
+    let bad = |name: &str| check_tag_name(name).unwrap_err();
+    let good = |name: &str| assert_eq!(check_tag_name(name), Ok(()), "{name}");
+    good("a");
+    good("Anna.my-controller_2.x");
+    good(&"x".repeat(50));
+    assert_eq!(bad(&"x".repeat(51)), TagNameError::TooLong);
+    good(&"a".repeat(20));
+    assert_eq!(bad(&"a".repeat(21)), TagNameError::TooHex);
+    assert_eq!(bad("0123456789abcdefABCDE"), TagNameError::TooHex);
+    good("abcdefabcdefabcdefabcg");
+    for name in [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a b",
+        "1a",
+        "_a",
+        "-a",
+        ".a",
+        "é",
+        "aé",
+        "a\0",
+        "a\n",
+        "sapwood:regex",
+    ] {
+        assert_eq!(bad(name), TagNameError::NotIdentifier, "{name:?}");
+    }
+    // The order: too long comes before the others, hex before identifier.
+    assert_eq!(bad(&"/".repeat(51)), TagNameError::TooLong);
+    assert_eq!(bad(&"1".repeat(21)), TagNameError::TooHex);
+    let texts = [
+        TagNameError::TooLong,
+        TagNameError::TooHex,
+        TagNameError::NotIdentifier,
+    ];
+    assert_eq!(
+        texts.map(|error| error.to_string()),
+        [
+            "tag name too long",
+            "tag name looks too hex",
+            "tag name not identifier"
+        ]
+    );
+}
+
+#[test]
+fn ai_322_broken_files_of_tags_are_skipped() {
+    let folder = tempdir().unwrap();
+    let store = open(&folder);
+    let id = insert(&store, b"module").unwrap();
+    tag(&store, id, &["good", "truncated", "other"]).unwrap();
+    let tags = folder.path().join("cache/tags");
+    let file = |name: &str| tags.join(format!("{name}.json"));
+    let whole = fs::read_to_string(file("good")).unwrap();
+    fs::write(file("truncated"), &whole[..whole.len() - 2]).unwrap();
+    fs::write(file("other"), &whole).unwrap();
+    fs::write(file("empty"), "").unwrap();
+    fs::write(
+        file("id"),
+        whole.replace("good", "id").replace(&id.to_string(), "xyz"),
+    )
+    .unwrap();
+    fs::write(file("huge"), whole.replace("anna", &"a".repeat(300_000))).unwrap();
+    fs::write(file(".hidden"), &whole).unwrap();
+    fs::write(tags.join("readme.txt"), &whole).unwrap();
+    fs::create_dir(file("folder")).unwrap();
+    let names: Vec<String> = store
+        .tags()
+        .unwrap()
+        .into_iter()
+        .map(|tag| tag.tag)
+        .collect();
+    assert_eq!(names, ["good"]);
+    assert_eq!(store.tag("truncated").unwrap(), None);
+    // It can be set again.
+    tag(&store, id, &["truncated"]).unwrap();
+    assert!(store.tag("truncated").unwrap().is_some());
+    // A name that is a path reaches no file.
+    fs::write(
+        folder.path().join("cache/outside.json"),
+        whole.replace("good", "../outside"),
+    )
+    .unwrap();
+    assert_eq!(store.tag("../outside").unwrap(), None);
+}
+
+/// AI-1090
+#[test]
+fn ai_312_there_are_at_most_so_many_tags() {
+    let folder = tempdir().unwrap();
+    let mut options = options(&folder);
+    assert_eq!(options.tags_max, 100_000);
+    options.tags_max = 3;
+    let store = Store::open(options).unwrap();
+    let id = insert(&store, b"module").unwrap();
+    tag(&store, id, &["a", "b"]).unwrap();
+    // Neither is set, and one of them would be too many.
+    let error = tag(&store, id, &["c", "d"]).unwrap_err();
+    assert_eq!(error.to_string(), "too many tags");
+    assert_eq!(store.tags().unwrap().len(), 2);
+    tag(&store, id, &["c"]).unwrap();
+    // Those that are there can always be set.
+    tag(&store, id, &["c", "a", "c"]).unwrap();
+    store.remove_tags(&["a".to_owned()]).unwrap();
+    tag(&store, id, &["d"]).unwrap();
+    assert_eq!(store.tags().unwrap().len(), 3);
+}
+
+#[test]
+fn ai_1003_tags_are_removed_all_or_none() {
+    let folder = tempdir().unwrap();
+    let store = open(&folder);
+    let id = insert(&store, b"module").unwrap();
+    tag(&store, id, &["a", "b"]).unwrap();
+    let error = store
+        .remove_tags(&["a".to_owned(), "x".to_owned()])
+        .unwrap_err();
+    assert_eq!(error.to_string(), "tag x not found");
+    assert_eq!(store.tags().unwrap().len(), 2);
+    let error = store.remove_module(id).unwrap_err();
+    assert_eq!(error.to_string(), "the module has tags: delete a first");
+    store
+        .remove_tags(&["a".to_owned(), "b".to_owned()])
+        .unwrap();
+    store.remove_module(id).unwrap();
+    assert!(matches!(
+        store.remove_module(id),
+        Err(StoreError::ModuleNotFound)
+    ));
+    assert!(matches!(
+        tag(&store, id, &["a"]),
+        Err(StoreError::ModuleNotFound)
+    ));
+    // Nothing but the lock is left.
+    let files = fs::read_dir(folder.path().join("cache")).unwrap();
+    assert_eq!(
+        files
+            .filter(|entry| entry.as_ref().unwrap().path().is_file())
+            .count(),
+        1
+    );
+}

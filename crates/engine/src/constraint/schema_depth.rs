@@ -1,0 +1,111 @@
+//! How deep the compiler recurses over a JSON schema.
+//!
+//! It recurses into the parts of a schema, and at the first reference to another part also into that one. The depth of
+//! the text alone is bounded by its reader; a chain of references is not, and a stack that overflows ends the process.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::Value;
+
+use super::grammar::GrammarError;
+
+/// Levels of recursion, counted by [`recursion`].
+pub(super) const LEVELS_MAX: usize = 4096;
+
+/// Refuses a schema over which the compiler may recurse too deeply.
+pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
+    if recursion(schema) <= LEVELS_MAX {
+        return Ok(());
+    }
+    Err(GrammarError::new(format!(
+        "too many references: all that are referred to may have {LEVELS_MAX} levels in all"
+    )))
+}
+
+/// An upper bound: each target of a reference is entered once, and costs the levels within it.
+fn recursion(schema: &Value) -> usize {
+    let mut targets = HashSet::new();
+    collect(schema, &mut targets);
+    let whole = height(schema);
+    let mut levels = whole;
+    // By address, so that many spellings of one target cost one look at it.
+    let mut heights: HashMap<*const Value, usize> = HashMap::new();
+    for target in targets {
+        let pointer = target
+            .strip_prefix('#')
+            .filter(|pointer| !pointer.contains('%'));
+        levels += match pointer.and_then(|pointer| schema.pointer(pointer)) {
+            Some(part) => *heights
+                .entry(std::ptr::from_ref(part))
+                .or_insert_with(|| height(part)),
+            // Named in another way, so it may be any part.
+            None => whole,
+        };
+        if levels > LEVELS_MAX {
+            break;
+        }
+    }
+    levels
+}
+
+fn collect<'a>(value: &'a Value, targets: &mut HashSet<&'a str>) {
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                match member {
+                    // `$dynamicRef` and `$recursiveRef` too.
+                    Value::String(target) if name.ends_with("ef") && name.starts_with('$') => {
+                        targets.insert(target);
+                    }
+                    _ => collect(member, targets),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect(item, targets)),
+        _ => {}
+    }
+}
+
+fn height(value: &Value) -> usize {
+    match value {
+        Value::Object(members) => 1 + members.values().map(height).max().unwrap_or(0),
+        Value::Array(items) => 1 + items.iter().map(height).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ai_841_each_target_costs_its_levels_once() {
+        let plain = json!({"items": {"items": true}});
+        assert_eq!(recursion(&plain), 2);
+        let refers = json!({
+            "$defs": {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"$ref": "#/$defs/a"}},
+            "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}, {"$ref": "#elsewhere"}],
+        });
+        assert_eq!(recursion(&refers), 4 + 2 + 1 + 4);
+    }
+
+    #[test]
+    fn ai_841_levels_are_bounded() {
+        let chain = |definitions: usize| {
+            let mut all = serde_json::Map::new();
+            for index in 0..definitions {
+                let next = format!("#/$defs/{}", index + 1);
+                all.insert(index.to_string(), json!({ "$ref": next }));
+            }
+            all.insert(definitions.to_string(), json!({}));
+            // Two levels of its own and one for each target, and the last target has none.
+            json!({"$defs": all, "$ref": "#/$defs/0"})
+        };
+        let fits = LEVELS_MAX - 4;
+        assert_eq!(recursion(&chain(fits)), LEVELS_MAX);
+        assert!(check(&chain(fits)).is_ok());
+        assert!(check(&chain(fits + 1)).is_err());
+    }
+}

@@ -1,0 +1,654 @@
+//! Combined steerers, driven as an engine drives them.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+
+use super::super::{ConditionalSplice, Mask, Splice, VariableWrite};
+use super::*;
+
+struct NoWaker;
+
+impl StepWaker for NoWaker {
+    fn wake(&self) {}
+}
+
+fn waker() -> Arc<dyn StepWaker> {
+    Arc::new(NoWaker)
+}
+
+fn run(tokens: &[Token]) -> Pre {
+    Pre::Run {
+        fast_forward: tokens.to_vec(),
+    }
+}
+
+fn splice(backtrack: u32, tokens: &[Token]) -> Splice {
+    Splice {
+        backtrack,
+        tokens: tokens.to_vec(),
+    }
+}
+
+fn sample(sample: Sample) -> Mid {
+    Mid::One(Branch::Sample(sample))
+}
+
+fn mask(tokens: &[Token]) -> SharedMask {
+    let mut mask = Mask::none(SIZE);
+    tokens.iter().for_each(|&token| mask.allow(token));
+    Arc::new(mask)
+}
+
+/// The size of the vocabulary.
+const SIZE: usize = 8;
+
+/// Returns scripted results in order, `None` where there is none yet; then it runs and samples freely. Logs its calls.
+#[derive(Clone, Default)]
+struct Script {
+    begun: Option<Vec<Token>>,
+    pres: VecDeque<Option<Pre>>,
+    mids: VecDeque<Option<Mid>>,
+    posts: VecDeque<Post>,
+    /// It accepts tokens below this only.
+    accepts_below: Option<Token>,
+    ends_at_eos: bool,
+    report: Option<StepReport>,
+    name: String,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Script {
+    fn note(&self, what: impl std::fmt::Display) {
+        let line = format!("{}{what}", self.name);
+        self.log.lock().unwrap().push(line);
+    }
+
+    fn log(&self) -> Vec<String> {
+        std::mem::take(&mut self.log.lock().unwrap())
+    }
+}
+
+impl Steer for Script {
+    fn begin(&mut self, prompt: &[Token], _waker: &Arc<dyn StepWaker>) {
+        self.note(format!("begin {prompt:?}"));
+    }
+
+    fn begin_poll(&mut self) -> Steered<Option<Begun>> {
+        Ok(Some(Begun {
+            prompt: self.begun.take(),
+        }))
+    }
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        self.note("pre");
+        Ok(self.pres.pop_front().unwrap_or_else(|| Some(run(&[]))))
+    }
+
+    fn mid_begin(&mut self, group: &[u32]) {
+        self.note(format!("mid {group:?}"));
+    }
+
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        let free = || Some(sample(Sample::default()));
+        Ok(self.mids.pop_front().unwrap_or_else(free))
+    }
+
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        let Appended {
+            backtrack,
+            tokens,
+            sampled,
+        } = appended;
+        self.note(format!("post {backtrack} {tokens:?} {sampled:?}"));
+        Ok(self.posts.pop_front().unwrap_or(Post::Continue))
+    }
+
+    fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>> {
+        let name = format!("{}{index}:", self.name);
+        Ok(Box::new(Self {
+            name,
+            ..self.clone()
+        }))
+    }
+
+    fn would_accept(&mut self, _backtrack: u32, tokens: &[Token]) -> Steered<bool> {
+        let below = self.accepts_below.unwrap_or(Token::MAX);
+        Ok(tokens.iter().all(|&token| token < below))
+    }
+
+    fn ends_at_eos(&self) -> bool {
+        self.ends_at_eos
+    }
+
+    fn take_report(&mut self) -> Option<StepReport> {
+        self.report.take()
+    }
+}
+
+fn combined(parts: [&Script; 2]) -> Box<dyn Steer> {
+    let parts = parts.map(|part| Box::new(part.clone()) as Box<dyn Steer>);
+    let mut steer = Combined::new(parts.into());
+    steer.begin(&[], &waker());
+    assert_eq!(steer.begin_poll(), Ok(Some(Begun::default())));
+    steer
+}
+
+/// One round up to the result of `mid`, where all parts have their results at once.
+fn decide(steer: &mut Box<dyn Steer>) -> Steered<Mid> {
+    assert_eq!(steer.pre(), Ok(Some(run(&[]))));
+    steer.mid_begin(&[1]);
+    steer.mid_poll().map(Option::unwrap)
+}
+
+fn failed<T: std::fmt::Debug>(result: Steered<T>) -> &'static str {
+    result.unwrap_err().reason.name()
+}
+
+#[test]
+fn ai_803_a_single_steerer_is_itself() {
+    let mut only = Combined::new(vec![Box::new(Script {
+        pres: [Some(Pre::Fork(3))].into(),
+        ..Script::default()
+    })]);
+    assert_eq!(only.pre(), Ok(Some(Pre::Fork(3))));
+}
+
+#[test]
+fn ai_803_each_begins_with_the_prompt_that_the_one_before_it_left() {
+    let log = Arc::default();
+    let part = |name: &str, begun: Option<&[Token]>| -> Box<dyn Steer> {
+        Box::new(Script {
+            begun: begun.map(<[Token]>::to_vec),
+            name: name.to_owned(),
+            log: Arc::clone(&log),
+            ..Script::default()
+        })
+    };
+    let parts = vec![part("a ", None), part("b ", Some(&[7])), part("c ", None)];
+    let mut steer = Combined::new(parts);
+    steer.begin(&[1, 2], &waker());
+    let prompt = Some(vec![7]);
+    assert_eq!(steer.begin_poll(), Ok(Some(Begun { prompt })));
+    let log = log.lock().unwrap();
+    assert_eq!(*log, ["a begin [1, 2]", "b begin [1, 2]", "c begin [7]"]);
+}
+
+#[test]
+fn ai_803_masks_are_intersected_and_shared_if_there_is_only_one() {
+    let (first, second) = (mask(&[1, 2, 3]), mask(&[2, 3, 4]));
+    let with = |mask: &SharedMask, bias, temperature| Script {
+        mids: [Some(sample(Sample {
+            mask: Some(Arc::clone(mask)),
+            bias: vec![(2, bias)],
+            temperature,
+            splices: Vec::new(),
+        }))]
+        .into(),
+        ..Script::default()
+    };
+    let one = with(&first, 0.5, None);
+    let mid = decide(&mut combined([&one, &Script::default()])).unwrap();
+    let Mid::One(Branch::Sample(alone)) = mid else {
+        panic!("{mid:?}")
+    };
+    assert!(Arc::ptr_eq(alone.mask.as_ref().unwrap(), &first));
+    let parts = [&one, &with(&second, 0.25, Some(0.0))];
+    let mid = decide(&mut combined(parts)).unwrap();
+    let expected = Sample {
+        mask: Some(mask(&[2, 3])),
+        bias: vec![(2, 0.5), (2, 0.25)],
+        temperature: Some(0.0),
+        splices: Vec::new(),
+    };
+    assert_eq!(mid, sample(expected));
+    assert_eq!(first, mask(&[1, 2, 3]), "what is shared does not change");
+    let other = with(&Arc::new(Mask::all(9)), 0.0, None);
+    let result = decide(&mut combined([&one, &other]));
+    assert_eq!(failed(result), "bad-result");
+}
+
+#[test]
+fn ai_803_it_stops_or_suspends_if_one_does_and_the_others_keep_their_results() {
+    let stops = Script {
+        pres: [None, Some(Pre::Suspend), Some(Pre::Stop)].into(),
+        ..Script::default()
+    };
+    let runs = Script::default();
+    let mut steer = combined([&stops, &runs]);
+    assert_eq!(steer.pre(), Ok(None), "one has no result yet");
+    assert_eq!(steer.pre(), Ok(Some(Pre::Suspend)));
+    assert_eq!(steer.pre(), Ok(Some(Pre::Stop)));
+    assert_eq!(runs.log(), ["begin []", "pre"], "asked once");
+    let stops = Script {
+        mids: [None, Some(Mid::Stop)].into(),
+        ..Script::default()
+    };
+    let mut steer = combined([&runs, &stops]);
+    assert_eq!(steer.pre(), Ok(Some(run(&[]))));
+    steer.mid_begin(&[1]);
+    assert_eq!(steer.mid_poll(), Ok(None));
+    assert_eq!(steer.mid_poll(), Ok(Some(Mid::Stop)));
+    let stops = Script {
+        posts: [Post::Stop].into(),
+        ..Script::default()
+    };
+    let mut steer = combined([&stops, &runs]);
+    runs.log();
+    let appended = Appended {
+        tokens: &[5],
+        sampled: Some(5),
+        ..Appended::default()
+    };
+    assert_eq!(steer.post(appended), Ok(Post::Stop));
+    assert!(runs.log().contains(&"post 0 [5] Some(5)".to_owned()));
+}
+
+#[test]
+fn ai_803_forced_tokens_are_checked_with_the_others_and_fed_to_them() {
+    let forces = Script {
+        pres: [Some(run(&[4, 5]))].into(),
+        ..Script::default()
+    };
+    let accepts = Script {
+        accepts_below: Some(6),
+        ..Script::default()
+    };
+    let mut steer = combined([&forces, &accepts]);
+    assert_eq!(steer.pre(), Ok(Some(run(&[4, 5]))));
+    let fed = ["begin []", "pre", "post 0 [4, 5] None", "pre"];
+    assert_eq!(accepts.log(), fed);
+    assert_eq!(forces.log(), ["begin []", "pre"]);
+    let refuses = Script {
+        accepts_below: Some(5),
+        ..Script::default()
+    };
+    let mut steer = combined([&forces, &refuses]);
+    assert_eq!(failed(steer.pre()), "constraint_failed");
+    // Both force: one may force more than the other, but not something else.
+    let more = Script {
+        pres: [Some(run(&[4, 5, 6]))].into(),
+        ..Script::default()
+    };
+    let mut steer = combined([&forces, &more]);
+    assert_eq!(steer.pre(), Ok(Some(run(&[4, 5, 6]))));
+    assert!(forces.log().contains(&"post 0 [6] None".to_owned()));
+    let other = Script {
+        pres: [Some(run(&[4, 6]))].into(),
+        ..Script::default()
+    };
+    let mut steer = combined([&other, &forces]);
+    assert_eq!(failed(steer.pre()), "constraint_failed");
+}
+
+#[test]
+fn ai_405_forced_tokens_lead_to_further_ones_up_to_ten_times() {
+    let forces = |rounds: usize| Script {
+        pres: std::iter::repeat_n(Some(run(&[1])), rounds).collect(),
+        ..Script::default()
+    };
+    // It forces nothing at first; then each of the two is asked again after the other's tokens.
+    let other = Script {
+        pres: std::iter::once(Some(run(&[])))
+            .chain(std::iter::repeat_n(Some(run(&[2])), 5))
+            .collect(),
+        ..Script::default()
+    };
+    let mut steer = combined([&forces(5), &other]);
+    let tokens = [1, 2].repeat(5);
+    assert_eq!(steer.pre(), Ok(Some(run(&tokens))), "ten rounds");
+    let mut steer = combined([&forces(6), &other]);
+    assert_eq!(failed(steer.pre()), "bad-result");
+}
+
+#[test]
+fn ai_803_a_part_that_stops_at_forced_tokens_ends_after_them() {
+    let forces = Script {
+        pres: [Some(run(&[4]))].into(),
+        ..Script::default()
+    };
+    let stops = Script {
+        posts: [Post::Stop].into(),
+        ..Script::default()
+    };
+    let mut steer = combined([&forces, &stops]);
+    assert_eq!(steer.pre(), Ok(Some(run(&[4]))));
+    steer.mid_begin(&[1]);
+    assert_eq!(steer.mid_poll(), Ok(Some(Mid::Stop)));
+}
+
+#[test]
+fn ai_803_splices_must_satisfy_the_others() {
+    let splices = Script {
+        mids: [Some(Mid::One(Branch::Splice(splice(1, &[3, 4]))))].into(),
+        ..Script::default()
+    };
+    for (below, expected) in [
+        (5, Ok(Mid::One(Branch::Splice(splice(1, &[3, 4]))))),
+        (4, Err("constraint_failed")),
+    ] {
+        let accepts = Script {
+            accepts_below: Some(below),
+            ..Script::default()
+        };
+        let mid = decide(&mut combined([&splices, &accepts]));
+        assert_eq!(mid.map_err(|failure| failure.reason.name()), expected);
+    }
+    let other = Script {
+        mids: [Some(Mid::One(Branch::Splice(splice(0, &[3, 4]))))].into(),
+        ..Script::default()
+    };
+    let mid = decide(&mut combined([&splices, &other]));
+    assert_eq!(failed(mid), "bad-result", "two splices at once");
+    // A conditional splice is checked when it has applied.
+    let conditional = Script {
+        mids: [Some(sample(Sample {
+            splices: vec![ConditionalSplice {
+                when_sampled: vec![1],
+                splice: splice(0, &[6]),
+            }],
+            ..Sample::default()
+        }))]
+        .into(),
+        ..Script::default()
+    };
+    let refuses = Script {
+        accepts_below: Some(5),
+        ..Script::default()
+    };
+    let mut steer = combined([&conditional, &refuses]);
+    let mid = decide(&mut steer).unwrap();
+    assert!(matches!(mid, Mid::One(Branch::Sample(sample)) if sample.splices.len() == 1));
+    let appended = Appended {
+        backtrack: 0,
+        tokens: &[6],
+        sampled: Some(1),
+    };
+    assert_eq!(failed(steer.post(appended)), "constraint_failed");
+    let sampled = Appended {
+        backtrack: 0,
+        tokens: &[6],
+        sampled: Some(6),
+    };
+    assert_eq!(steer.post(sampled), Ok(Post::Continue), "the mask decided");
+}
+
+#[test]
+fn ai_803_a_noop_of_one_keeps_the_decisions_of_the_others() {
+    let waits = Script {
+        mids: [Some(Mid::One(Branch::Noop))].into(),
+        ..Script::default()
+    };
+    let decided = Script {
+        mids: [Some(sample(Sample {
+            mask: Some(mask(&[3])),
+            ..Sample::default()
+        }))]
+        .into(),
+        ..Script::default()
+    };
+    let mut steer = combined([&waits, &decided]);
+    assert_eq!(decide(&mut steer), Ok(Mid::One(Branch::Noop)));
+    let Ok(Mid::One(Branch::Sample(sample))) = decide(&mut steer) else {
+        panic!("no sample")
+    };
+    assert_eq!(sample.mask, Some(mask(&[3])));
+    assert_eq!(decided.log(), ["begin []", "pre", "mid [1]"], "asked once");
+    let twice = ["begin []", "pre", "mid [1]", "pre", "mid [1]"];
+    assert_eq!(waits.log(), twice);
+}
+
+#[test]
+fn ai_803_a_fork_forks_all() {
+    let forks = Script {
+        pres: [Some(Pre::Fork(2))].into(),
+        ..Script::default()
+    };
+    let other = Script::default();
+    let mut steer = combined([&forks, &other]);
+    assert_eq!(steer.pre(), Ok(Some(Pre::Fork(2))));
+    let mut branch = steer.fork(1).unwrap();
+    branch.mid_begin(&[1, 2]);
+    // It goes on in its parent's round.
+    assert_eq!(other.log(), ["begin []", "pre", "1:mid [1, 2]"]);
+    assert_eq!(failed(combined([&forks, &forks]).pre()), "bad-result");
+    let forces = Script {
+        pres: [Some(run(&[1]))].into(),
+        ..Script::default()
+    };
+    assert_eq!(failed(combined([&forks, &forces]).pre()), "bad-result");
+}
+
+#[test]
+fn ai_803_ai_505_each_branch_of_a_fork_has_the_demands_of_all() {
+    let branch = |allowed: &[Token]| {
+        Branch::Sample(Sample {
+            mask: Some(mask(allowed)),
+            ..Sample::default()
+        })
+    };
+    let forks = Script {
+        mids: [Some(Mid::Fork(vec![
+            branch(&[1, 2]),
+            Branch::Noop,
+            branch(&[2, 5]),
+        ]))]
+        .into(),
+        ..Script::default()
+    };
+    let masks = Script {
+        mids: [Some(Mid::One(branch(&[2, 3])))].into(),
+        ..Script::default()
+    };
+    let mut steer = combined([&forks, &masks]);
+    let expected = vec![branch(&[2]), Branch::Noop, branch(&[2])];
+    assert_eq!(decide(&mut steer), Ok(Mid::Fork(expected)));
+    let mut second = steer.fork(1).unwrap();
+    let mut third = steer.fork(2).unwrap();
+    masks.log();
+    // The branch that skips the step keeps the mask; the other one is asked anew.
+    assert_eq!(decide(&mut second), Ok(Mid::One(branch(&[2, 3]))));
+    assert_eq!(masks.log(), Vec::<String>::new());
+    assert_eq!(decide(&mut third), Ok(sample(Sample::default())));
+    assert_eq!(masks.log(), ["2:pre", "2:mid [1]"]);
+}
+
+#[test]
+fn ai_803_the_rest_is_joined() {
+    let report = |logs: &str, name: &str, micros| StepReport {
+        logs: logs.to_owned(),
+        storage: vec![VariableWrite {
+            name: name.to_owned(),
+            value: Vec::new(),
+            append: false,
+            when_version_is: None,
+        }],
+        micros,
+    };
+    let part = |ends_at_eos, report| Script {
+        ends_at_eos,
+        report: Some(report),
+        ..Script::default()
+    };
+    let both = [
+        &part(true, report("a", "x", 10)),
+        &part(false, report("b", "y", 20)),
+    ];
+    let mut steer = combined(both);
+    assert!(!steer.ends_at_eos() && !steer.may_backtrack());
+    let joined = steer.take_report().unwrap();
+    assert_eq!((&*joined.logs, joined.micros), ("ab", 30));
+    let names = joined.storage.iter().map(|write| &*write.name);
+    assert_eq!(names.collect::<Vec<_>>(), ["x", "y"]);
+    assert_eq!(steer.take_report(), None);
+    let ends = part(true, report("", "", 0));
+    assert!(combined([&ends, &ends]).ends_at_eos());
+}
+
+/// Allows one of a few tokens at each place, forces those without an alternative, and answers late.
+#[derive(Clone, Debug)]
+struct Pattern {
+    places: Vec<Vec<Token>>,
+    at: usize,
+    /// Calls without a result before each one with a result.
+    delays: VecDeque<u8>,
+    left: u8,
+}
+
+impl Pattern {
+    fn new(places: Vec<Vec<Token>>, delays: Vec<u8>) -> Self {
+        Self {
+            places,
+            at: 0,
+            delays: delays.into(),
+            left: 0,
+        }
+    }
+
+    /// Whether the result is there.
+    fn is_ready(&mut self) -> bool {
+        if let Some(left) = self.left.checked_sub(1) {
+            self.left = left;
+            return false;
+        }
+        self.delays.rotate_left(1);
+        self.left = self.delays.front().copied().unwrap_or(0);
+        true
+    }
+
+    fn allows(&self, tokens: &[Token]) -> bool {
+        let places = self.places.get(self.at..self.at + tokens.len());
+        let allowed = |(place, token): (&Vec<Token>, &Token)| place.contains(token);
+        places.is_some_and(|places| places.iter().zip(tokens).all(allowed))
+    }
+}
+
+impl Steer for Pattern {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        if !self.is_ready() {
+            return Ok(None);
+        }
+        if self.at == self.places.len() {
+            return Ok(Some(Pre::Stop));
+        }
+        let forced = self.places[self.at..]
+            .iter()
+            .map_while(|place| (place.len() == 1).then(|| place[0]));
+        let forced: Vec<Token> = forced.collect();
+        self.at += forced.len();
+        Ok(Some(run(&forced)))
+    }
+
+    fn mid_begin(&mut self, _group: &[u32]) {}
+
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        if !self.is_ready() {
+            return Ok(None);
+        }
+        Ok(Some(match self.places.get(self.at) {
+            Some(place) => sample(Sample {
+                mask: Some(mask(place)),
+                ..Sample::default()
+            }),
+            None => Mid::Stop,
+        }))
+    }
+
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        assert!(self.allows(appended.tokens), "{self:?}: {appended:?}");
+        self.at += appended.tokens.len();
+        Ok(Post::Continue)
+    }
+
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn would_accept(&mut self, _backtrack: u32, tokens: &[Token]) -> Steered<bool> {
+        Ok(self.allows(tokens))
+    }
+}
+
+/// Drives a steerer until it stops; samples the smallest allowed token after `choose` others.
+fn drive(mut steer: Box<dyn Steer>, choose: usize) -> Steered<Vec<Token>> {
+    let mut output = Vec::new();
+    let poll = |steer: &mut Box<dyn Steer>| loop {
+        if let Some(pre) = steer.pre()? {
+            return Ok(pre);
+        }
+    };
+    loop {
+        match poll(&mut steer)? {
+            Pre::Run { fast_forward } => output.extend(fast_forward),
+            Pre::Stop => return Ok(output),
+            other => panic!("{other:?}"),
+        }
+        steer.mid_begin(&[1]);
+        let mid = loop {
+            if let Some(mid) = steer.mid_poll()? {
+                break mid;
+            }
+        };
+        let sampled = match mid {
+            Mid::Stop => return Ok(output),
+            Mid::One(Branch::Sample(Sample {
+                mask: Some(mask), ..
+            })) => {
+                let allowed: Vec<Token> = (0..).take(SIZE).filter(|&t| mask.allows(t)).collect();
+                let Some(&token) = allowed.get(choose % allowed.len().max(1)) else {
+                    return Err(refused());
+                };
+                token
+            }
+            other => panic!("{other:?}"),
+        };
+        output.push(sampled);
+        steer.post(Appended {
+            backtrack: 0,
+            tokens: &[sampled],
+            sampled: Some(sampled),
+        })?;
+    }
+}
+
+fn patterns() -> impl Strategy<Value = Vec<Vec<Token>>> {
+    let place = prop::collection::btree_set(0..4_u32, 1..4);
+    prop::collection::vec(place.prop_map(|place| place.into_iter().collect()), 8)
+}
+
+proptest! {
+    /// Whatever forces tokens and whatever is late: the output satisfies all parts, and it is that of one steerer with
+    /// the intersection of all, unless nothing satisfies all of them.
+    #[test]
+    fn ai_803_combined_patterns_are_their_intersection(
+        parts in prop::collection::vec((patterns(), prop::collection::vec(0..3_u8, 1..6)), 2..4),
+        choose in 0..4_usize,
+    ) {
+        let places = (0..8).map(|at| {
+            let all = |token: &Token| parts.iter().all(|(places, _)| places[at].contains(token));
+            (0..4).filter(all).collect::<Vec<Token>>()
+        });
+        let both: Vec<Vec<Token>> = places.collect();
+        let possible = both.iter().all(|place| !place.is_empty());
+        let boxed = parts.iter().map(|(places, delays)| {
+            Box::new(Pattern::new(places.clone(), delays.clone())) as Box<dyn Steer>
+        });
+        let mut steer = Combined::new(boxed.collect());
+        steer.begin(&[], &waker());
+        prop_assert!(steer.begin_poll()?.is_some());
+        let fork = steer.fork(1)?;
+        let output = drive(steer, choose);
+        match &output {
+            Ok(output) => {
+                prop_assert!(possible);
+                let alone = drive(Box::new(Pattern::new(both, vec![0])), choose);
+                prop_assert_eq!(Ok(output), alone.as_ref());
+            }
+            Err(failure) => prop_assert!(!possible, "{}", failure),
+        }
+        prop_assert_eq!(drive(fork, choose), output, "a fork does the same");
+    }
+}

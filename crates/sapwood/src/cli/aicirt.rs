@@ -1,0 +1,366 @@
+//! `sapwood aicirt`: the AICI runtime, which an inference engine starts and drives over shared memory.
+//!
+//! The flags are those of the reference runtime (AI-102), so that an engine starts this one by its path alone: under a file
+//! name that ends in `aicirt`, the binary is this command.
+
+mod modules;
+mod saved_trie;
+mod vocabulary;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use sapwood_control::aicirt::{self, AicirtError, AicirtOptions, StepTimes};
+use sapwood_control::compiler::{CompilerOptions, CompilerPlace};
+use sapwood_control::controllers::{Controllers, ControllersOptions};
+use sapwood_control::host::{Capabilities, Host, HostConfig};
+use sapwood_control::runtime::{Dialect, MaskType};
+use sapwood_control::store::StoreOptions;
+use sapwood_control::trie::TokenView;
+use sapwood_control::wire::{Synchronisation, WireConfig, WireError};
+use sapwood_proto::steer::SteerUser;
+
+use self::vocabulary::LoadedVocabulary;
+use super::Common;
+use crate::failure::{CliError, Exit};
+use crate::output;
+
+/// Serve controllers to an engine over shared memory, in place of the reference runtime.
+#[derive(Debug, Args)]
+pub(super) struct AicirtCommand {
+    /// Serve over shared memory
+    #[arg(short, long)]
+    server: bool,
+    /// Prefix of the names of shared objects
+    #[arg(short, long, default_value = "/aici0-", value_name = "PREFIX")]
+    name: String,
+    /// Wait on futexes instead of semaphores
+    #[arg(long)]
+    futex: bool,
+    /// A tokenizer.json, a saved trie, or NAME for NAME.json in the folder of tokenizers
+    #[arg(short, long, default_value = "llama", value_name = "FILE|NAME")]
+    tokenizer: String,
+    /// The folder of tokenizers
+    #[arg(long, default_value = "./tokenizers", value_name = "DIR")]
+    tokenizer_dir: PathBuf,
+    /// Pad the vocabulary to this size
+    #[arg(long, value_name = "TOKENS")]
+    logits_size: Option<usize>,
+    /// Size of each message region; the default is 8, in P2 128
+    #[arg(long, value_name = "MIB")]
+    json_size: Option<u32>,
+    /// Size of the region of masks; the default is 16, in P2 64
+    #[arg(long, value_name = "MIB")]
+    bin_size: Option<u32>,
+    /// Upper bound of spinning before a wait; at most 0.05 ms is ever used
+    #[arg(long, default_value_t = 200, value_name = "MS")]
+    busy_wait_time: u64,
+    /// Live sequences of one request
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    wasm_max_forks: u32,
+    /// Linear memory of one controller
+    #[arg(long, default_value_t = 64, value_name = "MIB")]
+    wasm_max_memory: u32,
+    /// Time for post and pre together (P1)
+    #[arg(long, default_value_t = 4, value_name = "MS")]
+    wasm_max_pre_step_time: u64,
+    /// Time for mid; the default is 150, in P2 25
+    #[arg(long, value_name = "MS")]
+    wasm_max_step_time: Option<u64>,
+    /// Late steps in a row until a sequence fails (P2 flag); the default is 10
+    #[arg(long, value_name = "N")]
+    wasm_max_timeout_steps: Option<u32>,
+    /// Time for the callbacks at the start
+    #[arg(long, default_value_t = 1000, value_name = "MS")]
+    wasm_max_init_time: u64,
+    /// Steps of the clock that controllers see (P2 flag); 0 stops it, which is the default
+    #[arg(long, value_name = "US")]
+    wasm_timer_resolution_us: Option<u64>,
+    /// The engine can fork sequences (P2 flag)
+    #[arg(long)]
+    cap_fork: bool,
+    /// The engine can take tokens back (P2 flag)
+    #[arg(long)]
+    cap_backtrack: bool,
+    /// The engine can append tokens without sampling (P2 flag)
+    #[arg(long)]
+    cap_ff_tokens: bool,
+    /// Elements of masks (P2 flag); the default is f32
+    #[arg(long, value_enum, value_name = "TYPE")]
+    bias_dtype: Option<BiasType>,
+    /// Install a module, or name one that is installed
+    #[arg(short, long, value_name = "FILE|ID")]
+    module: Option<String>,
+    /// Name a module of a release; only its tag is looked up
+    #[arg(long, value_name = "REF")]
+    gh_module: Option<String>,
+    /// Tag the module; may be repeated
+    #[arg(long, value_name = "TAG")]
+    tag: Vec<String>,
+    /// Run the main function of the module once
+    #[arg(short, long)]
+    run: bool,
+    /// The argument for --run
+    #[arg(long, value_name = "FILE")]
+    run_arg: Option<PathBuf>,
+    /// Write the token trie and exit
+    #[arg(long, value_name = "FILE")]
+    save_tokenizer: Option<PathBuf>,
+    /// Refuse uploads
+    #[arg(long)]
+    restricted: bool,
+    /// Accepted for compatibility: prints one line and exits
+    #[arg(long)]
+    bench: bool,
+    /// Accepted for compatibility: prints one line and exits
+    #[arg(long)]
+    fork: bool,
+    /// The form of the protocol; auto: a P2 flag or the first op decides
+    #[arg(long, value_enum, default_value = "auto")]
+    dialect: DialectFlag,
+    /// How controllers are kept apart; only `shared` (threads of this process) is there
+    #[arg(long, value_enum, default_value = "shared")]
+    isolation: Isolation,
+    /// Waited beyond a limit, once per request (P1)
+    #[arg(long, default_value_t = 20, value_name = "MS")]
+    wasm_grace_time: u64,
+    /// What happens to a late mid in P1
+    #[arg(long, value_enum, default_value = "fail")]
+    late_mid: LateMid,
+    /// The folder of modules and tags
+    #[arg(long, default_value = "./cache", value_name = "DIR")]
+    cache_dir: PathBuf,
+    /// Outlive the process that started this one
+    #[arg(long)]
+    keep: bool,
+    /// Ask for realtime priority
+    #[arg(long)]
+    realtime: bool,
+    /// What to log, as --log
+    #[arg(long, hide = true, env = "RUST_LOG", value_name = "FILTER")]
+    rust_log: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DialectFlag {
+    Auto,
+    P1,
+    P1i,
+    P2,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Isolation {
+    Sequence,
+    Shared,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LateMid {
+    Fail,
+    Skip,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum BiasType {
+    F32,
+    F16,
+    Bf16,
+    Bool,
+}
+
+impl AicirtCommand {
+    pub(super) fn run(self, common: &Common) -> Result<Exit, CliError> {
+        let filter = common.log.as_deref().or(self.rust_log.as_deref());
+        crate::logs::Logs::start(filter.unwrap_or("info"))?;
+        if self.bench || self.fork {
+            output::data("--bench and --fork do nothing in this runtime\n")?;
+            return Ok(Exit::Ok);
+        }
+        self.check()?;
+        let manages = self.module.is_some() || self.gh_module.is_some();
+        if let Some(file) = &self.save_tokenizer {
+            let loaded = self.vocabulary()?;
+            let trie = loaded.model.trie(TokenView::Named);
+            std::fs::write(file, trie).map_err(|error| {
+                CliError::usage(format!("--save-tokenizer {}: {error}", file.display()))
+            })?;
+        } else if manages {
+            self.manage()?;
+        } else if self.server {
+            self.serve()?;
+        } else {
+            return Err(CliError::new("missing --server"));
+        }
+        Ok(Exit::Ok)
+    }
+
+    fn check(&self) -> Result<(), CliError> {
+        if !self.name.starts_with('/') {
+            return Err(CliError::new(format!(
+                "--name {}: it must begin with /",
+                self.name
+            )));
+        }
+        if matches!(self.isolation, Isolation::Sequence) {
+            return Err(CliError::usage(
+                "--isolation sequence: one process for each sequence is not there yet; leave the flag out, or give shared",
+            ));
+        }
+        if matches!(self.dialect, DialectFlag::P1i) {
+            return Err(CliError::usage(
+                "--dialect p1i: this form of P1 is not there yet; p1 and p2 are",
+            ));
+        }
+        Ok(())
+    }
+
+    /// A flag that only P2 engines give fixes the dialect (AI-104).
+    fn dialect(&self) -> Dialect {
+        let p2_flag = self.wasm_max_timeout_steps.is_some()
+            || self.wasm_timer_resolution_us.is_some()
+            || self.cap_fork
+            || self.cap_backtrack
+            || self.cap_ff_tokens
+            || self.bias_dtype.is_some();
+        match self.dialect {
+            DialectFlag::P2 => Dialect::P2,
+            DialectFlag::P1 | DialectFlag::P1i => Dialect::P1,
+            DialectFlag::Auto if p2_flag => Dialect::P2,
+            DialectFlag::Auto => Dialect::Auto,
+        }
+    }
+
+    fn vocabulary(&self) -> Result<LoadedVocabulary, CliError> {
+        vocabulary::load(&self.tokenizer, &self.tokenizer_dir, self.logits_size)
+    }
+
+    fn times(&self) -> StepTimes {
+        let step = |default| Duration::from_millis(self.wasm_max_step_time.unwrap_or(default));
+        StepTimes {
+            pre_step: Duration::from_millis(self.wasm_max_pre_step_time),
+            step: step(150),
+            p2_step: step(25),
+            grace: Duration::from_millis(self.wasm_grace_time),
+            late_steps: self.wasm_max_timeout_steps.unwrap_or(10),
+            late_mid_skips: matches!(self.late_mid, LateMid::Skip),
+        }
+    }
+
+    fn host(&self) -> Result<Host, CliError> {
+        let times = self.times();
+        let step_time = match self.dialect() {
+            Dialect::P2 => times.p2_step,
+            Dialect::Auto | Dialect::P1 => times.step,
+        };
+        let config = HostConfig {
+            memory_bytes: (self.wasm_max_memory as usize) << 20,
+            init_time: Duration::from_millis(self.wasm_max_init_time),
+            pre_step_time: times.pre_step,
+            step_time,
+            late_steps: times.late_steps,
+            grace_time: times.grace,
+            timer_resolution: Duration::from_micros(self.wasm_timer_resolution_us.unwrap_or(0)),
+            ..HostConfig::default()
+        };
+        Host::new(config).map_err(|error| CliError::usage(error.to_string()))
+    }
+
+    fn controllers(&self) -> Result<Controllers<Host>, CliError> {
+        let program = std::env::current_exe()
+            .map_err(|error| CliError::new(format!("cannot find this program: {error}")))?;
+        let child = vec![program.into(), super::compile_controller::NAME.into()];
+        let compiler = CompilerOptions::new(CompilerPlace::Child(child));
+        let store = StoreOptions::new(self.cache_dir.clone());
+        let options = ControllersOptions::new(store, compiler);
+        Controllers::open(self.host()?, options).map_err(|error| {
+            CliError::usage(format!("--cache-dir {}: {error}", self.cache_dir.display()))
+        })
+    }
+
+    fn manage(&self) -> Result<(), CliError> {
+        modules::run(
+            &self.controllers()?,
+            &modules::ModuleTask {
+                module: self
+                    .module
+                    .as_deref()
+                    .or(self.gh_module.as_deref())
+                    .unwrap_or_default(),
+                tags: &self.tag,
+                run: self.run,
+                arg: self.run_arg.as_deref(),
+            },
+            || self.vocabulary(),
+        )
+    }
+
+    fn wire(&self) -> WireConfig {
+        let p2 = self.dialect() == Dialect::P2;
+        let size = |given: Option<u32>, p1_default, p2_default| {
+            let mib = given.unwrap_or(if p2 { p2_default } else { p1_default });
+            (mib as usize) << 20
+        };
+        WireConfig {
+            synchronisation: if self.futex {
+                Synchronisation::Futex
+            } else {
+                Synchronisation::Semaphores
+            },
+            message_bytes: size(self.json_size, 8, 128),
+            mask_bytes: size(self.bin_size, 16, 64),
+            spin: Duration::from_millis(self.busy_wait_time),
+            ..WireConfig::new(&self.name)
+        }
+    }
+
+    fn serve(&self) -> Result<(), CliError> {
+        if self.realtime
+            && let Err(error) = sapwood_control::wire::ask_for_realtime()
+        {
+            tracing::warn!(%error, "no realtime priority");
+        }
+        let loaded = self.vocabulary()?;
+        let controllers = Arc::new(self.controllers()?);
+        let programs = Arc::clone(&controllers);
+        aicirt::run(AicirtOptions {
+            wire: self.wire(),
+            dialect: self.dialect(),
+            host: controllers.host().clone(),
+            programs: Arc::new(move |user: SteerUser<'_>, name: &str| programs.find(user, name)),
+            store: controllers,
+            model: loaded.model,
+            bos: loaded.bos,
+            capabilities: Capabilities {
+                fork: self.cap_fork,
+                backtrack: self.cap_backtrack,
+                ff_tokens: self.cap_ff_tokens,
+            },
+            mask_type: match self.bias_dtype {
+                None | Some(BiasType::F32) => MaskType::F32,
+                Some(BiasType::F16) => MaskType::F16,
+                Some(BiasType::Bf16) => MaskType::Bf16,
+                Some(BiasType::Bool) => MaskType::Bool,
+            },
+            logits: self.logits_size.unwrap_or(0),
+            times: self.times(),
+            forks: self.wasm_max_forks,
+            restricted: self.restricted,
+            keep: self.keep,
+        })
+        .map_err(|error| CliError::exit(exit_of(&error), error.to_string()))
+    }
+}
+
+/// The exit code of a runtime that ended otherwise than it was asked to (AI-107).
+fn exit_of(error: &AicirtError) -> Exit {
+    match error {
+        AicirtError::Wire(WireError::Size { .. } | WireError::Open { .. }) | AicirtError::Masks => {
+            Exit::Usage
+        }
+        AicirtError::Start(_) => Exit::Failure,
+        AicirtError::Lost => Exit::Cut,
+    }
+}
