@@ -8,7 +8,7 @@ mod compiler;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::process;
 use crate::root;
@@ -169,19 +169,16 @@ fn new_project(compiler: &Compiler, modules: &Path) -> Result<()> {
     )
 }
 
-/// Points the project's dependency at this checkout, because its version may not be published yet.
+/// Points the project's dependency at this checkout instead of the copy that the command makes.
 fn with_our_sdk(file: &str, text: &str) -> Result<String> {
-    const PUBLISHED: &str = "sapwood-guest = \"0.1\"";
+    const COPY: &str = "path = \"sapwood-guest\"";
     if file != "Cargo.toml" {
         return Ok(text.to_owned());
     }
-    if !text.contains(PUBLISHED) {
-        bail!("the template's manifest has no line `{PUBLISHED}`");
-    }
-    let path = root().join("crates/guest");
-    let ours = format!(
-        "sapwood-guest = {{ version = \"0.1\", path = {:?} }}",
-        path.display().to_string()
+    ensure!(
+        text.contains(COPY),
+        "the template's manifest has no dependency with `{COPY}`"
     );
-    Ok(text.replace(PUBLISHED, &ours))
+    let path = root().join("crates/guest").display().to_string();
+    Ok(text.replace(COPY, &format!("path = {path:?}")))
 }

@@ -66,6 +66,11 @@ pub mod testing;
 #[cfg(target_arch = "wasm32")]
 mod wasm;
 
+/// Compiles the examples of the guide to controllers.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/controllers.md")]
+struct Guide;
+
 /// The functions of the host: those of the module's imports, or of the native run that is in progress.
 #[cfg(not(target_arch = "wasm32"))]
 use native::host;

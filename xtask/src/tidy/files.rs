@@ -16,6 +16,9 @@ const UNSAFE: &[&str] = &[
     "crates/engine/src/embedded/llama/context.rs",
     "crates/engine/src/embedded/llama/mod.rs",
     "crates/engine/src/embedded/llama/model.rs",
+    "crates/guest/src/allocator.rs",
+    "crates/guest/src/wasm/host.rs",
+    "crates/guest/src/wasm/mod.rs",
     "crates/sapwood/src/allocator.rs",
 ];
 const FORBIDDEN_NAMES: &[&str] = &[
