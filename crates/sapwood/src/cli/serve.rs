@@ -17,6 +17,7 @@ use sapwood_server::Server;
 use sapwood_server::ServerContext;
 use sapwood_server::auth::ApiKey;
 use sapwood_server::auth::charge_layer::AllowanceLayer;
+use sapwood_server::faces::controllers;
 use sapwood_server::faces::evergreen;
 use sapwood_server::faces::generate;
 use sapwood_server::faces::generate::ExplicitRepository;
@@ -151,8 +152,8 @@ impl ServeCommand {
         let keys = keys::load(&config.auth)?;
         let tls = load_tls(&config)?;
         let references = config.references.clients()?;
-        let controllers = ProcessControllers::new(&config.controllers)?;
-        let store = controllers.store()?;
+        let steering = ProcessControllers::new(&config.controllers)?;
+        let store = steering.store()?;
         let ports = open(&config, &keys).await?;
         let local = ports.common.is_local()?;
         let broken = |error: sapwood_server::server::BuildError| CliError::new(error.to_string());
@@ -176,12 +177,17 @@ impl ServeCommand {
             kernel.clone(),
             shared.clone(),
             config.clone(),
-            controllers.clone(),
+            steering.clone(),
             &planned,
         );
         let generate = generate_face(&config, &planned, &loading, &kernel)?;
+        let settings = controllers::Config {
+            store,
+            ..controllers::Config::default()
+        };
+        let steered = controllers::face(shared.clone(), counting(FaceLabel::Controllers), settings);
         let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
-        let server = faces.build().map_err(broken)?;
+        let server = faces.face(steered).build().map_err(broken)?;
         let reload = Reload {
             serve: self,
             common,

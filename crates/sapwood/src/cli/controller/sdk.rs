@@ -5,33 +5,90 @@
 
 /// Each file of the SDK: its path below `src`, and its text. Its own tests stay here.
 pub(super) const SOURCES: &[(&str, &str)] = &[
-    ("abi/mod.rs", include_str!("../../../../guest/src/abi/mod.rs")),
+    (
+        "abi/mod.rs",
+        include_str!("../../../../guest/src/abi/mod.rs"),
+    ),
     ("abi/p1.rs", include_str!("../../../../guest/src/abi/p1.rs")),
     ("abi/p2.rs", include_str!("../../../../guest/src/abi/p2.rs")),
-    ("allocator.rs", include_str!("../../../../guest/src/allocator.rs")),
-    ("argument.rs", include_str!("../../../../guest/src/argument.rs")),
-    ("constraint.rs", include_str!("../../../../guest/src/constraint.rs")),
-    ("constraint/pattern.rs", include_str!("../../../../guest/src/constraint/pattern.rs")),
-    ("constraint/substring.rs", include_str!("../../../../guest/src/constraint/substring.rs")),
-    ("controller.rs", include_str!("../../../../guest/src/controller.rs")),
+    (
+        "allocator.rs",
+        include_str!("../../../../guest/src/allocator.rs"),
+    ),
+    (
+        "argument.rs",
+        include_str!("../../../../guest/src/argument.rs"),
+    ),
+    (
+        "constraint.rs",
+        include_str!("../../../../guest/src/constraint.rs"),
+    ),
+    (
+        "constraint/pattern.rs",
+        include_str!("../../../../guest/src/constraint/pattern.rs"),
+    ),
+    (
+        "constraint/substring.rs",
+        include_str!("../../../../guest/src/constraint/substring.rs"),
+    ),
+    (
+        "controller.rs",
+        include_str!("../../../../guest/src/controller.rs"),
+    ),
     ("json.rs", include_str!("../../../../guest/src/json.rs")),
-    ("json/reader.rs", include_str!("../../../../guest/src/json/reader.rs")),
+    (
+        "json/reader.rs",
+        include_str!("../../../../guest/src/json/reader.rs"),
+    ),
     ("lib.rs", include_str!("../../../../guest/src/lib.rs")),
     ("log.rs", include_str!("../../../../guest/src/log.rs")),
     ("mask.rs", include_str!("../../../../guest/src/mask.rs")),
-    ("matcher.rs", include_str!("../../../../guest/src/matcher.rs")),
-    ("native/host.rs", include_str!("../../../../guest/src/native/host.rs")),
-    ("native/mod.rs", include_str!("../../../../guest/src/native/mod.rs")),
-    ("native/variables.rs", include_str!("../../../../guest/src/native/variables.rs")),
-    ("prelude.rs", include_str!("../../../../guest/src/prelude.rs")),
-    ("testing/cases.rs", include_str!("../../../../guest/src/testing/cases.rs")),
-    ("testing/mod.rs", include_str!("../../../../guest/src/testing/mod.rs")),
-    ("testing/steps.rs", include_str!("../../../../guest/src/testing/steps.rs")),
-    ("testing/vocabulary.rs", include_str!("../../../../guest/src/testing/vocabulary.rs")),
+    (
+        "matcher.rs",
+        include_str!("../../../../guest/src/matcher.rs"),
+    ),
+    (
+        "native/host.rs",
+        include_str!("../../../../guest/src/native/host.rs"),
+    ),
+    (
+        "native/mod.rs",
+        include_str!("../../../../guest/src/native/mod.rs"),
+    ),
+    (
+        "native/variables.rs",
+        include_str!("../../../../guest/src/native/variables.rs"),
+    ),
+    (
+        "prelude.rs",
+        include_str!("../../../../guest/src/prelude.rs"),
+    ),
+    (
+        "testing/cases.rs",
+        include_str!("../../../../guest/src/testing/cases.rs"),
+    ),
+    (
+        "testing/mod.rs",
+        include_str!("../../../../guest/src/testing/mod.rs"),
+    ),
+    (
+        "testing/steps.rs",
+        include_str!("../../../../guest/src/testing/steps.rs"),
+    ),
+    (
+        "testing/vocabulary.rs",
+        include_str!("../../../../guest/src/testing/vocabulary.rs"),
+    ),
     ("trie.rs", include_str!("../../../../guest/src/trie.rs")),
     ("vars.rs", include_str!("../../../../guest/src/vars.rs")),
-    ("wasm/host.rs", include_str!("../../../../guest/src/wasm/host.rs")),
-    ("wasm/mod.rs", include_str!("../../../../guest/src/wasm/mod.rs")),
+    (
+        "wasm/host.rs",
+        include_str!("../../../../guest/src/wasm/host.rs"),
+    ),
+    (
+        "wasm/mod.rs",
+        include_str!("../../../../guest/src/wasm/mod.rs"),
+    ),
 ];
 
 /// The manifest of the SDK within a project.
