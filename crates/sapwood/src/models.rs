@@ -224,6 +224,11 @@ fn limits(config: &Config) -> sapwood_engine::Config {
         },
         prefix_tokens_min: config.engine.prefix_tokens_min,
         ageing_turns: config.engine.ageing_turns,
+        steer_ms: config.controllers.step_ms,
+        fuel_tokens: match config.controllers.fuel_tokens {
+            0 => None,
+            tokens => Some(tokens),
+        },
         ..sapwood_engine::Config::default()
     }
 }

@@ -85,6 +85,8 @@ impl Running {
             .ok_or_else(|| cannot_start(io::ErrorKind::InvalidInput.into()))?;
         let mut child = Command::new(program)
             .args(arguments)
+            // It works on bytes of strangers, and the environment of a server holds keys.
+            .env_clear()
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
