@@ -53,7 +53,7 @@ pub struct ConstraintConfig {
     pub grammar_bytes: usize,
     /// How long a request waits for its grammar to compile.
     pub compile_time: Duration,
-    /// Grammars that are compiled at the same time. One that is given up keeps its place until it ends, so that
+    /// Grammars that are compiled at the same time. One that takes too long counts until it ends, so that
     /// strangers cannot occupy more processors than this.
     pub compile_threads: usize,
     /// Bytes of compiled grammars to keep.
@@ -106,12 +106,12 @@ impl ConstraintSource {
             return Ok(compiled);
         }
         let factory = self.factory.get()?;
-        let place = self.compiler.place()?;
+        let permit = self.compiler.permit()?;
         // Requests often come in groups with one grammar: the others find what the first one compiled.
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let compiled = Arc::new(place.compile(&factory, &text)?);
+        let compiled = Arc::new(permit.compile(&factory, &text)?);
         self.cache.insert(text, Arc::clone(&compiled));
         Ok(compiled)
     }

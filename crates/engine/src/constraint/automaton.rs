@@ -177,7 +177,7 @@ impl Automaton {
         }
         let vocabulary = self.vocabulary();
         if ends.is_empty() && self.is_complete()? {
-            // Nothing can say that the output is complete here, so it goes on as long as it can.
+            // No token can end the output here, so it goes on as long as it can.
             return Ok(match self.mask(vocabulary) {
                 Err(AutomatonError::Empty) => Next::Complete,
                 mask => Next::Allowed(mask?),

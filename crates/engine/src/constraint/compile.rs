@@ -2,7 +2,7 @@
 //!
 //! The library has limits on sizes but none on time, and it recurses over schemas. A thread cannot be stopped from
 //! outside. So each grammar compiles on a thread of its own, with a stack for the deepest schema that is read; the
-//! caller waits for a limited time; and the number of such threads is limited, those included that nobody waits for.
+//! caller waits for a limited time; and the number of such threads is limited, those included whose callers have stopped waiting.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -91,46 +91,46 @@ impl Compiled {
 
 /// Compiles a limited number of grammars at a time.
 pub(super) struct Compiler {
-    places: Arc<Places>,
+    permits: Arc<Permits>,
     time: Duration,
 }
 
-struct Places {
+struct Permits {
     free: Mutex<usize>,
     freed: Condvar,
 }
 
-/// A place among the compiling threads. It is free again when it is dropped, by the caller or by the thread.
-pub(super) struct Place {
-    places: Arc<Places>,
+/// The right to compile one grammar. The caller or the compiling thread drops it, and then another grammar may take it.
+pub(super) struct Permit {
+    permits: Arc<Permits>,
     deadline: Instant,
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         *self
             .places
             .free
             .lock()
             .unwrap_or_else(PoisonError::into_inner) += 1;
-        self.places.freed.notify_one();
+        self.permits.freed.notify_one();
     }
 }
 
 impl Compiler {
     pub(super) fn new(threads: usize, time: Duration) -> Self {
-        let places = Places {
+        let permits = Permits {
             free: Mutex::new(threads.max(1)),
             freed: Condvar::new(),
         };
         Self {
-            places: Arc::new(places),
+            permits: Arc::new(permits),
             time,
         }
     }
 
-    /// Waits for a place.
-    pub(super) fn place(&self) -> Result<Place, SteerRefusal> {
+    /// Waits until another grammar may be compiled.
+    pub(super) fn permit(&self) -> Result<Permit, SteerRefusal> {
         let deadline = Instant::now() + self.time;
         let free = self
             .places
@@ -150,14 +150,14 @@ impl Compiler {
             });
         }
         *free -= 1;
-        Ok(Place {
-            places: Arc::clone(&self.places),
+        Ok(Permit {
+            permits: Arc::clone(&self.permits),
             deadline,
         })
     }
 }
 
-impl Place {
+impl Permit {
     /// Compiles a grammar, within the time that is left.
     pub(super) fn compile(
         self,
@@ -172,7 +172,7 @@ impl Place {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let compiled = compile(&factory, &text);
-                // Nobody receives it if it is late.
+                // If it is late, the receiver is gone.
                 let _sent = sender.send(compiled);
                 drop(self);
             });

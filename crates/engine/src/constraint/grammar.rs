@@ -165,7 +165,7 @@ impl GrammarText {
         if text.is_empty() {
             return Err(GrammarError::new("the text is empty".to_owned()));
         }
-        // The compiler counts the empty piece as one, which would let a model say nothing.
+        // The compiler counts the empty piece as one, and a model could end at once.
         let pieces = json!({ "substring_chars": text });
         let lark = format!("start: PIECE\nPIECE: %regex {pieces} & /(?s:.+)/");
         Ok(Self::generated(lark, prefix))
@@ -292,7 +292,7 @@ fn check_regex(pattern: &str) -> Result<(), GrammarError> {
         .rev()
         .find_map(|line| line.strip_prefix("error: "));
     let reason = reason.unwrap_or("this is not a regular expression");
-    // The message marks the place below the pattern, which it shows indented by four.
+    // The message marks the position below the pattern, which it shows indented by four.
     let column = message.lines().find_map(|line| {
         let marked = line.trim_end_matches('^');
         (marked.len() < line.len() && marked.trim().is_empty())

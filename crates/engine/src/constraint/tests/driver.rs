@@ -13,7 +13,7 @@ use super::vocabulary::small;
 use crate::api::SharedVocabulary;
 
 /// Longer than any mask takes, so that a test that waits for nothing fails instead of hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A configuration with time enough for unoptimised code on a busy machine.
 pub(super) fn config() -> ConstraintConfig {
@@ -75,14 +75,14 @@ impl Random {
 }
 
 #[derive(Default)]
-struct Bell {
-    rung: Mutex<bool>,
+struct Wake {
+    woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl StepWaker for Bell {
+impl StepWaker for Wake {
     fn wake(&self) {
-        *self.rung.lock().unwrap() = true;
+        *self.woken.lock().unwrap() = true;
         self.changed.notify_all();
     }
 }
@@ -100,7 +100,7 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<Token>,
     pub(super) ended: bool,
     vocabulary: SharedVocabulary,
-    bell: Arc<Bell>,
+    wake: Arc<Wake>,
 }
 
 impl Sequence {
@@ -109,8 +109,8 @@ impl Sequence {
     }
 
     pub(super) fn with_vocabulary(mut steer: Box<dyn Steer>, vocabulary: SharedVocabulary) -> Self {
-        let bell = Arc::new(Bell::default());
-        let waker: Arc<dyn StepWaker> = bell.clone();
+        let wake = Arc::new(Wake::default());
+        let waker: Arc<dyn StepWaker> = wake.clone();
         steer.begin(&[1, 2, 3], &waker);
         assert_eq!(steer.begin_poll().unwrap().unwrap().prompt, None);
         steer.bind(0);
@@ -119,7 +119,7 @@ impl Sequence {
             tokens: Vec::new(),
             ended: false,
             vocabulary,
-            bell,
+            wake,
         }
     }
 
@@ -129,7 +129,7 @@ impl Sequence {
             tokens: self.tokens.clone(),
             ended: self.ended,
             vocabulary: Arc::clone(&self.vocabulary),
-            bell: Arc::clone(&self.bell),
+            wake: Arc::clone(&self.wake),
         }
     }
 
@@ -155,15 +155,15 @@ impl Sequence {
                     other => panic!("unexpected {other:?}"),
                 });
             }
-            let rung = self.bell.rung.lock().unwrap();
-            let waits = |rung: &mut bool| !*rung;
-            let (mut rung, late) = self
-                .bell
+            let woken = self.wake.woken.lock().unwrap();
+            let waits = |woken: &mut bool| !*woken;
+            let (mut woken, late) = self
+                .wake
                 .changed
-                .wait_timeout_while(rung, PATIENCE, waits)
+                .wait_timeout_while(woken, WAIT_MAX, waits)
                 .unwrap();
             assert!(!late.timed_out(), "nothing woke the engine");
-            *rung = false;
+            *woken = false;
         }
     }
 

@@ -102,8 +102,8 @@ fn survive_within(compile_time: Duration, controller: &str, arg: &str) {
     let opened = open(&source, controller, arg);
     let waited = begun.elapsed();
     // The trie is built too, and the machine may be busy.
-    let patience = compile_time + Duration::from_secs(5);
-    assert!(waited < patience, "{controller} took {waited:?}");
+    let limit = compile_time + Duration::from_secs(5);
+    assert!(waited < limit, "{controller} took {waited:?}");
     match opened {
         Err(refusal) => {
             assert_eq!(
@@ -337,7 +337,7 @@ fn ai_841_hostile_lists_and_texts_are_bounded() {
 /// Long enough to compile to the end, where what is tested is what happens on the way.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A caller that finds all places taken waits for one, and is refused when its time is over.
+/// A caller that finds all permits taken waits for one, and is refused when its time is over.
 #[test]
 fn ai_841_a_full_compiler_refuses() {
     let config = ConstraintConfig {
@@ -346,14 +346,14 @@ fn ai_841_a_full_compiler_refuses() {
         ..config()
     };
     let source = ConstraintSource::new(small(), config, Arc::new(MaskWorkers::with_threads(1)));
-    let place = source.compiler.place().unwrap();
+    let permit = source.compiler.permit().unwrap();
     let refusal = refusal(&source, "sapwood:regex", "a");
     assert_eq!(
         (refusal.code, refusal.reason),
         (Code::Overloaded, ErrorReason::ENGINE_BUSY)
     );
-    drop(place);
-    assert!(source.compiler.place().is_ok());
+    drop(permit);
+    assert!(source.compiler.permit().is_ok());
 }
 
 /// A sequence that ends while its mask is computed leaves nothing behind, and the pool goes on.
