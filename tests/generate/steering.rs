@@ -4,19 +4,28 @@ use std::sync::Arc;
 
 use sapwood_engine::scripted::{Script, ScriptedSteerers};
 use sapwood_kernel::{Kernel, Steering, steered_model};
+use sapwood_server::auth::ApiKey;
+use sapwood_server::auth::scopes::KeyScope;
 use sapwood_server::faces::generate::Config;
-use sapwood_tests::{Running, spawned};
+use sapwood_server::server;
+use sapwood_tests::{Faces, Running, http, spawned};
 use serde_json::{Value, json};
 
 use super::{ask, error, script};
 
-/// A server with the steered model `m`, and the source of its steerers.
-async fn steered() -> (Running, Arc<ScriptedSteerers>) {
+/// A kernel with the steered model `m`, and the source of its steerers.
+fn steered_kernel() -> (Kernel, Arc<ScriptedSteerers>) {
     let source = Arc::new(ScriptedSteerers::default());
     let steering = Steering::new(Arc::clone(&source) as _);
     let kernel = Kernel::new();
     let engine = spawned(script(Script::Echo));
     kernel.add(steered_model("m", engine, steering)).unwrap();
+    (kernel, source)
+}
+
+/// A server with that model, without keys.
+async fn steered() -> (Running, Arc<ScriptedSteerers>) {
+    let (kernel, source) = steered_kernel();
     (Running::generating(kernel, Config::default()).await, source)
 }
 
@@ -166,6 +175,51 @@ async fn tr_1305_a_controller_that_fails_is_an_error_event_with_its_code() {
     assert_eq!(
         answer.header("sapwood-error").as_deref(),
         Some("controller-failed")
+    );
+}
+
+/// The key of a request decides what it may run; a key without `control` runs native constraints all the same.
+#[tokio::test]
+async fn ai_902_a_controller_is_run_with_the_rights_of_the_key() {
+    let (kernel, source) = steered_kernel();
+    let key = |name: &str, scopes: &[KeyScope]| {
+        ApiKey::new(
+            name,
+            &format!("{name}-secret"),
+            scopes.iter().copied().collect(),
+        )
+    };
+    let keys = vec![
+        key("ann", &[KeyScope::Infer]),
+        key("bob", &[KeyScope::Infer, KeyScope::Control]),
+        key("eve", &[KeyScope::Infer, KeyScope::Admin]),
+    ];
+    let (config, faces) = (server::Config::default(), Faces::default());
+    let server = Running::start_faces(config, kernel, faces, keys).await;
+    let private = json!({"controller": "private", "controller_arg": "ok"});
+    let native = json!({"regex": "ok"});
+    for (name, members, status) in [
+        ("ann", &private, 403),
+        ("ann", &native, 200),
+        ("bob", &private, 200),
+        ("eve", &private, 200),
+    ] {
+        let bearer = format!("authorization: Bearer {name}-secret");
+        let path = "/v2/models/m/generate";
+        let request = http::post(path, &[&bearer], with(members).as_bytes());
+        let mut wire = http::Wire::connect(server.address).await;
+        assert_eq!(wire.ask(request).await.status, status, "{name} {members}");
+    }
+    let calls = source.calls();
+    let users: Vec<_> = calls.iter().map(|call| call.split(" ok").next()).collect();
+    assert_eq!(
+        users,
+        [
+            Some("ann infer private"),
+            Some(r#"ann infer sapwood:regex {"value":"ok"}"#),
+            Some("bob control private"),
+            Some("eve admin private"),
+        ]
     );
 }
 
