@@ -208,7 +208,11 @@ async fn ai_902_a_controller_is_run_with_the_rights_of_the_key() {
         let path = "/v2/models/m/generate";
         let request = http::post(path, &[&bearer], with(members).as_bytes());
         let mut wire = http::Wire::connect(server.address).await;
-        assert_eq!(wire.ask(request).await.status, status, "{name} {members}");
+        assert_eq!(
+            wire.ask(request).await.head.status,
+            status,
+            "{name} {members}"
+        );
     }
     let calls = source.calls();
     let users: Vec<_> = calls.iter().map(|call| call.split(" ok").next()).collect();
