@@ -221,7 +221,7 @@ async fn lm_972_logs_and_storage_are_statuses() {
             statuses.extend(items);
         }
     }
-    let of = |event: &str| {
+    let of = |event: &'static str| {
         statuses
             .iter()
             .filter(move |status| status["event"] == event)

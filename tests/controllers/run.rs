@@ -17,7 +17,7 @@ async fn run(server: &Running, body: &str) -> Answer {
 fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.head.status, 200, "{}", answer.text());
     assert_eq!(
-        answer.header("content-type").as_deref(),
+        answer.head.header("content-type").as_deref(),
         Some("text/event-stream")
     );
     assert!(answer.complete);
@@ -89,7 +89,7 @@ async fn ai_912_a_run_is_one_event_for_each_step_and_its_end() {
         usage(last),
         r#"{"sampled_tokens":3,"ff_tokens":5,"cost":11}"#
     );
-    assert_eq!(answer.header("cache-control").as_deref(), Some("no-store"));
+    assert_eq!(answer.head.header("cache-control").as_deref(), Some("no-store"));
 }
 
 #[tokio::test]
