@@ -84,7 +84,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
     /// The folder belongs to another user, or cannot be used.
     pub fn open(host: C, options: ControllersOptions) -> Result<Self, StoreError> {
         Ok(Self {
-            key: ArtefactKey::of(&host.key()),
+            key: host.key(),
             host,
             store: Store::open(options.store)?,
             compiler: Compiler::new(options.compiler),
@@ -184,7 +184,9 @@ impl<C: ArtefactCompiler> Controllers<C> {
                 Err(error) => tracing::warn!(%id, %error, "the stored artefact does not load"),
             }
         }
-        let artefact = self.compiler.compile(&self.host, &checked)?;
+        let job = self.compiler.start_job()?;
+        let artefact = self.compiler.compile(&job, &self.host, &checked, &bytes)?;
+        drop(job);
         let program = self.host.load(&checked, &artefact)?;
         let in_use = |id| self.loaded().in_use(&id);
         // It serves to be faster the next time alone.
@@ -241,8 +243,11 @@ impl<C: ArtefactCompiler> Controllers<C> {
         id: ModuleId,
         bytes: &[u8],
     ) -> Result<LoadedProgram<C>, SteerRefusal> {
+        // Checking a hostile module takes seconds too.
+        let job = self.compiler.start_job()?;
         let checked = module::check(bytes, &self.limits)?;
-        let artefact = self.compiler.compile(&self.host, &checked)?;
+        let artefact = self.compiler.compile(&job, &self.host, &checked, bytes)?;
+        drop(job);
         // What cannot be loaded must not be stored: the request that runs it would fail instead.
         let program = self.host.load(&checked, &artefact)?;
         let record = ModuleRecord {

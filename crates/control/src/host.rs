@@ -1,18 +1,17 @@
-//! Runs controllers: the only Wasm engine, in the isolation mode `shared` (AI-701): instances live in this process and run on
-//! threads of their own, with limits on time, memory, stack, output and results.
+//! Runs controllers: the only Wasm engine, in the isolation mode `shared` (AI-701): instances live in this process and
+//! run on threads of their own, with limits on time, memory, stack, output and results.
 //!
-//! [`Host`] loads [`Program`]s; an [`Instance`] is one sequence's controller. Callers are engines' threads, so no method of an
-//! instance waits: calls are queued, and outcomes polled.
+//! [`Host`] loads [`Program`]s; an [`Instance`] is one sequence's controller. Callers are engines' threads, so no
+//! method of an instance waits: calls are queued, and outcomes polled.
 
 mod artefact;
 mod budget;
 mod callback;
-mod compiler;
 mod config;
+mod controller;
 mod engine;
 mod failure;
 mod group;
-mod guest;
 mod imports;
 mod instance;
 mod log;
@@ -34,17 +33,16 @@ use wasmtime::{Engine, Linker};
 
 use self::budget::MemoryBudget;
 pub use self::callback::Callback;
-pub use self::compiler::HostCompiler;
 pub use self::config::HostConfig;
+pub use self::controller::Outcome;
 pub use self::engine::compile;
 pub use self::failure::CallFailure;
 pub use self::group::{Group, Variables, VariablesLimits, Versioned};
-pub use self::guest::Outcome;
 pub use self::instance::{Instance, Start};
 pub use self::program::Program;
 pub use self::result::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
 pub use self::state::Capabilities;
-use self::state::GuestState;
+use self::state::ControllerState;
 use self::workers::Workers;
 use crate::module::{Abi, CheckedModule, ModuleError};
 
@@ -60,8 +58,8 @@ pub struct Host(Arc<Shared>);
 struct Shared {
     config: HostConfig,
     engine: Engine,
-    p1: Linker<GuestState>,
-    p2: Linker<GuestState>,
+    p1: Linker<ControllerState>,
+    p2: Linker<ControllerState>,
     budget: Arc<MemoryBudget>,
     live: Arc<AtomicU32>,
     workers: Workers,
@@ -105,8 +103,8 @@ impl Host {
         engine::compile_with(&self.0.engine, module)
     }
 
-    /// Names what artefacts depend on: engine version, compile options, CPU features. An artefact made under another key is
-    /// of no use to this host (AI-321).
+    /// Names what artefacts depend on: engine version, compile options, CPU features. An artefact made under another
+    /// key is of no use to this host (AI-321).
     #[must_use]
     pub fn artefact_key(&self) -> [u8; 32] {
         engine::artefact_key(&self.0.engine)
@@ -114,8 +112,8 @@ impl Host {
 
     /// Loads an artefact of `module`.
     ///
-    /// The artefact is machine code: it must come from [`Host::compile`] or [`compile`] on this machine, through storage that
-    /// nobody else can write, unchanged (AI-321). Uploaded bytes never come here.
+    /// The artefact is machine code: it must come from [`Host::compile`] or [`compile`] on this machine, through
+    /// storage that nobody else can write, unchanged (AI-321). Uploaded bytes never come here.
     ///
     /// # Errors
     /// It was compiled for another host, or imports what there is not.

@@ -1,5 +1,5 @@
-//! Controllers as the engine sees them: [`ControllerSteer`] is a [`Steer`] over an [`Instance`], [`ModelControllers`] opens them
-//! by name.
+//! Controllers as the engine sees them: [`ControllerSteer`] is a [`Steer`] over an [`Instance`], [`ModelControllers`]
+//! opens them by name.
 //!
 //! Both generations of modules steer alike (the table after AI-609; in-process the engine applies branches itself):
 //!
@@ -28,6 +28,7 @@ use sapwood_proto::steer::{
 
 use self::p1::P1Steps;
 use self::p2::P2Steps;
+use crate::controllers::Controllers;
 use crate::host::{
     CallFailure, Capabilities, Group, Host, Instance, Outcome, Program, Returned, Start,
     VariablesLimits,
@@ -50,6 +51,12 @@ where
 {
     fn find(&self, user: SteerUser<'_>, name: &str) -> Result<Program, SteerRefusal> {
         self(user, name)
+    }
+}
+
+impl FindProgram for Controllers<Host> {
+    fn find(&self, user: SteerUser<'_>, name: &str) -> Result<Program, SteerRefusal> {
+        Self::find(self, user, name)
     }
 }
 
@@ -366,8 +373,8 @@ fn add_report(total: &mut StepReport, report: StepReport) {
 const REPORT_LOG_BYTES_MAX: usize = 64 << 10;
 const REPORT_WRITES_MAX: usize = 4 * 1024;
 
-/// The log is left out: those who watch a controller have it from the report, and the end, which names the cause, must not be
-/// truncated.
+/// The log is left out: those who watch a controller have it from the report, and the end, which names the cause, must
+/// not be truncated.
 fn failure_of(failure: &CallFailure) -> SteerFailure {
     SteerFailure {
         reason: failure.reason,

@@ -133,7 +133,7 @@ reasons! {
     /// Controllers cannot be run at the moment.
     CONTROLLERS_UNAVAILABLE = "controllers_unavailable", Unavailable;
     /// The uploaded bytes are not a controller.
-    INVALID_MODULE = "invalid_module", InvalidRequest;
+    INVALID_MODULE = "invalid_module", InvalidRequest, LimitExceeded;
     /// A constraint's pattern, schema or grammar cannot be compiled.
     INVALID_GRAMMAR = "invalid_grammar", InvalidRequest;
 

@@ -6,8 +6,7 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use super::ArtefactCompiler;
-use crate::module::ModuleError;
+use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
 
 /// Limits that the child sets itself. A process without unsafe code cannot set them for a child that it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,29 +31,30 @@ impl Default for ChildLimits {
 }
 
 /// The whole of a compiler child: limits this process, reads a module from standard input, compiles it, and writes the
-/// result to standard output. `host` is called once the limits are set.
+/// result to standard output. The module is checked here again: what is compiled is what this process has instrumented.
 ///
 /// # Errors
 /// Limits cannot be set, or the parent went away. An invalid module is no error: it is the result.
-pub fn compile_stdin_to_stdout<C: ArtefactCompiler>(
+pub fn compile_stdin_to_stdout(
     limits: ChildLimits,
-    host: impl FnOnce() -> Result<C, ModuleError>,
+    compile: impl FnOnce(&CheckedModule) -> Result<Vec<u8>, ModuleError>,
 ) -> io::Result<()> {
     limits.apply()?;
-    answer(host, io::stdin().lock(), io::stdout().lock())
+    answer(compile, io::stdin().lock(), io::stdout().lock())
 }
 
 /// Compiles one module from `input`.
-pub(super) fn answer<C: ArtefactCompiler>(
-    host: impl FnOnce() -> Result<C, ModuleError>,
+pub(super) fn answer(
+    compile: impl FnOnce(&CheckedModule) -> Result<Vec<u8>, ModuleError>,
     mut input: impl Read,
     mut output: impl Write,
 ) -> io::Result<()> {
     let message = read(&mut input, u64::MAX)?;
-    let Some((MODULE, module)) = message else {
+    let Some((MODULE, bytes)) = message else {
         return Err(io::ErrorKind::UnexpectedEof.into());
     };
-    let (kind, bytes) = match host().and_then(|host| host.compile(&module)) {
+    let checked = module::check(&bytes, &LIMITS_OF_PARENT);
+    let (kind, bytes) = match checked.and_then(|module| compile(&module)) {
         Ok(artefact) => (ARTEFACT, artefact),
         Err(ModuleError::Invalid(reason)) => (INVALID, reason.into_bytes()),
         Err(error) => (FAILED, error.to_string().into_bytes()),
@@ -116,6 +116,18 @@ pub(super) fn write(output: &mut impl Write, kind: u8, bytes: &[u8]) -> io::Resu
     output.write_all(bytes)?;
     output.flush()
 }
+
+/// The parent has applied its own limits, which are not known here.
+const LIMITS_OF_PARENT: ModuleLimits = ModuleLimits {
+    module_bytes: usize::MAX,
+    functions: u32::MAX,
+    memory_bytes: u64::MAX,
+    tables: u32::MAX,
+    table_elements: u64::MAX,
+    mutable_globals: u32::MAX,
+    dropped_segments: u32::MAX,
+    check_time: Duration::MAX,
+};
 
 /// The kinds of messages: a module to compile.
 pub(super) const MODULE: u8 = b'M';

@@ -5,6 +5,7 @@
 //! The composition root starts the child by its own program with arguments that lead to [`compile_stdin_to_stdout`].
 
 mod child;
+mod host;
 mod process;
 #[cfg(test)]
 mod tests;
@@ -15,24 +16,24 @@ use std::time::Duration;
 
 pub use self::child::{ChildLimits, compile_stdin_to_stdout};
 use crate::module::{CheckedModule, ModuleError};
+use crate::store::ArtefactKey;
 
 /// Compiles modules and loads what was compiled; implemented by the Wasm host.
 pub trait ArtefactCompiler: Send + Sync {
     /// A module that is ready to be instantiated. A clone is cheap.
     type Program: Clone + Send + Sync;
 
-    /// Describes all that an artefact depends on beside its module: version of the engine, options, processor features.
-    /// The same in the child and in the serving process.
-    fn key(&self) -> String;
+    /// Names all that an artefact depends on beside its module: version of the engine, options, processor features.
+    fn key(&self) -> ArtefactKey;
 
-    /// Compiles an instrumented module ([`CheckedModule::instrumented`]).
+    /// Compiles a module.
     ///
     /// # Errors
     /// The engine refuses it.
-    fn compile(&self, instrumented: &[u8]) -> Result<Vec<u8>, ModuleError>;
+    fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError>;
 
-    /// Loads an artefact. It is called with artefacts alone that [`ArtefactCompiler::compile`] has made for this module
-    /// under the same key; with others it could run any machine code.
+    /// Loads an artefact. It is called with artefacts alone that were compiled from this module under the same key; others
+    /// could contain any machine code.
     ///
     /// # Errors
     /// The artefact does not fit this engine.
@@ -103,22 +104,22 @@ impl Compiler {
         }
     }
 
-    /// Returns the artefact. May wait for other modules first, which does not count towards the time limit.
+    /// Returns the artefact of `module`, which was uploaded as `bytes`.
     pub(crate) fn compile<C: ArtefactCompiler>(
         &self,
+        _job: &CompilerJob<'_>,
         host: &C,
         module: &CheckedModule,
+        bytes: &[u8],
     ) -> Result<Vec<u8>, ModuleError> {
-        let _job = self.start_job()?;
         match &self.options.place {
-            CompilerPlace::InProcess => host.compile(&module.instrumented),
-            CompilerPlace::Child(command) => {
-                process::compile(command, &module.instrumented, &self.options)
-            }
+            CompilerPlace::InProcess => host.compile(module),
+            CompilerPlace::Child(command) => process::compile(command, bytes, &self.options),
         }
     }
 
-    fn start_job(&self) -> Result<Job<'_>, ModuleError> {
+    /// Waits its turn. That does not count towards the time limit.
+    pub(crate) fn start_job(&self) -> Result<CompilerJob<'_>, ModuleError> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.running >= self.options.jobs {
             if queue.waiting >= self.options.waiting_max {
@@ -133,14 +134,15 @@ impl Compiler {
             queue.waiting -= 1;
         }
         queue.running += 1;
-        Ok(Job(self))
+        Ok(CompilerJob(self))
     }
 }
 
-/// One module being compiled.
-struct Job<'a>(&'a Compiler);
+/// Room for one module to be checked and compiled.
+#[must_use]
+pub(crate) struct CompilerJob<'a>(&'a Compiler);
 
-impl Drop for Job<'_> {
+impl Drop for CompilerJob<'_> {
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.running -= 1;

@@ -13,7 +13,7 @@ use crate::module::ModuleError;
 /// Compiles a module in a new child, and returns when the child is gone.
 pub(super) fn compile(
     command: &[OsString],
-    instrumented: &[u8],
+    module: &[u8],
     options: &CompilerOptions,
 ) -> Result<Vec<u8>, ModuleError> {
     let (mut running, input, output) = Running::start(command)?;
@@ -23,7 +23,7 @@ pub(super) fn compile(
         scope.spawn(move || {
             let mut input = input;
             // A child that ends early says why through its output or its status.
-            let _ = child::write(&mut input, child::MODULE, instrumented);
+            let _ = child::write(&mut input, child::MODULE, module);
         });
         scope.spawn(move || {
             let mut output = output;

@@ -7,34 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::child::{self, answer};
 use super::{ArtefactCompiler, ChildLimits, Compiler, CompilerOptions, CompilerPlace, process};
-use crate::module::{CheckedModule, ModuleError};
-
-/// "Compiles" by copying, and refuses a text.
-struct Copying;
-
-impl ArtefactCompiler for Copying {
-    type Program = Vec<u8>;
-
-    fn key(&self) -> String {
-        "copying".to_owned()
-    }
-
-    fn compile(&self, instrumented: &[u8]) -> Result<Vec<u8>, ModuleError> {
-        match instrumented {
-            b"bad" => Err(ModuleError::Invalid("too odd".to_owned())),
-            b"broken" => Err(ModuleError::CompileFailed),
-            _ => Ok([b"code of ", instrumented].concat()),
-        }
-    }
-
-    fn load(&self, _module: &CheckedModule, artefact: &[u8]) -> Result<Vec<u8>, ModuleError> {
-        Ok(artefact.to_vec())
-    }
-
-    fn in_use(_program: &Vec<u8>) -> bool {
-        false
-    }
-}
+use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
+use crate::store::ArtefactKey;
 
 fn options(time: Duration) -> CompilerOptions {
     CompilerOptions {
@@ -137,34 +111,42 @@ fn ai_732_a_child_that_takes_too_long_is_killed() {
     );
 }
 
-fn child_answers(input: &[u8]) -> io::Result<(u8, Vec<u8>)> {
-    let mut output = Vec::new();
-    answer(|| Ok(Copying), input, &mut output)?;
-    Ok(child::read(&mut &output[..], u64::MAX)?.unwrap())
-}
+const MAIN: &str = r#"(module (memory (export "memory") 1)
+    (func (export "main") (param i32 i32) (result i32) (i32.const 0)))"#;
 
 #[test]
 fn ai_732_the_child_answers_one_module() {
+    let answered = |input: &[u8], result: Result<Vec<u8>, ModuleError>| {
+        let mut output = Vec::new();
+        answer(|_| result, input, &mut output)?;
+        Ok::<_, io::Error>(child::read(&mut &output[..], u64::MAX)?.unwrap())
+    };
     let message = |module: &[u8]| {
         let mut message = Vec::new();
         child::write(&mut message, child::MODULE, module).unwrap();
         message
     };
-    let answered = |module: &[u8]| child_answers(&message(module)).unwrap();
-    assert_eq!(answered(b"x"), (child::ARTEFACT, b"code of x".to_vec()));
-    assert_eq!(answered(b""), (child::ARTEFACT, b"code of ".to_vec()));
-    assert_eq!(answered(b"bad"), (child::INVALID, b"too odd".to_vec()));
-    assert_eq!(answered(b"broken").0, child::FAILED);
+    let whole = message(&wat::parse_str(MAIN).unwrap());
+    let code = Ok(b"code".to_vec());
+    let good = answered(&whole, code.clone()).unwrap();
+    assert_eq!(good, (child::ARTEFACT, b"code".to_vec()));
+    let refused = answered(&whole, Err(ModuleError::Invalid("too odd".to_owned()))).unwrap();
+    assert_eq!(refused, (child::INVALID, b"too odd".to_vec()));
+    assert_eq!(
+        answered(&whole, Err(ModuleError::CompileFailed)).unwrap().0,
+        child::FAILED
+    );
+    // The child checks too.
+    let (kind, reason) = answered(&message(b"text"), code.clone()).unwrap();
+    assert_eq!(
+        (kind, &reason[..]),
+        (child::INVALID, &b"not a Wasm module in binary form"[..])
+    );
     // A parent that died: nothing is compiled, whatever has arrived.
-    let whole = message(b"module");
     for length in 0..whole.len() {
-        let error = child_answers(&whole[..length]).unwrap_err();
+        let error = answered(&whole[..length], code.clone()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
-    let mut output = Vec::new();
-    let no_host = || Err::<Copying, _>(ModuleError::Host("no".to_owned()));
-    answer(no_host, &whole[..], &mut output).unwrap();
-    assert_eq!(output[0], child::FAILED);
 }
 
 /// Counts how many compile at once.
@@ -176,11 +158,11 @@ struct Counting {
 impl ArtefactCompiler for Counting {
     type Program = ();
 
-    fn key(&self) -> String {
-        String::new()
+    fn key(&self) -> ArtefactKey {
+        ArtefactKey::of("counting")
     }
 
-    fn compile(&self, _instrumented: &[u8]) -> Result<Vec<u8>, ModuleError> {
+    fn compile(&self, _module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);
         for _ in 0..100 {
@@ -202,9 +184,8 @@ impl ArtefactCompiler for Counting {
 /// AI-1090
 #[test]
 fn ai_732_few_modules_are_compiled_at_once() {
-    let wat = r#"(module (memory (export "memory") 1)
-        (func (export "main") (param i32 i32) (result i32) (i32.const 0)))"#;
-    let module = crate::module::check(&wat::parse_str(wat).unwrap(), &Default::default()).unwrap();
+    let bytes = wat::parse_str(MAIN).unwrap();
+    let module = module::check(&bytes, &ModuleLimits::default()).unwrap();
     let host = Counting {
         running: AtomicUsize::new(0),
         most: AtomicUsize::new(0),
@@ -212,7 +193,10 @@ fn ai_732_few_modules_are_compiled_at_once() {
     let compiler = Compiler::new(options(AMPLE));
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| compiler.compile(&host, &module).unwrap());
+            scope.spawn(|| {
+                let job = compiler.start_job().unwrap();
+                compiler.compile(&job, &host, &module, &bytes).unwrap();
+            });
         }
     });
     assert_eq!(host.most.load(Ordering::SeqCst), 1);
@@ -223,9 +207,9 @@ fn ai_732_few_modules_are_compiled_at_once() {
         ..options(AMPLE)
     });
     let job = compiler.start_job().unwrap();
-    assert_eq!(compiler.compile(&host, &module), Err(ModuleError::Busy));
+    assert!(matches!(compiler.start_job(), Err(ModuleError::Busy)));
     drop(job);
-    assert_eq!(compiler.compile(&host, &module), Ok(Vec::new()));
+    assert!(compiler.start_job().is_ok());
 }
 
 #[test]

@@ -80,8 +80,8 @@ impl InstanceLimiter {
 }
 
 impl ResourceLimiter for InstanceLimiter {
-    // A refused growth is a trap and not the -1 of `memory.grow`: allocators answer that with an abort of their own, whose
-    // text says less (AI-608).
+    // A refused growth is a trap and not the -1 of `memory.grow`: allocators answer that with an abort of their own,
+    // whose text says less (AI-608).
     fn memory_growing(
         &mut self,
         current: usize,

@@ -26,7 +26,8 @@ pub struct HostConfig {
     pub late_steps: u32,
     /// Added to every time limit.
     pub grace_time: Duration,
-    /// Instructions of one callback, counted instead of its time (AI-733). Module artefacts depend on whether it is set.
+    /// Instructions of one callback, counted instead of its time (AI-733). Module artefacts depend on whether it is
+    /// set.
     pub fuel: Option<u64>,
     /// The steps of the clock that P2 controllers see; it stands still at zero, for equal results (AI-607).
     pub timer_resolution: Duration,
@@ -63,14 +64,10 @@ impl Default for HostConfig {
 impl HostConfig {
     /// How many threads are kept for callbacks.
     pub(super) fn kept_threads(&self) -> usize {
-        self.threads
-            .map_or_else(
-                || {
-                    let cores = std::thread::available_parallelism();
-                    cores.map_or(1, usize::from).saturating_sub(1)
-                },
-                |threads| threads,
-            )
-            .max(1)
+        let one_fewer = || {
+            let cores = std::thread::available_parallelism();
+            cores.map_or(1, usize::from).saturating_sub(1)
+        };
+        self.threads.unwrap_or_else(one_fewer).max(1)
     }
 }

@@ -13,32 +13,23 @@ use crate::module::{CheckedModule, ModuleError};
 
 /// Compiles `module` to an artefact for [`Host::load`](super::Host::load) of a host with the same `config`.
 ///
-/// Takes seconds and much memory for a large module, and compilers have defects, so a server calls it in a process of its
-/// own (AI-732). Starts no thread and reserves no memory for instances.
+/// Takes seconds and much memory for a large module, and compilers have defects, so a server calls it in a process of
+/// its own (AI-732). Starts no thread and reserves no memory for instances.
 ///
 /// # Errors
 /// The compiler cannot compile it.
 pub fn compile(config: &HostConfig, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
-    compile_with(&compiling(config)?, module)
-}
-
-/// An engine that compiles and runs nothing.
-pub(super) fn compiling(config: &HostConfig) -> Result<Engine, ModuleError> {
-    Engine::new(&settings(config)).map_err(|error| host_error(&error))
+    let engine = Engine::new(&settings(config)).map_err(|error| host_error(&error))?;
+    compile_with(&engine, module)
 }
 
 pub(super) fn compile_with(
     engine: &Engine,
     module: &CheckedModule,
 ) -> Result<Vec<u8>, ModuleError> {
-    compile_bytes(engine, &module.instrumented)
-}
-
-/// Compiles the bytes of an instrumented module.
-pub(super) fn compile_bytes(engine: &Engine, instrumented: &[u8]) -> Result<Vec<u8>, ModuleError> {
-    engine.precompile_module(instrumented).map_err(|error| {
+    engine.precompile_module(&module.instrumented).map_err(|error| {
         // It passed our checks, so the compiler is at fault, or one of its own limits.
-        tracing::warn!(error = %format_args!("{error:#}"), "a controller cannot be compiled");
+        tracing::warn!(module = %module.id, error = %format_args!("{error:#}"), "a controller cannot be compiled");
         ModuleError::CompileFailed
     })
 }
@@ -85,6 +76,11 @@ fn settings(config: &HostConfig) -> Config {
         .wasm_multi_value(true)
         .wasm_reference_types(true)
         .wasm_extended_const(true)
+        .wasm_function_references(false)
+        .wasm_gc(false)
+        .wasm_exceptions(false)
+        .wasm_wide_arithmetic(false)
+        .wasm_custom_page_sizes(false)
         .wasm_relaxed_simd(false)
         .wasm_tail_call(false)
         .wasm_multi_memory(false)
@@ -93,15 +89,18 @@ fn settings(config: &HostConfig) -> Config {
 }
 
 fn pool(config: &HostConfig) -> PoolingAllocationConfig {
+    // An instance is no longer counted a moment before its slot is free again, at most one on each thread.
+    let ending = u32::try_from(config.kept_threads() + config.spare_threads).unwrap_or(u32::MAX);
+    let slots = config.instances.saturating_add(ending);
     let mut pool = PoolingAllocationConfig::new();
-    pool.total_core_instances(config.instances)
-        .total_memories(config.instances)
-        .total_tables(config.instances.saturating_mul(TABLES))
+    pool.total_core_instances(slots)
+        .total_memories(slots)
+        .total_tables(slots.saturating_mul(TABLES))
         .max_tables_per_module(TABLES)
         .table_elements(config.table_elements)
         .max_memory_size(config.memory_bytes)
         .max_core_instance_size(INSTANCE_BYTES)
-        .total_gc_heaps(config.instances)
+        .total_gc_heaps(slots)
         .max_unused_warm_slots(WARM_SLOTS)
         // Fresh pages are what a new instance costs, so the first ones of each slot are zeroed and kept.
         .linear_memory_keep_resident(KEPT_MEMORY_BYTES)
@@ -110,8 +109,8 @@ fn pool(config: &HostConfig) -> PoolingAllocationConfig {
 }
 
 const TABLES: u32 = 2;
-/// What the engine itself keeps for an instance, mostly 32 bytes for each function that a reference can mean; at the limit
-/// of a module's functions it is 8 MB.
+/// What the engine itself keeps for an instance, mostly 32 bytes for each function that a reference can mean; at the
+/// limit of a module's functions it is 8 MB.
 const INSTANCE_BYTES: usize = 16 << 20;
 /// Free slots that keep pages of their last instance: with the next line at most 64 MiB.
 const WARM_SLOTS: u32 = 32;

@@ -1,7 +1,7 @@
 //! The host functions of `env` (AI-605, AI-606). Those of WASI are in [`wasi`].
 //!
-//! Every function is short: the time limit of a callback is checked between instructions of the guest, not in here. Sizes
-//! that a guest chooses are limited before anything is read.
+//! Every function is short: the time limit of a callback is checked between instructions of the guest, not in here.
+//! Sizes that a guest chooses are limited before anything is read.
 
 mod storage;
 mod wasi;
@@ -9,34 +9,34 @@ mod wasi;
 use wasmtime::{Caller, Engine, Linker, Memory};
 
 use super::failure::Abort;
-use super::state::{GuestState, on_epoch};
+use super::state::{ControllerState, on_epoch};
 use crate::module::Abi;
 
-type Guest<'c> = Caller<'c, GuestState>;
+type Call<'c> = Caller<'c, ControllerState>;
 type Returns<T> = wasmtime::Result<T>;
 
 /// Links all functions that a module of `abi` may import.
-pub(super) fn linker(engine: &Engine, abi: Abi) -> wasmtime::Result<Linker<GuestState>> {
+pub(super) fn linker(engine: &Engine, abi: Abi) -> wasmtime::Result<Linker<ControllerState>> {
     let mut linker = Linker::new(engine);
     blobs(&mut linker)?;
     match abi {
-        Abi::P1 => linker.func_wrap(
-            ENV,
-            "aici_host_return_logit_bias",
-            |guest: Guest<'_>, src| return_mask(guest, src).map(drop),
-        )?,
+        Abi::P1 => {
+            linker.func_wrap(ENV, "aici_host_return_logit_bias", |call: Call<'_>, src| {
+                return_mask(call, src).map(drop)
+            })?
+        }
         Abi::P2 => linker.func_wrap(ENV, "aici_host_return_logit_bias", return_mask)?,
     };
-    linker.func_wrap(ENV, "aici_host_self_seq_id", |guest: Guest<'_>| {
-        guest.data().number
+    linker.func_wrap(ENV, "aici_host_self_seq_id", |call: Call<'_>| {
+        call.data().number
     })?;
     linker.func_wrap(ENV, "aici_host_return_process_result", return_result)?;
     linker.func_wrap(ENV, "aici_host_storage_cmd", storage::command)?;
-    linker.func_wrap(ENV, "aici_host_eos_token", |guest: Guest<'_>| {
-        guest.data().surroundings.model.eos()
+    linker.func_wrap(ENV, "aici_host_eos_token", |call: Call<'_>| {
+        call.data().surroundings.model.eos()
     })?;
     linker.func_wrap(ENV, "aici_host_get_config", get_config)?;
-    linker.func_wrap(ENV, "aici_host_stop", |_: Guest<'_>| -> Returns<()> {
+    linker.func_wrap(ENV, "aici_host_stop", |_: Call<'_>| -> Returns<()> {
         Err(Abort::stop("*** aici_host_stop()").into())
     })?;
     wasi::link(&mut linker, abi)?;
@@ -54,7 +54,7 @@ const BLOB_TRIE: u32 = 100;
 /// Blobs below are reserved: empty as long as they have no meaning.
 const BLOBS_RESERVED: u32 = 20;
 
-fn blobs(linker: &mut Linker<GuestState>) -> wasmtime::Result<()> {
+fn blobs(linker: &mut Linker<ControllerState>) -> wasmtime::Result<()> {
     linker.func_wrap(ENV, "aici_host_read_blob", read_blob)?;
     for (name, blob) in [
         ("aici_host_module_arg", BLOB_ARG),
@@ -62,15 +62,15 @@ fn blobs(linker: &mut Linker<GuestState>) -> wasmtime::Result<()> {
         ("aici_host_tokens", BLOB_TOKENS),
         ("aici_host_token_trie", BLOB_TRIE),
     ] {
-        linker.func_wrap(ENV, name, move |_: Guest<'_>| blob)?;
+        linker.func_wrap(ENV, name, move |_: Call<'_>| blob)?;
     }
     linker.func_wrap(ENV, "aici_host_tokenize", tokenize)?;
     Ok(())
 }
 
-fn read_blob(mut guest: Guest<'_>, blob: u32, dst: u32, size: u32) -> Returns<u32> {
-    let memory = memory(&mut guest)?;
-    let (bytes, state) = memory.data_and_store_mut(&mut guest);
+fn read_blob(mut call: Call<'_>, blob: u32, dst: u32, size: u32) -> Returns<u32> {
+    let memory = memory(&mut call)?;
+    let (bytes, state) = memory.data_and_store_mut(&mut call);
     let trie;
     let source: &[u8] = match blob {
         BLOB_ARG => state.surroundings.arg.as_bytes(),
@@ -96,64 +96,64 @@ fn read_blob(mut guest: Guest<'_>, blob: u32, dst: u32, size: u32) -> Returns<u3
     Ok(u32::try_from(source.len()).unwrap_or(u32::MAX))
 }
 
-fn tokenize(mut guest: Guest<'_>, src: u32, len: u32) -> Returns<u32> {
+fn tokenize(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
     if len > TOKENIZE_BYTES_MAX {
         let text = format!("tokenize: more than {TOKENIZE_BYTES_MAX} bytes");
         return Err(Abort::trap(text).into());
     }
     // Owned, because a tokenizer may take long: nothing of the guest is borrowed meanwhile.
-    let text = read(&mut guest, "aici_host_tokenize", src, len)?.to_vec();
-    let state = guest.data();
+    let text = read(&mut call, "aici_host_tokenize", src, len)?.to_vec();
+    let state = call.data();
     let tokens = state.surroundings.model.tokenize(&text, state.token_view());
-    guest.data_mut().set_tokenized(&tokens);
+    call.data_mut().set_tokenized(&tokens);
     // A long text may have used up the callback's time.
-    guest.data().check_deadline()?;
+    call.data().check_deadline()?;
     Ok(BLOB_TOKENIZED)
 }
 
-fn return_mask(mut guest: Guest<'_>, src: u32) -> Returns<u32> {
-    let words = guest.data().vocabulary().div_ceil(32);
+fn return_mask(mut call: Call<'_>, src: u32) -> Returns<u32> {
+    let words = call.data().vocabulary().div_ceil(32);
     let len = u32::try_from(words * 4).unwrap_or(u32::MAX);
-    let bytes = read(&mut guest, "aici_host_return_logit_bias", src, len)?;
+    let bytes = read(&mut call, "aici_host_return_logit_bias", src, len)?;
     let words = bytes.as_chunks().0.iter().copied().map(u32::from_le_bytes);
     let words = words.collect();
-    Ok(guest.data_mut().add_mask(words)?)
+    Ok(call.data_mut().add_mask(words)?)
 }
 
-fn return_result(mut guest: Guest<'_>, src: u32, len: u32) -> Returns<()> {
-    let limit = guest.data().result_bytes;
+fn return_result(mut call: Call<'_>, src: u32, len: u32) -> Returns<()> {
+    let limit = call.data().result_bytes;
     if len as usize > limit {
         let text = format!("the result of the callback has {len} bytes, the limit is {limit}");
         let abort = Abort::limit(sapwood_proto::error_reason::ErrorReason::BAD_RESULT, text);
         return Err(abort.into());
     }
-    let json = read(&mut guest, "aici_host_return_process_result", src, len)?.to_vec();
-    guest.data_mut().result.json = Some(json);
+    let json = read(&mut call, "aici_host_return_process_result", src, len)?.to_vec();
+    call.data_mut().result.json = Some(json);
     Ok(())
 }
 
-fn get_config(mut guest: Guest<'_>, src: u32, len: u32) -> Returns<u32> {
-    let name = read(&mut guest, "aici_host_get_config", src, len)?.to_vec();
-    Ok(u32::from(guest.data().capability(&name)))
+fn get_config(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
+    let name = read(&mut call, "aici_host_get_config", src, len)?.to_vec();
+    Ok(u32::from(call.data().capability(&name)))
 }
 
 const TOKENIZE_BYTES_MAX: u32 = 1 << 20;
 
 /// The memory of the guest. During its start function it is not yet known, and looked up.
-fn memory(guest: &mut Guest<'_>) -> Returns<Memory> {
-    if let Some(memory) = guest.data().memory {
+fn memory(call: &mut Call<'_>) -> Returns<Memory> {
+    if let Some(memory) = call.data().memory {
         return Ok(memory);
     }
-    let memory = guest
+    let memory = call
         .get_export("memory")
         .and_then(wasmtime::Extern::into_memory);
     memory.ok_or_else(|| Abort::trap("the module has no memory").into())
 }
 
 /// The bytes of the guest at `src`, in the memory of this moment.
-fn read<'g>(guest: &'g mut Guest<'_>, name: &str, src: u32, len: u32) -> Returns<&'g [u8]> {
-    let memory = memory(guest)?;
-    let bytes = memory.data(&*guest);
+fn read<'g>(call: &'g mut Call<'_>, name: &str, src: u32, len: u32) -> Returns<&'g [u8]> {
+    let memory = memory(call)?;
+    let bytes = memory.data(&*call);
     let (start, end) = (u64::from(src), u64::from(src) + u64::from(len));
     let bytes = usize::try_from(start)
         .ok()
@@ -174,6 +174,6 @@ fn out_of_bounds(name: &str) -> wasmtime::Error {
 }
 
 /// Installs the interruption of late callbacks in a store.
-pub(super) fn interrupt_when_late(store: &mut wasmtime::Store<GuestState>) {
+pub(super) fn interrupt_when_late(store: &mut wasmtime::Store<ControllerState>) {
     store.epoch_deadline_callback(|context| on_epoch(&context));
 }

@@ -6,8 +6,8 @@
 //!            any ─(a failure)─► Failed: calls return `Previous WASM Error`
 //! ```
 //!
-//! A fork is made by a worker too, between the parent's calls: it is queued like a call. So the copy is of the state at the
-//! moment of [`Instance::fork`], and the engine's thread never copies memory.
+//! A fork is made by a worker too, between the parent's calls: it is queued like a call. So the copy is of the state at
+//! the moment of [`Instance::fork`], and the engine's thread never copies memory.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,11 +21,11 @@ use sapwood_proto::steer::{StepReport, StepWaker, Token};
 
 use super::budget::InstanceLimiter;
 use super::callback::Callback;
+use super::controller::{Controller, Outcome};
 use super::failure::CallFailure;
 use super::group::{Group, Member};
-use super::guest::{Guest, Outcome};
 use super::program::Program;
-use super::state::{Capabilities, GuestState, Surroundings};
+use super::state::{Capabilities, ControllerState, Surroundings};
 use super::workers::Work;
 use super::{Host, LiveInstance};
 use crate::trie::HostModel;
@@ -46,8 +46,8 @@ pub struct Start {
     pub waker: Arc<dyn StepWaker>,
 }
 
-/// A controller of one sequence. Its calls run one after the other, in order, on threads of the host. Dropping it interrupts
-/// a call that is running.
+/// A controller of one sequence. Its calls run one after the other, in order, on threads of the host. Dropping it
+/// interrupts a call that is running.
 pub struct Instance(Arc<Slot>);
 
 /// The part of an instance that its worker shares.
@@ -64,7 +64,7 @@ pub(super) struct Slot {
 struct Inner {
     phase: Phase,
     /// Absent while it runs, before it exists, and after a failure.
-    guest: Option<Box<Guest>>,
+    controller: Option<Box<Controller>>,
     /// At most a few: callers wait for outcomes before they go on.
     jobs: VecDeque<Job>,
     outcomes: VecDeque<Outcome>,
@@ -83,13 +83,13 @@ enum Phase {
 }
 
 enum Job {
-    Start(Vec<Token>, Enrolled),
-    Call(Callback, u32),
-    Fork(Arc<Slot>, Enrolled),
+    Start(Vec<Token>, Registered),
+    Call(Callback),
+    Fork(Arc<Slot>, Registered),
 }
 
 /// The right to one more instance: counted against the request and the host.
-struct Enrolled {
+struct Registered {
     member: Member,
     live: LiveInstance,
 }
@@ -100,20 +100,20 @@ impl Instance {
     pub fn start(host: &Host, program: &Program, mut start: Start) -> Self {
         let prompt = std::mem::take(&mut start.prompt);
         let slot = Slot::of_start(host, program, start);
-        let enrolled = if program.steers() {
-            slot.enrol()
+        let registered = if program.steers() {
+            slot.register()
         } else {
             let text = "this module has no callbacks to steer a sequence";
             Err(CallFailure::new(ErrorReason::INIT, text))
         };
-        match enrolled {
-            Ok(enrolled) => slot.push([Job::Start(prompt, enrolled)]),
+        match registered {
+            Ok(registered) => slot.push([Job::Start(prompt, registered)]),
             Err(failure) => slot.fail(failure),
         }
         Self(slot)
     }
 
-    /// Sets the id that the controller sees in the calls from now on.
+    /// Sets the id that the controller sees in the calls from now on. Called before them.
     pub fn bind(&mut self, id: u32) {
         self.0.lock().number = id;
     }
@@ -125,9 +125,7 @@ impl Instance {
 
     /// Queues several calls with one wake-up of a worker. Each has an outcome.
     pub fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
-        let number = self.0.lock().number;
-        self.0
-            .push(callbacks.map(|callback| Job::Call(callback, number)));
+        self.0.push(callbacks.map(Job::Call));
     }
 
     /// The next outcome, if there is one. The waker is called when one is there.
@@ -141,8 +139,8 @@ impl Instance {
         self.0.lock().running_since
     }
 
-    /// Makes an instance in the same state, after the calls queued so far. The copy is made in the background: if it fails,
-    /// the first outcome of the new instance is a failure (AI-714).
+    /// Makes an instance in the same state, after the calls queued so far. The copy is made in the background: if it
+    /// fails, the first outcome of the new instance is a failure (AI-714).
     ///
     /// # Errors
     /// The request or the host has as many instances as it may have.
@@ -155,8 +153,8 @@ impl Instance {
             Arc::clone(&parent.group),
             Arc::clone(&parent.waker),
         );
-        let enrolled = child.enrol()?;
-        parent.push([Job::Fork(Arc::clone(&child), enrolled)]);
+        let registered = child.register()?;
+        parent.push([Job::Fork(Arc::clone(&child), registered)]);
         Ok(Self(child))
     }
 }
@@ -169,14 +167,14 @@ impl Drop for Instance {
         if inner.jobs.is_empty() {
             self.0.cancelled.store(true, Ordering::Relaxed);
         }
-        let guest = if inner.phase == Phase::Idle {
-            inner.guest.take()
+        let controller = if inner.phase == Phase::Idle {
+            inner.controller.take()
         } else {
             None
         };
         drop(inner);
-        if let Some(guest) = guest {
-            self.0.host.workers().push(Work::Discard(guest));
+        if let Some(controller) = controller {
+            self.0.host.workers().push(Work::Discard(controller));
         }
     }
 }
@@ -203,8 +201,8 @@ pub(super) fn run_main(
             StepReport::default(),
         );
     };
-    match slot.enrol() {
-        Ok(enrolled) => Guest::run_main(program, slot.state(enrolled), main),
+    match slot.register() {
+        Ok(registered) => Controller::run_main(program, slot.state(registered), main),
         Err(failure) => (Err(failure), StepReport::default()),
     }
 }
@@ -245,7 +243,7 @@ impl Slot {
             cancelled: Arc::default(),
             inner: Mutex::new(Inner {
                 phase: Phase::Awaiting,
-                guest: None,
+                controller: None,
                 jobs: VecDeque::new(),
                 outcomes: VecDeque::new(),
                 number: 0,
@@ -260,8 +258,8 @@ impl Slot {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enrol(&self) -> Result<Enrolled, CallFailure> {
-        Ok(Enrolled {
+    fn register(&self) -> Result<Registered, CallFailure> {
+        Ok(Registered {
             member: self.group.enter()?,
             live: self.host.enter()?,
         })
@@ -297,37 +295,40 @@ impl Slot {
 
     fn schedule(self: &Arc<Self>, starts: bool) {
         let config = self.host.config();
-        let patience = if starts {
+        let late_after = if starts {
             config.init_time
         } else {
             config.step_time + config.grace_time
         };
         let slot = Arc::clone(self);
-        self.host.workers().push(Work::Run { slot, patience });
+        self.host.workers().push(Work::Run { slot, late_after });
     }
 
     /// Does all that is queued. Called by one worker at a time, which [`Phase::Busy`] ensures.
     pub(super) fn run(self: Arc<Self>) {
-        let mut guest = self.lock().guest.take();
+        let mut controller = self.lock().controller.take();
         loop {
             let mut inner = self.lock();
             inner.running_since = None;
             let Some(job) = inner.jobs.pop_front() else {
                 if inner.phase == Phase::Busy && !inner.dropped {
                     inner.phase = Phase::Idle;
-                    inner.guest = guest.take();
+                    inner.controller = controller.take();
                 }
                 drop(inner);
                 // Freed without the lock, where the sequence is gone.
-                drop(guest);
+                drop(controller);
                 return;
             };
             inner.running_since = Some(Instant::now());
+            let number = inner.number;
             drop(inner);
             // A defect in a host function ends this sequence and no other (AI-742).
-            let done = catch_unwind(AssertUnwindSafe(|| self.execute(job, guest.take())));
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                self.execute(job, controller.take(), number)
+            }));
             let outcome;
-            (guest, outcome) = done.unwrap_or_else(|_| {
+            (controller, outcome) = done.unwrap_or_else(|_| {
                 tracing::error!("a host function panicked");
                 let text = "the controller could not be run";
                 let failure = CallFailure::new(ErrorReason::TRAP, text);
@@ -343,23 +344,25 @@ impl Slot {
     fn execute(
         &self,
         job: Job,
-        guest: Option<Box<Guest>>,
-    ) -> (Option<Box<Guest>>, Option<Outcome>) {
+        controller: Option<Box<Controller>>,
+        number: u32,
+    ) -> (Option<Box<Controller>>, Option<Outcome>) {
         let config = self.host.config();
-        match (job, guest) {
-            (Job::Start(prompt, enrolled), _) => {
-                let state = self.state(enrolled);
-                let (guest, outcome) = Guest::start(&self.program, state, &prompt, config);
-                (guest, Some(outcome))
+        match (job, controller) {
+            (Job::Start(prompt, registered), _) => {
+                let state = self.state(registered);
+                let (controller, outcome) =
+                    Controller::start(&self.program, state, &prompt, config);
+                (controller, Some(outcome))
             }
-            (Job::Call(callback, number), Some(mut guest)) => {
-                let outcome = guest.call(&callback, number, config);
-                (outcome.result.is_ok().then_some(guest), Some(outcome))
+            (Job::Call(callback), Some(mut controller)) => {
+                let outcome = controller.call(&callback, number, config);
+                (outcome.result.is_ok().then_some(controller), Some(outcome))
             }
             (Job::Call(..), None) => (None, Some(failed(CallFailure::previous()))),
-            (Job::Fork(child, enrolled), Some(mut guest)) => {
-                child.install(guest.fork(child.state(enrolled)));
-                (Some(guest), None)
+            (Job::Fork(child, registered), Some(mut controller)) => {
+                child.install(controller.fork(child.state(registered)));
+                (Some(controller), None)
             }
             (Job::Fork(child, _), None) => {
                 child.fail(CallFailure::previous());
@@ -368,14 +371,14 @@ impl Slot {
         }
     }
 
-    fn state(&self, enrolled: Enrolled) -> GuestState {
+    fn state(&self, registered: Registered) -> ControllerState {
         let config = self.host.config();
         let budget = Arc::clone(self.host.budget());
         let limiter = InstanceLimiter::new(budget, config.memory_bytes, config.table_elements);
-        GuestState::new(
+        ControllerState::new(
             self.surroundings.clone(),
             limiter,
-            (enrolled.member, enrolled.live),
+            (registered.member, registered.live),
             Arc::clone(&self.cancelled),
         )
     }
@@ -395,17 +398,17 @@ impl Slot {
     }
 
     /// Takes the copy that the parent's worker has made.
-    fn install(self: &Arc<Self>, guest: Result<Box<Guest>, CallFailure>) {
-        let guest = match guest {
-            Ok(guest) => guest,
+    fn install(self: &Arc<Self>, controller: Result<Box<Controller>, CallFailure>) {
+        let controller = match controller {
+            Ok(controller) => controller,
             Err(failure) => return self.fail(failure),
         };
         let mut inner = self.lock();
         if inner.dropped && inner.jobs.is_empty() {
             drop(inner);
-            return drop(guest);
+            return drop(controller);
         }
-        inner.guest = Some(guest);
+        inner.controller = Some(controller);
         inner.phase = Phase::Idle;
         if !inner.jobs.is_empty() {
             inner.phase = Phase::Busy;

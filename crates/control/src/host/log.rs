@@ -7,7 +7,8 @@ pub(super) struct LogBuffer {
 }
 
 impl LogBuffer {
-    /// Adds printed bytes. Old ones are dropped a quarter at a time, so that a flood does not move the buffer at each call.
+    /// Adds printed bytes. Old ones are dropped a quarter at a time, so that a flood does not move the buffer at each
+    /// call.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         // What would be dropped again at once is never copied: a guest may print all of its memory.
         let bytes = &bytes[bytes.len().saturating_sub(LOG_BYTES_MAX)..];

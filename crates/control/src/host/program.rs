@@ -8,7 +8,7 @@ use wasmparser::{DataKind, Operator, Parser, Payload};
 use wasmtime::{Engine, InstancePre, Linker};
 
 use super::artefact;
-use super::state::GuestState;
+use super::state::ControllerState;
 use crate::module::{Abi, CheckedModule, ForkLayout, MainExport, ModuleError, ModuleId};
 
 /// A loaded module. Cheap to clone; the code is freed with the last clone and instance.
@@ -22,13 +22,13 @@ struct Loaded {
     main: Option<MainExport>,
     layout: ForkLayout,
     initialised: Range<usize>,
-    instance: InstancePre<GuestState>,
+    instance: InstancePre<ControllerState>,
 }
 
 impl Program {
     pub(super) fn load(
         engine: &Engine,
-        linker: &Linker<GuestState>,
+        linker: &Linker<ControllerState>,
         module: &CheckedModule,
         artefact: &[u8],
     ) -> Result<Self, ModuleError> {
@@ -66,8 +66,8 @@ impl Program {
         self.0.steers
     }
 
-    /// Whether there are other clones of it, or instances.
-    pub(super) fn is_shared(&self) -> bool {
+    /// Whether there is another clone, which an instance may have.
+    pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
@@ -79,7 +79,7 @@ impl Program {
         &self.0.layout
     }
 
-    pub(super) fn instance(&self) -> &InstancePre<GuestState> {
+    pub(super) fn instance(&self) -> &InstancePre<ControllerState> {
         &self.0.instance
     }
 

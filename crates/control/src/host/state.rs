@@ -1,4 +1,4 @@
-//! [`GuestState`]: what the host keeps beside an instance, and what its host functions work on.
+//! [`ControllerState`]: what the host keeps beside an instance, and what its host functions work on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,10 +19,6 @@ use crate::trie::{HostModel, TokenView};
 
 /// What an engine can do for controllers (AI-506); controllers ask for it by `aici_host_get_config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "three independent yes-or-no questions of the interface"
-)]
 pub struct Capabilities {
     /// A step may return several branches.
     pub fork: bool,
@@ -73,7 +69,7 @@ pub(super) struct Blobs {
 }
 
 /// The data of an instance's store.
-pub(super) struct GuestState {
+pub(super) struct ControllerState {
     pub(super) surroundings: Surroundings,
     pub(super) limiter: InstanceLimiter,
     pub(super) blobs: Blobs,
@@ -116,7 +112,7 @@ impl Deadline {
     }
 }
 
-impl GuestState {
+impl ControllerState {
     pub(super) fn new(
         surroundings: Surroundings,
         limiter: InstanceLimiter,
@@ -249,7 +245,7 @@ impl GuestState {
 
 /// Interrupts late callbacks: installed as the store's epoch callback.
 pub(super) fn on_epoch(
-    context: &StoreContextMut<'_, GuestState>,
+    context: &StoreContextMut<'_, ControllerState>,
 ) -> wasmtime::Result<UpdateDeadline> {
     context.data().check_deadline()?;
     Ok(UpdateDeadline::Continue(1))

@@ -1,15 +1,16 @@
 //! [`Workers`]: the threads that run guest code, and the clock that interrupts it.
 //!
-//! A fixed number of threads is kept (AI-703). With one of them, and one controller in an endless loop, all others would wait
-//! until the loop is interrupted, so a thread whose callback takes long is *replaced*: while work is waiting, another thread
-//! is started in its stead, up to a limit, and the slow one ends after its callback. A callback that is past its step limit
-//! also loses its priority, because its sequence has missed the step already and others need the processor.
+//! A fixed number of threads is kept (AI-703). With one of them, and one controller in an endless loop, all others
+//! would wait until the loop is interrupted, so a thread whose callback takes long is *replaced*: while work is
+//! waiting, another thread is started in its stead, up to a limit, and the slow one ends after its callback. A callback
+//! that is past its step limit also loses its priority, because its sequence has missed the step already and others
+//! need the processor.
 //!
-//! The *clock* is one further thread. While a callback runs it moves the engine's epoch once per millisecond, at which all
-//! running guests look at their deadlines, and it looks for slow threads. When nothing runs it sleeps.
+//! The *clock* is one further thread. While a callback runs it moves the engine's epoch once per millisecond, at which
+//! all running guests look at their deadlines, and it looks for slow threads. When nothing runs it sleeps.
 //!
-//! Nobody joins these threads: the last reference to a host may be dropped on one of them. They end when the host is dropped
-//! and their callback has returned, within its time limit, and hold nothing but their own state.
+//! Nobody joins these threads: the last reference to a host may be dropped on one of them. They end when the host is
+//! dropped and their callback has returned, within its time limit, and hold nothing but their own state.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use wasmtime::Engine;
 
-use super::guest::Guest;
+use super::controller::Controller;
 use super::instance::Slot;
 
 /// What a worker thread does next.
@@ -26,10 +27,10 @@ pub(super) enum Work {
     Run {
         slot: Arc<Slot>,
         /// How long that may take before its thread loses priority.
-        patience: Duration,
+        late_after: Duration,
     },
     /// Free an instance: returning its memory to the system takes longer than an engine's thread should wait.
-    Discard(Box<Guest>),
+    Discard(Box<Controller>),
 }
 
 /// The threads of a host. Ends them when it is dropped.
@@ -72,7 +73,7 @@ enum Clock {
 struct Thread {
     /// When its present work began.
     since: Option<Instant>,
-    patience: Duration,
+    late_after: Duration,
     /// Another thread has been started in its stead.
     replaced: bool,
     /// It has lost its priority, and cannot get it back.
@@ -141,7 +142,7 @@ impl Pool {
                 thread.replaced = true;
                 replaced += 1;
             }
-            if elapsed >= thread.patience && !thread.slowed {
+            if elapsed >= thread.late_after && !thread.slowed {
                 thread.slow_down();
             }
         }
@@ -176,7 +177,7 @@ impl Pool {
             };
             match work {
                 Work::Run { slot, .. } => slot.run(),
-                Work::Discard(guest) => drop(guest),
+                Work::Discard(controller) => drop(controller),
             }
         }
     }
@@ -227,8 +228,8 @@ impl Pool {
             return;
         };
         thread.since = Some(Instant::now());
-        thread.patience = match work {
-            Work::Run { patience, .. } => *patience,
+        thread.late_after = match work {
+            Work::Run { late_after, .. } => *late_after,
             Work::Discard(_) => Duration::MAX,
         };
         #[cfg(target_os = "linux")]
@@ -287,7 +288,7 @@ impl Thread {
         // thread ends after its work.
         #[cfg(target_os = "linux")]
         if let Some(id) = self.id
-            && let Err(error) = rustix::process::setpriority_process(Some(id), LOWEST_PRIORITY)
+            && let Err(error) = rustix::process::setpriority_process(Some(id), LOW_PRIORITY)
         {
             tracing::debug!(%error, "the priority of a late controller cannot be lowered");
         }
@@ -302,5 +303,7 @@ const QUIET_TICKS: u32 = 50;
 const SLOW: Duration = Duration::from_millis(2);
 /// Stack for what the host does around a guest: host functions, JSON, tokenizers.
 const HOST_STACK_BYTES: usize = 2 << 20;
+/// A thirtieth of the usual share. With the lowest priority of all, a busy machine would not even let it reach its
+/// limit.
 #[cfg(target_os = "linux")]
-const LOWEST_PRIORITY: i32 = 19;
+const LOW_PRIORITY: i32 = 15;

@@ -33,6 +33,8 @@ mod scan;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 pub use self::check::check;
 pub use self::error::ModuleError;
 pub use self::id::ModuleId;
@@ -61,6 +63,8 @@ pub struct ModuleLimits {
     pub mutable_globals: u32,
     /// Data and element segments that the code drops; every fork drops them again.
     pub dropped_segments: u32,
+    /// How long validation may take; a module of tens of megabytes can be made so that it takes minutes.
+    pub check_time: Duration,
 }
 
 impl Default for ModuleLimits {
@@ -73,6 +77,7 @@ impl Default for ModuleLimits {
             table_elements: 100_000,
             mutable_globals: 10_000,
             dropped_segments: 10_000,
+            check_time: Duration::from_secs(10),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Sizes that a stranger chooses are compared with their limits before anything is allocated for them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use wasmparser::{
     ConstExpr, ElementItems, ElementSectionReader, Encoding, Export, FuncToValidate,
@@ -31,6 +32,12 @@ const IMPORTS_MAX: u32 = 1000;
 
 /// Elements of all element segments together: as many as fill the tables many times over.
 const ELEMENTS_MAX: u64 = 4_000_000;
+
+/// Targets of one branch table, far above what the largest interpreters have.
+const BRANCH_TARGETS_MAX: u32 = 100_000;
+
+/// Reading the clock takes longer than validating an operator.
+const OPERATORS_PER_CLOCK: u32 = 4096;
 
 /// A segment that can be dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,6 +68,9 @@ pub(super) struct Scan<'a> {
     pub(super) body_drops: Vec<bool>,
     limits: &'a ModuleLimits,
     elements: u64,
+    /// Operators since the clock was read.
+    operators: u32,
+    deadline: Option<Instant>,
 }
 
 impl<'a> Scan<'a> {
@@ -83,6 +93,9 @@ impl<'a> Scan<'a> {
             body_drops: Vec::new(),
             limits,
             elements: 0,
+            operators: 0,
+            // None is too far away to matter.
+            deadline: Instant::now().checked_add(limits.check_time),
         };
         let mut parser = Parser::new(0);
         parser.set_features(FEATURES);
@@ -264,12 +277,37 @@ impl<'a> Scan<'a> {
         let mut drops = false;
         while !operators.eof() {
             let (operator, offset) = operators.read_with_offset()?;
+            self.limit_time(&operator)?;
             validator.op(offset, &operator)?;
             drops |= self.note_operator(&operator)?;
         }
         operators.finish()?;
         self.body_drops.push(drops);
         Ok(validator.into_allocations())
+    }
+
+    /// Keeps the time of validation bounded. Most operators take a constant time, but two bytes can call a function of 1,000
+    /// parameters and 1,000 results in code that is never reached, and each target of a branch table is checked against as
+    /// many values.
+    fn limit_time(&mut self, operator: &Operator<'a>) -> Result<(), ModuleError> {
+        if let Operator::BrTable { targets } = operator
+            && targets.len() > BRANCH_TARGETS_MAX
+        {
+            return Err(ModuleError::invalid(format_args!(
+                "a branch table of more than {BRANCH_TARGETS_MAX} targets"
+            )));
+        }
+        self.operators += 1;
+        if self.operators < OPERATORS_PER_CLOCK {
+            return Ok(());
+        }
+        self.operators = 0;
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => Err(ModuleError::CompileTimeout {
+                seconds: self.limits.check_time.as_secs(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether the operator drops a segment.

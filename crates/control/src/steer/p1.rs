@@ -110,7 +110,8 @@ impl P1Steps {
         if fast_forward.is_empty() {
             return Ok(wanted);
         }
-        // Both at once cannot be asked of the engine: the tokens are appended in this step, in which nothing is sampled.
+        // Both at once cannot be asked of the engine: the tokens are appended in this step, in which nothing is
+        // sampled.
         self.deferred = Some(wanted);
         self.skips_mid = true;
         Ok(Pre::Run { fast_forward })

@@ -1,8 +1,10 @@
-//! [`P2Steps`]: the steps of a P2 module, which has one callback: it is told what happened, and decides what comes next.
+//! [`P2Steps`]: the steps of a P2 module, which has one callback: it is told what happened, and decides what comes
+//! next.
 //!
-//! A P2 splice counts the sampled token among those it takes back; one that takes back nothing keeps it and appends others.
-//! The engine's splices always drop the sampled token, so the second kind is expressed as a splice that appends the sampled
-//! token again, and where that is not possible (it applies after any token), as tokens forced in the next `pre`.
+//! A P2 splice counts the sampled token among those it takes back; one that takes back nothing keeps it and appends
+//! others. The engine's splices always drop the sampled token, so the second kind is expressed as a splice that appends
+//! the sampled token again, and where that is not possible (it applies after any token), as tokens forced in the next
+//! `pre`.
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{

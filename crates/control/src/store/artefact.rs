@@ -23,7 +23,7 @@ pub struct ArtefactKey([u8; 32]);
 impl ArtefactKey {
     /// Derives the key from the compiler's description of itself: version, options, processor features.
     #[must_use]
-    pub fn of(compiler: &str) -> Self {
+    pub fn of(compiler: impl AsRef<[u8]>) -> Self {
         let mut hash = Sha256::new();
         hash.update(INSTRUMENTATION_VERSION.to_le_bytes());
         hash.update(compiler);

@@ -153,7 +153,7 @@ impl Store {
 
     fn artefact_names(&self, id: ModuleId) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        self.modules.for_each(|name, _| {
+        self.modules.for_each_name(|name| {
             if artefact_parts(name).is_some_and(|(of, _)| of == id) {
                 names.push(name.to_owned());
             }

@@ -197,6 +197,16 @@ impl Folder {
         File::open(&self.path)?.sync_all()
     }
 
+    /// Calls `each` with each name. Faster than [`Folder::for_each`], which asks about each file.
+    pub(super) fn for_each_name(&self, mut each: impl FnMut(&str)) -> io::Result<()> {
+        for entry in fs::read_dir(&self.path)? {
+            if let Some(name) = entry?.file_name().to_str() {
+                each(name);
+            }
+        }
+        Ok(())
+    }
+
     /// Calls `each` with the name and use of each regular file.
     pub(super) fn for_each(&self, mut each: impl FnMut(&str, FileUse)) -> io::Result<()> {
         for entry in fs::read_dir(&self.path)? {

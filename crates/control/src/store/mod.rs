@@ -368,7 +368,7 @@ impl Store {
     /// Names of all files of tags that can be names of tags, sorted.
     fn tag_names(&self) -> Result<Vec<String>, StoreError> {
         let mut names = Vec::new();
-        let listed = self.tags.for_each(|file, _| {
+        let listed = self.tags.for_each_name(|file| {
             let name = file.strip_suffix(".json");
             names.extend(
                 name.filter(|name| check_tag_name(name).is_ok())

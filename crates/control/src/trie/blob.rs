@@ -75,8 +75,8 @@ impl TrieTokens {
         blob
     }
 
-    /// Writes the node of `byte` and its subtree. `ids`: the tokens that begin with the `depth` bytes up to here. `pops`:
-    /// how many levels a reader goes up after the last node of the subtree. Recurses once per byte of a token.
+    /// Writes the node of `byte` and its subtree. `ids`: the tokens that begin with the `depth` bytes up to here.
+    /// `pops`: how many levels a reader goes up after the last node of the subtree. Recurses once per byte of a token.
     fn node(&self, nodes: &mut Vec<u32>, byte: u8, ids: &[Token], depth: usize, pops: u32) {
         let at = nodes.len();
         let bytes = |id: &Token| &self.tokens[*id as usize][..];

@@ -6,7 +6,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::VariableWrite;
 use serde::{Deserialize, Serialize};
 
-use super::{BLOB_STORAGE, Guest, Returns, read};
+use super::{BLOB_STORAGE, Call, Returns, read};
 use crate::host::failure::Abort;
 use crate::host::group::variables::{Versioned, WriteResult, limit};
 
@@ -38,24 +38,24 @@ enum Response {
 }
 
 /// Executes the command at `src`; blob 5 is the response.
-pub(super) fn command(mut guest: Guest<'_>, src: u32, len: u32) -> Returns<u32> {
-    let limits = *guest.data().member().group().variables().limits();
+pub(super) fn command(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
+    let limits = *call.data().member().group().variables().limits();
     // Before it is parsed: a value in hex, a name whose characters are all escaped, and the members around them.
     let bytes_max = limits.value_bytes * 2 + limits.name_bytes * 6 + 1024;
     limit("value", len as usize, bytes_max)?;
-    let json = read(&mut guest, "aici_host_storage_cmd", src, len)?;
+    let json = read(&mut call, "aici_host_storage_cmd", src, len)?;
     let command = serde_json::from_slice(json).map_err(|error| {
         let error = sapwood_proto::clip::shown(error);
         bad_command(format!("the storage command cannot be read: {error}"))
     })?;
-    let response = execute(&mut guest, command, limits.writes_per_step)?;
+    let response = execute(&mut call, command, limits.writes_per_step)?;
     let response = serde_json::to_vec(&response).map_err(|error| Abort::trap(error.to_string()))?;
-    guest.data_mut().blobs.storage = response;
+    call.data_mut().blobs.storage = response;
     Ok(BLOB_STORAGE)
 }
 
-fn execute(guest: &mut Guest<'_>, command: Command, writes_max: usize) -> Result<Response, Abort> {
-    let state = guest.data_mut();
+fn execute(call: &mut Call<'_>, command: Command, writes_max: usize) -> Result<Response, Abort> {
+    let state = call.data_mut();
     let variables = state.member().group().variables();
     let (name, value, op, when_version_is) = match command {
         Command::ReadVar { name } => return Ok(shown(variables.read(&name))),

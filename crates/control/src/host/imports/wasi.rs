@@ -1,13 +1,13 @@
 //! WASI preview 1, as far as controllers need it: printing, and answers that let libraries start (AI-607).
 //!
-//! Nothing here lets time, addresses, files or randomness in. A function without a meaning for controllers returns an error
-//! number, so that a library which links it and never calls it still works.
+//! Nothing here lets time, addresses, files or randomness in. A function without a meaning for controllers returns an
+//! error number, so that a library which links it and never calls it still works.
 
 use wasmtime::{FuncType, Linker, Val, ValType};
 
-use super::{Guest, Returns, memory, out_of_bounds, range, read};
+use super::{Call, Returns, memory, out_of_bounds, range, read};
 use crate::host::failure::Abort;
-use crate::host::state::GuestState;
+use crate::host::state::ControllerState;
 use crate::module::Abi;
 
 const WASI: &str = "wasi_snapshot_preview1";
@@ -63,7 +63,7 @@ const CONSTANT: &[(&str, &str, u32)] = &[
     ("sock_shutdown", "ii", NOSYS),
 ];
 
-pub(super) fn link(linker: &mut Linker<GuestState>, abi: Abi) -> wasmtime::Result<()> {
+pub(super) fn link(linker: &mut Linker<ControllerState>, abi: Abi) -> wasmtime::Result<()> {
     for &(name, params, number) in CONSTANT {
         let params = params.bytes().map(|kind| match kind {
             b'I' => ValType::I64,
@@ -75,54 +75,48 @@ pub(super) fn link(linker: &mut Linker<GuestState>, abi: Abi) -> wasmtime::Resul
             Ok(())
         })?;
     }
-    linker.func_wrap(WASI, "args_sizes_get", |guest: Guest<'_>, count, size| {
-        no_strings(guest, "args_sizes_get", count, size)
+    linker.func_wrap(WASI, "args_sizes_get", |call: Call<'_>, count, size| {
+        no_strings(call, "args_sizes_get", count, size)
     })?;
-    linker.func_wrap(
-        WASI,
-        "environ_sizes_get",
-        |guest: Guest<'_>, count, size| no_strings(guest, "environ_sizes_get", count, size),
-    )?;
+    linker.func_wrap(WASI, "environ_sizes_get", |call: Call<'_>, count, size| {
+        no_strings(call, "environ_sizes_get", count, size)
+    })?;
     linker.func_wrap(WASI, "fd_fdstat_get", describe)?;
     linker.func_wrap(WASI, "fd_write", print)?;
-    linker.func_wrap(
-        WASI,
-        "proc_exit",
-        |_: Guest<'_>, code: i32| -> Returns<()> {
-            Err(Abort::stop(format!("proc_exit: {code}")).into())
-        },
-    )?;
+    linker.func_wrap(WASI, "proc_exit", |_: Call<'_>, code: i32| -> Returns<()> {
+        Err(Abort::stop(format!("proc_exit: {code}")).into())
+    })?;
     match abi {
         Abi::P1 => linker.func_wrap(
             WASI,
             "clock_time_get",
-            |_: Guest<'_>, _clock: u32, _precision: u64, _dst: u32| BADF,
+            |_: Call<'_>, _clock: u32, _precision: u64, _dst: u32| BADF,
         )?,
         Abi::P2 => linker.func_wrap(WASI, "clock_time_get", clock)?,
     };
     Ok(())
 }
 
-fn no_strings(mut guest: Guest<'_>, name: &str, count: u32, size: u32) -> Returns<u32> {
+fn no_strings(mut call: Call<'_>, name: &str, count: u32, size: u32) -> Returns<u32> {
     for place in [count, size] {
-        write(&mut guest, name, place, &0_u32.to_le_bytes())?;
+        write(&mut call, name, place, &0_u32.to_le_bytes())?;
     }
     Ok(SUCCESS)
 }
 
 /// `fd_fdstat_get`: the three standard streams are character devices.
-fn describe(mut guest: Guest<'_>, fd: u32, dst: u32) -> Returns<u32> {
+fn describe(mut call: Call<'_>, fd: u32, dst: u32) -> Returns<u32> {
     if fd > 2 {
         return Ok(BADF);
     }
     let mut stat = [0; 24];
     stat[0] = 2;
-    write(&mut guest, "fd_fdstat_get", dst, &stat)?;
+    write(&mut call, "fd_fdstat_get", dst, &stat)?;
     Ok(SUCCESS)
 }
 
 /// `fd_write`: the two output streams go to the log. May write less than is asked for, as everywhere.
-fn print(mut guest: Guest<'_>, fd: u32, vectors: u32, count: u32, written: u32) -> Returns<u32> {
+fn print(mut call: Call<'_>, fd: u32, vectors: u32, count: u32, written: u32) -> Returns<u32> {
     const NAME: &str = "fd_write";
     if !matches!(fd, 1 | 2) {
         return Ok(BADF);
@@ -135,13 +129,13 @@ fn print(mut guest: Guest<'_>, fd: u32, vectors: u32, count: u32, written: u32) 
         let place = vectors
             .checked_add(index * 8)
             .ok_or_else(|| out_of_bounds(NAME))?;
-        let vector = read(&mut guest, NAME, place, 8)?;
+        let vector = read(&mut call, NAME, place, 8)?;
         let word = |at: usize| {
             u32::from_le_bytes([vector[at], vector[at + 1], vector[at + 2], vector[at + 3]])
         };
         let (src, len) = (word(0), word(4));
-        let memory = memory(&mut guest)?;
-        let (bytes, state) = memory.data_and_store_mut(&mut guest);
+        let memory = memory(&mut call)?;
+        let (bytes, state) = memory.data_and_store_mut(&mut call);
         let text = range(bytes, src, u64::from(len)).ok_or_else(|| out_of_bounds(NAME))?;
         state.log.push(text);
         total += u64::from(len);
@@ -151,7 +145,7 @@ fn print(mut guest: Guest<'_>, fd: u32, vectors: u32, count: u32, written: u32) 
         }
     }
     let total = u32::try_from(total).unwrap_or(u32::MAX);
-    write(&mut guest, NAME, written, &total.to_le_bytes())?;
+    write(&mut call, NAME, written, &total.to_le_bytes())?;
     Ok(SUCCESS)
 }
 
@@ -161,24 +155,24 @@ const VECTORS_MAX: u32 = 1024;
 const PRINT_BYTES_MAX: u64 = 1 << 20;
 
 /// `clock_time_get` of P2: the time since instantiation, in steps of the configured resolution.
-fn clock(mut guest: Guest<'_>, clock: u32, _precision: u64, dst: u32) -> Returns<u32> {
+fn clock(mut call: Call<'_>, clock: u32, _precision: u64, dst: u32) -> Returns<u32> {
     const MONOTONIC: u32 = 1;
     if clock != MONOTONIC {
         return Ok(NOT_A_CLOCK);
     }
-    let state = guest.data();
+    let state = call.data();
     let step = state.surroundings.timer_resolution.as_nanos();
     let now = state.instantiated.elapsed().as_nanos();
     // At zero the clock stands still.
     let now = now.checked_div(step).unwrap_or(0) * step;
     let now = u64::try_from(now).unwrap_or(u64::MAX);
-    write(&mut guest, "clock_time_get", dst, &now.to_le_bytes())?;
+    write(&mut call, "clock_time_get", dst, &now.to_le_bytes())?;
     Ok(SUCCESS)
 }
 
-fn write(guest: &mut Guest<'_>, name: &str, dst: u32, data: &[u8]) -> Returns<()> {
-    let memory = memory(guest)?;
-    let place = range(memory.data_mut(guest), dst, data.len() as u64);
+fn write(call: &mut Call<'_>, name: &str, dst: u32, data: &[u8]) -> Returns<()> {
+    let memory = memory(call)?;
+    let place = range(memory.data_mut(call), dst, data.len() as u64);
     place
         .ok_or_else(|| out_of_bounds(name))?
         .copy_from_slice(data);

@@ -1,6 +1,7 @@
 //! Every callback and every host function, of both generations.
 
 use super::*;
+use crate::module::HOST_FUNCTIONS;
 
 const RUN: Returned = Returned::Pre {
     num_forks: 1,
@@ -68,7 +69,7 @@ fn ai_606_blobs_have_the_arguments_and_reserved_ones_are_empty() {
     );
     assert!(outcome.result.is_ok(), "{outcome:?}");
     // Of `{"fork_group":[3]}` four bytes are read; the others at 1028 are still 0.
-    let expected = "00000003 arg00000012 {\"fo\0\0\0\000000012 00000000 00000000 ";
+    let expected = "00000003 arg00000012 {\"fo\x00\x00\x00\x0000000012 00000000 00000000 ";
     assert_eq!(outcome.report.logs, expected);
 }
 
@@ -326,20 +327,84 @@ fn a_main_runs_once_and_prints() {
     );
     let program = load(&host, &text);
     assert!(!program.steers());
-    let start = |host: &Host| Start {
+    let start = || Start {
         model: model(),
         arg: "".into(),
         prompt: Vec::new(),
         group: Group::new(1, VariablesLimits::default()),
         capabilities: Capabilities::ALL,
-        waker: {
-            let _ = host;
-            Arc::new(Bell::default())
-        },
+        waker: Arc::new(Bell::default()),
     };
-    let (result, report) = host.run_main(&program, start(&host));
+    let (result, report) = host.run_main(&program, start());
     assert_eq!((result, &*report.logs), (Ok(()), "done"));
-    let mut instance = Instance::start(&host, &program, start(&host));
+    let mut instance = Instance::start(&host, &program, start());
     let failed = instance.poll().unwrap();
     assert_eq!(failure(failed).reason, ErrorReason::INIT);
+}
+
+/// Whatever `module::check` lets through must link, with the same types.
+#[test]
+fn ai_607_every_function_that_may_be_imported_links() {
+    let host = host();
+    for (abi, bias) in [(Abi::P1, ""), (Abi::P2, "i")] {
+        let mut imports = String::new();
+        for function in HOST_FUNCTIONS {
+            if function.name == "aici_host_return_logit_bias" && function.results != bias {
+                continue;
+            }
+            let types = |letters: &str| {
+                let names = letters.chars().map(|letter| match letter {
+                    'I' => " i64",
+                    _ => " i32",
+                });
+                names.collect::<String>()
+            };
+            imports += &format!(
+                "(import \"{}\" \"{}\" (func (param{}) (result{})))",
+                function.module,
+                function.name,
+                types(function.params),
+                types(function.results)
+            );
+        }
+        let text = format!(
+            "(module {imports} (memory (export \"memory\") 1)
+             (func (export \"main\") (param i32 i32) (result i32) (i32.const 0)))"
+        );
+        let program = load(&host, &text);
+        assert_eq!(program.abi(), abi);
+    }
+}
+
+#[test]
+fn ai_742_a_panic_of_the_host_ends_its_sequence_alone() {
+    let host = host();
+    let module = P1 {
+        mid: "(drop (call $tokenize (i32.const 0) (i32.const 1))) unreachable",
+        ..P1::default()
+    };
+    let program = load(&host, &module.text());
+    let tokenizer = |_: &str| -> Vec<Token> { panic!("a defect of the tokenizer") };
+    let bell = Arc::new(Bell::default());
+    let start = Start {
+        model: Arc::new(HostModel::new(vec![TokenEntry::default(); 8], 1, tokenizer)),
+        arg: "".into(),
+        prompt: Vec::new(),
+        group: Group::new(1, VariablesLimits::default()),
+        capabilities: Capabilities::ALL,
+        waker: Arc::clone(&bell) as _,
+    };
+    let instance = Instance::start(&host, &program, start);
+    let mut sequence = Sequence { instance, bell }.begun();
+    let failure = failure(sequence.mid());
+    assert_eq!(failure.message, "the controller could not be run");
+    assert!(
+        Sequence::start(&host, &program)
+            .begun()
+            .pre()
+            .result
+            .is_ok()
+    );
+    drop(sequence);
+    wait_until_free(&host);
 }

@@ -171,3 +171,50 @@ fn ai_714_a_fork_of_a_failed_sequence_fails() {
     drop((parent, child, grandchild));
     wait_until_free(&host);
 }
+
+/// AI-711
+#[test]
+fn ai_1105_a_large_memory_of_which_little_was_written_is_copied_exactly() {
+    let host = Host::new(HostConfig {
+        memory_bytes: 32 << 20,
+        ..small()
+    })
+    .unwrap();
+    // 16 MiB, of which `pre` writes a word in each 16th page, and initial data at both ends of a page.
+    let module = P1 {
+        globals: "(memory (export \"memory\") 256)
+            (data (i32.const 1048570) \"across a page\") (data (i32.const 9000000) \"alone\")",
+        pre: "(local $i i32)
+            (local.set $i (i32.const 65536))
+            (loop $l
+                (i32.store (local.get $i) (i32.add (i32.load (local.get $i)) (i32.const 0x01010101)))
+                (br_if $l (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 65532))) (i32.const 16000000))))
+            (i32.store (i32.const 1048576) (i32.const 0))
+            (i32.store8 (i32.const 16777215) (i32.const 77))
+            (call $ret (i32.const 8) (i32.const 46))",
+        mid: "(local $i i32) (local $h i32)
+            (local.set $i (i32.const 65536))
+            (loop $l
+                (local.set $h (i32.mul (i32.xor (local.get $h) (i32.load (local.get $i))) (i32.const 16777619)))
+                (br_if $l (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 4))) (i32.const 16777216))))
+            (call $hex (local.get $h)) (call $ret (i32.const 64) (i32.const 21))",
+        ..P1::default()
+    };
+    let mut parent = Sequence::start(&host, &load(&host, &module.text())).begun();
+    let fresh = parent.fork().mid().report.logs;
+    parent.pre();
+    let mut child = parent.fork();
+    child.pre();
+    let mut grandchild = child.fork();
+    let once = parent.mid().report.logs;
+    assert_eq!(grandchild.mid().report.logs, child.mid().report.logs);
+    assert_ne!(once, fresh);
+    assert_ne!(once, child.mid().report.logs);
+    assert_eq!(parent.fork().mid().report.logs, once);
+    // A slot that another instance has used shows nothing of it.
+    drop((parent, child, grandchild));
+    wait_until_free(&host);
+    let mut again = Sequence::start(&host, &load(&host, &module.text())).begun();
+    assert_eq!(again.fork().mid().report.logs, fresh);
+    assert_eq!(again.mid().report.logs, fresh);
+}

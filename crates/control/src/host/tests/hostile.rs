@@ -1,13 +1,13 @@
-//! Modules that do what they can to harm others: each ends its own sequence, with its cause, and 39 others have exact results.
+//! Modules that do what they can to harm others: each ends its own sequence, with its cause, and 39 others have exact
+//! results.
 
 use super::*;
 
-/// Short limits, so that the tests are short; one thread, so that a loop would stop everything.
+/// One thread, so that a loop would stop everything, and a limit after which a loop ends.
 fn strict() -> Host {
     Host::new(HostConfig {
-        late_steps: 2,
-        step_time: Duration::from_millis(25),
-        pre_step_time: Duration::from_millis(25),
+        late_steps: 1,
+        step_time: Duration::from_millis(500),
         ..small()
     })
     .unwrap()

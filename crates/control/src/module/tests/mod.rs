@@ -1,6 +1,7 @@
 //! Modules are WAT text, compiled by the tests.
 
 mod accepted;
+mod forked;
 mod instrumented;
 mod random;
 mod refused;

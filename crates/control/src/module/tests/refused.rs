@@ -1,5 +1,7 @@
 //! Each rule, with the exact text of its refusal.
 
+use std::time::{Duration, Instant};
+
 use super::super::{ModuleError, ModuleLimits, check};
 use super::{P1_CALLBACKS, P2_CALLBACKS, controller, module, refusal};
 
@@ -303,10 +305,55 @@ fn ai_1090_limits_of_modules() {
     assert_eq!(bytes(at(2), &drops), Ok(()));
     assert_eq!(bytes(at(1), &drops), invalid("drops more than 1 segments"));
 
+    let table = |targets| {
+        let code = format!(
+            "(func (block (br_table {}(i32.const 0))))",
+            "0 ".repeat(targets)
+        );
+        controller("", &code)
+    };
+    // The last one is the default and does not count.
+    assert_eq!(bytes(base, &table(100_001)), Ok(()));
+    let expected = invalid("a branch table of more than 100000 targets");
+    assert_eq!(bytes(base, &table(100_002)), expected);
+
     let import = r#"(import "env" "aici_host_stop" (func))"#;
     assert_eq!(bytes(base, &controller(&import.repeat(1000), "")), Ok(()));
     let expected = invalid("more than 1000 imports");
     assert_eq!(bytes(base, &controller(&import.repeat(1001), "")), expected);
+}
+
+/// AI-732
+#[test]
+fn ai_601_validation_takes_a_bounded_time() {
+    let code = |operators: usize| controller("", &format!("(func {})", "nop ".repeat(operators)));
+    let limits = ModuleLimits {
+        check_time: Duration::ZERO,
+        ..ModuleLimits::default()
+    };
+    // The clock is read each 4,096 operators; the callbacks and ends have five.
+    assert!(check(&code(4090), &limits).is_ok());
+    let error = check(&code(4096), &limits).unwrap_err();
+    let expected = "invalid module: compilation took longer than 0 s";
+    assert_eq!(error.to_string(), expected);
+
+    // Each call is two bytes, and moves 2,000 values.
+    let many = "i32 ".repeat(1000);
+    let calls = "(call $many) ".repeat(1 << 16);
+    let hostile = format!(
+        "(func $many (param {many}) (result {many}) unreachable) (func unreachable {calls} unreachable)"
+    );
+    let limits = ModuleLimits {
+        check_time: Duration::from_millis(20),
+        ..ModuleLimits::default()
+    };
+    let started = Instant::now();
+    let error = check(&controller("", &hostile), &limits).unwrap_err();
+    assert!(
+        matches!(error, ModuleError::CompileTimeout { .. }),
+        "{error}"
+    );
+    assert!(started.elapsed() < Duration::from_secs(60));
 }
 
 /// Counts that no allocation may follow, and a section that claims more than there is.

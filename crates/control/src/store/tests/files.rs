@@ -164,9 +164,9 @@ fn ai_321_artefacts_that_others_could_write_are_not_taken() {
     fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     assert!(read().is_some());
     // A link leads elsewhere.
-    let elsewhere = folder.path().join("elsewhere");
-    fs::rename(&path, &elsewhere).unwrap();
-    symlink(&elsewhere, &path).unwrap();
+    let target = folder.path().join("target");
+    fs::rename(&path, &target).unwrap();
+    symlink(&target, &path).unwrap();
     assert_eq!(read(), None);
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();

@@ -17,7 +17,7 @@ fn ai_312_names_of_tags() {
     assert_eq!(bad(&"x".repeat(51)), TagNameError::TooLong);
     good(&"a".repeat(20));
     assert_eq!(bad(&"a".repeat(21)), TagNameError::TooHex);
-    assert_eq!(bad(&"0123456789abcdefABCDE"), TagNameError::TooHex);
+    assert_eq!(bad("0123456789abcdefABCDE"), TagNameError::TooHex);
     good("abcdefabcdefabcdefabcg");
     for name in [
         "",

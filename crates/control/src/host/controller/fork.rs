@@ -1,33 +1,33 @@
 //! The copy of an instance (AI-711), by the steps that [`module`](crate::module) describes. No guest code runs.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use sapwood_proto::error_reason::ErrorReason;
 use wasmtime::{Func, Ref, Store, Table, Val};
 
-use super::{Broken, Ended, Exports, Guest, Parts, call, find_memory, new_store};
+use super::pages;
+use super::{Broken, Controller, Ended, Exports, Parts, call, find_memory, new_store};
 use crate::host::failure::CallFailure;
-use crate::host::state::GuestState;
+use crate::host::state::ControllerState;
 
-impl Guest {
+impl Controller {
     /// A new instance in the same state. `state`: of the child; it gets the parent's blobs and clock.
     pub(in crate::host) fn fork(
         &mut self,
-        mut state: GuestState,
+        mut state: ControllerState,
     ) -> Result<Box<Self>, CallFailure> {
         let parent = self.store.data();
         state.blobs = parent.blobs.clone();
         state.instantiated = parent.instantiated;
         let mut store = new_store(&self.program, state);
         match self.copy_into(&mut store) {
-            Ok(parts) => Ok(Box::new(parts.into_guest(store, &self.program))),
+            Ok(parts) => Ok(Box::new(parts.into_controller(store, &self.program))),
             Err(Broken::Result(failure)) => Err(failure),
             Err(Broken::Wasm(error)) => Err(CallFailure::of_call(&error, "")),
         }
     }
 
-    fn copy_into(&mut self, child: &mut Store<GuestState>) -> Ended<Parts> {
+    fn copy_into(&mut self, child: &mut Store<ControllerState>) -> Ended<Parts> {
         // What runs is the code that drops segments; it always returns.
         child.set_epoch_deadline(1);
         if child.get_fuel().is_ok() {
@@ -38,10 +38,10 @@ impl Guest {
         let memory = find_memory(child, &instance)?;
         let pages = self.memory.size(&self.store) - memory.size(&*child);
         memory.grow(&mut *child, pages)?;
-        copy_memory(
+        pages::copy(
             self.memory.data(&self.store),
             memory.data_mut(&mut *child),
-            self.program.initialised(),
+            &self.program.initialised(),
         );
         let parts = Parts {
             instance,
@@ -56,7 +56,7 @@ impl Guest {
         Ok(parts)
     }
 
-    fn copy_references(&mut self, child: &mut Store<GuestState>, parts: &Parts) -> Ended<()> {
+    fn copy_references(&mut self, child: &mut Store<ControllerState>, parts: &Parts) -> Ended<()> {
         let program = self.program.clone();
         let layout = program.layout();
         let mut functions = Functions::of(self, &layout.functions);
@@ -89,7 +89,7 @@ impl Guest {
 
     fn copy_table(
         &mut self,
-        child: &mut Store<GuestState>,
+        child: &mut Store<ControllerState>,
         parts: &Parts,
         functions: &mut Functions<'_>,
         (from, to): (Table, Table),
@@ -112,8 +112,8 @@ impl Guest {
     }
 }
 
-/// Translates references to functions of the parent into those of the child. Both instances have the same exports, and the
-/// address of a function identifies it within its instance.
+/// Translates references to functions of the parent into those of the child. Both instances have the same exports, and
+/// the address of a function identifies it within its instance.
 struct Functions<'l> {
     names: &'l [String],
     by_address: HashMap<usize, usize>,
@@ -121,7 +121,7 @@ struct Functions<'l> {
 }
 
 impl<'l> Functions<'l> {
-    fn of(parent: &mut Guest, names: &'l [String]) -> Self {
+    fn of(parent: &mut Controller, names: &'l [String]) -> Self {
         let mut by_address = HashMap::with_capacity(names.len());
         for (index, name) in names.iter().enumerate() {
             if let Some(function) = parent.instance.get_func(&mut parent.store, name) {
@@ -137,8 +137,8 @@ impl<'l> Functions<'l> {
 
     fn translate(
         &mut self,
-        parent: &mut Guest,
-        child: &mut Store<GuestState>,
+        parent: &mut Controller,
+        child: &mut Store<ControllerState>,
         parts: &Parts,
         function: Option<Func>,
     ) -> Ended<Option<Func>> {
@@ -163,21 +163,4 @@ impl<'l> Functions<'l> {
 fn missing(name: &str) -> Broken {
     tracing::error!(name, "an instrumented module lacks an export");
     CallFailure::new(ErrorReason::LIMIT, "the controller cannot be forked").into()
-}
-
-/// Makes `to` equal to `from`. `to` is new: zero, but for `initialised`, so only pages that differ are written. Fresh pages
-/// are what a copy costs, not bytes.
-fn copy_memory(from: &[u8], to: &mut [u8], initialised: Range<usize>) {
-    const PAGE: usize = 4096;
-    static ZERO: [u8; PAGE] = [0; PAGE];
-    let (from, _) = from.as_chunks::<PAGE>();
-    let (to, _) = to.as_chunks_mut::<PAGE>();
-    for (index, (from, to)) in from.iter().zip(to).enumerate() {
-        let start = index * PAGE;
-        let is_zero = start >= initialised.end || start + PAGE <= initialised.start;
-        let same = if is_zero { *from == ZERO } else { *from == *to };
-        if !same {
-            *to = *from;
-        }
-    }
 }

@@ -1,7 +1,8 @@
-//! [`Guest`]: one instance of a module. Starts it, calls it, and copies it for a fork. Everything here runs on a worker
+//! [`Controller`]: one instance of a module. Starts it, calls it, and copies it for a fork. Everything here runs on a worker
 //! thread.
 
 mod fork;
+mod pages;
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use super::failure::{Abort, CallFailure};
 use super::imports;
 use super::program::Program;
 use super::result::{RawResult, ResultLimits, Returned};
-use super::state::GuestState;
+use super::state::ControllerState;
 use crate::module::{Abi, MainExport};
 
 /// What a callback returned, and what it printed and wrote.
@@ -28,8 +29,8 @@ pub struct Outcome {
 }
 
 /// An instance between callbacks: no guest code is on any stack, so its state is what AI-610 lists.
-pub(super) struct Guest {
-    store: Store<GuestState>,
+pub(super) struct Controller {
+    store: Store<ControllerState>,
     instance: Instance,
     memory: Memory,
     /// What `aici_create` returned.
@@ -50,12 +51,12 @@ enum Exports {
     },
 }
 
-impl Guest {
+impl Controller {
     /// Starts an instance for a sequence with `prompt`: start function, `aici_init`, `aici_create`, `aici_init_prompt`,
     /// all within one time limit.
     pub(super) fn start(
         program: &Program,
-        state: GuestState,
+        state: ControllerState,
         prompt: &[Token],
         config: &HostConfig,
     ) -> (Option<Box<Self>>, Outcome) {
@@ -66,9 +67,9 @@ impl Guest {
         report.micros = cpu.micros();
         match started {
             Ok((parts, returned)) => {
-                let guest = parts.into_guest(store, program);
+                let controller = parts.into_controller(store, program);
                 let result = Ok(returned);
-                (Some(Box::new(guest)), Outcome { result, report })
+                (Some(Box::new(controller)), Outcome { result, report })
             }
             Err(mut failure) => {
                 // Whatever fails before the first token is a failure of the start, but for time and memory.
@@ -82,7 +83,7 @@ impl Guest {
     }
 
     fn try_start(
-        store: &mut Store<GuestState>,
+        store: &mut Store<ControllerState>,
         program: &Program,
         prompt: &[Token],
         config: &HostConfig,
@@ -173,7 +174,7 @@ impl Guest {
     /// Runs `aici_main` or `main` once, as `--run` does, without a time limit. Returns what it printed.
     pub(super) fn run_main(
         program: &Program,
-        state: GuestState,
+        state: ControllerState,
         main: MainExport,
     ) -> (Result<(), CallFailure>, StepReport) {
         let mut store = new_store(program, state);
@@ -210,14 +211,14 @@ struct Parts {
 }
 
 impl Parts {
-    fn into_guest(self, store: Store<GuestState>, program: &Program) -> Guest {
+    fn into_controller(self, store: Store<ControllerState>, program: &Program) -> Controller {
         let Self {
             instance,
             memory,
             handle,
             exports,
         } = self;
-        Guest {
+        Controller {
             store,
             instance,
             memory,
@@ -229,7 +230,7 @@ impl Parts {
 }
 
 impl Exports {
-    fn find(store: &mut Store<GuestState>, instance: &Instance, abi: Abi) -> Ended<Self> {
+    fn find(store: &mut Store<ControllerState>, instance: &Instance, abi: Abi) -> Ended<Self> {
         let mut find = |name| instance.get_typed_func(&mut *store, name);
         Ok(match abi {
             Abi::P1 => Self::P1 {
@@ -267,7 +268,7 @@ impl From<CallFailure> for Broken {
     }
 }
 
-fn new_store(program: &Program, state: GuestState) -> Store<GuestState> {
+fn new_store(program: &Program, state: ControllerState) -> Store<ControllerState> {
     let mut store = Store::new(program.instance().module().engine(), state);
     store.limiter(|state| &mut state.limiter);
     imports::interrupt_when_late(&mut store);
@@ -276,7 +277,7 @@ fn new_store(program: &Program, state: GuestState) -> Store<GuestState> {
 
 /// Prepares a store for a call that takes at most `time`.
 fn arm(
-    store: &mut Store<GuestState>,
+    store: &mut Store<ControllerState>,
     config: &HostConfig,
     argument: Vec<u8>,
     time: Duration,
@@ -294,7 +295,7 @@ fn arm(
     Ok(())
 }
 
-fn find_memory(store: &mut Store<GuestState>, instance: &Instance) -> Ended<Memory> {
+fn find_memory(store: &mut Store<ControllerState>, instance: &Instance) -> Ended<Memory> {
     let memory = instance.get_memory(&mut *store, "memory");
     let memory = memory.ok_or_else(|| CallFailure::bad_result("the module has no memory"))?;
     store.data_mut().memory = Some(memory);
@@ -302,7 +303,7 @@ fn find_memory(store: &mut Store<GuestState>, instance: &Instance) -> Ended<Memo
 }
 
 fn call<P: WasmParams, R: WasmResults>(
-    store: &mut Store<GuestState>,
+    store: &mut Store<ControllerState>,
     instance: &Instance,
     name: &str,
     params: P,
@@ -311,14 +312,18 @@ fn call<P: WasmParams, R: WasmResults>(
     Ok(function.call(store, params)?)
 }
 
-fn call_if_exported(store: &mut Store<GuestState>, instance: &Instance, name: &str) -> Ended<()> {
+fn call_if_exported(
+    store: &mut Store<ControllerState>,
+    instance: &Instance,
+    name: &str,
+) -> Ended<()> {
     if instance.get_func(&mut *store, name).is_some() {
         call::<(), ()>(store, instance, name, ())?;
     }
     Ok(())
 }
 
-fn result_limits(state: &GuestState) -> ResultLimits {
+fn result_limits(state: &ControllerState) -> ResultLimits {
     ResultLimits {
         vocabulary: state.vocabulary(),
         branches: state.member().group().forks_max() as usize,
@@ -328,7 +333,7 @@ fn result_limits(state: &GuestState) -> ResultLimits {
 /// Puts a failure into words, and takes what was printed and written. `instance`: of it, `aici_panic` is called after a
 /// fatal error.
 fn finish<T>(
-    store: &mut Store<GuestState>,
+    store: &mut Store<ControllerState>,
     instance: Option<&Instance>,
     ended: Ended<T>,
 ) -> (Result<T, CallFailure>, StepReport) {
