@@ -16,8 +16,10 @@ pub(super) struct CompileController {}
 impl CompileController {
     pub(super) fn run(&self) -> Result<Exit, CliError> {
         let config = HostConfig::default();
-        compile_stdin_to_stdout(ChildLimits::default(), |module| host::compile(&config, module))
-            .map_err(|error| CliError::new(format!("cannot compile: {error}")))?;
+        compile_stdin_to_stdout(ChildLimits::default(), |module| {
+            host::compile(&config, module)
+        })
+        .map_err(|error| CliError::new(format!("cannot compile: {error}")))?;
         Ok(Exit::Ok)
     }
 }
