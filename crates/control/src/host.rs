@@ -7,7 +7,6 @@
 mod artefact;
 mod budget;
 mod callback;
-mod compiler;
 mod config;
 mod controller;
 mod engine;
@@ -34,7 +33,6 @@ use wasmtime::{Engine, Linker};
 
 use self::budget::MemoryBudget;
 pub use self::callback::Callback;
-pub use self::compiler::HostCompiler;
 pub use self::config::HostConfig;
 pub use self::controller::Outcome;
 pub use self::engine::compile;

@@ -3,7 +3,10 @@
 //! It has no test harness, because that writes to the standard output on which a child answers. It lists and runs its tests
 //! as `cargo test` and `cargo nextest` ask for.
 
-#![expect(clippy::unwrap_used, reason = "clippy does not see that these are tests")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy does not see that these are tests"
+)]
 
 use std::ffi::OsString;
 use std::io::{self, Write};

@@ -19,26 +19,17 @@ use crate::module::{CheckedModule, ModuleError};
 /// # Errors
 /// The compiler cannot compile it.
 pub fn compile(config: &HostConfig, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
-    compile_with(&compiling(config)?, module)
-}
-
-/// An engine that compiles and runs nothing.
-pub(super) fn compiling(config: &HostConfig) -> Result<Engine, ModuleError> {
-    Engine::new(&settings(config)).map_err(|error| host_error(&error))
+    let engine = Engine::new(&settings(config)).map_err(|error| host_error(&error))?;
+    compile_with(&engine, module)
 }
 
 pub(super) fn compile_with(
     engine: &Engine,
     module: &CheckedModule,
 ) -> Result<Vec<u8>, ModuleError> {
-    compile_bytes(engine, &module.instrumented)
-}
-
-/// Compiles the bytes of an instrumented module.
-pub(super) fn compile_bytes(engine: &Engine, instrumented: &[u8]) -> Result<Vec<u8>, ModuleError> {
-    engine.precompile_module(instrumented).map_err(|error| {
+    engine.precompile_module(&module.instrumented).map_err(|error| {
         // It passed our checks, so the compiler is at fault, or one of its own limits.
-        tracing::warn!(error = %format_args!("{error:#}"), "a controller cannot be compiled");
+        tracing::warn!(module = %module.id, error = %format_args!("{error:#}"), "a controller cannot be compiled");
         ModuleError::CompileFailed
     })
 }

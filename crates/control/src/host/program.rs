@@ -66,8 +66,8 @@ impl Program {
         self.0.steers
     }
 
-    /// Whether there are other clones of it, or instances.
-    pub(super) fn is_shared(&self) -> bool {
+    /// Whether there is another clone, which an instance may have.
+    pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 

@@ -15,7 +15,7 @@ use super::pending::Pending;
 use super::rows::{P1Rows, Row};
 use super::sequence::Sequence;
 use super::table::{
-    Entry, Failure, StepClock, StepConfig, Table, check_ids, check_unique, guest_id,
+    Entry, Failure, Fault, StepClock, StepConfig, Table, check_ids, check_unique, guest_id,
 };
 use crate::wire::SharedRegion;
 
@@ -256,14 +256,19 @@ impl<S: Sequence> P1<S> {
             return Some(Failure::worker(message).1);
         }
         let cloned = match self.table.entries.get_mut(&parent) {
-            None => Err(Failure::worker(format!("invalid id {parent}"))),
-            Some(Entry::Failed(failure)) => Err((failure.clone(), failure.answer(Label::Mid))),
+            None => Err(Failure::fault(format!("invalid id {parent}"))),
+            Some(Entry::Failed(failure)) => {
+                Err(Fault::of((failure.clone(), failure.answer(Label::Mid))))
+            }
             Some(Entry::Live(live)) => live.fork(parent, op.id, &self.config),
         };
         let (entry, answer) = match cloned {
             Ok(clone) => (Entry::Live(clone), None),
             // A tombstone: later ops of this id are answered one by one and do not fail whole requests.
-            Err((failure, answer)) => (Entry::Failed(failure), Some(answer)),
+            Err(fault) => {
+                let (failure, answer) = fault.into_parts();
+                (Entry::Failed(failure), Some(answer))
+            }
         };
         self.table.entries.insert(op.id, entry);
         answer

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use self::turn::{P2Live, StepInput};
+use self::turn::{Decided, P2Live, StepInput};
 use super::answer::{EMPTY_MASK, Label, SeqResult, SeqResults, SeqValue, StepAnswer};
 use super::answer::{WireBranch, WireSplice};
 use super::envelope::RequestError;
@@ -15,7 +15,7 @@ use super::pending::Pending;
 use super::rows::{P2Rows, Row};
 use super::sequence::{Capabilities, ReturnedBranch, ReturnedSplice, Sequence};
 use super::table::{
-    Entry, Failure, StepClock, StepConfig, Table, check_ids, check_unique, guest_id,
+    Entry, Failure, Fault, StepClock, StepConfig, Table, check_ids, check_unique, guest_id,
 };
 use crate::wire::SharedRegion;
 
@@ -50,9 +50,6 @@ struct ProcessOp {
     #[serde(flatten)]
     input: StepInput,
 }
-
-/// A failure of one op, and its answer.
-type Fault = (Failure, SeqResult);
 
 impl<S: Sequence> P2<S> {
     pub(crate) fn new(config: StepConfig, capabilities: Capabilities, rows: P2Rows) -> Self {
@@ -125,20 +122,21 @@ impl<S: Sequence> P2<S> {
     /// Binds the instance of an op's request. Returns the answer of an op that cannot run.
     fn bind(&mut self, op: &ProcessOp, pending: &Pending<S>) -> Option<SeqResult> {
         let request = op.req_id.as_ref()?;
-        let fault = if op.clone_id.is_some() || op.clone_idx.is_some() {
-            "both req_id and clone_id".to_owned()
-        } else if self.table.entries.contains_key(&op.id) {
+        if op.clone_id.is_some() || op.clone_idx.is_some() {
+            return Some(self.refuse(op.id, Failure::fault("both req_id and clone_id")));
+        }
+        if self.table.entries.contains_key(&op.id) {
             // The sequence that has this id goes on.
             return Some(Failure::worker(format!("duplicate id {}", op.id)).1);
-        } else if let Some((mut sequence, member)) = pending.take(request) {
-            sequence.bind(guest_id(op.id));
-            let live = P2Live::new(sequence, member);
-            self.table.entries.insert(op.id, Entry::Live(live));
-            return None;
-        } else {
-            format!("invalid req_id {request}")
+        }
+        let Some((mut sequence, member)) = pending.take(request) else {
+            let fault = Failure::fault(format!("invalid req_id {request}"));
+            return Some(self.refuse(op.id, fault));
         };
-        Some(self.refuse(op.id, Failure::worker(fault)))
+        sequence.bind(guest_id(op.id));
+        let live = P2Live::new(sequence, member);
+        self.table.entries.insert(op.id, Entry::Live(live));
+        None
     }
 
     /// Makes the clone of an op if it wants one. Returns the answer of an op that cannot run.
@@ -153,7 +151,7 @@ impl<S: Sequence> P2<S> {
             }
             (Some(parent), Some(index)) => (parent, index),
             _ => {
-                let fault = Failure::worker("clone_id and clone_idx need each other");
+                let fault = Failure::fault("clone_id and clone_idx need each other");
                 return Some(self.refuse(op.id, fault));
             }
         };
@@ -162,12 +160,14 @@ impl<S: Sequence> P2<S> {
             return Some(Failure::worker(message).1);
         }
         if index == 0 || !indices.insert((parent, index)) {
-            let fault = Failure::worker(format!("invalid clone_idx {index} (cloning {parent})"));
+            let fault = Failure::fault(format!("invalid clone_idx {index} (cloning {parent})"));
             return Some(self.refuse(op.id, fault));
         }
         let cloned = match self.table.entries.get_mut(&parent) {
-            None => Err(Failure::worker(format!("invalid id {parent}"))),
-            Some(Entry::Failed(failure)) => Err((failure.clone(), failure.answer(Label::Mid))),
+            None => Err(Failure::fault(format!("invalid id {parent}"))),
+            Some(Entry::Failed(failure)) => {
+                Err(Fault::of((failure.clone(), failure.answer(Label::Mid))))
+            }
             Some(Entry::Live(live)) => live.fork(parent, op.id, &self.config),
         };
         match cloned {
@@ -180,7 +180,8 @@ impl<S: Sequence> P2<S> {
     }
 
     /// Leaves a tombstone, so that later ops of the id are answered one by one; an id in use is not harmed.
-    fn refuse(&mut self, id: u64, (failure, answer): Fault) -> SeqResult {
+    fn refuse(&mut self, id: u64, fault: Fault) -> SeqResult {
+        let (failure, answer) = fault.into_parts();
         self.table
             .entries
             .entry(id)
@@ -195,7 +196,7 @@ impl<S: Sequence> P2<S> {
         };
         let ended = match live.end(&self.config) {
             Ok(None) => return live.late_answer(&self.config),
-            Ok(Some((branches, report))) => self
+            Ok(Some(Decided { branches, report })) => self
                 .branches(&branches, masks)
                 .map(|(branches, was_empty)| {
                     let value = SeqValue::Branches { branches };
@@ -205,10 +206,11 @@ impl<S: Sequence> P2<S> {
                     }
                     result
                 })
-                .map_err(Failure::worker),
+                .map_err(Failure::fault),
             Err(fault) => Err(fault),
         };
-        ended.unwrap_or_else(|(failure, answer)| {
+        ended.unwrap_or_else(|fault| {
+            let (failure, answer) = fault.into_parts();
             self.table.entries.insert(id, Entry::Failed(failure));
             answer
         })

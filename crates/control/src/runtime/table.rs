@@ -77,7 +77,26 @@ pub(crate) enum Failure {
     Worker(String),
 }
 
+/// The failure of an op, and its answer. Boxed, because results are passed through several calls.
+#[derive(Debug)]
+pub(crate) struct Fault(Box<(Failure, SeqResult)>);
+
+impl Fault {
+    pub(crate) fn of(parts: (Failure, SeqResult)) -> Self {
+        Self(Box::new(parts))
+    }
+
+    pub(crate) fn into_parts(self) -> (Failure, SeqResult) {
+        *self.0
+    }
+}
+
 impl Failure {
+    /// A failure of the runtime, as an error.
+    pub(crate) fn fault(message: impl Into<String>) -> Fault {
+        Fault::of(Self::worker(message))
+    }
+
     /// The failure of a callback, and the answer that reports it.
     pub(crate) fn of_call(
         failure: &CallFailure,

@@ -3,7 +3,7 @@
 
 use clap::Args;
 use sapwood_control::compiler::{ChildLimits, compile_stdin_to_stdout};
-use sapwood_control::host::{HostCompiler, HostConfig};
+use sapwood_control::host::{self, HostConfig};
 
 use crate::failure::{CliError, Exit};
 
@@ -15,8 +15,9 @@ pub(super) struct CompileController {}
 
 impl CompileController {
     pub(super) fn run(&self) -> Result<Exit, CliError> {
-        compile_stdin_to_stdout(ChildLimits::default(), || {
-            HostCompiler::new(&HostConfig::default())
+        let config = HostConfig::default();
+        compile_stdin_to_stdout(ChildLimits::default(), |module| {
+            host::compile(&config, module)
         })
         .map_err(|error| CliError::new(format!("cannot compile: {error}")))?;
         Ok(Exit::Ok)

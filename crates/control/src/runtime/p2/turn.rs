@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::super::answer::{Label, SeqResult, SeqValue, WireBranch};
 use super::super::pending::Member;
 use super::super::sequence::{CallFailure, Callback, Outcome, Returned, ReturnedBranch, Sequence};
-use super::super::table::{Failure, StepConfig, Turn, guest_id};
+use super::super::table::{Failure, Fault, StepConfig, Turn, guest_id};
 
 /// One sequence.
 #[derive(Debug)]
@@ -22,6 +22,13 @@ pub(super) struct P2Live<S> {
     outcome: Option<Outcome>,
     /// What was wrong with its op.
     fault: Option<(Failure, SeqResult)>,
+}
+
+/// What its callback decided.
+#[derive(Debug)]
+pub(super) struct Decided {
+    pub(super) branches: Vec<ReturnedBranch>,
+    pub(super) report: StepReport,
 }
 
 /// What happened to a sequence since its last op.
@@ -67,29 +74,34 @@ impl<S: Sequence> P2Live<S> {
     }
 
     /// Ends the op. `None`: its callback is late.
-    pub(super) fn end(
-        &mut self,
-        config: &StepConfig,
-    ) -> Result<Option<(Vec<ReturnedBranch>, StepReport)>, (Failure, SeqResult)> {
+    pub(super) fn end(&mut self, config: &StepConfig) -> Result<Option<Decided>, Fault> {
         self.awaited = false;
         if let Some(fault) = self.fault.take() {
-            return Err(fault);
+            return Err(Fault::of(fault));
         }
         let Some(outcome) = self.outcome.take() else {
             self.late += 1;
             if self.late >= config.late_steps {
-                return Err(Failure::worker("timeout"));
+                return Err(Failure::fault("timeout"));
             }
             return Ok(None);
         };
         self.late = 0;
         match outcome.result {
-            Ok(Returned::Branches(branches)) => Ok(Some((branches, outcome.report))),
-            Ok(_) => {
-                let failure = CallFailure::unexpected();
-                Err(Failure::of_call(&failure, Label::Mid, outcome.report))
-            }
-            Err(failure) => Err(Failure::of_call(&failure, Label::Mid, outcome.report)),
+            Ok(Returned::Branches(branches)) => Ok(Some(Decided {
+                branches,
+                report: outcome.report,
+            })),
+            Ok(_) => Err(Fault::of(Failure::of_call(
+                &CallFailure::unexpected(),
+                Label::Mid,
+                outcome.report,
+            ))),
+            Err(failure) => Err(Fault::of(Failure::of_call(
+                &failure,
+                Label::Mid,
+                outcome.report,
+            ))),
         }
     }
 
@@ -103,19 +115,14 @@ impl<S: Sequence> P2Live<S> {
     }
 
     /// Makes a clone for `child`.
-    pub(super) fn fork(
-        &mut self,
-        id: u64,
-        child: u64,
-        config: &StepConfig,
-    ) -> Result<Self, (Failure, SeqResult)> {
+    pub(super) fn fork(&mut self, id: u64, child: u64, config: &StepConfig) -> Result<Self, Fault> {
         if self.running || self.outcome.is_some() {
-            return Err(still_running(id));
+            return Err(Fault::of(still_running(id)));
         }
         let member = self.member.fork(config.forks, config.sequences);
-        let member = member.map_err(Failure::worker)?;
+        let member = member.map_err(Failure::fault)?;
         let forked = self.sequence.fork();
-        let mut sequence = forked.map_err(|failure| Failure::worker(failure.message))?;
+        let mut sequence = forked.map_err(|failure| Failure::fault(failure.message))?;
         sequence.bind(guest_id(child));
         Ok(Self::new(sequence, member))
     }
