@@ -125,7 +125,7 @@ struct SlowPre {
 
 impl SlowPre {
     fn is_ready(&mut self) -> bool {
-        let since = *self.since.get_or_insert(self.clock.now());
+        let since = *self.since.get_or_insert_with(|| self.clock.now());
         let ready = self.clock.now().since(since) >= Duration::from_micros(500);
         self.since = self.since.filter(|_| !ready);
         ready
