@@ -197,7 +197,8 @@ pub struct GenerationRequest {
     pub timeout: Option<Duration>,
     /// Requests with the same key probably share a prefix: each of them marks cached prefixes with this key as used.
     pub cache_key: Option<u64>,
-    /// Steers the request; forked for each further choice.
+    /// Steers the request. It begins when the request is submitted, and is forked for each further choice when it has
+    /// begun.
     pub steer: Option<Box<dyn Steer>>,
     /// Asks for what the steerer prints and writes in each step: [`EventKind::Report`].
     pub watched: bool,

@@ -271,7 +271,10 @@ pub struct RequestHandle {
 }
 
 impl RequestHandle {
-    /// Returns the number of tokens of the prompt.
+    /// Returns the number of tokens of the prompt, as it was submitted: a steerer may replace it ([`TokenUsage`] has the
+    /// tokens in the end).
+    ///
+    /// [`TokenUsage`]: crate::api::TokenUsage
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
         self.prompt_tokens

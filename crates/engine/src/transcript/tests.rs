@@ -173,3 +173,14 @@ fn lm_712_either_side_may_end_a_choice_and_nothing_follows() {
     };
     assert_eq!((usage.completion_tokens, usage.cached_tokens), (2, 1));
 }
+
+#[test]
+fn ai_827_a_model_on_another_server_refuses_a_controller() {
+    let model = Scripted::new(config()).unwrap();
+    let mut request = GenerationRequest::new(Prompt::Text("a".to_owned()));
+    request.steer = Some(sapwood_proto::steer::Combined::new(Vec::new()));
+    let refused = Transcript::new(request, &model.info(), model.vocabulary());
+    let error = refused.err().unwrap();
+    assert_eq!(error.code, Code::Unimplemented);
+    assert!(error.message.contains("controllers"), "{error}");
+}

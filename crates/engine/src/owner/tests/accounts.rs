@@ -194,15 +194,6 @@ fn lm_307_min_tokens_do_not_fail_a_constraint_that_is_complete() {
 #[test]
 fn ai_804_the_text_before_an_eog_token_survives_its_rollback() {
     let mut probe = Probe::new();
-    probe.mid = |round| {
-        Ok(Some(match round {
-            1 => masked(eos()),
-            3 => splice(2, &[120]),
-            5 => Mid::Stop,
-            // Another token is allowed, so that the output goes on.
-            _ => free(),
-        }))
-    };
     // The mask of the second round allows a letter as well.
     probe.mid = |round| {
         let mut both = eos();

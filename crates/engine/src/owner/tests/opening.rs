@@ -18,7 +18,7 @@ use crate::scripted::Config as Script;
 
 /// What the test sees and sets of a [`Beginner`].
 #[derive(Default)]
-struct Door {
+struct Beginning {
     /// The result of `begin_poll`; it is called again if there is none.
     result: Option<Steered<Begun>>,
     prompt: Vec<Token>,
@@ -28,14 +28,14 @@ struct Door {
 }
 
 /// Begins when the test lets it, and is a [`Probe`] then.
-struct Beginner(Arc<Mutex<Door>>, Probe);
+struct Beginner(Arc<Mutex<Beginning>>, Probe);
 
 impl Steer for Beginner {
     fn begin(&mut self, prompt: &[Token], waker: &Arc<dyn StepWaker>) {
-        let mut door = self.0.lock().unwrap();
+        let mut beginning = self.0.lock().unwrap();
         assert_ne!(prompt, [0], "scripted panic");
-        door.prompt = prompt.to_vec();
-        door.waker = Some(Arc::clone(waker));
+        beginning.prompt = prompt.to_vec();
+        beginning.waker = Some(Arc::clone(waker));
     }
 
     fn begin_poll(&mut self) -> Steered<Option<Begun>> {
@@ -44,10 +44,10 @@ impl Steer for Beginner {
     }
 
     fn pre(&mut self) -> Steered<Option<Pre>> {
-        let mut door = self.0.lock().unwrap();
-        if let Some(wakes) = door.wakes.checked_sub(1) {
-            door.wakes = wakes;
-            door.waker.as_ref().unwrap().wake();
+        let mut beginning = self.0.lock().unwrap();
+        if let Some(wakes) = beginning.wakes.checked_sub(1) {
+            beginning.wakes = wakes;
+            beginning.waker.as_ref().unwrap().wake();
         }
         self.1.pre()
     }
@@ -73,12 +73,12 @@ impl Steer for Beginner {
     }
 }
 
-fn beginner(text: &str) -> (GenerationRequest, Arc<Mutex<Door>>, Probe) {
-    let (door, probe) = (Arc::<Mutex<Door>>::default(), Probe::new());
+fn beginner(text: &str) -> (GenerationRequest, Arc<Mutex<Beginning>>, Probe) {
+    let (beginning, probe) = (Arc::<Mutex<Beginning>>::default(), Probe::new());
     let mut request = request_for(text);
     request.params.max_tokens = Some(2);
-    request.steer = Some(Box::new(Beginner(Arc::clone(&door), probe.clone())));
-    (request, door, probe)
+    request.steer = Some(Box::new(Beginner(Arc::clone(&beginning), probe.clone())));
+    (request, beginning, probe)
 }
 
 /// Steps for a while, but not until the queue timeout.
@@ -88,24 +88,28 @@ fn wait(bench: &mut Bench) {
     }
 }
 
-fn open(door: &Mutex<Door>, result: Steered<Begun>) {
-    let mut door = door.lock().unwrap();
-    door.result = Some(result);
-    door.waker.as_ref().unwrap().wake();
+fn open(beginning: &Mutex<Beginning>, result: Steered<Begun>) {
+    let mut beginning = beginning.lock().unwrap();
+    beginning.result = Some(result);
+    beginning.waker.as_ref().unwrap().wake();
 }
 
 #[test]
 fn d_49_a_request_waits_outside_the_batch_until_its_steerer_has_begun() {
     let mut bench = echo();
-    let (request, door, _) = beginner("ab");
+    let (request, beginning, _) = beginner("ab");
     let mut handle = bench.submit(request);
-    assert_eq!(door.lock().unwrap().prompt.len(), 3, "BOS and two letters");
+    assert_eq!(
+        beginning.lock().unwrap().prompt.len(),
+        3,
+        "BOS and two letters"
+    );
     let mut other = bench.submit(request_for("other"));
     wait(&mut bench);
     assert_eq!(read(&mut other).text(), "other");
     assert_eq!(read(&mut handle).choices, []);
     assert_eq!(bench.engine.stats().requests_waiting.get(), 1);
-    open(&door, Ok(Begun::default()));
+    open(&beginning, Ok(Begun::default()));
     bench.settle();
     assert_eq!(read(&mut handle).text(), "ab");
     assert!(bench.owner.is_empty());
@@ -114,14 +118,14 @@ fn d_49_a_request_waits_outside_the_batch_until_its_steerer_has_begun() {
 #[test]
 fn d_49_the_prompt_that_a_steerer_gives_replaces_that_of_the_request() {
     let mut bench = echo();
-    let (mut request, door, _) = beginner("ab");
+    let (mut request, beginning, _) = beginner("ab");
     request.params.max_tokens = None;
     request.params.repetition_penalty = Some(1.1);
     let mut handle = bench.submit(request);
     wait(&mut bench);
     let context = bench.engine.info().context_tokens;
     open(
-        &door,
+        &beginning,
         Ok(Begun {
             prompt: Some(vec![120; context as usize - 1]),
         }),
@@ -153,11 +157,11 @@ fn d_49_a_prompt_that_cannot_run_fails_the_request() {
                 ..Config::default()
             },
         );
-        let (request, door, _) = beginner("ab");
+        let (request, beginning, _) = beginner("ab");
         let mut handle = bench.submit(request);
         wait(&mut bench);
         let prompt = Some(prompt);
-        open(&door, Ok(Begun { prompt }));
+        open(&beginning, Ok(Begun { prompt }));
         bench.settle();
         let answer = read(&mut handle);
         let (reason, message) = error_of(&answer);
@@ -171,14 +175,14 @@ fn d_49_a_prompt_that_cannot_run_fails_the_request() {
 #[test]
 fn d_49_a_steerer_that_cannot_begin_fails_its_request_with_its_own_reason() {
     let mut bench = echo();
-    let (mut request, door, mut probe) = beginner("ab");
+    let (mut request, beginning, mut probe) = beginner("ab");
     probe.report = |_| {
         Some(StepReport {
             logs: "no module".to_owned(),
             ..StepReport::default()
         })
     };
-    request.steer = Some(Box::new(Beginner(Arc::clone(&door), probe)));
+    request.steer = Some(Box::new(Beginner(Arc::clone(&beginning), probe)));
     request.watched = true;
     let mut handle = bench.submit(request);
     wait(&mut bench);
@@ -186,7 +190,7 @@ fn d_49_a_steerer_that_cannot_begin_fails_its_request_with_its_own_reason() {
         reason: ErrorReason::INIT,
         message: "no memory".to_owned(),
     };
-    open(&door, Err(failure));
+    open(&beginning, Err(failure));
     bench.settle();
     let report = handle.try_next().map(|event| event.kind);
     assert!(matches!(report, Some(EventKind::Report(report)) if report.logs == "no module"));
@@ -250,13 +254,13 @@ fn d_49_limits_timeouts_and_cancellation_apply_to_a_request_that_is_opening() {
 #[test]
 fn ai_503_further_choices_are_forked_after_begin_and_are_one_group() {
     let mut bench = echo();
-    let (mut request, door, probe) = beginner("ab");
+    let (mut request, beginning, probe) = beginner("ab");
     request.params.n = Some(3);
     request.params.max_tokens = Some(1);
     let mut handle = bench.submit(request);
     wait(&mut bench);
     open(
-        &door,
+        &beginning,
         Ok(Begun {
             prompt: Some(vec![120, 121]),
         }),
@@ -284,12 +288,12 @@ fn an_owner_that_ends_also_ends_requests_that_are_opening() {
 #[test]
 fn d_49_a_wake_up_within_a_step_is_not_lost() {
     let mut bench = echo();
-    let (mut request, door, mut probe) = beginner("ab");
+    let (mut request, beginning, mut probe) = beginner("ab");
     probe.pre = |_| Ok(Pre::Suspend);
-    request.steer = Some(Box::new(Beginner(Arc::clone(&door), probe)));
+    request.steer = Some(Box::new(Beginner(Arc::clone(&beginning), probe)));
     let _handle = bench.submit(request);
-    door.lock().unwrap().result = Some(Ok(Begun::default()));
-    door.lock().unwrap().wakes = 1;
+    beginning.lock().unwrap().result = Some(Ok(Begun::default()));
+    beginning.lock().unwrap().wakes = 1;
     assert_eq!(bench.step().wake_at, Some(bench.now));
     assert_eq!(bench.step().wake_at, Some(bench.now + MIN_WAIT));
 }

@@ -1,12 +1,14 @@
 //! Masks are computed during the decode call (AI-811), with a clock that only the model advances.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use sapwood_proto::steer::{Appended, Mid, Post, Pre, Steer, Steered, StepWaker, Token};
 use sapwood_proto::time::Time;
 
 use super::super::step_clock::StepClock;
 use super::harness::{Bench, TestClock, read, request_for};
-use super::probe::Probe;
+use super::probe::{Probe, free, run};
 use crate::Config;
 use crate::api::{ModelInfo, SharedVocabulary};
 use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
@@ -113,6 +115,69 @@ fn ai_811_the_mask_is_computed_while_the_model_computes() {
         longer.iter().all(|ms| (30..=31).contains(ms)) && longer.len() == 5,
         "{longer:?}"
     );
+}
+
+/// The result of `pre` takes half a millisecond, as does that of `mid`.
+struct SlowPre {
+    clock: TestClock,
+    since: Option<Time>,
+}
+
+impl SlowPre {
+    fn is_ready(&mut self) -> bool {
+        let since = *self.since.get_or_insert_with(|| self.clock.now());
+        let ready = self.clock.now().since(since) >= Duration::from_micros(500);
+        self.since = self.since.filter(|_| !ready);
+        ready
+    }
+}
+
+impl Steer for SlowPre {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        Ok(self.is_ready().then(run))
+    }
+
+    fn mid_begin(&mut self, _group: &[u32]) {}
+
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        Ok(Some(free()))
+    }
+
+    fn post(&mut self, _appended: Appended<'_>) -> Steered<Post> {
+        Ok(Post::Continue)
+    }
+
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        unreachable!("it never forks")
+    }
+}
+
+/// Without the grace the sequence would miss every other decode call.
+#[test]
+fn d_49_a_step_waits_a_little_for_a_result_of_pre() {
+    let clock = TestClock::default();
+    let mut bench = slow_bench(&clock);
+    let mut request = request_for("abcdef");
+    request.params.max_tokens = Some(6);
+    request.steer = Some(Box::new(SlowPre {
+        clock: clock.clone(),
+        since: None,
+    }));
+    let mut steered = bench.submit(request);
+    let mut plain = request_for("abcdefghijkl");
+    plain.params.max_tokens = Some(12);
+    let _plain = bench.submit(plain);
+    let mut decodes = Vec::new();
+    for _ in 0..7 {
+        let report = bench.owner.step(clock.now());
+        decodes.push(report.decoded.len());
+        clock.go_to(report.wake_at.unwrap());
+    }
+    assert_eq!(read(&mut steered).text(), "abcdef");
+    // The first step has no decode call before it that the grace could be measured by.
+    assert_eq!(decodes, [0, 1, 2, 2, 2, 2, 2]);
 }
 
 /// A steerer that never has a result delays the others by the grace of a step at most, and only until it is late.

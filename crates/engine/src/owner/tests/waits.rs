@@ -187,7 +187,7 @@ fn ai_813_suspensions_that_do_not_follow_each_other_are_no_deadlock() {
     assert_eq!(read(&mut handle).text(), "abcdefgh");
 }
 
-/// A sequence that does nothing in its steps does not go on for ever either.
+/// A sequence that does nothing in its steps does not go on for ever either. AI-507: late runtimes answer so.
 #[test]
 fn ai_813_noops_without_end_are_a_deadlock() {
     let mut probe = Probe::new();
