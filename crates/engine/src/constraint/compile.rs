@@ -109,7 +109,7 @@ pub(super) struct Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         *self
-            .places
+            .permits
             .free
             .lock()
             .unwrap_or_else(PoisonError::into_inner) += 1;
@@ -133,12 +133,12 @@ impl Compiler {
     pub(super) fn permit(&self) -> Result<Permit, SteerRefusal> {
         let deadline = Instant::now() + self.time;
         let free = self
-            .places
+            .permits
             .free
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let waited = self
-            .places
+            .permits
             .freed
             .wait_timeout_while(free, self.time, |free| *free == 0);
         let (mut free, timeout) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::grammar::GrammarError;
 
 /// Levels of recursion, counted by [`recursion`].
-pub(super) const LEVELS_MAX: usize = 4096;
+pub(super) const LEVELS_MAX: usize = 2048;
 
 /// Refuses a schema over which the compiler may recurse too deeply.
 pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
