@@ -318,6 +318,11 @@ impl Launcher for HostLauncher {
     type Sequence = WireInstance<Instance>;
 
     fn launch(&self, launch: Launch<'_>) -> Result<Self::Sequence, RequestError> {
+        if launch.controller.starts_with("sapwood:") {
+            return Err(RequestError::user(
+                "native constraints (sapwood:KIND) are not available in this runtime yet",
+            ));
+        }
         let program = self.programs.find(launch.user, launch.controller)?;
         let is_p2 = launch.dialect == Dialect::P2;
         let start = Start {

@@ -172,7 +172,7 @@ fn ai_412_forks_share_nothing_but_their_past() {
     assert_eq!(answer["data"]["pre_seqs"].as_object().unwrap().len(), 3);
 }
 
-/// AI-205, AI-221, AI-222, AI-302
+/// AI-205, AI-221, AI-222, AI-302, AI-304, AI-312
 #[test]
 fn ai_204_nonsense_is_answered_and_wedges_nothing() {
     let folder = folder("aicirt_nonsense");
@@ -218,6 +218,10 @@ fn ai_204_nonsense_is_answered_and_wedges_nothing() {
         (
             r#"{"op":"instantiate","req_id":"q","prompt":[4000],"module_id":"no-such"}"#,
             "prompt token out of range (4000 >= 4000)",
+        ),
+        (
+            r#"{"op":"instantiate","req_id":"q","prompt":[1],"module_id":"sapwood:regex"}"#,
+            "native constraints (sapwood:KIND) are not available",
         ),
         (r#"{"op":"dance"}"#, "bad op"),
     ] {
