@@ -13,7 +13,10 @@ fn config(synchronisation: Synchronisation) -> WireConfig {
     config.synchronisation = synchronisation;
     config.message_bytes = 4096;
     config.mask_bytes = 8192;
-    config.stall = Duration::from_millis(50);
+    config.limits = SlotLimits {
+        stall: Duration::from_millis(50),
+        unread: Duration::from_millis(50),
+    };
     config
 }
 
