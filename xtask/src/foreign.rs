@@ -40,7 +40,7 @@ pub(crate) fn run() -> Result<Outcome> {
         let address = &own.as_ref().unwrap_or(&server).address;
         let mut arguments = vec![script.as_str(), "--server", address];
         if STARTERS.contains(&name.as_str()) {
-            arguments.extend(["--sapwood", &binary]);
+            arguments.extend(["--sapwood", binary.as_str()]);
         }
         let checked = process::run(&mut process::program(&program, &arguments));
         // The clients are independent: a failure of one must not hide the failure of the next.

@@ -159,11 +159,22 @@ fn serve_main(
                 match main.handle(&message, room, clock) {
                     MainReply::Answer(answer) => answer,
                     // Never answered: the engine does not read any more (AI-105).
-                    MainReply::Stop => return Ok(()),
+                    MainReply::Stop => {
+                        end_children();
+                        return Ok(());
+                    }
                 }
             }
         };
         send(&mut responses, &answer).map_err(|_| AicirtError::Lost)?;
+    }
+}
+
+/// Ends the other processes of this group, a compiler for example. The signal reaches this process too, whose handler ends
+/// it with 0.
+fn end_children() {
+    if rustix::process::getpgrp() == rustix::process::getpid() {
+        let _ = rustix::process::kill_current_process_group(rustix::process::Signal::TERM);
     }
 }
 
@@ -318,6 +329,11 @@ impl Launcher for HostLauncher {
     type Sequence = WireInstance<Instance>;
 
     fn launch(&self, launch: Launch<'_>) -> Result<Self::Sequence, RequestError> {
+        if launch.controller.starts_with("sapwood:") {
+            return Err(RequestError::user(
+                "native constraints (sapwood:KIND) are not available in this runtime yet",
+            ));
+        }
         let program = self.programs.find(launch.user, launch.controller)?;
         let is_p2 = launch.dialect == Dialect::P2;
         let start = Start {

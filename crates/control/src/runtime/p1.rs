@@ -15,7 +15,7 @@ use super::pending::Pending;
 use super::rows::{P1Rows, Row};
 use super::sequence::Sequence;
 use super::table::{
-    Entry, Failure, Fault, StepClock, StepConfig, Table, check_ids, check_unique, guest_id,
+    Entry, Failure, OpError, StepClock, StepConfig, Table, check_ids, check_unique, controller_id,
 };
 use crate::wire::SharedRegion;
 
@@ -160,7 +160,7 @@ impl<S: Sequence> P1<S> {
     fn bind(&mut self, op: PreOp, pending: &Pending<S>) {
         let entry = match pending.take(&op.req_id) {
             Some((mut sequence, member)) => {
-                sequence.bind(guest_id(op.id));
+                sequence.bind(controller_id(op.id));
                 Entry::Live(P1Live::new(sequence, member))
             }
             // It was there when the request was checked, but its time was over just then.
@@ -187,10 +187,10 @@ impl<S: Sequence> P1<S> {
             return Err(RequestError::user("shm size too small"));
         }
         // All clones before any callback, so that each has its parent's state of now (AI-412).
-        let faults: Vec<_> = ops.iter().map(|op| self.admit(op)).collect();
+        let refusals: Vec<_> = ops.iter().map(|op| self.admit(op)).collect();
         let groups = fork_groups(ops);
-        for (op, fault) in ops.iter().zip(&faults) {
-            if fault.is_none()
+        for (op, refused) in ops.iter().zip(&refusals) {
+            if refused.is_none()
                 && let Some(live) = self.table.live(op.id)
             {
                 let parent = op.clone_id.unwrap_or(op.id);
@@ -200,9 +200,9 @@ impl<S: Sequence> P1<S> {
         let limit = self.config.step_time + self.config.grace_time;
         self.table.gather(clock, clock.arrival + limit);
         let mut seqs = SeqResults::default();
-        for (index, (op, fault)) in ops.iter().zip(faults).enumerate() {
-            let (result, row) = match fault {
-                Some(fault) => (fault, MidRow::All),
+        for (index, (op, refused)) in ops.iter().zip(refusals).enumerate() {
+            let (result, row) = match refused {
+                Some(refused) => (refused, MidRow::All),
                 None => self.end_mid(op.id),
             };
             // Every row is written: those of the last step would be added a second time (AI-231).
@@ -256,17 +256,17 @@ impl<S: Sequence> P1<S> {
             return Some(Failure::worker(message).1);
         }
         let cloned = match self.table.entries.get_mut(&parent) {
-            None => Err(Failure::fault(format!("invalid id {parent}"))),
+            None => Err(Failure::op_error(format!("invalid id {parent}"))),
             Some(Entry::Failed(failure)) => {
-                Err(Fault::of((failure.clone(), failure.answer(Label::Mid))))
+                Err(OpError::of((failure.clone(), failure.answer(Label::Mid))))
             }
             Some(Entry::Live(live)) => live.fork(parent, op.id, &self.config),
         };
         let (entry, answer) = match cloned {
             Ok(clone) => (Entry::Live(clone), None),
             // A tombstone: later ops of this id are answered one by one and do not fail whole requests.
-            Err(fault) => {
-                let (failure, answer) = fault.into_parts();
+            Err(refused) => {
+                let (failure, answer) = refused.into_parts();
                 (Entry::Failed(failure), Some(answer))
             }
         };
@@ -280,7 +280,7 @@ fn fork_groups(ops: &[MidOp]) -> HashMap<u64, Vec<u32>> {
     let mut groups: HashMap<u64, Vec<u32>> = HashMap::new();
     for op in ops {
         let group = groups.entry(op.clone_id.unwrap_or(op.id)).or_default();
-        group.push(guest_id(op.id));
+        group.push(controller_id(op.id));
     }
     groups
 }

@@ -15,7 +15,7 @@ use super::pending::Pending;
 use super::rows::{P2Rows, Row};
 use super::sequence::{Capabilities, ReturnedBranch, ReturnedSplice, Sequence};
 use super::table::{
-    Entry, Failure, Fault, StepClock, StepConfig, Table, check_ids, check_unique, guest_id,
+    Entry, Failure, OpError, StepClock, StepConfig, Table, check_ids, check_unique, controller_id,
 };
 use crate::wire::SharedRegion;
 
@@ -83,14 +83,14 @@ impl<S: Sequence> P2<S> {
         let mut indices = HashSet::new();
         // Bound first, whatever the order of the list, so that a clone's parent may be bound in the same request.
         let bound: Vec<_> = ops.iter().map(|op| self.bind(op, pending)).collect();
-        let faults: Vec<_> = ops
+        let refusals: Vec<_> = ops
             .iter()
             .zip(bound)
-            .map(|(op, fault)| fault.or_else(|| self.admit(op, &mut indices)))
+            .map(|(op, refused)| refused.or_else(|| self.admit(op, &mut indices)))
             .collect();
         let mut ids = Vec::with_capacity(ops.len());
-        for (op, fault) in ops.into_iter().zip(faults) {
-            if fault.is_none()
+        for (op, refused) in ops.into_iter().zip(refusals) {
+            if refused.is_none()
                 && let Some(live) = self.table.live(op.id)
             {
                 let parent = op.clone_id.unwrap_or(op.id);
@@ -98,16 +98,16 @@ impl<S: Sequence> P2<S> {
                 live.begin(
                     op.id,
                     op.input,
-                    group.unwrap_or_else(|| vec![guest_id(op.id)]),
+                    group.unwrap_or_else(|| vec![controller_id(op.id)]),
                 );
             }
-            ids.push((op.id, fault));
+            ids.push((op.id, refused));
         }
         self.table
             .gather(clock, clock.arrival + self.config.step_time);
         let mut seqs = SeqResults::default();
-        for (id, fault) in ids {
-            let result = fault.unwrap_or_else(|| self.end(id, masks));
+        for (id, refused) in ids {
+            let result = refused.unwrap_or_else(|| self.end(id, masks));
             seqs.push(id, result);
         }
         for id in freed {
@@ -123,17 +123,17 @@ impl<S: Sequence> P2<S> {
     fn bind(&mut self, op: &ProcessOp, pending: &Pending<S>) -> Option<SeqResult> {
         let request = op.req_id.as_ref()?;
         if op.clone_id.is_some() || op.clone_idx.is_some() {
-            return Some(self.refuse(op.id, Failure::fault("both req_id and clone_id")));
+            return Some(self.refuse(op.id, Failure::op_error("both req_id and clone_id")));
         }
         if self.table.entries.contains_key(&op.id) {
             // The sequence that has this id goes on.
             return Some(Failure::worker(format!("duplicate id {}", op.id)).1);
         }
         let Some((mut sequence, member)) = pending.take(request) else {
-            let fault = Failure::fault(format!("invalid req_id {request}"));
-            return Some(self.refuse(op.id, fault));
+            let refused = Failure::op_error(format!("invalid req_id {request}"));
+            return Some(self.refuse(op.id, refused));
         };
-        sequence.bind(guest_id(op.id));
+        sequence.bind(controller_id(op.id));
         let live = P2Live::new(sequence, member);
         self.table.entries.insert(op.id, Entry::Live(live));
         None
@@ -151,8 +151,8 @@ impl<S: Sequence> P2<S> {
             }
             (Some(parent), Some(index)) => (parent, index),
             _ => {
-                let fault = Failure::fault("clone_id and clone_idx need each other");
-                return Some(self.refuse(op.id, fault));
+                let refused = Failure::op_error("clone_id and clone_idx need each other");
+                return Some(self.refuse(op.id, refused));
             }
         };
         if self.table.entries.contains_key(&op.id) {
@@ -160,13 +160,14 @@ impl<S: Sequence> P2<S> {
             return Some(Failure::worker(message).1);
         }
         if index == 0 || !indices.insert((parent, index)) {
-            let fault = Failure::fault(format!("invalid clone_idx {index} (cloning {parent})"));
-            return Some(self.refuse(op.id, fault));
+            let refused =
+                Failure::op_error(format!("invalid clone_idx {index} (cloning {parent})"));
+            return Some(self.refuse(op.id, refused));
         }
         let cloned = match self.table.entries.get_mut(&parent) {
-            None => Err(Failure::fault(format!("invalid id {parent}"))),
+            None => Err(Failure::op_error(format!("invalid id {parent}"))),
             Some(Entry::Failed(failure)) => {
-                Err(Fault::of((failure.clone(), failure.answer(Label::Mid))))
+                Err(OpError::of((failure.clone(), failure.answer(Label::Mid))))
             }
             Some(Entry::Live(live)) => live.fork(parent, op.id, &self.config),
         };
@@ -175,13 +176,13 @@ impl<S: Sequence> P2<S> {
                 self.table.entries.insert(op.id, Entry::Live(clone));
                 None
             }
-            Err(fault) => Some(self.refuse(op.id, fault)),
+            Err(refused) => Some(self.refuse(op.id, refused)),
         }
     }
 
     /// Leaves a tombstone, so that later ops of the id are answered one by one; an id in use is not harmed.
-    fn refuse(&mut self, id: u64, fault: Fault) -> SeqResult {
-        let (failure, answer) = fault.into_parts();
+    fn refuse(&mut self, id: u64, refused: OpError) -> SeqResult {
+        let (failure, answer) = refused.into_parts();
         self.table
             .entries
             .entry(id)
@@ -206,11 +207,11 @@ impl<S: Sequence> P2<S> {
                     }
                     result
                 })
-                .map_err(Failure::fault),
-            Err(fault) => Err(fault),
+                .map_err(Failure::op_error),
+            Err(refused) => Err(refused),
         };
-        ended.unwrap_or_else(|fault| {
-            let (failure, answer) = fault.into_parts();
+        ended.unwrap_or_else(|refused| {
+            let (failure, answer) = refused.into_parts();
             self.table.entries.insert(id, Entry::Failed(failure));
             answer
         })
@@ -302,7 +303,7 @@ fn fork_groups(ops: &[ProcessOp]) -> HashMap<u64, Vec<u32>> {
         .into_iter()
         .map(|(parent, clones)| {
             let group = std::iter::once(parent).chain(clones.into_values());
-            (parent, group.map(guest_id).collect())
+            (parent, group.map(controller_id).collect())
         })
         .collect()
 }

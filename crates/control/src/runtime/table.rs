@@ -79,9 +79,9 @@ pub(crate) enum Failure {
 
 /// The failure of an op, and its answer. Boxed, because results are passed through several calls.
 #[derive(Debug)]
-pub(crate) struct Fault(Box<(Failure, SeqResult)>);
+pub(crate) struct OpError(Box<(Failure, SeqResult)>);
 
-impl Fault {
+impl OpError {
     pub(crate) fn of(parts: (Failure, SeqResult)) -> Self {
         Self(Box::new(parts))
     }
@@ -93,8 +93,8 @@ impl Fault {
 
 impl Failure {
     /// A failure of the runtime, as an error.
-    pub(crate) fn fault(message: impl Into<String>) -> Fault {
-        Fault::of(Self::worker(message))
+    pub(crate) fn op_error(message: impl Into<String>) -> OpError {
+        OpError::of(Self::worker(message))
     }
 
     /// The failure of a callback, and the answer that reports it.
@@ -222,6 +222,6 @@ pub(crate) fn merge(into: &mut StepReport, report: StepReport) {
 }
 
 /// The id as controllers get it: theirs have 32 bits.
-pub(crate) const fn guest_id(id: u64) -> u32 {
+pub(crate) const fn controller_id(id: u64) -> u32 {
     (id & 0xffff_ffff) as u32
 }

@@ -17,7 +17,7 @@ mod system;
 use std::io;
 
 pub use self::objects::{EngineWire, RuntimeWire, Synchronisation, WireConfig};
-pub use self::slot::{MessageSlot, PeerLost, Received, SendError};
+pub use self::slot::{MessageSlot, PeerLost, Received, SendError, SlotLimits};
 pub use self::spin::{SPIN_MAX, Spin};
 pub use self::system::{
     NamedSemaphore, SharedRegion, ask_for_realtime, unlink_region, unlink_semaphore, watch_signals,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::WireError;
-use super::slot::{Guard, MessageSlot};
+use super::slot::{Guard, MessageSlot, SlotLimits};
 use super::spin::Spin;
 use super::system::{self, NamedSemaphore, SharedRegion};
 
@@ -30,8 +30,8 @@ pub struct WireConfig {
     pub mask_bytes: usize,
     /// How long to spin before each wait.
     pub spin: Duration,
-    /// How long the peer may keep a slot full or half written.
-    pub stall: Duration,
+    /// How long the peer may keep a slot.
+    pub limits: SlotLimits,
 }
 
 impl WireConfig {
@@ -44,7 +44,10 @@ impl WireConfig {
             message_bytes: 8 << 20,
             mask_bytes: 16 << 20,
             spin: Duration::from_millis(200),
-            stall: STALL,
+            limits: SlotLimits {
+                stall: STALL,
+                unread: UNREAD,
+            },
         }
     }
 
@@ -92,7 +95,7 @@ impl WireConfig {
         } else {
             self.spin
         });
-        Ok(MessageSlot::new(region, guard, spin, self.stall))
+        Ok(MessageSlot::new(region, guard, spin, self.limits))
     }
 
     /// Removes whatever objects there are under these names.
@@ -237,3 +240,5 @@ impl Drop for Names {
 
 /// A peer that keeps a slot for so long has died in the middle of a message (AI-213).
 const STALL: Duration = Duration::from_secs(10);
+/// An engine may load a model, or stand in a debugger, while an answer of the side channel waits for it.
+const UNREAD: Duration = Duration::from_secs(300);

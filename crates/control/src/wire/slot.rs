@@ -25,8 +25,16 @@ pub struct MessageSlot {
     region: SharedRegion,
     guard: Guard,
     spin: Spin,
-    /// How long the peer may keep the slot: full while we send, half written while we receive (AI-213, AI-245).
-    stall: Duration,
+    limits: SlotLimits,
+}
+
+/// How long the peer may keep a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotLimits {
+    /// Half written, while we receive (AI-213).
+    pub stall: Duration,
+    /// Full, while we send (AI-245).
+    pub unread: Duration,
 }
 
 #[derive(Debug)]
@@ -82,13 +90,13 @@ impl MessageSlot {
         region: SharedRegion,
         guard: Guard,
         spin: Spin,
-        stall: Duration,
+        limits: SlotLimits,
     ) -> Self {
         Self {
             region,
             guard,
             spin,
-            stall,
+            limits,
         }
     }
 
@@ -144,7 +152,7 @@ impl MessageSlot {
                 };
                 let spin = &mut self.spin;
                 spin.until(|| full(word.load(Ordering::Acquire)));
-                let Some(bytes) = wait_full(word, until, self.stall)? else {
+                let Some(bytes) = wait_full(word, until, self.limits.stall)? else {
                     return Ok(Received::Nothing);
                 };
                 let fits = bytes as usize <= bytes_max;
@@ -169,7 +177,7 @@ impl MessageSlot {
         if message.len() > self.bytes_max() {
             return Err(too_large);
         }
-        let until = Instant::now() + self.stall;
+        let until = Instant::now() + self.limits.unread;
         match &self.guard {
             Guard::Semaphores { wr, rd } => {
                 if !self.spin.until(|| wr.try_wait()) && !wr.wait(Some(until)) {

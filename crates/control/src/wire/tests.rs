@@ -13,7 +13,10 @@ fn config(synchronisation: Synchronisation) -> WireConfig {
     config.synchronisation = synchronisation;
     config.message_bytes = 4096;
     config.mask_bytes = 8192;
-    config.stall = Duration::from_millis(50);
+    config.limits = SlotLimits {
+        stall: Duration::from_millis(50),
+        unread: Duration::from_millis(50),
+    };
     config
 }
 
@@ -173,6 +176,7 @@ fn ai_245_a_peer_that_never_reads_does_not_block_the_sender() {
     }
 }
 
+/// AI-212
 #[test]
 fn ai_211_two_threads_exchange_messages_in_order() {
     for synchronisation in SYNCHRONISATIONS {
@@ -218,6 +222,7 @@ fn ai_103_a_region_of_another_size_is_refused_by_both_sizes() {
     );
 }
 
+/// AI-203
 #[test]
 fn ai_103_missing_objects_are_created_for_their_user_alone() {
     use std::os::unix::fs::PermissionsExt;

@@ -112,6 +112,47 @@ fn ai_501_a_p2_engine_finds_its_rows_where_the_answer_says() {
     assert_eq!(refused["error"], "bad op");
 }
 
+#[test]
+fn ai_602_either_generation_of_modules_runs_on_either_wire() {
+    let folder = folder("aicirt_generations");
+    let mut p1 = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
+    p1.install("yes-latest", YES_P2);
+    p1.instantiate("r", "yes-latest");
+    let bound =
+        p1.main_json(&json!({"op": "post_pre_process", "pre_ops": [{"id": 4, "req_id": "r"}]}));
+    let pre = json!({"suspend": false, "num_forks": 1, "ff_tokens": []});
+    assert_eq!(bound["data"]["pre_seqs"]["4"]["result"], pre, "{bound}");
+    let answer = p1.main_json(&json!({"op": "mid_process", "ops": [{"id": 4}]}));
+    assert_eq!(answer["data"]["seqs"]["4"]["error"], "", "{answer}");
+    assert_eq!(p1.masks(3582 * 4, 8), [0, 0, 0, 0, 0, 0, 0xc8, 0xc2]);
+
+    let setup = EngineSetup {
+        flags: &["--dialect", "p2"],
+        ..EngineSetup::new(Synchronisation::Futex)
+    };
+    let mut p2 = Engine::start(&folder, &setup);
+    p2.install("yes-latest", YES);
+    p2.instantiate("r", "yes-latest");
+    let answer = p2.main_json(&json!({
+        "op": "mid_process", "ops": [{"id": 4, "req_id": "r", "tokens": []}], "freed": [],
+    }));
+    let branches = json!([{"sample_mask": 0, "temperature": null, "splices": []}]);
+    assert_eq!(
+        answer["data"]["seqs"]["4"]["result"]["branches"], branches,
+        "{answer}"
+    );
+    assert_eq!(p2.masks(4096 + 3582 * 4, 8), [0, 0, 0, 0, 0, 0, 0x80, 0xff]);
+    // Its post stops.
+    let answer = p2.main_json(&json!({
+        "op": "mid_process", "ops": [{"id": 4, "sampled": 3582, "tokens": [3582]}],
+    }));
+    assert_eq!(
+        answer["data"]["seqs"]["4"]["result"]["branches"],
+        json!([]),
+        "{answer}"
+    );
+}
+
 /// AI-731
 #[test]
 fn ai_441_an_endless_loop_among_others_costs_them_nothing() {
@@ -172,7 +213,7 @@ fn ai_412_forks_share_nothing_but_their_past() {
     assert_eq!(answer["data"]["pre_seqs"].as_object().unwrap().len(), 3);
 }
 
-/// AI-205, AI-221, AI-222, AI-302
+/// AI-205, AI-221, AI-222, AI-302, AI-304, AI-312
 #[test]
 fn ai_204_nonsense_is_answered_and_wedges_nothing() {
     let folder = folder("aicirt_nonsense");
@@ -218,6 +259,10 @@ fn ai_204_nonsense_is_answered_and_wedges_nothing() {
         (
             r#"{"op":"instantiate","req_id":"q","prompt":[4000],"module_id":"no-such"}"#,
             "prompt token out of range (4000 >= 4000)",
+        ),
+        (
+            r#"{"op":"instantiate","req_id":"q","prompt":[1],"module_id":"sapwood:regex"}"#,
+            "native constraints (sapwood:KIND) are not available",
         ),
         (r#"{"op":"dance"}"#, "bad op"),
     ] {

@@ -345,6 +345,7 @@ fn ai_232_more_rows_than_fit_are_a_whole_request_error() {
     engine.try_mid(json!(ops[..4])).unwrap();
 }
 
+/// AI-404
 #[test]
 fn ai_412_clones_are_made_before_anything_runs() {
     let script = [pre(3, false, &[]), mid(only(7)), post(false), runs()];

@@ -14,7 +14,7 @@ use sapwood_proto::steer::{SharedMask, StepReport, Token};
 use super::super::answer::{EMPTY_MASK, Label, SeqResult, SeqValue};
 use super::super::pending::Member;
 use super::super::sequence::{CallFailure, Callback, MidReturned, Outcome, Returned, Sequence};
-use super::super::table::{Failure, Fault, StepConfig, Turn, guest_id, merge};
+use super::super::table::{Failure, OpError, StepConfig, Turn, controller_id, merge};
 
 /// One sequence.
 #[derive(Debug)]
@@ -237,15 +237,20 @@ impl<S: Sequence> P1Live<S> {
     }
 
     /// Makes a clone for `child`.
-    pub(super) fn fork(&mut self, id: u64, child: u64, config: &StepConfig) -> Result<Self, Fault> {
+    pub(super) fn fork(
+        &mut self,
+        id: u64,
+        child: u64,
+        config: &StepConfig,
+    ) -> Result<Self, OpError> {
         if !matches!(self.stage, Stage::Idle) || self.owes_an_answer() {
-            return Err(Fault::of(still_running(id)));
+            return Err(OpError::of(still_running(id)));
         }
         let member = self.member.fork(config.forks, config.sequences);
-        let member = member.map_err(Failure::fault)?;
+        let member = member.map_err(Failure::op_error)?;
         let forked = self.sequence.fork();
-        let mut sequence = forked.map_err(|failure| Failure::fault(failure.message))?;
-        sequence.bind(guest_id(child));
+        let mut sequence = forked.map_err(|failure| Failure::op_error(failure.message))?;
+        sequence.bind(controller_id(child));
         let mut clone = Self::new(sequence, member);
         clone.splice.clone_from(&self.splice);
         Ok(clone)

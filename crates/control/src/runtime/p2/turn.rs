@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::super::answer::{Label, SeqResult, SeqValue, WireBranch};
 use super::super::pending::Member;
 use super::super::sequence::{CallFailure, Callback, Outcome, Returned, ReturnedBranch, Sequence};
-use super::super::table::{Failure, Fault, StepConfig, Turn, guest_id};
+use super::super::table::{Failure, OpError, StepConfig, Turn, controller_id};
 
 /// One sequence.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct P2Live<S> {
     late: u32,
     outcome: Option<Outcome>,
     /// What was wrong with its op.
-    fault: Option<(Failure, SeqResult)>,
+    refused: Option<(Failure, SeqResult)>,
 }
 
 /// What its callback decided.
@@ -51,7 +51,7 @@ impl<S: Sequence> P2Live<S> {
             awaited: false,
             late: 0,
             outcome: None,
-            fault: None,
+            refused: None,
         }
     }
 
@@ -68,21 +68,21 @@ impl<S: Sequence> P2Live<S> {
             });
         } else if !nothing_new {
             // Its result is for a text that the engine has changed meanwhile.
-            self.fault = Some(still_running(id));
+            self.refused = Some(still_running(id));
         }
         self.awaited = true;
     }
 
     /// Ends the op. `None`: its callback is late.
-    pub(super) fn end(&mut self, config: &StepConfig) -> Result<Option<Decided>, Fault> {
+    pub(super) fn end(&mut self, config: &StepConfig) -> Result<Option<Decided>, OpError> {
         self.awaited = false;
-        if let Some(fault) = self.fault.take() {
-            return Err(Fault::of(fault));
+        if let Some(refused) = self.refused.take() {
+            return Err(OpError::of(refused));
         }
         let Some(outcome) = self.outcome.take() else {
             self.late += 1;
             if self.late >= config.late_steps {
-                return Err(Failure::fault("timeout"));
+                return Err(Failure::op_error("timeout"));
             }
             return Ok(None);
         };
@@ -92,12 +92,12 @@ impl<S: Sequence> P2Live<S> {
                 branches,
                 report: outcome.report,
             })),
-            Ok(_) => Err(Fault::of(Failure::of_call(
+            Ok(_) => Err(OpError::of(Failure::of_call(
                 &CallFailure::unexpected(),
                 Label::Mid,
                 outcome.report,
             ))),
-            Err(failure) => Err(Fault::of(Failure::of_call(
+            Err(failure) => Err(OpError::of(Failure::of_call(
                 &failure,
                 Label::Mid,
                 outcome.report,
@@ -115,15 +115,20 @@ impl<S: Sequence> P2Live<S> {
     }
 
     /// Makes a clone for `child`.
-    pub(super) fn fork(&mut self, id: u64, child: u64, config: &StepConfig) -> Result<Self, Fault> {
+    pub(super) fn fork(
+        &mut self,
+        id: u64,
+        child: u64,
+        config: &StepConfig,
+    ) -> Result<Self, OpError> {
         if self.running || self.outcome.is_some() {
-            return Err(Fault::of(still_running(id)));
+            return Err(OpError::of(still_running(id)));
         }
         let member = self.member.fork(config.forks, config.sequences);
-        let member = member.map_err(Failure::fault)?;
+        let member = member.map_err(Failure::op_error)?;
         let forked = self.sequence.fork();
-        let mut sequence = forked.map_err(|failure| Failure::fault(failure.message))?;
-        sequence.bind(guest_id(child));
+        let mut sequence = forked.map_err(|failure| Failure::op_error(failure.message))?;
+        sequence.bind(controller_id(child));
         Ok(Self::new(sequence, member))
     }
 }
@@ -136,7 +141,7 @@ impl<S: Sequence> Turn for P2Live<S> {
             self.running = false;
             self.outcome = Some(outcome);
         }
-        self.awaited && self.running && self.fault.is_none()
+        self.awaited && self.running && self.refused.is_none()
     }
 }
 

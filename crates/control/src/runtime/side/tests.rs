@@ -86,11 +86,14 @@ impl ControllerStore for Memory {
     }
 }
 
+/// Argument and prompt of each start.
+type StartArgs = Arc<Mutex<Vec<(String, Vec<Token>)>>>;
+
 /// Starts what the controller's name says.
 struct Starter {
     scripts: HashMap<&'static str, Line>,
     world: World,
-    args: Arc<Mutex<Vec<(String, Vec<Token>)>>>,
+    args: StartArgs,
 }
 
 impl Launcher for Starter {
@@ -122,7 +125,7 @@ struct Side {
     channel: Arc<SideChannel<Starter>>,
     answers: Receiver<Vec<u8>>,
     pending: Arc<Pending<Scripted>>,
-    args: Arc<Mutex<Vec<(String, Vec<Token>)>>>,
+    args: StartArgs,
     workers: Vec<std::thread::JoinHandle<()>>,
     gate: Option<SyncSender<()>>,
 }

@@ -232,7 +232,7 @@ fn ai_602_a_p2_module_decides_in_pre_on_the_p1_wire() {
         .into_iter()
         .map(|(_, call)| call)
         .collect();
-    let told = |backtrack, tokens: &[Token], sampled| Callback::Process {
+    let expected = |backtrack, tokens: &[Token], sampled| Callback::Process {
         backtrack,
         tokens: tokens.to_vec(),
         sampled,
@@ -241,11 +241,11 @@ fn ai_602_a_p2_module_decides_in_pre_on_the_p1_wire() {
     assert_eq!(
         calls,
         [
-            told(0, &[], None),
-            told(0, &[5, 6], None),
-            told(0, &[7], Some(7)),
-            told(0, &[], None),
-            told(2, &[9], Some(9))
+            expected(0, &[], None),
+            expected(0, &[5, 6], None),
+            expected(0, &[7], Some(7)),
+            expected(0, &[], None),
+            expected(2, &[9], Some(9))
         ]
     );
 }
@@ -280,13 +280,13 @@ fn ai_602_conditional_splices_of_a_p2_module_follow_their_token() {
     call(&mut it, posted(2, &[20]));
     call(&mut it, Callback::Pre);
     let last = world.take_calls().pop().unwrap().1;
-    let told = Callback::Process {
+    let expected = Callback::Process {
         backtrack: 1,
         tokens: vec![20],
         sampled: Some(8),
         fork_group: vec![4],
     };
-    assert_eq!(last, told);
+    assert_eq!(last, expected);
 }
 
 #[test]
@@ -327,11 +327,11 @@ fn ai_602_branches_of_a_p2_module_are_clones_on_the_p1_wire() {
     call(&mut children[0], posted(0, &[8]));
     call(&mut children[0], Callback::Pre);
     let (number, last) = world.take_calls().pop().unwrap();
-    let told = Callback::Process {
+    let expected = Callback::Process {
         backtrack: 0,
         tokens: vec![8],
         sampled: Some(8),
         fork_group: vec![4, 5, 6],
     };
-    assert_eq!((number, last), (5, told));
+    assert_eq!((number, last), (5, expected));
 }

@@ -66,7 +66,7 @@ pub(super) fn load(
     let files = TokenizerFiles::read(source).map_err(|error| wrong(&error))?;
     let tokenizer = FileTokenizer::new(&files, SpecialTokens::default());
     let tokenizer = tokenizer.map_err(|error| wrong(&error))?;
-    let ids = 0..Token::try_from(tokenizer.size()).unwrap_or(Token::MAX);
+    let mut ids = 0..Token::try_from(tokenizer.size()).unwrap_or(Token::MAX);
     let mut tokens: Vec<TokenEntry> = ids
         .clone()
         .map(|id| match tokenizer.is_special(id) {
@@ -75,7 +75,6 @@ pub(super) fn load(
         })
         .collect();
     let eos = ids
-        .clone()
         .find(|id| tokenizer.is_end(*id))
         .or_else(|| named_end(&tokens))
         .ok_or_else(|| {
