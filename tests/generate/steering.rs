@@ -40,7 +40,7 @@ fn with(members: &Value) -> String {
 
 async fn generate(server: &Running, members: Value) -> (u16, Value) {
     let answer = ask(server, "/v2/models/m/generate", &with(&members)).await;
-    (answer.status, answer.json())
+    (answer.head.status, answer.json())
 }
 
 #[tokio::test]
@@ -152,9 +152,9 @@ async fn tr_1305_what_cannot_be_steered_is_refused_before_any_work() {
         for path in ["generate", "generate_stream"] {
             let path = format!("/v2/models/m/{path}");
             let answer = ask(&server, &path, &with(&members)).await;
-            assert_eq!((answer.status, &*error(&answer)), (status, message));
+            assert_eq!((answer.head.status, &*error(&answer)), (status, message));
             assert_eq!(
-                answer.header("content-type").as_deref(),
+                answer.head.header("content-type").as_deref(),
                 Some("application/json")
             );
         }
@@ -171,9 +171,9 @@ async fn tr_1305_a_controller_that_fails_is_an_error_event_with_its_code() {
     assert!(text.starts_with("controller: trap: "), "{text}");
     let body = with(&json!({"controller": "trap"}));
     let answer = ask(&server, "/v2/models/m/generate", &body).await;
-    assert_eq!(answer.status, 500);
+    assert_eq!(answer.head.status, 500);
     assert_eq!(
-        answer.header("sapwood-error").as_deref(),
+        answer.head.header("sapwood-error").as_deref(),
         Some("controller-failed")
     );
 }
@@ -208,7 +208,11 @@ async fn ai_902_a_controller_is_run_with_the_rights_of_the_key() {
         let path = "/v2/models/m/generate";
         let request = http::post(path, &[&bearer], with(members).as_bytes());
         let mut wire = http::Wire::connect(server.address).await;
-        assert_eq!(wire.ask(request).await.status, status, "{name} {members}");
+        assert_eq!(
+            wire.ask(request).await.head.status,
+            status,
+            "{name} {members}"
+        );
     }
     let calls = source.calls();
     let users: Vec<_> = calls.iter().map(|call| call.split(" ok").next()).collect();
