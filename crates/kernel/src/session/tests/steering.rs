@@ -41,12 +41,16 @@ fn format(kind: &str, schema: &str) -> GenerateConfig {
     }
 }
 
-/// Calls the model; its answer is node `r`, its log node `l`.
+/// Calls the model; its answer is node `r`, its log node `l`, and how it ended node `s`.
 async fn call(probe: &mut Probe, config: &GenerateConfig) {
     let mut asking = action(
         "m",
         &[("prompt", "p")],
-        &[("response", "r"), ("controller_log", "l")],
+        &[
+            ("response", "r"),
+            ("controller_log", "l"),
+            ("__status__", "s"),
+        ],
     );
     asking
         .configs
@@ -105,7 +109,7 @@ async fn ev_603_a_controller_fails_its_action_with_the_protocols_reasons() {
     ] {
         let mut probe = probe();
         call(&mut probe, &config).await;
-        let status = probe.complete("r").await.status.unwrap();
+        let status = probe.complete("s").await.status.unwrap();
         assert_eq!(
             (&*status.reason, status.detail("cause")),
             (expect, cause),
