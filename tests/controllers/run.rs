@@ -244,7 +244,7 @@ async fn ai_915_a_run_ends_with_its_client() {
     assert_eq!(wire.head().await.status, 200);
     drop(wire);
     let next = tokio::time::timeout(Duration::from_secs(20), run(&server, &moves("=a"))).await;
-    assert_eq!(text_and_end(&events(&next.unwrap()), 0).0, "a");
+    assert_eq!(text_and_end(&events(&next.unwrap()), 0).1, "aici-stop");
 }
 
 /// AI-913: nothing but an empty line keeps the connection alive.
