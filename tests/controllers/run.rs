@@ -89,7 +89,10 @@ async fn ai_912_a_run_is_one_event_for_each_step_and_its_end() {
         usage(last),
         r#"{"sampled_tokens":3,"ff_tokens":5,"cost":11}"#
     );
-    assert_eq!(answer.head.header("cache-control").as_deref(), Some("no-store"));
+    assert_eq!(
+        answer.head.header("cache-control").as_deref(),
+        Some("no-store")
+    );
 }
 
 #[tokio::test]
