@@ -10,14 +10,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process;
 use crate::root;
+use crate::{ci, process};
 use compiler::Compiler;
 pub(crate) use compiler::{C_COMPILER, RUST};
 
-/// The project that `sapwood controller new` makes.
-const TEMPLATE: &str = "crates/sapwood/src/cli/controller_template";
-/// Its name here.
+/// The project that `sapwood controller new` makes here.
 const NEW_PROJECT: &str = "my-first";
 /// A hello-world module (AI-640), in bytes.
 const YES_BYTES_MAX: u64 = 20 * 1024;
@@ -140,21 +138,17 @@ fn build_c(module: &Path) -> Result<()> {
     process::run(command.arg(module).arg("controllers/c/yes.c"))
 }
 
-/// Makes the project of `sapwood controller new` as that command does, tests it and builds its module.
+/// Makes a project with the command that a user types, tests it and builds its module.
 fn new_project(compiler: &Compiler, modules: &Path) -> Result<()> {
     let project = target().join(NEW_PROJECT);
-    fs::create_dir_all(project.join("src"))?;
-    for (file, template) in [
-        ("Cargo.toml", "Cargo.toml.in"),
-        ("src/lib.rs", "lib.rs.in"),
-        ("README.md", "README.md.in"),
-    ] {
-        let text = fs::read_to_string(root().join(TEMPLATE).join(template))?;
-        fs::write(
-            project.join(file),
-            with_our_sdk(file, &text.replace("{name}", NEW_PROJECT))?,
-        )?;
+    // The command overwrites nothing, so what an earlier run made has to go.
+    if project.exists() {
+        fs::remove_dir_all(&project)?;
     }
+    fs::create_dir_all(target())?;
+    let binary = ci::build_server()?.display().to_string();
+    let mut make = process::program(&binary, &["controller", "new", NEW_PROJECT]);
+    process::run(make.current_dir(target()))?;
     let mut tests = process::cargo(&["test", "--quiet"]);
     tests
         .current_dir(&project)
@@ -167,18 +161,4 @@ fn new_project(compiler: &Compiler, modules: &Path) -> Result<()> {
         modules,
         "wasm",
     )
-}
-
-/// Points the project's dependency at this checkout instead of the copy that the command makes.
-fn with_our_sdk(file: &str, text: &str) -> Result<String> {
-    const COPY: &str = "path = \"sapwood-guest\"";
-    if file != "Cargo.toml" {
-        return Ok(text.to_owned());
-    }
-    ensure!(
-        text.contains(COPY),
-        "the template's manifest has no dependency with `{COPY}`"
-    );
-    let path = root().join("crates/guest").display().to_string();
-    Ok(text.replace(COPY, &format!("path = {path:?}")))
 }
