@@ -31,7 +31,7 @@ pub(super) struct RunStream {
     is_over: bool,
     prompt_seen: bool,
     keep_alive: Pin<Box<Sleep>>,
-    silence: Duration,
+    idle: Duration,
     /// Resolves when a drain cuts what still runs.
     cutting: BoxFuture<'static, ()>,
     _open: OpenStreamGuard,
@@ -69,7 +69,7 @@ impl RunStream {
             is_over: false,
             prompt_seen: false,
             keep_alive: Box::pin(sleep(keep_alive)),
-            silence: keep_alive,
+            idle: keep_alive,
             cutting,
             _open: open,
         }
@@ -158,7 +158,7 @@ impl Stream for RunStream {
             // Nothing but an empty line: the client takes any other line for an event (AI-913).
             this.out.push(b'\n');
         }
-        let next = Instant::now() + this.silence;
+        let next = Instant::now() + this.idle;
         this.keep_alive.as_mut().reset(next);
         Poll::Ready(Some(Ok(std::mem::take(&mut this.out).into())))
     }
