@@ -116,7 +116,7 @@ impl RestClient {
         })
     }
 
-    /// Sends a request and reads its JSON answer.
+    /// Sends a request and reads its JSON answer; `null` if it has no body.
     ///
     /// # Errors
     /// [`RestError`].
@@ -128,6 +128,10 @@ impl RestClient {
     ) -> Result<Value, RestError> {
         let answer = self.ask(method, path, body, "application/json").await?;
         let text = whole(answer.into_body()).await?;
+        // 204 has no body.
+        if text.is_empty() {
+            return Ok(Value::Null);
+        }
         serde_json::from_slice(&text).map_err(|_| RestError::Protocol("its answer is not JSON"))
     }
 

@@ -155,7 +155,7 @@ fn model_entry(given: &str) -> Result<Value, CliError> {
     let (name, path) = match given.split_once('=') {
         Some((name, path)) => (name.to_owned(), path),
         None => {
-            let stem = std::path::Path::new(given).file_stem();
+            let stem = Path::new(given).file_stem();
             (
                 stem.map(|stem| stem.to_string_lossy().into_owned())
                     .unwrap_or_default(),

@@ -16,7 +16,7 @@ use sapwood_control::steer::{ModelControllers, RequestLimits};
 use sapwood_control::store::StoreOptions;
 use sapwood_control::trie::{HostModel, TokenEntry};
 use sapwood_engine::Engine;
-use sapwood_engine::api::{SharedVocabulary, Vocabulary};
+use sapwood_engine::api::SharedVocabulary;
 use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers, NAME_PREFIX};
 use sapwood_kernel::Steering;
 use sapwood_proto::code::Code;
@@ -24,6 +24,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
     ControllerStore, Steer, SteerCall, SteerRefusal, SteerSource, SteerUser, Token,
 };
+use sapwood_server::ops::metrics::ControllerNumbers;
 
 use crate::cli::compile_controller;
 use crate::config::controllers::ControllersConfig;
@@ -97,9 +98,10 @@ impl ProcessControllers {
         }))
     }
 
-    /// The Wasm host, whose numbers are metrics.
-    pub(crate) fn host(&self) -> &Host {
-        &self.0.host
+    /// How many controllers are live and what memory they have, for the metrics.
+    pub(crate) fn numbers(&self) -> ControllerNumbers {
+        let host = self.0.host.clone();
+        Arc::new(move || (host.live().into(), host.memory_bytes() as u64))
     }
 }
 

@@ -151,6 +151,10 @@ mod tests {
     use sapwood_kernel::args;
 
     use super::*;
+
+    fn controllers() -> ProcessControllers {
+        ProcessControllers::new(&Config::default().controllers).unwrap()
+    }
     use crate::config::layers::{Flags, Layers};
 
     #[tokio::test]
@@ -164,7 +168,9 @@ mod tests {
         let mut planned = crate::models::plan(&config).unwrap();
         let kernel = kernel(&config, &planned).unwrap();
         planned.truncate(1);
-        load(&kernel, planned, |_, _, _| {}).await.unwrap();
+        load(&kernel, &controllers(), planned, |_, _, _| {})
+            .await
+            .unwrap();
         let ask = |model: &str| kernel.run::<String>(model, args! { prompt: "hello" });
         assert_eq!(ask("first").await.unwrap(), "hello");
         let error = ask("second").await.unwrap_err();
@@ -189,7 +195,9 @@ mod tests {
         let config = layers.config().unwrap();
         let planned = crate::models::plan(&config).unwrap();
         let kernel = kernel(&config, &planned).unwrap();
-        let loading = load(&kernel, planned, |_, loaded, _| assert!(loaded.is_ok()));
+        let loading = load(&kernel, &controllers(), planned, |_, loaded, _| {
+            assert!(loaded.is_ok())
+        });
         loading.await.unwrap();
         for name in &names {
             let sent = kernel.run::<String>(name, args! { prompt: "hello" }).await;
@@ -213,7 +221,7 @@ mod tests {
             let planned = crate::models::plan(&config).unwrap();
             let kernel = kernel(&config, &planned).unwrap();
             let reported = std::sync::Mutex::new(Vec::new());
-            let loaded = load(&kernel, planned, |name, loaded, _| {
+            let loaded = load(&kernel, &controllers(), planned, |name, loaded, _| {
                 reported
                     .lock()
                     .unwrap()

@@ -161,6 +161,7 @@ impl ServeCommand {
         let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
         shared.metrics.watch_log(logs::dropped());
+        shared.metrics.watch_controllers(steering.numbers());
         let kernel = model_loading::kernel(&config, &planned)?;
         let (mut upstreams, mut failures) = Upstreams::plan(&kernel, &config, &shared)?;
         shared.metrics.watch_kernel(kernel.clone());

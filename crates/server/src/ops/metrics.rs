@@ -71,7 +71,11 @@ struct MetricSources {
     pools: Vec<(String, LmtpPool)>,
     /// The number of dropped log lines.
     log: Option<Arc<AtomicU64>>,
+    controllers: Option<ControllerNumbers>,
 }
+
+/// Reads how many controllers are live, and the bytes of memory that they have.
+pub type ControllerNumbers = Arc<dyn Fn() -> (u64, u64) + Send + Sync>;
 
 /// The final counts of removed engines. They stay part of the sums, because a counter must never fall.
 #[derive(Clone, Copy, Default)]
@@ -285,6 +289,11 @@ impl ServerMetrics {
         self.change(|watched| watched.log = Some(dropped));
     }
 
+    /// Adds the numbers of the process's controllers, which are read at each rendering.
+    pub fn watch_controllers(&self, numbers: ControllerNumbers) {
+        self.change(|watched| watched.controllers = Some(numbers));
+    }
+
     /// The models of all kernels, those of upstreams included.
     pub(crate) fn models(&self) -> BTreeSet<String> {
         let watched = self.watched.read();
@@ -386,6 +395,15 @@ impl ServerMetrics {
                 help,
                 dropped.load(Ordering::Relaxed),
             );
+        }
+        if let Some(numbers) = &watched.controllers {
+            let (live, bytes) = numbers();
+            let help = "Sequences that a controller in Wasm steers now.";
+            text.family(names::CONTROLLERS_LIVE, "gauge", help);
+            text.sample(names::CONTROLLERS_LIVE, &[], live);
+            let help = "Memory of the controllers in Wasm, all together.";
+            text.family(names::CONTROLLER_MEMORY, "gauge", help);
+            text.sample(names::CONTROLLER_MEMORY, &[], bytes);
         }
     }
 }
