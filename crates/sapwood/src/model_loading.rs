@@ -195,7 +195,8 @@ mod tests {
         let config = layers.config().unwrap();
         let planned = crate::models::plan(&config).unwrap();
         let kernel = kernel(&config, &planned).unwrap();
-        let loading = load(&kernel, &controllers(), planned, |_, loaded, _| {
+        let controllers = controllers();
+        let loading = load(&kernel, &controllers, planned, |_, loaded, _| {
             assert!(loaded.is_ok())
         });
         loading.await.unwrap();
@@ -221,7 +222,8 @@ mod tests {
             let planned = crate::models::plan(&config).unwrap();
             let kernel = kernel(&config, &planned).unwrap();
             let reported = std::sync::Mutex::new(Vec::new());
-            let loaded = load(&kernel, &controllers(), planned, |name, loaded, _| {
+            let controllers = controllers();
+            let loaded = load(&kernel, &controllers, planned, |name, loaded, _| {
                 reported
                     .lock()
                     .unwrap()

@@ -58,7 +58,7 @@ macro_rules! __export {
 #[macro_export]
 macro_rules! __export_callbacks {
     ($controller:ty) => {
-        $crate::__export!($crate::abi::p2::Machine<$controller>,
+        $crate::__export!($crate::abi::p2::BranchMachine<$controller>,
             aici_init_prompt: init_prompt, aici_mid_process: mid_process);
     };
 }
@@ -68,7 +68,7 @@ macro_rules! __export_callbacks {
 #[macro_export]
 macro_rules! __export_callbacks {
     ($controller:ty) => {
-        $crate::__export!($crate::abi::p1::Machine<$controller>,
+        $crate::__export!($crate::abi::p1::StepMachine<$controller>,
             aici_init_prompt: init_prompt, aici_pre_process: pre_process,
             aici_mid_process: mid_process, aici_post_process: post_process);
     };

@@ -17,7 +17,7 @@ use crate::{Branch, ConditionalSplice, Controller, Sample, SequenceId, Step, Tok
 
 /// A controller behind the exports of this form.
 #[derive(Clone)]
-pub struct Machine<C> {
+pub struct StepMachine<C> {
     controller: C,
     pending: Pending,
     happened: Happened,
@@ -59,7 +59,7 @@ impl Happened {
     }
 }
 
-impl<C: Controller> Machine<C> {
+impl<C: Controller> StepMachine<C> {
     /// Creates the controller.
     #[must_use]
     #[expect(

@@ -8,11 +8,11 @@ use crate::{Branch, Controller, Sample, Step, Token, host};
 
 /// A controller behind the exports of this form.
 #[derive(Clone)]
-pub struct Machine<C> {
+pub struct BranchMachine<C> {
     controller: C,
 }
 
-impl<C: Controller> Machine<C> {
+impl<C: Controller> BranchMachine<C> {
     /// Creates the controller.
     #[must_use]
     #[expect(

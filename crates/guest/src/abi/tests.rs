@@ -75,10 +75,10 @@ fn number_of(json: &Json, name: &str) -> u32 {
     json.get(name).unwrap().as_u64().unwrap() as u32
 }
 
-impl<C: Controller> Steered for Module<p2::Machine<C>> {
+impl<C: Controller> Steered for Module<p2::BranchMachine<C>> {
     fn begin(&mut self, prompt: &[Token]) -> Result<Init, String> {
         let answer = self.call(
-            p2::Machine::init_prompt,
+            p2::BranchMachine::init_prompt,
             &format!("{{\"prompt\":{prompt:?}}}"),
         );
         let answered = tokens_of(&answer, "prompt");
@@ -100,7 +100,7 @@ impl<C: Controller> Steered for Module<p2::Machine<C>> {
             step.backtrack, step.tokens, step.fork_group
         );
         self.context.masks.clear();
-        let answer = self.call(p2::Machine::mid_process, &argument);
+        let answer = self.call(p2::BranchMachine::mid_process, &argument);
         let branches = answer.get("branches").unwrap().elements();
         Ok(branches.iter().map(|branch| self.branch(branch)).collect())
     }
@@ -114,7 +114,7 @@ impl<C: Controller> Steered for Module<p2::Machine<C>> {
     }
 }
 
-impl<C: Controller> Module<p2::Machine<C>> {
+impl<C: Controller> Module<p2::BranchMachine<C>> {
     fn branch(&mut self, branch: &Json) -> Branch {
         let splices: Vec<_> = branch
             .get("splices")
@@ -146,10 +146,10 @@ impl<C: Controller> Module<p2::Machine<C>> {
     }
 }
 
-impl<C: Controller> Steered for Module<p1::Machine<C>> {
+impl<C: Controller> Steered for Module<p1::StepMachine<C>> {
     fn begin(&mut self, prompt: &[Token]) -> Result<Init, String> {
         let answer = self.call(
-            p1::Machine::init_prompt,
+            p1::StepMachine::init_prompt,
             &format!("{{\"prompt\":{prompt:?}}}"),
         );
         assert_eq!(answer, Json::Object(vec![]));
@@ -173,7 +173,7 @@ impl<C: Controller> Steered for Module<p1::Machine<C>> {
         }
         self.context.masks.clear();
         let answer = self.call(
-            p1::Machine::mid_process,
+            p1::StepMachine::mid_process,
             &format!("{{\"fork_group\":{:?}}}", step.fork_group),
         );
         if answer.as_str() == Some("Stop") {
@@ -197,10 +197,10 @@ impl<C: Controller> Steered for Module<p1::Machine<C>> {
     }
 }
 
-impl<C: Controller> Module<p1::Machine<C>> {
+impl<C: Controller> Module<p1::StepMachine<C>> {
     fn post(&mut self, backtrack: u32, tokens: &[Token]) {
         let argument = format!("{{\"tokens\":{tokens:?},\"backtrack\":{backtrack}}}");
-        let answer = self.call(p1::Machine::post_process, &argument);
+        let answer = self.call(p1::StepMachine::post_process, &argument);
         assert_eq!(answer.get("stop"), Some(&Json::Bool(false)));
     }
 
@@ -208,10 +208,10 @@ impl<C: Controller> Module<p1::Machine<C>> {
     fn pre(&mut self) -> Option<Vec<Branch>> {
         let mut appended = Vec::new();
         loop {
-            let answer = self.call(p1::Machine::pre_process, "{}");
+            let answer = self.call(p1::StepMachine::pre_process, "{}");
             // A host may ask again before anything happened, and gets the same answer.
             if answer.get("suspend") == Some(&Json::Bool(false)) {
-                assert_eq!(self.call(p1::Machine::pre_process, "{}"), answer);
+                assert_eq!(self.call(p1::StepMachine::pre_process, "{}"), answer);
             }
             let tokens = tokens_of(&answer, "ff_tokens");
             if !tokens.is_empty() {
@@ -243,12 +243,12 @@ impl<C: Controller> Module<p1::Machine<C>> {
 fn in_all_forms<C: Controller>(scenario: &Scenario) -> Run {
     let native = scenario.run::<C>();
     let variables = Arc::new(SharedVariables::default());
-    let first = Module::new(scenario, &variables, p2::Machine::<C>::new);
+    let first = Module::new(scenario, &variables, p2::BranchMachine::<C>::new);
     let mut p2 = scenario.drive(first);
     p2.variables = variables.snapshot();
     assert_eq!(p2, native);
     let variables = Arc::new(SharedVariables::default());
-    let first = Module::new(scenario, &variables, p1::Machine::<C>::new);
+    let first = Module::new(scenario, &variables, p1::StepMachine::<C>::new);
     let p1 = scenario.drive(first);
     assert_eq!(p1.texts(), native.texts());
     let ends = |run: &Run| {
@@ -408,7 +408,7 @@ fn ai_813_waiting_is_the_same_in_both_forms() {
 #[should_panic = "the host's argument of a callback: invalid JSON at byte 0"]
 fn ai_606_an_argument_that_is_no_json_is_a_panic() {
     let scenario = Scenario::new("");
-    let mut module = Module::new(&scenario, &Arc::default(), p2::Machine::<Waits>::new);
+    let mut module = Module::new(&scenario, &Arc::default(), p2::BranchMachine::<Waits>::new);
     // Errors are panics, which the context of the module must outlive here.
     let json = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         host::enter(&mut module.context, || module.machine.mid_process(b"?"))

@@ -86,7 +86,7 @@ fn stored(here: &Path) -> Vec<String> {
         .collect()
 }
 
-/// AI-911, AI-921: one upload, and the same text through each protocol.
+/// AI-911: one upload, and the same text through each protocol.
 #[test]
 fn ai_931_an_uploaded_controller_steers_through_every_protocol() {
     let server = Steered::start("controller-everywhere");
