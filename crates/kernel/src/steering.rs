@@ -19,6 +19,16 @@ pub struct SteerRights {
 }
 
 impl SteerRights {
+    /// Those of a call whose caller is not known: constraints and public controllers alone.
+    #[must_use]
+    pub fn nobody() -> Self {
+        Self {
+            user: Arc::from("nobody"),
+            is_admin: false,
+            may_control: false,
+        }
+    }
+
     /// The rights as the interface of sources has them.
     #[must_use]
     pub fn as_user(&self) -> SteerUser<'_> {

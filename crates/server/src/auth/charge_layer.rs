@@ -6,7 +6,8 @@ use std::task::{Context, Poll, ready};
 
 use futures::{Stream, stream};
 use sapwood_kernel::{
-    Call, Chunk, Chunks, Error, FairShare, KnownModels, Layer, Next, Result, TokenCharge,
+    Call, Chunk, Chunks, Error, FairShare, KnownModels, Layer, Next, Result, SteerRights,
+    TokenCharge,
 };
 
 use crate::auth::rate_limit::ChargedRun;
@@ -35,8 +36,16 @@ impl Layer for AllowanceLayer {
             }
         }
         // Only for models that read it: calls within a call have the trace, and come here again.
-        if let Some(trace) = trace.as_ref().filter(|_| next.spec().steers) {
-            call.extensions.insert(trace.rights());
+        if next.spec().steers {
+            match &trace {
+                Some(trace) => call.extensions.insert(trace.rights()),
+                // Without any rights a model takes a call for one of the process itself, which may do everything. Behind
+                // a server no call is that, so a path that forgets its caller gets the least.
+                None if call.extensions.get::<SteerRights>().is_none() => {
+                    call.extensions.insert(SteerRights::nobody());
+                }
+                None => {}
+            }
         }
         let allowance = trace.and_then(|trace| trace.allowance());
         let limits = allowance.as_ref().map(|allowance| allowance.limits());

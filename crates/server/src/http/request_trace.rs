@@ -98,12 +98,7 @@ impl RequestTrace {
     /// What the caller may steer (AI-902).
     pub(crate) fn rights(&self) -> SteerRights {
         // Fails closed: a trace without a caller belongs to nobody.
-        let nobody = || SteerRights {
-            user: "nobody".into(),
-            is_admin: false,
-            may_control: false,
-        };
-        self.rights.clone().unwrap_or_else(nobody)
+        self.rights.clone().unwrap_or_else(SteerRights::nobody)
     }
 
     /// The fair share of its calls (D-54).
