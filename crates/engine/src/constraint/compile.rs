@@ -21,9 +21,9 @@ use super::grammar::{GrammarError, GrammarText};
 use super::invalid_grammar;
 use super::token_env::Factory;
 
-/// Stack of a compiling thread, for the deepest grammar and schema that are let through (`RULES_MAX`, `LEVELS_MAX`) in a
+/// Stack of a compiling thread, for the deepest grammar and schema that are let through (`PARTS_MAX`, `LEVELS_MAX`) in a
 /// build without optimisation, twice over. Only the touched part takes memory.
-const STACK_BYTES: usize = 128 << 20;
+const STACK_BYTES: usize = 512 << 20;
 
 /// Automata of ended sequences that are kept for the next ones, for each grammar, and the bytes that each may have.
 const IDLE_MAX: usize = 2;

@@ -124,6 +124,21 @@ impl fmt::Debug for GrammarText {
     }
 }
 
+/// Refuses a Lark grammar over which the compiler may recurse too deeply. It recurses into rules and groups, of which a line
+/// may have any number.
+fn check_parts(lark: &str) -> Result<(), GrammarError> {
+    let deeper = |c: char| matches!(c, ':' | '(' | '[');
+    match lark.match_indices(deeper).nth(PARTS_MAX) {
+        None => Ok(()),
+        Some((at, _)) => {
+            let line = lark[..at].matches('\n').count() + 1;
+            Err(GrammarError::new(format!(
+                "at line {line}, column 1: a grammar may have {PARTS_MAX} rules and groups"
+            )))
+        }
+    }
+}
+
 impl GrammarText {
     pub(super) fn lark(text: &str, prefix: &str) -> Result<Self, GrammarError> {
         // A definition begins its line; no other line begins with a letter, but for one within a regex.
@@ -136,6 +151,14 @@ impl GrammarText {
             return Err(GrammarError::new(format!(
                 "at line {line}, column 1: a grammar may have {RULES_MAX} rules and terminals"
             )));
+        }
+        check_parts(text)?;
+        // A schema within a grammar recurses as one alone does.
+        for (at, key) in text.match_indices("%json") {
+            let schema = serde_json::Deserializer::from_str(&text[at + key.len()..]);
+            if let Some(Ok(schema)) = schema.into_iter::<Value>().next() {
+                schema_depth::check(&schema)?;
+            }
         }
         Ok(Self {
             prefix: prefix.to_owned(),
@@ -158,7 +181,9 @@ impl GrammarText {
     }
 
     pub(super) fn gbnf(text: &str, prefix: &str) -> Result<Self, GrammarError> {
-        Ok(Self::generated(gbnf::to_lark(text)?, prefix))
+        let lark = gbnf::to_lark(text)?;
+        check_parts(&lark)?;
+        Ok(Self::generated(lark, prefix))
     }
 
     pub(super) fn substring(text: &str, prefix: &str) -> Result<Self, GrammarError> {
@@ -249,6 +274,8 @@ impl GrammarText {
 /// Rules and terminals of a grammar. The compiler recurses from each into those that it refers to, so this bounds its
 /// stack, which the limits of the library do not.
 pub(super) const RULES_MAX: usize = 2000;
+/// Colons and opening brackets of a grammar: it has no more rules and groups than that.
+pub(super) const PARTS_MAX: usize = 10_000;
 
 /// What may stand between the parts of a JSON text: nothing, a space, or a new line with an indentation.
 const WHITESPACE: &str = r" |\n[ \t]{0,40}";

@@ -34,11 +34,21 @@ struct Jobs {
     closed: bool,
 }
 
+/// What a worker computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// The tokens that must follow, perhaps none.
+    Forced,
+    /// The mask.
+    Mask,
+    /// The tokens that must follow, or the mask if there are none.
+    Either,
+}
+
 struct Job {
     automaton: Automaton,
     compiled: Arc<Compiled>,
-    /// Look for forced tokens first.
-    forced: bool,
+    wanted: Wanted,
     slot: Arc<Slot>,
     waker: Option<Arc<dyn StepWaker>>,
 }
@@ -83,7 +93,7 @@ impl MaskWorkers {
         &self,
         automaton: Automaton,
         compiled: Arc<Compiled>,
-        forced: bool,
+        wanted: Wanted,
         waker: Option<Arc<dyn StepWaker>>,
     ) -> PendingMask {
         self.start();
@@ -95,7 +105,7 @@ impl MaskWorkers {
         let job = Job {
             automaton,
             compiled,
-            forced,
+            wanted,
             slot: Arc::clone(&pending.slot),
             waker,
         };
@@ -174,7 +184,12 @@ impl Queue {
 impl Job {
     fn run(self) {
         let mut automaton = self.automaton;
-        let next = automaton.next(self.forced, &self.compiled.ends);
+        let ends = &self.compiled.ends;
+        let next = match self.wanted {
+            Wanted::Forced => automaton.forced().map(Next::Forced),
+            Wanted::Mask => automaton.next(false, ends),
+            Wanted::Either => automaton.next(true, ends),
+        };
         let mut done = self
             .slot
             .done

@@ -14,6 +14,12 @@ pub(super) const LEVELS_MAX: usize = 2048;
 
 /// Refuses a schema over which the compiler may recurse too deeply.
 pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
+    let mut copies = Copies::default();
+    copies.count(schema);
+    if copies.are_too_many() {
+        let why = "too many combinations of its parts: make the schema simpler";
+        return Err(GrammarError::new(why.to_owned()));
+    }
     if recursion(schema) <= LEVELS_MAX {
         return Ok(());
     }
@@ -21,6 +27,58 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
         "too many references: all that are referred to may have {LEVELS_MAX} levels in all"
     )))
 }
+
+/// What the compiler copies or compares without counting it against its own limits. It merges each alternative of a list
+/// with what stands beside the list, and compares all patterns of properties with each other.
+#[derive(Default)]
+struct Copies {
+    alternatives: usize,
+    bytes: usize,
+    patterns: usize,
+}
+
+impl Copies {
+    fn count(&mut self, value: &Value) {
+        match value {
+            Value::Object(members) => {
+                for (name, member) in members {
+                    match (name.as_str(), member) {
+                        ("anyOf" | "oneOf" | "allOf" | "enum" | "type", Value::Array(items)) => {
+                            self.alternatives += items.len();
+                        }
+                        ("required", Value::Array(items)) => {
+                            self.bytes += REQUIRED_BYTES * items.len();
+                        }
+                        ("pattern", Value::String(text)) => self.bytes += text.len(),
+                        ("patternProperties", Value::Object(items)) => {
+                            self.patterns += items.len();
+                        }
+                        _ => {}
+                    }
+                    self.count(member);
+                }
+            }
+            Value::Array(items) => items.iter().for_each(|item| self.count(item)),
+            _ => {}
+        }
+    }
+
+    /// Two lists multiply, and the compiler itself stops after 50,000 parts.
+    fn are_too_many(&self) -> bool {
+        let squared = self
+            .alternatives
+            .saturating_mul(self.alternatives.max(4) / 4);
+        let merged = squared.min(50_000);
+        self.patterns > PATTERNS_MAX || merged.saturating_mul(self.bytes) > COPIED_BYTES_MAX
+    }
+}
+
+/// Memory of one name in the list of required properties.
+const REQUIRED_BYTES: usize = 80;
+/// Patterns of properties, all together: each is compared with each.
+const PATTERNS_MAX: usize = 64;
+/// Bytes that merging may copy.
+const COPIED_BYTES_MAX: usize = 256 << 20;
 
 /// An upper bound: each target of a reference is entered once, and costs the levels within it.
 fn recursion(schema: &Value) -> usize {

@@ -11,7 +11,7 @@ use sapwood_proto::steer::{
 
 use super::automaton::{Automaton, AutomatonError, Next};
 use super::compile::Compiled;
-use super::mask_workers::{MaskWorkers, PendingMask};
+use super::mask_workers::{MaskWorkers, PendingMask, Wanted};
 
 /// When a sequence ends, besides the end of its grammar, and what is then stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,8 +63,8 @@ enum Held {
 
 /// A native constraint of one sequence.
 ///
-/// `committed` is what [`Steer::post`] reported, and the automaton has consumed exactly its tokens that are no EOG
-/// tokens. `plan` is what must follow after them, as far as it is known: it is computed once, so that the tokens are
+/// `committed` is what [`Steer::post`] reported and what [`Steer::pre`] forced, and the automaton has consumed exactly its
+/// tokens that are no EOG tokens. `plan` is what must follow after them, as far as it is known: it is computed once, so that the tokens are
 /// the same whether they are appended at once or sampled one by one (AI-843).
 pub(super) struct ConstraintSteer {
     compiled: Arc<Compiled>,
@@ -79,6 +79,10 @@ pub(super) struct ConstraintSteer {
     waker: Option<Arc<dyn StepWaker>>,
     /// What is to be stored, once the matched text is complete.
     stored: Option<Vec<u8>>,
+    /// What `pre` forced ends the sequence, so `mid` stops it.
+    is_over: bool,
+    /// All that must follow the committed tokens was forced already.
+    is_forced: bool,
 }
 
 impl ConstraintSteer {
@@ -103,6 +107,8 @@ impl ConstraintSteer {
             next: None,
             waker: None,
             stored: None,
+            is_over: false,
+            is_forced: false,
         }
     }
 
@@ -191,7 +197,56 @@ impl ConstraintSteer {
         self.committed.truncate(kept);
         self.plan.clear();
         self.stored = None;
+        self.is_over = false;
         Ok(())
+    }
+
+    /// Takes what must follow, for `pre`: the engine appends it, and does not report it back. `None`: a worker still
+    /// computes it.
+    fn forced(&mut self) -> Result<Option<Vec<Token>>, AutomatonError> {
+        if !self.fast_forward || self.has_ended() || self.is_over || self.is_forced {
+            return Ok(Some(Vec::new()));
+        }
+        if self.plan.is_empty() {
+            let Some(mut plan) = self.poll_forced()? else {
+                return Ok(None);
+            };
+            // A grammar can force megabytes. The rest follows in later steps.
+            self.is_forced = plan.len() <= FORCED_MAX;
+            plan.truncate(FORCED_MAX);
+            self.limit_plan(&plan)?;
+        }
+        let forced: Vec<Token> = self.plan.iter().copied().collect();
+        if forced.is_empty() {
+            return Ok(Some(forced));
+        }
+        let bytes_before = self.bytes();
+        for &token in &forced {
+            self.append(token)?;
+        }
+        self.is_over = self.check_end(bytes_before)? == Post::Stop;
+        Ok(Some(forced))
+    }
+
+    /// The tokens that must follow. They are computed on a worker: a hostile grammar can make that long, and the engine's
+    /// thread serves all requests.
+    fn poll_forced(&mut self) -> Result<Option<Vec<Token>>, AutomatonError> {
+        if matches!(self.held, Held::Here(_)) {
+            self.compute(Wanted::Forced);
+        }
+        if let Held::Away(pending) = &mut self.held {
+            let Some(done) = pending.poll() else {
+                return Ok(None);
+            };
+            self.collect(Ok(done));
+        }
+        match (self.next.take(), &self.held) {
+            (Some(Ok(Next::Forced(plan))), _) => Ok(Some(plan)),
+            (Some(Err(error)), _) => Err(error),
+            (None, Held::Lost(error)) => Err(error.clone()),
+            // Nothing else was asked for.
+            _ => Err(AutomatonError::Cancelled),
+        }
     }
 
     fn append(&mut self, token: Token) -> Result<(), AutomatonError> {
@@ -256,13 +311,22 @@ impl ConstraintSteer {
     }
 
     fn begin_mask(&mut self) {
+        // Without fast-forward the forced token is sampled, as the only one.
+        self.compute(if self.fast_forward {
+            Wanted::Mask
+        } else {
+            Wanted::Either
+        });
+    }
+
+    fn compute(&mut self, wanted: Wanted) {
         let lost = Held::Lost(AutomatonError::Cancelled);
         match std::mem::replace(&mut self.held, lost) {
             Held::Here(automaton) => {
                 let pending = self.workers.compute(
                     *automaton,
                     Arc::clone(&self.compiled),
-                    !self.fast_forward,
+                    wanted,
                     self.waker.clone(),
                 );
                 self.held = Held::Away(pending);
@@ -297,6 +361,11 @@ impl ConstraintSteer {
     }
 }
 
+/// Tokens that are forced in one step.
+const FORCED_MAX: usize = 1024;
+/// Bytes of the states of a constraint that forks.
+const FORK_BYTES_MAX: usize = 8 << 20;
+
 fn sample(mask: Arc<Mask>) -> Mid {
     Mid::One(Branch::Sample(Sample {
         mask: Some(mask),
@@ -317,24 +386,19 @@ impl Steer for ConstraintSteer {
     }
 
     fn pre(&mut self) -> Steered<Option<Pre>> {
-        if self.fast_forward && self.plan.is_empty() && !self.has_ended() {
-            let plan = self.automaton()?.forced()?;
-            self.limit_plan(&plan)?;
-        }
-        let forced = self.plan.iter().copied();
-        let fast_forward = forced.filter(|_| self.fast_forward).collect();
-        Ok(Some(Pre::Run { fast_forward }))
+        let forced = self.forced()?;
+        Ok(forced.map(|fast_forward| Pre::Run { fast_forward }))
     }
 
     fn mid_begin(&mut self, _group: &[u32]) {
         // A plan is already the answer, and so is a result that was collected early.
-        if self.plan.is_empty() && self.next.is_none() && !self.has_ended() {
+        if self.plan.is_empty() && self.next.is_none() && !self.has_ended() && !self.is_over {
             self.begin_mask();
         }
     }
 
     fn mid_poll(&mut self) -> Steered<Option<Mid>> {
-        if self.has_ended() {
+        if self.has_ended() || self.is_over {
             return Ok(Some(Mid::Stop));
         }
         if !self.plan.is_empty() {
@@ -359,6 +423,7 @@ impl Steer for ConstraintSteer {
 
     fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
         self.next = None;
+        self.is_forced = false;
         self.rollback(appended.backtrack)?;
         let bytes_before = self.bytes();
         for &token in appended.tokens {
@@ -370,7 +435,15 @@ impl Steer for ConstraintSteer {
     }
 
     fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
-        let automaton = self.automaton()?.copy()?;
+        let automaton = self.automaton()?;
+        // A copy has all the states of the lexer, and a request may have 64 of them.
+        if automaton.cache_bytes()? > FORK_BYTES_MAX {
+            return Err(SteerFailure {
+                reason: ErrorReason::LIMIT,
+                message: "the constraint is too large to fork".to_owned(),
+            });
+        }
+        let automaton = automaton.copy()?;
         Ok(Box::new(Self {
             compiled: Arc::clone(&self.compiled),
             ending: self.ending.clone(),
@@ -382,6 +455,8 @@ impl Steer for ConstraintSteer {
             next: self.next.clone(),
             waker: self.waker.clone(),
             stored: self.stored.clone(),
+            is_over: self.is_over,
+            is_forced: self.is_forced,
         }))
     }
 

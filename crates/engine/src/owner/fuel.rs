@@ -36,6 +36,11 @@ impl Fuel {
             exhausted: Vec::new(),
         }
     }
+
+    /// Forgets the requests of a step that failed: they have ended.
+    pub(super) fn clear(&mut self) {
+        self.exhausted.clear();
+    }
 }
 
 impl Requests {

@@ -53,6 +53,7 @@ impl EngineOwner {
 pub(super) fn end_all(requests: &mut Requests, error: &EngineError) {
     // Steerers, followers and wakers are foreign code, which may panic again when it is dropped or called.
     requests.opening.clear();
+    requests.fuel.clear();
     for (_, mut job) in std::mem::take(&mut requests.jobs) {
         if job.started.is_none() && !job.ended {
             requests.queue.refund(&job.submission);

@@ -261,9 +261,10 @@ impl Steering {
         self.late = None;
         // Before the checks, because the round is over whatever they find: an invalid result fails the request.
         self.phase = SteerPhase::Pre;
-        self.noops = match &mid {
-            Mid::One(Branch::Noop) => self.noops.saturating_add(1),
-            _ => 0,
+        self.noops = if does_nothing(&mid) {
+            self.noops.saturating_add(1)
+        } else {
+            0
         };
         check_mid(&mid, rules.vocabulary)?;
         Ok(Some(mid))
@@ -342,6 +343,23 @@ pub(super) fn check_splice(
         return Err(bad_result(message));
     }
     check_tokens(tokens, vocabulary)
+}
+
+/// Whether nothing happens to the sequence, however that is written.
+fn does_nothing(mid: &Mid) -> bool {
+    let branch = match mid {
+        Mid::One(branch) => branch,
+        Mid::Fork(branches) => match &branches[..] {
+            [only] => only,
+            _ => return false,
+        },
+        Mid::Stop => return false,
+    };
+    match branch {
+        Branch::Noop => true,
+        Branch::Splice(splice) => splice.backtrack == 0 && splice.tokens.is_empty(),
+        Branch::Sample(_) => false,
+    }
 }
 
 /// Checks that tokens are within the vocabulary.

@@ -135,13 +135,34 @@ impl Sequence {
 
     /// Calls `pre`, and appends what it forces.
     pub(super) fn pre(&mut self) -> Vec<Token> {
-        let Ok(Some(Pre::Run { fast_forward })) = self.steer.pre() else {
-            panic!("a constraint neither waits, forks nor stops in `pre`");
-        };
-        if !fast_forward.is_empty() {
-            self.append(0, &fast_forward, None).unwrap();
-        }
+        let fast_forward = self.forced().unwrap();
+        // As the engine does: what `pre` forces is not reported to `post`.
+        self.tokens.extend_from_slice(&fast_forward);
         fast_forward
+    }
+
+    /// What `pre` forces, once it is there.
+    pub(super) fn forced(&mut self) -> Result<Vec<Token>, SteerFailure> {
+        loop {
+            match self.steer.pre()? {
+                Some(Pre::Run { fast_forward }) => return Ok(fast_forward),
+                Some(other) => panic!("a constraint neither forks nor stops in `pre`: {other:?}"),
+                None => self.sleep(),
+            }
+        }
+    }
+
+    /// Waits until the steerer wakes its engine.
+    fn sleep(&self) {
+        let woken = self.wake.woken.lock().unwrap();
+        let waits = |woken: &mut bool| !*woken;
+        let (mut woken, late) = self
+            .wake
+            .changed
+            .wait_timeout_while(woken, WAIT_MAX, waits)
+            .unwrap();
+        assert!(!late.timed_out(), "nothing woke the engine");
+        *woken = false;
     }
 
     /// Runs `mid` and waits for its result.
@@ -155,15 +176,7 @@ impl Sequence {
                     other => panic!("unexpected {other:?}"),
                 });
             }
-            let woken = self.wake.woken.lock().unwrap();
-            let waits = |woken: &mut bool| !*woken;
-            let (mut woken, late) = self
-                .wake
-                .changed
-                .wait_timeout_while(woken, WAIT_MAX, waits)
-                .unwrap();
-            assert!(!late.timed_out(), "nothing woke the engine");
-            *woken = false;
+            self.sleep();
         }
     }
 

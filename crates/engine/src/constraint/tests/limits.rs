@@ -138,12 +138,8 @@ fn hostile_step(
     random: &mut Random,
 ) -> Result<(), sapwood_proto::steer::SteerFailure> {
     use super::driver::Step;
-    use sapwood_proto::steer::Pre;
-    if let Some(Pre::Run { fast_forward }) = sequence.steer.pre()?
-        && !fast_forward.is_empty()
-    {
-        sequence.append(0, &fast_forward, None)?;
-    }
+    let forced = sequence.forced()?;
+    sequence.tokens.extend_from_slice(&forced);
     if sequence.ended {
         return Ok(());
     }
@@ -310,6 +306,59 @@ fn ai_841_a_grammar_has_a_largest_number_of_rules() {
         let refusal = refusal(&source, controller, &over);
         assert!(
             refusal.message.contains("a grammar may have 2000 rules"),
+            "{}",
+            refusal.message
+        );
+    }
+}
+
+/// Rules need no line of their own, groups recurse as rules do, and a grammar may contain a schema.
+#[test]
+fn ai_841_depth_is_bounded_however_it_is_written() {
+    use super::super::grammar::PARTS_MAX;
+    let source = source();
+    let one_line = |rules: usize| -> String {
+        let rule = |index| format!("a{index}: a{} -> x ", index + 1);
+        format!(
+            "start: a0 -> x {}a{rules}: \"a\"",
+            (0..rules).map(rule).collect::<String>()
+        )
+    };
+    survive("sapwood:lark", &one_line(PARTS_MAX - 2));
+    let grouped =
+        |groups: usize| format!("start: {}\"a\"{}", "(".repeat(groups), ")".repeat(groups));
+    let references: Vec<String> = (1..3_000)
+        .map(|next| format!("{{\"$ref\":\"#/a/{next}\"}}"))
+        .collect();
+    let schema = format!(
+        "{{\"$ref\":\"#/a/0\",\"a\":[{},{{}}]}}",
+        references.join(",")
+    );
+    for (grammar, why) in [
+        (one_line(PARTS_MAX), "rules and groups"),
+        (grouped(PARTS_MAX), "rules and groups"),
+        (format!("start: %json {schema}"), "too many references"),
+    ] {
+        let refusal = refusal(&source, "sapwood:lark", &grammar);
+        assert!(refusal.message.contains(why), "{}", refusal.message);
+    }
+}
+
+/// What the compiler copies or compares without a limit of its own.
+#[test]
+fn ai_841_schemas_that_multiply_are_refused_before_they_are_compiled() {
+    let source = source();
+    let names: Vec<String> = (0..10_000).map(|name| format!("n{name}")).collect();
+    let options = vec![serde_json::json!({"type": "object"}); 5_000];
+    let copied = serde_json::json!({"type": "object", "required": names, "anyOf": options});
+    let patterns: serde_json::Map<String, serde_json::Value> = (0..65)
+        .map(|name| (format!("^a{name}$"), true.into()))
+        .collect();
+    let compared = serde_json::json!({"type": "object", "patternProperties": patterns});
+    for schema in [copied, compared] {
+        let refusal = refusal(&source, "sapwood:json-schema", &schema.to_string());
+        assert!(
+            refusal.message.contains("too many combinations"),
             "{}",
             refusal.message
         );

@@ -242,7 +242,7 @@ fn ai_825_fuel_bounds_sampled_and_processed_tokens() {
         let answer = bench.answer(request);
         assert_eq!(answer.choices[0].1.len(), tokens, "{fuel}");
         let end = answer.choices[0].2.clone().unwrap();
-        assert_eq!(end.reason, FinishReason::Length);
+        assert_eq!(end.reason, FinishReason::Fuel);
         let usage = answer.usage.unwrap();
         let spent = 2 * u64::from(usage.sampled_tokens) + u64::from(usage.processed_tokens);
         assert!(spent > fuel && spent <= fuel + 3, "{spent} of {fuel}");
