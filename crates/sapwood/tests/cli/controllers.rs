@@ -120,8 +120,9 @@ fn ai_931_an_uploaded_controller_steers_through_every_protocol() {
     let generate = server.post("/v2/models/parrot/generate", "application/json", &body);
     assert!(generate.contains("\"text_output\":\"***\""), "{generate}");
     let line = json!({"stream_id": 1, "model": "parrot", "prompt": [104], "max_tokens": 9, "controller": "stars"});
-    let lines =
-        format!("HELLO {{\"version\":2,\"features\":[\"controllers\"]}}\nGENERATE {line}\n");
+    let asked = json!({"lmtp": {"version": 2, "features": ["controllers"]}});
+    let info = json!({"stream_id": 9, "model": "parrot", "data": asked});
+    let lines = format!("MODEL_INFO {info}\nGENERATE {line}\n");
     let lmtp = server.post("/lmtp", "text/plain", &lines);
     assert_eq!(lmtp.matches("\"token\":42").count(), 3, "{lmtp}");
 }
@@ -145,6 +146,24 @@ fn ai_840_a_constraint_is_a_controller_of_every_server() {
         text.ends_with('c') && text[..3].chars().all(|c| "ab".contains(c)),
         "{ran:?}"
     );
+    // What is forced is written once.
+    for (kind, arg, expect) in [
+        (
+            "sapwood:options",
+            "[\"alpha beta gamma\"]",
+            "alpha beta gamma",
+        ),
+        (
+            "sapwood:json-schema",
+            r#"{"type":"object","properties":{"name":{"const":"sap"}},"required":["name"],"additionalProperties":false}"#,
+            r#"{"name":"sap"}"#,
+        ),
+    ] {
+        let ran = server.command(&["controller", "run", kind, "--arg", arg, "--prompt", "x"]);
+        let text: String = ran.out.split_whitespace().collect();
+        let expect: String = expect.split_whitespace().collect();
+        assert_eq!((ran.code, text), (0, expect), "{ran:?}");
+    }
     let bad = server.command(&["controller", "run", "sapwood:regex", "--arg", "("]);
     assert_eq!(bad.code, 1, "{bad:?}");
     assert!(bad.err.contains("invalid grammar"), "{bad:?}");

@@ -50,7 +50,6 @@ impl RequestReader<'_, '_> {
     ) -> Result<(Vec<StreamDemand>, ExtendedStream), LmtpError> {
         let (members, subject) = (self.request.members, self.subject);
         let (prompt, is_text) = self.prompt(now)?;
-        refuse_controllers(members)?;
         let (works, numbered) = if self.request.word == "SCORE" {
             self.scores(prompt)?
         } else {
@@ -241,7 +240,7 @@ pub(super) fn model_name(
 
 /// Refuses a request for a controller without the feature. Unknown members are ignored, but without its controller the
 /// output would be unconstrained.
-fn refuse_controllers(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
+pub(super) fn refuse_controllers(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
     if members.names_controller() {
         let message = "'controller' needs the feature 'controllers'; negotiate it first";
         return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));

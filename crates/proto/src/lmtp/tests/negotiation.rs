@@ -135,4 +135,6 @@ fn lm_971_without_its_feature_a_controller_is_refused_and_not_ignored() {
     let mut server = Server::agreed(r#"["samples"]"#);
     let text = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"controller":"x"}"#;
     assert!(server.ask(text).contains("unsupported_operation"));
+    // The base protocol ignores unknown members, but this one changes what the output means.
+    assert!(Server::new().ask(text).contains("unsupported_operation"));
 }

@@ -56,7 +56,7 @@ impl RunRequest {
             let (Some(param), Some(value)) = (ParamSpec::named(name), given(name)) else {
                 continue;
             };
-            let read = params.set_json(param, value, &ParamRanges::EVERGREEN, JsonCoercion::Strict);
+            let read = params.set_json(param, value, &ParamRanges::CORE, JsonCoercion::Strict);
             read.map_err(|error| {
                 refusals::invalid(format!("{} must be {}", error.name, error.must))
             })?;
