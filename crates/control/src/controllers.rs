@@ -231,7 +231,11 @@ impl<C: ArtefactCompiler> Controllers<C> {
         }
         let intact = self.store.read_module(id, bytes.len() as u64)?.is_some();
         match self.store.artefact_size(id, self.key)? {
-            Some(size) if intact => Ok(Some(size)),
+            Some(size) if intact => {
+                // Otherwise the next upload that needs room may evict it before its user has set a tag.
+                self.store.touch(id, self.key, (self.clock)());
+                Ok(Some(size))
+            }
             _ => Ok(None),
         }
     }

@@ -112,11 +112,24 @@ impl HostModel {
     /// Tokenizes `text`, which need not be UTF-8 (AI-605).
     #[must_use]
     pub fn tokenize(&self, text: &[u8], view: TokenView) -> Vec<Token> {
+        self.tokenize_until(text, view, &|| false)
+    }
+
+    /// As [`HostModel::tokenize`]; ends early, with some of the tokens, once it is `late`.
+    pub(crate) fn tokenize_until(
+        &self,
+        text: &[u8],
+        view: TokenView,
+        late: &dyn Fn() -> bool,
+    ) -> Vec<Token> {
         if view == TokenView::Plain {
             return self.tokenizer.tokenize(&String::from_utf8_lossy(text));
         }
         let mut tokens = Vec::new();
         for chunk in text.utf8_chunks() {
+            if late() {
+                return tokens;
+            }
             if !chunk.valid().is_empty() {
                 tokens.extend(self.tokenizer.tokenize(chunk.valid()));
             }

@@ -126,6 +126,11 @@ impl Controller {
         Ok((parts, returned))
     }
 
+    /// Its sequence is gone: it counts no longer in its request, although it is freed later.
+    pub(super) fn leave(&mut self) {
+        self.store.data_mut().leave();
+    }
+
     /// Calls a callback of the sequence `number`. After a failure the guest must be dropped.
     pub(super) fn call(
         &mut self,
@@ -180,6 +185,9 @@ impl Controller {
         let mut store = new_store(program, state);
         let mut run = || -> Ended<()> {
             store.set_epoch_deadline(1);
+            if store.get_fuel().is_ok() {
+                store.set_fuel(u64::MAX)?;
+            }
             let instance = program.instance().instantiate(&mut store)?;
             store.data_mut().limiter.instantiating = false;
             find_memory(&mut store, &instance)?;

@@ -94,7 +94,8 @@ fn pool(config: &HostConfig) -> PoolingAllocationConfig {
     let slots = config.instances.saturating_add(ending);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_core_instances(slots)
-        .total_memories(slots)
+        // A table of `externref` makes the engine take a second one, for a heap that stays empty.
+        .total_memories(slots.saturating_mul(2))
         .total_tables(slots.saturating_mul(TABLES))
         .max_tables_per_module(TABLES)
         .table_elements(config.table_elements)

@@ -104,7 +104,9 @@ fn tokenize(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
     // Owned, because a tokenizer may take long: nothing of the guest is borrowed meanwhile.
     let text = read(&mut call, "aici_host_tokenize", src, len)?.to_vec();
     let state = call.data();
-    let tokens = state.surroundings.model.tokenize(&text, state.token_view());
+    let late = || state.check_deadline().is_err();
+    let model = &state.surroundings.model;
+    let tokens = model.tokenize_until(&text, state.token_view(), &late);
     call.data_mut().set_tokenized(&tokens);
     // A long text may have used up the callback's time.
     call.data().check_deadline()?;
@@ -141,6 +143,9 @@ const TOKENIZE_BYTES_MAX: u32 = 1 << 20;
 
 /// The memory of the guest. During its start function it is not yet known, and looked up.
 fn memory(call: &mut Call<'_>) -> Returns<Memory> {
+    // Compiled code looks at its deadline at loops and at the entries of functions alone, and a function may have
+    // 100,000 calls of the host in a row.
+    call.data().check_deadline()?;
     if let Some(memory) = call.data().memory {
         return Ok(memory);
     }

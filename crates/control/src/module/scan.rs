@@ -290,14 +290,17 @@ impl<'a> Scan<'a> {
     /// parameters and 1,000 results in code that is never reached, and each target of a branch table is checked against as
     /// many values.
     fn limit_time(&mut self, operator: &Operator<'a>) -> Result<(), ModuleError> {
-        if let Operator::BrTable { targets } = operator
-            && targets.len() > BRANCH_TARGETS_MAX
-        {
-            return Err(ModuleError::invalid(format_args!(
-                "a branch table of more than {BRANCH_TARGETS_MAX} targets"
-            )));
+        let mut steps = 1;
+        if let Operator::BrTable { targets } = operator {
+            if targets.len() > BRANCH_TARGETS_MAX {
+                return Err(ModuleError::invalid(format_args!(
+                    "a branch table of more than {BRANCH_TARGETS_MAX} targets"
+                )));
+            }
+            // Each target is checked like an operator of its own.
+            steps += targets.len();
         }
-        self.operators += 1;
+        self.operators += steps;
         if self.operators < OPERATORS_PER_CLOCK {
             return Ok(());
         }

@@ -48,7 +48,8 @@ impl Happened {
         self.tokens.truncate(self.tokens.len() - unreported);
         self.backtrack += u32::try_from(backtrack - unreported).unwrap_or(0);
         self.tokens.extend_from_slice(appended.tokens);
-        self.sampled = appended.sampled;
+        // Tokens that another steerer forced after the sample come without one.
+        self.sampled = appended.sampled.or(self.sampled);
     }
 }
 
