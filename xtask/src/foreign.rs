@@ -84,7 +84,7 @@ fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
         process::run(&mut process::program("python3", &["-m", "venv", &folder]))?;
     }
     let requirements = client.join("requirements.txt").display().to_string();
-    process::run(&mut process::program(
+    let mut install = process::program(
         &python,
         &[
             "-m",
@@ -97,7 +97,10 @@ fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
             "-r",
             &requirements,
         ],
-    ))?;
+    );
+    // Packages without a wheel are built there, and may run what they have built: the folder for temporary files may
+    // forbid that.
+    process::run(install.env("TMPDIR", venv))?;
     Ok((python, client.join("check.py").display().to_string()))
 }
 

@@ -20,8 +20,9 @@ use crate::host::{Capabilities, Group, Host, Instance, Start, VariablesLimits};
 use crate::module::Abi;
 use crate::runtime::{
     AnswerRoom, Dialect, DialectCell, Launch, Launcher, MainChannel, MainConfig, MainReply,
-    MaskType, NoRowFits, Pending, PendingLimits, RequestError, SideChannel, SideParts, StepClock,
-    StepConfig, StepWake, WireInstance, encode_unreadable,
+    MaskType, NoRowFits, Pending, PendingLimits, RequestError, SIDE_WORKERS, SendAnswer,
+    SideChannel, SideParts, StepClock, StepConfig, StepWake, WireInstance, encode_failure,
+    encode_unreadable,
 };
 use crate::steer::FindProgram;
 use crate::trie::HostModel;
@@ -55,8 +56,6 @@ pub struct AicirtOptions {
     pub forks: u32,
     /// Uploads are refused.
     pub restricted: bool,
-    /// Outlive the parent process.
-    pub keep: bool,
 }
 
 /// Time limits of steps.
@@ -93,20 +92,29 @@ pub enum AicirtError {
     Lost,
 }
 
-/// Serves an engine until it asks the runtime to stop. Signals end the process at once.
+/// Prepares this process to be a runtime: signals end it at once, and so does the end of its parent, unless it is to be
+/// kept. Called before a tokenizer and a store are loaded, which may take longer than an engine waits or lasts.
 ///
 /// # Errors
-/// [`AicirtError`].
-pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
+/// The system gives no signal handler, or no thread.
+pub fn begin(keep: bool) -> Result<(), AicirtError> {
     // Before the first answer: engines end a runtime by its process group, whenever they like (AI-105).
     crate::wire::watch_signals()?;
     if rustix::process::setpgid(None, None).is_err() {
         // Only a session's leader cannot, and that leads a group already.
         tracing::debug!("this process leads its group already");
     }
-    if !options.keep {
+    if !keep {
         watch_parent()?;
     }
+    Ok(())
+}
+
+/// Serves an engine until it asks the runtime to stop. [`begin`] was called before.
+///
+/// # Errors
+/// [`AicirtError`].
+pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
     let wire = RuntimeWire::open(&options.wire)?;
     let RuntimeWire {
         requests,
@@ -166,7 +174,7 @@ fn serve_main(
                 }
             }
         };
-        send(&mut responses, &answer).map_err(|_| AicirtError::Lost)?;
+        send(&mut responses, None, &answer).map_err(|_| AicirtError::Lost)?;
     }
 }
 
@@ -183,38 +191,40 @@ fn too_long(bytes: u32, room: usize) -> Vec<u8> {
     encode_unreadable(&format!("msg too large; {bytes} + 4 > {room}"))
 }
 
-/// Sends an answer; one that does not fit is replaced by an error that does.
-fn send(responses: &mut MessageSlot, answer: &[u8]) -> Result<(), SendError> {
+/// Sends the answer to the request of a `$rid`; one that does not fit is replaced by an error that does (AI-224).
+fn send(responses: &mut MessageSlot, rid: Option<&str>, answer: &[u8]) -> Result<(), SendError> {
     match responses.send(answer) {
         Err(SendError::TooLarge { bytes, .. }) => {
             let bytes_max = responses.bytes_max();
-            let error = format!("response too large; {bytes} > {bytes_max}");
-            tracing::error!(error);
-            // As an error of a request that could be read; the `$rid` may be what made it too large.
-            let error =
-                serde_json::json!({"type": "error", "error": error, "is_user_error": false});
-            responses.send(error.to_string().as_bytes())
+            let text = format!("response too large; {bytes} > {bytes_max}");
+            tracing::error!("{text}");
+            let mut error = encode_failure(rid, &text);
+            if error.len() > bytes_max {
+                // The `$rid` is what made it too large.
+                error = encode_failure(None, &text);
+            }
+            responses.send(&error)
         }
         sent => sent,
     }
 }
 
-fn side_answers(responses: MessageSlot) -> Box<dyn Fn(Vec<u8>) + Send + Sync> {
+fn side_answers(responses: MessageSlot) -> SendAnswer {
     let responses = Mutex::new(responses);
-    Box::new(move |answer| {
+    Box::new(move |rid, answer| {
         let mut responses = responses.lock().unwrap_or_else(PoisonError::into_inner);
-        if send(&mut responses, &answer).is_err() {
+        if send(&mut responses, rid, &answer).is_err() {
             lost("the engine does not read the answers of the side channel");
         }
     })
 }
 
 fn start_side(side: Arc<SideChannel<HostLauncher>>, mut requests: MessageSlot) -> io::Result<()> {
-    for number in 0..SIDE_WORKERS {
+    for (number, most) in SIDE_WORKERS.into_iter().enumerate() {
         let side = Arc::clone(&side);
         std::thread::Builder::new()
             .name(format!("aici-work-{number}"))
-            .spawn(move || side.work())?;
+            .spawn(move || side.work(most))?;
     }
     let serve = move || {
         let mut message = Vec::new();
@@ -350,10 +360,12 @@ impl Launcher for HostLauncher {
             waker: launch.waker,
         };
         let instance = Instance::start(&self.host, &program, start);
-        Ok(match (program.abi(), is_p2) {
-            (Abi::P1, false) | (Abi::P2, true) => WireInstance::Direct(instance),
-            (Abi::P1, true) => WireInstance::p1_on_p2(instance, self.model.vocabulary()),
-            (Abi::P2, false) => WireInstance::p2_on_p1(instance),
+        Ok(match (program.abi(), launch.dialect) {
+            (Abi::P1, Dialect::P1) | (Abi::P2, Dialect::P2) => WireInstance::Direct(instance),
+            // Where the dialect is not decided yet, either kind of callback may come: they translate those of the other
+            // generation only.
+            (Abi::P1, _) => WireInstance::p1_on_p2(instance, self.model.vocabulary()),
+            (Abi::P2, _) => WireInstance::p2_on_p1(instance),
         })
     }
 
@@ -369,7 +381,49 @@ impl Launcher for HostLauncher {
     }
 }
 
-/// Threads that work on requests of the side channel. They wait for the disk and the compiler, and never run a controller.
-const SIDE_WORKERS: usize = 4;
 /// The exit code of a runtime whose shared memory is unusable (AI-107).
 const SHARED_MEMORY_LOST: i32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::EngineWire;
+
+    /// AI-301
+    #[test]
+    fn ai_224_an_answer_that_does_not_fit_is_an_error_with_its_rid() {
+        let mut config = WireConfig::new(format!("/swr{}-", std::process::id()));
+        config.message_bytes = 4_096;
+        config.mask_bytes = 4_096;
+        let mut engine = EngineWire::create(&config).unwrap();
+        let mut runtime = RuntimeWire::open(&config).unwrap();
+        let bytes_max = runtime.side_responses.bytes_max();
+        let mut answered = |rid: &str, bytes: usize| {
+            send(&mut runtime.side_responses, Some(rid), &vec![b'x'; bytes]).unwrap();
+            let (mut answer, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+            let received = engine.side_responses.receive(&mut answer, Some(until));
+            assert_eq!(received, Ok(Received::Message));
+            String::from_utf8(answer).unwrap()
+        };
+        assert_eq!(answered("a", bytes_max), "x".repeat(bytes_max));
+        let error = format!(
+            r#""type":"error","error":"response too large; {} > {bytes_max}","is_user_error":false}}"#,
+            bytes_max + 1
+        );
+        assert_eq!(
+            answered("a", bytes_max + 1),
+            format!(r#"{{"$rid":"a",{error}"#)
+        );
+        // The error with the longest possible `$rid`, and one that is a byte longer.
+        let rest = format!(r#"{{"$rid":"",{error}"#).len();
+        let rid = "r".repeat(bytes_max - rest);
+        assert_eq!(
+            answered(&rid, bytes_max + 1),
+            format!(r#"{{"$rid":"{rid}",{error}"#)
+        );
+        assert_eq!(
+            answered(&format!("{rid}r"), bytes_max + 1),
+            format!("{{{error}")
+        );
+    }
+}

@@ -302,7 +302,11 @@ pub(crate) fn main() -> Result<Exit, CliError> {
 fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<_> = given.collect();
     let name = arguments.first().map(Path::new).and_then(Path::file_name);
-    if name.is_some_and(|name| name.as_encoded_bytes().ends_with(b"aicirt")) {
+    // Its compiler is a child of the same name.
+    let compiles = arguments
+        .get(1)
+        .is_some_and(|first| first == compile_controller::NAME);
+    if !compiles && name.is_some_and(|name| name.as_encoded_bytes().ends_with(b"aicirt")) {
         arguments.insert(1, "aicirt".into());
     }
     arguments
@@ -336,6 +340,10 @@ mod tests {
             "/opt/aicirt aicirt --server"
         );
         assert_eq!(seen(&["bin/my-aicirt"]), "bin/my-aicirt aicirt");
+        assert_eq!(
+            seen(&["bin/my-aicirt", "compile-controller"]),
+            "bin/my-aicirt compile-controller"
+        );
         assert_eq!(seen(&["sapwood", "aicirt"]), "sapwood aicirt");
         assert_eq!(seen(&["/aicirt/sapwood", "serve"]), "/aicirt/sapwood serve");
     }

@@ -81,8 +81,9 @@ class Engine:
         memory.close_fd()
         self.rids = 0
         flags = [*flags, f"--json-size={MESSAGE_MIB}", f"--bin-size={MASK_MIB}", "--name", self.prefix]
-        self.runtime = subprocess.Popen([*runtime, "--server", "--tokenizer", tokenizer, *flags], cwd=cwd)
+        self.runtime = None
         try:
+            self.runtime = subprocess.Popen([*runtime, "--server", "--tokenizer", tokenizer, *flags], cwd=cwd)
             assert self.main("ping") == {"pong": 1}
             self.vocab_size = self.main("tokens")["vocab_size"]
         except BaseException:
@@ -96,17 +97,25 @@ class Engine:
         self.close()
 
     def close(self):
-        """Stops the runtime; returns its exit code."""
+        """Stops the runtime; returns its exit code, or None if it was never started."""
+        try:
+            return self.stop() if self.runtime else None
+        finally:
+            for channel in self.channels:
+                channel.unlink()
+            try:
+                posix_ipc.unlink_shared_memory(self.prefix + "bin-shm")
+            except posix_ipc.ExistentialError:
+                pass
+
+    def stop(self):
         if self.runtime.poll() is None:
             self.runtime.terminate()
-        code = self.runtime.wait(TIMEOUT_S)
-        for channel in self.channels:
-            channel.unlink()
         try:
-            posix_ipc.unlink_shared_memory(self.prefix + "bin-shm")
-        except posix_ipc.ExistentialError:
-            pass
-        return code
+            return self.runtime.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.runtime.kill()
+            return self.runtime.wait()
 
     def main(self, op, **members):
         """One request of the main channel: strictly one after the other."""

@@ -52,22 +52,55 @@ impl Group {
             let text = format!("too many forks (max={})", self.forks_max);
             return Err(CallFailure::new(ErrorReason::LIMIT, text));
         }
-        Ok(Member(Arc::clone(self)))
+        Ok(Member {
+            group: Arc::clone(self),
+            counted: true,
+        })
     }
 }
 
 /// One live sequence of a group.
 #[derive(Debug)]
-pub(super) struct Member(Arc<Group>);
+pub(super) struct Member {
+    group: Arc<Group>,
+    counted: bool,
+}
 
 impl Member {
     pub(super) const fn group(&self) -> &Arc<Group> {
-        &self.0
+        &self.group
+    }
+
+    /// Counts it no longer: its sequence is gone, although its memory may not be freed yet.
+    pub(super) fn leave(&mut self) {
+        if std::mem::take(&mut self.counted) {
+            self.group.live.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.0.live.fetch_sub(1, Ordering::Relaxed);
+        self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ai_413_a_member_that_left_is_counted_off_once() {
+        let group = Group::new(2, VariablesLimits::default());
+        let (first, mut second) = (group.enter().unwrap(), group.enter().unwrap());
+        assert!(group.enter().is_err());
+        second.leave();
+        let third = group.enter().unwrap();
+        assert!(group.enter().is_err());
+        second.leave();
+        drop(second);
+        assert!(group.enter().is_err());
+        drop((first, third));
+        assert_eq!(group.live.load(Ordering::Relaxed), 0);
     }
 }

@@ -173,7 +173,9 @@ impl Drop for Instance {
             None
         };
         drop(inner);
-        if let Some(controller) = controller {
+        if let Some(mut controller) = controller {
+            // At once: the engine may ask for another sequence in the same request (AI-413).
+            controller.leave();
             self.0.host.workers().push(Work::Discard(controller));
         }
     }
@@ -317,7 +319,9 @@ impl Slot {
                 }
                 drop(inner);
                 // Freed without the lock, where the sequence is gone.
-                drop(controller);
+                if let Some(mut controller) = controller {
+                    controller.leave();
+                }
                 return;
             };
             inner.running_since = Some(Instant::now());

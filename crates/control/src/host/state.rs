@@ -144,6 +144,11 @@ impl ControllerState {
         &self.member
     }
 
+    /// See [`Member::leave`].
+    pub(super) fn leave(&mut self) {
+        self.member.leave();
+    }
+
     pub(super) fn set_deadline(&mut self, at: Option<Instant>) {
         self.deadline.at = at;
     }

@@ -175,6 +175,15 @@ pub(crate) fn encode<T: Serialize>(rid: Option<&str>, answer: &Result<T, Request
     }
 }
 
+/// Encodes an error that is not the request's fault.
+pub(crate) fn encode_failure(rid: Option<&str>, text: &str) -> Vec<u8> {
+    let error = RequestError {
+        text: text.to_owned(),
+        is_user: false,
+    };
+    encode::<()>(rid, &Err(error))
+}
+
 /// Encodes the data of an answer.
 pub(crate) fn encode_data<T: Serialize>(rid: Option<&str>, data: &T) -> Vec<u8> {
     to_bytes(&Answer {

@@ -15,12 +15,12 @@ mod queue;
 use std::sync::Arc;
 
 use sapwood_proto::steer::{ControllerStore, SteerUser, StepWaker, Token};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use self::launch::Launches;
 use self::queue::Job;
-pub(crate) use self::queue::{SIDE_PENDING_MAX, SideQueue, Ticket};
+pub(crate) use self::queue::{SIDE_PENDING_MAX, SideQueue, Ticket, Weight};
 use super::envelope::{self, Envelope, RequestError, Unreadable};
 use super::hello;
 use super::main_channel::{Dialect, DialectCell};
@@ -56,8 +56,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) waker: Arc<dyn StepWaker>,
 }
 
-/// Sends an answer. May wait for the engine to read the one before.
-pub(crate) type SendAnswer = Box<dyn Fn(Vec<u8>) + Send + Sync>;
+/// Sends the answer to the request of a `$rid`. May wait for the engine to read the one before.
+pub(crate) type SendAnswer = Box<dyn Fn(Option<&str>, Vec<u8>) + Send + Sync>;
 
 /// The ops of the side channel.
 pub(crate) struct SideChannel<L: Launcher> {
@@ -108,6 +108,10 @@ impl<L: Launcher> SideChannel<L> {
             Err(Unreadable(error)) => return self.unreadable(&error),
         };
         let rid = envelope.rid.clone();
+        // Of the wrong shape it is an error, also where nothing depends on the user.
+        if let Err(error) = envelope.user() {
+            return self.answer(rid.as_deref(), &Err::<(), _>(error));
+        }
         let answer = match envelope.op.as_str() {
             "ping" => Ok(json!({"pong": 1})),
             "hello" => hello::answer(envelope),
@@ -123,17 +127,21 @@ impl<L: Launcher> SideChannel<L> {
             }
             _ => Err(RequestError::bad_op()),
         };
-        (self.send)(envelope::encode(rid.as_deref(), &answer));
+        self.answer(rid.as_deref(), &answer);
+    }
+
+    fn answer<T: Serialize>(&self, rid: Option<&str>, answer: &Result<T, RequestError>) {
+        (self.send)(rid, envelope::encode(rid, answer));
     }
 
     /// Answers a message that is no request.
     pub(crate) fn unreadable(&self, error: &str) {
-        (self.send)(envelope::encode_unreadable(error));
+        (self.send)(None, envelope::encode_unreadable(error));
     }
 
-    /// Works until the queue is closed. Several threads do.
-    pub(crate) fn work(&self) {
-        while let Some(job) = self.queue.next() {
+    /// Works until the queue is closed, on jobs of at most this weight. One thread for each of [`SIDE_WORKERS`] does.
+    pub(crate) fn work(&self, most: Weight) {
+        while let Some(job) = self.queue.next(most) {
             match job {
                 Job::Request(ticket, envelope) => self.run(ticket, envelope),
                 Job::Begun(number) => {
@@ -174,7 +182,7 @@ impl<L: Launcher> SideChannel<L> {
     fn finish(&self, ticket: &Ticket, answer: &Result<Value, RequestError>) {
         // A cancelled request has its answer already.
         if self.queue.finish(ticket) {
-            (self.send)(envelope::encode(ticket.rid.as_deref(), answer));
+            self.answer(ticket.rid.as_deref(), answer);
         }
     }
 
@@ -188,7 +196,7 @@ impl<L: Launcher> SideChannel<L> {
         for ticket in &tickets {
             self.launches.cancel(ticket.number);
             let error = RequestError::user("cancelled");
-            (self.send)(envelope::encode::<()>(Some(&rid), &Err(error)));
+            self.answer(Some(&rid), &Err::<(), _>(error));
         }
         Ok(json!({"cancelled": tickets.len()}))
     }
@@ -221,6 +229,15 @@ impl<L: Launcher> SideChannel<L> {
         self.queue.close();
     }
 }
+
+/// What each worker takes at most. Uploads take as long as compilations, and must not keep all of the workers: the others
+/// go on with instances that need no compiler, and the first of them with what takes no time at all (AI-306).
+pub(crate) const SIDE_WORKERS: [Weight; 4] = [
+    Weight::Quick,
+    Weight::MayCompile,
+    Weight::Compiles,
+    Weight::Compiles,
+];
 
 #[cfg(test)]
 mod tests;

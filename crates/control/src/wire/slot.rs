@@ -31,7 +31,7 @@ pub struct MessageSlot {
 /// How long the peer may keep a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotLimits {
-    /// Half written, while we receive (AI-213).
+    /// Half written (AI-213).
     pub stall: Duration,
     /// Full, while we send (AI-245).
     pub unread: Duration,
@@ -191,7 +191,7 @@ impl MessageSlot {
             }
             Guard::Futex { word: offset } => {
                 let word = self.region.word(*offset).ok_or(SendError::Lost)?;
-                claim(word, &mut self.spin, until)?;
+                claim(word, &mut self.spin, until, self.limits.stall)?;
                 self.region.write(offset + 4, message);
                 word.store(length, Ordering::Release);
                 // Shared, not private: the peer is another process (AI-211).
@@ -262,7 +262,12 @@ fn wait_full(
 }
 
 /// Turns a free word into one that is being written.
-fn claim(word: &AtomicU32, spin: &mut Spin, until: Instant) -> Result<(), PeerLost> {
+fn claim(
+    word: &AtomicU32,
+    spin: &mut Spin,
+    until: Instant,
+    stall: Duration,
+) -> Result<(), PeerLost> {
     let claimed = || {
         word.compare_exchange(FREE, WRITING, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
@@ -270,6 +275,7 @@ fn claim(word: &AtomicU32, spin: &mut Spin, until: Instant) -> Result<(), PeerLo
     if spin.until(claimed) {
         return Ok(());
     }
+    let mut writing_since = None;
     loop {
         let value = word.load(Ordering::Acquire);
         if value == FREE {
@@ -278,7 +284,17 @@ fn claim(word: &AtomicU32, spin: &mut Spin, until: Instant) -> Result<(), PeerLo
             }
             continue;
         }
-        if Instant::now() >= until {
+        let now = Instant::now();
+        if value == WRITING {
+            // Somebody else wrote here, and died.
+            let since = *writing_since.get_or_insert(now);
+            if now - since >= stall {
+                return Err(PeerLost);
+            }
+        } else {
+            writing_since = None;
+        }
+        if now >= until {
             return Err(PeerLost);
         }
         // Readers send no wake, so this is how long a free slot may go unnoticed (AI-212).

@@ -168,6 +168,18 @@ fn ai_213_a_writer_that_dies_in_mid_copy_is_a_lost_peer() {
 }
 
 #[test]
+fn ai_213_a_slot_that_stays_half_written_is_given_up_by_a_sender_too() {
+    let mut config = config(Synchronisation::Futex);
+    config.limits.unread = Duration::from_secs(3_600);
+    let _engine = EngineWire::create(&config).unwrap();
+    let mut runtime = RuntimeWire::open(&config).unwrap();
+    runtime.responses.set_length(u32::MAX);
+    let begun = Instant::now();
+    assert_eq!(runtime.responses.send(b"{}"), Err(SendError::Lost));
+    assert!(begun.elapsed() >= Duration::from_millis(50));
+}
+
+#[test]
 fn ai_245_a_peer_that_never_reads_does_not_block_the_sender() {
     for synchronisation in SYNCHRONISATIONS {
         let (_engine, mut runtime, _) = pair(synchronisation);

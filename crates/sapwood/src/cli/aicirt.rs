@@ -260,7 +260,9 @@ impl AicirtCommand {
             init_time: Duration::from_millis(self.wasm_max_init_time),
             pre_step_time: times.pre_step,
             step_time,
-            late_steps: times.late_steps,
+            // The main channel counts late steps, and frees a sequence that has too many: a callback goes on until then. The
+            // host's own limit is the last resort for a sequence that is never listed again.
+            late_steps: times.late_steps.saturating_mul(100),
             grace_time: times.grace,
             timer_resolution: Duration::from_micros(self.wasm_timer_resolution_us.unwrap_or(0)),
             ..HostConfig::default()
@@ -317,6 +319,9 @@ impl AicirtCommand {
     }
 
     fn serve(&self) -> Result<(), CliError> {
+        let failed = |error: AicirtError| CliError::exit(exit_of(&error), error.to_string());
+        // First: the engine may end while the tokenizer and the store are loaded (AI-106).
+        aicirt::begin(self.keep).map_err(failed)?;
         if self.realtime
             && let Err(error) = sapwood_control::wire::ask_for_realtime()
         {
@@ -348,9 +353,8 @@ impl AicirtCommand {
             times: self.times(),
             forks: self.wasm_max_forks,
             restricted: self.restricted,
-            keep: self.keep,
         })
-        .map_err(|error| CliError::exit(exit_of(&error), error.to_string()))
+        .map_err(failed)
     }
 }
 

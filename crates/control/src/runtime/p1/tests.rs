@@ -581,6 +581,70 @@ fn ai_441_with_late_mid_skip_the_step_is_taken_back() {
 }
 
 #[test]
+fn ai_441_a_skipped_mid_that_ends_between_two_requests_is_not_called_again() {
+    let mut engine = Engine::with(StepConfig {
+        late_mid_skips: true,
+        ..config()
+    });
+    engine.bind(4, [runs(), runs(), Line::At(200, Returned::Mid(only(7)))]);
+    engine.bind(5, [runs(), Line::At(250, Returned::Mid(only(1))), runs()]);
+    engine.mid(json!([{"id": 4}]));
+    // Its result comes during the mid of another sequence, before anything is asked of it.
+    let answer = engine.mid(json!([{"id": 5}]));
+    assert_eq!(answer["seqs"]["5"]["error"], "");
+    engine.world.take_calls();
+    let answer = engine.post_pre(json!({"post_ops": [{"id": 4, "tokens": [], "backtrack": 1}]}));
+    assert_eq!(answer["post_seqs"]["4"]["result"]["stop"], false);
+    assert_eq!(answer["pre_seqs"]["4"]["result"]["suspend"], false);
+    assert_eq!(engine.world.take_calls(), [(5, Callback::Pre)]);
+    // A clone would have a state that its engine has not seen.
+    let answer = engine.mid(json!([{"id": 6, "clone_id": 4}]));
+    assert_eq!(
+        answer["seqs"]["6"]["error"],
+        "Worker: sequence 4 is still running"
+    );
+    let answer = engine.mid(json!([{"id": 4}]));
+    assert_eq!(answer["seqs"]["4"]["result"], Value::Null);
+    assert_eq!(engine.world.row(0), [7]);
+    assert_eq!(engine.world.take_calls(), []);
+}
+
+#[test]
+fn ai_441_a_mid_that_is_skipped_again_and_again_fails_at_the_tenth_step() {
+    let mut engine = Engine::with(StepConfig {
+        late_mid_skips: true,
+        ..config()
+    });
+    engine.bind(4, [runs(), Line::At(100_000, Returned::Mid(only(7)))]);
+    for step in 1..10 {
+        let answer = engine.mid(json!([{"id": 4}]));
+        let log = format!("⏲ timeout [deadline: 150ms; step {step}/10]\n");
+        assert_eq!(answer["seqs"]["4"]["logs"], log);
+        engine.post_pre(json!({"post_ops": [{"id": 4, "tokens": [], "backtrack": 1}]}));
+    }
+    let answer = engine.mid(json!([{"id": 4}]));
+    assert_eq!(answer["seqs"]["4"]["error"], "Worker: timeout");
+}
+
+#[test]
+fn ai_406_a_splice_that_no_post_answered_is_over_with_the_next_mid() {
+    let splice = MidReturned::Splice {
+        backtrack: 3,
+        ff_tokens: vec![20],
+    };
+    let mut engine = Engine::bound([mid(splice), mid(only(20)), post(false), runs()]);
+    engine.mid(json!([{"id": 4}]));
+    engine.mid(json!([{"id": 4}]));
+    engine.world.take_calls();
+    engine.post_pre(json!({"post_ops": [{"id": 4, "tokens": [20], "backtrack": 0}]}));
+    let sampled = Callback::Post {
+        backtrack: 0,
+        tokens: vec![20],
+    };
+    assert_eq!(engine.world.take_calls()[0], (4, sampled));
+}
+
+#[test]
 fn ai_402_an_op_for_a_sequence_that_is_still_running_fails_it() {
     let mut engine = Engine::bound([pre_at(100_000)]);
     engine.post_pre(json!({}));

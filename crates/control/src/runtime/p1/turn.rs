@@ -105,8 +105,22 @@ impl<S: Sequence> P1Live<S> {
             self.awaited = false;
             return;
         }
+        let in_mid = self.is_in_mid();
         match (&self.stage, post) {
             (_, Some(_)) if self.owes_an_answer() => {
+                let (failure, answer) = still_running(id);
+                self.turn.post = Some(answer);
+                self.fail_turn(failure);
+            }
+            // Nothing was appended in the skipped step, so there is nothing to be reported.
+            (_, post) if in_mid && post.as_ref().is_none_or(|(_, tokens)| tokens.is_empty()) => {
+                let report = StepReport::default;
+                self.turn.post =
+                    post.map(|_| SeqResult::new(Some(SeqValue::Post { stop: false }), report()));
+                self.turn.pre = Some(SeqResult::new(Some(pre_value(false, 1)), report()));
+                self.awaited = false;
+            }
+            (_, Some(_)) if in_mid => {
                 let (failure, answer) = still_running(id);
                 self.turn.post = Some(answer);
                 self.fail_turn(failure);
@@ -117,14 +131,6 @@ impl<S: Sequence> P1Live<S> {
                 self.stage = Stage::Post;
                 self.sequence.call(Callback::Post { backtrack, tokens });
             }
-            // Its mid was skipped and is still running: nothing was appended, so there is nothing to be reported.
-            (Stage::Mid, post) if post.as_ref().is_none_or(|(_, tokens)| tokens.is_empty()) => {
-                let report = StepReport::default;
-                self.turn.post =
-                    post.map(|_| SeqResult::new(Some(SeqValue::Post { stop: false }), report()));
-                self.turn.pre = Some(SeqResult::new(Some(pre_value(false, 1)), report()));
-                self.awaited = false;
-            }
             (_, None) => {}
             (_, Some(_)) => {
                 let (failure, answer) = still_running(id);
@@ -132,6 +138,11 @@ impl<S: Sequence> P1Live<S> {
                 self.fail_turn(failure);
             }
         }
+    }
+
+    /// Its mid was skipped, and no answer had its result yet: it is still running, or has ended between two requests.
+    const fn is_in_mid(&self) -> bool {
+        matches!(self.stage, Stage::Mid) || self.mid.is_some()
     }
 
     /// A late `pre` has ended, and no answer had its result yet.
@@ -182,7 +193,7 @@ impl<S: Sequence> P1Live<S> {
                 pre.log(&config.late_line(config.pre_step_time, self.late));
                 self.turn.pre = Some(pre);
             }
-        } else {
+        } else if !self.is_in_mid() {
             self.late = 0;
         }
         std::mem::take(&mut self.turn)
@@ -192,6 +203,8 @@ impl<S: Sequence> P1Live<S> {
     pub(super) fn begin_mid(&mut self, id: u64, fork_group: Vec<u32>) {
         self.awaited = true;
         match self.stage {
+            // It was late, its step was skipped, and it has ended since: this answer has its result.
+            Stage::Idle if self.mid.is_some() => self.awaited = false,
             Stage::Idle if !self.owes_an_answer() => {
                 self.stage = Stage::Mid;
                 self.sequence.call(Callback::Mid { fork_group });
@@ -243,7 +256,7 @@ impl<S: Sequence> P1Live<S> {
         child: u64,
         config: &StepConfig,
     ) -> Result<Self, OpError> {
-        if !matches!(self.stage, Stage::Idle) || self.owes_an_answer() {
+        if !matches!(self.stage, Stage::Idle) || self.owes_an_answer() || self.mid.is_some() {
             return Err(OpError::of(still_running(id)));
         }
         let member = self.member.fork(config.forks, config.sequences);
@@ -334,6 +347,8 @@ impl<S: Sequence> P1Live<S> {
     }
 
     fn take_mid(&mut self, returned: MidReturned) {
+        // An earlier one that no post answered is over.
+        self.splice = None;
         let report = std::mem::take(&mut self.report);
         let (value, row) = match returned {
             MidReturned::Stop => (None, MidRow::End),

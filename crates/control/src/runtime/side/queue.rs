@@ -36,6 +36,30 @@ pub(super) enum Job {
     Begun(u64),
 }
 
+/// How long a job may keep its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Weight {
+    /// The time of a few file operations.
+    Quick,
+    /// As long as a compilation, if the controller has to be compiled again.
+    MayCompile,
+    /// As long as a compilation.
+    Compiles,
+}
+
+impl Job {
+    fn weight(&self) -> Weight {
+        match self {
+            Self::Begun(_) => Weight::Quick,
+            Self::Request(_, envelope) => match envelope.op.as_str() {
+                "mk_module" => Weight::Compiles,
+                "instantiate" => Weight::MayCompile,
+                _ => Weight::Quick,
+            },
+        }
+    }
+}
+
 /// An open request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
@@ -64,7 +88,8 @@ impl SideQueue {
         state.open.insert(number, request);
         let ticket = Ticket { number, rid };
         state.jobs.push_back(Job::Request(ticket, envelope));
-        self.changed.notify_one();
+        // All: the one that is woken may be one that does not take this job.
+        self.changed.notify_all();
         true
     }
 
@@ -75,18 +100,19 @@ impl SideQueue {
         if state.open.contains_key(&number) && !state.jobs.iter().any(queued) {
             // Before requests that nobody has begun: its engine waits already.
             state.jobs.push_front(Job::Begun(number));
-            self.changed.notify_one();
+            self.changed.notify_all();
         }
     }
 
-    /// Returns the next job; `None` once the queue is closed.
-    pub(super) fn next(&self) -> Option<Job> {
+    /// Returns the next job of at most this weight; `None` once the queue is closed.
+    pub(super) fn next(&self, most: Weight) -> Option<Job> {
         let mut state = self.lock();
         loop {
             if state.closed {
                 return None;
             }
-            if let Some(job) = state.jobs.pop_front() {
+            let first = state.jobs.iter().position(|job| job.weight() <= most);
+            if let Some(job) = first.and_then(|first| state.jobs.remove(first)) {
                 return Some(job);
             }
             state = self

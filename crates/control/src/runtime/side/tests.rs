@@ -120,7 +120,7 @@ impl Launcher for Starter {
     }
 }
 
-/// A side channel with two workers, and what it answered.
+/// A side channel with its workers, and what it answered.
 struct Side {
     channel: Arc<SideChannel<Starter>>,
     answers: Receiver<Vec<u8>>,
@@ -132,10 +132,10 @@ struct Side {
 
 impl Side {
     fn new(dialect: Dialect) -> Self {
-        Self::with(dialect, false, 2)
+        Self::with(dialect, false, &SIDE_WORKERS)
     }
 
-    fn with(dialect: Dialect, gated: bool, workers: usize) -> Self {
+    fn with(dialect: Dialect, gated: bool, workers: &[Weight]) -> Self {
         let world = World::new();
         let pending = Arc::clone(&world.pending);
         let args = Arc::default();
@@ -165,12 +165,13 @@ impl Side {
             dialect: DialectCell::new(dialect),
             wake: Arc::default(),
             restricted: false,
-            send: Box::new(move |answer| send.send(answer).unwrap()),
+            send: Box::new(move |_, answer| send.send(answer).unwrap()),
         }));
-        let workers = (0..workers)
-            .map(|_| {
-                let channel = Arc::clone(&channel);
-                std::thread::spawn(move || channel.work())
+        let workers = workers
+            .iter()
+            .map(|most| {
+                let (channel, most) = (Arc::clone(&channel), *most);
+                std::thread::spawn(move || channel.work(most))
             })
             .collect();
         Self {
@@ -320,7 +321,7 @@ fn ai_313_arguments_and_prompts_in_their_forms() {
 /// AI-1004
 #[test]
 fn ai_306_a_slow_request_delays_no_other_and_can_be_cancelled() {
-    let side = Side::with(Dialect::Auto, true, 2);
+    let side = Side::with(Dialect::Auto, true, &SIDE_WORKERS);
     side.send(r#"{"$rid":"slow","op":"mk_module","binary":"AGFz"}"#);
     side.send(
         r#"{"$rid":"never","op":"instantiate","req_id":"n","prompt":[],"module_id":"never"}"#,
@@ -351,9 +352,37 @@ fn ai_306_a_slow_request_delays_no_other_and_can_be_cancelled() {
 }
 
 #[test]
+fn ai_306_as_many_uploads_as_there_are_workers_delay_no_other_request() {
+    let side = Side::with(Dialect::Auto, true, &SIDE_WORKERS);
+    for _ in &SIDE_WORKERS {
+        side.send(r#"{"$rid":"slow","op":"mk_module","binary":"AGFz"}"#);
+    }
+    let tags = side.ask(r#"{"$rid":"t","op":"get_tags"}"#);
+    assert!(tags.starts_with(r#"{"$rid":"t","type":"ok""#), "{tags}");
+    let ok = r#"{"$rid":"x","type":"ok","data":{}}"#;
+    assert_eq!(side.instantiate("r1", "good", ""), ok);
+    for _ in &SIDE_WORKERS {
+        side.gate.as_ref().unwrap().send(()).unwrap();
+        assert!(side.receive().starts_with(r#"{"$rid":"slow","type":"ok""#));
+    }
+}
+
+#[test]
+fn ai_302_every_op_checks_the_shape_of_the_user() {
+    let side = Side::new(Dialect::Auto);
+    for op in ["ping", "hello", "cancel", "drop", "stats", "get_tags", "?"] {
+        let refused = side.ask(&format!(
+            r#"{{"$rid":"a","op":"{op}","$auth":{{"user":1}}}}"#
+        ));
+        let begin = r#"{"$rid":"a","type":"error","error":"$auth must be "#;
+        assert!(refused.starts_with(begin), "{refused}");
+    }
+}
+
+#[test]
 fn ai_1090_as_many_requests_are_open_as_the_limit_says() {
     // Nobody works, so that all of them stay open.
-    let side = Side::with(Dialect::Auto, false, 0);
+    let side = Side::with(Dialect::Auto, false, &[]);
     for _ in 0..SIDE_PENDING_MAX {
         side.send(r#"{"$rid":"q","op":"get_tags"}"#);
     }

@@ -73,7 +73,7 @@ impl<S: Sequence> P1OnP2<S> {
             ..
         } = callback
         else {
-            // The main channel of P2 has no other callback; the module answers it wrongly, and the sequence fails.
+            // The engine turned out to be of P1 (AI-104), as the module is.
             return self.inner.call(callback);
         };
         self.fork_group = fork_group;

@@ -32,6 +32,10 @@ pub(crate) struct P2OnP1<S> {
     forced: Vec<Token>,
     /// A splice that removes the sampled token, which is appended by now.
     removal: Option<Removal>,
+    /// The last `Pre` had tokens to be appended, and their `Post` follows.
+    forwarding: bool,
+    /// The engine turned out to be of P2, as the module is (AI-104): nothing is translated.
+    direct: bool,
     dropped_temperature: bool,
     ready: VecDeque<Returned>,
     report: StepReport,
@@ -86,6 +90,8 @@ impl<S: Sequence> P2OnP1<S> {
             conditional: Vec::new(),
             forced: Vec::new(),
             removal: None,
+            forwarding: false,
+            direct: false,
             dropped_temperature: false,
             ready: VecDeque::new(),
             report: StepReport::default(),
@@ -106,7 +112,10 @@ impl<S: Sequence> P2OnP1<S> {
                 self.post(backtrack, &tokens);
                 self.ready.push_back(Returned::Post { stop: false });
             }
-            Callback::Process { .. } => self.inner.call(callback),
+            Callback::Process { .. } => {
+                self.direct = true;
+                self.inner.call(callback);
+            }
         }
     }
 
@@ -131,6 +140,7 @@ impl<S: Sequence> P2OnP1<S> {
     }
 
     fn answer_pre(&mut self, num_forks: u32, suspend: bool, ff_tokens: Vec<Token>) {
+        self.forwarding = !ff_tokens.is_empty();
         self.ready.push_back(Returned::Pre {
             num_forks,
             suspend,
@@ -182,6 +192,10 @@ impl<S: Sequence> P2OnP1<S> {
     }
 
     fn post(&mut self, backtrack: u32, tokens: &[Token]) {
+        if std::mem::take(&mut self.forwarding) {
+            // They follow what has happened before, and none of them was sampled (AI-502).
+            return self.happened.tokens.extend_from_slice(tokens);
+        }
         if let Some(removal) = self.removal.take_if(|removal| removal.answered) {
             // The sampled token was never reported, so it is not among those that are taken back.
             let backtrack = backtrack.saturating_sub(1);
@@ -217,7 +231,7 @@ impl<S: Sequence> P2OnP1<S> {
         }
         let Outcome { result, report } = self.inner.poll()?;
         match result {
-            Ok(Returned::Branches(branches)) => {
+            Ok(Returned::Branches(branches)) if !self.direct => {
                 self.report = report;
                 self.decide(branches);
                 let ready = self.ready.pop_front()?;
@@ -262,6 +276,8 @@ impl<S: Sequence> P2OnP1<S> {
             conditional: self.conditional.clone(),
             forced: self.forced.clone(),
             removal: self.removal.clone(),
+            forwarding: self.forwarding,
+            direct: self.direct,
             dropped_temperature: self.dropped_temperature,
             ready: VecDeque::new(),
             report: StepReport::default(),

@@ -290,6 +290,69 @@ fn ai_602_conditional_splices_of_a_p2_module_follow_their_token() {
 }
 
 #[test]
+fn ai_502_tokens_that_were_forwarded_were_not_sampled() {
+    let world = World::new();
+    let follows = sample(7, &[splice(&[7], 0, &[21])]);
+    let mut it = p2_on_p1(&world, [vec![without_mask(0, &[5])], vec![follows], vec![]]);
+    assert_eq!(call(&mut it, Callback::Pre), pre_of(1, false, &[5]));
+    call(&mut it, posted(0, &[5]));
+    call(&mut it, Callback::Pre);
+    let group = Callback::Mid {
+        fork_group: vec![4],
+    };
+    call(&mut it, group);
+    call(&mut it, posted(0, &[7]));
+    assert_eq!(call(&mut it, Callback::Pre), pre_of(1, false, &[21]));
+    call(&mut it, posted(0, &[21]));
+    call(&mut it, Callback::Pre);
+    let happened = |tokens: &[Token], sampled| {
+        let tokens = tokens.to_vec();
+        let process = Callback::Process {
+            backtrack: 0,
+            tokens,
+            sampled,
+            fork_group: vec![4],
+        };
+        (4, process)
+    };
+    assert_eq!(
+        world.take_calls(),
+        [
+            happened(&[], None),
+            happened(&[5], None),
+            happened(&[7, 21], Some(7))
+        ]
+    );
+}
+
+/// Instances that were started before the engine's first op.
+#[test]
+fn ai_104_callbacks_of_the_module_s_own_generation_pass_as_they_are() {
+    let world = World::new();
+    let mut it = p1_on_p2(&world, [runs(), mid(only(7)), post(false)]);
+    assert_eq!(call(&mut it, Callback::Pre), pre_of(1, false, &[]));
+    let group = Callback::Mid {
+        fork_group: vec![4, 5],
+    };
+    let sampled = Returned::Mid(MidReturned::Sample(Some(mask(7))));
+    assert_eq!(call(&mut it, group.clone()), sampled);
+    assert_eq!(
+        call(&mut it, posted(0, &[7])),
+        Returned::Post { stop: false }
+    );
+    let calls: Vec<_> = world.take_calls().into_iter().map(|it| it.1).collect();
+    assert_eq!(calls, [Callback::Pre, group, posted(0, &[7])]);
+    let branches = vec![sample(7, &[]), without_mask(1, &[9])];
+    let mut it = p2_on_p1(&world, [branches.clone(), branches.clone()]);
+    let returned = Returned::Branches(branches);
+    assert_eq!(call(&mut it, process(&[])), returned);
+    let mut child = it.fork().unwrap();
+    child.bind(5);
+    assert_eq!(call(&mut child, process(&[7])), returned);
+    assert_eq!(world.take_calls(), [(4, process(&[])), (5, process(&[7]))]);
+}
+
+#[test]
 fn ai_602_branches_of_a_p2_module_are_clones_on_the_p1_wire() {
     let world = World::new();
     let mut it = p2_on_p1(
