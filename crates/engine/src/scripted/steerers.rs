@@ -35,7 +35,7 @@ enum Move {
     /// Takes back so many tokens.
     Back(u32),
     /// Becomes as many sequences as there are lists of moves; each goes on with its own.
-    Fork(Vec<Vec<Move>>),
+    Fork(Vec<Vec<Self>>),
     /// Prints this.
     Log(&'static str),
     Trap,

@@ -766,6 +766,10 @@ fn tr_1305_patterns_and_controllers_are_read_wherever_they_are_sent() {
             ("tag", arg)
         );
     }
+}
+
+#[test]
+fn tr_1305_empty_patterns_are_none_and_wrong_ones_are_refused() {
     let none =
         asking(r#""controller":"","controller_arg":"","regex":"","json_schema":"""#).unwrap();
     assert_eq!((none.controller, none.constraint), (None, None));
