@@ -3,6 +3,8 @@
 //! The modules are built by `cargo xtask ci --lane controllers`, which then runs these tests; only the example in the text
 //! format needs no other compiler.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};

@@ -45,19 +45,19 @@ struct RepositoryInner {
 
 impl ServedModels {
     pub(crate) fn new(
-        kernel: Kernel,
-        shared: ServerContext,
-        config: Config,
-        controllers: ProcessControllers,
+        kernel: &Kernel,
+        shared: &ServerContext,
+        config: &Config,
+        controllers: &ProcessControllers,
         planned: &[PlannedModel],
     ) -> Self {
         let changing = planned.iter().map(|it| (it.name.clone(), Arc::default()));
         let planned = planned.iter();
         Self(Arc::new(RepositoryInner {
-            kernel,
-            shared,
-            config,
-            controllers,
+            kernel: kernel.clone(),
+            shared: shared.clone(),
+            config: config.clone(),
+            controllers: controllers.clone(),
             planned: planned.map(|it| (it.name.clone(), it.clone())).collect(),
             engines: Mutex::default(),
             changing: changing.collect(),
@@ -332,13 +332,7 @@ mod tests {
         let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
         let shared = builder.shared().clone();
         let controllers = ProcessControllers::new(&config.controllers).unwrap();
-        let models = ServedModels::new(
-            kernel.clone(),
-            shared.clone(),
-            config,
-            controllers,
-            &planned,
-        );
+        let models = ServedModels::new(&kernel, &shared, &config, &controllers, &planned);
         models.begin(planned).await.unwrap();
         (models, kernel, shared)
     }

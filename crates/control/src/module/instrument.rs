@@ -67,9 +67,7 @@ impl Writer<'_> {
             return Ok(());
         };
         // The parser has read the section from these bytes.
-        let original = bytes
-            .get(range.start as usize..range.end as usize)
-            .unwrap_or_default();
+        let original = bytes.get(range).unwrap_or_default();
         let drops = !self.scan.dropped.is_empty();
         match payload {
             Payload::TypeSection(section) if drops => {
@@ -156,7 +154,7 @@ impl Writer<'_> {
             let Some(position) = self.scan.dropped.get(&segment) else {
                 continue;
             };
-            let end = (operators.original_position() - start) as usize;
+            let end = operators.original_position() - start;
             rewritten.extend_from_slice(original.get(copied..end).unwrap_or_default());
             copied = end;
             Instruction::I32Const(1).encode(&mut rewritten);

@@ -12,6 +12,7 @@ use sapwood_kernel::Kernel;
 use sapwood_net::references::ReferenceResolver;
 use sapwood_proto::evergreen::SessionLimits;
 use sapwood_proto::secret::{Secret, SecretUrl};
+use sapwood_proto::steer::ControllerStore;
 use sapwood_server::Face;
 use sapwood_server::Server;
 use sapwood_server::ServerContext;
@@ -174,18 +175,9 @@ impl ServeCommand {
         let settings = config.lmtp.face(default_model, &config.limits);
         let lmtp = LmtpService::new(shared.clone(), counting(FaceLabel::Lmtp), settings);
         let lines = lines(&config)?;
-        let loading = ServedModels::new(
-            kernel.clone(),
-            shared.clone(),
-            config.clone(),
-            steering.clone(),
-            &planned,
-        );
+        let loading = ServedModels::new(&kernel, &shared, &config, &steering, &planned);
         let generate = generate_face(&config, &planned, &loading, &kernel)?;
-        let settings = controllers::Config {
-            store,
-            ..controllers::Config::default()
-        };
+        let settings = controllers_config(store);
         let steered = controllers::face(shared.clone(), counting(FaceLabel::Controllers), settings);
         let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
         let server = faces.face(steered).build().map_err(broken)?;
@@ -340,6 +332,14 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
         metrics_public: config.auth.metrics_public,
         query_key: config.auth.query_key,
         tls,
+    }
+}
+
+/// The face of controllers, which stores modules in `store`.
+fn controllers_config(store: Option<Arc<dyn ControllerStore>>) -> controllers::Config {
+    controllers::Config {
+        store,
+        ..controllers::Config::default()
     }
 }
 
