@@ -19,6 +19,7 @@ mod program;
 mod result;
 mod state;
 mod workers;
+mod writes;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -367,11 +367,21 @@ fn add_report(total: &mut StepReport, report: StepReport) {
     if let Some(over) = total.storage.len().checked_sub(REPORT_WRITES_MAX) {
         total.storage.drain(..over);
     }
+    let mut bytes = 0_usize;
+    let newest_first = total.storage.iter().rev();
+    let kept = newest_first.take_while(|write| {
+        bytes = bytes.saturating_add(write.name.len() + write.value.len());
+        bytes <= REPORT_BYTES_MAX
+    });
+    let kept = kept.count();
+    total.storage.drain(..total.storage.len() - kept);
     total.micros += report.micros;
 }
 
 const REPORT_LOG_BYTES_MAX: usize = 64 << 10;
 const REPORT_WRITES_MAX: usize = 4 * 1024;
+/// Of variables that were written, between two reports: each waits until its reader has taken it.
+const REPORT_BYTES_MAX: usize = 2 << 20;
 
 /// The log is left out: those who watch a controller have it from the report, and the end, which names the cause, must
 /// not be truncated.

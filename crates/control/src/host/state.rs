@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, StepReport, Token, VariableWrite};
+use sapwood_proto::steer::{Mask, StepReport, Token};
 use wasmtime::{Memory, StoreContextMut, UpdateDeadline};
 
 use super::LiveInstance;
@@ -14,6 +14,7 @@ use super::failure::Abort;
 use super::group::Member;
 use super::log::LogBuffer;
 use super::result::RawResult;
+use super::writes::StepWrites;
 use crate::module::Abi;
 use crate::trie::{HostModel, TokenView};
 
@@ -83,7 +84,7 @@ pub(super) struct ControllerState {
     /// Limits `result.json`: `result_bytes`, and more at the start, where a P2 controller returns the whole prompt.
     pub(super) result_bytes: usize,
     pub(super) log: LogBuffer,
-    pub(super) writes: Vec<VariableWrite>,
+    pub(super) writes: StepWrites,
     deadline: Deadline,
     member: Member,
     /// Counts the instance for as long as it takes memory.
@@ -130,7 +131,7 @@ impl ControllerState {
             result: RawResult::default(),
             result_bytes,
             log: LogBuffer::default(),
-            writes: Vec::new(),
+            writes: StepWrites::default(),
             deadline: Deadline {
                 at: None,
                 cancelled,
@@ -183,7 +184,7 @@ impl ControllerState {
     pub(super) fn take_report(&mut self) -> StepReport {
         StepReport {
             logs: self.log.take(),
-            storage: std::mem::take(&mut self.writes),
+            storage: self.writes.take(),
             micros: 0,
         }
     }

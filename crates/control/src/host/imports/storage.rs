@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BLOB_STORAGE, Call, Returns, read};
 use crate::host::failure::Abort;
-use crate::host::group::variables::{Versioned, WriteResult, limit};
+use crate::host::group::variables::{VariablesLimits, Versioned, WriteResult, limit};
 
 #[derive(Deserialize)]
 enum Command {
@@ -46,13 +46,17 @@ pub(super) fn command(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
         let error = sapwood_proto::clip::shown(error);
         bad_command(format!("the storage command cannot be read: {error}"))
     })?;
-    let response = execute(&mut call, command, limits.writes_per_step)?;
+    let response = execute(&mut call, command, limits)?;
     let response = serde_json::to_vec(&response).map_err(|error| Abort::trap(error.to_string()))?;
     call.data_mut().blobs.storage = response;
     Ok(BLOB_STORAGE)
 }
 
-fn execute(call: &mut Call<'_>, command: Command, writes_max: usize) -> Result<Response, Abort> {
+fn execute(
+    call: &mut Call<'_>,
+    command: Command,
+    limits: VariablesLimits,
+) -> Result<Response, Abort> {
     let state = call.data_mut();
     let variables = state.member().group().variables();
     let (name, value, op, when_version_is) = match command {
@@ -65,16 +69,23 @@ fn execute(call: &mut Call<'_>, command: Command, writes_max: usize) -> Result<R
         } => (name, value, op, when_version_is),
     };
     // Also a write that would conflict: what a guest may do does not depend on its siblings.
-    limit("writes per step", state.writes.len() + 1, writes_max)?;
+    limit(
+        "writes per step",
+        state.writes.made() + 1,
+        limits.writes_per_step,
+    )?;
+    let value = decode_hex(&value)?;
+    // No guest code ran meanwhile, and so none that the clock could interrupt.
+    state.check_deadline()?;
     let write = VariableWrite {
         name,
-        value: decode_hex(&value)?,
+        value,
         append: matches!(op, Operation::Append),
         when_version_is,
     };
     Ok(match variables.write(&write)? {
         WriteResult::Written(version) => {
-            state.writes.push(write);
+            state.writes.push(write, limits.total_bytes);
             Response::WriteVar { version }
         }
         WriteResult::Conflict(current) => shown(current),
