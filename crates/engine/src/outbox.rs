@@ -1,7 +1,7 @@
 //! The bounded event queue from the owner to one reader, with wake-ups in both directions.
 //!
 //! Neither end takes a lock, so a reader cannot delay the owner. The sender keeps the queue bounded: a choice whose
-//! unread token events reach the quota is parked. A reader sees whole steps only: published events become visible when
+//! unread token events reach the quota is parked. Reports of steerers count as well, large ones several times. A reader sees whole steps only: published events become visible when
 //! it is woken, so the last token of a choice never arrives without its `Finish`.
 //!
 //! ```text
@@ -120,7 +120,9 @@ struct OutboxShared {
     queue: SegQueue<EngineEvent>,
     /// How many events the reader may have popped by now: those of whole steps.
     shown: AtomicU64,
-    /// Token events that were read, per choice. Only the reader writes it.
+    /// The weight of those. It is written before `shown` and may be ahead of it.
+    shown_weight: AtomicU64,
+    /// Weight of the events that were read, per choice. Only the reader writes it.
     read: Box<[AtomicU32]>,
     quota: u32,
     request: AtomicU8,
@@ -136,6 +138,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, owner: Arc<OwnerWaker>) -> (Sende
     let shared = Arc::new(OutboxShared {
         queue: SegQueue::new(),
         shown: AtomicU64::new(0),
+        shown_weight: AtomicU64::new(0),
         read: (0..choices.max(1)).map(|_| AtomicU32::new(0)).collect(),
         quota: quota.max(1),
         request: AtomicU8::new(CONTINUE),
@@ -147,6 +150,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, owner: Arc<OwnerWaker>) -> (Sende
     let handle = RequestHandle {
         shared: Arc::clone(&shared),
         taken: 0,
+        taken_weight: 0,
         prompt_tokens: 0,
         seed: 0,
     };
@@ -154,6 +158,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, owner: Arc<OwnerWaker>) -> (Sende
         shared,
         step: 0,
         published: 0,
+        published_weight: 0,
         whole: false,
         reported: vec![0; choices.max(1) as usize].into(),
     };
@@ -167,9 +172,10 @@ pub(crate) struct Sender {
     shared: Arc<OutboxShared>,
     step: u64,
     published: u64,
+    published_weight: u64,
     /// The last event of the request was published.
     whole: bool,
-    /// Token events that were published, per choice.
+    /// Weight of the events that were published, per choice.
     reported: Box<[u32]>,
 }
 
@@ -177,7 +183,8 @@ impl Sender {
     /// Returns whether the choice may produce another token event.
     pub(crate) fn has_room(&self, choice: u32) -> bool {
         let choice = choice as usize;
-        // Wrapping counters: only their difference matters, and it never exceeds the quota by more than one step.
+        // Wrapping counters: only their difference matters, and it never exceeds the quota by more than one step, whose
+        // reports weigh far less than the counters hold.
         let counts = self.reported.get(choice).zip(self.shared.read.get(choice));
         counts.is_some_and(|(sent, read)| {
             sent.wrapping_sub(read.load(Ordering::SeqCst)) < self.shared.quota
@@ -187,6 +194,11 @@ impl Sender {
     /// Asks the reader to wake the owner when it has made room. Check [`Sender::has_room`] again afterwards: the reader
     /// may have made room just before it could see this flag.
     pub(crate) fn park(&self) {
+        // Already asked. In the single order of `SeqCst`, a reader that makes room after the check of `has_room` that follows
+        // finds the flag, as it would after a store.
+        if self.shared.parked.load(Ordering::SeqCst) {
+            return;
+        }
         // `SeqCst` on both sides: this store and the load in `has_room` concern different variables, and weaker
         // orderings allow the load to come first. Then the owner could park while the reader sees no flag, and neither
         // would wake the other.
@@ -207,11 +219,11 @@ impl Sender {
         // Read by `fail`, so that a panic after the last event adds no second one.
         self.whole |= matches!(event.kind, EventKind::Usage(_) | EventKind::Error(_));
         // Each choice has one `Finish`, and the request one last event, so these are bounded anyway.
-        if let (EventKind::Tokens(_) | EventKind::Report(_), Some(sent)) =
-            (&event.kind, self.reported.get_mut(event.choice as usize))
-        {
-            *sent = sent.wrapping_add(1);
+        let weight = weight(&event.kind);
+        if let Some(sent) = self.reported.get_mut(event.choice as usize) {
+            *sent = sent.wrapping_add(weight);
         }
+        self.published_weight += u64::from(weight);
         self.shared.queue.push(event);
         self.published += 1;
     }
@@ -243,7 +255,12 @@ impl Sender {
 
     /// Makes all published events visible: the step is complete.
     fn show(&self) {
-        self.shared.shown.store(self.published, Ordering::Release);
+        let shared = &self.shared;
+        // The weight first: a reader that sees the events must not find a weight below that of what it takes.
+        shared
+            .shown_weight
+            .store(self.published_weight, Ordering::Release);
+        shared.shown.store(self.published, Ordering::Release);
     }
 }
 
@@ -266,6 +283,8 @@ pub struct RequestHandle {
     shared: Arc<OutboxShared>,
     /// Number of events popped.
     taken: u64,
+    /// Their weight.
+    taken_weight: u64,
     pub(crate) prompt_tokens: u32,
     pub(crate) seed: u64,
 }
@@ -307,26 +326,57 @@ impl RequestHandle {
         }
         let event = self.shared.queue.pop()?;
         self.taken += 1;
-        if let (EventKind::Tokens(_) | EventKind::Report(_), Some(read)) =
-            (&event.kind, self.shared.read.get(event.choice as usize))
+        let weight = weight(&event.kind);
+        self.taken_weight += u64::from(weight);
+        if weight > 0
+            && let Some(read) = self.shared.read.get(event.choice as usize)
         {
-            let count = read.load(Ordering::Relaxed).wrapping_add(1);
+            let count = read.load(Ordering::Relaxed).wrapping_add(weight);
             // The count is stored before `parked` is loaded: the owner sets `parked` and then loads the count, so one
             // of the two sees the other's write.
             read.store(count, Ordering::SeqCst);
         }
         // Waits until half a quota is free, so that the owner is not woken and parked again for every single token. Any
         // event may be the one that reaches this point: ends of other choices can follow the last tokens of a parked
-        // one.
-        if shown - self.taken <= u64::from(self.shared.quota / 2)
-            && self.shared.parked.load(Ordering::SeqCst)
+        // one. The weight is loaded after the flag: what the owner had shown when it parked a choice is counted. Should
+        // it have parked another one since, it asks again.
+        if self.shared.parked.load(Ordering::SeqCst)
+            && self.unread_weight() <= u64::from(self.shared.quota / 2)
             && self.shared.parked.swap(false, Ordering::SeqCst)
         {
             self.shared.owner.wake();
         }
         Some(event)
     }
+
+    /// The weight of what is in the queue.
+    fn unread_weight(&self) -> u64 {
+        let shown = self.shared.shown_weight.load(Ordering::Acquire);
+        shown.saturating_sub(self.taken_weight)
+    }
 }
+
+/// What an event takes of its choice's quota. The same when it is published and when it is read.
+fn weight(event: &EventKind) -> u32 {
+    match event {
+        EventKind::Tokens(_) => 1,
+        EventKind::Report(report) => {
+            // Steerers decide how long a report is: some bytes count as much as an event.
+            let writes = report.storage.iter();
+            let bytes = writes.fold(report.logs.len(), |bytes, write| {
+                bytes.saturating_add(write.name.len() + write.value.len())
+            });
+            u32::try_from(bytes / REPORT_BYTES)
+                .unwrap_or(u32::MAX)
+                .saturating_add(1)
+        }
+        // Each choice has one end, and the request one usage or error.
+        EventKind::Finish(_) | EventKind::Usage(_) | EventKind::Error(_) => 0,
+    }
+}
+
+/// Bytes of a report that count as much as an event of tokens.
+const REPORT_BYTES: usize = 4096;
 
 impl Stream for RequestHandle {
     type Item = EngineEvent;

@@ -1,5 +1,7 @@
 use futures::task::{ArcWake, waker};
 
+use sapwood_proto::steer::StepReport;
+
 use super::*;
 use crate::api::{ChoiceEnd, FinishReason, TokenUsage, Tokens};
 
@@ -42,6 +44,35 @@ fn the_quota_is_per_choice_and_the_owner_is_woken_when_half_is_free() {
     assert!(waker.is_observed());
     handle.try_next();
     assert!(!waker.is_observed(), "the owner is woken once");
+}
+
+/// A large report counts as several events, and the owner is woken once there is room for its choice.
+#[test]
+fn reports_weigh_by_their_bytes() {
+    let waker = Arc::new(OwnerWaker::default());
+    let (mut sender, mut handle) = outbox(2, 4, Arc::clone(&waker));
+    let report = |bytes: usize| EngineEvent {
+        step: 1,
+        choice: 0,
+        kind: EventKind::Report(StepReport {
+            logs: "x".repeat(bytes),
+            ..StepReport::default()
+        }),
+    };
+    for (bytes, has_room) in [(4095, true), (4096, true), (4095, false)] {
+        sender.publish(report(bytes));
+        assert_eq!(sender.has_room(0), has_room, "{bytes}");
+    }
+    assert!(sender.has_room(1), "the quota is per choice");
+    sender.publish(report(9 << 20));
+    sender.wake();
+    sender.park();
+    for _ in 0..3 {
+        handle.try_next();
+        assert!(!waker.is_observed() && !sender.has_room(0));
+    }
+    handle.try_next();
+    assert!(sender.has_room(0) && waker.is_observed());
 }
 
 /// The events that end other choices may follow the tokens of a parked one.

@@ -234,9 +234,14 @@ impl Admission {
         for &key in &self.order {
             let sequence = &requests.sequences[key];
             let outbox = &requests.jobs[sequence.job].outbox;
-            if outbox.has_room(sequence.choice) {
-                requests.scheduler.unpark(key);
+            if !outbox.has_room(sequence.choice) {
+                // The reader may have woken the owner for another choice, and then it would not for this one.
+                outbox.park();
+                if !outbox.has_room(sequence.choice) {
+                    continue;
+                }
             }
+            requests.scheduler.unpark(key);
         }
         self.order.clear();
         self.order.extend(requests.scheduler.running());
