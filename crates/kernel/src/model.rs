@@ -129,12 +129,16 @@ async fn begin(
         steer,
     } = read(&call, &model.facts).await?;
     let rights = call.extensions.get::<SteerRights>();
+    let token_charge = call.own.get::<Arc<dyn TokenCharge>>();
+    if let Some(token_charge) = token_charge.filter(|_| !steer.is_none()) {
+        token_charge.prompt(STEER_TOKENS)?;
+    }
     let hold = model.steering.as_ref().map(|steering| steering.hold);
     let submitted = submit(model, request, steer, rights.cloned().unwrap_or_default()).await?;
     let handle = submitted.handle;
     asked.prompt_tokens = handle.prompt_tokens();
     asked.hold = hold.filter(|_| submitted.backtracks);
-    if let Some(token_charge) = call.own.get::<Arc<dyn TokenCharge>>() {
+    if let Some(token_charge) = token_charge {
         // An error drops the handle, and with it the request.
         token_charge.prompt(handle.prompt_tokens())?;
     }
@@ -144,6 +148,9 @@ async fn begin(
     ))
 }
 
+/// Tokens that a request with a steerer is charged before it is opened: a grammar that does not compile has cost a
+/// processor all the same.
+const STEER_TOKENS: u32 = 16;
 /// A prompt below this many bytes is rendered and tokenised inline: passing it to another thread would take about as
 /// long.
 const INLINE_BYTES: usize = 2 << 10;
@@ -158,7 +165,7 @@ struct SubmittedRequest {
 }
 
 /// Opens the steerers of a request and submits it to the engine. A large prompt is rendered and tokenised on the blocking
-/// pool, off the async workers; so are steerers, because a grammar may take seconds to compile.
+/// pool, off the async workers. Steerers have a pool of their own, because a grammar may take seconds to compile.
 async fn submit(
     model: Arc<LocalModel>,
     mut request: GenerationRequest,
@@ -186,7 +193,7 @@ async fn submit(
     if model.steering.is_none() {
         steer.refuse()?;
     }
-    let opened = BlockingPool::global().run(turn, TaskSize::Large, move || {
+    let opened = BlockingPool::compiling().run(turn, TaskSize::Large, move || {
         let steering = model.steering.as_ref();
         let steerer = steering.map(|steering| steer.open(steering, &rights));
         request.steer = steerer.transpose()?.flatten();

@@ -15,7 +15,8 @@
 //!   that work alone.
 //! - **Bounds.** [`QUEUE_MAX`] pieces of work may wait in all, and [`QUEUE_EACH_MAX`] of one caller.
 //!
-//! The processor belongs to the whole process, so all users share one [`BlockingPool::global`].
+//! The processor belongs to the whole process, so all users share one [`BlockingPool::global`]; only work of seconds has
+//! [`BlockingPool::compiling`].
 
 mod queue;
 #[cfg(test)]
@@ -43,6 +44,9 @@ use crate::node::panic_text;
 pub const QUEUE_MAX: usize = 4096;
 /// Pieces of work of one caller that may wait.
 pub const QUEUE_EACH_MAX: usize = 1024;
+/// Threads that compile grammars and modules. More than processors need, because modules are compiled by a child for which
+/// the thread only waits.
+const COMPILING_THREADS: usize = 4;
 /// Work on a text of this many bytes or more is large: at some megabytes a second it takes milliseconds.
 pub const LARGE_BYTES: usize = 16 << 10;
 
@@ -133,6 +137,14 @@ impl BlockingPool {
             let processors = std::thread::available_parallelism().map_or(2, usize::from);
             Self::new(processors.min(8))
         })
+    }
+
+    /// The pool of this process for grammars and modules, which take seconds to compile: a few of them would otherwise
+    /// have all threads for large work, and long prompts would wait behind them.
+    #[must_use]
+    pub fn compiling() -> &'static Self {
+        static POOL: OnceLock<BlockingPool> = OnceLock::new();
+        POOL.get_or_init(|| Self::new(COMPILING_THREADS))
     }
 
     /// Runs `work` on one of the threads, in the turn of the caller with the number `turn`. The work asks

@@ -12,12 +12,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use futures::stream::FuturesUnordered;
 use futures::{Stream, StreamExt};
 use prost::Message;
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::generated::sapwood::v1::ActionOptions;
+use sapwood_proto::steer::ControllerChoice;
 use sapwood_session::peer::{CallRequest, PeerCall as Asked, PeerHandle};
+use serde_json::Value;
 
 use self::input::InputPump;
 use self::output::RemoteOutput;
@@ -33,6 +38,7 @@ use crate::model;
 use crate::name::Name;
 use crate::node::Node;
 use crate::spec::{self, Spec};
+use crate::steering::SteerRights;
 use crate::{Chunks, Result};
 
 pub(crate) use self::input::SentInputs;
@@ -70,11 +76,15 @@ struct RemoteFunction {
 impl RemoteFunction {
     async fn begin(&self, call: Call) -> Result<RemoteRun> {
         let config = config(&call).await?;
-        // Needed before the outputs are read: their children are choices or parts, and the wire does not say which.
-        let tree = match &config {
-            Some(node) => is_tree(&node.whole().await?),
-            None => false,
+        let written = match &config {
+            Some(node) => node.whole().await?,
+            None => Bytes::new(),
         };
+        if self.action == GENERATE {
+            check_controller(call.extensions.get(), &written)?;
+        }
+        // Needed before the outputs are read: their children are choices or parts, and the wire does not say which.
+        let tree = is_tree(&written);
         let mut request = CallRequest {
             name: self.action.clone(),
             target: self.target.clone(),
@@ -196,12 +206,49 @@ fn role(input: &str) -> Option<&'static str> {
 async fn config(call: &Call) -> Result<Option<Node>> {
     match model::typed_config(call).await? {
         Some(config) => {
-            let written = serde_json::Value::Object(config.to_json()?);
+            let written = Value::Object(config.to_json()?);
             Ok(Some(Chunk::json(&written)?.into()))
         }
         None => Ok(call.inputs.get(CONFIG).cloned()),
     }
 }
+
+/// Refuses a controller of the peer to callers who may not run every controller: the peer decides by the rights of this
+/// server, which may be more than the caller's (AI-902). Constraints are for everybody.
+fn check_controller(rights: Option<&SteerRights>, config: &[u8]) -> Result<()> {
+    // Without rights it is a call of this process itself.
+    if rights.is_none_or(|rights| rights.is_admin || rights.may_control) {
+        return Ok(());
+    }
+    // The whole value, and not only the members that are looked for: what cannot be read here might be read there.
+    let fields = match model::parse(CONFIG, config)? {
+        None => return Ok(()),
+        Some(Value::Object(fields)) => fields,
+        Some(_) => {
+            let why = "must be a JSON object";
+            return Err(Error::argument(CONFIG, why).because(ErrorReason::BAD_CONFIG));
+        }
+    };
+    let mut controllers = fields
+        .iter()
+        .filter(|(name, value)| model::snake(name) == "controller" && !value.is_null());
+    let is_constraint = |value: &Value| {
+        let choice = ControllerChoice::from_json(value, None);
+        choice.is_ok_and(|choice| choice.id.starts_with(CONSTRAINT_PREFIX))
+    };
+    if controllers.all(|(_, value)| is_constraint(value)) {
+        return Ok(());
+    }
+    Err(Error::Engine {
+        code: Code::PermissionDenied,
+        reason: ErrorReason::INSUFFICIENT_SCOPE,
+        message: "running a controller of another server needs scope control".to_owned(),
+        retry_after: None,
+    })
+}
+
+/// What the names of native constraints begin with (AI-840).
+const CONSTRAINT_PREFIX: &str = "sapwood:";
 
 /// Whether the answers of a model with this config are a tree (D-25).
 fn is_tree(config: &[u8]) -> bool {
@@ -228,3 +275,54 @@ fn read(node: &Node) -> Chunks {
 pub(super) const CONFIG: &str = "config";
 /// Name of the peer in errors.
 pub(super) const PEER: Name = Name::new("the peer");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ai_902_a_controller_of_another_server_needs_the_scope_control() {
+        let [mut control, mut admin] = [SteerRights::nobody(), SteerRights::nobody()];
+        (control.may_control, admin.is_admin) = (true, true);
+        for (config, passes) in [
+            ("", true),
+            ("{}", true),
+            (r#"{"n": 2, "controller": null}"#, true),
+            (r#"{"controller": "sapwood:regex"}"#, true),
+            (
+                r#"{"controller": {"id": "sapwood:regex", "arg": "a+"}}"#,
+                true,
+            ),
+            (r#"{"controller": "sapwood"}"#, false),
+            (r#"{"controller": "ann.picker"}"#, false),
+            (r#"{"controller": {"module": "ann.picker"}}"#, false),
+            (
+                r#"{"controller": {"id": "sapwood:regex", "module": "x"}}"#,
+                false,
+            ),
+            (r#"{"controller": 1}"#, false),
+            (
+                r#"{"controller": "sapwood:regex", "controller": "x"}"#,
+                false,
+            ),
+            (r#"["x"]"#, false),
+            (r#"{"controller": "x""#, false),
+        ] {
+            let check = |rights: Option<&SteerRights>| check_controller(rights, config.as_bytes());
+            assert_eq!(
+                check(Some(&SteerRights::nobody())).is_ok(),
+                passes,
+                "{config}"
+            );
+            for rights in [None, Some(&control), Some(&admin)] {
+                assert!(check(rights).is_ok(), "{config}");
+            }
+        }
+        let refused = check_controller(Some(&SteerRights::nobody()), br#"{"controller": "x"}"#);
+        let refused = refused.unwrap_err();
+        assert_eq!(
+            (refused.code(), refused.known_reason()),
+            (Code::PermissionDenied, ErrorReason::INSUFFICIENT_SCOPE)
+        );
+    }
+}
