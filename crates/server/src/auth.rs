@@ -176,9 +176,14 @@ impl Authenticator {
 
     /// Whether `caller` would be admitted now.
     fn stands(&self, caller: &Caller, scope: KeyScope) -> bool {
+        self.scopes_now(caller).has(scope)
+    }
+
+    /// What `caller` may do by the present keys; nothing if it would not be admitted.
+    pub(crate) fn scopes_now(&self, caller: &Caller) -> Scopes {
         let keys = self.keys();
         // The same decision as `Self::caller`, from what the caller has shown instead of from its headers, which are gone.
-        let scopes = match (&caller.identity, caller.fingerprint) {
+        match (&caller.identity, caller.fingerprint) {
             (CallerIdentity::Anonymous(_), _) if keys.is_empty() => self.unkeyed(),
             (CallerIdentity::Anonymous(_), _) => Scopes::default(),
             // By fingerprint and not by name: a rotated key keeps its name, and whoever holds the old secret is out. The plain
@@ -199,8 +204,7 @@ impl Authenticator {
                 key.map_or_else(Scopes::default, |key| key.scopes)
             }
             (CallerIdentity::Certificate(subject), _) => certified(&keys, subject).scopes,
-        };
-        scopes.has(scope)
+        }
     }
 
     fn keys(&self) -> Arc<[ApiKey]> {

@@ -35,8 +35,9 @@ impl Layer for AllowanceLayer {
                 call.extensions.insert(rights);
             }
         }
-        // Only for models that read it: calls within a call have the trace, and come here again.
-        if next.spec().steers {
+        // For every model: those of other servers look at it before they relay a controller. Calls within a call have the
+        // trace, and come here again.
+        if next.spec().model {
             match &trace {
                 Some(trace) => call.extensions.insert(trace.rights()),
                 // Without any rights a model takes a call for one of the process itself, which may do everything. Behind

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
+use sapwood_kernel::SteerRights;
 use tokio::time::timeout;
 
 use crate::auth::Authenticator;
@@ -45,6 +46,21 @@ impl Revocation {
             return pending().boxed();
         };
         async move { inner.auth.revoked(&inner.caller, scope).await }.boxed()
+    }
+
+    /// What the caller may do with controllers now (AI-902).
+    pub(crate) fn rights(&self) -> SteerRights {
+        let RevocationInner {
+            auth,
+            caller,
+            access,
+        } = &*self.0;
+        let scopes = match access {
+            RouteAccess::Needs(_) => auth.scopes_now(caller),
+            // What an open route grants does not depend on the keys alone; nothing of it lasts.
+            RouteAccess::Open => caller.scopes,
+        };
+        caller.identity.steer_rights(scopes)
     }
 
     /// Resolves when the key is revoked and the faces have had their time to end by themselves.
@@ -114,6 +130,25 @@ mod tests {
             let (done, ()) = tokio::join!(revocation.within(words), revoke);
             assert_eq!(done.is_none(), cut, "{takes:?}");
         }
+    }
+
+    #[test]
+    fn ai_902_rights_are_those_of_the_present_keys() {
+        let auth = auth();
+        let revocation = asked(&auth, RouteAccess::Needs(KeyScope::Infer));
+        for scopes in [
+            &[KeyScope::Infer][..],
+            &[KeyScope::Infer, KeyScope::Control],
+        ] {
+            let scopes: Scopes = scopes.iter().copied().collect();
+            auth.replace(vec![ApiKey::new("anna", "one", scopes)]);
+            let rights = revocation.rights();
+            let found = (rights.is_admin, rights.may_control);
+            assert_eq!(found, (false, scopes.has(KeyScope::Control)));
+        }
+        auth.replace(vec![ApiKey::new("anna", "another", Scopes::ALL)]);
+        let rights = revocation.rights();
+        assert!(!rights.is_admin && !rights.may_control, "an old secret");
     }
 
     #[tokio::test]

@@ -97,6 +97,10 @@ impl RequestTrace {
 
     /// What the caller may steer (AI-902).
     pub(crate) fn rights(&self) -> SteerRights {
+        // Of the keys as they are now: a session outlives changes of what its key may do.
+        if let Some(revocation) = &self.revocation {
+            return revocation.rights();
+        }
         // Fails closed: a trace without a caller belongs to nobody.
         self.rights.clone().unwrap_or_else(SteerRights::nobody)
     }
@@ -167,11 +171,20 @@ impl RequestTrace {
     }
 }
 
-/// Wraps `work` for a task of its own, within the trace of the request that starts it.
+/// Wraps `work` for a task of its own, within the trace of the request that starts it, or for the caller of its connection
+/// without requests.
 pub(crate) fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
     match RequestTrace::present() {
         Some(request_trace) => timed(Either::Left(request_trace.follow(work))),
-        None => timed(Either::Right(work)),
+        None => timed(Either::Right(carry_connection(work))),
+    }
+}
+
+/// Without this the work would belong to nobody: it would wait in no turn, and steer without rights.
+fn carry_connection<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    match CONNECTION.try_with(ConnectionCaller::clone) {
+        Ok(connection) => Either::Left(CONNECTION.scope(connection, work)),
+        Err(_) => Either::Right(work),
     }
 }
 
@@ -183,7 +196,7 @@ pub(crate) fn carry_session<F: Future>(work: F) -> impl Future<Output = F::Outpu
             request_trace.turn.connection = ConnectionId::fresh().0;
             timed(Either::Left(request_trace.follow(work)))
         }
-        None => timed(Either::Right(work)),
+        None => timed(Either::Right(carry_connection(work))),
     }
 }
 
@@ -352,5 +365,18 @@ mod tests {
         task.await.unwrap();
         assert!(line.upgrade().is_none() && RequestTrace::present().is_none());
         assert_eq!(carry(async { 1 }).await, 1);
+    }
+
+    #[tokio::test]
+    async fn ai_902_a_task_of_a_connection_without_requests_has_its_rights_and_its_share() {
+        let caller = CallerIdentity::Anonymous(None);
+        let connection = async {
+            let task = tokio::spawn(carry(async { (connection_rights(), present_turn()) }));
+            ((connection_rights(), present_turn()), task.await.unwrap())
+        };
+        let (own, carried) = in_turns_of(&caller, Scopes::ALL, connection).await;
+        assert_eq!(own, carried);
+        assert!(own.0.is_some_and(|rights| rights.is_admin) && own.1 != FairShare::default());
+        assert_eq!(carry(async { connection_rights() }).await, None);
     }
 }

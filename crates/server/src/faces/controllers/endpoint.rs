@@ -1,6 +1,7 @@
 //! Dispatches the requests of this face, and answers their errors.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{RawPathParams, Request};
@@ -12,7 +13,8 @@ use sapwood_kernel::{Kernel, SteerRights};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{ControllerStore, SteerRefusal};
-use tokio::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 
 use super::{Config, models, modules, refusals, run};
 use crate::auth::caller::Caller;
@@ -28,6 +30,7 @@ pub(super) struct ControllersContext {
     pub(super) config: Config,
     /// When the models of this process were made, for clients that show it.
     pub(super) began: u64,
+    uploads: Arc<Semaphore>,
 }
 
 /// What a route does.
@@ -64,7 +67,21 @@ impl ControllersContext {
             kernel,
             config,
             began: models::unix_seconds(),
+            uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
         }
+    }
+
+    /// Waits for the turn of an upload, which ends when the permit is dropped. Waiting here keeps no thread.
+    pub(super) async fn upload_permit(&self) -> Result<OwnedSemaphorePermit, Rejection> {
+        let permit = Arc::clone(&self.uploads).acquire_owned();
+        let permit = timeout(UPLOAD_WAIT, permit).await;
+        // The semaphore is never closed.
+        let permit = permit.ok().and_then(Result::ok);
+        permit.ok_or_else(|| {
+            let message = "Other modules are being compiled: try again later.";
+            Rejection::new(Code::Overloaded, ErrorReason::SERVER_OVERLOADED, message)
+                .with_status(StatusCode::TOO_MANY_REQUESTS)
+        })
     }
 
     /// Asks the store, on a thread where waiting is allowed.
@@ -74,7 +91,8 @@ impl ControllersContext {
     ) -> Result<T, Rejection> {
         let store = self.config.store.clone().ok_or_else(no_store)?;
         let turn = request_trace::present_turn().caller;
-        let pool = BlockingPool::global();
+        // Not that of prompts, which would wait for modules to compile.
+        let pool = BlockingPool::compiling();
         let asked = pool.run(turn, TaskSize::Large, move || ask(&*store)).await;
         let asked = asked.map_err(|error| refusals::of_call(&error))?;
         asked.map_err(|refusal| refusals::of_store(&refusal))
@@ -173,10 +191,15 @@ fn no_store() -> Rejection {
 }
 
 /// The time that is left of a request, for what it calls.
-pub(super) fn time_left(parts: &Parts) -> std::time::Duration {
+pub(super) fn time_left(parts: &Parts) -> Duration {
     use crate::http::timeouts::Deadline;
     let deadline = parts.extensions.get::<Deadline>();
-    deadline.map_or(std::time::Duration::MAX, |deadline| {
+    deadline.map_or(Duration::MAX, |deadline| {
         deadline.0.saturating_duration_since(Instant::now())
     })
 }
+
+/// Modules that are compiled at once: each takes whole processors for seconds.
+const UPLOADS_MAX: usize = 1;
+/// How long an upload waits for those before it.
+const UPLOAD_WAIT: Duration = Duration::from_secs(30);

@@ -1,6 +1,9 @@
 //! Uploads modules and manages their tags (AI-901, AI-902).
 
-use sapwood_proto::steer::{ModuleInfo, TagInfo, TagPage, UploadedModule};
+use sapwood_proto::clip;
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{ModuleInfo, SteerRefusal, TagInfo, TagPage, UploadedModule};
 use serde_json::{Map, Value, json};
 
 use super::endpoint::{AskedAction, ControllersContext};
@@ -22,7 +25,13 @@ pub(super) async fn upload(
     } = asked;
     let max = context.config.module_bytes;
     let module = body::whole(&parts, body, max, "invalid module: a module").await?;
-    let uploaded = context.ask_store(move |store| store.upload(rights.as_user(), module));
+    // After the body: a slow client delays no other.
+    let permit = context.upload_permit().await?;
+    let uploaded = context.ask_store(move |store| {
+        // Until the compiler has ended, also where nobody waits for the answer any more.
+        let _permit = permit;
+        store.upload(rights.as_user(), module)
+    });
     let UploadedModule {
         module_id,
         wasm_size,
@@ -77,12 +86,12 @@ pub(super) async fn tags(
     asked: AskedAction,
 ) -> Result<Value, Rejection> {
     let page = AskedPage::of(asked.parts.uri.query().unwrap_or_default())?;
+    let rights = asked.rights;
     let tags = context.ask_store(move |store| {
-        store.tags(TagPage {
-            prefix: &page.prefix,
-            limit: page.limit,
-            after: page.after.as_deref(),
-        })
+        if rights.is_admin || rights.may_control {
+            return store.tags(page.asked());
+        }
+        page.of_user(store.tags(TagPage::default())?, &rights.user)
     });
     Ok(tagged(tags.await?))
 }
@@ -130,6 +139,39 @@ struct AskedPage {
 }
 
 impl AskedPage {
+    fn asked(&self) -> TagPage<'_> {
+        TagPage {
+            prefix: &self.prefix,
+            limit: self.limit,
+            after: self.after.as_deref(),
+        }
+    }
+
+    /// The page of what a user may run, of all tags: public ones, and its own. Cut into pages here, so that those of others neither
+    /// take places nor show by the tag that begins one.
+    fn of_user(&self, mut tags: Vec<TagInfo>, user: &str) -> Result<Vec<TagInfo>, SteerRefusal> {
+        let is_own = |tag: &str| {
+            let rest = tag.strip_prefix(user).filter(|_| !user.is_empty());
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        tags.retain(|info| info.public || is_own(&info.tag));
+        if let Some(after) = &self.after {
+            let Some(position) = tags.iter().position(|info| info.tag == *after) else {
+                return Err(SteerRefusal {
+                    code: Code::NotFound,
+                    reason: ErrorReason::UNKNOWN_CONTROLLER,
+                    message: format!("tag {} not found", clip::shown(after)),
+                });
+            };
+            tags.drain(..=position);
+        }
+        tags.retain(|info| info.tag.starts_with(&self.prefix));
+        if self.limit > 0 {
+            tags.truncate(self.limit);
+        }
+        Ok(tags)
+    }
+
     fn of(query: &str) -> Result<Self, Rejection> {
         let mut page = Self::default();
         for pair in query.split('&') {
@@ -218,3 +260,49 @@ fn described(module: ModuleInfo) -> Value {
 const TAGS_MAX: usize = 64;
 /// Bytes of such a request: 64 tags of 50 bytes need far less.
 const TAGS_BYTES_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ai_902_a_user_sees_public_tags_and_its_own() {
+        let info = |(tag, public): (&str, bool)| TagInfo {
+            tag: tag.to_owned(),
+            module_id: String::new(),
+            updated_at: 0,
+            updated_by: String::new(),
+            wasm_size: 0,
+            compiled_size: 0,
+            public,
+        };
+        let all = [
+            ("ann.b", false),
+            ("ben.x", false),
+            ("all", true),
+            ("anna.c", false),
+            (".d", false),
+            ("ann.a", true),
+        ];
+        let page = |user: &str, query: &str| {
+            let page = AskedPage::of(query).ok().unwrap();
+            let tags = page.of_user(all.map(info).to_vec(), user);
+            let names = |tags: Vec<TagInfo>| tags.into_iter().map(|info| info.tag).collect();
+            tags.map(names).map_err(|refusal| refusal.code)
+        };
+        for (user, query, expect) in [
+            ("ann", "", Ok("ann.b all ann.a")),
+            ("", "", Ok("all ann.a")),
+            ("ann", "limit=2", Ok("ann.b all")),
+            ("ann", "limit=1&after=ann.b", Ok("all")),
+            ("ann", "prefix=ann&after=all", Ok("ann.a")),
+            // That it exists does not show either.
+            ("ann", "after=ben.x", Err(Code::NotFound)),
+            ("ben", "prefix=ben", Ok("ben.x")),
+        ] {
+            let found: Result<Vec<String>, Code> = page(user, query);
+            let expect = expect.map(|names| names.split(' ').map(str::to_owned).collect());
+            assert_eq!(found, expect, "{user} {query}");
+        }
+    }
+}

@@ -112,10 +112,11 @@ async fn fits(facts: &ModelFacts, prompt: &str, most: u32) -> Result<(), Rejecti
             prompt.saturating_add(most as usize)
         ))
     };
-    // A text of more bytes than the context has tokens may still fit; one that cannot is refused by the model as well, so only
-    // the work is bounded here.
-    if most > context {
-        return Err(exceeded(0));
+    // What cannot fit is refused before the work: no token has more bytes than the longest. A number of bytes that fits may
+    // still be too many tokens.
+    let least = prompt.len() / facts.vocabulary.token_bytes_max().max(1);
+    if least.saturating_add(most as usize) > context as usize {
+        return Err(exceeded(least));
     }
     let (vocabulary, text) = (facts.vocabulary.clone(), prompt.to_owned());
     let count = move || {

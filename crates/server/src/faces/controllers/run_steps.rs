@@ -194,11 +194,12 @@ impl RunCost {
 
 /// A write of a variable, as the controllers' interface has it (AI-951).
 fn command(write: &VariableWrite) -> Value {
-    let value: String = write
-        .value
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let mut value = String::with_capacity(write.value.len() * 2);
+    for byte in &write.value {
+        for digit in [byte >> 4, byte & 15] {
+            value.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
+        }
+    }
     let op = if write.append { "Append" } else { "Set" };
     json!({"WriteVar": {
         "name": write.name, "value": value, "op": op, "when_version_is": write.when_version_is,
