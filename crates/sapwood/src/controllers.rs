@@ -85,7 +85,7 @@ impl ProcessControllers {
             ..ConstraintConfig::default()
         };
         let vocabulary = engine.vocabulary();
-        Steering::new(Arc::new(ModelSteering {
+        let source = Arc::new(ModelSteering {
             shared: Arc::clone(&self.0),
             constraints: ConstraintSource::new(
                 Arc::clone(vocabulary),
@@ -95,7 +95,11 @@ impl ProcessControllers {
             truncates: engine.info().truncates,
             vocabulary: Arc::clone(vocabulary),
             modules: OnceLock::new(),
-        }))
+        });
+        Steering {
+            hold: self.0.config.hold.policy(),
+            ..Steering::new(source)
+        }
     }
 
     /// How many controllers are live and what memory they have, for the metrics.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use sapwood_kernel::HoldPolicy;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::CliError;
@@ -29,6 +30,33 @@ pub(crate) struct ControllersConfig {
     /// Work of one request with a controller: twice its sampled tokens plus all computed ones (AI-825); 0: ten times the
     /// context.
     pub(crate) fuel_tokens: u64,
+    /// How long text is held that a controller may take back, for clients that cannot take it back (AI-936).
+    pub(crate) hold: HoldSetting,
+}
+
+/// `"end"`, or a number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "it must be \"end\" or a number of tokens")]
+pub(crate) enum HoldSetting {
+    Word(HoldWord),
+    Tokens(u32),
+}
+
+/// The settings that are no number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum HoldWord {
+    /// Until the sequence ends.
+    End,
+}
+
+impl HoldSetting {
+    pub(crate) const fn policy(self) -> HoldPolicy {
+        match self {
+            Self::Word(HoldWord::End) => HoldPolicy::End,
+            Self::Tokens(tokens) => HoldPolicy::Tokens(tokens),
+        }
+    }
 }
 
 impl Default for ControllersConfig {
@@ -43,6 +71,7 @@ impl Default for ControllersConfig {
             forks: 16,
             ff_constraints: true,
             fuel_tokens: 0,
+            hold: HoldSetting::Word(HoldWord::End),
         }
     }
 }
@@ -75,5 +104,37 @@ impl ControllersConfig {
             return wrong("memory_bytes_total", "at least memory_bytes");
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ai_936_text_is_held_until_the_end_or_for_a_number_of_tokens() {
+        use figment::providers::{Format, Serialized, Toml};
+        let read = |text: &str| {
+            let defaults = Serialized::defaults(ControllersConfig::default());
+            let figment = figment::Figment::from(defaults).merge(Toml::string(text));
+            figment.extract::<ControllersConfig>()
+        };
+        for (text, expect) in [
+            ("", HoldPolicy::End),
+            ("hold = \"end\"", HoldPolicy::End),
+            ("hold = 0", HoldPolicy::Tokens(0)),
+            ("hold = 40", HoldPolicy::Tokens(40)),
+        ] {
+            assert_eq!(read(text).unwrap().hold.policy(), expect, "{text}");
+        }
+        for text in [
+            "hold = \"never\"",
+            "hold = -1",
+            "hold = true",
+            "hold = 4294967296",
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains("or a number of tokens"), "{text}: {error}");
+        }
     }
 }

@@ -84,6 +84,19 @@ fn read(path: &Path, keys: &mut Vec<ApiKey>) -> Result<(), CliError> {
                 "two keys are called `{name}`: give each a name of its own{ours}"
             )));
         }
+        // The tags of a controller's owner begin with its name and a dot (AI-312).
+        let within = |one: &str, two: &str| {
+            one.strip_prefix(two)
+                .is_some_and(|rest| rest.starts_with('.'))
+        };
+        let nested =
+            |other: &&ApiKey| within(&key.name, &other.name) || within(&other.name, &key.name);
+        if let Some(other) = keys.iter().find(nested) {
+            let (one, two) = (&other.name, &key.name);
+            return Err(wrong(format!(
+                "the tags of `{one}` and `{two}` could not be told apart: no key may be named after another one and a dot"
+            )));
+        }
         let named =
             |other: &&ApiKey| key.certificate.is_some() && other.certificate == key.certificate;
         if let Some(other) = keys.iter().find(named) {
@@ -134,7 +147,7 @@ impl KeyEntry {
         // The name of a key appears in logs, metrics and quotas, where these names have a meaning.
         if RESERVED.contains(&self.name.as_str()) {
             return Err(format!(
-                "the key name `{}` is reserved: in the log it means a caller without a key",
+                "the key name `{}` is reserved: it means a caller without a key",
                 self.name
             ));
         }
@@ -196,8 +209,8 @@ pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), Cli
 
 /// The name of the key of `auth.key`.
 const DEFAULT: &str = "default";
-/// The name in the log of callers without a key.
-const RESERVED: [&str; 2] = ["anonymous", "-"];
+/// Names of callers without a key, in the log and as owners of controllers.
+const RESERVED: [&str; 3] = ["anonymous", "-", "localhost"];
 
 #[cfg(test)]
 mod tests {
@@ -219,6 +232,10 @@ mod tests {
             ),
             (
                 "[[keys]]\nname = \"anonymous\"\ncertificate = \"x\"",
+                "is reserved",
+            ),
+            (
+                "[[keys]]\nname = \"localhost\"\ncertificate = \"x\"",
                 "is reserved",
             ),
             ("[[keys]]\nname = \"a\"\nsha256 = \"12\"", "64 hex digits"),
@@ -284,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn two_keys_of_one_name_are_refused() {
+    fn two_keys_of_one_name_or_within_one_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys.toml");
         let entry = |name| new(name, &[]).unwrap().1;
@@ -292,6 +309,10 @@ mod tests {
             (&["anna", "ben"][..], true, None),
             (&["anna", "ben", "anna"], false, Some("`anna`")),
             (&["default"], false, None),
+            (&["ann", "ann.b"], false, Some("`ann` and `ann.b`")),
+            (&["ann.b", "ann"], false, Some("`ann.b` and `ann`")),
+            (&["ann.b", "ann.c", "annb"], false, None),
+            (&["default.x"], true, Some("`default` and `default.x`")),
             (&["default"], true, Some("`auth.key`")),
         ] {
             let text: Vec<_> = names.iter().copied().map(entry).collect();
