@@ -444,6 +444,27 @@ fn ai_102_modules_are_installed_without_an_engine() {
     assert_eq!(unknown.code, 2, "{}", unknown.err);
 }
 
+/// Its compiler is a child of the same name.
+#[test]
+fn ai_102_a_runtime_under_its_own_name_compiles() {
+    let folder = folder("aicirt_name");
+    vocabulary(&folder);
+    std::fs::write(folder.join("yes.wasm"), wat::parse_str(YES).unwrap()).unwrap();
+    let given = sapwood(&folder, &["-m", "yes.wasm"]);
+    let name = folder.join("my-aicirt");
+    std::fs::hard_link(given.get_program(), &name).unwrap();
+    let mut command = std::process::Command::new(name);
+    command
+        .args(given.get_args())
+        .current_dir(&folder)
+        .env_clear()
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let ended = run_with(command, "");
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    assert_eq!(ended.out.trim().len(), 64);
+}
+
 #[test]
 fn ai_105_a_stopped_runtime_can_be_interrupted_before_its_first_message() {
     let folder = folder("aicirt_early");
