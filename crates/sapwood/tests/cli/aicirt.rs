@@ -186,6 +186,26 @@ fn ai_441_an_endless_loop_among_others_costs_them_nothing() {
     );
 }
 
+/// The host, which could interrupt it earlier, lets it go on until the last of its late steps.
+#[test]
+fn ai_441_a_callback_goes_on_until_its_tenth_late_step() {
+    let folder = folder("aicirt_late");
+    let mut engine = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
+    let pre = "\"aici_pre_process\") (param i32)";
+    assert!(YES.contains(pre));
+    let looping = YES.replace(pre, &format!("{pre} (loop $l (br $l))"));
+    engine.install("loop-latest", &looping);
+    engine.instantiate("r4", "loop-latest");
+    let bind = json!({"op": "post_pre_process", "pre_ops": [{"id": 4, "req_id": "r4"}]});
+    let mut answer = engine.main_json(&bind);
+    for step in 1..10 {
+        let log = format!("⏲ timeout [deadline: 4ms; step {step}/10]\n");
+        assert_eq!(answer["data"]["pre_seqs"]["4"]["logs"], log, "{answer}");
+        answer = engine.main_json(&json!({"op": "post_pre_process"}));
+    }
+    assert_eq!(answer["data"]["pre_seqs"]["4"]["error"], "Worker: timeout");
+}
+
 #[test]
 fn ai_412_forks_share_nothing_but_their_past() {
     let folder = folder("aicirt_fork");
