@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sapwood_proto::steer::{Branch, ConditionalSplice, Splice};
+use sapwood_proto::steer::{Branch, ConditionalSplice, Splice, VariableWrite};
 
 use super::*;
 use crate::host::tests::{Bell, P1, host, load, model, p2_returning, token_42};
@@ -433,4 +433,33 @@ fn a_report_of_many_callbacks_keeps_its_end() {
     }
     assert!(total.logs.len() <= REPORT_LOG_BYTES_MAX);
     assert!(total.logs.starts_with('\u{e9}'));
+}
+
+#[test]
+fn the_writes_of_many_callbacks_are_bounded_in_bytes() {
+    let mut total = StepReport::default();
+    let write = |name: &str, bytes: usize| VariableWrite {
+        name: name.to_owned(),
+        value: vec![0; bytes],
+        append: false,
+        when_version_is: None,
+    };
+    let half = REPORT_BYTES_MAX / 2;
+    for (name, bytes, expect) in [
+        ("a", half - 1, "a"),
+        ("b", half - 1, "ab"),
+        ("c", 0, "bc"),
+        ("d", REPORT_BYTES_MAX, ""),
+        ("e", REPORT_BYTES_MAX - 1, "e"),
+    ] {
+        add_report(
+            &mut total,
+            StepReport {
+                storage: vec![write(name, bytes)],
+                ..StepReport::default()
+            },
+        );
+        let kept: String = total.storage.iter().map(|write| &*write.name).collect();
+        assert_eq!(kept, expect, "{name}");
+    }
 }

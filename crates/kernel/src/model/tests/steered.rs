@@ -1,12 +1,15 @@
 //! Controllers and constraints of models (aici.md section 9.2).
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use sapwood_engine::api::{EngineEvent, EventKind};
 use sapwood_engine::scripted::ScriptedSteerers;
 use sapwood_proto::steer::{ConstraintChoice, ConstraintKind, ControllerChoice};
 
 use super::*;
+use crate::Chunks;
+use crate::layer::{Layer, Next};
 use crate::steering::{HoldPolicy, SteerRights, Steering};
 
 /// A kernel with the steered model `m`, which ends at once if nothing steers it.
@@ -86,7 +89,7 @@ fn ai_902_the_source_is_asked_with_the_rights_of_the_caller() {
             is_admin,
             may_control,
         };
-        kernel.layer(move |mut call: Call, next: crate::Next| {
+        kernel.layer(move |mut call: Call, next: Next| {
             call.extensions.insert(rights.clone());
             next.call(call)
         });
@@ -318,4 +321,60 @@ fn ev_602_a_typed_config_has_the_same_choices() {
         source.calls(),
         [r#"local admin sapwood:regex {"value":"b+"}"#]
     );
+}
+
+/// Notes what is charged, and allows so much of it.
+#[derive(Debug)]
+struct Account {
+    charged: Mutex<Vec<u32>>,
+    allowed: u32,
+}
+
+impl TokenCharge for Account {
+    fn prefix_scope(&self) -> u64 {
+        0
+    }
+
+    fn prompt(&self, tokens: u32) -> Result<()> {
+        if tokens > self.allowed {
+            return Err(Error::Denied { why: "poor".into() });
+        }
+        self.charged.lock().unwrap().push(tokens);
+        Ok(())
+    }
+
+    fn output(&self, _: u32) {}
+}
+
+struct Charging(Arc<Account>);
+
+impl Layer for Charging {
+    fn call(&self, mut call: Call, next: Next) -> Chunks {
+        call.own.insert(Arc::clone(&self.0) as Arc<dyn TokenCharge>);
+        next.call(call)
+    }
+}
+
+#[test]
+fn ai_931_a_steerer_is_charged_before_it_is_opened() {
+    const PROMPT: u32 = 23;
+    for (config, allowed, expect, opened) in [
+        (json!({}), 100, &[PROMPT][..], 0),
+        (
+            json!({"controller": "dictate", "controller_arg": "yes"}),
+            100,
+            &[STEER_TOKENS, PROMPT],
+            1,
+        ),
+        (json!({"controller": "nobody"}), 100, &[STEER_TOKENS], 1),
+        (json!({"controller": "nobody"}), STEER_TOKENS - 1, &[], 0),
+    ] {
+        let (kernel, source) = steered(HoldPolicy::End);
+        let charged = Mutex::default();
+        let account = Arc::new(Account { charged, allowed });
+        kernel.layer(Charging(Arc::clone(&account)));
+        let _ = block_on(run(&kernel, config.clone()).finish());
+        assert_eq!(*account.charged.lock().unwrap(), expect, "{config}");
+        assert_eq!(source.calls().len(), opened, "{config}");
+    }
 }
