@@ -1,8 +1,9 @@
 //! The bounded event queue from the owner to one reader, with wake-ups in both directions.
 //!
 //! Neither end takes a lock, so a reader cannot delay the owner. The sender keeps the queue bounded: a choice whose
-//! unread token events reach the quota is parked. Reports of steerers count as well, large ones several times. A reader sees whole steps only: published events become visible when
-//! it is woken, so the last token of a choice never arrives without its `Finish`.
+//! unread token events reach the quota is parked. Reports of steerers count as well, large ones several times. A reader
+//! sees whole steps only: published events become visible when it is woken, so the last token of a choice never arrives
+//! without its `Finish`.
 //!
 //! ```text
 //!   Sender ── publish ──► queue ──► RequestHandle          show and wake once per step
@@ -194,8 +195,8 @@ impl Sender {
     /// Asks the reader to wake the owner when it has made room. Check [`Sender::has_room`] again afterwards: the reader
     /// may have made room just before it could see this flag.
     pub(crate) fn park(&self) {
-        // Already asked. In the single order of `SeqCst`, a reader that makes room after the check of `has_room` that follows
-        // finds the flag, as it would after a store.
+        // Already asked. In the single order of `SeqCst`, a reader that makes room after the check of `has_room` that
+        // follows finds the flag, as it would after a store.
         if self.shared.parked.load(Ordering::SeqCst) {
             return;
         }

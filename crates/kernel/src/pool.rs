@@ -15,8 +15,8 @@
 //!   that work alone.
 //! - **Bounds.** [`QUEUE_MAX`] pieces of work may wait in all, and [`QUEUE_EACH_MAX`] of one caller.
 //!
-//! The processor belongs to the whole process, so all users share one [`BlockingPool::global`]; only work of seconds has
-//! [`BlockingPool::compiling`].
+//! The processor belongs to the whole process, so all users share one [`BlockingPool::global`]; only work of seconds
+//! has [`BlockingPool::compiling`].
 
 mod queue;
 #[cfg(test)]
@@ -44,8 +44,8 @@ use crate::node::panic_text;
 pub const QUEUE_MAX: usize = 4096;
 /// Pieces of work of one caller that may wait.
 pub const QUEUE_EACH_MAX: usize = 1024;
-/// Threads that compile grammars and modules. More than processors need, because modules are compiled by a child for which
-/// the thread only waits.
+/// Threads that compile grammars and modules. More than processors need, because modules are compiled by a child for
+/// which the thread only waits.
 const COMPILING_THREADS: usize = 4;
 /// Work on a text of this many bytes or more is large: at some megabytes a second it takes milliseconds.
 pub const LARGE_BYTES: usize = 16 << 10;
