@@ -1,4 +1,4 @@
-//! [`Compiler`]: turns instrumented modules into machine code, outside the serving process (AI-732).
+//! `Compiler`: turns instrumented modules into machine code, outside the serving process (AI-732).
 //!
 //! A module is a stranger's input to a large program, the code generator. In a server it therefore runs in a child
 //! process: limits on memory and processor time end a module that is expensive to compile, and a crash costs the child.

@@ -5,7 +5,7 @@
 //!   side channel: one thread ─► SideChannel ─► workers ─► store, instances ─► Pending ─► bound by the main channel
 //! ```
 //!
-//! The bookkeeping is pure: sequences, the clock and the waiting are given ([`sequence::Sequence`], [`sequence::Pace`]), and
+//! The bookkeeping is pure: sequences, the clock and the waiting are given (`Sequence`, `Pace`), and
 //! nothing knows how a message came. The threads are in [`crate::aicirt`].
 
 mod answer;

@@ -86,6 +86,7 @@ fn unforked(host: &Host, program: &Program, ids: &[u32]) -> String {
 }
 
 /// AI-711
+/// AI-610: what a fork copies is all the state there is.
 #[test]
 fn ai_713_sixteen_forks_at_each_of_twenty_steps_have_the_hashes_of_unforked_runs() {
     let host = host();

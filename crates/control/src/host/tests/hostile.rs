@@ -161,6 +161,7 @@ fn ai_605_a_flood_of_masks_ends_at_the_limit() {
     );
 }
 
+/// AI-703: callbacks have threads of their own.
 #[test]
 fn ai_441_several_loops_at_once_do_not_stop_the_others() {
     let host = strict();
