@@ -200,14 +200,7 @@ impl ServeCommand {
             let stop = Arc::clone(&stop);
             async move { stop.notified().await }
         });
-        let served = async {
-            let lines = async {
-                if let Some(socket) = lines {
-                    lmtp.listen(socket).await;
-                }
-            };
-            futures::join!(served, lines).0
-        };
+        let served = async { futures::join!(served, listen(&lmtp, lines)).0 };
         // Whichever arm ends first ends the process, so nothing is awaited twice and nothing is lost.
         tokio::select! {
             outcome = served => {
@@ -268,6 +261,13 @@ fn counted(kernel: &Kernel, shared: &ServerContext, face: FaceLabel) -> Kernel {
     let kernel = kernel.scope();
     kernel.layer(CallMetricsLayer::new(&shared.metrics, face));
     kernel
+}
+
+/// Serves LMTP lines on a Unix socket, if there is one.
+async fn listen(lmtp: &LmtpService, lines: Option<ListeningSocket>) {
+    if let Some(socket) = lines {
+        lmtp.listen(socket).await;
+    }
 }
 
 /// The Unix socket for LMTP lines, if one is configured (LM-111).

@@ -117,7 +117,9 @@ mod tests {
         let read = |text: &str| {
             let defaults = Serialized::defaults(ControllersConfig::default());
             let figment = figment::Figment::from(defaults).merge(Toml::string(text));
-            figment.extract::<ControllersConfig>()
+            figment
+                .extract::<ControllersConfig>()
+                .map_err(|error| error.to_string())
         };
         for (text, expect) in [
             ("", HoldPolicy::End),
@@ -133,7 +135,7 @@ mod tests {
             "hold = true",
             "hold = 4294967296",
         ] {
-            let error = read(text).unwrap_err().to_string();
+            let error = read(text).unwrap_err();
             assert!(error.contains("or a number of tokens"), "{text}: {error}");
         }
     }
