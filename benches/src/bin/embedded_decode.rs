@@ -161,7 +161,7 @@ async fn answer(mut handle: RequestHandle) -> Result<Answer> {
                 });
             }
             EventKind::Finish(_) | EventKind::Report(_) => {}
-            EventKind::Error(error) => bail!("{error}"),
+            EventKind::Failed(error) | EventKind::Error(error) => bail!("{error}"),
         }
     }
     bail!("the stream ended early")

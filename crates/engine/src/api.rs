@@ -256,7 +256,10 @@ pub enum EventKind {
     Report(StepReport),
     /// The choice ended; the last event of this choice.
     Finish(ChoiceEnd),
-    /// The token counts and times of the whole request; after the last `Finish`, the last event.
+    /// The steerer of the choice failed while other choices go on or have ended well; the last event of this choice. If
+    /// all choices fail, the last of them fails the request.
+    Failed(EngineError),
+    /// The token counts and times of the whole request; after the end of the last choice, the last event.
     Usage(TokenUsage),
     /// The request failed; the last event.
     Error(EngineError),

@@ -372,7 +372,9 @@ fn weight(event: &EventKind) -> u32 {
                 .saturating_add(1)
         }
         // Each choice has one end, and the request one usage or error.
-        EventKind::Finish(_) | EventKind::Usage(_) | EventKind::Error(_) => 0,
+        EventKind::Finish(_) | EventKind::Failed(_) | EventKind::Usage(_) | EventKind::Error(_) => {
+            0
+        }
     }
 }
 

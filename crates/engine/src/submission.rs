@@ -156,6 +156,12 @@ impl RequestTerms {
         stop.filter(|_| stopping).cloned()
     }
 
+    /// Returns the token that is scored after `appended` others, if the output is given.
+    pub(crate) fn scored_token(&self, appended: u32) -> Option<Token> {
+        let scored = self.scored.as_ref()?;
+        scored.tokens.get(appended as usize).copied()
+    }
+
     /// Adds the bytes of a token to a text; returns what is ready to be sent, and the stop string that it completes.
     /// `appended` is that of [`RequestTerms::stop_sequence`].
     #[inline]

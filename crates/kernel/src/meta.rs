@@ -63,6 +63,8 @@ pub enum ChoiceFinish {
     ContentFilter,
     /// An agent had no turns left.
     Turns,
+    /// Its controller failed while other choices went on.
+    Failed,
     /// A reason of a peer that is not in this list.
     Other(Name),
 }
@@ -79,6 +81,7 @@ impl ChoiceFinish {
             Self::Cancelled => "cancelled",
             Self::ContentFilter => "content_filter",
             Self::Turns => "turns",
+            Self::Failed => "error",
             Self::Other(name) => name,
         }
     }
@@ -94,6 +97,7 @@ impl ChoiceFinish {
             "cancelled" => Self::Cancelled,
             "content_filter" => Self::ContentFilter,
             "turns" => Self::Turns,
+            "error" => Self::Failed,
             other => Self::Other(Name::shared(other)),
         }
     }
@@ -281,6 +285,7 @@ mod tests {
             "cancelled",
             "content_filter",
             "turns",
+            "error",
             "odd",
         ] {
             assert_eq!(ChoiceFinish::from_name(reason).name(), reason);

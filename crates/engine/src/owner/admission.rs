@@ -146,6 +146,7 @@ impl Admission {
             suspended_steps: 0,
             suspended_at: Time::ZERO,
             spent: SpentFuel::default(),
+            has_finished: false,
             ended: false,
         });
         if steered {

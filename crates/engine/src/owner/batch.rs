@@ -203,8 +203,10 @@ impl Batch {
                 let tokens = u32::try_from(share.tokens).unwrap_or(u32::MAX);
                 requests.report.prefilled.push((sequence.number, tokens));
             }
-            requests.charge_processed(share.key, until);
-            requests.sequences[share.key].computed = until;
+            let sequence = &mut requests.sequences[share.key];
+            let request = &mut requests.jobs[sequence.job];
+            requests.fuel.charge_processed(request, sequence, until);
+            sequence.computed = until;
         }
         self.entries.len()
     }

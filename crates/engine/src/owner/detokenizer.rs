@@ -1,9 +1,14 @@
-//! [`Detokenizer`]: what the owner needs of a vocabulary: which tokens end an output, and how a token is reported.
+//! [`Detokenizer`]: what the owner needs of a vocabulary: which tokens end an output, the text of tokens, and how they are
+//! reported.
 
+use compact_str::CompactString;
 use sapwood_proto::steer::Token;
 
-use crate::api::{Sampled, SharedVocabulary};
+use super::sequence::RunningSequence;
+use crate::api::{Sampled, SharedVocabulary, StopCause};
 use crate::sampling::Sample;
+use crate::submission::RequestTerms;
+use crate::text::ChoiceText;
 
 /// A vocabulary with its EOG tokens.
 pub(super) struct Detokenizer {
@@ -18,6 +23,39 @@ impl Detokenizer {
             .filter(|&token| vocabulary.is_end(token))
             .collect();
         Self { vocabulary, ends }
+    }
+
+    /// Returns whether a sampled token is an EOG token, and not ignored as such.
+    #[inline]
+    pub(super) fn is_end(&self, terms: &RequestTerms, token: Token) -> bool {
+        self.ends.contains(&token) && !terms.ignore_eos
+    }
+
+    /// Adds the bytes of a sampled token to the text of a sequence. Returns the text that is ready to be sent, and the
+    /// stop string that it completes.
+    #[inline]
+    pub(super) fn push_text(
+        &self,
+        terms: &RequestTerms,
+        sequence: &mut RunningSequence,
+        token: Token,
+    ) -> (CompactString, Option<StopCause>) {
+        let bytes = terms.bytes(&*self.vocabulary, token);
+        terms.push_text(&mut sequence.text, &bytes, sequence.appended + 1)
+    }
+
+    /// Rebuilds a text from the tokens of an output, and what of it is ready to be sent. The same tokens give the same
+    /// text, so this is the text that had been sent when the output ended there.
+    pub(super) fn replay(&self, terms: &RequestTerms, output: &[Sampled]) -> (ChoiceText, String) {
+        let (mut text, mut shown) = (ChoiceText::default(), String::new());
+        let hidden = |sampled: &&Sampled| !sampled.forced && self.is_end(terms, sampled.id);
+        // An EOG token adds no text when it is sampled, so it adds none here (LM-307).
+        for sampled in output.iter().filter(|sampled| !hidden(sampled)) {
+            // No stop string ended the output then, so none is searched for.
+            let bytes = terms.bytes(&*self.vocabulary, sampled.id);
+            text.push(&bytes, &terms.stop, false, &mut shown);
+        }
+        (text, shown)
     }
 
     /// A [`Sampled`] with the token alone: no log-probability, rank or alternatives.

@@ -1,9 +1,8 @@
 //! [`Fuel`]: bounds the work of a steered request, whose steerer may drop, roll back and fork without end (AI-825).
 
 use super::requests::Requests;
-use super::sequence::RunningSequence;
+use super::sequence::{RequestJob, RunningSequence};
 use crate::api::FinishReason;
-use crate::scheduler::SequenceKey;
 
 /// What a request has spent, its forks included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,54 +40,48 @@ impl Fuel {
     pub(super) fn clear(&mut self) {
         self.exhausted.clear();
     }
-}
 
-impl Requests {
-    /// Records a sampled token.
+    /// Records a sampled token of a sequence of this request.
     #[inline]
-    pub(super) fn charge_sampled(&mut self, key: SequenceKey) {
-        self.charge(self.sequences[key].job, |spent| {
+    pub(super) fn charge_sampled(&mut self, key: usize, request: &mut RequestJob) {
+        self.charge(key, request, |spent| {
             spent.sampled = spent.sampled.saturating_add(1);
         });
     }
 
-    /// Records that the tokens of a sequence are computed up to `until`.
-    pub(super) fn charge_processed(&mut self, key: SequenceKey, until: usize) {
-        let RunningSequence {
-            job,
-            computed,
-            charged,
-            ..
-        } = &mut self.sequences[key];
-        let job = *job;
+    /// Records that the tokens of a sequence of this request are computed up to `until`.
+    pub(super) fn charge_processed(
+        &mut self,
+        request: &mut RequestJob,
+        sequence: &mut RunningSequence,
+        until: usize,
+    ) {
         // Cached prefixes were not computed, and what was computed before is not charged again.
-        let fresh = until.saturating_sub((*charged).max(*computed));
-        *charged = (*charged).max(until);
+        let fresh = until.saturating_sub(sequence.charged.max(sequence.computed));
+        sequence.charged = sequence.charged.max(until);
         let fresh = u32::try_from(fresh).unwrap_or(u32::MAX);
-        self.charge(job, |spent| {
+        self.charge(sequence.job, request, |spent| {
             spent.processed = spent.processed.saturating_add(fresh);
         });
     }
 
     #[inline]
-    fn charge(&mut self, job: usize, spend: impl FnOnce(&mut SpentFuel)) {
-        let request = &mut self.jobs[job];
+    fn charge(&mut self, key: usize, request: &mut RequestJob, spend: impl FnOnce(&mut SpentFuel)) {
         let before = request.spent.cost();
         spend(&mut request.spent);
         // Once, when the limit is passed: the request ends with this step.
-        let limit = self.fuel.limit;
-        if request.steered && before <= limit && request.spent.cost() > limit {
-            self.fuel.exhausted.push(job);
+        if request.steered && before <= self.limit && request.spent.cost() > self.limit {
+            self.exhausted.push(key);
         }
     }
+}
 
-    /// Ends the requests that have passed the limit in this step.
-    pub(super) fn end_exhausted(&mut self) {
-        for job in std::mem::take(&mut self.fuel.exhausted) {
-            // It may have ended in this step, but it is removed only with the events of the step.
-            if !self.jobs[job].ended {
-                self.finish_all(job, FinishReason::Fuel);
-            }
+/// Ends the requests that have passed the limit in this step.
+pub(super) fn end_exhausted(requests: &mut Requests) {
+    for job in std::mem::take(&mut requests.fuel.exhausted) {
+        // It may have ended in this step, but it is removed only with the events of the step.
+        if !requests.jobs[job].ended {
+            requests.finish_all(job, FinishReason::Fuel);
         }
     }
 }

@@ -12,6 +12,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::fenced;
+use super::sequence::RunningSequence;
 use crate::api::{EngineError, ModelInfo};
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::prefix_cache::{PrefixCache, PrefixMatch};
@@ -207,9 +208,12 @@ impl KvSlots {
         row.unwrap_or_else(OutputRow::Failed)
     }
 
-    /// Returns whether a token is reported in one event with the token that follows it ([`Model::joins`]).
-    pub(super) fn joins(&self, slot: SlotId, output: usize) -> bool {
-        self.model.joins(slot, output)
+    /// Returns whether the next token of a sequence is reported in one event with the token that follows it
+    /// ([`Model::joins`]).
+    pub(super) fn joins(&self, sequence: &RunningSequence) -> bool {
+        let output = sequence.tokens.len() - sequence.prompt_tokens;
+        let slot = sequence.slot;
+        slot.is_some_and(|slot| self.model.joins(slot, output))
     }
 
     /// Releases every slot after a panic. Returns false if the model cannot: then it is lost.

@@ -163,7 +163,7 @@ impl EngineOwner {
         requests.now = after;
         self.sampling
             .collect(requests, self.batch.rows(), &mut self.clock, after);
-        requests.end_exhausted();
+        fuel::end_exhausted(requests);
         requests.emit_reports();
         // Reports come before `publish`. They wake readers, and a wake-up shows everything published so far: whole
         // steps only, because the events of this step are not in the outboxes yet.

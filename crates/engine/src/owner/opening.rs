@@ -4,11 +4,10 @@
 //! sequences. [`Steer::begin`](sapwood_proto::steer::Steer::begin) was called when it was submitted; its result may
 //! replace the prompt, and only then is the steerer forked for the further choices.
 
-use std::sync::Arc;
-
 use sapwood_proto::steer::{Steered, Token};
 
 use super::requests::Requests;
+use super::steer_rounds::name_siblings;
 use super::steering::{Steering, bad_result, check_tokens};
 use crate::sampling::TokenHistory;
 
@@ -52,7 +51,8 @@ fn open(requests: &mut Requests, job: usize) -> Steered<()> {
     let forked = !branches.is_empty();
     let keys = requests.start(job, first.into_iter().chain(branches));
     if forked {
-        requests.set_group(&keys);
+        let group = (1..).take(keys.len()).collect();
+        name_siblings(requests, keys, &group);
     }
     Ok(())
 }
@@ -81,21 +81,4 @@ fn replace_prompt(requests: &mut Requests, job: usize, prompt: Vec<Token>) -> St
     submission.history = TokenHistory::of(&prompt, &terms.sampling);
     submission.prompt = prompt;
     Ok(())
-}
-
-impl Requests {
-    /// Gives the sequences of a fork the numbers of all of them, the parent's first.
-    pub(super) fn set_group(&mut self, keys: &[usize]) {
-        let steering = |&key: &usize| self.sequences.get(key)?.steering.as_ref();
-        let group: Arc<[u32]> = keys
-            .iter()
-            .filter_map(steering)
-            .map(Steering::number)
-            .collect();
-        for &key in keys {
-            if let Some(steering) = &mut self.sequences[key].steering {
-                steering.set_group(Arc::clone(&group));
-            }
-        }
-    }
 }

@@ -6,7 +6,7 @@
 use slab::Slab;
 
 use super::fenced;
-use super::sequence::RequestJob;
+use super::sequence::{RequestJob, RunningSequence};
 use crate::api::{EngineEvent, EventKind, Sampled, Tokens};
 use crate::stats::Counter;
 
@@ -33,6 +33,62 @@ impl StepOutput {
     pub(super) fn emit(&mut self, job: usize, choice: u32, kind: EventKind) {
         let step = self.step;
         self.events.push((job, EngineEvent { step, choice, kind }));
+    }
+
+    /// Emits tokens of a sequence.
+    pub(super) fn emit_tokens(&mut self, sequence: &mut RunningSequence, mut tokens: Tokens) {
+        // They are complete by now: output rows come in order, and those of the prompt precede the first of the output.
+        tokens.prompt = sequence.take_prompt_scores();
+        self.emit(sequence.job, sequence.choice, EventKind::Tokens(tokens));
+    }
+
+    /// Emits tokens together with the unreported ones before them; with `joins`, retains all of them for the next
+    /// event.
+    pub(super) fn emit_or_join(
+        &mut self,
+        sequence: &mut RunningSequence,
+        tokens: Tokens,
+        joins: bool,
+    ) {
+        let tokens = match sequence.unreported.take() {
+            Some(earlier) => earlier.followed_by(tokens),
+            None => tokens,
+        };
+        if joins {
+            sequence.unreported = Some(Box::new(tokens));
+        } else {
+            self.emit_tokens(sequence, tokens);
+        }
+    }
+
+    /// Emits what the steerer of a sequence printed and wrote since the last report.
+    pub(super) fn emit_report(&mut self, sequence: &mut RunningSequence, panics: &Counter) {
+        let steering = sequence.steering.as_mut();
+        if let Some(report) = steering.and_then(|steering| steering.take_report(panics)) {
+            self.emit(sequence.job, sequence.choice, EventKind::Report(report));
+        }
+    }
+
+    /// Emits all that a sequence still retains, because nothing follows it. With `drop_held`, the text that was held
+    /// back as the possible start of a stop string is not sent.
+    pub(super) fn emit_rest(
+        &mut self,
+        sequence: &mut RunningSequence,
+        drop_held: bool,
+        panics: &Counter,
+    ) {
+        // Tokens before held-back text, which follows them in the output.
+        if let Some(tokens) = sequence.unreported.take() {
+            self.emit_tokens(sequence, *tokens);
+        }
+        let mut held = String::new();
+        if !drop_held {
+            sequence.text.flush(&mut held);
+        }
+        if !held.is_empty() {
+            self.append_text(sequence.job, sequence.choice, held);
+        }
+        self.emit_report(sequence, panics);
     }
 
     /// Adds text to the last token event of a choice, or emits it as an event of its own.

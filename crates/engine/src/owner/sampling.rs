@@ -52,7 +52,10 @@ pub(super) enum RowOutcome {
     Fork(Vec<Branch>, CachedRow),
     Finish(FinishReason),
     NotBefore(Time),
+    /// The model or the request is at fault.
     Error(EngineError),
+    /// The steerer is at fault.
+    SteerFailed(EngineError),
     /// The row was cached for later; nothing was appended.
     Waits,
 }
@@ -225,7 +228,7 @@ impl RowSampling {
             Ok(Some(Mid::Stop)) => RowOutcome::Finish(FinishReason::Controller),
             // The sequence then needs no second decode call (AI-812).
             Ok(None) => retain_row(sequence, row),
-            Err(failure) => RowOutcome::Error(failure.into()),
+            Err(failure) => RowOutcome::SteerFailed(failure.into()),
         }
     }
 
@@ -276,14 +279,13 @@ impl RowSampling {
         now: Time,
     ) {
         let sequences = u32::try_from(branches.len()).unwrap_or(u32::MAX);
-        let Some(keys) = steer_rounds::fork(requests, key, sequences) else {
-            return;
-        };
+        let keys = steer_rounds::fork(requests, key, sequences);
         for (key, branch) in keys.into_iter().zip(branches) {
-            // An earlier branch may have failed the request.
-            let Some(sequence) = requests.sequences.get_mut(key) else {
-                return;
+            // Its copy has failed, or an earlier branch has ended the request.
+            let Some(key) = key.filter(|&key| requests.sequences.contains(key)) else {
+                continue;
             };
+            let sequence = &mut requests.sequences[key];
             let terms = RowTerms {
                 request: &requests.jobs[sequence.job].submission.terms,
                 ends: &requests.tokens.ends,
@@ -315,6 +317,7 @@ impl RowSampling {
                 requests.truncate(key, computed);
             }
             RowOutcome::Error(error) => requests.fail_request_of(key, error),
+            RowOutcome::SteerFailed(error) => requests.fail_choice(key, error),
             RowOutcome::Waits if requests.sequences[key].is_in_mid() => self.missing.push(key),
             RowOutcome::Waits => {}
         }
@@ -370,7 +373,15 @@ impl RowSampling {
                     && mask.is_some_and(|mask| allows_only(mask, ends));
                 RowOutcome::Sampled(sample, sole)
             }
-            Err(error) => RowOutcome::Error(sample_error(error, mask.is_some())),
+            // The steerer is at fault if it gave a mask, the request otherwise.
+            Err(error @ SampleError::NothingAllowed) if mask.is_some() => {
+                RowOutcome::SteerFailed(EngineError::new(
+                    Code::ControllerFailed,
+                    ErrorReason::CONSTRAINT_FAILED,
+                    error.to_string(),
+                ))
+            }
+            Err(error) => RowOutcome::Error(sample_error(&error)),
         }
     }
 }
@@ -414,17 +425,11 @@ pub(super) fn logits<'a>(
     }
 }
 
-pub(super) fn sample_error(error: SampleError, masked: bool) -> EngineError {
+pub(super) fn sample_error(error: &SampleError) -> EngineError {
     match error {
         SampleError::NotANumber => {
             EngineError::internal(ErrorReason::ENGINE_ERROR, error.to_string())
         }
-        // The controller is at fault if it gave a mask, the request otherwise.
-        SampleError::NothingAllowed if masked => EngineError::new(
-            Code::ControllerFailed,
-            ErrorReason::CONSTRAINT_FAILED,
-            error.to_string(),
-        ),
         SampleError::NothingAllowed => {
             let message = "logit_bias, bad_words and min_tokens together allow no token";
             EngineError::invalid(ErrorReason::CONSTRAINT_FAILED, message)

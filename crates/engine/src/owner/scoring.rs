@@ -13,12 +13,12 @@ use sapwood_proto::time::Time;
 use super::requests::Requests;
 use super::sampling::{Logits, RowOutcome, RowSampling, logits, sample_error};
 use crate::api::EngineError;
-use crate::sampling::{Sample, Sampler};
+use crate::sampling::{Sample, SampleError, Sampler};
 use crate::scheduler::SequenceKey;
 
 /// Reports the first token of an output that no token precedes, with log-probability 0.
 pub(super) fn score_first(requests: &mut Requests, key: SequenceKey, now: Time) {
-    if let Some(token) = requests.next_scored(key) {
+    if let Some(token) = next_scored(requests, key) {
         let sample = Sample {
             token,
             logprob: 0.0,
@@ -38,7 +38,7 @@ impl RowSampling {
         index: usize,
         now: Time,
     ) {
-        let Some(token) = requests.next_scored(key) else {
+        let Some(token) = next_scored(requests, key) else {
             let message = "an output row was computed after the last scored token";
             let error = EngineError::internal(ErrorReason::NONE, message);
             return requests.fail_request_of(key, error);
@@ -84,7 +84,7 @@ impl RowSampling {
         now: Time,
     ) -> Result<Sample, RowOutcome> {
         // Never masked: scores are without bias and masks, so that they agree with a plain generation (LM-312, LM-314).
-        let failed = |error| RowOutcome::Error(sample_error(error, false));
+        let failed = |error: SampleError| RowOutcome::Error(sample_error(&error));
         match logits(&mut requests.slots, &requests.stats.panics, index, now)? {
             Logits::Whole(row) => self.sampler.score_row(row, token, top).map_err(failed),
             Logits::Ranked(ranking) => Ok(Sampler::score_ranked(&ranking, token, top)),
@@ -115,4 +115,10 @@ impl RowSampling {
             outcome => self.apply(requests, key, outcome, now),
         }
     }
+}
+
+/// Returns the token that is scored next, if the sequence's output is given.
+fn next_scored(requests: &Requests, key: SequenceKey) -> Option<Token> {
+    let next = requests.sequences[key].appended;
+    requests.terms(key).scored_token(next)
 }

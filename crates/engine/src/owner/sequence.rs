@@ -46,6 +46,8 @@ pub(super) struct RequestJob {
     /// When the last of these steps was counted.
     pub(super) suspended_at: Time,
     pub(super) spent: SpentFuel,
+    /// One of its choices has ended without an error.
+    pub(super) has_finished: bool,
     /// Its last event is queued; the job is removed when that is published.
     pub(super) ended: bool,
 }

@@ -3,6 +3,7 @@
 //! `pre` is called before the batch is planned, because it may fork or force tokens; `mid` starts before the decode
 //! call and is collected after it, so that the mask is computed while the model computes (AI-811).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
@@ -56,7 +57,7 @@ impl SteerRounds {
         self.missing.clear();
         let rules = self.rules;
         for &key in &self.order {
-            // A sibling may have failed in this loop and ended its request.
+            // A sibling may have ended the request in this loop.
             let sequence = requests.sequences.get(key);
             // A sequence that waits for its model has no row to steer.
             if sequence.is_some_and(|sequence| sequence.asleep_until.is_none())
@@ -117,7 +118,9 @@ impl SteerRounds {
         // The youngest first: it may wait for an older one.
         for &key in self.order.iter().rev().take(missing) {
             // At the end of the step it no longer runs, and reports are taken from running sequences only.
-            requests.emit_report(key);
+            let sequence = &mut requests.sequences[key];
+            let panics = &requests.stats.panics;
+            requests.output.emit_report(sequence, panics);
             // It keeps its KV cells and gives up only its place in the batch, until another sequence needs the cells
             // too.
             requests.scheduler.yield_slot(key);
@@ -160,12 +163,12 @@ fn call_pre_of(requests: &mut Requests, key: SequenceKey, rules: SteerRules, now
         // No decode call is spent on it, and `pre` is asked again in the next step (AI-813).
         Ok(Some(Pre::Suspend)) => requests.report.suspended.push(sequence.number),
         Ok(Some(Pre::Fork(sequences))) => {
-            for key in fork(requests, key, sequences).unwrap_or_default() {
+            for key in fork(requests, key, sequences).into_iter().flatten() {
                 resume_cached_row(requests, key, now);
             }
         }
         Ok(Some(Pre::Stop)) => requests.finish(key, FinishReason::Controller, None),
-        Err(failure) => requests.fail_request_of(key, failure.into()),
+        Err(failure) => requests.fail_choice(key, failure.into()),
     }
     PreCall::Settled
 }
@@ -186,17 +189,17 @@ fn force_tokens(requests: &mut Requests, key: SequenceKey, tokens: &[Token], now
             requests.append_forced(key, (0, 0), tokens, now);
             requests.finish_if_full(key);
         }
-        Err(failure) => requests.fail_request_of(key, failure.into()),
+        Err(failure) => requests.fail_choice(key, failure.into()),
     }
 }
 
 /// Makes `sequences` sequences of one: adds choices, each with a copy of its output so far. Returns all of them, the
-/// parent first; `None`: the request has failed.
+/// parent first, and `None` for each whose copy failed (AI-714); nothing if the parent has failed.
 pub(super) fn fork(
     requests: &mut Requests,
     key: SequenceKey,
     sequences: u32,
-) -> Option<Vec<SequenceKey>> {
+) -> Vec<Option<SequenceKey>> {
     let more = sequences.saturating_sub(1);
     let choices = requests.jobs[requests.sequences[key].job].next_choice;
     // `next_choice` never goes down, so ended choices count too. The outbox of a steered request has as many quotas.
@@ -205,23 +208,47 @@ pub(super) fn fork(
             reason: ErrorReason::LIMIT,
             message: format!("a request may have {CHOICES_MAX} choices, forks included"),
         };
-        requests.fail_request_of(key, failure.into());
-        return None;
+        requests.fail_choice(key, failure.into());
+        return Vec::new();
     }
-    let mut keys = vec![key];
+    let mut keys = vec![Some(key)];
     // The parent is branch 0 and keeps its choice; each branch takes the next free index (AI-933).
     for index in 1..=more {
-        let steering = requests.sequences[key].steering.as_mut()?;
-        match steering.branch(index, &requests.stats.panics) {
-            Ok(branch) => keys.push(requests.add_branch(key, branch)),
+        let panics = &requests.stats.panics;
+        let Some(steering) = &mut requests.sequences[key].steering else {
+            break;
+        };
+        keys.push(match steering.branch(index, panics) {
+            Ok(branch) => Some(requests.add_branch(key, branch)),
             Err(failure) => {
-                requests.fail_request_of(key, failure.into());
-                return None;
+                requests.add_failed_branch(key, failure.into());
+                None
             }
+        });
+    }
+    // Those whose copy failed are in the group, because a controller finds its branch by its place in it.
+    let branches = (choices + 1..).take(keys.len() - 1);
+    let group = number_of(requests, key).chain(branches).collect();
+    name_siblings(requests, keys.iter().copied().flatten(), &group);
+    keys
+}
+
+fn number_of(requests: &Requests, key: SequenceKey) -> impl Iterator<Item = u32> + use<> {
+    let steering = requests.sequences[key].steering.as_ref();
+    steering.map(Steering::number).into_iter()
+}
+
+/// Tells the sequences of a fork the numbers of all of them, the parent's first.
+pub(super) fn name_siblings(
+    requests: &mut Requests,
+    keys: impl IntoIterator<Item = SequenceKey>,
+    group: &Arc<[u32]>,
+) {
+    for key in keys {
+        if let Some(steering) = &mut requests.sequences[key].steering {
+            steering.set_group(Arc::clone(group));
         }
     }
-    requests.set_group(&keys);
-    Some(keys)
 }
 
 /// Fails requests all of whose sequences have been suspended for too many steps. A late sequence is not suspended.

@@ -6,7 +6,7 @@
 //!            └── no result yet ──► InPre ── a result, as from Pre
 //! ```
 //!
-//! A steerer is foreign code: each call catches panics, and a panic fails the request of the sequence. When steerers
+//! A steerer is foreign code: each call catches panics, and a panic ends the sequence with an error. When steerers
 //! are called, and what follows from their results, is in [`super::steer_rounds`] and [`super::sampling`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ use super::sequence::RunningSequence;
 use crate::api::Sampled;
 use crate::stats::Counter;
 
-/// A steerer whose result stays late for this many times its deadline (`steer_ms`) fails its request (AI-812). The limit is
+/// A steerer whose result stays late for this many times its deadline (`steer_ms`) fails (AI-812). The limit is
 /// a time and not a number of steps, because the length of a step depends on what else is in the batch.
 const LATE_TIMES_MAX: u32 = 10;
 /// Noops in a row after which a sequence counts as suspended. A runtime in another process answers with a noop when it is
@@ -115,11 +115,6 @@ impl Steering {
         }
     }
 
-    /// Returns whether it makes reports.
-    pub(super) fn is_watched(&self) -> bool {
-        self.pending_report.is_some()
-    }
-
     /// Polls the result of `begin`; `None`: there is none yet.
     pub(super) fn begin_poll(&mut self, panics: &Counter) -> Steered<Option<Begun>> {
         fenced(panics, || self.steer.begin_poll())
@@ -202,7 +197,7 @@ impl Steering {
         };
         self.late = None;
         self.phase = match pre {
-            // The branches of a fork go on in this round. If the fork fails, the whole request does.
+            // The branches of a fork go on in this round.
             Pre::Run { .. } | Pre::Fork(_) => SteerPhase::Ready,
             Pre::Suspend | Pre::Stop => SteerPhase::Pre,
         };
@@ -235,7 +230,7 @@ impl Steering {
                 .mid_begin(group.as_deref().unwrap_or(&[self.number]));
             Ok(())
         });
-        // Reported with the results of `mid`: a request that failed here would leave the batch while it is being built.
+        // Reported with the results of `mid`: a sequence that failed here would leave the batch while it is being built.
         self.failure = self.failure.take().or_else(|| begun.err());
     }
 
@@ -259,7 +254,7 @@ impl Steering {
             return Ok(None);
         };
         self.late = None;
-        // Before the checks, because the round is over whatever they find: an invalid result fails the request.
+        // Before the checks, because the round is over whatever they find: an invalid result ends the sequence.
         self.phase = SteerPhase::Pre;
         self.noops = if does_nothing(&mid) {
             self.noops.saturating_add(1)
@@ -427,7 +422,7 @@ pub(super) fn bad_result(message: impl Into<String>) -> SteerFailure {
 /// Calls a steerer; converts its panic into a failure and counts it.
 fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| {
-        // The steerer is not called again: its request fails, and its sequences are dropped with it.
+        // The steerer is not called again: its sequence ends with this failure.
         panics.add(1);
         Err(SteerFailure {
             reason: ErrorReason::TRAP,

@@ -6,7 +6,7 @@
 //! | name | what it does |
 //! |---|---|
 //! | `dictate` | lets the model write the text, and stops |
-//! | `fork` | `common|one|two…`: after the common text, becomes as many sequences as there are others |
+//! | `fork` | `common|one|two…`: after the common text, becomes as many sequences as there are others; one that ends with `!` fails there |
 //! | `rewind` | `wrong|right`: takes back all but the first byte of the wrong text, and goes on with the right one |
 //! | `talk` | prints a line before the first byte and another after it |
 //! | `trap` | fails after the text |
@@ -43,6 +43,12 @@ enum Move {
 
 fn bytes(text: &str) -> Vec<Move> {
     text.bytes().map(Move::Byte).collect()
+}
+
+fn trapping(text: &str) -> Vec<Move> {
+    let mut moves = bytes(text);
+    moves.push(Move::Trap);
+    moves
 }
 
 /// Plays moves, and stops after the last.
@@ -193,7 +199,13 @@ fn moves(call: SteerCall<'_>) -> Result<Vec<Move>, SteerRefusal> {
         name if name.starts_with("sapwood:") => return constraint(call.arg),
         // `common|one|two`: a choice for each of the rest.
         "fork" => {
-            let mut texts = call.arg.split('|').map(bytes);
+            let mut texts = call
+                .arg
+                .split('|')
+                .map(|text| match text.strip_suffix('!') {
+                    Some(text) => trapping(text),
+                    None => bytes(text),
+                });
             let mut moves = texts.next().unwrap_or_default();
             moves.push(Move::Fork(texts.collect()));
             moves
@@ -214,11 +226,7 @@ fn moves(call: SteerCall<'_>) -> Result<Vec<Move>, SteerRefusal> {
             moves.extend(rest);
             moves
         }
-        "trap" => {
-            let mut moves = bytes(call.arg);
-            moves.push(Move::Trap);
-            moves
-        }
+        "trap" => trapping(call.arg),
         "private" if !call.user.may_control && !call.user.is_admin => {
             return Err(SteerRefusal {
                 code: Code::PermissionDenied,

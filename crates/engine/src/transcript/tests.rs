@@ -67,7 +67,10 @@ fn collected(events: &[EngineEvent]) -> (String, Vec<Token>, Option<ChoiceEnd>) 
                 all.1.extend(tokens.tokens.iter().map(|token| token.id));
             }
             EventKind::Finish(finish) => all.2 = Some(finish.clone()),
-            EventKind::Usage(_) | EventKind::Error(_) | EventKind::Report(_) => {}
+            EventKind::Usage(_)
+            | EventKind::Failed(_)
+            | EventKind::Error(_)
+            | EventKind::Report(_) => {}
         }
     }
     all

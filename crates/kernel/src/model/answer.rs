@@ -83,6 +83,8 @@ pub(crate) struct AnswerChunks<S> {
     ready: VecDeque<Chunk>,
     choices: Vec<ChoiceProgress>,
     first_token: Option<Instant>,
+    /// The first choice has failed: the call ends with this when the other choices have ended.
+    failed: Option<Error>,
     /// An event of a watched request was emitted.
     watch_begun: bool,
 }
@@ -133,6 +135,7 @@ impl<S> AnswerChunks<S> {
             ready: VecDeque::new(),
             choices: Vec::new(),
             first_token: None,
+            failed: None,
             watch_begun: false,
             asked,
         };
@@ -185,6 +188,7 @@ impl<S> AnswerChunks<S> {
         match event.kind {
             EventKind::Tokens(tokens) => self.committed(choice, tokens),
             EventKind::Finish(finish) => self.finish(choice, finish),
+            EventKind::Failed(error) => self.fail(choice, error.into()),
             EventKind::Report(report) => {
                 if self.wants.log && !report.logs.is_empty() {
                     let data = Bytes::from(report.logs);
@@ -194,7 +198,7 @@ impl<S> AnswerChunks<S> {
             }
             EventKind::Usage(usage) => {
                 self.end(usage);
-                Ok(())
+                self.failed.take().map_or(Ok(()), Err)
             }
             EventKind::Error(error) => Err(error.into()),
         }
@@ -225,6 +229,10 @@ impl<S> AnswerChunks<S> {
             EventKind::Finish(finish) => {
                 let state = self.choice(event.choice)?;
                 state.finish = Some((reason(finish.reason, 0), finish.stop.clone()));
+                None
+            }
+            EventKind::Failed(_) => {
+                self.choice(event.choice)?.finish = Some((ChoiceFinish::Failed, None));
                 None
             }
             EventKind::Usage(usage) => Some(*usage),
@@ -346,12 +354,28 @@ impl<S> AnswerChunks<S> {
         self.ready.push_back(chunk);
     }
 
-    fn finish(&mut self, choice: u32, finish: api::ChoiceEnd) -> Result<()> {
+    /// Ends a choice whose controller failed while others go on (AI-915). Most callers read the first choice alone, so
+    /// its failure is that of the call as well.
+    fn fail(&mut self, choice: u32, error: Error) -> Result<()> {
+        self.release(choice)?;
+        self.choice(choice)?.finish = Some((ChoiceFinish::Failed, None));
+        if choice == 0 {
+            self.failed = Some(error);
+        }
+        Ok(())
+    }
+
+    /// Emits what is held back of a choice that ends.
+    fn release(&mut self, choice: u32) -> Result<()> {
         if let Some(held) = self.choice(choice)?.held.finish() {
             self.tokens(choice, held)?;
         }
+        self.parse(choice, |markup, out| markup.end(out))
+    }
+
+    fn finish(&mut self, choice: u32, finish: api::ChoiceEnd) -> Result<()> {
         // First: text that was held back, or a call that ends here, comes before the finish and may decide it.
-        self.parse(choice, |markup, out| markup.end(out))?;
+        self.release(choice)?;
         let state = self.choice(choice)?;
         if let Some(name) = state.odd.take() {
             state.finish = Some((ChoiceFinish::Other(name), finish.stop));

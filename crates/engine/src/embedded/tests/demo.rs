@@ -91,7 +91,7 @@ fn text(handle: RequestHandle) -> Option<String> {
             EventKind::Tokens(tokens) => text.push_str(&tokens.text),
             EventKind::Finish(finish) => ended = finish.reason == FinishReason::Stop,
             EventKind::Usage(_) | EventKind::Report(_) => {}
-            EventKind::Error(error) => panic!("{error}"),
+            EventKind::Failed(error) | EventKind::Error(error) => panic!("{error}"),
         }
     }
     ended.then_some(text)

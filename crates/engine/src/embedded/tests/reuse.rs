@@ -62,7 +62,7 @@ impl Answer {
             }
             EventKind::Usage(usage) => self.cached = usage.cached_tokens,
             EventKind::Finish(_) | EventKind::Report(_) => {}
-            EventKind::Error(error) => panic!("{error:?}"),
+            EventKind::Failed(error) | EventKind::Error(error) => panic!("{error:?}"),
         }
     }
 

@@ -27,7 +27,7 @@ fn answer(handle: RequestHandle) -> (Vec<Token>, TokenUsage) {
             EventKind::Tokens(got) => tokens.extend(got.tokens.iter().map(|token| token.id)),
             EventKind::Finish(_) | EventKind::Report(_) => {}
             EventKind::Usage(usage) => return (tokens, usage),
-            EventKind::Error(error) => panic!("{error}"),
+            EventKind::Failed(error) | EventKind::Error(error) => panic!("{error}"),
         }
     }
     panic!("the stream ended early");

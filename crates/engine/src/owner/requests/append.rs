@@ -8,10 +8,9 @@ use smallvec::{SmallVec, smallvec};
 use super::super::sampling::{SoleToken, StepSplice};
 use super::super::steering::{Steering, check_splice};
 use super::Requests;
-use crate::api::{EventKind, FinishReason, Sampled, StopCause, Tokens};
+use crate::api::{EngineError, EventKind, FinishReason, Sampled, StopCause, Tokens};
 use crate::sampling::Sample;
 use crate::scheduler::SequenceKey;
-use crate::submission::RequestTerms;
 use crate::text::ChoiceText;
 
 impl Requests {
@@ -25,9 +24,10 @@ impl Requests {
         now: Time,
     ) {
         let token = sample.token;
-        let terms = self.terms(key);
-        let is_end = self.is_end(terms, token);
-        let sequence = &self.sequences[key];
+        let sequence = &mut self.sequences[key];
+        let request = &mut self.jobs[sequence.job];
+        let terms = &request.submission.terms;
+        let is_end = self.tokens.is_end(terms, token);
         let output = &sequence.tokens[sequence.prompt_tokens..];
         let by_tokens = terms.stop_sequence(output, token, sequence.appended + 1);
         let sampled = self.tokens.with_logprobs(sample);
@@ -36,11 +36,12 @@ impl Requests {
         let (text, by_text) = if hidden {
             (CompactString::default(), None)
         } else {
-            self.push_text(key, token)
+            self.tokens.push_text(terms, sequence, token)
         };
-        self.charge_sampled(key);
+        self.fuel.charge_sampled(sequence.job, request);
         self.count_token(key, now);
-        let steering = self.sequences[key].steering.as_ref();
+        let sequence = &mut self.sequences[key];
+        let steering = sequence.steering.as_ref();
         let steered = steering.is_some();
         let stays = steering.is_none_or(Steering::ends_at_eos) || sole;
         // A controller decides whether an EOG token ends the output; if not, a space replaces it in the context
@@ -52,15 +53,15 @@ impl Requests {
         };
         // An event that rolls back cannot be merged with the one before it, so a steered token never waits for the
         // next.
-        let joins = !steered && self.joins(key);
-        self.sequences[key].record(&sampled, context);
+        let joins = !steered && self.slots.joins(sequence);
+        sequence.record(&sampled, context);
         let tokens = Tokens {
             tokens: smallvec![sampled],
             text,
             ..Tokens::default()
         };
         // The last token is reported before the end, whatever ends the sequence below.
-        self.emit_or_join(key, tokens, joins);
+        self.output.emit_or_join(sequence, tokens, joins);
         let by_end = (is_end && stays).then(|| vec![token]);
         let stop = by_tokens.or(by_end).map(StopCause::Tokens).or(by_text);
         self.end_after(key, token, stop, is_end);
@@ -98,13 +99,15 @@ impl Requests {
     pub(in super::super) fn splice(&mut self, key: SequenceKey, step: &StepSplice, now: Time) {
         let (backtrack, tokens) = (step.splice.backtrack, &step.splice.tokens);
         let vocabulary = self.vocabulary_tokens;
-        // Before anything changes: a bad splice fails the request with its output as it was.
-        if let Err(failure) = check_splice(&self.sequences[key], backtrack, tokens, vocabulary) {
-            return self.fail_request_of(key, failure.into());
+        let sequence = &mut self.sequences[key];
+        // Before anything changes: a bad splice ends the sequence with its output as it was.
+        if let Err(failure) = check_splice(sequence, backtrack, tokens, vocabulary) {
+            return self.fail_choice(key, failure.into());
         }
         if step.sampled.is_some() {
-            self.charge_sampled(key);
-            self.sequences[key].dropped += 1;
+            let job = sequence.job;
+            self.fuel.charge_sampled(job, &mut self.jobs[job]);
+            sequence.dropped += 1;
         }
         let withdrawn = self.roll_back(key, backtrack as usize);
         let count = self.append_forced(key, (backtrack, withdrawn), tokens, now);
@@ -121,7 +124,7 @@ impl Requests {
         }
     }
 
-    /// Calls `post` of a sequence's steerer, if it has one. `None`: the steerer failed, and with it its request.
+    /// Calls `post` of a sequence's steerer, if it has one. `None`: the steerer failed, and with it its sequence.
     #[inline]
     fn call_post(&mut self, key: SequenceKey, appended: Appended<'_>) -> Option<Post> {
         let Some(steering) = &mut self.sequences[key].steering else {
@@ -130,7 +133,7 @@ impl Requests {
         match steering.post(appended, &self.stats.panics) {
             Ok(post) => Some(post),
             Err(failure) => {
-                self.fail_request_of(key, failure.into());
+                self.fail_choice(key, failure.into());
                 None
             }
         }
@@ -188,7 +191,7 @@ impl Requests {
                 text: text.into(),
                 ..Tokens::default()
             };
-            self.emit_tokens(key, tokens);
+            self.output.emit_tokens(&mut self.sequences[key], tokens);
         }
         appended
     }
@@ -222,26 +225,11 @@ impl Requests {
         u32::try_from(withdrawn).unwrap_or(u32::MAX)
     }
 
-    /// Rebuilds the text of a steered sequence from its output. The same tokens give the same text, so this is the text
-    /// that had been sent when the output ended there.
+    /// The text of a steered sequence, made again from its output.
     fn replay(&self, key: SequenceKey) -> (ChoiceText, String) {
-        let terms = self.terms(key);
         let steering = self.sequences[key].steering.as_ref();
         let output = steering.map_or(&[][..], |steering| &steering.output);
-        let (mut text, mut shown) = (ChoiceText::default(), String::new());
-        let hidden = |sampled: &&Sampled| !sampled.forced && self.is_end(terms, sampled.id);
-        // An EOG token adds no text when it is sampled, so it adds none here (LM-307).
-        for sampled in output.iter().filter(|sampled| !hidden(sampled)) {
-            // No stop string ended the output then, so none is searched for.
-            let bytes = terms.bytes(&*self.tokens.vocabulary, sampled.id);
-            text.push(&bytes, &terms.stop, false, &mut shown);
-        }
-        (text, shown)
-    }
-
-    /// Returns whether a sampled token is an EOG token, and not ignored as such.
-    fn is_end(&self, terms: &RequestTerms, token: Token) -> bool {
-        self.tokens.ends.contains(&token) && !terms.ignore_eos
+        self.tokens.replay(self.terms(key), output)
     }
 
     /// Adds a branch of a steered sequence to its request: a sequence with the same output so far.
@@ -275,68 +263,49 @@ impl Requests {
             text: shown.into(),
             ..Tokens::default()
         };
-        self.emit_tokens(born, tokens);
+        self.output.emit_tokens(&mut self.sequences[born], tokens);
         born
     }
 
-    /// Publishes the reports of this step.
-    pub(in super::super) fn emit_reports(&mut self) {
-        let watched = |key: &SequenceKey| {
-            let steering = self.sequences[*key].steering.as_ref();
-            steering.is_some_and(Steering::is_watched)
-        };
-        // Nearly always none, and then nothing is collected.
-        let watched: Vec<SequenceKey> = self.scheduler.running().filter(watched).collect();
-        for key in watched {
-            self.emit_report(key);
-        }
+    /// Reports a branch whose copy could not be made: it has a choice, which ends at once (AI-714).
+    pub(in super::super) fn add_failed_branch(&mut self, parent: SequenceKey, error: EngineError) {
+        let job = self.sequences[parent].job;
+        let request = &mut self.jobs[job];
+        let choice = request.next_choice;
+        request.next_choice += 1;
+        self.output.emit(job, choice, EventKind::Failed(error));
     }
 
-    /// Publishes what the steerer of a sequence printed and wrote since the last report.
-    pub(in super::super) fn emit_report(&mut self, key: SequenceKey) {
-        let sequence = &mut self.sequences[key];
-        let steering = sequence.steering.as_mut();
-        if let Some(report) = steering.and_then(|steering| steering.take_report(&self.stats.panics))
-        {
-            self.output
-                .emit(sequence.job, sequence.choice, EventKind::Report(report));
+    /// Emits the reports of this step.
+    pub(in super::super) fn emit_reports(&mut self) {
+        for key in self.scheduler.running() {
+            let sequence = &mut self.sequences[key];
+            self.output.emit_report(sequence, &self.stats.panics);
         }
     }
 
     /// Reports a scored token, and ends the sequence with the last one. The tokens of one step form one event.
     pub(in super::super) fn append_scored(&mut self, key: SequenceKey, sample: Sample, now: Time) {
         let token = sample.token;
-        let (text, _) = self.push_text(key, token);
+        let sequence = &mut self.sequences[key];
+        let job = sequence.job;
+        let terms = &self.jobs[job].submission.terms;
+        let (text, _) = self.tokens.push_text(terms, sequence, token);
         let sampled = self.tokens.with_logprobs(sample);
         self.count_token(key, now);
-        let job = self.sequences[key].job;
         if let Err(sampled) = self.output.append_token(job, sampled, &text) {
             let tokens = Tokens {
                 tokens: smallvec![sampled],
                 text,
                 ..Tokens::default()
             };
-            self.emit_tokens(key, tokens);
+            self.output.emit_tokens(&mut self.sequences[key], tokens);
         }
         // The last scored token was not decoded; only the tokens before it give output rows.
-        if self.next_scored(key).is_none() {
+        let next = self.sequences[key].appended;
+        if self.terms(key).scored_token(next).is_none() {
             self.finish(key, FinishReason::Stop, None);
         }
-    }
-
-    /// Returns the token that is scored next, if the sequence's output is given.
-    pub(in super::super) fn next_scored(&self, key: SequenceKey) -> Option<Token> {
-        let scored = self.terms(key).scored.as_ref()?;
-        let next = self.sequences[key].appended as usize;
-        scored.tokens.get(next).copied()
-    }
-
-    /// Returns the text that is ready to be sent after a token, and the stop string that it completes.
-    fn push_text(&mut self, key: SequenceKey, token: Token) -> (CompactString, Option<StopCause>) {
-        let sequence = &mut self.sequences[key];
-        let terms = &self.jobs[sequence.job].submission.terms;
-        let bytes = terms.bytes(&*self.tokens.vocabulary, token);
-        terms.push_text(&mut sequence.text, &bytes, sequence.appended + 1)
     }
 
     fn count_token(&mut self, key: SequenceKey, now: Time) {
@@ -360,42 +329,5 @@ impl Requests {
                 stats.prefill_seconds.observe_span(now.since(started));
             }
         }
-    }
-
-    /// Returns whether the token to be appended is reported together with the one after it.
-    fn joins(&self, key: SequenceKey) -> bool {
-        let sequence = &self.sequences[key];
-        let output = sequence.tokens.len() - sequence.prompt_tokens;
-        let slot = sequence.slot;
-        slot.is_some_and(|slot| self.slots.joins(slot, output))
-    }
-
-    /// Emits tokens together with the unreported ones before them; with `joins`, retains all of them for the next
-    /// event.
-    fn emit_or_join(&mut self, key: SequenceKey, tokens: Tokens, joins: bool) {
-        let tokens = match self.sequences[key].unreported.take() {
-            Some(earlier) => earlier.followed_by(tokens),
-            None => tokens,
-        };
-        if joins {
-            self.sequences[key].unreported = Some(Box::new(tokens));
-        } else {
-            self.emit_tokens(key, tokens);
-        }
-    }
-
-    /// Emits the retained tokens, because no token follows them.
-    pub(super) fn emit_unreported(&mut self, key: SequenceKey) {
-        if let Some(tokens) = self.sequences[key].unreported.take() {
-            self.emit_tokens(key, *tokens);
-        }
-    }
-
-    fn emit_tokens(&mut self, key: SequenceKey, mut tokens: Tokens) {
-        let sequence = &mut self.sequences[key];
-        // They are complete by now: output rows come in order, and those of the prompt precede the first of the output.
-        tokens.prompt = sequence.take_prompt_scores();
-        self.output
-            .emit(sequence.job, sequence.choice, EventKind::Tokens(tokens));
     }
 }

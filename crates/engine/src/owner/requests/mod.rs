@@ -231,25 +231,42 @@ impl Requests {
         reason: FinishReason,
         stop: Option<StopCause>,
     ) {
-        // Tokens before held-back text, which follows them in the output.
-        self.emit_unreported(key);
-        let sequence = &self.sequences[key];
-        let (job, choice, number) = (sequence.job, sequence.choice, sequence.number);
         // After a complete stop string the remaining text is dropped; after any other end no stop string can follow, so
         // it is sent.
-        if !matches!(stop, Some(StopCause::Text(_))) {
-            self.flush_text(key);
-        }
-        self.emit_report(key);
+        self.emit_rest(key, matches!(stop, Some(StopCause::Text(_))));
         self.stats.count_finish(reason);
-        self.output
-            .emit(job, choice, EventKind::Finish(ChoiceEnd { reason, stop }));
-        self.report.finished.push(number);
         // Retained: the next prompt of a conversation begins with this prompt and its answer.
+        self.end_choice(key, EventKind::Finish(ChoiceEnd { reason, stop }));
+    }
+
+    /// Ends a sequence with an error of its steerer; the others of its request go on (AI-915). If no other sequence of
+    /// the request runs or has ended well, the request fails.
+    pub(super) fn fail_choice(&mut self, key: SequenceKey, error: EngineError) {
+        let request = &self.jobs[self.sequences[key].job];
+        if request.members.len() == 1 && !request.has_finished {
+            return self.fail_request_of(key, error);
+        }
+        self.emit_rest(key, false);
+        self.end_choice(key, EventKind::Failed(error));
+    }
+
+    /// Emits the end of a sequence and removes it; its tokens stay cached. The last one concludes its request.
+    fn end_choice(&mut self, key: SequenceKey, end: EventKind) {
+        let sequence = &self.sequences[key];
+        let (job, choice, number) = (sequence.job, sequence.choice, sequence.number);
+        self.jobs[job].has_finished |= matches!(end, EventKind::Finish(_));
+        self.output.emit(job, choice, end);
+        self.report.finished.push(number);
         self.remove(key, true);
         if self.jobs[job].members.is_empty() {
             self.conclude(job);
         }
+    }
+
+    fn emit_rest(&mut self, key: SequenceKey, drop_held: bool) {
+        let panics = &self.stats.panics;
+        self.output
+            .emit_rest(&mut self.sequences[key], drop_held, panics);
     }
 
     /// Ends every sequence of a request; the output so far stands.
@@ -272,10 +289,8 @@ impl Requests {
     /// Ends a request with an error. `sound`: the contents of its slots are valid, so they can be cached as prefixes.
     pub(super) fn fail(&mut self, job: usize, error: EngineError, sound: bool) {
         for key in self.jobs[job].members.clone() {
-            self.emit_unreported(key);
             // The tokens of the held-back text have been reported, so the text is sent too.
-            self.flush_text(key);
-            self.emit_report(key);
+            self.emit_rest(key, false);
             self.report.finished.push(self.sequences[key].number);
             self.remove(key, sound);
         }
@@ -416,15 +431,5 @@ impl Requests {
         let sequence = &self.sequences[key];
         sequence.appended >= self.terms(key).max_tokens
             || sequence.tokens.len() >= self.context_tokens
-    }
-
-    /// Emits the text that was held back as the possible start of a stop string.
-    fn flush_text(&mut self, key: SequenceKey) {
-        let sequence = &mut self.sequences[key];
-        let mut text = String::new();
-        sequence.text.flush(&mut text);
-        if !text.is_empty() {
-            self.output.append_text(sequence.job, sequence.choice, text);
-        }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use sapwood_proto::steer::{Branch, ConditionalSplice, Mask, Mid, Post, Pre, Sample, Splice};
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{
+    Branch, ConditionalSplice, Mask, Mid, Post, Pre, Sample, Splice, SteerFailure, Steered, Token,
+};
 
 use super::harness::{Bench, read};
 use super::probe::{Probe, free, run};
@@ -199,4 +202,83 @@ fn an_invalid_branch_fails_the_request() {
         error_of(&echo().answer(steered("ab", &probe))).0,
         "bad-result"
     );
+}
+
+fn trap() -> SteerFailure {
+    SteerFailure {
+        reason: ErrorReason::TRAP,
+        message: "scripted failure".to_owned(),
+    }
+}
+
+/// Forks at once into branches that sample x, y and z.
+fn three_letters(post: fn(u32, &[Token]) -> Steered<Post>) -> Probe {
+    let mut probe = Probe::new();
+    probe.mid = |round| {
+        Ok(Some(match round {
+            0 => Mid::Fork(vec![allowing(b'x'), allowing(b'y'), allowing(b'z')]),
+            _ => free(),
+        }))
+    };
+    probe.post = post;
+    probe
+}
+
+#[test]
+fn ai_915_the_failure_of_a_fork_ends_its_choice_and_no_other() {
+    let mut request = steered(
+        "ab",
+        &three_letters(|_, tokens| match tokens {
+            [121] => Err(trap()),
+            _ => Ok(Post::Continue),
+        }),
+    );
+    request.params.max_tokens = Some(2);
+    let answer = echo().answer(request);
+    let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
+    assert_eq!(texts, ["xb", "y", "zb"]);
+    let ended = answer.choices.iter().map(|choice| choice.2.is_some());
+    assert!(ended.eq([true, false, true]));
+    let failed: Vec<_> = answer
+        .failed
+        .iter()
+        .map(|(choice, error)| (*choice, error.reason))
+        .collect();
+    assert_eq!(failed, [(1, ErrorReason::TRAP)]);
+    assert!(answer.usage.is_some() && answer.error.is_none());
+}
+
+#[test]
+fn ai_915_the_last_choice_decides_whether_the_request_has_failed() {
+    // All fail: the first two are choices that failed, the last one takes the request with it.
+    let mut request = steered("ab", &three_letters(|_, _| Err(trap())));
+    request.params.max_tokens = Some(2);
+    let answer = echo().answer(request);
+    assert_eq!(error_of(&answer).0, "trap");
+    assert_eq!(answer.failed.len(), 2);
+    // One has ended well before the others fail: the request has not failed.
+    let post = |_: u32, tokens: &[Token]| match tokens {
+        [120] => Ok(Post::Stop),
+        _ => Err(trap()),
+    };
+    let answer = echo().answer(steered("ab", &three_letters(post)));
+    assert!(answer.usage.is_some() && answer.error.is_none());
+    let failed: Vec<u32> = answer.failed.iter().map(|(choice, _)| *choice).collect();
+    assert_eq!(failed, [1, 2]);
+}
+
+#[test]
+fn ai_714_a_copy_that_fails_is_an_error_of_the_new_sequence() {
+    let mut probe = three_letters(|_, _| Ok(Post::Continue));
+    probe.fork = |index| if index == 1 { Err(trap()) } else { Ok(()) };
+    let mut request = steered("ab", &probe);
+    request.params.max_tokens = Some(2);
+    let answer = echo().answer(request);
+    let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
+    assert_eq!(texts, ["xb", "", "zb"]);
+    let failed: Vec<u32> = answer.failed.iter().map(|(choice, _)| *choice).collect();
+    assert_eq!(failed, [1]);
+    // The place of a sequence in its group tells which branch it is.
+    let log = probe.log.lock().unwrap();
+    assert!(log.contains(&"2:begin [1, 2, 3]".to_owned()), "{log:?}");
 }

@@ -39,6 +39,8 @@ pub(super) struct Bench {
 pub(super) struct Answer {
     /// Per choice: text, ids, finish.
     pub(super) choices: Vec<(String, Vec<u32>, Option<ChoiceEnd>)>,
+    /// The choices that ended with an error while the request went on.
+    pub(super) failed: Vec<(u32, EngineError)>,
     pub(super) usage: Option<TokenUsage>,
     pub(super) error: Option<EngineError>,
 }
@@ -54,6 +56,12 @@ impl Answer {
             self.error.is_none() && self.usage.is_none(),
             "nothing follows the last event"
         );
+        let failed = self
+            .failed
+            .iter()
+            .any(|(failed, _)| *failed == event.choice);
+        let of_the_request = matches!(event.kind, EventKind::Usage(_) | EventKind::Error(_));
+        assert!(!failed || of_the_request, "nothing follows a failure");
         let (text, ids, finish) = &mut self.choices[choice];
         match event.kind {
             EventKind::Tokens(tokens) => {
@@ -65,6 +73,7 @@ impl Answer {
             }
             EventKind::Report(_) => {}
             EventKind::Finish(end) => *finish = Some(end),
+            EventKind::Failed(cause) => self.failed.push((event.choice, cause)),
             EventKind::Usage(usage) => self.usage = Some(usage),
             EventKind::Error(cause) => self.error = Some(cause),
         }

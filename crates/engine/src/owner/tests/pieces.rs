@@ -19,7 +19,7 @@ fn pieces(script: Script, request: GenerationRequest) -> (Vec<String>, &'static 
             EventKind::Tokens(tokens) => received.push(tokens.text.to_string()),
             EventKind::Finish(_) | EventKind::Report(_) => {}
             EventKind::Usage(_) => end = "usage",
-            EventKind::Error(_) => end = "fault",
+            EventKind::Failed(_) | EventKind::Error(_) => end = "fault",
         }
     }
     (received, end)

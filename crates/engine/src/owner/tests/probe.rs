@@ -61,6 +61,8 @@ pub(super) struct Probe {
     pub(super) pre: fn(u32) -> Steered<Pre>,
     pub(super) mid: fn(u32) -> Steered<Option<Mid>>,
     pub(super) post: fn(u32, &[Token]) -> Steered<Post>,
+    /// Called with the index of a branch before it is made.
+    pub(super) fork: fn(u32) -> Steered<()>,
     /// Called with the number of the round after each step.
     pub(super) report: fn(u32) -> Option<StepReport>,
     pub(super) ends_at_eos: bool,
@@ -80,6 +82,7 @@ impl Probe {
             pre: |_| Ok(run()),
             mid: |_| Ok(Some(free())),
             post: |_, _| Ok(Post::Continue),
+            fork: |_| Ok(()),
             report: |_| None,
             ends_at_eos: false,
             slow: Duration::ZERO,
@@ -136,6 +139,7 @@ impl Steer for Probe {
     }
 
     fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>> {
+        (self.fork)(index)?;
         let branch = format!("{}{index}:", self.branch);
         Ok(Box::new(Self {
             branch,

@@ -262,7 +262,7 @@ fn scored(bench: &mut Bench, mut request: GenerationRequest) -> (Vec<f32>, Vec<u
             }
             EventKind::Usage(usage) => cached = Some(usage.cached_tokens),
             EventKind::Finish(_) | EventKind::Report(_) => {}
-            EventKind::Error(error) => panic!("{error}"),
+            EventKind::Failed(error) | EventKind::Error(error) => panic!("{error}"),
         }
     }
     (prompt, output, cached.unwrap())

@@ -228,6 +228,35 @@ fn ai_932_a_controller_that_fails_is_an_error_with_its_reason() {
 }
 
 #[test]
+fn ai_915_a_fork_that_fails_ends_its_choice_and_the_first_one_ends_the_call() {
+    let (kernel, _) = steered(HoldPolicy::End);
+    let config = json!({"controller": "fork", "controller_arg": "ab|cd|e!|f"});
+    let all = choices(&kernel, &config);
+    let written = |choice| {
+        let (text, finish) = &all[&choice];
+        (text.as_str(), finish.name())
+    };
+    assert_eq!(written(0), ("abcd", "controller"));
+    assert_eq!(written(1), ("abe", "error"));
+    assert_eq!(written(2), ("abf", "controller"));
+    // The other choices are whole before the error of the first one ends the call.
+    let config = json!({"controller": "fork", "controller_arg": "ab|c!|defg"});
+    let mut run = kernel
+        .run::<Chunk>("m", args! { prompt: "hello", config: config })
+        .wanting(RequestedPorts::main().into());
+    let mut second = String::new();
+    let error = loop {
+        match block_on(run.next()).unwrap() {
+            Ok(chunk) if chunk.choice == 1 => second += &chunk.to_string(),
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((second.as_str(), error.reason()), ("abdefg", "trap"));
+    assert!(block_on(run.next()).is_none(), "the error is the end");
+}
+
+#[test]
 fn ai_932_length_and_eos_end_a_steered_choice_as_any_other() {
     let (kernel, _) = steered(HoldPolicy::End);
     let config = json!({"controller": "dictate", "controller_arg": "abcdef", "max_tokens": 3});

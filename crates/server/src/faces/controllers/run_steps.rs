@@ -71,13 +71,19 @@ impl RunSteps {
             EventKind::Usage(_) | EventKind::Error(_) => return,
             EventKind::Tokens(tokens) => self.tokens(index, &tokens),
             EventKind::Report(report) => self.report(index, report),
-            EventKind::Finish(end) => {
-                let finish = finish(&end);
-                self.fork(index).finish = Some(finish);
-                self.ended.insert(index, true);
+            EventKind::Finish(end) => self.end(index, finish(&end)),
+            EventKind::Failed(error) => {
+                let error = Error::from(error);
+                self.fork(index).error = error.to_string();
+                self.end(index, failed(&error));
             }
         }
         self.step = event.step;
+    }
+
+    fn end(&mut self, index: u32, finish: &'static str) {
+        self.fork(index).finish = Some(finish);
+        self.ended.insert(index, true);
     }
 
     fn fork(&mut self, index: u32) -> &mut ForkStep {

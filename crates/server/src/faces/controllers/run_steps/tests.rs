@@ -1,3 +1,5 @@
+use sapwood_engine::api::EngineError;
+
 use super::*;
 use crate::branch_text::tests::step;
 
@@ -163,6 +165,25 @@ fn ai_915_a_failure_ends_the_sequences_that_have_not_ended() {
     let forks = last["forks"].as_array().unwrap();
     assert_eq!((forks.len(), &forks[0]["index"]), (1, &json!(1)));
     assert_eq!(forks[0]["finish_reason"], "deadlock");
+}
+
+#[test]
+fn ai_915_a_fork_that_fails_has_its_error_and_the_others_go_on() {
+    let mut steps = RunSteps::default();
+    steps.add(tokens(1, 0, step("a")));
+    steps.add(tokens(1, 1, step("b")));
+    let error = EngineError::new(Code::ControllerFailed, ErrorReason::TRAP, "it trapped");
+    steps.add(event(1, 1, EventKind::Failed(error)));
+    let forks = steps.take().unwrap()["forks"].clone();
+    assert_eq!(forks[0].get("finish_reason"), None);
+    assert_eq!(forks[1]["error"], "it trapped");
+    assert_eq!(forks[1]["finish_reason"], "fail");
+    // Another failure, of the request, is not that of a fork that has ended.
+    steps.add(tokens(2, 0, step("c")));
+    steps.add(end(2, 0, FinishReason::Controller));
+    let forks = steps.take().unwrap()["forks"].clone();
+    assert_eq!(forks.as_array().unwrap().len(), 1);
+    assert_eq!(forks[0]["finish_reason"], "aici-stop");
 }
 
 #[test]

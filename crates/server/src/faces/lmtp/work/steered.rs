@@ -99,6 +99,10 @@ impl SteeredWork {
             EventKind::Tokens(tokens) => self.add_tokens(branch, &tokens),
             EventKind::Report(report) => self.add_report(branch, report),
             EventKind::Finish(end) => self.finish(branch, end),
+            EventKind::Failed(error) => {
+                let event = BranchEvent::Failed(to_lmtp_error(&error.into()));
+                self.pieces.push(StreamPiece::Branch(branch, event));
+            }
             EventKind::Usage(usage) => match self.pieces.last_mut() {
                 Some(StreamPiece::Item(item)) => item.cached_tokens = usage.cached_tokens,
                 Some(StreamPiece::Branch(_, BranchEvent::Ended { cached_tokens, .. })) => {
