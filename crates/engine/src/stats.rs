@@ -5,7 +5,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::api::FinishReason;
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
+
+use crate::api::{EngineError, FinishReason};
 
 /// A number that only increases.
 #[derive(Debug, Default)]
@@ -124,6 +127,20 @@ const COUNT: &[f64] = &[
     1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0,
 ];
 
+/// The reasons by which failures of controllers are counted: all that they have.
+pub const CONTROLLER_FAILURES: [ErrorReason; 10] = [
+    ErrorReason::TRAP,
+    ErrorReason::TIMEOUT,
+    ErrorReason::MEMORY,
+    ErrorReason::LIMIT,
+    ErrorReason::BAD_RESULT,
+    ErrorReason::INIT,
+    ErrorReason::DEADLOCK,
+    ErrorReason::CONSTRAINT_FAILED,
+    ErrorReason::RUNTIME_LOST,
+    ErrorReason::FUEL,
+];
+
 /// The metrics of one engine.
 #[derive(Debug)]
 #[expect(
@@ -165,8 +182,10 @@ pub struct EngineStats {
     pub rejected_queue: Counter,
     /// Requests refused because too many prompt tokens are queued. Written by submitters.
     pub rejected_tokens: Counter,
-    /// Panics of the model and of steerers, each of which ended a request.
+    /// Panics of the model and of steerers, each of which ended a request or a choice.
     pub panics: Counter,
+    /// Controllers and constraints that failed, by the reasons of [`CONTROLLER_FAILURES`].
+    pub controller_failures: [Counter; CONTROLLER_FAILURES.len()],
 
     pub first_token_seconds: Histogram,
     pub inter_token_seconds: Histogram,
@@ -199,6 +218,21 @@ impl EngineStats {
         };
         self.finished[index].add(1);
     }
+
+    /// Counts an error of a request or a choice, if a controller or a constraint is at fault.
+    pub(crate) fn count_controller_failure(&self, error: &EngineError) {
+        if error.code != Code::ControllerFailed {
+            return;
+        }
+        let reasons = CONTROLLER_FAILURES.iter();
+        let known = reasons.zip(&self.controller_failures);
+        if let Some((_, counter)) = known
+            .into_iter()
+            .find(|(reason, _)| **reason == error.reason)
+        {
+            counter.add(1);
+        }
+    }
 }
 
 impl Default for EngineStats {
@@ -225,6 +259,7 @@ impl Default for EngineStats {
             rejected_queue: Counter::default(),
             rejected_tokens: Counter::default(),
             panics: Counter::default(),
+            controller_failures: Default::default(),
             first_token_seconds: Histogram::new(FIRST_TOKEN),
             inter_token_seconds: Histogram::new(INTER_TOKEN),
             request_seconds: Histogram::new(REQUEST),

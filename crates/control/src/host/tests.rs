@@ -4,6 +4,7 @@ mod abi;
 mod forks;
 mod hostile;
 mod limits;
+mod random_modules;
 mod variables;
 
 use std::sync::{Arc, Condvar, Mutex};

@@ -10,14 +10,22 @@
 //!           └──────────────────────────────────────────────────────────────────────────────────────────────┘ │
 //!                                                   another part's noop: it keeps its decision (Decided) ◄────┘
 //! ```
+//!
+//! A step of the engine either forks or appends forced tokens. Where one part asks for a fork in `pre` and another has
+//! forced tokens, one of both waits in `Answered` for `mid`:
+//!
+//! - The fork comes first if its part was asked before any token was forced: the copies are of that moment. In `mid` the
+//!   forced tokens are a splice of every branch.
+//! - Else the tokens come first, and `mid` forks into branches that do nothing in this round.
 
 use std::sync::Arc;
 
 use super::{
-    Appended, Begun, Branch, Mid, Post, Pre, Sample, SharedMask, Steer, SteerFailure, Steered,
-    StepReport, StepWaker, Token,
+    Appended, Begun, Branch, Mid, Post, Pre, Sample, SharedMask, Splice, Steer, SteerFailure,
+    Steered, StepReport, StepWaker, Token,
 };
 use crate::error_reason::ErrorReason;
+use crate::params::CHOICES_MAX;
 
 /// Rounds of forced tokens within one step (AI-405).
 const FORCED_ROUNDS_MAX: u32 = 10;
@@ -59,6 +67,36 @@ enum PartPhase {
     Computing,
     /// `mid` has this result.
     Decided(Mid),
+}
+
+impl PartPhase {
+    /// Returns whether `pre` has a result after which `mid` comes next.
+    fn runs(&self) -> bool {
+        match self {
+            Self::Answered(Pre::Run { fast_forward }) => fast_forward.is_empty(),
+            Self::Answered(Pre::Fork(_)) => false,
+            Self::Answered(_) => true,
+            _ => false,
+        }
+    }
+
+    /// The tokens that its part has forced in `pre`, and that are not appended yet.
+    fn waiting_tokens(&self) -> Option<&[Token]> {
+        match self {
+            Self::Answered(Pre::Run { fast_forward }) if !fast_forward.is_empty() => {
+                Some(fast_forward)
+            }
+            _ => None,
+        }
+    }
+
+    /// The sequences of a fork that its part has asked for in `pre`, and that has not happened yet.
+    fn waiting_fork(&self) -> Option<u32> {
+        match self {
+            Self::Answered(Pre::Fork(sequences)) => Some(*sequences),
+            _ => None,
+        }
+    }
 }
 
 impl Combined {
@@ -184,15 +222,18 @@ impl Combined {
             _ => None,
         });
         let forks: Vec<u32> = forks.collect();
-        let forces =
-            |pre: &Pre| matches!(pre, Pre::Run { fast_forward } if !fast_forward.is_empty());
         match forks[..] {
             [] if self.force()? => Ok(None),
             [] => Ok(Some(self.run())),
-            [_] if !self.forced.is_empty() || self.answers().any(forces) => Err(bad_result(
-                "can't fork when another controller forces tokens",
-            )),
+            // The fork waits for `mid`.
+            [_] if !self.forced.is_empty() => Ok(Some(self.run())),
             [sequences] => {
+                // The tokens that others force wait for `mid`.
+                for part in &mut self.parts {
+                    if matches!(part.phase, PartPhase::Answered(Pre::Fork(_))) {
+                        part.phase = PartPhase::Ready;
+                    }
+                }
                 self.run();
                 Ok(Some(Pre::Fork(sequences)))
             }
@@ -203,7 +244,7 @@ impl Combined {
     /// The parts take part in the step.
     fn run(&mut self) -> Pre {
         for part in &mut self.parts {
-            if let PartPhase::Answered(_) = part.phase {
+            if part.phase.runs() {
                 part.phase = PartPhase::Ready;
             }
         }
@@ -220,8 +261,14 @@ impl Combined {
     fn combine_mid(&mut self) -> Steered<Mid> {
         let decided = |part: &Part| match &part.phase {
             PartPhase::Decided(mid) => mid.clone(),
-            // Cannot occur: only called when all have decided.
-            _ => Mid::One(Branch::Noop),
+            phase => match phase.waiting_tokens() {
+                Some(tokens) => Mid::One(Branch::Splice(Splice {
+                    backtrack: 0,
+                    tokens: tokens.to_vec(),
+                })),
+                // Cannot occur: only called when all have decided.
+                None => Mid::One(Branch::Noop),
+            },
         };
         let mids: Vec<Mid> = self.parts.iter().map(decided).collect();
         if mids.contains(&Mid::Stop) {
@@ -249,7 +296,7 @@ impl Combined {
                 })
                 .collect();
             let branch = self.combine_branch(&branches)?;
-            phases.push(phases_after(&branch, &branches));
+            phases.push(self.phases_after(&branch, &branches));
             combined.push(branch);
         }
         let own = phases.first().cloned().unwrap_or_default();
@@ -263,6 +310,19 @@ impl Combined {
         // For `fork`, which the engine calls next.
         self.branches = phases;
         Ok(Mid::Fork(combined))
+    }
+
+    /// Makes the fork that had to wait until forced tokens were appended. Its part computes in the next round, when it
+    /// knows its siblings; the others go on with what they have.
+    fn fork_late(&mut self, sequences: u32) -> Mid {
+        for part in &mut self.parts {
+            if part.phase.waiting_fork().is_some() {
+                part.phase = PartPhase::Ready;
+            }
+        }
+        // One more than there may be is enough to be refused.
+        let branches = sequences.clamp(1, CHOICES_MAX + 1);
+        Mid::Fork(vec![Branch::Noop; branches as usize])
     }
 
     fn combine_branch(&mut self, branches: &[&Branch]) -> Steered<Branch> {
@@ -290,10 +350,29 @@ impl Combined {
         Ok(Branch::Sample(combined))
     }
 
-    /// Checks that every part would allow these tokens. The one that forces them is asked as well, which allows them.
+    /// The phases of the parts after a combined decision of one branch: after a noop, those that did not ask for it keep
+    /// what they have decided.
+    fn phases_after(&self, combined: &Branch, branches: &[&Branch]) -> Vec<PartPhase> {
+        let phase = |(part, branch): (&Part, &&Branch)| match branch {
+            // Until they are appended.
+            _ if part.phase.waiting_tokens().is_some() => part.phase.clone(),
+            Branch::Noop => PartPhase::Asked,
+            kept if *combined == Branch::Noop => PartPhase::Decided(Mid::One((*kept).clone())),
+            _ => PartPhase::Asked,
+        };
+        self.parts.iter().zip(branches).map(phase).collect()
+    }
+
+    /// Checks that every part would allow these tokens. A part that decided on them in `mid` is asked as well, which
+    /// allows them.
     fn check_accepted(&mut self, backtrack: u32, tokens: &[Token]) -> Steered<()> {
         for part in &mut self.parts {
-            if !part.steer.would_accept(backtrack, tokens)? {
+            let accepted = match part.phase.waiting_tokens() {
+                // Its state is already that after them.
+                Some(own) => backtrack == 0 && own == tokens,
+                None => part.steer.would_accept(backtrack, tokens)?,
+            };
+            if !accepted {
                 return Err(refused());
             }
         }
@@ -301,15 +380,19 @@ impl Combined {
     }
 }
 
-/// The phases of the parts after a combined decision of one branch: after a noop, those that did not ask for it keep what
-/// they have decided.
-fn phases_after(combined: &Branch, parts: &[&Branch]) -> Vec<PartPhase> {
-    let phase = |branch: &&Branch| match branch {
-        Branch::Noop => PartPhase::Asked,
-        kept if *combined == Branch::Noop => PartPhase::Decided(Mid::One((*kept).clone())),
-        _ => PartPhase::Asked,
-    };
-    parts.iter().map(phase).collect()
+impl Part {
+    /// Reports what was appended, but not the tokens that it has forced itself.
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        let Some(own) = self.phase.waiting_tokens() else {
+            return self.steer.post(appended);
+        };
+        // A step at the limit of a sequence appends fewer.
+        if appended.backtrack > 0 || !own.starts_with(appended.tokens) {
+            return Err(refused());
+        }
+        self.phase = PartPhase::Asked;
+        Ok(Post::Continue)
+    }
 }
 
 /// Adds a part's demands to those of the parts before it.
@@ -415,7 +498,11 @@ impl Steer for Combined {
         if !all {
             return Ok(None);
         }
-        self.combine_mid().map(Some)
+        let mut forks = self.parts.iter().map(|part| part.phase.waiting_fork());
+        match forks.find_map(|fork| fork) {
+            Some(sequences) => Ok(Some(self.fork_late(sequences))),
+            None => self.combine_mid().map(Some),
+        }
     }
 
     fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
@@ -430,7 +517,7 @@ impl Steer for Combined {
         let mut post = Post::Continue;
         for part in &mut self.parts {
             // All of them, also after one that stops: each has to see the whole output.
-            if part.steer.post(appended)? == Post::Stop {
+            if part.post(appended)? == Post::Stop {
                 post = Post::Stop;
             }
         }

@@ -273,6 +273,7 @@ impl Requests {
         let request = &mut self.jobs[job];
         let choice = request.next_choice;
         request.next_choice += 1;
+        self.stats.count_controller_failure(&error);
         self.output.emit(job, choice, EventKind::Failed(error));
     }
 

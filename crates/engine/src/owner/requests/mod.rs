@@ -246,6 +246,7 @@ impl Requests {
         if request.members.len() == 1 && !request.has_finished {
             return self.fail_request_of(key, error);
         }
+        self.stats.count_controller_failure(&error);
         self.emit_rest(key, false);
         self.end_choice(key, EventKind::Failed(error));
     }
@@ -302,6 +303,7 @@ impl Requests {
         }
         // One error for the whole request, however many choices it had.
         self.stats.failed.add(1);
+        self.stats.count_controller_failure(&error);
         self.output.emit(job, 0, EventKind::Error(error));
         self.close(job);
     }

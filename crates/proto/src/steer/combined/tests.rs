@@ -413,11 +413,105 @@ fn ai_803_a_fork_forks_all() {
     // It goes on in its parent's round.
     assert_eq!(other.log(), ["begin []", "pre", "1:mid [1, 2]"]);
     assert_eq!(failed(combined([&forks, &forks]).pre()), "bad-result");
+}
+
+/// Forks, and forces token 1.
+fn forking_and_forcing() -> (Script, Script) {
+    let forks = Script {
+        pres: [Some(Pre::Fork(2))].into(),
+        ..Script::default()
+    };
     let forces = Script {
         pres: [Some(run(&[1]))].into(),
         ..Script::default()
     };
-    assert_eq!(failed(combined([&forks, &forces]).pre()), "bad-result");
+    (forks, forces)
+}
+
+#[test]
+fn ai_803_tokens_that_are_forced_while_another_forks_are_a_splice_of_every_branch() {
+    let (forks, forces) = forking_and_forcing();
+    let mut steer = combined([&forks, &forces]);
+    assert_eq!(steer.pre(), Ok(Some(Pre::Fork(2))));
+    let branch = steer.fork(1).unwrap();
+    forces.log();
+    for mut steer in [steer, branch] {
+        steer.mid_begin(&[1, 2]);
+        let spliced = Mid::One(Branch::Splice(splice(0, &[1])));
+        assert_eq!(steer.mid_poll(), Ok(Some(spliced)));
+        let appended = Appended {
+            backtrack: 0,
+            tokens: &[1],
+            sampled: None,
+        };
+        assert_eq!(steer.post(appended), Ok(Post::Continue));
+        assert_eq!(steer.pre(), Ok(Some(run(&[]))));
+    }
+    let siblings = ["begin []", "pre", "mid [1, 2]", "post 0 [1] None", "pre"];
+    let siblings = siblings.map(str::to_owned);
+    let log = forks.log();
+    assert_eq!(log[..5], siblings, "{log:?}");
+    // It has seen its own token when it forced it.
+    assert_eq!(forces.log(), ["pre", "1:pre"]);
+}
+
+#[test]
+fn ai_803_tokens_that_wait_for_a_fork_must_be_accepted_by_all() {
+    let (mut forks, forces) = forking_and_forcing();
+    forks.accepts_below = Some(1);
+    let mut steer = combined([&forks, &forces]);
+    steer.pre().unwrap();
+    steer.mid_begin(&[1, 2]);
+    assert_eq!(failed(steer.mid_poll()), "constraint_failed");
+    // A part that skips its step keeps them waiting.
+    let (mut forks, forces) = forking_and_forcing();
+    forks.mids = [Some(Mid::One(Branch::Noop))].into();
+    let mut steer = combined([&forks, &forces]);
+    steer.pre().unwrap();
+    steer.mid_begin(&[1, 2]);
+    assert_eq!(steer.mid_poll(), Ok(Some(Mid::One(Branch::Noop))));
+    // The part is asked again, in a round in which the tokens are appended as usual.
+    assert_eq!(steer.pre(), Ok(Some(run(&[1]))));
+    assert!(forks.log().contains(&"post 0 [1] None".to_owned()));
+}
+
+#[test]
+fn ai_803_a_fork_waits_for_tokens_that_were_forced_before_it() {
+    let forks = Script {
+        pres: [Some(run(&[])), Some(Pre::Fork(3))].into(),
+        ..Script::default()
+    };
+    let (_, forces) = forking_and_forcing();
+    let mut steer = combined([&forks, &forces]);
+    assert_eq!(steer.pre(), Ok(Some(run(&[1]))));
+    steer.mid_begin(&[1]);
+    let nothing = Mid::Fork(vec![Branch::Noop; 3]);
+    assert_eq!(steer.mid_poll(), Ok(Some(nothing)));
+    let mut branch = steer.fork(2).unwrap();
+    assert_eq!(branch.pre(), Ok(Some(run(&[]))));
+    branch.mid_begin(&[1, 2, 3]);
+    assert_eq!(branch.mid_poll(), Ok(Some(sample(Sample::default()))));
+    let log = forks.log();
+    let expected = [
+        "begin []",
+        "pre",
+        "post 0 [1] None",
+        "pre",
+        "2:mid [1, 2, 3]",
+    ];
+    assert_eq!(log, expected, "the fork is asked for what it wants once");
+    // However many sequences it wants, what is made of it is bounded.
+    let forks = Script {
+        pres: [Some(run(&[])), Some(Pre::Fork(u32::MAX))].into(),
+        ..Script::default()
+    };
+    let mut steer = combined([&forks, &forking_and_forcing().1]);
+    steer.pre().unwrap();
+    steer.mid_begin(&[1]);
+    let Ok(Some(Mid::Fork(branches))) = steer.mid_poll() else {
+        panic!("it forks");
+    };
+    assert_eq!(branches.len(), 65);
 }
 
 #[test]

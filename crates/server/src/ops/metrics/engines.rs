@@ -2,7 +2,7 @@
 //! under vLLM's (OA-801, OA-802).
 
 use sapwood_engine::Engine;
-use sapwood_engine::stats::{EngineStats, Histogram};
+use sapwood_engine::stats::{CONTROLLER_FAILURES, EngineStats, Histogram};
 
 use super::format::MetricsText;
 use super::names::{self, vllm};
@@ -52,6 +52,7 @@ pub(super) fn write(engines: &[Engine], text: &mut MetricsText) {
     }
     write_cache(engines, text);
     write_endings(engines, text);
+    write_controller_failures(engines, text);
 }
 
 /// How a model's name becomes the labels of a sample.
@@ -103,6 +104,20 @@ fn write_endings(engines: &[Engine], text: &mut MetricsText) {
             let mut labels = vllm_labels(&engine.info().name);
             labels.push(("finished_reason", reason));
             text.sample(vllm::REQUEST_SUCCESS, &labels, count);
+        }
+    }
+}
+
+/// Writes the failures of controllers and constraints, by their reasons.
+fn write_controller_failures(engines: &[Engine], text: &mut MetricsText) {
+    let name = names::CONTROLLER_FAILURES;
+    let help = "Sequences that ended because their controller or constraint failed.";
+    text.family(name, "counter", help);
+    for engine in engines {
+        let counters = &engine.stats().controller_failures;
+        for (reason, counter) in CONTROLLER_FAILURES.iter().zip(counters) {
+            let labels = [("model", &*engine.info().name), ("reason", reason.name())];
+            text.sample(name, &labels, counter.get());
         }
     }
 }

@@ -10,6 +10,7 @@ pub(crate) const REJECTED: &str = "sapwood_rejected_total";
 pub(crate) const CANCELLED: &str = "sapwood_cancelled_total";
 pub(crate) const PANICS: &str = "sapwood_panics_total";
 pub(crate) const CONTROLLERS_LIVE: &str = "sapwood_controllers_live";
+pub(crate) const CONTROLLER_FAILURES: &str = "sapwood_controller_failures_total";
 pub(crate) const CONTROLLER_MEMORY: &str = "sapwood_controller_memory_bytes";
 pub(crate) const LOG_LINES_DROPPED: &str = "sapwood_log_lines_dropped_total";
 pub(crate) const SLOW_WORK_WAITING: &str = "sapwood_slow_work_waiting";
