@@ -58,7 +58,9 @@ impl OpenRun {
     /// Reads the rest of the stream; it ended because the controller stopped it.
     async fn end(mut self) {
         let mut rest = Vec::new();
-        while let Some(chunk) = self.wire.chunk().await {
+        while let Some(chunk) = self.wire.chunk().await
+            && !chunk.is_empty()
+        {
             rest.extend(chunk);
         }
         let rest = String::from_utf8(rest).unwrap();

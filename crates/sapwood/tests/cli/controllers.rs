@@ -175,7 +175,11 @@ fn ai_901_refusals_name_the_remedy() {
     std::fs::write(server.here.join("lib.rs"), "fn main() {}").unwrap();
     std::fs::write(server.here.join("empty.wasm"), b"\0asm\x01\0\0\0").unwrap();
     for (arguments, code, part) in [
-        (&["controller", "upload", "lib.rs"][..], 2, "controller build"),
+        (
+            &["controller", "upload", "lib.rs"][..],
+            2,
+            "controller build",
+        ),
         (&["controller", "upload", "missing.wasm"], 2, "missing.wasm"),
         (
             &["controller", "upload", "empty.wasm"],
@@ -292,7 +296,7 @@ fn ai_1006_a_controller_reads_what_its_caller_writes() {
 
 /// The path of an executable file that does this.
 fn script(here: &Path, name: &str, text: &str) {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::PermissionsExt;
     let path = here.join(name);
     std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();

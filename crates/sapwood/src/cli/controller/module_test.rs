@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -169,8 +168,7 @@ impl TestCase {
 
     fn shown(&self, passed: bool, outcome: &Outcome, times: StepTimes) -> String {
         let word = if passed { "ok  " } else { "FAIL" };
-        let prompt = plain(&self.prompt.escape_debug().to_string());
-        let mut shown = format!("{word} \"{prompt}\"");
+        let mut shown = format!("{word} {}", quoted(&self.prompt));
         if let Some((steps, median, most)) = times.summary() {
             let (median, most) = (milliseconds(median), milliseconds(most));
             let _ = write!(
@@ -207,6 +205,12 @@ impl TestCase {
     }
 }
 
+/// A text on one line, with nothing that a terminal would obey.
+fn quoted(text: &str) -> String {
+    let escaped = text.escape_debug().to_string();
+    format!("\"{}\"", plain(&escaped))
+}
+
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
@@ -219,10 +223,7 @@ impl Outcome {
     fn shown(&self) -> String {
         match self {
             Self::Texts(texts) => {
-                let texts: Vec<_> = texts
-                    .iter()
-                    .map(|text| format!("\"{}\"", plain(&text.escape_debug().to_string())))
-                    .collect();
+                let texts: Vec<_> = texts.iter().map(|text| quoted(text)).collect();
                 texts.join(", ")
             }
             Self::Error(reason) => format!("the error {}", plain(reason)),
