@@ -41,8 +41,8 @@ impl BuildControllerArgs {
             _ => failed(why),
         })?;
         let mut modules = Vec::new();
-        if let Some(told) = child.stdout.take() {
-            for line in BufReader::new(told).lines() {
+        if let Some(messages) = child.stdout.take() {
+            for line in BufReader::new(messages).lines() {
                 modules.extend(modules_of(&line.map_err(failed)?));
             }
         }

@@ -111,8 +111,8 @@ mod tests {
         assert!(runs.find("run-2", &key("ada")).is_none());
         // Without keys the id alone says who it is, and it cannot be guessed.
         let (_, second) = runs.begin("run-2", nobody, Vec::new());
-        let elsewhere = CallerIdentity::Anonymous(Some([10, 0, 0, 1].into()));
-        assert!(runs.find("run-2", &elsewhere).is_some());
+        let remote = CallerIdentity::Anonymous(Some([10, 0, 0, 1].into()));
+        assert!(runs.find("run-2", &remote).is_some());
         assert!(runs.find("run-2", &key("ada")).is_none());
         drop((guard, second));
         assert!(runs.find("run-1", &key("ada")).is_none());
