@@ -3,6 +3,7 @@
 mod lmtp;
 mod run;
 mod stored;
+mod variables;
 
 use std::sync::Arc;
 

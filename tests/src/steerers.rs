@@ -10,9 +10,10 @@ use sapwood_kernel::Steering;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
-    Appended, Begun, Branch, ControllerStore, Mask, Mid, ModuleInfo, Post, Pre, Sample, Splice,
-    Steer, SteerCall, SteerFailure, SteerRefusal, SteerSource, SteerUser, Steered, StepReport,
-    StepWaker, TagInfo, TagPage, Token, UploadedModule, VariableWrite,
+    Appended, Begun, Branch, ControllerStore, Mask, Mid, ModuleInfo, NamedVariable, OutsideWrite,
+    Post, Pre, RequestVariables, Sample, Splice, Steer, SteerCall, SteerFailure, SteerRefusal,
+    SteerSource, SteerUser, Steered, StepReport, StepWaker, TagInfo, TagPage, Token,
+    UploadedModule, VariableWrite,
 };
 
 /// Bytes, BOS and EOS.
@@ -194,7 +195,97 @@ fn refusal(code: Code, reason: ErrorReason, message: impl Into<String>) -> Steer
     }
 }
 
-/// Opens [`moves`](Steer) under the name `moves`; `private` is for callers with the scope `control`, and `bad` has a wrong
+/// Allows every token until a variable exists, and then stops.
+#[derive(Clone, Debug)]
+struct UntilWritten {
+    variable: String,
+    variables: Arc<MemoryVariables>,
+}
+
+impl Steer for UntilWritten {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        let fast_forward = Vec::new();
+        Ok(Some(match self.variables.read(&self.variable) {
+            Some(_) => Pre::Stop,
+            None => Pre::Run { fast_forward },
+        }))
+    }
+
+    fn mid_begin(&mut self, _group: &[u32]) {}
+
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        Ok(Some(Mid::One(Branch::Sample(Sample::default()))))
+    }
+
+    fn post(&mut self, _appended: Appended<'_>) -> Steered<Post> {
+        Ok(Post::Continue)
+    }
+
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn ends_at_eos(&self) -> bool {
+        false
+    }
+}
+
+/// Variables of one request. Their names have at most eight bytes.
+#[derive(Debug, Default)]
+struct MemoryVariables(Mutex<BTreeMap<String, NamedVariable>>);
+
+impl RequestVariables for MemoryVariables {
+    fn list(&self) -> Vec<NamedVariable> {
+        self.0.lock().unwrap().values().cloned().collect()
+    }
+
+    fn read(&self, name: &str) -> Option<NamedVariable> {
+        self.0.lock().unwrap().get(name).cloned()
+    }
+
+    fn write(&self, write: &VariableWrite) -> OutsideWrite {
+        if write.name.len() > 8 {
+            return OutsideWrite::OverLimit("storage limit: name".to_owned());
+        }
+        let mut all = self.0.lock().unwrap();
+        let version = all.get(&write.name).map(|it| it.version);
+        if write.when_version_is.is_some() && write.when_version_is != version {
+            return OutsideWrite::OtherVersion(version);
+        }
+        let written = NamedVariable {
+            name: write.name.clone(),
+            version: version.unwrap_or(0) + 1,
+            value: Arc::new(write.value.clone()),
+        };
+        let version = written.version;
+        all.insert(write.name.clone(), written);
+        OutsideWrite::Written(version)
+    }
+}
+
+/// `until` of the argument's variable.
+fn until_written(call: SteerCall<'_>) -> Box<dyn Steer> {
+    let variables = Arc::new(MemoryVariables::default());
+    if let Some(sharer) = call.sharer {
+        for (name, value) in sharer.take_initial() {
+            variables.write(&VariableWrite {
+                name,
+                value,
+                append: false,
+                when_version_is: None,
+            });
+        }
+        sharer.opened(Arc::clone(&variables) as _);
+    }
+    Box::new(UntilWritten {
+        variable: call.arg.to_owned(),
+        variables,
+    })
+}
+
+/// Opens [`moves`](Steer) under the name `moves`; `until` runs until the variable of its argument is written; `private` is for callers with the scope `control`, and `bad` has a wrong
 /// argument.
 #[derive(Debug, Default)]
 pub struct MoveSource {
@@ -213,6 +304,7 @@ impl SteerSource for MoveSource {
         users.push((name.to_owned(), is_admin, may_control));
         match call.controller {
             "moves" => {}
+            "until" => return Ok(until_written(call)),
             "private" if may_control => {}
             "private" => {
                 let message = "only its owner may run private";

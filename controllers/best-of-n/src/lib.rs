@@ -91,7 +91,7 @@ impl Controller for BestOfN {
             .map(|value| value.text())
             .unwrap_or_default();
         if answers.lines().count() < self.answers {
-            return Decision::Noop;
+            return Decision::wait_for(ANSWERS);
         }
         log!("{} answers", self.answers);
         self.done = true;

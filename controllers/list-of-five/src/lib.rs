@@ -70,7 +70,7 @@ impl Controller for ListOfFive {
             .map(|index| Some(Vars::read(&variable(index))?.text()))
             .collect();
         let Some(items) = items else {
-            return Decision::Noop;
+            return Decision::Wait((0..ITEMS).map(variable).collect());
         };
         self.done = true;
         Decision::Splice {

@@ -21,8 +21,8 @@ use crate::module::Abi;
 use crate::runtime::{
     AnswerRoom, Dialect, DialectCell, Launch, Launcher, MainChannel, MainConfig, MainReply,
     MaskType, NoRowFits, Pending, PendingLimits, RequestError, SIDE_WORKERS, SendAnswer,
-    SideChannel, SideParts, StepClock, StepConfig, StepWake, WireInstance, encode_failure,
-    encode_unreadable,
+    SideChannel, SideParts, StepClock, StepConfig, StepWake, WireFeatures, WireInstance,
+    encode_failure, encode_unreadable,
 };
 use crate::steer::FindProgram;
 use crate::trie::HostModel;
@@ -125,9 +125,11 @@ pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
     } = wire;
     let pending = Pending::new(PendingLimits::default());
     let dialect = DialectCell::new(options.dialect);
+    let features = WireFeatures::new();
     let wake = Arc::new(StepWake::default());
     let config = options.main_config();
-    let main = MainChannel::new(config, Arc::clone(&dialect), Arc::clone(&pending), masks);
+    let agreed = (Arc::clone(&dialect), Arc::clone(&features));
+    let main = MainChannel::new(config, agreed, Arc::clone(&pending), masks);
     let main = main.map_err(|NoRowFits| AicirtError::Masks)?;
     let side = SideChannel::new(SideParts {
         store: Arc::clone(&options.store),
@@ -135,6 +137,7 @@ pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
         launcher: HostLauncher::from(options),
         pending,
         dialect,
+        features,
         wake: Arc::clone(&wake),
         send: side_answers(side_responses),
     });
@@ -301,6 +304,7 @@ impl AicirtOptions {
                 grace_time: self.times.grace,
                 late_steps: self.times.late_steps,
                 late_mid_skips: self.times.late_mid_skips,
+                repeats_pre: self.dialect == Dialect::P1i,
                 forks: self.forks as usize,
                 sequences: PendingLimits::default().sequences,
             },
@@ -361,7 +365,9 @@ impl Launcher for HostLauncher {
         };
         let instance = Instance::start(&self.host, &program, start);
         Ok(match (program.abi(), launch.dialect) {
-            (Abi::P1, Dialect::P1) | (Abi::P2, Dialect::P2) => WireInstance::Direct(instance),
+            (Abi::P1, Dialect::P1 | Dialect::P1i) | (Abi::P2, Dialect::P2) => {
+                WireInstance::Direct(instance)
+            }
             // Where the dialect is not decided yet, either kind of callback may come: they translate those of the other
             // generation only.
             (Abi::P1, _) => WireInstance::p1_on_p2(instance, self.model.vocabulary()),

@@ -17,7 +17,9 @@ mod instance;
 mod log;
 mod program;
 mod result;
+mod rounds;
 mod state;
+mod unreported;
 mod workers;
 mod writes;
 
@@ -38,12 +40,14 @@ pub use self::config::HostConfig;
 pub use self::controller::Outcome;
 pub use self::engine::compile;
 pub use self::failure::CallFailure;
-pub use self::group::{Group, Variables, VariablesLimits, Versioned};
+pub use self::group::{Group, Variables, VariablesLimits, Versioned, Waiting};
 pub use self::instance::{Instance, Start};
 pub use self::program::Program;
 pub use self::result::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
+pub(crate) use self::rounds::PreRounds;
 pub use self::state::Capabilities;
 use self::state::ControllerState;
+pub(crate) use self::unreported::Unreported;
 use self::workers::Workers;
 use crate::module::{Abi, CheckedModule, ModuleError};
 

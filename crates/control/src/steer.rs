@@ -22,8 +22,9 @@ use sapwood_proto::clip;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
-    Appended, Begun, Mid, Post, Pre, Steer, SteerCall, SteerFailure, SteerRefusal, SteerSource,
-    SteerUser, Steered, StepReport, StepWaker, Token,
+    Appended, Begun, Mid, OutsideWrite, Post, Pre, RequestVariables, Steer, SteerCall,
+    SteerFailure, SteerRefusal, SteerSource, SteerUser, Steered, StepReport, StepWaker, Token,
+    VariableWrite, VariablesSharer,
 };
 
 use self::p1::P1Steps;
@@ -133,16 +134,41 @@ impl SteerSource for ModelControllers {
                         .to_owned(),
             });
         }
+        let group = Group::new(self.limits.forks, self.limits.variables);
+        if let Some(sharer) = call.sharer {
+            share(&group, sharer)?;
+        }
         let request = Request {
             host: self.host.clone(),
             program,
             model: Arc::clone(&self.model),
             capabilities: self.capabilities,
-            group: Group::new(self.limits.forks, self.limits.variables),
+            group,
             watched: call.watched,
         };
         Ok(Box::new(ControllerSteer::new(request, call.arg.into())))
     }
+}
+
+/// Sets what the request came with, and shares its variables (AI-1006).
+fn share(group: &Arc<Group>, sharer: &dyn VariablesSharer) -> Result<(), SteerRefusal> {
+    for (name, value) in sharer.take_initial() {
+        let write = VariableWrite {
+            name,
+            value,
+            append: false,
+            when_version_is: None,
+        };
+        if let OutsideWrite::OverLimit(message) = group.write(&write) {
+            return Err(SteerRefusal {
+                code: Code::InvalidRequest,
+                reason: ErrorReason::BAD_CONFIG,
+                message: format!("vars: {message}"),
+            });
+        }
+    }
+    sharer.opened(Arc::clone(group) as _);
+    Ok(())
 }
 
 impl fmt::Debug for ModelControllers {

@@ -107,6 +107,7 @@ impl Module {
                 num_forks,
                 suspend,
                 ff_tokens,
+                ..
             } = self.call(Callback::Pre)?
             else {
                 panic!("not the result of pre");

@@ -1,5 +1,6 @@
 //! The trait of controllers, and what they decide.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::{Mask, SequenceId, Token};
@@ -60,6 +61,10 @@ pub enum Decision {
     /// Nothing happens in this step; the controller is asked again in the next one. If all sequences of a request do this
     /// for more than three steps, the request ends as a deadlock.
     Noop,
+    /// As [`Decision::Noop`], but the controller is not asked again before one of these variables changes, another sequence of
+    /// the request ends, or a second has passed. Its own writes in this step are no change. At most 64 names; an empty list
+    /// waits for the others to end. A host that does not know this asks again in the next step.
+    Wait(Vec<String>),
     /// Sample one of these tokens.
     Sample(Mask),
     /// Sample nothing; change the committed text.
@@ -75,6 +80,12 @@ pub enum Decision {
 }
 
 impl Decision {
+    /// Waits for a variable to change; see [`Decision::Wait`].
+    #[must_use]
+    pub fn wait_for(variable: &str) -> Self {
+        Self::Wait(alloc::vec![variable.into()])
+    }
+
     /// Appends tokens without sampling.
     #[must_use]
     pub const fn fast_forward(tokens: Vec<Token>) -> Self {
@@ -90,6 +101,7 @@ impl Decision {
         match self {
             Self::Stop => Vec::new(),
             Self::Noop => alloc::vec![Branch::Noop],
+            Self::Wait(names) => alloc::vec![Branch::Wait(names)],
             Self::Sample(mask) => alloc::vec![Branch::Sample(Sample::new(mask))],
             Self::Splice { backtrack, tokens } => alloc::vec![Branch::Splice { backtrack, tokens }],
             Self::Fork(branches) => branches,
@@ -123,6 +135,8 @@ pub enum Branch {
     },
     /// Nothing happens in this step. With the feature `p1` a branch of a fork cannot be this.
     Noop,
+    /// As [`Decision::Wait`]. With the feature `p1` a branch of a fork cannot be this.
+    Wait(Vec<String>),
 }
 
 impl From<Mask> for Branch {

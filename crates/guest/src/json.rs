@@ -151,7 +151,6 @@ pub(crate) fn push_numbers(json: &mut String, numbers: &[u32]) {
 }
 
 /// Appends a string with its quotes.
-#[cfg(any(target_arch = "wasm32", test))]
 pub(crate) fn push_string(json: &mut String, text: &str) {
     json.push('"');
     for letter in text.chars() {
@@ -171,7 +170,6 @@ pub(crate) fn push_string(json: &mut String, text: &str) {
 }
 
 /// Appends bytes in hexadecimal digits.
-#[cfg(any(target_arch = "wasm32", test))]
 pub(crate) fn push_hex(text: &mut String, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for byte in bytes {

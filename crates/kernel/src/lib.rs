@@ -92,7 +92,9 @@ pub use self::into_chunks::{IntoChunk, IntoChunks, StreamOf};
 pub use self::kernel::Kernel;
 pub use self::layer::{Layer, Next, layered};
 pub use self::meta::{ChoiceFinish, Meta, RunUsage};
-pub use self::model::{CONFIG_CONTEXT, GenerateConfig, PromptMode, model, steered_model};
+pub use self::model::{
+    CONFIG_CONTEXT, GenerateConfig, PromptMode, VariablesSharing, model, steered_model,
+};
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Node, NodeWriter, Retention, source_panics};
 pub use self::observer::CallObserver;

@@ -29,7 +29,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::answer::{AnswerChunks, AnswerEvent, SubmittedInfo};
 pub(crate) use self::config::snake;
-pub use self::config::{GenerateConfig, PromptMode};
+pub use self::config::{GenerateConfig, PromptMode, VariablesSharing};
 pub(crate) use self::steer_choice::SteerChoice;
 use crate::Result;
 use crate::call::{Call, Instant};

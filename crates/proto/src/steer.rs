@@ -15,8 +15,10 @@ mod combined;
 mod mask;
 mod source;
 mod store;
+mod variables;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use self::choice::{
     CONTROLLER_ARG_BYTES_MAX, ConstraintChoice, ConstraintKind, ControllerChoice, InvalidChoice,
@@ -25,6 +27,7 @@ pub use self::combined::Combined;
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};
+pub use self::variables::{NamedVariable, OutsideWrite, RequestVariables, VariablesSharer};
 use crate::error_reason::ErrorReason;
 
 /// A token id of the model's vocabulary.
@@ -56,6 +59,9 @@ pub struct Begun {
     pub prompt: Option<Vec<Token>>,
 }
 
+/// How long a steerer waits for what it has named, before it is asked again all the same (AI-1005).
+pub const WAIT_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// The request of [`Steer::pre`] for the coming step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pre {
@@ -66,6 +72,9 @@ pub enum Pre {
     },
     /// Skip this step. `pre` runs again before the next one (AI-813).
     Suspend,
+    /// As [`Pre::Suspend`], by a steerer that knows what it waits for: until that happens, or [`WAIT_TIME_MAX`] has passed,
+    /// `pre` returns this at once and runs nothing (AI-1005).
+    Wait,
     /// Become this many sequences in all, this one included; at least 1.
     Fork(u32),
     /// End the sequence here.

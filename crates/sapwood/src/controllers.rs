@@ -11,8 +11,8 @@ use etcetera::BaseStrategy;
 use sapwood_control::compiler::{CompilerOptions, CompilerPlace};
 use sapwood_control::controllers::{Controllers, ControllersOptions};
 use sapwood_control::host::{Capabilities, Host, HostConfig, HostError, Program};
-use sapwood_control::module::ModuleLimits;
-use sapwood_control::steer::{ModelControllers, RequestLimits};
+use sapwood_control::module::{ModuleLimits, check};
+use sapwood_control::steer::{FindProgram, ModelControllers, RequestLimits};
 use sapwood_control::store::StoreOptions;
 use sapwood_control::trie::{HostModel, TokenEntry};
 use sapwood_engine::Engine;
@@ -109,6 +109,52 @@ impl ProcessControllers {
     }
 }
 
+/// A module that is stored nowhere, for `sapwood controller test`.
+pub(crate) struct TestedModule {
+    host: Host,
+    program: Program,
+    forks: u32,
+}
+
+impl TestedModule {
+    /// Compiles a module, under the limits of the configuration.
+    ///
+    /// # Errors
+    /// For people: what is wrong with it.
+    pub(crate) fn load(config: &ControllersConfig, module: &[u8]) -> Result<Self, String> {
+        let limits = ModuleLimits {
+            memory_bytes: config.memory_bytes,
+            ..ModuleLimits::default()
+        };
+        let host = host(config).map_err(|why| why.to_string())?;
+        let checked = check(module, &limits).map_err(|why| why.to_string())?;
+        let compiled = host.compile(&checked).map_err(|why| why.to_string())?;
+        let program = host
+            .load(&checked, &compiled)
+            .map_err(|why| why.to_string())?;
+        Ok(Self {
+            host,
+            program,
+            forks: config.forks,
+        })
+    }
+
+    /// Steers a model by it, under any name.
+    pub(crate) fn source(&self, engine: &Engine) -> ModelControllers {
+        let program = self.program.clone();
+        let find = move |_: SteerUser<'_>, _: &str| -> Result<Program, SteerRefusal> {
+            Ok(program.clone())
+        };
+        model_controllers(
+            &self.host,
+            Arc::new(find),
+            engine.vocabulary(),
+            engine.info().truncates,
+            self.forks,
+        )
+    }
+}
+
 impl Shared {
     fn opened(&self) -> &OpenedStore {
         self.store
@@ -184,21 +230,35 @@ impl ModelSteering {
                 }),
             }
         };
-        ModelControllers::new(
-            self.shared.host.clone(),
+        model_controllers(
+            &self.shared.host,
             Arc::new(find),
-            Arc::new(host_model(&self.vocabulary)),
-            Capabilities {
-                // Elsewhere tokens cannot be taken back (AI-822).
-                backtrack: self.truncates,
-                ..Capabilities::ALL
-            },
-            RequestLimits {
-                forks: self.shared.config.forks,
-                ..RequestLimits::default()
-            },
+            &self.vocabulary,
+            self.truncates,
+            self.shared.config.forks,
         )
     }
+}
+
+/// The controllers of a model with this vocabulary.
+fn model_controllers(
+    host: &Host,
+    programs: Arc<dyn FindProgram>,
+    vocabulary: &SharedVocabulary,
+    truncates: bool,
+    forks: u32,
+) -> ModelControllers {
+    let capabilities = Capabilities {
+        // Elsewhere tokens cannot be taken back (AI-822).
+        backtrack: truncates,
+        ..Capabilities::ALL
+    };
+    let limits = RequestLimits {
+        forks,
+        ..RequestLimits::default()
+    };
+    let model = Arc::new(host_model(vocabulary));
+    ModelControllers::new(host.clone(), programs, model, capabilities, limits)
 }
 
 /// A vocabulary as controllers see it.

@@ -19,9 +19,7 @@ impl SecretToken {
     /// `None` if the system has no randomness to give.
     fn random(kind: TokenFormat) -> Option<Self> {
         let mut bytes = vec![0; kind.bytes];
-        // The source that TLS uses: another crate for random numbers is not needed.
-        let source = rustls::crypto::ring::default_provider().secure_random;
-        source.fill(&mut bytes).ok()?;
+        fill_unguessably(&mut bytes)?;
         let text = format!("{}{}", kind.prefix, URL_SAFE_NO_PAD.encode(bytes));
         Some(Self(text.into()))
     }
@@ -30,6 +28,13 @@ impl SecretToken {
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
+}
+
+/// Fills `bytes` with what nobody can guess. `None` if the system has no randomness to give.
+pub(crate) fn fill_unguessably(bytes: &mut [u8]) -> Option<()> {
+    // The source that TLS uses: another crate for random numbers is not needed.
+    let source = rustls::crypto::ring::default_provider().secure_random;
+    source.fill(bytes).ok()
 }
 
 /// The format of a face's tokens.

@@ -167,11 +167,12 @@ impl Controller {
         let state = self.store.data_mut();
         let limits = result_limits(state);
         let raw = state.take_result();
+        let waits = state.waits();
         let returned = match callback {
-            Callback::Pre => raw.pre(limits),
+            Callback::Pre => raw.pre(limits, &waits),
             Callback::Mid { .. } => raw.mid(limits),
             Callback::Post { .. } => raw.post(),
-            Callback::Process { .. } => raw.branches(limits),
+            Callback::Process { .. } => raw.branches(limits, &waits),
         };
         Ok(returned?)
     }

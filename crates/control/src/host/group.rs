@@ -2,21 +2,44 @@
 //! AI-953).
 
 pub(super) mod variables;
+mod waiting;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use sapwood_proto::error_reason::ErrorReason;
 
 pub use self::variables::{Variables, VariablesLimits, Versioned};
+pub use self::waiting::Waiting;
 use super::failure::CallFailure;
 
 /// One request. It lasts as long as one of its sequences does, also a failed one (AI-952).
 #[derive(Debug)]
 pub struct Group {
     live: AtomicU32,
+    /// Sequences that were ever in it, and those of them that have ended.
+    entered: AtomicU64,
+    ended: AtomicU64,
     forks_max: u32,
     variables: Variables,
+}
+
+/// The state of a group at one moment, to be compared with a later one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::host) struct GroupMark {
+    /// Writes of variables.
+    changes: u64,
+    /// Sequences that have ended.
+    ended: u64,
+}
+
+/// Tells the sequences of a group apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::host) struct MemberNumber(u64);
+
+impl MemberNumber {
+    /// Of somebody outside of the request.
+    pub(in crate::host) const OUTSIDE: Self = Self(0);
 }
 
 impl Group {
@@ -25,6 +48,8 @@ impl Group {
     pub fn new(forks_max: u32, limits: VariablesLimits) -> Arc<Self> {
         Arc::new(Self {
             live: AtomicU32::new(0),
+            entered: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             forks_max,
             variables: Variables::new(limits),
         })
@@ -42,6 +67,14 @@ impl Group {
         self.forks_max
     }
 
+    /// The state at this moment.
+    pub(super) fn mark(&self) -> GroupMark {
+        GroupMark {
+            changes: self.variables.changes(),
+            ended: self.ended.load(Ordering::Acquire),
+        }
+    }
+
     /// Counts one more sequence, until the returned value is dropped.
     pub(super) fn enter(self: &Arc<Self>) -> Result<Member, CallFailure> {
         let add = |live: u32| (live < self.forks_max).then_some(live + 1);
@@ -52,8 +85,10 @@ impl Group {
             let text = format!("too many forks (max={})", self.forks_max);
             return Err(CallFailure::new(ErrorReason::LIMIT, text));
         }
+        let before = self.entered.fetch_add(1, Ordering::Relaxed);
         Ok(Member {
             group: Arc::clone(self),
+            number: MemberNumber(before + 1),
             counted: true,
         })
     }
@@ -63,10 +98,15 @@ impl Group {
 #[derive(Debug)]
 pub(super) struct Member {
     group: Arc<Group>,
+    number: MemberNumber,
     counted: bool,
 }
 
 impl Member {
+    pub(super) const fn number(&self) -> MemberNumber {
+        self.number
+    }
+
     pub(super) const fn group(&self) -> &Arc<Group> {
         &self.group
     }
@@ -75,6 +115,8 @@ impl Member {
     pub(super) fn leave(&mut self) {
         if std::mem::take(&mut self.counted) {
             self.group.live.fetch_sub(1, Ordering::Relaxed);
+            // After everything that it wrote: whoever is woken by this sees that.
+            self.group.ended.fetch_add(1, Ordering::Release);
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Reads the results of callbacks: JSON of a guest, so everything in it is limited (AI-405, AI-414, AI-508, AI-605).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use sapwood_proto::steer::{SharedMask, Token};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::failure::CallFailure;
+use super::group::{GroupMark, Member, Waiting};
 
 /// What a callback returned.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +26,8 @@ pub enum Returned {
         suspend: bool,
         /// To be appended.
         ff_tokens: Vec<Token>,
+        /// A suspended sequence waits for this.
+        wait: Option<Waiting>,
     },
     /// Of [`Callback::Mid`](super::Callback::Mid).
     Mid(MidReturned),
@@ -61,6 +65,8 @@ pub struct ReturnedBranch {
     pub temperature: Option<f32>,
     /// The first that applies wins.
     pub splices: Vec<ReturnedSplice>,
+    /// A branch that does nothing waits for this.
+    pub wait: Option<Waiting>,
 }
 
 /// A splice of a P2 branch.
@@ -102,6 +108,34 @@ pub(super) struct ResultLimits {
 /// Tokens of one result, in all its lists.
 const TOKENS_MAX: usize = 65_536;
 const SPLICES_MAX: usize = 64;
+/// Variables that one sequence waits for. Each step looks at all of them.
+const WAIT_NAMES_MAX: usize = 64;
+
+/// Whose results wait, and since when.
+#[derive(Debug)]
+pub(super) struct Waits<'m> {
+    pub(super) member: &'m Member,
+    /// Of the moment before the callback ran.
+    pub(super) mark: GroupMark,
+}
+
+impl Waits<'_> {
+    fn read(&self, names: Option<Vec<String>>) -> Read<Option<Waiting>> {
+        let Some(names) = names else {
+            return Ok(None);
+        };
+        if names.len() > WAIT_NAMES_MAX {
+            let text = format!(
+                "waits for too many variables: {} > {WAIT_NAMES_MAX}",
+                names.len()
+            );
+            return Err(CallFailure::bad_result(text));
+        }
+        let group = Arc::clone(self.member.group());
+        let (member, now) = (self.member.number(), Instant::now());
+        Ok(Some(Waiting::new(group, member, self.mark, names, now)))
+    }
+}
 
 type Read<T> = Result<T, CallFailure>;
 
@@ -127,7 +161,7 @@ impl RawResult {
     }
 
     /// The result of `aici_pre_process`.
-    pub(super) fn pre(self, limits: ResultLimits) -> Read<Returned> {
+    pub(super) fn pre(self, limits: ResultLimits, waits: &Waits<'_>) -> Read<Returned> {
         #[derive(Deserialize)]
         struct Json {
             #[serde(default = "one")]
@@ -136,13 +170,18 @@ impl RawResult {
             suspend: bool,
             #[serde(default)]
             ff_tokens: Vec<Token>,
+            #[serde(default)]
+            wait: Option<Vec<String>>,
         }
         let Json {
             num_forks,
             suspend,
             ff_tokens,
+            wait,
         } = self.parse()?;
         check_tokens(&ff_tokens, limits)?;
+        // Without a suspension there is nothing that could wait.
+        let wait = waits.read(wait.filter(|_| suspend))?;
         let wrong = match (ff_tokens.is_empty(), num_forks, suspend) {
             (false, 1, true) => "can't suspend when returning ff_tokens",
             (false, 1, false) | (true, _, false) | (true, 1, true) => {
@@ -150,6 +189,7 @@ impl RawResult {
                     num_forks,
                     suspend,
                     ff_tokens,
+                    wait,
                 });
             }
             (false, ..) => "can't fork when returning ff_tokens",
@@ -210,7 +250,7 @@ impl RawResult {
     }
 
     /// The result of `aici_mid_process` (P2).
-    pub(super) fn branches(self, limits: ResultLimits) -> Read<Returned> {
+    pub(super) fn branches(self, limits: ResultLimits, waits: &Waits<'_>) -> Read<Returned> {
         let JsonBranches { branches } = self.parse()?;
         if branches.len() > limits.branches {
             let text = format!(
@@ -221,7 +261,12 @@ impl RawResult {
             return Err(CallFailure::bad_result(text));
         }
         let mut tokens = 0;
-        let read = |branch| read_branch(branch, &self.masks, &mut tokens, limits);
+        let read = |mut branch: JsonBranch| {
+            let wait = branch.wait.take();
+            let mut branch = read_branch(branch, &self.masks, &mut tokens, limits)?;
+            branch.wait = waits.read(wait.filter(|_| branch.is_noop()))?;
+            Ok(branch)
+        };
         let branches = branches.into_iter().map(read).collect::<Result<_, _>>()?;
         Ok(Returned::Branches(branches))
     }
@@ -254,6 +299,8 @@ struct JsonBranch {
     temperature: Option<f32>,
     #[serde(default)]
     splices: Vec<JsonSplice>,
+    #[serde(default)]
+    wait: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -322,6 +369,7 @@ fn read_branch(
         mask,
         temperature: branch.temperature,
         splices,
+        wait: None,
     })
 }
 

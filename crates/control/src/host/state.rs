@@ -11,9 +11,9 @@ use wasmtime::{Memory, StoreContextMut, UpdateDeadline};
 use super::LiveInstance;
 use super::budget::InstanceLimiter;
 use super::failure::Abort;
-use super::group::Member;
+use super::group::{GroupMark, Member};
 use super::log::LogBuffer;
-use super::result::RawResult;
+use super::result::{RawResult, Waits};
 use super::writes::StepWrites;
 use crate::module::Abi;
 use crate::trie::{HostModel, TokenView};
@@ -87,6 +87,8 @@ pub(super) struct ControllerState {
     pub(super) writes: StepWrites,
     deadline: Deadline,
     member: Member,
+    /// Taken before the callback.
+    mark: GroupMark,
     /// Counts the instance for as long as it takes memory.
     _live: LiveInstance,
 }
@@ -137,6 +139,7 @@ impl ControllerState {
                 cancelled,
             },
             member,
+            mark: GroupMark::default(),
             _live: live,
         }
     }
@@ -177,7 +180,16 @@ impl ControllerState {
     pub(super) fn begin_call(&mut self, process_arg: Vec<u8>, deadline: Option<Instant>) {
         self.blobs.process_arg = process_arg;
         self.result = RawResult::default();
+        self.mark = self.member.group().mark();
         self.set_deadline(deadline);
+    }
+
+    /// What a result that waits refers to.
+    pub(super) const fn waits(&self) -> Waits<'_> {
+        Waits {
+            member: &self.member,
+            mark: self.mark,
+        }
     }
 
     /// Takes what the callbacks printed and wrote; the time is the caller's to add.

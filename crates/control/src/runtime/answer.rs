@@ -8,20 +8,47 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::envelope::{self, RequestError};
-use super::rows::RowLayout;
+use super::hello::AnswerFormat;
+use super::rows::{BitLayout, RowLayout};
+use super::sequence::Waiting;
 
 /// What one phase of a step gave for one sequence.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub(crate) struct SeqResult {
     error: String,
     result: Option<SeqValue>,
     storage: Vec<StorageCommand>,
     logs: String,
     micros: u64,
+    /// What is empty is left out.
+    compact: bool,
+}
+
+impl Serialize for SeqResult {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all = !self.compact;
+        let mut map = serializer.serialize_map(None)?;
+        if all || !self.error.is_empty() {
+            map.serialize_entry("error", &self.error)?;
+        }
+        if all || self.result.as_ref().is_some_and(|it| !it.is_default()) {
+            map.serialize_entry("result", &self.result)?;
+        }
+        if all || !self.storage.is_empty() {
+            map.serialize_entry("storage", &self.storage)?;
+        }
+        if all || !self.logs.is_empty() {
+            map.serialize_entry("logs", &self.logs)?;
+        }
+        if all || self.micros > 0 {
+            map.serialize_entry("micros", &self.micros)?;
+        }
+        map.end()
+    }
 }
 
 /// The result of a phase.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum SeqValue {
     /// Of `instantiate` in P2.
@@ -33,6 +60,9 @@ pub(crate) enum SeqValue {
         suspend: bool,
         num_forks: u32,
         ff_tokens: Vec<Token>,
+        /// With the feature `wait`: the variables for which a suspended sequence waits.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        wait: Option<Waiting>,
     },
     /// Of `mid` in P1, instead of sampling.
     Splice {
@@ -44,16 +74,19 @@ pub(crate) enum SeqValue {
 }
 
 /// How a sequence goes on in P2.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct WireBranch {
     /// The row of its mask.
     pub(crate) sample_mask: Option<usize>,
     pub(crate) temperature: Option<f32>,
     pub(crate) splices: Vec<WireSplice>,
+    /// As in [`SeqValue::Pre`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wait: Option<Waiting>,
 }
 
 /// A change of the text in P2.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct WireSplice {
     pub(crate) when_sampled: Vec<Token>,
     /// Counts the sampled token.
@@ -61,9 +94,37 @@ pub(crate) struct WireSplice {
     pub(crate) ff_tokens: Vec<Token>,
 }
 
+impl SeqValue {
+    /// The sequence simply goes on.
+    const fn is_default(&self) -> bool {
+        match self {
+            Self::Post { stop } => !*stop,
+            Self::Pre {
+                suspend: false,
+                num_forks: 1,
+                ff_tokens,
+                wait: None,
+            } => ff_tokens.is_empty(),
+            _ => false,
+        }
+    }
+
+    fn hide_wait(&mut self) {
+        match self {
+            Self::Pre { wait, .. } => *wait = None,
+            Self::Branches { branches } => {
+                for branch in branches {
+                    branch.wait = None;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 impl WireBranch {
     /// Nothing happens to the sequence.
-    pub(crate) fn noop() -> Self {
+    pub(crate) fn noop(wait: Option<Waiting>) -> Self {
         Self {
             sample_mask: None,
             temperature: None,
@@ -72,6 +133,7 @@ impl WireBranch {
                 backtrack: 0,
                 ff_tokens: Vec::new(),
             }],
+            wait,
         }
     }
 }
@@ -80,6 +142,8 @@ impl WireBranch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Label {
     Setup,
+    /// The first `pre`, in `instantiate` (AI-316).
+    SetupPre,
     Pre,
     Mid,
     Post,
@@ -89,6 +153,7 @@ impl Label {
     const fn name(self) -> &'static str {
         match self {
             Self::Setup => "setup",
+            Self::SetupPre => "setup-pre",
             Self::Pre => "pre0",
             Self::Mid => "mid",
             Self::Post => "post",
@@ -103,8 +168,9 @@ impl Label {
                 suspend: false,
                 num_forks: 1,
                 ff_tokens: Vec::new(),
+                wait: None,
             }),
-            Self::Mid | Self::Setup => None,
+            Self::Mid | Self::Setup | Self::SetupPre => None,
         }
     }
 
@@ -127,6 +193,7 @@ impl SeqResult {
                 .collect(),
             logs: report.logs,
             micros: report.micros,
+            compact: false,
         }
     }
 
@@ -148,6 +215,27 @@ impl SeqResult {
             result: None,
             storage: Vec::new(),
             micros: 0,
+            compact: false,
+        }
+    }
+
+    /// The result of a `pre` that appends tokens.
+    pub(crate) fn forward(&self) -> Option<SeqValue> {
+        match &self.result {
+            Some(value @ SeqValue::Pre { ff_tokens, .. }) if !ff_tokens.is_empty() => {
+                Some(value.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Sets how it is written.
+    pub(crate) fn set_format(&mut self, format: AnswerFormat) {
+        self.compact = format.compact;
+        if !format.wait
+            && let Some(value) = &mut self.result
+        {
+            value.hide_wait();
         }
     }
 
@@ -218,6 +306,15 @@ impl Serialize for SeqResults {
     }
 }
 
+/// How long answers may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AnswerRoom {
+    /// Bytes of the longest message.
+    pub(crate) bytes_max: usize,
+    /// Bytes of the region.
+    pub(crate) room: usize,
+}
+
 /// The answer to an op of the main channel that runs callbacks.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
@@ -228,7 +325,12 @@ pub(crate) enum StepAnswer {
         pre_seqs: SeqResults,
     },
     /// Of `mid_process` in P1.
-    Mid { seqs: SeqResults, num_seqs: usize },
+    Mid {
+        seqs: SeqResults,
+        num_seqs: usize,
+        #[serde(flatten)]
+        rows: Option<BitLayout>,
+    },
     /// Of `mid_process` in P2.
     Process {
         seqs: SeqResults,
@@ -252,7 +354,13 @@ impl StepAnswer {
 
     /// Encodes the answer in at most `bytes_max` bytes, of a region of `room`: without the oldest logs, then without
     /// writes that later ones replace, then without logs, and at last as an error (AI-224).
-    pub(crate) fn encode(mut self, rid: Option<&str>, bytes_max: usize, room: usize) -> Vec<u8> {
+    pub(crate) fn encode(
+        mut self,
+        rid: Option<&str>,
+        AnswerRoom { bytes_max, room }: AnswerRoom,
+        format: AnswerFormat,
+    ) -> Vec<u8> {
+        self.results().for_each(|result| result.set_format(format));
         let mut encoded = envelope::encode_data(rid, &self);
         if encoded.len() <= bytes_max {
             return encoded;
@@ -334,11 +442,17 @@ mod tests {
         };
         let mut seqs = SeqResults::default();
         seqs.push(2, SeqResult::new(None, report));
-        StepAnswer::Mid { seqs, num_seqs: 1 }
+        StepAnswer::Mid {
+            seqs,
+            num_seqs: 1,
+            rows: None,
+        }
     }
 
     fn text(answer: StepAnswer, room: usize) -> String {
-        String::from_utf8(answer.encode(Some("r"), room, room)).unwrap()
+        let bytes_max = room;
+        let room = AnswerRoom { bytes_max, room };
+        String::from_utf8(answer.encode(Some("r"), room, AnswerFormat::default())).unwrap()
     }
 
     #[test]

@@ -7,9 +7,9 @@ use sapwood_proto::steer::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::answer::StepAnswer;
+use super::answer::{AnswerRoom, StepAnswer};
 use super::envelope::{self, Envelope, RequestError, Unreadable};
-use super::hello;
+use super::hello::{self, WireFeatures};
 use super::p1::{MidRequest, P1, PostPreRequest};
 use super::p2::{P2, ProcessRequest};
 use super::pending::Pending;
@@ -26,8 +26,17 @@ pub enum Dialect {
     Auto,
     /// `post_pre_process` and `mid_process`, as the seed describes.
     P1,
+    /// P1, where `instantiate` runs the first `pre`.
+    P1i,
     /// `mid_process` alone, with branches.
     P2,
+}
+
+impl Dialect {
+    /// Whether answers to `instantiate` are results of a sequence (AI-315, AI-316).
+    pub(crate) const fn answers_instantiate(self) -> bool {
+        matches!(self, Self::P1i | Self::P2)
+    }
 }
 
 /// The dialect of a connection, which both channels see. Decided at most once.
@@ -45,6 +54,7 @@ impl DialectCell {
         match self.0.load(Ordering::Acquire) {
             1 => Dialect::P1,
             2 => Dialect::P2,
+            3 => Dialect::P1i,
             _ => Dialect::Auto,
         }
     }
@@ -54,6 +64,7 @@ impl DialectCell {
             Dialect::Auto => 0,
             Dialect::P1 => 1,
             Dialect::P2 => 2,
+            Dialect::P1i => 3,
         };
         self.0.store(number, Ordering::Release);
     }
@@ -76,6 +87,7 @@ pub(crate) struct MainConfig {
 pub(crate) struct MainChannel<S> {
     config: MainConfig,
     dialect: Arc<DialectCell>,
+    features: Arc<WireFeatures>,
     machine: Machine<S>,
     pending: Arc<Pending<S>>,
     masks: SharedRegion,
@@ -96,42 +108,43 @@ pub(crate) enum MainReply {
     Stop,
 }
 
-/// How long answers may be.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AnswerRoom {
-    /// Bytes of the longest message.
-    pub(crate) bytes_max: usize,
-    /// Bytes of the region.
-    pub(crate) room: usize,
-}
-
 impl<S: Sequence> MainChannel<S> {
     /// # Errors
     /// [`NoRowFits`] if the dialect is P2 already.
     pub(crate) fn new(
         config: MainConfig,
-        dialect: Arc<DialectCell>,
+        (dialect, features): (Arc<DialectCell>, Arc<WireFeatures>),
         pending: Arc<Pending<S>>,
         masks: SharedRegion,
     ) -> Result<Self, NoRowFits> {
         let mut channel = Self {
             config,
             dialect,
+            features,
             machine: Machine::Undecided,
             pending,
             masks,
         };
         match channel.dialect.get() {
             Dialect::Auto => {}
-            Dialect::P1 => channel.decide_p1(),
+            Dialect::P1 | Dialect::P1i => channel.decide_p1(),
             Dialect::P2 => channel.decide_p2()?,
         }
         Ok(channel)
     }
 
     fn decide_p1(&mut self) {
-        self.machine = Machine::P1(P1::new(self.config.steps));
-        self.dialect.set(Dialect::P1);
+        if self.dialect.get() == Dialect::Auto {
+            self.dialect.set(Dialect::P1);
+        }
+        self.machine = Machine::P1(self.p1());
+    }
+
+    fn p1(&self) -> P1<S> {
+        P1::new(StepConfig {
+            repeats_pre: self.dialect.get() == Dialect::P1i,
+            ..self.config.steps
+        })
     }
 
     fn decide_p2(&mut self) -> Result<(), NoRowFits> {
@@ -168,7 +181,7 @@ impl<S: Sequence> MainChannel<S> {
         let rid = envelope.rid.clone();
         let rid = rid.as_deref();
         MainReply::Answer(match self.run(envelope, clock) {
-            Ok(MainData::Step(answer)) => answer.encode(rid, room.bytes_max, room.room),
+            Ok(MainData::Step(answer)) => answer.encode(rid, room, self.features.format()),
             Ok(MainData::Value(data)) => envelope::encode(rid, &Ok(data)),
             Err(error) => envelope::encode::<()>(rid, &Err(error)),
         })
@@ -180,7 +193,7 @@ impl<S: Sequence> MainChannel<S> {
         match envelope.op.as_str() {
             "ping" => Ok(MainData::Value(json!({"pong": 1}))),
             "tokens" => Ok(self.tokens()),
-            "hello" => hello::answer(envelope).map(MainData::Value),
+            "hello" => hello::answer(envelope, &self.features).map(MainData::Value),
             "post_pre_process" => self.post_pre_process(envelope, clock),
             "mid_process" => self.mid_process(envelope, clock),
             _ => Err(RequestError::bad_op()),
@@ -235,19 +248,30 @@ impl<S: Sequence> MainChannel<S> {
             Machine::P1(_) if is_p2 => return Err(RequestError::bad_op()),
             _ => {}
         }
+        let (bits, logits) = (self.features.format().bitmask, self.config.logits);
         let answer = match &mut self.machine {
             Machine::P2(p2) => {
+                if bits {
+                    p2.use_bits(logits, &self.masks);
+                }
                 let request: ProcessRequest = envelope.decode()?;
                 p2.mid_process(request, &self.pending, &self.masks, clock)?
             }
             Machine::P1(p1) => {
+                if bits {
+                    p1.use_bits(logits);
+                }
                 let request: MidRequest = envelope.decode()?;
                 p1.mid_process(&request, &self.masks, clock)?
             }
             // No sequence is bound yet, so there is nothing to keep.
             Machine::Undecided => {
                 let request: MidRequest = envelope.decode()?;
-                P1::<S>::new(self.config.steps).mid_process(&request, &self.masks, clock)?
+                let mut p1 = self.p1();
+                if bits {
+                    p1.use_bits(logits);
+                }
+                p1.mid_process(&request, &self.masks, clock)?
             }
         };
         Ok(MainData::Step(answer))

@@ -25,10 +25,10 @@ mod wake;
 pub use self::main_channel::Dialect;
 pub use self::rows::MaskType;
 
+pub(crate) use self::answer::AnswerRoom;
 pub(crate) use self::envelope::{RequestError, encode_failure, encode_unreadable};
-pub(crate) use self::main_channel::{
-    AnswerRoom, DialectCell, MainChannel, MainConfig, MainReply, NoRowFits,
-};
+pub(crate) use self::hello::WireFeatures;
+pub(crate) use self::main_channel::{DialectCell, MainChannel, MainConfig, MainReply, NoRowFits};
 pub(crate) use self::pending::{Pending, PendingLimits};
 pub(crate) use self::side::{Launch, Launcher, SIDE_WORKERS, SendAnswer, SideChannel, SideParts};
 pub(crate) use self::table::{StepClock, StepConfig};

@@ -76,6 +76,13 @@ impl<S: Sequence> P1<S> {
         }
     }
 
+    /// From now on rows are bits (AI-1002).
+    pub(crate) fn use_bits(&mut self, logits: usize) {
+        if !self.rows.are_bits() {
+            self.rows = P1Rows::of_bits(self.config.vocabulary, logits);
+        }
+    }
+
     /// Reports to the controllers what was appended, and asks each of them about the next step.
     ///
     /// # Errors
@@ -96,7 +103,10 @@ impl<S: Sequence> P1<S> {
         for (id, entry) in &mut self.table.entries {
             let post = posts.remove(id);
             match entry {
-                Entry::Live(live) => live.begin(*id, post.map(|op| (op.backtrack, op.tokens))),
+                Entry::Live(live) => {
+                    let post = post.map(|op| (op.backtrack, op.tokens));
+                    live.begin(*id, post, clock.arrival);
+                }
                 Entry::Failed(failure) => {
                     if post.is_some() {
                         post_seqs.push(*id, failure.answer(Label::Post));
@@ -212,6 +222,7 @@ impl<S: Sequence> P1<S> {
         Ok(StepAnswer::Mid {
             seqs,
             num_seqs: ops.len(),
+            rows: self.rows.layout(),
         })
     }
 

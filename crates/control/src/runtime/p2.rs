@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use self::turn::{Decided, P2Live, StepInput};
+use self::turn::{Ended, P2Live, StepInput};
 use super::answer::{EMPTY_MASK, Label, SeqResult, SeqResults, SeqValue, StepAnswer};
 use super::answer::{WireBranch, WireSplice};
 use super::envelope::RequestError;
 use super::pending::Pending;
-use super::rows::{P2Rows, Row};
+use super::rows::{MaskType, P2Rows, Row};
 use super::sequence::{Capabilities, ReturnedBranch, ReturnedSplice, Sequence};
 use super::table::{
     Entry, Failure, OpError, StepClock, StepConfig, Table, check_ids, check_unique, controller_id,
@@ -61,6 +61,17 @@ impl<S: Sequence> P2<S> {
         }
     }
 
+    /// From now on rows are bits (AI-1002).
+    pub(crate) fn use_bits(&mut self, logits: usize, masks: &SharedRegion) {
+        if self.rows.are_bits() {
+            return;
+        }
+        // They are never longer than those that fitted.
+        if let Some(rows) = P2Rows::new(MaskType::Bool, self.config.vocabulary, logits, masks) {
+            self.rows = rows;
+        }
+    }
+
     /// Binds, clones, and asks the listed sequences what happens next.
     ///
     /// # Errors
@@ -95,11 +106,7 @@ impl<S: Sequence> P2<S> {
             {
                 let parent = op.clone_id.unwrap_or(op.id);
                 let group = groups.get(&parent).cloned();
-                live.begin(
-                    op.id,
-                    op.input,
-                    group.unwrap_or_else(|| vec![controller_id(op.id)]),
-                );
+                live.begin(op.id, op.input, group, clock.arrival);
             }
             ids.push((op.id, refused));
         }
@@ -169,7 +176,7 @@ impl<S: Sequence> P2<S> {
             Some(Entry::Failed(failure)) => {
                 Err(OpError::of((failure.clone(), failure.answer(Label::Mid))))
             }
-            Some(Entry::Live(live)) => live.fork(parent, op.id, &self.config),
+            Some(Entry::Live(live)) => live.fork(parent, (op.id, index), &self.config),
         };
         match cloned {
             Ok(clone) => {
@@ -196,8 +203,8 @@ impl<S: Sequence> P2<S> {
             return Failure::worker(format!("invalid id {id}")).1;
         };
         let ended = match live.end(&self.config) {
-            Ok(None) => return live.late_answer(&self.config),
-            Ok(Some(Decided { branches, report })) => self
+            Ok(Ended::Skips(answer)) => return answer,
+            Ok(Ended::Decided { branches, report }) => self
                 .branches(&branches, masks)
                 .map(|(branches, was_empty)| {
                     let value = SeqValue::Branches { branches };
@@ -255,6 +262,7 @@ impl<S: Sequence> P2<S> {
                 sample_mask,
                 temperature: branch.temperature,
                 splices: branch.splices.iter().map(wire_splice).collect(),
+                wait: branch.wait.clone(),
             });
         }
         Ok((encoded, was_empty))

@@ -159,10 +159,12 @@ impl Widener {
     }
 }
 
-/// The rows of P1: one per op, without a header, numbers that the engine adds.
+/// The rows of P1: one per op, without a header. Numbers that the engine adds, or bits (AI-1002).
 #[derive(Debug)]
 pub(crate) struct P1Rows {
     widener: Widener,
+    /// Rows are bits.
+    bits: bool,
 }
 
 impl P1Rows {
@@ -170,7 +172,31 @@ impl P1Rows {
         Self {
             // -100, not minus infinity: with all tokens disallowed the softmax is still that of the logits.
             widener: Widener::new(vocabulary, vocabulary, &(-100.0_f32).to_le_bytes()),
+            bits: false,
         }
+    }
+
+    /// Rows of bits, for an engine whose logits are padded to `logits`.
+    pub(crate) fn of_bits(vocabulary: usize, logits: usize) -> Self {
+        let elements = padded_elements(vocabulary, logits);
+        Self {
+            widener: Widener::new(vocabulary, elements, MaskType::Bool.disallowed()),
+            bits: true,
+        }
+    }
+
+    /// Whether rows are bits.
+    pub(crate) const fn are_bits(&self) -> bool {
+        self.bits
+    }
+
+    /// The description of rows of bits in an answer; the engine knows what other rows are.
+    pub(crate) fn layout(&self) -> Option<BitLayout> {
+        self.bits.then(|| BitLayout {
+            dtype: MaskType::Bool.name(),
+            first_mask_byte_offset: 0,
+            mask_num_bytes: self.widener.row_bytes(),
+        })
     }
 
     /// Whether this many rows fit (AI-232).
@@ -184,8 +210,19 @@ impl P1Rows {
     /// Writes row `index`, which fits.
     pub(crate) fn write(&self, region: &SharedRegion, index: usize, row: Row<'_>) {
         let offset = index * self.widener.row_bytes();
+        // Numbers that are all alike allow everything, after the softmax; bits mean what they say.
+        let row = match row {
+            Row::None if self.bits => Row::All,
+            row => row,
+        };
         self.widener.write(region, offset, row);
     }
+}
+
+/// The elements of a row that describes itself: engines compare with their padded logits, so the surplus of 1,000 is part of
+/// the protocol (AI-234).
+fn padded_elements(vocabulary: usize, logits: usize) -> usize {
+    ((vocabulary + 1_000) & !63).max(logits.next_multiple_of(64))
 }
 
 /// The rows of P2: slots behind a header, as many as fit; the answer names those in use.
@@ -205,8 +242,7 @@ impl P2Rows {
         logits: usize,
         region: &SharedRegion,
     ) -> Option<Self> {
-        // Engines compare with their padded logits, so the surplus of 1,000 is part of the protocol (AI-234).
-        let elements = ((vocabulary + 1_000) & !63).max(logits.next_multiple_of(64));
+        let elements = padded_elements(vocabulary, logits);
         let widener = Widener::new(vocabulary, elements, kind.disallowed());
         let space = region.bytes().checked_sub(FIRST_ROW)?;
         let slots = space / widener.row_bytes();
@@ -244,6 +280,11 @@ impl P2Rows {
         self.widener.write(region, offset, row).then_some(index)
     }
 
+    /// Whether rows are bits.
+    pub(crate) fn are_bits(&self) -> bool {
+        self.kind == MaskType::Bool
+    }
+
     /// How many rows are in use.
     pub(crate) const fn used(&self) -> usize {
         self.used
@@ -275,6 +316,14 @@ pub(crate) struct RowLayout {
     mask_num_bytes: usize,
     mask_num_elts: usize,
     num_masks: usize,
+}
+
+/// Where the rows of a P1 answer are, if they are bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct BitLayout {
+    dtype: &'static str,
+    first_mask_byte_offset: usize,
+    mask_num_bytes: usize,
 }
 
 /// The first word of a P2 region.

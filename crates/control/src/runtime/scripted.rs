@@ -6,11 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, StepReport, Token};
+use sapwood_proto::steer::{
+    Mask, OutsideWrite, RequestVariables, StepReport, Token, VariableWrite,
+};
 
 use super::pending::{Pending, PendingLimits};
 use super::sequence::{CallFailure, Callback, MidReturned, Outcome, Pace, Returned, Sequence};
 use super::table::{StepClock, StepConfig};
+use crate::host::Group;
 use crate::wire::{SharedRegion, unlink_region};
 
 /// The size of the vocabulary of tests.
@@ -32,6 +35,7 @@ pub(super) fn pre(num_forks: u32, suspend: bool, ff_tokens: &[Token]) -> Line {
         num_forks,
         suspend,
         ff_tokens: ff_tokens.to_vec(),
+        wait: None,
     })
 }
 
@@ -52,6 +56,17 @@ pub(super) fn only(token: Token) -> MidReturned {
     let mut mask = Mask::none(VOCABULARY);
     mask.allow(token);
     MidReturned::Sample(Some(Arc::new(mask)))
+}
+
+/// Writes a variable of a request, as somebody outside of it does.
+pub(super) fn write(group: &Group, name: &str) {
+    let write = VariableWrite {
+        name: name.to_owned(),
+        value: Vec::new(),
+        append: false,
+        when_version_is: None,
+    };
+    assert!(matches!(group.write(&write), OutsideWrite::Written(_)));
 }
 
 /// The calls of all sequences of a test, with the number of the sequence.
@@ -87,6 +102,12 @@ impl Scripted {
     /// Its callbacks at the start are already running.
     pub(super) fn starting(mut self, line: Line) -> Self {
         self.running.push_back(line);
+        self
+    }
+
+    /// Its callbacks take no time.
+    pub(super) fn in_no_time(mut self) -> Self {
+        self.report.micros = 0;
         self
     }
 
@@ -135,6 +156,11 @@ pub(super) struct Clock {
 }
 
 impl Clock {
+    /// Lets time pass.
+    pub(super) fn advance(&self, time: Duration) {
+        *self.passed.lock().unwrap() += time;
+    }
+
     fn milliseconds(&self) -> u64 {
         self.passed.lock().unwrap().as_millis() as u64
     }
@@ -234,6 +260,7 @@ pub(super) fn config() -> StepConfig {
         grace_time: Duration::from_millis(20),
         late_steps: 10,
         late_mid_skips: false,
+        repeats_pre: false,
         forks: 16,
         sequences: 4_096,
     }

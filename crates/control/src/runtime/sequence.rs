@@ -9,7 +9,7 @@ use sapwood_proto::error_reason::ErrorReason;
 
 pub(crate) use crate::host::{
     CallFailure, Callback, Capabilities, MidReturned, Outcome, Returned, ReturnedBranch,
-    ReturnedSplice,
+    ReturnedSplice, Waiting,
 };
 
 /// A controller of one sequence. Its callbacks run elsewhere, one at a time.
@@ -63,10 +63,5 @@ impl CallFailure {
     /// A callback returned what another one returns, which only a mistake in the host can cause.
     pub(crate) fn unexpected() -> Self {
         Self::new(ErrorReason::BAD_RESULT, "the result is of another callback")
-    }
-
-    /// A controller asked for more than it may have.
-    pub(crate) fn limit(message: &str) -> Self {
-        Self::new(ErrorReason::LIMIT, message)
     }
 }

@@ -22,7 +22,7 @@ use self::launch::Launches;
 use self::queue::Job;
 pub(crate) use self::queue::{SIDE_PENDING_MAX, SideQueue, Ticket, Weight};
 use super::envelope::{self, Envelope, RequestError, Unreadable};
-use super::hello;
+use super::hello::{self, WireFeatures};
 use super::main_channel::{Dialect, DialectCell};
 use super::pending::Pending;
 use super::sequence::Sequence;
@@ -64,6 +64,7 @@ pub(crate) struct SideChannel<L: Launcher> {
     queue: Arc<SideQueue>,
     store: Arc<dyn ControllerStore>,
     launches: Launches<L>,
+    features: Arc<WireFeatures>,
     pending: Arc<Pending<L::Sequence>>,
     /// `mk_module` is switched off.
     restricted: bool,
@@ -76,6 +77,7 @@ pub(crate) struct SideParts<L: Launcher> {
     pub(crate) store: Arc<dyn ControllerStore>,
     pub(crate) pending: Arc<Pending<L::Sequence>>,
     pub(crate) dialect: Arc<DialectCell>,
+    pub(crate) features: Arc<WireFeatures>,
     pub(crate) wake: Arc<StepWake>,
     pub(crate) restricted: bool,
     pub(crate) send: SendAnswer,
@@ -89,10 +91,11 @@ impl<L: Launcher> SideChannel<L> {
             launches: Launches::new(
                 parts.launcher,
                 parts.pending,
-                parts.dialect,
+                (parts.dialect, Arc::clone(&parts.features)),
                 parts.wake,
                 Arc::clone(&queue),
             ),
+            features: parts.features,
             queue,
             store: parts.store,
             pending,
@@ -114,7 +117,7 @@ impl<L: Launcher> SideChannel<L> {
         }
         let answer = match envelope.op.as_str() {
             "ping" => Ok(json!({"pong": 1})),
-            "hello" => hello::answer(envelope),
+            "hello" => hello::answer(envelope, &self.features),
             "cancel" => self.cancel(envelope),
             "drop" => self.drop_instance(envelope),
             "stats" => Ok(self.stats()),

@@ -27,17 +27,30 @@ pub(crate) struct StepConfig {
     pub(crate) late_steps: u32,
     /// P1: a late mid skips the step instead of failing.
     pub(crate) late_mid_skips: bool,
+    /// P1: a `pre` that appends tokens is answered again until the next mid or post (AI-316).
+    pub(crate) repeats_pre: bool,
     /// Live sequences of one request.
     pub(crate) forks: usize,
     /// Live sequences of the runtime.
     pub(crate) sequences: usize,
 }
 
-impl StepConfig {
-    /// The log line of a late step (AI-441, AI-507).
-    pub(crate) fn late_line(&self, limit: Duration, step: u32) -> String {
-        let (limit, most) = (limit.as_millis(), self.late_steps);
-        format!("⏲ timeout [deadline: {limit}ms; step {step}/{most}]")
+/// The steps in a row in which a sequence was late.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LateSteps(u32);
+
+impl LateSteps {
+    /// Counts a late step of a phase with this time limit. Returns its log line; `None`: it was one too many, and the
+    /// sequence fails (AI-441, AI-507).
+    pub(crate) fn add(&mut self, config: &StepConfig, limit: Duration) -> Option<String> {
+        self.0 += 1;
+        let (limit, step, most) = (limit.as_millis(), self.0, config.late_steps);
+        (step < most).then(|| format!("⏲ timeout [deadline: {limit}ms; step {step}/{most}]"))
+    }
+
+    /// A step was in time.
+    pub(crate) const fn clear(&mut self) {
+        self.0 = 0;
     }
 }
 

@@ -6,26 +6,28 @@
 //!     └── post of the engine: InPost
 //! ```
 
+use std::time::Instant;
+
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
     Appended, Branch, Mid, Pre, Sample, Splice, SteerFailure, Steered, Token,
 };
 
-use super::{Calls, unexpected};
-use crate::host::{Callback, Instance, MidReturned, Returned};
+use super::{Calls, failure_of, unexpected};
+use crate::host::{Callback, Instance, MidReturned, PreRounds, Returned, Waiting};
 
 /// Where a sequence of a P1 module is in its step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct P1Steps {
     state: State,
     /// Tokens of this step's `pre` results so far.
-    fast_forward: Vec<Token>,
-    /// How many `pre` results had some.
-    rounds: u32,
+    rounds: PreRounds,
     /// What `pre` asks for in the next step, because its tokens come first.
     deferred: Option<Pre>,
     /// The step only waits for `deferred`: its `mid` does nothing.
     skips_mid: bool,
+    /// What the last `pre` waits for.
+    wait: Option<Waiting>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +46,12 @@ impl P1Steps {
             return Ok(Some(deferred));
         }
         if self.state == State::Idle {
+            if let Some(wait) = &self.wait
+                && !wait.is_over(Instant::now())
+            {
+                return Ok(Some(Pre::Wait));
+            }
+            self.wait = None;
             calls.instance()?.call(Callback::Pre);
             self.state = State::InPre;
         }
@@ -61,6 +69,7 @@ impl P1Steps {
                         num_forks,
                         suspend,
                         ff_tokens,
+                        wait,
                     },
                 ) => {
                     if !ff_tokens.is_empty() {
@@ -68,6 +77,7 @@ impl P1Steps {
                         continue;
                     }
                     self.state = State::Idle;
+                    self.wait = wait;
                     return self.decide(num_forks, suspend, forks_max).map(Some);
                 }
                 _ => return Err(unexpected()),
@@ -77,31 +87,23 @@ impl P1Steps {
 
     /// The controller hears of its own tokens by `post`, and is asked again (AI-405).
     fn report_forced(&mut self, calls: &mut Calls<'_>, tokens: Vec<Token>) -> Steered<()> {
-        self.rounds += 1;
-        if self.rounds > ROUNDS_MAX {
-            return Err(SteerFailure {
-                reason: ErrorReason::LIMIT,
-                message: "too many ff_tokens rounds from pre_process".to_owned(),
-            });
-        }
-        self.fast_forward.extend_from_slice(&tokens);
-        let backtrack = 0;
-        let post = Callback::Post { backtrack, tokens };
+        let post = self.rounds.add(tokens);
+        let post = post.map_err(|failure| failure_of(&failure))?;
         calls.instance()?.call_all([post, Callback::Pre]);
         self.state = State::InPost;
         Ok(())
     }
 
     fn decide(&mut self, num_forks: u32, suspend: bool, forks_max: u32) -> Steered<Pre> {
-        self.rounds = 0;
+        let fast_forward = self.rounds.finish();
         if num_forks > forks_max {
             return Err(SteerFailure {
                 reason: ErrorReason::LIMIT,
                 message: format!("too many forks (max={forks_max})"),
             });
         }
-        let fast_forward = std::mem::take(&mut self.fast_forward);
         let wanted = match (num_forks, suspend) {
+            (_, true) if self.wait.is_some() => Pre::Wait,
             (_, true) => Pre::Suspend,
             (0, false) => Pre::Stop,
             (1, false) => return Ok(Pre::Run { fast_forward }),
@@ -164,13 +166,15 @@ impl P1Steps {
         };
         instance.call_all([post, Callback::Pre]);
         self.state = State::InPost;
+        // Another steerer has changed the text of a sequence that waits.
+        self.wait = None;
     }
 
     /// The steps of a fork, which is made between callbacks.
     pub(super) fn fork(&self) -> Self {
-        self.clone()
+        Self {
+            wait: None,
+            ..self.clone()
+        }
     }
 }
-
-/// Rounds of `ff_tokens` in one step.
-const ROUNDS_MAX: u32 = 10;

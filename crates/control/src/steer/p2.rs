@@ -6,83 +6,64 @@
 //! the sampled token again, and where that is not possible (it applies after any token), as tokens forced in the next
 //! `pre`.
 
+use std::time::Instant;
+
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
     Appended, Branch, ConditionalSplice, Mid, Pre, Sample, Splice, SteerFailure, Steered, Token,
 };
 
 use super::{Calls, unexpected};
-use crate::host::{Callback, Instance, Returned, ReturnedBranch, ReturnedSplice};
+use crate::host::{Instance, Returned, ReturnedBranch, ReturnedSplice, Unreported, Waiting};
 
 /// What a P2 module has not been told yet, and what it wants after the next sample.
 #[derive(Clone, Debug, Default)]
 pub(super) struct P2Steps {
-    happened: Happened,
+    unreported: Unreported,
     /// What follows a sampled token, of each branch of the last result.
     following: Vec<Following>,
     /// Tokens to be forced in the next `pre`.
     forced: Vec<Token>,
-    waiting: bool,
+    in_mid: bool,
+    /// What a result without effect waits for.
+    wait: Option<Waiting>,
 }
 
-/// Tokens that follow whatever is sampled, unless an earlier splice applies to it.
+/// What follows a branch.
 #[derive(Clone, Debug, Default)]
 struct Following {
+    /// These follow whatever is sampled, unless an earlier splice applies to it.
     tokens: Vec<Token>,
     unless: Vec<Token>,
-}
-
-/// What happened since the last callback.
-#[derive(Clone, Debug, Default)]
-struct Happened {
-    backtrack: u32,
-    tokens: Vec<Token>,
-    sampled: Option<Token>,
-}
-
-impl Happened {
-    /// Adds a later change: it takes back tokens that are not reported yet before those that are.
-    fn add(&mut self, appended: Appended<'_>) {
-        let backtrack = appended.backtrack as usize;
-        let unreported = backtrack.min(self.tokens.len());
-        self.tokens.truncate(self.tokens.len() - unreported);
-        self.backtrack += u32::try_from(backtrack - unreported).unwrap_or(0);
-        self.tokens.extend_from_slice(appended.tokens);
-        // Tokens that another steerer forced after the sample come without one.
-        self.sampled = appended.sampled.or(self.sampled);
-    }
+    wait: Option<Waiting>,
 }
 
 impl P2Steps {
     pub(super) fn pre(&mut self) -> Pre {
+        if let Some(wait) = &self.wait
+            && !wait.is_over(Instant::now())
+        {
+            return Pre::Wait;
+        }
+        self.wait = None;
         let fast_forward = std::mem::take(&mut self.forced);
-        self.happened.tokens.extend_from_slice(&fast_forward);
+        self.unreported.append(&fast_forward);
         Pre::Run { fast_forward }
     }
 
     pub(super) fn mid_begin(&mut self, instance: &mut Instance, group: &[u32]) {
-        let Happened {
-            backtrack,
-            tokens,
-            sampled,
-        } = std::mem::take(&mut self.happened);
-        instance.call(Callback::Process {
-            backtrack,
-            tokens,
-            sampled,
-            fork_group: group.to_vec(),
-        });
-        self.waiting = true;
+        instance.call(self.unreported.report(group.to_vec()));
+        self.in_mid = true;
     }
 
     pub(super) fn mid_poll(&mut self, calls: &mut Calls<'_>) -> Steered<Option<Mid>> {
-        if !self.waiting {
+        if !self.in_mid {
             return Err(unexpected());
         }
         let Some(returned) = calls.poll()? else {
             return Ok(None);
         };
-        self.waiting = false;
+        self.in_mid = false;
         let Returned::Branches(returned) = returned else {
             return Err(unexpected());
         };
@@ -93,6 +74,8 @@ impl P2Steps {
             branches.push(branch);
             self.following.push(following);
         }
+        // Of this sequence: branch 0.
+        self.wait = self.following.first().and_then(|it| it.wait.clone());
         Ok(Some(match branches.len() {
             0 => Mid::Stop,
             1 => Mid::One(branches.remove(0)),
@@ -101,6 +84,8 @@ impl P2Steps {
     }
 
     pub(super) fn post(&mut self, appended: Appended<'_>) {
+        // Also where another steerer has changed the text of a sequence that waits.
+        self.wait = None;
         // Of the parent, branch 0; a fork has its own at this place.
         let following = std::mem::take(&mut self.following);
         if let Some(sampled) = appended.sampled
@@ -109,13 +94,20 @@ impl P2Steps {
         {
             self.forced = following.tokens;
         }
-        self.happened.add(appended);
+        let Appended {
+            backtrack,
+            tokens,
+            sampled,
+        } = appended;
+        self.unreported.add(backtrack, tokens, sampled);
     }
 
     /// The steps of branch `index`, the original being 0.
     pub(super) fn fork(&self, index: u32) -> Self {
         let following = self.following.get(index as usize).cloned();
+        let wait = following.as_ref().and_then(|it| it.wait.as_ref());
         Self {
+            wait: wait.map(Waiting::of_fork),
             following: following.into_iter().collect(),
             ..self.clone()
         }
@@ -129,9 +121,14 @@ fn translate(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
         mask,
         temperature,
         splices,
+        wait,
     } = branch;
     if noop {
-        return Ok((Branch::Noop, Following::default()));
+        let following = Following {
+            wait,
+            ..Following::default()
+        };
+        return Ok((Branch::Noop, following));
     }
     if mask.is_none() {
         // Exactly one, which the host has checked. Nothing is sampled, so `backtrack` counts committed tokens alone.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sapwood_proto::steer::{Branch, ConditionalSplice, Splice, VariableWrite};
+use sapwood_proto::steer::{Branch, ConditionalSplice, Splice};
 
 use super::*;
 use crate::host::tests::{Bell, P1, host, load, model, p2_returning, token_42};
@@ -39,6 +39,7 @@ const CALL: SteerCall<'static> = SteerCall {
     controller: "it",
     arg: "",
     watched: true,
+    sharer: None,
 };
 
 impl Player {
@@ -235,6 +236,48 @@ fn ai_813_a_suspended_controller_is_asked_again() {
     assert_eq!(player.pre(), Ok(Pre::Suspend));
     assert_eq!(player.pre(), Ok(Pre::Suspend));
     assert_eq!(player.pre(), run(&[]));
+}
+
+#[test]
+fn ai_1005_a_controller_that_waits_is_not_run_until_a_sibling_ends() {
+    let wait = r#"{"num_forks":1,"suspend":true,"wait":["x"]}"#;
+    let pre = format!(
+        "(if (i32.le_u (global.get $n) (i32.const 1))
+           (then (call $ret (i32.const 3000) (i32.const {})))
+           (else (call $ret (i32.const 8) (i32.const 46))))",
+        wait.len()
+    );
+    let mut player = Player::begun(&p1_with(&pre, &json(3000, wait)));
+    let mut sibling = player.fork(1, 4);
+    assert_eq!(player.pre(), Ok(Pre::Wait));
+    // Three more calls would be one that goes on.
+    for _ in 0..4 {
+        assert_eq!(player.pre(), Ok(Pre::Wait));
+    }
+    assert_eq!(sibling.pre(), Ok(Pre::Wait));
+    drop(sibling);
+    let next = std::iter::repeat_with(|| player.pre()).find(|pre| *pre != Ok(Pre::Wait));
+    assert_eq!(next, Some(run(&[])));
+}
+
+#[test]
+fn ai_1005_a_branch_without_effect_waits() {
+    let noop = r#"{"splices":[{"backtrack":0,"ff_tokens":[]}],"wait":["x"]}"#;
+    let text = p2_returning("", "", &format!(r#"{{"branches":[{noop}]}}"#));
+    let mut player = Player::begun(&text);
+    assert_eq!(player.pre(), run(&[]));
+    assert_eq!(player.mid(&[3]), Ok(Mid::One(Branch::Noop)));
+    assert_eq!(player.pre(), Ok(Pre::Wait));
+    // Another steerer of the sequence appends tokens.
+    player.sampled(5);
+    assert_eq!(player.pre(), run(&[]));
+    let text = p2_returning("", "", &format!(r#"{{"branches":[{noop},{noop}]}}"#));
+    let mut player = Player::begun(&text);
+    assert_eq!(player.pre(), run(&[]));
+    let both = Mid::Fork(vec![Branch::Noop, Branch::Noop]);
+    assert_eq!(player.mid(&[3]), Ok(both));
+    let mut child = player.fork(1, 4);
+    assert_eq!((player.pre(), child.pre()), (Ok(Pre::Wait), Ok(Pre::Wait)));
 }
 
 /// AI-932

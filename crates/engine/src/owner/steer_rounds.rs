@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::CHOICES_MAX;
-use sapwood_proto::steer::{Pre, SteerFailure, Token};
+use sapwood_proto::steer::{Pre, SteerFailure, Token, WAIT_TIME_MAX};
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
@@ -161,7 +161,7 @@ fn call_pre_of(requests: &mut Requests, key: SequenceKey, rules: SteerRules, now
         }
         Ok(Some(Pre::Run { fast_forward })) => force_tokens(requests, key, &fast_forward, now),
         // No decode call is spent on it, and `pre` is asked again in the next step (AI-813).
-        Ok(Some(Pre::Suspend)) => requests.report.suspended.push(sequence.number),
+        Ok(Some(Pre::Suspend | Pre::Wait)) => requests.report.suspended.push(sequence.number),
         Ok(Some(Pre::Fork(sequences))) => {
             for key in fork(requests, key, sequences).into_iter().flatten() {
                 resume_cached_row(requests, key, now);
@@ -264,9 +264,19 @@ fn fail_deadlocked(requests: &mut Requests, now: Time) {
         // one.
         let runs = |&&key: &&SequenceKey| requests.scheduler.is_running(key);
         let asked = job.members.iter().filter(runs).count();
+        // Callbacks of those that wait run once in this time if nothing happens, and steps between prove nothing.
+        let waits = |&key: &SequenceKey| {
+            let steering = requests.sequences[key].steering.as_ref();
+            steering.is_some_and(Steering::is_waiting)
+        };
+        let interval = if job.members.iter().any(waits) {
+            WAIT_TIME_MAX
+        } else {
+            MIN_WAIT
+        };
         // A step in which none of them had a slot proves nothing, so it neither counts nor resets the count; nor does
         // one that follows another at once, because the owner was woken for something else.
-        let counts = asked > 0 && now.since(job.suspended_at) >= MIN_WAIT;
+        let counts = asked > 0 && now.since(job.suspended_at) >= interval;
         job.suspended_steps = match (all, counts) {
             (false, _) => 0,
             (true, false) => job.suspended_steps,

@@ -69,6 +69,8 @@ pub(super) struct Steering {
     failure: Option<SteerFailure>,
     /// It skips this step.
     suspended: bool,
+    /// It skips steps until something happens that it has named, or has not done anything since (AI-1005).
+    waits: bool,
     /// Rounds in a row that ended with a noop.
     noops: u32,
     /// Replaces the request's temperature.
@@ -108,6 +110,7 @@ impl Steering {
             late: None,
             failure: ends_at_eos.err(),
             suspended: false,
+            waits: false,
             noops: 0,
             temperature: None,
             pending_report: watched.then(StepReport::default),
@@ -147,7 +150,14 @@ impl Steering {
 
     /// Returns whether it counts as suspended in the search for deadlocks: noops do not go on for ever either.
     pub(super) fn is_idle(&self) -> bool {
-        self.suspended || self.noops > NOOPS_MAX
+        // The callback that follows a wait does not end the search by itself: a noop form of waiting runs one each time.
+        self.suspended || self.noops > NOOPS_MAX || (self.waits && !self.is_late())
+    }
+
+    /// Returns whether it counts as suspended no more often than it is asked, which may be once in
+    /// [`WAIT_TIME_MAX`](sapwood_proto::steer::WAIT_TIME_MAX).
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waits
     }
 
     /// Returns whether `pre` was called and has no result yet.
@@ -199,9 +209,15 @@ impl Steering {
         self.phase = match pre {
             // The branches of a fork go on in this round.
             Pre::Run { .. } | Pre::Fork(_) => SteerPhase::Ready,
-            Pre::Suspend | Pre::Stop => SteerPhase::Pre,
+            Pre::Suspend | Pre::Wait | Pre::Stop => SteerPhase::Pre,
         };
-        self.suspended = pre == Pre::Suspend;
+        self.suspended = matches!(pre, Pre::Suspend | Pre::Wait);
+        self.waits = match &pre {
+            Pre::Wait => true,
+            // What `mid` returns decides whether it has ended.
+            Pre::Run { fast_forward } if fast_forward.is_empty() => self.waits,
+            _ => false,
+        };
         Ok(Some(pre))
     }
 
@@ -256,11 +272,12 @@ impl Steering {
         self.late = None;
         // Before the checks, because the round is over whatever they find: an invalid result ends the sequence.
         self.phase = SteerPhase::Pre;
-        self.noops = if does_nothing(&mid) {
-            self.noops.saturating_add(1)
+        if does_nothing(&mid) {
+            self.noops = self.noops.saturating_add(1);
         } else {
-            0
-        };
+            self.noops = 0;
+            self.waits = false;
+        }
         check_mid(&mid, rules.vocabulary)?;
         Ok(Some(mid))
     }

@@ -8,9 +8,10 @@ pub mod p2;
 #[cfg(target_arch = "wasm32")]
 pub use crate::wasm::{Exported, start};
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::json::Reader;
+use crate::json::{Reader, push_string};
 use crate::{Controller, SequenceId, Token};
 
 /// Exports a controller: the type implements [`Controller`]. Once for each module; on other targets than WebAssembly it
@@ -125,6 +126,18 @@ impl Argument {
             self.fork_group
         }
     }
+}
+
+/// The member of a result with the variables for which the sequence waits.
+fn push_wait(json: &mut String, names: &[String]) {
+    json.push_str(",\"wait\":[");
+    for (index, name) in names.iter().enumerate() {
+        if index > 0 {
+            json.push(',');
+        }
+        push_string(json, name);
+    }
+    json.push(']');
 }
 
 #[cfg(test)]

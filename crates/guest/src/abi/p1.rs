@@ -31,6 +31,8 @@ pub struct StepMachine<C> {
 enum Pending {
     /// Nothing: the next `pre` asks the controller.
     Ask,
+    /// Nothing until one of these variables changes: the next `pre` asks the controller.
+    Wait(Vec<String>),
     /// Append these tokens.
     FastForward(Vec<Token>),
     /// `mid` answers this.
@@ -95,6 +97,13 @@ impl<C: Controller> StepMachine<C> {
         self.decide();
         match &self.pending {
             Pending::Ask => pre_result(1, true, &[]),
+            Pending::Wait(names) => {
+                let mut json = pre_result(1, true, &[]);
+                json.pop();
+                super::push_wait(&mut json, names);
+                json.push('}');
+                json
+            }
             Pending::FastForward(tokens) => pre_result(1, false, tokens),
             Pending::One(_) => pre_result(1, false, &[]),
             Pending::Fork(branches) => pre_result(branches.len(), false, &[]),
@@ -125,7 +134,10 @@ impl<C: Controller> StepMachine<C> {
             }
             Pending::One(Branch::Splice { backtrack, tokens }) => mid_splice(*backtrack, tokens),
             Pending::FastForward(tokens) => mid_splice(0, tokens),
-            Pending::One(Branch::Noop) | Pending::Ask | Pending::Fork(_) => {
+            Pending::One(Branch::Noop | Branch::Wait(_))
+            | Pending::Ask
+            | Pending::Wait(_)
+            | Pending::Fork(_) => {
                 panic!("with the feature `p1` a step that has begun cannot be a no-op")
             }
         }
@@ -173,7 +185,7 @@ impl<C: Controller> StepMachine<C> {
     }
 
     fn decide(&mut self) {
-        if !matches!(self.pending, Pending::Ask) {
+        if !matches!(self.pending, Pending::Ask | Pending::Wait(_)) {
             return;
         }
         let happened = core::mem::take(&mut self.happened);
@@ -211,6 +223,7 @@ impl Pending {
                 tokens,
             } => Self::FastForward(tokens),
             Branch::Noop => Self::Ask,
+            Branch::Wait(names) => Self::Wait(names),
             branch => Self::One(branch),
         }
     }

@@ -65,9 +65,10 @@ impl<C: Controller> BranchMachine<C> {
 fn push_branch(json: &mut String, branch: &Branch) {
     match branch {
         Branch::Sample(sample) => push_sample(json, sample),
-        Branch::Splice { backtrack, tokens } => push_unsampled(json, *backtrack, tokens),
+        Branch::Splice { backtrack, tokens } => push_unsampled(json, *backtrack, tokens, None),
         // A splice that changes nothing.
-        Branch::Noop => push_unsampled(json, 0, &[]),
+        Branch::Noop => push_unsampled(json, 0, &[], None),
+        Branch::Wait(names) => push_unsampled(json, 0, &[], Some(names.as_slice())),
     }
 }
 
@@ -89,10 +90,14 @@ fn push_sample(json: &mut String, sample: &Sample) {
     json.push_str("]}");
 }
 
-fn push_unsampled(json: &mut String, backtrack: u32, tokens: &[Token]) {
+fn push_unsampled(json: &mut String, backtrack: u32, tokens: &[Token], wait: Option<&[String]>) {
     json.push_str("{\"sample_mask\":null,\"temperature\":null,\"splices\":[");
     push_splice(json, &[], backtrack, tokens);
-    json.push_str("]}");
+    json.push(']');
+    if let Some(names) = wait {
+        super::push_wait(json, names);
+    }
+    json.push('}');
 }
 
 fn push_splice(json: &mut String, when_sampled: &[Token], backtrack: u32, tokens: &[Token]) {

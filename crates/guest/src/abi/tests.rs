@@ -388,8 +388,10 @@ impl Controller for Waits {
     fn step(&mut self, step: Step<'_>) -> Decision {
         assert_eq!(step.tokens, []);
         self.steps += 1;
-        if self.steps < 3 {
+        if self.steps < 2 {
             Decision::Noop
+        } else if self.steps < 3 {
+            Decision::wait_for("x")
         } else {
             Mask::only(crate::eos_token()).into()
         }
@@ -401,6 +403,36 @@ impl Controller for Waits {
 fn ai_813_waiting_is_the_same_in_both_forms() {
     let run = in_all_forms::<Waits>(&Scenario::new("a prompt"));
     assert_eq!(run.sequences[0].end, End::Eos);
+}
+
+/// Waits for two variables.
+#[derive(Clone, Default)]
+struct WaitsForTwo;
+
+impl Controller for WaitsForTwo {
+    fn step(&mut self, _step: Step<'_>) -> Decision {
+        Decision::Wait(vec!["a\"b".into(), "c".into()])
+    }
+}
+
+#[test]
+fn ai_1005_both_forms_name_the_variables_that_they_wait_for() {
+    let scenario = Scenario::new("");
+    let new = p2::BranchMachine::<WaitsForTwo>::new;
+    let mut module = Module::new(&scenario, &Arc::default(), new);
+    let argument = br#"{"backtrack":0,"tokens":[],"sampled":null,"fork_group":[0]}"#;
+    let result = host::enter(&mut module.context, || module.machine.mid_process(argument));
+    assert_eq!(
+        result,
+        r#"{"branches":[{"sample_mask":null,"temperature":null,"splices":[{"when_sampled":[],"backtrack":0,"ff_tokens":[]}],"wait":["a\"b","c"]}]}"#
+    );
+    let new = p1::StepMachine::<WaitsForTwo>::new;
+    let mut module = Module::new(&scenario, &Arc::default(), new);
+    let result = host::enter(&mut module.context, || module.machine.pre_process(b"{}"));
+    assert_eq!(
+        result,
+        r#"{"num_forks":1,"suspend":true,"ff_tokens":[],"wait":["a\"b","c"]}"#
+    );
 }
 
 /// AI-606

@@ -204,7 +204,8 @@ impl<'s> Engine<'s> {
         branch: Branch,
     ) -> Result<bool, String> {
         match branch {
-            Branch::Noop => Ok(false),
+            // Asked again in the next step: a wait may always end early.
+            Branch::Noop | Branch::Wait(_) => Ok(false),
             Branch::Splice { backtrack, tokens } => {
                 let busy = backtrack > 0 || !tokens.is_empty();
                 sequence.append(backtrack, &tokens, None)?;

@@ -4,11 +4,15 @@
 //! in this process that has decoded its own wire format passes [`GenerateConfig::into_chunk`] instead: no JSON is
 //! written or read, and the ranges are the core's (D-20), which the engine checks once, when the request is submitted.
 
+use std::sync::Arc;
+
 use sapwood_engine::api::GenerationRequest;
 use sapwood_engine::request_phase::Follower;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::{GenerationParams, JsonCoercion, ParamError, ParamRanges, ParamSpec};
-use sapwood_proto::steer::{ConstraintChoice, ControllerChoice, InvalidChoice, Token};
+use sapwood_proto::steer::{
+    ConstraintChoice, ControllerChoice, InvalidChoice, Token, VariablesSharer,
+};
 use serde_json::{Map, Value};
 
 use crate::Result;
@@ -31,6 +35,8 @@ pub struct GenerateConfig {
     pub prompt_logprobs: bool,
     /// Steers the request. Its output is then a tree of choices (D-25).
     pub controller: Option<ControllerChoice>,
+    /// Shares the variables of the controller. It has no JSON form: only a face in this process can set it.
+    pub sharer: Option<VariablesSharing>,
     /// Constrains the text; together with a controller the masks of both are intersected (D-38).
     pub constraint: Option<ConstraintChoice>,
     /// Emit the engine's events as they are, for readers that can take back text, and the reports of steerers with them:
@@ -42,6 +48,17 @@ pub struct GenerateConfig {
     pub prompt_mode: PromptMode,
     /// Further variables of the chat template; an object.
     pub template_args: Option<Value>,
+}
+
+/// Shares the variables of a request with somebody outside of it (AI-1006).
+#[derive(Clone, Debug)]
+pub struct VariablesSharing(pub Arc<dyn VariablesSharer>);
+
+/// Equal if it is the same one.
+impl PartialEq for VariablesSharing {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 impl From<GenerationParams> for GenerateConfig {
@@ -130,7 +147,7 @@ impl GenerateConfig {
         if self.scored.is_some() || self.prompt_logprobs {
             return Err(unimplemented("scoring by a model on another server"));
         }
-        if self.watched {
+        if self.watched || self.sharer.is_some() {
             return Err(unimplemented(
                 "watching the steps of a model on another server",
             ));

@@ -1,10 +1,10 @@
 //! Opens the steerers that a request asks for.
 
 use sapwood_proto::steer::{
-    Combined, ConstraintChoice, ControllerChoice, Steer, SteerCall, SteerRefusal,
+    Combined, ConstraintChoice, ControllerChoice, Steer, SteerCall, SteerRefusal, VariablesSharer,
 };
 
-use super::config::GenerateConfig;
+use super::config::{GenerateConfig, VariablesSharing};
 use crate::Result;
 use crate::error::Error;
 use crate::steering::{SteerRights, Steering};
@@ -16,6 +16,7 @@ pub(crate) struct SteerChoice {
     constraint: Option<ConstraintChoice>,
     /// What they print and write is read.
     watched: bool,
+    sharer: Option<VariablesSharing>,
 }
 
 impl SteerChoice {
@@ -24,6 +25,7 @@ impl SteerChoice {
             controller: config.controller.clone(),
             constraint: config.constraint.clone(),
             watched,
+            sharer: config.sharer.clone(),
         }
     }
 
@@ -54,22 +56,24 @@ impl SteerChoice {
         steering: &Steering,
         rights: &SteerRights,
     ) -> Result<Option<Box<dyn Steer>>> {
-        let open = |controller: &str, arg: &str| {
+        let open = |controller: &str, arg: &str, sharer: Option<&dyn VariablesSharer>| {
             let call = SteerCall {
                 user: rights.as_user(),
                 controller,
                 arg,
                 watched: self.watched,
+                sharer,
             };
             steering.source.open(call).map_err(refusal)
         };
         // The controller first: who may not run it learns nothing of how long a grammar takes.
         let controller = self.controller.as_ref();
-        let controller = controller.map(|choice| open(&choice.id, &choice.arg));
+        let sharer = self.sharer.as_ref().map(|sharing| &*sharing.0);
+        let controller = controller.map(|choice| open(&choice.id, &choice.arg, sharer));
         let controller = controller.transpose()?;
         let constraint = self.constraint.as_ref();
         let constraint =
-            constraint.map(|choice| open(&choice.kind.controller(), &choice.argument()));
+            constraint.map(|choice| open(&choice.kind.controller(), &choice.argument(), None));
         let steerers: Vec<_> = controller
             .into_iter()
             .chain(constraint.transpose()?)

@@ -209,13 +209,12 @@ impl Combined {
             self.stopping = true;
             return Ok(Some(self.run()));
         }
-        if self.answers().any(|pre| *pre == Pre::Suspend) {
-            for part in &mut self.parts {
-                if part.phase == PartPhase::Answered(Pre::Suspend) {
-                    part.phase = PartPhase::Asked;
-                }
+        // A part that does not know what it waits for is asked in every step, and with it the sequence.
+        for suspended in [Pre::Suspend, Pre::Wait] {
+            if self.answers().any(|pre| *pre == suspended) {
+                self.ask_suspended_again();
+                return Ok(Some(suspended));
             }
-            return Ok(Some(Pre::Suspend));
         }
         let forks = self.answers().filter_map(|pre| match pre {
             Pre::Fork(sequences) => Some(*sequences),
@@ -238,6 +237,14 @@ impl Combined {
                 Ok(Some(Pre::Fork(sequences)))
             }
             _ => Err(bad_result("two controllers of one sequence fork at once")),
+        }
+    }
+
+    fn ask_suspended_again(&mut self) {
+        for part in &mut self.parts {
+            if let PartPhase::Answered(Pre::Suspend | Pre::Wait) = part.phase {
+                part.phase = PartPhase::Asked;
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! [`SteerSource`]: steerers by name, as requests ask for them.
 
-use super::Steer;
+use super::{Steer, VariablesSharer};
 use crate::code::Code;
 use crate::error_reason::ErrorReason;
 
@@ -16,7 +16,7 @@ pub struct SteerUser<'a> {
 }
 
 /// A request for a steerer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct SteerCall<'a> {
     /// Who asks.
     pub user: SteerUser<'a>,
@@ -26,6 +26,8 @@ pub struct SteerCall<'a> {
     pub arg: &'a str,
     /// The request asks for the reports of every step ([`Steer::take_report`]).
     pub watched: bool,
+    /// Shares the variables of the request.
+    pub sharer: Option<&'a dyn VariablesSharer>,
 }
 
 /// Why there is no steerer.

@@ -209,11 +209,6 @@ impl AicirtCommand {
                 "--isolation sequence: one process for each sequence is not there yet; leave the flag out, or give shared",
             ));
         }
-        if matches!(self.dialect, DialectFlag::P1i) {
-            return Err(CliError::usage(
-                "--dialect p1i: this form of P1 is not there yet; p1 and p2 are",
-            ));
-        }
         Ok(())
     }
 
@@ -227,7 +222,8 @@ impl AicirtCommand {
             || self.bias_dtype.is_some();
         match self.dialect {
             DialectFlag::P2 => Dialect::P2,
-            DialectFlag::P1 | DialectFlag::P1i => Dialect::P1,
+            DialectFlag::P1 => Dialect::P1,
+            DialectFlag::P1i => Dialect::P1i,
             DialectFlag::Auto if p2_flag => Dialect::P2,
             DialectFlag::Auto => Dialect::Auto,
         }
@@ -253,7 +249,7 @@ impl AicirtCommand {
         let times = self.times();
         let step_time = match self.dialect() {
             Dialect::P2 => times.p2_step,
-            Dialect::Auto | Dialect::P1 => times.step,
+            Dialect::Auto | Dialect::P1 | Dialect::P1i => times.step,
         };
         let config = HostConfig {
             memory_bytes: (self.wasm_max_memory as usize) << 20,

@@ -1,8 +1,11 @@
 //! `sapwood controller`: writes, uploads, lists and runs controllers, over a server's REST routes.
 
+mod build;
+mod module_test;
 mod project;
 mod run;
 mod sdk;
+mod step_times;
 
 use std::path::PathBuf;
 
@@ -34,6 +37,10 @@ enum ControllerSubcommand {
         /// The folder, and the name of its crate: letters, digits, `-` and `_`
         name: String,
     },
+    /// Compile a controller in Rust; prints the path of its module
+    Build(build::BuildControllerArgs),
+    /// Run a module against a scripted model and compare what it writes, without a server
+    Test(module_test::TestControllerArgs),
     /// Upload a module, and let tags name it; prints its id
     Upload {
         /// The Wasm module
@@ -67,8 +74,10 @@ enum ControllerSubcommand {
 
 impl ControllerCommand {
     pub(super) async fn run(self, common: &Common) -> Result<Exit, CliError> {
-        if let ControllerSubcommand::New { name } = &self.command {
-            return project::create(name);
+        match &self.command {
+            ControllerSubcommand::New { name } => return project::create(name),
+            ControllerSubcommand::Build(args) => return args.run(),
+            _ => {}
         }
         let mut flags = Flags::default();
         self.client.set(&mut flags);
@@ -76,10 +85,15 @@ impl ControllerCommand {
         let config = layers.config()?;
         crate::logs::Logs::start(super::log_filter(&config, common.log.as_deref()))?;
         layers.warn_unknown_keys();
+        if let ControllerSubcommand::Test(args) = &self.command {
+            return args.run(&config).await;
+        }
         let server = Server::of(&config)?;
         match self.command {
-            // Handled above; it needs no server.
-            ControllerSubcommand::New { .. } => Ok(Exit::Ok),
+            // Handled above; they need no server.
+            ControllerSubcommand::New { .. }
+            | ControllerSubcommand::Build(_)
+            | ControllerSubcommand::Test(_) => Ok(Exit::Ok),
             ControllerSubcommand::Upload { file, tag } => server.upload(&file, &tag).await,
             ControllerSubcommand::Tag { id, tags } => {
                 server.tag(&id, &tags).await?;
@@ -113,8 +127,7 @@ impl Server {
         // Before the transfer, with the remedy: a source file given by mistake is the usual case.
         if !module.starts_with(b"\0asm") {
             return Err(CliError::usage(format!(
-                "{}: it is no Wasm module; build one first (cargo build --release --target wasm32-unknown-unknown) \
-                 and give the .wasm file",
+                "{}: it is no Wasm module; build one first (sapwood controller build) and give the .wasm file",
                 file.display()
             )));
         }

@@ -385,7 +385,6 @@ fn ai_102_wrong_flags_have_their_exit_codes() {
             2,
             "--isolation sequence",
         ),
-        (&["--server", "--dialect=p1i"], 2, "p1i"),
         (&["--server", "-t", "no-such"], 2, "phi"),
         (
             &["--server", "-t", "tokenizers/phi.json"],

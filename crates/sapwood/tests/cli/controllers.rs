@@ -175,7 +175,11 @@ fn ai_901_refusals_name_the_remedy() {
     std::fs::write(server.here.join("lib.rs"), "fn main() {}").unwrap();
     std::fs::write(server.here.join("empty.wasm"), b"\0asm\x01\0\0\0").unwrap();
     for (arguments, code, part) in [
-        (&["controller", "upload", "lib.rs"][..], 2, "cargo build"),
+        (
+            &["controller", "upload", "lib.rs"][..],
+            2,
+            "controller build",
+        ),
         (&["controller", "upload", "missing.wasm"], 2, "missing.wasm"),
         (
             &["controller", "upload", "empty.wasm"],
@@ -194,5 +198,208 @@ fn ai_901_refusals_name_the_remedy() {
         !stored(&server.here)
             .iter()
             .any(|name| name.ends_with(".wasm"))
+    );
+}
+
+/// Allows any token until the variable `go` exists, and then stops. It reads the variable in `pre`: the response to that
+/// begins with `{"V` if there is none, and with `{"R` if there is.
+const UNTIL_GO: &str = r#"
+(module
+  (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
+  (import "env" "aici_host_return_logit_bias" (func $bias (param i32)))
+  (import "env" "aici_host_storage_cmd" (func $storage (param i32 i32) (result i32)))
+  (import "env" "aici_host_read_blob" (func $blob (param i32 i32 i32) (result i32)))
+  (memory (export "memory") 2)
+  (data (i32.const 0) "{}")
+  (data (i32.const 8) "{\"num_forks\":1}")
+  (data (i32.const 32) "{\"num_forks\":0}")
+  (data (i32.const 64) "{\"SampleWithBias\":{}}")
+  (data (i32.const 96) "{\"stop\":false}")
+  (data (i32.const 128) "{\"ReadVar\":{\"name\":\"go\"}}")
+  (func (export "aici_create") (result i32) (i32.const 1))
+  (func (export "aici_init_prompt") (param i32) (call $ret (i32.const 0) (i32.const 2)))
+  (func (export "aici_pre_process") (param i32)
+    (drop (call $blob (call $storage (i32.const 128) (i32.const 25)) (i32.const 256) (i32.const 3)))
+    (if (i32.eq (i32.load8_u (i32.const 258)) (i32.const 82))
+      (then (call $ret (i32.const 32) (i32.const 15)))
+      (else (call $ret (i32.const 8) (i32.const 15)))))
+  (func (export "aici_mid_process") (param i32)
+    (i32.store (i32.const 1028) (i32.const 0x400))
+    (call $bias (i32.const 1024)) (call $ret (i32.const 64) (i32.const 21)))
+  (func (export "aici_post_process") (param i32) (call $ret (i32.const 96) (i32.const 14))))
+"#;
+
+#[test]
+fn ai_1006_a_controller_reads_what_its_caller_writes() {
+    let here = folder("controller-variables");
+    let text = format!(
+        "[controllers]\ndir = \"{}\"\n[[models]]\nname = \"slow\"\nbackend = \"scripted\"\nscripted = {{ script = \
+         \"tokens\", tokens_per_s = 100.0, tokenizer = \"bytes\" }}\n",
+        here.join("store").display()
+    );
+    std::fs::write(here.join("sapwood.toml"), text).unwrap();
+    std::fs::write(here.join("go.wasm"), wat::parse_str(UNTIL_GO).unwrap()).unwrap();
+    let serving = Serving::start(&here, &[]);
+    let server = Steered { here, serving };
+    let uploaded = server.command(&["controller", "upload", "go.wasm", "--tag", "go"]);
+    assert_eq!(uploaded.code, 0, "{uploaded:?}");
+    // Set before it starts: it stops at once.
+    let body = json!({"controller": "go", "vars": {"go": ""}, "max_tokens": 3000}).to_string();
+    let ran = server.post("/v1/run", "application/json", &body);
+    assert!(
+        ran.contains(r#""sampled_tokens":0"#) && ran.contains("aici-stop"),
+        "{ran}"
+    );
+    let long = json!({"controller": "go", "vars": {"n".repeat(257): ""}}).to_string();
+    let refused = server.post("/v1/run", "application/json", &long);
+    assert!(
+        refused.starts_with("HTTP/1.1 400 ") && refused.contains("storage limit: name"),
+        "{refused}"
+    );
+    // Set while it runs.
+    let mut socket = TcpStream::connect(server.serving.address()).unwrap();
+    let body = json!({"controller": "go", "max_tokens": 3000}).to_string();
+    write!(
+        socket,
+        "POST /v1/run HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let (mut answer, mut piece) = (String::new(), [0; 256]);
+    let id = loop {
+        let bytes = socket.read(&mut piece).unwrap();
+        assert_ne!(bytes, 0, "{answer}");
+        answer.push_str(&String::from_utf8_lossy(&piece[..bytes]));
+        if let Some(at) = answer.find("\"run-")
+            && answer.len() > at + 50
+        {
+            break answer[at + 1..at + 41].to_owned();
+        }
+    };
+    let listed = server.serving.get(&format!("/v1/run/{id}/vars"), "");
+    assert!(listed.ends_with(r#"{"vars":{}}"#), "{listed}");
+    let mut other = TcpStream::connect(server.serving.address()).unwrap();
+    write!(
+        other,
+        "PUT /v1/run/{id}/vars/go HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 3\r\n\r\nnow"
+    )
+    .unwrap();
+    let mut written = String::new();
+    other.read_to_string(&mut written).unwrap();
+    assert!(written.ends_with(r#"{"version":1}"#), "{written}");
+    socket.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.contains(r#""finish_reason":"aici-stop""#),
+        "{answer}"
+    );
+}
+
+/// The path of an executable file that does this.
+fn script(here: &Path, name: &str, text: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let path = here.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn ai_1017_a_module_is_tested_against_a_scripted_model() {
+    let here = folder("controller-test");
+    std::fs::write(
+        here.join("stars.wasm"),
+        wat::parse_str(THREE_STARS).unwrap(),
+    )
+    .unwrap();
+    let tests = r#"[
+        {"prompt": "hello", "preferred": "no stars", "expected": "***"},
+        {"prompt": "", "expected": ["***"], "argument": {"any": "thing"}, "max_tokens": 9},
+        {"expected": "**", "max_tokens": 2}
+    ]"#;
+    std::fs::write(here.join("tests.json"), tests).unwrap();
+    let tested = run(&here, &["controller", "test", "stars.wasm", "tests.json"]);
+    assert_eq!(tested.code, 0, "{tested:?}");
+    let lines: Vec<&str> = tested.out.lines().collect();
+    assert!(
+        lines[0].starts_with("ok   \"hello\"  3 steps, median "),
+        "{tested:?}"
+    );
+    assert_eq!(lines.len(), 3, "{tested:?}");
+    let tests = r#"[{"expected": "*"}, {"error": "trap"}, {"expected": "***"}]"#;
+    std::fs::write(here.join("tests.json"), tests).unwrap();
+    let tested = run(&here, &["controller", "test", "stars.wasm", "tests.json"]);
+    assert_eq!(tested.code, 1, "{tested:?}");
+    assert!(tested.err.contains("2 of 3 tests failed"), "{tested:?}");
+    assert!(
+        tested
+            .out
+            .contains("     expected \"*\"\n     found    \"***\"\n"),
+        "{tested:?}"
+    );
+    assert!(
+        tested.out.contains("     expected the error trap\n"),
+        "{tested:?}"
+    );
+    let tested = run(
+        &here,
+        &["controller", "test", "--json", "stars.wasm", "tests.json"],
+    );
+    let results: Value = serde_json::from_str(&tested.out).unwrap();
+    assert_eq!(results[0]["passed"], false);
+    assert_eq!(results[2]["texts"], json!(["***"]));
+    assert_eq!(results[2]["steps"], 3);
+    // A module that fails, one that is none, and tests that are none.
+    let traps = THREE_STARS.replace(
+        "(i32.store (i32.const 1028)",
+        "unreachable (i32.store (i32.const 1028)",
+    );
+    std::fs::write(here.join("traps.wasm"), wat::parse_str(traps).unwrap()).unwrap();
+    std::fs::write(here.join("tests.json"), r#"[{"error": "trap"}]"#).unwrap();
+    let tested = run(&here, &["controller", "test", "traps.wasm", "tests.json"]);
+    assert_eq!(
+        (tested.code, &*tested.out),
+        (0, "ok   \"\"\n"),
+        "{tested:?}"
+    );
+    let none = run(&here, &["controller", "test", "tests.json", "tests.json"]);
+    assert_eq!(none.code, 2, "{none:?}");
+    std::fs::write(here.join("tests.json"), r#"[{"expect": "x"}]"#).unwrap();
+    let wrong = run(&here, &["controller", "test", "stars.wasm", "tests.json"]);
+    assert_eq!(wrong.code, 2, "{wrong:?}");
+    assert!(wrong.err.contains("expect"), "{wrong:?}");
+}
+
+#[test]
+fn ai_1017_a_project_is_built_with_the_cargo_that_is_there() {
+    let here = folder("controller-build");
+    std::fs::create_dir(here.join("project")).unwrap();
+    let cargo = r#"
+        [ "$(basename "$PWD") $*" = "project build --release --target wasm32-unknown-unknown --message-format=json-render-diagnostics --features p1" ] || exit 9
+        echo '{"reason":"compiler-artifact","filenames":["/target/lib.rlib","/target/my_first.wasm"]}'
+        echo 'Finished' >&2"#;
+    script(&here, "cargo", cargo);
+    let build = |arguments: &[&str]| {
+        let all = [&["controller", "build"], arguments].concat();
+        let mut command = crate::process::sapwood(&here, &all);
+        command.env("PATH", format!("{}:/usr/bin:/bin", here.display()));
+        crate::process::run_with(command, "")
+    };
+    let built = build(&["project", "--features", "p1"]);
+    assert_eq!(
+        (built.code, &*built.out),
+        (0, "/target/my_first.wasm\n"),
+        "{built:?}"
+    );
+    assert!(built.err.contains("Finished"), "{built:?}");
+    let failed = build(&["project"]);
+    assert_eq!(failed.code, 1, "{failed:?}");
+    assert!(failed.err.contains("rustup target add"), "{failed:?}");
+    script(&here, "cargo", "exit 0");
+    let empty = build(&["project"]);
+    assert!(empty.code == 1 && empty.err.contains("cdylib"), "{empty:?}");
+    assert_eq!(build(&["no-such-folder"]).code, 1);
+    let missing = run(&here, &["controller", "build", "project"]);
+    assert!(
+        missing.code == 1 && missing.err.contains("rustup.rs"),
+        "{missing:?}"
     );
 }

@@ -10,12 +10,14 @@
 mod body;
 mod endpoint;
 mod event_stream;
+mod live_runs;
 mod models;
 mod modules;
 mod refusals;
 mod run;
 mod run_request;
 mod run_steps;
+mod run_variables;
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,6 +120,19 @@ type PathMethods = (&'static str, RouteAccess, &'static [(MethodFilter, Action)]
 const ROUTES: &[PathMethods] = &[
     ("/v1/models", CALL, &[(MethodFilter::GET, Action::Models)]),
     ("/v1/run", CALL, &[(MethodFilter::POST, Action::Run)]),
+    (
+        "/v1/run/{name}/vars",
+        CALL,
+        &[(MethodFilter::GET, Action::RunVariables)],
+    ),
+    (
+        "/v1/run/{name}/vars/{variable}",
+        CALL,
+        &[
+            (MethodFilter::GET, Action::RunVariable),
+            (MethodFilter::PUT, Action::SetRunVariable),
+        ],
+    ),
     // Whoever runs controllers by tag may list tags; the handler asks for more to set them.
     (
         "/v1/controllers/tags",

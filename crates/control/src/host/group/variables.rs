@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::VariableWrite;
+use sapwood_proto::steer::{NamedVariable, OutsideWrite, RequestVariables, VariableWrite};
 
+use super::{Group, MemberNumber};
 use crate::host::failure::Abort;
 
 /// Limits of the variables of one request (AI-953).
@@ -62,8 +63,19 @@ pub struct Variables {
 
 #[derive(Debug, Default)]
 struct Set {
-    values: HashMap<String, Versioned>,
+    values: HashMap<String, Variable>,
     total_bytes: usize,
+    /// Writes of any variable.
+    changes: u64,
+}
+
+#[derive(Debug)]
+struct Variable {
+    current: Versioned,
+    /// `Set::changes` after its last write.
+    changed: u64,
+    /// Who wrote it last.
+    writer: MemberNumber,
 }
 
 impl Variables {
@@ -83,11 +95,39 @@ impl Variables {
     /// The value of `name`, if it was ever written. Costs no copy of it.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<Versioned> {
-        self.lock().values.get(name).cloned()
+        let set = self.lock();
+        set.values
+            .get(name)
+            .map(|variable| variable.current.clone())
     }
 
-    /// Writes or appends; over a limit nothing is written.
-    pub(in crate::host) fn write(&self, write: &VariableWrite) -> Result<WriteResult, Abort> {
+    /// How many writes there were.
+    pub(super) fn changes(&self) -> u64 {
+        self.lock().changes
+    }
+
+    /// Whether somebody else than `member` has written one of the variables since there were so many writes.
+    pub(super) fn changed_since(
+        &self,
+        changes: u64,
+        names: &[String],
+        member: Option<MemberNumber>,
+    ) -> bool {
+        let set = self.lock();
+        // Most often nothing has changed at all.
+        set.changes > changes
+            && names
+                .iter()
+                .filter_map(|name| set.values.get(name))
+                .any(|variable| variable.changed > changes && Some(variable.writer) != member)
+    }
+
+    /// Writes or appends for a sequence; over a limit nothing is written.
+    pub(in crate::host) fn write(
+        &self,
+        write: &VariableWrite,
+        writer: MemberNumber,
+    ) -> Result<WriteResult, Abort> {
         let limits = &self.limits;
         limit("name", write.name.len(), limits.name_bytes)?;
         limit("value", write.value.len(), limits.value_bytes)?;
@@ -95,25 +135,34 @@ impl Variables {
         let Set {
             values,
             total_bytes,
+            changes,
         } = &mut *set;
-        let current = values.get_mut(&write.name);
+        let variable = values.get_mut(&write.name);
         if let Some(required) = write.when_version_is
-            && current.as_ref().map(|current| current.version) != Some(required)
+            && variable.as_ref().map(|it| it.current.version) != Some(required)
         {
-            return Ok(WriteResult::Conflict(current.cloned()));
+            let current = variable.map(|variable| variable.current.clone());
+            return Ok(WriteResult::Conflict(current));
         }
-        let Some(current) = current else {
+        let Some(variable) = variable else {
             limit("number", values.len() + 1, limits.number)?;
             let total = *total_bytes + write.name.len() + write.value.len();
             limit("total", total, limits.total_bytes)?;
             *total_bytes = total;
+            *changes += 1;
             let first = Versioned {
                 version: 1,
                 value: Arc::new(write.value.clone()),
             };
-            values.insert(write.name.clone(), first);
+            let variable = Variable {
+                current: first,
+                changed: *changes,
+                writer,
+            };
+            values.insert(write.name.clone(), variable);
             return Ok(WriteResult::Written(1));
         };
+        let current = &mut variable.current;
         let kept = if write.append { current.value.len() } else { 0 };
         limit("value", kept + write.value.len(), limits.value_bytes)?;
         let total = *total_bytes - current.value.len() + kept + write.value.len();
@@ -124,12 +173,54 @@ impl Variables {
         value.truncate(kept);
         value.extend_from_slice(&write.value);
         current.version += 1;
-        Ok(WriteResult::Written(current.version))
+        *changes += 1;
+        (variable.changed, variable.writer) = (*changes, writer);
+        Ok(WriteResult::Written(variable.current.version))
+    }
+
+    /// All of them, by name. Costs no copy of their values.
+    fn all(&self) -> Vec<NamedVariable> {
+        let set = self.lock();
+        let named = |(name, variable): (&String, &Variable)| named(name, &variable.current);
+        let mut all: Vec<_> = set.values.iter().map(named).collect();
+        drop(set);
+        all.sort_unstable_by(|left, right| left.name.cmp(&right.name));
+        all
     }
 
     // No operation leaves the set half changed: limits are checked first, and allocation aborts.
     fn lock(&self) -> std::sync::MutexGuard<'_, Set> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn named(name: &str, current: &Versioned) -> NamedVariable {
+    NamedVariable {
+        name: name.to_owned(),
+        version: current.version,
+        value: Arc::clone(&current.value),
+    }
+}
+
+/// As somebody outside of the request has them (AI-1006).
+impl RequestVariables for Group {
+    fn list(&self) -> Vec<NamedVariable> {
+        self.variables().all()
+    }
+
+    fn read(&self, name: &str) -> Option<NamedVariable> {
+        let current = self.variables().read(name)?;
+        Some(named(name, &current))
+    }
+
+    fn write(&self, write: &VariableWrite) -> OutsideWrite {
+        match self.variables().write(write, MemberNumber::OUTSIDE) {
+            Ok(WriteResult::Written(version)) => OutsideWrite::Written(version),
+            Ok(WriteResult::Conflict(current)) => {
+                OutsideWrite::OtherVersion(current.map(|current| current.version))
+            }
+            Err(over) => OutsideWrite::OverLimit(over.message),
+        }
     }
 }
 
@@ -174,9 +265,10 @@ mod tests {
             when_version_is: Some(1),
             ..write("x", b"no")
         };
-        let missing = variables.write(&first).unwrap();
+        let missing = variables.write(&first, MemberNumber::OUTSIDE).unwrap();
         assert_eq!(missing, WriteResult::Conflict(None));
-        let written = |write: &VariableWrite| variables.write(write).unwrap();
+        let written =
+            |write: &VariableWrite| variables.write(write, MemberNumber::OUTSIDE).unwrap();
         assert_eq!(written(&append("x", b"a")), WriteResult::Written(1));
         assert_eq!(written(&first), WriteResult::Written(2));
         let current = Versioned {
@@ -197,28 +289,34 @@ mod tests {
             total_bytes: 20,
             writes_per_step: 1,
         });
-        variables.write(&write("abc", b"12345678")).unwrap();
+        variables
+            .write(&write("abc", b"12345678"), MemberNumber::OUTSIDE)
+            .unwrap();
         assert_eq!(
-            refused(variables.write(&write("abcd", b""))),
+            refused(variables.write(&write("abcd", b""), MemberNumber::OUTSIDE)),
             "storage limit: name"
         );
-        let long = refused(variables.write(&write("abc", b"123456789")));
+        let long = refused(variables.write(&write("abc", b"123456789"), MemberNumber::OUTSIDE));
         assert_eq!(long, "storage limit: value");
         assert_eq!(
-            refused(variables.write(&append("abc", b"9"))),
+            refused(variables.write(&append("abc", b"9"), MemberNumber::OUTSIDE)),
             "storage limit: value"
         );
         assert_eq!(
-            refused(variables.write(&write("b", b"12345678x"))),
+            refused(variables.write(&write("b", b"12345678x"), MemberNumber::OUTSIDE)),
             "storage limit: value"
         );
-        variables.write(&write("b", b"12345678")).unwrap();
+        variables
+            .write(&write("b", b"12345678"), MemberNumber::OUTSIDE)
+            .unwrap();
         assert_eq!(
-            refused(variables.write(&write("c", b""))),
+            refused(variables.write(&write("c", b""), MemberNumber::OUTSIDE)),
             "storage limit: number"
         );
         assert_eq!(variables.lock().total_bytes, 20);
-        variables.write(&write("b", b"")).unwrap();
+        variables
+            .write(&write("b", b""), MemberNumber::OUTSIDE)
+            .unwrap();
         assert_eq!(variables.lock().total_bytes, 12);
         assert_eq!(variables.read("abc").unwrap().version, 1);
     }
@@ -229,13 +327,15 @@ mod tests {
             total_bytes: 10,
             ..VariablesLimits::default()
         });
-        variables.write(&write("ab", b"12345678")).unwrap();
+        variables
+            .write(&write("ab", b"12345678"), MemberNumber::OUTSIDE)
+            .unwrap();
         assert_eq!(
-            refused(variables.write(&append("ab", b"9"))),
+            refused(variables.write(&append("ab", b"9"), MemberNumber::OUTSIDE)),
             "storage limit: total"
         );
         assert_eq!(
-            refused(variables.write(&write("c", b""))),
+            refused(variables.write(&write("c", b""), MemberNumber::OUTSIDE)),
             "storage limit: total"
         );
         assert_eq!(*variables.read("ab").unwrap().value, b"12345678");
@@ -251,7 +351,9 @@ mod tests {
                     let mut last = 0;
                     for _ in 0..200 {
                         let write = append("x", &[thread]);
-                        let Ok(WriteResult::Written(version)) = variables.write(&write) else {
+                        let Ok(WriteResult::Written(version)) =
+                            variables.write(&write, MemberNumber::OUTSIDE)
+                        else {
                             panic!("an unconditional write is made");
                         };
                         let read = variables.read("x").unwrap();

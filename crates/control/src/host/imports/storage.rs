@@ -83,7 +83,7 @@ fn execute(
         append: matches!(op, Operation::Append),
         when_version_is,
     };
-    Ok(match variables.write(&write)? {
+    Ok(match variables.write(&write, state.member().number())? {
         WriteResult::Written(version) => {
             state.writes.push(write, limits.total_bytes);
             Response::WriteVar { version }

@@ -7,6 +7,7 @@ const RUN: Returned = Returned::Pre {
     num_forks: 1,
     suspend: false,
     ff_tokens: Vec::new(),
+    wait: None,
 };
 
 fn words(mask: &sapwood_proto::steer::Mask) -> Vec<u32> {

@@ -109,6 +109,7 @@ fn ai_405_results_of_pre_may_not_contradict_themselves() {
             num_forks,
             suspend,
             ff_tokens,
+            wait: None,
         };
         assert_eq!(pre(json).result, Ok(returned));
     }
@@ -120,10 +121,39 @@ fn branches(json: &str) -> Result<Returned, CallFailure> {
         json: Some(json.as_bytes().to_vec()),
         masks: vec![mask],
     };
-    raw.branches(result::ResultLimits {
+    let limits = result::ResultLimits {
         vocabulary: 100,
         branches: 16,
-    })
+    };
+    let member = Group::new(1, VariablesLimits::default()).enter()?;
+    let waits = result::Waits {
+        member: &member,
+        mark: member.group().mark(),
+    };
+    raw.branches(limits, &waits)
+}
+
+/// AI-1090
+#[test]
+fn ai_1005_only_what_does_nothing_waits_and_for_64_variables_at_most() {
+    let noop = r#""splices":[{"when_sampled":[],"backtrack":0,"ff_tokens":[]}]"#;
+    let of = |branch: &str| branches(&format!("{{\"branches\":[{{{branch}}}]}}"));
+    let names = |branch: &str| {
+        let Ok(Returned::Branches(branches)) = of(branch) else {
+            panic!("{branch}");
+        };
+        let wait = branches[0].wait.as_ref();
+        wait.map(|wait| wait.names().to_vec())
+    };
+    let two = format!(r#"{noop},"wait":["a","b"]"#);
+    assert_eq!(names(&two), Some(vec!["a".into(), "b".into()]));
+    assert_eq!(names(&format!(r#"{noop},"wait":[]"#)), Some(vec![]));
+    assert_eq!(names(&format!(r#"{noop},"wait":null"#)), None);
+    assert_eq!(names(r#""sample_mask":0,"wait":["a"]"#), None);
+    let many = |count: usize| format!(r#"{noop},"wait":[{}]"#, vec!["\"x\""; count].join(","));
+    assert_eq!(names(&many(64)).map(|names| names.len()), Some(64));
+    let refused = of(&many(65)).unwrap_err().message;
+    assert_eq!(refused, "waits for too many variables: 65 > 64");
 }
 
 fn refused(json: &str) -> String {

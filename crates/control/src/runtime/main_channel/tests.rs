@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::super::scripted::*;
 use super::super::sequence::{MidReturned, Returned};
 use super::*;
+use crate::host::{Group, VariablesLimits, Waiting};
 
 const ROOM: AnswerRoom = AnswerRoom {
     bytes_max: 60_000,
@@ -25,7 +26,8 @@ fn channel(world: &World, dialect: Dialect) -> MainChannel<Scripted> {
     };
     let pending = Arc::clone(&world.pending);
     let masks = world.masks_again();
-    MainChannel::new(config, DialectCell::new(dialect), pending, masks).unwrap()
+    let agreed = (DialectCell::new(dialect), WireFeatures::new());
+    MainChannel::new(config, agreed, pending, masks).unwrap()
 }
 
 fn ask(channel: &mut MainChannel<Scripted>, world: &World, message: &str) -> String {
@@ -149,11 +151,192 @@ fn ai_1001_hello_accepts_what_there_is() {
     let answer = ask(
         &mut channel,
         &world,
-        r#"{"op":"hello","features":["bitmask","manage","x"]}"#,
+        r#"{"op":"hello","features":["manage","bitmask","x"]}"#,
     );
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["data"]["runtime"], "sapwood");
-    assert_eq!(answer["data"]["features"], json!(["manage"]));
+    assert_eq!(answer["data"]["features"], json!(["bitmask", "manage"]));
+    assert_eq!(answer["data"]["dialects"], json!(["p1", "p1i", "p2"]));
+}
+
+const BIND: &str = r#"{"op":"post_pre_process","pre_ops":[{"id":4,"req_id":"r"}]}"#;
+
+#[test]
+fn ai_1002_bits_in_p1_follow_each_other_from_the_start_of_the_region() {
+    // One row of numbers has 400 bytes, one of bits 136.
+    let world = World::with_masks(400);
+    let mut channel = channel(&world, Dialect::P1);
+    let script = [
+        runs(),
+        mid(only(82)),
+        mid(only(10)),
+        // No mask: everything is allowed, which in numbers is a row of nothing.
+        mid(MidReturned::Sample(None)),
+        mid(MidReturned::Stop),
+    ];
+    world.instance("r", script);
+    ask(&mut channel, &world, BIND);
+    let mid = r#"{"op":"mid_process","ops":[{"id":4}]}"#;
+    let answer = ask(&mut channel, &world, mid);
+    assert!(answer.ends_with(r#""num_seqs":1}}"#), "{answer}");
+    let hello = r#"{"op":"hello","features":["bitmask"]}"#;
+    ask(&mut channel, &world, hello);
+    let expected =
+        r#""num_seqs":1,"dtype":"bool","first_mask_byte_offset":0,"mask_num_bytes":136}}"#;
+    let allowed = |count: usize| -> Vec<Token> {
+        let mut bytes = Vec::new();
+        assert!(world.masks.read(0, 136 * count, &mut bytes));
+        let bits = (0..8 * bytes.len()).filter(|bit| bytes[bit / 8] >> (bit % 8) & 1 == 1);
+        bits.map(|bit| bit as Token).collect()
+    };
+    for row in [vec![10], (0..100).collect(), vec![EOS]] {
+        let answer = ask(&mut channel, &world, mid);
+        assert!(answer.ends_with(expected), "{answer}");
+        assert_eq!(allowed(1), row);
+    }
+    // Two rows of bits fit where two of numbers did not.
+    let two = r#"{"op":"mid_process","ops":[{"id":8},{"id":9}]}"#;
+    let answer = ask(&mut channel, &world, two);
+    assert!(answer.contains(r#""num_seqs":2"#), "{answer}");
+    assert_eq!(
+        allowed(2).len(),
+        200,
+        "rows of unknown ids allow everything"
+    );
+    let three = r#"{"op":"mid_process","ops":[{"id":7},{"id":8},{"id":9}]}"#;
+    assert!(ask(&mut channel, &world, three).contains("shm size too small"));
+}
+
+#[test]
+fn ai_1002_bits_in_p2_have_another_header() {
+    let world = World::with_masks(1 << 16);
+    let mut channel = channel(&world, Dialect::P2);
+    let branch = |token| super::super::sequence::ReturnedBranch {
+        mask: match only(token) {
+            MidReturned::Sample(mask) => mask,
+            _ => None,
+        },
+        temperature: None,
+        splices: vec![],
+        wait: None,
+    };
+    let returns = |token| Line::Returns(Returned::Branches(vec![branch(token)]));
+    world.instance("r", [returns(7), returns(8)]);
+    let first = r#"{"op":"mid_process","ops":[{"id":4,"req_id":"r"}]}"#;
+    let answer = ask(&mut channel, &world, first);
+    assert!(answer.contains(r#""dtype":"f32""#), "{answer}");
+    ask(
+        &mut channel,
+        &world,
+        r#"{"op":"hello","features":["bitmask"]}"#,
+    );
+    let answer = ask(
+        &mut channel,
+        &world,
+        r#"{"op":"mid_process","ops":[{"id":4}]}"#,
+    );
+    let layout = r#""dtype":"bool","first_mask_byte_offset":4096,"mask_num_bytes":136,"mask_num_elts":1088,"num_masks":1"#;
+    assert!(answer.contains(layout), "{answer}");
+    let mut bytes = Vec::new();
+    assert!(world.masks.read(0, 4096 + 136, &mut bytes));
+    assert_eq!(bytes[12..16], 4_u32.to_le_bytes(), "the type of the header");
+    assert_eq!(bytes[4096..4096 + 3], [0, 1, 0]);
+}
+
+#[test]
+fn ai_1002_what_is_empty_is_left_out_of_compact_answers() {
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::P1);
+    let script = [
+        runs(),
+        mid(only(82)),
+        post(false),
+        pre(1, true, &[]),
+        mid(MidReturned::Sample(None)),
+        post(true),
+        pre(2, false, &[]),
+    ];
+    world.add("r", Scripted::new(&world, script).in_no_time());
+    ask(
+        &mut channel,
+        &world,
+        r#"{"op":"hello","features":["compact"]}"#,
+    );
+    let post = r#"{"op":"post_pre_process","post_ops":[{"id":4,"tokens":[82]}]}"#;
+    let mid = r#"{"op":"mid_process","ops":[{"id":4}]}"#;
+    for (request, data) in [
+        (BIND, r#"{"post_seqs":{},"pre_seqs":{"4":{}}}"#),
+        (mid, r#"{"seqs":{"4":{}},"num_seqs":1}"#),
+        (
+            post,
+            r#"{"post_seqs":{"4":{}},"pre_seqs":{"4":{"result":{"suspend":true,"num_forks":1,"ff_tokens":[]}}}}"#,
+        ),
+        (mid, r#"{"seqs":{"4":{}},"num_seqs":1}"#),
+        (
+            post,
+            r#"{"post_seqs":{"4":{"result":{"stop":true}}},"pre_seqs":{"4":{"result":{"suspend":false,"num_forks":2,"ff_tokens":[]}}}}"#,
+        ),
+        (
+            r#"{"op":"mid_process","ops":[{"id":9}]}"#,
+            r#"{"seqs":{"9":{"error":"Worker: invalid id 9","logs":"Worker: invalid id 9"}},"num_seqs":1}"#,
+        ),
+    ] {
+        let expected = format!(r#"{{"type":"ok","data":{data}}}"#);
+        assert_eq!(ask(&mut channel, &world, request), expected);
+    }
+}
+
+/// AI-1001
+#[test]
+fn ai_1005_what_a_sequence_waits_for_is_shown_to_those_who_ask() {
+    let group = Group::new(4, VariablesLimits::default());
+    let suspends = || {
+        Line::Returns(Returned::Pre {
+            num_forks: 1,
+            suspend: true,
+            ff_tokens: vec![],
+            wait: Some(Waiting::of_test(&group, &["go"])),
+        })
+    };
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::P1);
+    world.instance("r", [suspends()]);
+    let plain = r#""result":{"suspend":true,"num_forks":1,"ff_tokens":[]},"#;
+    let answer = ask(&mut channel, &world, BIND);
+    assert!(answer.contains(plain), "{answer}");
+    ask(
+        &mut channel,
+        &world,
+        r#"{"op":"hello","features":["wait"]}"#,
+    );
+    let answer = ask(&mut channel, &world, r#"{"op":"post_pre_process"}"#);
+    let shown = r#""result":{"suspend":true,"num_forks":1,"ff_tokens":[],"wait":["go"]},"#;
+    assert!(answer.contains(shown), "{answer}");
+}
+
+#[test]
+fn ai_316_tokens_of_pre_are_answered_until_the_next_mid_or_post() {
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::P1i);
+    let forward = || [pre(1, false, &[5]), post(false), runs()];
+    let script = forward().into_iter().chain([mid(only(7))]);
+    let script = script.chain(forward()).chain([post(false), runs(), runs()]);
+    world.instance("r", script);
+    let tokens = |answer: &str| answer.contains(r#""ff_tokens":[5]"#);
+    let again = r#"{"op":"post_pre_process"}"#;
+    assert!(tokens(&ask(&mut channel, &world, BIND)));
+    assert!(tokens(&ask(&mut channel, &world, again)));
+    assert_eq!(world.take_calls().len(), 3, "asked once");
+    ask(
+        &mut channel,
+        &world,
+        r#"{"op":"mid_process","ops":[{"id":4}]}"#,
+    );
+    assert!(tokens(&ask(&mut channel, &world, again)));
+    assert!(tokens(&ask(&mut channel, &world, again)));
+    let posted = r#"{"op":"post_pre_process","post_ops":[{"id":4,"tokens":[7]}]}"#;
+    assert!(!tokens(&ask(&mut channel, &world, posted)));
+    assert!(!tokens(&ask(&mut channel, &world, again)));
 }
 
 /// AI-305: whatever comes, the runtime answers, and the sequence that no request names is as it was.
@@ -197,6 +380,7 @@ fn ai_224_an_answer_is_shortened_to_its_region() {
             num_forks: 1,
             suspend: false,
             ff_tokens: Vec::new(),
+            wait: None,
         })],
     );
     world.add("r", sequence.printing(&"x".repeat(5_000)));

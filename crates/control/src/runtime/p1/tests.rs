@@ -8,6 +8,7 @@ use super::super::scripted::*;
 use super::super::sequence::{Callback, MidReturned, Pace, Returned};
 use super::super::table::StepConfig;
 use super::*;
+use crate::host::{Group, VariablesLimits, Waiting};
 
 /// An engine's view of a P1 main channel.
 struct Engine {
@@ -474,6 +475,7 @@ fn pre_at(at: u64) -> Line {
             num_forks: 1,
             suspend: false,
             ff_tokens: vec![],
+            wait: None,
         },
     )
 }
@@ -536,6 +538,7 @@ fn ai_441_a_late_pre_that_ends_between_two_requests_is_not_asked_again() {
             num_forks: 1,
             suspend: false,
             ff_tokens: vec![],
+            wait: None,
         },
     );
     let mut engine = Engine::bound([late, runs()]);
@@ -658,4 +661,58 @@ fn ai_402_an_op_for_a_sequence_that_is_still_running_fails_it() {
         answer["pre_seqs"]["4"]["error"],
         "Worker: sequence 4 is still running"
     );
+}
+
+/// A sequence in the group whose `pre` suspends and waits for a variable.
+fn waits_for(name: &str) -> (Arc<Group>, Line) {
+    let group = Group::new(4, VariablesLimits::default());
+    let wait = Some(Waiting::of_test(&group, &[name]));
+    let line = Line::Returns(Returned::Pre {
+        num_forks: 1,
+        suspend: true,
+        ff_tokens: vec![],
+        wait,
+    });
+    (group, line)
+}
+
+#[test]
+fn ai_1005_pre_is_not_run_while_its_sequence_waits() {
+    let (group, line) = waits_for("go");
+    let mut engine = Engine::bound([line, runs()]);
+    let suspended = json!({"suspend": true, "num_forks": 1, "ff_tokens": [], "wait": ["go"]});
+    for calls in [1, 0, 0] {
+        let answer = engine.post_pre(json!({}));
+        assert_eq!(answer["pre_seqs"]["4"]["result"], suspended);
+        assert_eq!(engine.world.take_calls().len(), calls);
+    }
+    write(&group, "other");
+    let answer = engine.post_pre(json!({}));
+    assert_eq!(answer["pre_seqs"]["4"]["result"], suspended);
+    write(&group, "go");
+    let answer = engine.post_pre(json!({}));
+    assert_eq!(answer["pre_seqs"]["4"]["result"]["suspend"], false);
+    assert_eq!(engine.world.take_calls(), [(4, Callback::Pre)]);
+}
+
+#[test]
+fn ai_1005_a_wait_ends_with_what_happens_to_its_sequence_and_after_a_second() {
+    let (_, line) = waits_for("go");
+    let mut engine = Engine::bound([line.clone(), post(false), line.clone(), runs()]);
+    engine.post_pre(json!({}));
+    engine.world.take_calls();
+    engine.post_pre(json!({"post_ops": [{"id": 4, "tokens": [7]}]}));
+    assert_eq!(engine.world.take_calls().len(), 2, "post and pre");
+    engine.post_pre(json!({}));
+    assert_eq!(engine.world.take_calls(), []);
+    engine.world.clock.advance(Duration::from_secs(1));
+    let answer = engine.post_pre(json!({}));
+    assert_eq!(answer["pre_seqs"]["4"]["result"]["suspend"], false);
+    // An engine may run it all the same, and a clone of it does not wait.
+    let mut engine = Engine::bound([line, mid(only(7)), mid(only(8)), runs(), runs()]);
+    engine.post_pre(json!({}));
+    engine.mid(json!([{"id": 4}, {"id": 5, "clone_id": 4}]));
+    engine.world.take_calls();
+    engine.post_pre(json!({}));
+    assert_eq!(engine.world.take_calls().len(), 2);
 }

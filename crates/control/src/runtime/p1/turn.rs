@@ -9,12 +9,17 @@
 //!
 //! A late callback keeps its stage; the next request waits for it instead of starting another one.
 
+use std::time::Instant;
+
 use sapwood_proto::steer::{SharedMask, StepReport, Token};
 
 use super::super::answer::{EMPTY_MASK, Label, SeqResult, SeqValue};
 use super::super::pending::Member;
-use super::super::sequence::{CallFailure, Callback, MidReturned, Outcome, Returned, Sequence};
-use super::super::table::{Failure, OpError, StepConfig, Turn, controller_id, merge};
+use super::super::sequence::{
+    CallFailure, Callback, MidReturned, Outcome, Returned, Sequence, Waiting,
+};
+use super::super::table::{Failure, LateSteps, OpError, StepConfig, Turn, controller_id, merge};
+use crate::host::PreRounds;
 
 /// One sequence.
 #[derive(Debug)]
@@ -24,12 +29,15 @@ pub(super) struct P1Live<S> {
     stage: Stage,
     /// The request that is being answered waits for it.
     awaited: bool,
-    /// Late steps in a row.
-    late: u32,
+    late: LateSteps,
     /// What the callbacks of the phase printed and wrote so far.
     report: StepReport,
     /// The splice that the last `mid` returned: its backtrack in the controller's count, and its tokens.
     splice: Option<(u32, Vec<Token>)>,
+    /// What the last `pre` waits for.
+    wait: Option<Waiting>,
+    /// What `pre` is answered until the next mid or post (AI-316).
+    repeated: Option<SeqValue>,
     /// What `pre` and `post` gave so far.
     turn: PreTurn,
     /// What `mid` gave.
@@ -41,16 +49,9 @@ enum Stage {
     #[default]
     Idle,
     Post,
-    Pre(Rounds),
-    FastForward(Rounds),
+    Pre(PreRounds),
+    FastForward(PreRounds),
     Mid,
-}
-
-/// The fast-forward loop of one `pre` (AI-405).
-#[derive(Debug, Default)]
-struct Rounds {
-    count: u32,
-    tokens: Vec<Token>,
 }
 
 /// The results of post and pre.
@@ -89,22 +90,38 @@ impl<S: Sequence> P1Live<S> {
             member,
             stage: Stage::Idle,
             awaited: false,
-            late: 0,
+            late: LateSteps::default(),
             report: StepReport::default(),
             splice: None,
+            wait: None,
+            repeated: None,
             turn: PreTurn::default(),
             mid: None,
         }
     }
 
     /// Starts the callbacks of a `post_pre_process`, with what the post op says was done.
-    pub(super) fn begin(&mut self, id: u64, post: Option<(u32, Vec<Token>)>) {
+    pub(super) fn begin(&mut self, id: u64, post: Option<(u32, Vec<Token>)>, now: Instant) {
         self.awaited = true;
         if self.owes_an_answer() && post.is_none() {
             // A late `pre` ended between two of these requests: this answer has its result.
             self.awaited = false;
             return;
         }
+        if post.is_none()
+            && let Some(value) = self.repeated.clone()
+        {
+            return self.end_pre(value);
+        }
+        self.repeated = None;
+        if post.is_none()
+            && let Some(wait) = self.wait.take_if(|wait| !wait.is_over(now))
+        {
+            // Its callback is not run: the answer is that of the last one (AI-1005).
+            self.suspend(Some(wait));
+            return;
+        }
+        self.wait = None;
         let in_mid = self.is_in_mid();
         match (&self.stage, post) {
             (_, Some(_)) if self.owes_an_answer() => {
@@ -125,7 +142,7 @@ impl<S: Sequence> P1Live<S> {
                 self.turn.post = Some(answer);
                 self.fail_turn(failure);
             }
-            (Stage::Idle, None) => self.call_pre(Rounds::default()),
+            (Stage::Idle, None) => self.call_pre(PreRounds::default()),
             (Stage::Idle, Some((backtrack, tokens))) => {
                 let backtrack = self.own_backtrack(backtrack, &tokens);
                 self.stage = Stage::Post;
@@ -159,7 +176,18 @@ impl<S: Sequence> P1Live<S> {
         }
     }
 
-    fn call_pre(&mut self, rounds: Rounds) {
+    /// Answers `pre` with a suspension.
+    fn suspend(&mut self, wait: Option<Waiting>) {
+        self.wait.clone_from(&wait);
+        self.end_pre(SeqValue::Pre {
+            suspend: true,
+            num_forks: 1,
+            ff_tokens: Vec::new(),
+            wait,
+        });
+    }
+
+    fn call_pre(&mut self, rounds: PreRounds) {
         self.stage = Stage::Pre(rounds);
         self.sequence.call(Callback::Pre);
     }
@@ -181,20 +209,24 @@ impl<S: Sequence> P1Live<S> {
     pub(super) fn end(&mut self, config: &StepConfig) -> PreTurn {
         if self.awaited {
             self.awaited = false;
-            self.late += 1;
-            if self.late >= config.late_steps {
+            if let Some(line) = self.late.add(config, config.pre_step_time) {
+                let mut pre = SeqResult::new(Some(pre_value(true, 1)), StepReport::default());
+                pre.log(&line);
+                self.turn.pre = Some(pre);
+            } else {
                 let (failure, answer) = Failure::worker("timeout");
                 if matches!(self.stage, Stage::Post) {
                     self.turn.post = Some(answer);
                 }
                 self.fail_turn(failure);
-            } else {
-                let mut pre = SeqResult::new(Some(pre_value(true, 1)), StepReport::default());
-                pre.log(&config.late_line(config.pre_step_time, self.late));
-                self.turn.pre = Some(pre);
             }
         } else if !self.is_in_mid() {
-            self.late = 0;
+            self.late.clear();
+        }
+        if config.repeats_pre
+            && let Some(pre) = &self.turn.pre
+        {
+            self.repeated = pre.forward();
         }
         std::mem::take(&mut self.turn)
     }
@@ -202,6 +234,8 @@ impl<S: Sequence> P1Live<S> {
     /// Starts the callback of a `mid_process`.
     pub(super) fn begin_mid(&mut self, id: u64, fork_group: Vec<u32>) {
         self.awaited = true;
+        self.wait = None;
+        self.repeated = None;
         match self.stage {
             // It was late, its step was skipped, and it has ended since: this answer has its result.
             Stage::Idle if self.mid.is_some() => self.awaited = false,
@@ -222,19 +256,20 @@ impl<S: Sequence> P1Live<S> {
     pub(super) fn end_mid(&mut self, config: &StepConfig) -> MidTurn {
         self.awaited = false;
         if let Some(mut turn) = self.mid.take() {
-            self.late = 0;
+            self.late.clear();
             turn.replace_empty_mask();
             return turn;
         }
-        self.late += 1;
-        if config.late_mid_skips && self.late < config.late_steps {
+        if let Some(line) = self.late.add(config, config.step_time)
+            && config.late_mid_skips
+        {
             // Takes back what the engine samples: nothing happens in this step.
             let skipped = SeqValue::Splice {
                 ff_tokens: Vec::new(),
                 backtrack: 1,
             };
             let mut result = SeqResult::new(Some(skipped), StepReport::default());
-            result.log(&config.late_line(config.step_time, self.late));
+            result.log(&line);
             return MidTurn {
                 result,
                 row: MidRow::All,
@@ -276,7 +311,7 @@ impl<S: Sequence> P1Live<S> {
             (Stage::Post, Ok(Returned::Post { stop })) => {
                 let report = std::mem::take(&mut self.report);
                 self.turn.post = Some(SeqResult::new(Some(SeqValue::Post { stop }), report));
-                self.call_pre(Rounds::default());
+                self.call_pre(PreRounds::default());
             }
             (
                 Stage::Pre(rounds),
@@ -284,8 +319,9 @@ impl<S: Sequence> P1Live<S> {
                     num_forks,
                     suspend,
                     ff_tokens,
+                    wait,
                 }),
-            ) => self.take_pre(rounds, num_forks, suspend, ff_tokens),
+            ) => self.take_pre(rounds, (num_forks, suspend, wait), ff_tokens),
             (Stage::FastForward(rounds), Ok(Returned::Post { stop: false })) => {
                 self.call_pre(rounds);
             }
@@ -299,25 +335,21 @@ impl<S: Sequence> P1Live<S> {
 
     fn take_pre(
         &mut self,
-        mut rounds: Rounds,
-        num_forks: u32,
-        suspend: bool,
+        mut rounds: PreRounds,
+        (num_forks, suspend, wait): (u32, bool, Option<Waiting>),
         ff_tokens: Vec<Token>,
     ) {
         if !ff_tokens.is_empty() && num_forks == 1 && !suspend {
-            rounds.count += 1;
-            if rounds.count > FAST_FORWARD_ROUNDS_MAX {
-                return self.fail_pre("too many ff_tokens rounds from pre_process");
-            }
-            rounds.tokens.extend_from_slice(&ff_tokens);
-            self.stage = Stage::FastForward(rounds);
-            return self.sequence.call(Callback::Post {
-                backtrack: 0,
-                tokens: ff_tokens,
-            });
+            return match rounds.add(ff_tokens) {
+                Ok(post) => {
+                    self.stage = Stage::FastForward(rounds);
+                    self.sequence.call(post);
+                }
+                Err(failure) => self.fail_pre(&failure.message),
+            };
         }
         // The answer has the tokens of all rounds, so the last round is checked together with them.
-        let forwards = !rounds.tokens.is_empty() || !ff_tokens.is_empty();
+        let forwards = !rounds.is_empty() || !ff_tokens.is_empty();
         match (num_forks, suspend, forwards) {
             // As when its post stops: an engine does not append to a sequence that ends.
             (0, false, _) => self.end_pre(pre_value(false, 0)),
@@ -326,10 +358,12 @@ impl<S: Sequence> P1Live<S> {
                 self.fail_pre("can't fork when returning ff_tokens");
             }
             (_, true, _) if num_forks != 1 => self.fail_pre("can't fork when suspending"),
-            _ => self.end_pre(SeqValue::Pre {
+            (_, true, _) => self.suspend(wait),
+            (_, false, _) => self.end_pre(SeqValue::Pre {
                 suspend,
                 num_forks,
-                ff_tokens: rounds.tokens,
+                ff_tokens: rounds.finish(),
+                wait: None,
             }),
         }
     }
@@ -435,12 +469,10 @@ const fn pre_value(suspend: bool, num_forks: u32) -> SeqValue {
         suspend,
         num_forks,
         ff_tokens: Vec::new(),
+        wait: None,
     }
 }
 
 fn still_running(id: u64) -> (Failure, SeqResult) {
     Failure::worker(format!("sequence {id} is still running"))
 }
-
-/// Fast-forward rounds of one `pre`.
-const FAST_FORWARD_ROUNDS_MAX: u32 = 10;

@@ -9,6 +9,7 @@ use super::super::table::StepConfig;
 use sapwood_proto::steer::Token;
 
 use super::*;
+use crate::host::{Group, VariablesLimits, Waiting};
 
 const ROW: usize = 4 * 1_088;
 
@@ -95,6 +96,7 @@ fn sample(token: Token) -> ReturnedBranch {
         mask: mask(token),
         temperature: None,
         splices: Vec::new(),
+        wait: None,
     }
 }
 
@@ -107,6 +109,7 @@ fn splice(mask: bool, backtrack: u32, ff_tokens: &[Token]) -> ReturnedBranch {
             backtrack,
             ff_tokens: ff_tokens.to_vec(),
         }],
+        wait: None,
     }
 }
 
@@ -352,4 +355,54 @@ fn ai_422_a_failed_sequence_answers_until_it_is_freed() {
     assert_eq!(result["error"], "Error (mid): Previous WASM Error");
     engine.try_mid(json!({"ops": [], "freed": [4]})).unwrap();
     assert_eq!(engine.op(json!({"id": 4}))["error"], "Worker: invalid id 4");
+}
+
+fn waits_for(group: &Arc<Group>, name: &str) -> ReturnedBranch {
+    ReturnedBranch {
+        wait: Some(Waiting::of_test(group, &[name])),
+        ..splice(false, 0, &[])
+    }
+}
+
+#[test]
+fn ai_1005_the_callback_is_not_run_while_its_sequence_waits() {
+    let group = Group::new(4, VariablesLimits::default());
+    let wait = branches(&[waits_for(&group, "go")]);
+    let mut engine = Engine::bound([wait.clone(), wait, branches(&[sample(7)])]);
+    let noop = json!([{
+        "sample_mask": null, "temperature": null,
+        "splices": [{"when_sampled": [], "backtrack": 0, "ff_tokens": []}], "wait": ["go"],
+    }]);
+    engine.world.take_calls();
+    for _ in 0..2 {
+        let result = engine.op(json!({"id": 4}));
+        assert_eq!(result["result"]["branches"], noop);
+        assert_eq!(engine.world.take_calls(), []);
+    }
+    // What happened to the sequence is reported at once.
+    engine.op(json!({"id": 4, "tokens": [9], "sampled": 9}));
+    assert_eq!(engine.world.take_calls(), [(4, input(&[4], Some(9), &[9]))]);
+    write(&group, "go");
+    let result = engine.op(json!({"id": 4}));
+    assert_eq!(result["result"]["branches"][0]["sample_mask"], 0);
+}
+
+#[test]
+fn ai_1005_a_branch_of_a_fork_waits_and_learns_its_group_afterwards() {
+    let group = Group::new(4, VariablesLimits::default());
+    let fork = branches(&[sample(7), waits_for(&group, "go")]);
+    let mut engine = Engine::bound([fork, branches(&[sample(8)]), branches(&[sample(9)])]);
+    engine.world.take_calls();
+    let answer = engine.mid(json!([
+        {"id": 4, "tokens": [7], "sampled": 7},
+        {"id": 5, "clone_id": 4, "clone_idx": 1},
+    ]));
+    let waits = &answer["seqs"]["5"]["result"]["branches"][0];
+    assert_eq!(waits["wait"], json!(["go"]));
+    let calls = engine.world.take_calls();
+    assert_eq!(calls, [(4, input(&[4, 5], Some(7), &[7]))]);
+    write(&group, "go");
+    engine.op(json!({"id": 5}));
+    let calls = engine.world.take_calls();
+    assert_eq!(calls, [(5, input(&[4, 5], None, &[]))]);
 }

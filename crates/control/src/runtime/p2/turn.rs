@@ -1,12 +1,16 @@
 //! [`P2Live`]: one sequence of a P2 engine.
 
+use std::time::Instant;
+
 use sapwood_proto::steer::{StepReport, Token};
 use serde::Deserialize;
 
 use super::super::answer::{Label, SeqResult, SeqValue, WireBranch};
 use super::super::pending::Member;
-use super::super::sequence::{CallFailure, Callback, Outcome, Returned, ReturnedBranch, Sequence};
-use super::super::table::{Failure, OpError, StepConfig, Turn, controller_id};
+use super::super::sequence::{
+    CallFailure, Callback, Outcome, Returned, ReturnedBranch, Sequence, Waiting,
+};
+use super::super::table::{Failure, LateSteps, OpError, StepConfig, Turn, controller_id};
 
 /// One sequence.
 #[derive(Debug)]
@@ -17,18 +21,28 @@ pub(super) struct P2Live<S> {
     running: bool,
     /// The request that is being answered waits for it.
     awaited: bool,
-    /// Late steps in a row.
-    late: u32,
+    late: LateSteps,
     outcome: Option<Outcome>,
+    /// What each branch of the last result waits for, this sequence's first.
+    waits: Vec<Option<Waiting>>,
+    /// The op that is being answered came while it waits.
+    skips: bool,
+    /// Its fork, of which no callback knows yet.
+    fork_group: Option<Vec<u32>>,
     /// What was wrong with its op.
     refused: Option<(Failure, SeqResult)>,
 }
 
-/// What its callback decided.
+/// How an op ended.
 #[derive(Debug)]
-pub(super) struct Decided {
-    pub(super) branches: Vec<ReturnedBranch>,
-    pub(super) report: StepReport,
+pub(super) enum Ended {
+    /// Its callback decided this.
+    Decided {
+        branches: Vec<ReturnedBranch>,
+        report: StepReport,
+    },
+    /// Nothing happens in this step.
+    Skips(SeqResult),
 }
 
 /// What happened to a sequence since its last op.
@@ -43,22 +57,40 @@ pub(super) struct StepInput {
 }
 
 impl<S: Sequence> P2Live<S> {
-    pub(super) const fn new(sequence: S, member: Member) -> Self {
+    pub(super) fn new(sequence: S, member: Member) -> Self {
         Self {
             sequence,
             member,
             running: false,
             awaited: false,
-            late: 0,
+            late: LateSteps::default(),
             outcome: None,
+            waits: Vec::new(),
+            skips: false,
+            fork_group: None,
             refused: None,
         }
     }
 
-    /// Starts the callback of an op, or goes on waiting for a late one.
-    pub(super) fn begin(&mut self, id: u64, input: StepInput, fork_group: Vec<u32>) {
+    /// Starts the callback of an op, or goes on waiting for a late one. `fork_group`: of a fork in this step.
+    pub(super) fn begin(
+        &mut self,
+        id: u64,
+        input: StepInput,
+        fork_group: Option<Vec<u32>>,
+        now: Instant,
+    ) {
         let nothing_new = input.tokens.is_empty() && input.backtrack == 0;
+        self.fork_group = fork_group.or_else(|| self.fork_group.take());
+        let waits = |wait: &Waiting| !wait.is_over(now);
+        self.skips = nothing_new && self.wait().is_some_and(waits);
+        if self.skips {
+            return;
+        }
         if !self.running && self.outcome.is_none() {
+            self.waits.clear();
+            let fork_group = self.fork_group.take();
+            let fork_group = fork_group.unwrap_or_else(|| vec![controller_id(id)]);
             self.running = true;
             self.sequence.call(Callback::Process {
                 backtrack: input.backtrack,
@@ -73,25 +105,34 @@ impl<S: Sequence> P2Live<S> {
         self.awaited = true;
     }
 
-    /// Ends the op. `None`: its callback is late.
-    pub(super) fn end(&mut self, config: &StepConfig) -> Result<Option<Decided>, OpError> {
+    /// What it waits for.
+    fn wait(&self) -> Option<&Waiting> {
+        self.waits.first()?.as_ref()
+    }
+
+    /// Ends the op.
+    pub(super) fn end(&mut self, config: &StepConfig) -> Result<Ended, OpError> {
         self.awaited = false;
         if let Some(refused) = self.refused.take() {
             return Err(OpError::of(refused));
         }
+        if self.skips {
+            return Ok(Ended::Skips(noop_answer(self.wait().cloned())));
+        }
         let Some(outcome) = self.outcome.take() else {
-            self.late += 1;
-            if self.late >= config.late_steps {
-                return Err(Failure::op_error("timeout"));
-            }
-            return Ok(None);
+            let line = self.late.add(config, config.step_time);
+            let line = line.ok_or_else(|| Failure::op_error("timeout"))?;
+            return Ok(Ended::Skips(late_answer(&line)));
         };
-        self.late = 0;
+        self.late.clear();
         match outcome.result {
-            Ok(Returned::Branches(branches)) => Ok(Some(Decided {
-                branches,
-                report: outcome.report,
-            })),
+            Ok(Returned::Branches(branches)) => {
+                self.waits = branches.iter().map(|it| it.wait.clone()).collect();
+                Ok(Ended::Decided {
+                    branches,
+                    report: outcome.report,
+                })
+            }
             Ok(_) => Err(OpError::of(Failure::of_call(
                 &CallFailure::unexpected(),
                 Label::Mid,
@@ -105,20 +146,11 @@ impl<S: Sequence> P2Live<S> {
         }
     }
 
-    /// The answer of a late callback: nothing happens in this step (AI-507).
-    pub(super) fn late_answer(&self, config: &StepConfig) -> SeqResult {
-        let branches = vec![WireBranch::noop()];
-        let mut result =
-            SeqResult::new(Some(SeqValue::Branches { branches }), StepReport::default());
-        result.log(&config.late_line(config.step_time, self.late));
-        result
-    }
-
-    /// Makes a clone for `child`.
+    /// Makes a clone for `child`, which is branch `index` of the last result.
     pub(super) fn fork(
         &mut self,
         id: u64,
-        child: u64,
+        (child, index): (u64, u32),
         config: &StepConfig,
     ) -> Result<Self, OpError> {
         if self.running || self.outcome.is_some() {
@@ -129,7 +161,10 @@ impl<S: Sequence> P2Live<S> {
         let forked = self.sequence.fork();
         let mut sequence = forked.map_err(|failure| Failure::op_error(failure.message))?;
         sequence.bind(controller_id(child));
-        Ok(Self::new(sequence, member))
+        let mut clone = Self::new(sequence, member);
+        let wait = self.waits.get(index as usize).and_then(Option::as_ref);
+        clone.waits.push(wait.map(Waiting::of_fork));
+        Ok(clone)
     }
 }
 
@@ -143,6 +178,18 @@ impl<S: Sequence> Turn for P2Live<S> {
         }
         self.awaited && self.running && self.refused.is_none()
     }
+}
+
+/// The answer of a late callback (AI-507).
+fn late_answer(line: &str) -> SeqResult {
+    let mut result = noop_answer(None);
+    result.log(line);
+    result
+}
+
+fn noop_answer(wait: Option<Waiting>) -> SeqResult {
+    let branches = vec![WireBranch::noop(wait)];
+    SeqResult::new(Some(SeqValue::Branches { branches }), StepReport::default())
 }
 
 fn still_running(id: u64) -> (Failure, SeqResult) {

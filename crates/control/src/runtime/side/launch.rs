@@ -10,18 +10,22 @@ use serde_json::{Value, json};
 
 use super::super::answer::{Label, SeqResult, SeqValue};
 use super::super::envelope::{Envelope, RequestError};
+use super::super::hello::WireFeatures;
 use super::super::main_channel::{Dialect, DialectCell};
 use super::super::pending::{Pending, Reservation};
-use super::super::sequence::{Outcome, Returned, Sequence};
+use super::super::sequence::{CallFailure, Callback, Outcome, Returned, Sequence};
+use super::super::table::merge;
 use super::super::wake::{LaunchWaker, StepWake};
 use super::queue::{SideQueue, Ticket};
 use super::{Launch, Launcher};
+use crate::host::PreRounds;
 
 /// The instances that are starting.
 pub(super) struct Launches<L: Launcher> {
     launcher: L,
     pending: Arc<Pending<L::Sequence>>,
     dialect: Arc<DialectCell>,
+    features: Arc<WireFeatures>,
     wake: Arc<StepWake>,
     queue: Arc<SideQueue>,
     starting: Mutex<HashMap<u64, Starting<L::Sequence>>>,
@@ -35,6 +39,10 @@ struct Starting<S> {
     dialect: Dialect,
     /// What the request came with; the answer of P2 repeats it.
     prompt: Vec<Token>,
+    /// What its callbacks printed and wrote so far.
+    report: StepReport,
+    /// It has begun, and its first `pre` runs (AI-316).
+    first_pre: Option<PreRounds>,
 }
 
 #[derive(Deserialize)]
@@ -60,7 +68,7 @@ impl<L: Launcher> Launches<L> {
     pub(super) fn new(
         launcher: L,
         pending: Arc<Pending<L::Sequence>>,
-        dialect: Arc<DialectCell>,
+        (dialect, features): (Arc<DialectCell>, Arc<WireFeatures>),
         wake: Arc<StepWake>,
         queue: Arc<SideQueue>,
     ) -> Self {
@@ -68,6 +76,7 @@ impl<L: Launcher> Launches<L> {
             launcher,
             pending,
             dialect,
+            features,
             wake,
             queue,
             starting: Mutex::new(HashMap::new()),
@@ -129,6 +138,8 @@ impl<L: Launcher> Launches<L> {
             waker,
             dialect,
             prompt,
+            report: StepReport::default(),
+            first_pre: None,
         })
     }
 
@@ -154,10 +165,23 @@ impl<L: Launcher> Launches<L> {
     pub(super) fn poll(&self, number: u64) -> Option<Answered> {
         // The lock is held while it is asked: a wake at this moment queues another look, which finds the entry.
         let mut starting = self.lock();
-        let outcome = starting.get_mut(&number)?.sequence.poll()?;
+        let entry = starting.get_mut(&number)?;
+        let ended = loop {
+            let outcome = entry.sequence.poll()?;
+            if let Some(ended) = entry.take(outcome) {
+                break ended;
+            }
+        };
         let begun = starting.remove(&number)?;
         drop(starting);
-        let (ticket, answer) = (begun.ticket.clone(), begun.end(outcome));
+        let (ticket, answer) = (begun.ticket.clone(), begun.end(ended));
+        let answer = answer.map(|started| match started {
+            Started::Nothing => json!({}),
+            Started::Result(mut result) => {
+                result.set_format(self.features.format());
+                json!(result)
+            }
+        });
         Some((ticket, answer))
     }
 
@@ -174,42 +198,112 @@ impl<L: Launcher> Launches<L> {
     }
 }
 
+/// How a start ended.
+#[derive(Debug)]
+enum StartEnd {
+    /// The instance can be bound; in P2 with the prompt of the controller.
+    Begun(Option<Vec<Token>>),
+    /// So can it after its first `pre`, whose tokens the engine appends.
+    Forwarded(Vec<Token>),
+    /// It failed in this callback.
+    Failed(Label, String),
+}
+
+/// The data of an answer.
+#[derive(Debug)]
+enum Started {
+    Nothing,
+    Result(SeqResult),
+}
+
 impl<S: Sequence> Starting<S> {
-    fn end(self, outcome: Outcome) -> Result<Value, RequestError> {
-        let report = outcome.report;
-        match outcome.result {
-            Ok(Returned::Begun { prompt }) => {
-                // In this order: an outcome after the binding is the main channel's, and the answer comes last, because
-                // the engine binds as soon as it has it (AI-314).
-                self.waker.set_begun();
-                self.reservation.ready(self.sequence, Instant::now());
-                let prompt = prompt.unwrap_or(self.prompt);
-                Ok(match self.dialect {
-                    Dialect::P2 => {
-                        let value = SeqValue::Prompt { prompt };
-                        json!(SeqResult::new(Some(value), report))
-                    }
-                    Dialect::Auto | Dialect::P1 => json!({}),
-                })
+    /// Takes an outcome. `None`: another callback follows.
+    fn take(&mut self, outcome: Outcome) -> Option<StartEnd> {
+        merge(&mut self.report, outcome.report);
+        let label = match self.first_pre {
+            None => Label::Setup,
+            Some(_) => Label::SetupPre,
+        };
+        let failed = |failure: &CallFailure| StartEnd::Failed(label, failure.message.clone());
+        let returned = match outcome.result {
+            Ok(returned) => returned,
+            Err(failure) => return Some(failed(&failure)),
+        };
+        match (returned, &mut self.first_pre) {
+            (Returned::Begun { .. }, None) if self.dialect == Dialect::P1i => {
+                self.first_pre = Some(PreRounds::default());
+                self.sequence.call(Callback::Pre);
+                None
             }
-            Ok(_) => Err(RequestError {
-                text: "the controller did not start".into(),
-                is_user: false,
-            }),
-            Err(failure) => failed(self.dialect, &failure.message, report),
+            (Returned::Begun { prompt }, None) => Some(StartEnd::Begun(prompt)),
+            (Returned::Post { stop: false }, Some(_)) => {
+                self.sequence.call(Callback::Pre);
+                None
+            }
+            (Returned::Post { stop: true }, Some(_)) => Some(asks_to_wait(label)),
+            (
+                Returned::Pre {
+                    num_forks,
+                    suspend,
+                    ff_tokens,
+                    ..
+                },
+                Some(rounds),
+            ) => {
+                if !ff_tokens.is_empty() {
+                    return match rounds.add(ff_tokens) {
+                        Ok(post) => {
+                            self.sequence.call(post);
+                            None
+                        }
+                        Err(failure) => Some(failed(&failure)),
+                    };
+                }
+                if suspend || num_forks == 0 {
+                    return Some(asks_to_wait(label));
+                }
+                // A fork is asked for again, when there is a sequence to be forked.
+                Some(StartEnd::Forwarded(rounds.finish()))
+            }
+            _ => Some(failed(&CallFailure::unexpected())),
         }
+    }
+
+    fn end(self, ended: StartEnd) -> Result<Started, RequestError> {
+        let value = match ended {
+            StartEnd::Begun(prompt) => {
+                let prompt = prompt.unwrap_or(self.prompt);
+                SeqValue::Prompt { prompt }
+            }
+            StartEnd::Forwarded(ff_tokens) => SeqValue::Pre {
+                suspend: false,
+                num_forks: 1,
+                ff_tokens,
+                wait: None,
+            },
+            StartEnd::Failed(label, message) => {
+                if !self.dialect.answers_instantiate() {
+                    return Err(RequestError::user(label.error(&message)));
+                }
+                let result = SeqResult::callback_error(label, &message, self.report);
+                return Ok(Started::Result(result));
+            }
+        };
+        // In this order: an outcome after the binding is the main channel's, and the answer comes last, because the engine
+        // binds as soon as it has it (AI-314).
+        self.waker.set_begun();
+        self.reservation.ready(self.sequence, Instant::now());
+        Ok(if self.dialect.answers_instantiate() {
+            Started::Result(SeqResult::new(Some(value), self.report))
+        } else {
+            Started::Nothing
+        })
     }
 }
 
-fn failed(dialect: Dialect, message: &str, report: StepReport) -> Result<Value, RequestError> {
-    match dialect {
-        Dialect::P2 => Ok(json!(SeqResult::callback_error(
-            Label::Setup,
-            message,
-            report
-        ))),
-        Dialect::Auto | Dialect::P1 => Err(RequestError::user(Label::Setup.error(message))),
-    }
+/// A sequence that does not run cannot be bound: its engine expects a first step.
+fn asks_to_wait(label: Label) -> StartEnd {
+    StartEnd::Failed(label, "setup-pre asked for suspend".to_owned())
 }
 
 /// The argument as the controller gets it: a string as it is, other JSON compact (AI-313).

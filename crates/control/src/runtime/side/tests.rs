@@ -10,7 +10,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{ModuleInfo, SteerRefusal, TagInfo, TagPage, UploadedModule};
 
-use super::super::scripted::{Line, Scripted, VOCABULARY, World};
+use super::super::scripted::{Line, Scripted, VOCABULARY, World, post, pre, runs};
 use super::super::sequence::Returned;
 use super::*;
 
@@ -106,7 +106,20 @@ impl Launcher for Starter {
             .ok_or_else(|| RequestError::user(format!("tag {} not found", launch.controller)))?;
         let arg = (launch.arg.to_owned(), launch.prompt);
         self.args.lock().unwrap().push(arg);
-        Ok(Scripted::new(&self.world, []).starting(line.clone()))
+        let follow = match launch.controller {
+            "forwards" => vec![
+                pre(1, false, &[5]),
+                post(false),
+                pre(1, false, &[6, 7]),
+                post(false),
+                pre(2, false, &[]),
+            ],
+            "suspends" => vec![pre(1, true, &[])],
+            "stops" => vec![pre(1, false, &[5]), post(true)],
+            "fails" => vec![Line::Fails("boom")],
+            _ => vec![runs()],
+        };
+        Ok(Scripted::new(&self.world, follow).starting(line.clone()))
     }
 
     fn tokenize_prompt(&self, text: &str) -> Vec<Token> {
@@ -144,6 +157,10 @@ impl Side {
             ("good", begun(None)),
             ("other-prompt", begun(Some(vec![9, 8]))),
             ("bad", Line::Fails("boom")),
+            ("forwards", begun(None)),
+            ("suspends", begun(None)),
+            ("stops", begun(None)),
+            ("fails", begun(None)),
             (
                 "never",
                 Line::At(u64::MAX, Returned::Begun { prompt: None }),
@@ -163,6 +180,7 @@ impl Side {
             }),
             pending: Arc::clone(&pending),
             dialect: DialectCell::new(dialect),
+            features: WireFeatures::new(),
             wake: Arc::default(),
             restricted: false,
             send: Box::new(move |_, answer| send.send(answer).unwrap()),
@@ -241,6 +259,51 @@ fn ai_311_uploads_and_tags_have_the_members_of_the_page() {
         "{refused}"
     );
     assert!(refused.ends_with(r#""is_user_error":true}"#), "{refused}");
+}
+
+#[test]
+fn ai_316_instantiate_runs_the_first_pre() {
+    let side = Side::new(Dialect::P1i);
+    let result = |tokens: &str, micros: u32| {
+        format!(
+            r#"{{"$rid":"x","type":"ok","data":{{"error":"","result":{{"suspend":false,"num_forks":1,"ff_tokens":[{tokens}]}},"storage":[],"logs":"","micros":{micros}}}}}"#
+        )
+    };
+    assert_eq!(side.instantiate("r1", "good", ""), result("", 20));
+    assert!(side.pending.is_ready("r1"));
+    // Its fork is asked for again by the first step.
+    assert_eq!(side.instantiate("r2", "forwards", ""), result("5,6,7", 60));
+    assert!(side.pending.is_ready("r2"));
+    for (controller, error, micros) in [
+        (
+            "suspends",
+            "Error (setup-pre): setup-pre asked for suspend",
+            20,
+        ),
+        (
+            "stops",
+            "Error (setup-pre): setup-pre asked for suspend",
+            30,
+        ),
+        ("fails", "Error (setup-pre): boom", 20),
+        ("bad", "Error (setup): boom", 10),
+    ] {
+        assert_eq!(
+            side.instantiate("r3", controller, ""),
+            format!(
+                r#"{{"$rid":"x","type":"ok","data":{{"error":"{error}","result":null,"storage":[],"logs":"{error}","micros":{micros}}}}}"#
+            )
+        );
+        assert!(!side.pending.is_ready("r3"));
+    }
+}
+
+#[test]
+fn ai_1002_an_instance_is_answered_compactly_too() {
+    let side = Side::new(Dialect::P1i);
+    side.ask(r#"{"op":"hello","features":["compact"]}"#);
+    let answer = side.instantiate("r1", "good", "");
+    assert_eq!(answer, r#"{"$rid":"x","type":"ok","data":{"micros":20}}"#);
 }
 
 /// AI-314

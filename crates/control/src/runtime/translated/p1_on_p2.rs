@@ -11,10 +11,12 @@ use std::sync::Arc;
 use sapwood_proto::steer::{Mask, StepReport, Token};
 
 use super::super::sequence::{
-    CallFailure, Callback, MidReturned, Outcome, Returned, ReturnedBranch, ReturnedSplice, Sequence,
+    CallFailure, Callback, MidReturned, Outcome, Returned, ReturnedBranch, ReturnedSplice,
+    Sequence, Waiting,
 };
 use super::super::table::merge;
 use super::outcome;
+use crate::host::PreRounds;
 
 /// The module, and where it is in the step.
 #[derive(Debug)]
@@ -23,9 +25,8 @@ pub(crate) struct P1OnP2<S> {
     vocabulary: usize,
     stage: Stage,
     fork_group: Vec<u32>,
-    /// Fast-forward rounds of the step, and their tokens, which the module knows already.
-    rounds: u32,
-    forwarded: Vec<Token>,
+    /// Fast-forward tokens of the step, which the module knows already.
+    rounds: PreRounds,
     /// The engine appends these because we asked for it; `post` has had them.
     expected: Vec<Token>,
     /// A fork was answered: the next step is its `mid`, of each branch.
@@ -52,8 +53,7 @@ impl<S: Sequence> P1OnP2<S> {
             vocabulary,
             stage: Stage::Idle,
             fork_group: Vec::new(),
-            rounds: 0,
-            forwarded: Vec::new(),
+            rounds: PreRounds::default(),
             expected: Vec::new(),
             after_fork: false,
             report: StepReport::default(),
@@ -129,8 +129,9 @@ impl<S: Sequence> P1OnP2<S> {
                     num_forks,
                     suspend,
                     ff_tokens,
+                    wait,
                 },
-            ) => return self.take_pre(num_forks, suspend, ff_tokens),
+            ) => return self.take_pre(num_forks, suspend.then_some(wait), ff_tokens),
             (Stage::Mid, Returned::Mid(returned)) => {
                 let branches = self.branches(returned);
                 self.answer(branches);
@@ -143,32 +144,22 @@ impl<S: Sequence> P1OnP2<S> {
     fn take_pre(
         &mut self,
         num_forks: u32,
-        suspend: bool,
+        suspended: Option<Option<Waiting>>,
         ff_tokens: Vec<Token>,
     ) -> Result<(), CallFailure> {
         if !ff_tokens.is_empty() {
-            self.rounds += 1;
-            if self.rounds > FAST_FORWARD_ROUNDS_MAX {
-                return Err(CallFailure::limit(
-                    "too many ff_tokens rounds from pre_process",
-                ));
-            }
-            self.forwarded.extend_from_slice(&ff_tokens);
+            let post = self.rounds.add(ff_tokens)?;
             self.stage = Stage::Post;
-            self.inner.call(Callback::Post {
-                backtrack: 0,
-                tokens: ff_tokens,
-            });
+            self.inner.call(post);
             return Ok(());
         }
-        self.rounds = 0;
-        let forwarded = std::mem::take(&mut self.forwarded);
+        let forwarded = self.rounds.finish();
         if !forwarded.is_empty() {
             // In this step the engine appends them; the module is asked again in the next one.
             self.expected.clone_from(&forwarded);
             self.answer(vec![splice(0, forwarded)]);
-        } else if suspend {
-            self.answer(vec![noop()]);
+        } else if let Some(wait) = suspended {
+            self.answer(vec![ReturnedBranch { wait, ..noop() }]);
         } else if num_forks == 1 {
             self.call_mid();
         } else {
@@ -190,6 +181,7 @@ impl<S: Sequence> P1OnP2<S> {
                 mask: Some(mask.unwrap_or_else(|| Arc::new(Mask::all(self.vocabulary)))),
                 temperature: None,
                 splices: Vec::new(),
+                wait: None,
             }],
             MidReturned::Splice {
                 backtrack,
@@ -204,8 +196,7 @@ impl<S: Sequence> P1OnP2<S> {
             vocabulary: self.vocabulary,
             stage: Stage::Idle,
             fork_group: Vec::new(),
-            rounds: 0,
-            forwarded: Vec::new(),
+            rounds: PreRounds::default(),
             expected: self.expected.clone(),
             after_fork: self.after_fork,
             report: StepReport::default(),
@@ -227,8 +218,6 @@ fn splice(backtrack: u32, ff_tokens: Vec<Token>) -> ReturnedBranch {
             backtrack,
             ff_tokens,
         }],
+        wait: None,
     }
 }
-
-/// Fast-forward rounds of one step.
-const FAST_FORWARD_ROUNDS_MAX: u32 = 10;

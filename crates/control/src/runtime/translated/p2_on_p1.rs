@@ -9,9 +9,11 @@ use std::collections::VecDeque;
 use sapwood_proto::steer::{SharedMask, StepReport, Token};
 
 use super::super::sequence::{
-    CallFailure, Callback, MidReturned, Outcome, Returned, ReturnedBranch, ReturnedSplice, Sequence,
+    CallFailure, Callback, MidReturned, Outcome, Returned, ReturnedBranch, ReturnedSplice,
+    Sequence, Waiting,
 };
 use super::outcome;
+use crate::host::Unreported;
 
 /// The module, and what it has decided for the coming step.
 #[derive(Debug)]
@@ -20,10 +22,12 @@ pub(crate) struct P2OnP1<S> {
     number: u32,
     /// The ids of its last fork.
     fork_group: Vec<u32>,
-    happened: Happened,
+    unreported: Unreported,
     /// The branches for `Mid`, and which of them is this sequence's.
     kept: Vec<Kept>,
     branch: usize,
+    /// What a fork waits for that had nothing to do in its first step.
+    wait: Option<Waiting>,
     /// Forks since the branches were decided.
     forks: usize,
     /// Splices that depend on the token that is sampled.
@@ -41,19 +45,13 @@ pub(crate) struct P2OnP1<S> {
     report: StepReport,
 }
 
-/// What happened since the module was called.
-#[derive(Clone, Debug, Default)]
-struct Happened {
-    backtrack: u32,
-    tokens: Vec<Token>,
-    sampled: Option<Token>,
-}
-
 /// A branch, as `Mid` answers it.
 #[derive(Clone, Debug)]
 enum Kept {
     Sample(SharedMask, Vec<ReturnedSplice>),
     Splice(u32, Vec<Token>),
+    /// Nothing happens, and the module may wait for something.
+    Noop(Option<Waiting>),
 }
 
 /// A removal of committed tokens, the sampled one being the last of them.
@@ -66,26 +64,16 @@ struct Removal {
     answered: bool,
 }
 
-impl Happened {
-    /// Adds a later change, which takes back what the module has not heard of before anything else.
-    fn add(&mut self, backtrack: u32, tokens: &[Token], sampled: Option<Token>) {
-        let unreported = (backtrack as usize).min(self.tokens.len());
-        self.tokens.truncate(self.tokens.len() - unreported);
-        self.backtrack += backtrack.saturating_sub(u32::try_from(unreported).unwrap_or(backtrack));
-        self.tokens.extend_from_slice(tokens);
-        self.sampled = sampled;
-    }
-}
-
 impl<S: Sequence> P2OnP1<S> {
     pub(super) fn new(inner: S) -> Self {
         Self {
             inner,
             number: 0,
             fork_group: Vec::new(),
-            happened: Happened::default(),
+            unreported: Unreported::default(),
             kept: Vec::new(),
             branch: 0,
+            wait: None,
             forks: 0,
             conditional: Vec::new(),
             forced: Vec::new(),
@@ -121,36 +109,45 @@ impl<S: Sequence> P2OnP1<S> {
 
     fn pre(&mut self) {
         let forced = std::mem::take(&mut self.forced);
+        let wait = self.wait.take();
         if !forced.is_empty() {
-            self.answer_pre(1, false, forced);
+            self.answer_pre(1, None, forced);
         } else if self.removal.is_some() {
-            self.answer_pre(1, false, Vec::new());
+            self.answer_pre(1, None, Vec::new());
+        } else if wait.is_some() {
+            self.answer_pre(1, Some(wait), Vec::new());
         } else if self.kept.is_empty() {
-            let happened = std::mem::take(&mut self.happened);
-            self.inner.call(Callback::Process {
-                backtrack: happened.backtrack,
-                tokens: happened.tokens,
-                sampled: happened.sampled,
-                fork_group: std::mem::replace(&mut self.fork_group, vec![self.number]),
-            });
+            let mut group = std::mem::replace(&mut self.fork_group, vec![self.number]);
+            if group.is_empty() {
+                // Not bound yet (AI-316).
+                group.push(self.number);
+            }
+            self.inner.call(self.unreported.report(group));
         } else {
             // The engine asks in every step, also where it did not run the sequence.
             self.answer_kept();
         }
     }
 
-    fn answer_pre(&mut self, num_forks: u32, suspend: bool, ff_tokens: Vec<Token>) {
+    /// `suspended`: what it waits for, if it waits for something.
+    fn answer_pre(
+        &mut self,
+        num_forks: u32,
+        suspended: Option<Option<Waiting>>,
+        ff_tokens: Vec<Token>,
+    ) {
         self.forwarding = !ff_tokens.is_empty();
         self.ready.push_back(Returned::Pre {
             num_forks,
-            suspend,
+            suspend: suspended.is_some(),
             ff_tokens,
+            wait: suspended.flatten(),
         });
     }
 
     fn answer_kept(&mut self) {
         let forks = u32::try_from(self.kept.len()).unwrap_or(u32::MAX);
-        self.answer_pre(forks, false, Vec::new());
+        self.answer_pre(forks, None, Vec::new());
     }
 
     fn mid(&mut self, fork_group: Vec<u32>) {
@@ -170,22 +167,28 @@ impl<S: Sequence> P2OnP1<S> {
         let branch = std::mem::take(&mut self.branch);
         let branch = if branch < kept.len() { branch } else { 0 };
         self.forks = 0;
-        let returned = if kept.is_empty() {
-            // It was suspended, and the engine runs it all the same: what is sampled is taken back.
-            MidReturned::Splice {
-                backtrack: 0,
-                ff_tokens: Vec::new(),
-            }
+        let decided = if kept.is_empty() {
+            // It was suspended, and the engine runs it all the same.
+            Kept::Noop(None)
         } else {
-            match kept.swap_remove(branch) {
-                Kept::Sample(mask, conditional) => {
-                    self.conditional = conditional;
-                    MidReturned::Sample(Some(mask))
+            kept.swap_remove(branch)
+        };
+        let returned = match decided {
+            Kept::Sample(mask, conditional) => {
+                self.conditional = conditional;
+                MidReturned::Sample(Some(mask))
+            }
+            Kept::Splice(backtrack, ff_tokens) => MidReturned::Splice {
+                backtrack,
+                ff_tokens,
+            },
+            Kept::Noop(wait) => {
+                self.wait = wait.map(|wait| if branch > 0 { wait.of_fork() } else { wait });
+                // What is sampled is taken back.
+                MidReturned::Splice {
+                    backtrack: 0,
+                    ff_tokens: Vec::new(),
                 }
-                Kept::Splice(backtrack, ff_tokens) => MidReturned::Splice {
-                    backtrack,
-                    ff_tokens,
-                },
             }
         };
         self.ready.push_back(Returned::Mid(returned));
@@ -194,16 +197,18 @@ impl<S: Sequence> P2OnP1<S> {
     fn post(&mut self, backtrack: u32, tokens: &[Token]) {
         if std::mem::take(&mut self.forwarding) {
             // They follow what has happened before, and none of them was sampled (AI-502).
-            return self.happened.tokens.extend_from_slice(tokens);
+            return self.unreported.append(tokens);
         }
         if let Some(removal) = self.removal.take_if(|removal| removal.answered) {
             // The sampled token was never reported, so it is not among those that are taken back.
             let backtrack = backtrack.saturating_sub(1);
-            return self.happened.add(backtrack, tokens, Some(removal.sampled));
+            return self
+                .unreported
+                .add(backtrack, tokens, Some(removal.sampled));
         }
         let conditional = std::mem::take(&mut self.conditional);
         let &[sampled] = tokens else {
-            return self.happened.add(backtrack, tokens, None);
+            return self.unreported.add(backtrack, tokens, None);
         };
         let applies = |splice: &ReturnedSplice| {
             splice.when_sampled.is_empty() || splice.when_sampled.contains(&sampled)
@@ -211,7 +216,7 @@ impl<S: Sequence> P2OnP1<S> {
         match conditional.into_iter().find(applies) {
             Some(splice) if splice.backtrack == 0 => {
                 self.forced = splice.ff_tokens;
-                self.happened.add(backtrack, tokens, Some(sampled));
+                self.unreported.add(backtrack, tokens, Some(sampled));
             }
             Some(splice) => {
                 self.removal = Some(Removal {
@@ -221,7 +226,7 @@ impl<S: Sequence> P2OnP1<S> {
                     answered: false,
                 });
             }
-            None => self.happened.add(backtrack, tokens, Some(sampled)),
+            None => self.unreported.add(backtrack, tokens, Some(sampled)),
         }
     }
 
@@ -249,15 +254,16 @@ impl<S: Sequence> P2OnP1<S> {
         self.branch = 0;
         self.forks = 0;
         if branches.is_empty() {
-            return self.answer_pre(0, false, Vec::new());
+            return self.answer_pre(0, None, Vec::new());
         }
         if let [branch] = &branches[..]
             && branch.mask.is_none()
             && let Some(splice) = branch.splices.first()
             && splice.backtrack == 0
         {
-            let suspend = splice.ff_tokens.is_empty();
-            return self.answer_pre(1, suspend, splice.ff_tokens.clone());
+            let suspends = splice.ff_tokens.is_empty();
+            let suspended = suspends.then(|| branch.wait.clone());
+            return self.answer_pre(1, suspended, splice.ff_tokens.clone());
         }
         self.kept = branches.into_iter().map(keep).collect();
         self.answer_kept();
@@ -269,9 +275,10 @@ impl<S: Sequence> P2OnP1<S> {
             inner: self.inner.fork()?,
             number: self.number,
             fork_group: self.fork_group.clone(),
-            happened: self.happened.clone(),
+            unreported: self.unreported.clone(),
             kept: self.kept.clone(),
             branch: self.forks,
+            wait: None,
             forks: 0,
             conditional: self.conditional.clone(),
             forced: self.forced.clone(),
@@ -288,14 +295,13 @@ impl<S: Sequence> P2OnP1<S> {
 fn keep(branch: ReturnedBranch) -> Kept {
     match (branch.mask, branch.splices) {
         (Some(mask), splices) => Kept::Sample(mask, splices),
-        (None, splices) => {
-            // Exactly one, which the host has checked.
-            let splice = splices.into_iter().next();
-            let (backtrack, tokens) = splice.map_or((0, Vec::new()), |splice| {
-                (splice.backtrack, splice.ff_tokens)
-            });
-            Kept::Splice(backtrack, tokens)
-        }
+        // Exactly one, which the host has checked.
+        (None, mut splices) => match splices.pop() {
+            Some(splice) if splice.backtrack > 0 || !splice.ff_tokens.is_empty() => {
+                Kept::Splice(splice.backtrack, splice.ff_tokens)
+            }
+            _ => Kept::Noop(branch.wait),
+        },
     }
 }
 

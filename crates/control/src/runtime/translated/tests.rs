@@ -9,6 +9,7 @@ use super::super::sequence::{
     Callback, MidReturned, Returned, ReturnedBranch, ReturnedSplice, Sequence as _,
 };
 use super::*;
+use crate::host::{Group, VariablesLimits, Waiting};
 
 fn process(tokens: &[Token]) -> Callback {
     Callback::Process {
@@ -37,6 +38,7 @@ fn sample(token: Token, splices: &[ReturnedSplice]) -> ReturnedBranch {
         mask: Some(mask(token)),
         temperature: None,
         splices: splices.to_vec(),
+        wait: None,
     }
 }
 
@@ -53,6 +55,7 @@ fn without_mask(backtrack: u32, ff_tokens: &[Token]) -> ReturnedBranch {
         mask: None,
         temperature: None,
         splices: vec![splice(&[], backtrack, ff_tokens)],
+        wait: None,
     }
 }
 
@@ -61,6 +64,7 @@ fn pre_of(num_forks: u32, suspend: bool, ff_tokens: &[Token]) -> Returned {
         num_forks,
         suspend,
         ff_tokens: ff_tokens.to_vec(),
+        wait: None,
     }
 }
 
@@ -397,4 +401,38 @@ fn ai_602_branches_of_a_p2_module_are_clones_on_the_p1_wire() {
         fork_group: vec![4, 5, 6],
     };
     assert_eq!((number, last), (5, expected));
+}
+
+#[test]
+fn ai_1005_modules_wait_on_the_other_wire() {
+    let world = World::new();
+    let group = Group::new(4, VariablesLimits::default());
+    let wait = Some(Waiting::of_test(&group, &["go"]));
+    let suspends = Returned::Pre {
+        num_forks: 1,
+        suspend: true,
+        ff_tokens: vec![],
+        wait: wait.clone(),
+    };
+    let noop = ReturnedBranch {
+        wait,
+        ..without_mask(0, &[])
+    };
+    let mut it = p1_on_p2(&world, [Line::Returns(suspends.clone())]);
+    let returned = Returned::Branches(vec![noop.clone()]);
+    assert_eq!(call(&mut it, process(&[])), returned);
+    let fork = vec![sample(7, &[]), noop.clone()];
+    let mut it = p2_on_p1(&world, [vec![noop], fork]);
+    assert_eq!(call(&mut it, Callback::Pre), suspends);
+    // A branch of a fork that does nothing has one step in which it samples nothing, and then waits.
+    assert_eq!(call(&mut it, Callback::Pre), pre_of(2, false, &[]));
+    let mut child = it.fork().unwrap();
+    let fork_group = vec![4, 5];
+    let skipped = MidReturned::Splice {
+        backtrack: 0,
+        ff_tokens: vec![],
+    };
+    let mid = call(&mut child, Callback::Mid { fork_group });
+    assert_eq!(mid, Returned::Mid(skipped));
+    assert_eq!(call(&mut child, Callback::Pre), suspends);
 }

@@ -48,6 +48,7 @@ pub(super) fn open(
         controller,
         arg,
         watched: false,
+        sharer: None,
     })
 }
 

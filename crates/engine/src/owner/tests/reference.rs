@@ -241,7 +241,7 @@ fn finish(mut sequence: Sequence, mut in_round: bool, outputs: &mut Vec<Vec<Toke
     while !sequence.is_over() {
         if !in_round {
             match sequence.steer.pre().unwrap() {
-                None | Some(Pre::Suspend) => continue,
+                None | Some(Pre::Suspend | Pre::Wait) => continue,
                 Some(Pre::Run { fast_forward }) => {
                     sequence.append(&fast_forward);
                     if sequence.is_over() {

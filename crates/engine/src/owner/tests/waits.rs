@@ -73,6 +73,133 @@ fn ai_813_a_suspended_sequence_is_not_decoded_and_four_steps_are_a_deadlock() {
     );
 }
 
+/// Waits while its flag is set, and counts how often it was asked.
+#[derive(Clone)]
+struct NamedWait {
+    flag: Arc<Mutex<bool>>,
+    /// It waits in `mid`, as a P2 module does.
+    in_mid: bool,
+    probe: Probe,
+}
+
+impl Steer for NamedWait {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        if *self.flag.lock().unwrap() {
+            return Ok(Some(Pre::Wait));
+        }
+        self.probe.pre()
+    }
+    fn mid_begin(&mut self, group: &[u32]) {
+        self.probe.mid_begin(group);
+    }
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        if std::mem::take(&mut self.in_mid) {
+            *self.flag.lock().unwrap() = true;
+            return Ok(Some(noop()));
+        }
+        self.probe.mid_poll()
+    }
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        self.probe.post(appended)
+    }
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[test]
+fn ai_1005_a_sequence_that_waits_is_no_deadlock_for_three_seconds() {
+    for in_mid in [false, true] {
+        let flag = Arc::new(Mutex::new(!in_mid));
+        let mut bench = echo();
+        let request = |bench: &Bench| {
+            let mut request = request_for("abcd");
+            request.params.max_tokens = Some(2);
+            request.steer = Some(Box::new(NamedWait {
+                flag: Arc::clone(&flag),
+                in_mid,
+                probe: Probe::new(),
+            }));
+            bench.submit(request)
+        };
+        let mut handle = request(&bench);
+        for step in 0..2_500 {
+            let report = bench.step();
+            let decoded = usize::from(in_mid && step == 0);
+            assert_eq!(report.batch().count(), decoded, "{in_mid} {step}");
+            assert_eq!(report.suspended.len(), 1 - decoded, "{in_mid} {step}");
+            assert!(report.wake_at.is_some(), "{in_mid} {step}");
+        }
+        *flag.lock().unwrap() = false;
+        bench.settle();
+        assert_eq!(read(&mut handle).text(), "ab", "{in_mid}");
+        *flag.lock().unwrap() = !in_mid;
+        let mut handle = request(&bench);
+        let begun = bench.now;
+        let answer = loop {
+            bench.step();
+            let answer = read(&mut handle);
+            if answer.error.is_some() {
+                break answer;
+            }
+        };
+        assert_eq!(error_of(&answer).0, "deadlock", "{in_mid}");
+        let waited = bench.now.since(begun);
+        assert!((3_000..3_100).contains(&waited.as_millis()), "{waited:?}");
+    }
+}
+
+#[test]
+fn ai_1005_a_sequence_that_waits_is_no_deadlock_while_a_sibling_runs() {
+    let flag = Arc::new(Mutex::new(true));
+    let mut bench = echo();
+    let mut request = request_for(&"x".repeat(20));
+    request.params.max_tokens = Some(20);
+    request.params.n = Some(2);
+    request.steer = Some(Box::new(OneWaits(NamedWait {
+        flag: Arc::clone(&flag),
+        in_mid: false,
+        probe: Probe::new(),
+    })));
+    let mut handle = bench.submit(request);
+    for _ in 0..15 {
+        bench.step_after(Duration::from_secs(1));
+    }
+    assert_eq!(read(&mut handle).error, None);
+    *flag.lock().unwrap() = false;
+    bench.settle();
+    let answer = read(&mut handle);
+    assert_eq!(answer.error, None);
+}
+
+/// The first sequence waits, its forks do not.
+struct OneWaits(NamedWait);
+
+impl Steer for OneWaits {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        self.0.pre()
+    }
+    fn mid_begin(&mut self, group: &[u32]) {
+        self.0.mid_begin(group);
+    }
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        self.0.mid_poll()
+    }
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        self.0.post(appended)
+    }
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        Ok(Box::new(NamedWait {
+            flag: Arc::default(),
+            ..self.0.clone()
+        }))
+    }
+}
+
 /// The parent waits for its child, which waits for the parent's slot.
 #[test]
 fn d_49_a_suspended_parent_yields_its_slot_to_its_child() {

@@ -221,6 +221,20 @@ fn ai_803_it_stops_or_suspends_if_one_does_and_the_others_keep_their_results() {
     assert_eq!(steer.pre(), Ok(Some(Pre::Suspend)));
     assert_eq!(steer.pre(), Ok(Some(Pre::Stop)));
     assert_eq!(runs.log(), ["begin []", "pre"], "asked once");
+    for (other, expected) in [(run(&[]), Pre::Wait), (Pre::Suspend, Pre::Suspend)] {
+        let waits = Script {
+            pres: [Some(Pre::Wait), Some(run(&[]))].into(),
+            ..Script::default()
+        };
+        let others = Script {
+            pres: [Some(other)].into(),
+            ..Script::default()
+        };
+        let mut steer = combined([&waits, &others]);
+        // AI-1005: a part that is suspended without a reason is asked in every step.
+        assert_eq!(steer.pre(), Ok(Some(expected)));
+        assert_eq!(steer.pre(), Ok(Some(run(&[]))));
+    }
     let stops = Script {
         mids: [None, Some(Mid::Stop)].into(),
         ..Script::default()

@@ -54,8 +54,7 @@ pub(super) fn create(name: &str) -> Result<Exit, CliError> {
         write(&sdk.join("src").join(path), text).map_err(failed)?;
     }
     output::message(format!(
-        "Made {name}. Next:\n  cd {name}\n  rustup target add wasm32-unknown-unknown\n  cargo build --release --target \
-         wasm32-unknown-unknown\n  sapwood controller upload target/wasm32-unknown-unknown/release/{}.wasm --tag {crate_name}\n  \
+        "Made {name}. Next:\n  cd {name}\n  rustup target add wasm32-unknown-unknown\n  sapwood controller build\n  sapwood controller upload target/wasm32-unknown-unknown/release/{}.wasm --tag {crate_name}\n  \
          sapwood controller run {crate_name} --prompt 'Hello'",
         crate_name.replace('-', "_")
     ));

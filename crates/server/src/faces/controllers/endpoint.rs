@@ -16,7 +16,8 @@ use sapwood_proto::steer::{ControllerStore, SteerRefusal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::{Config, models, modules, refusals, run};
+use super::live_runs::LiveRuns;
+use super::{Config, models, modules, refusals, run, run_variables};
 use crate::auth::caller::Caller;
 use crate::auth::scopes::KeyScope;
 use crate::context::ServerContext;
@@ -30,6 +31,7 @@ pub(super) struct ControllersContext {
     pub(super) config: Config,
     /// When the models of this process were made, for clients that show it.
     pub(super) began: u64,
+    pub(super) runs: Arc<LiveRuns>,
     uploads: Arc<Semaphore>,
 }
 
@@ -39,6 +41,9 @@ pub(super) enum Action {
     Info,
     Models,
     Run,
+    RunVariables,
+    RunVariable,
+    SetRunVariable,
     Upload,
     Modules,
     Module,
@@ -56,8 +61,10 @@ pub(super) struct AskedAction {
     pub(super) rights: SteerRights,
     /// The model whose prefix the path has.
     pub(super) model: Option<String>,
-    /// The tag or module of the path.
+    /// The tag, module or run of the path.
     name: Option<String>,
+    /// The variable of the path.
+    variable: Option<String>,
 }
 
 impl ControllersContext {
@@ -67,6 +74,7 @@ impl ControllersContext {
             kernel,
             config,
             began: models::unix_seconds(),
+            runs: Arc::default(),
             uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
         }
     }
@@ -114,9 +122,20 @@ impl AskedAction {
             caller,
             model: named("model"),
             name: named("name"),
+            variable: named("variable"),
             parts,
             body,
         })
+    }
+
+    /// The name in the path, without taking it.
+    pub(super) fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+
+    /// The variable of the path; its routes have one.
+    pub(super) fn take_variable(&mut self) -> String {
+        self.variable.take().unwrap_or_default()
     }
 
     /// The tag or module of the path; its routes have one.
@@ -164,6 +183,9 @@ async fn act(
 ) -> Result<Response<Body>, Rejection> {
     let answer = match action {
         Action::Run => return run::answer(context, asked).await,
+        Action::RunVariables => run_variables::list(context, &asked)?,
+        Action::RunVariable => return run_variables::read(context, asked),
+        Action::SetRunVariable => return run_variables::write(context, asked).await,
         Action::Info => models::info(context, &asked),
         Action::Models => models::list(context, &asked)?,
         Action::Upload => modules::upload(context, asked).await?,

@@ -15,6 +15,7 @@ use sapwood_kernel::{Chunk, Error, Run};
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::live_runs::LiveRunGuard;
 use super::run_steps::RunSteps;
 use crate::ops::open_streams::OpenStreamGuard;
 
@@ -34,6 +35,8 @@ pub(super) struct RunStream {
     idle: Duration,
     /// Resolves when a drain cuts what still runs.
     cutting: BoxFuture<'static, ()>,
+    /// Lets the variables of the run be found until it ends.
+    live: Option<LiveRunGuard>,
     _open: OpenStreamGuard,
 }
 
@@ -44,6 +47,7 @@ pub(super) struct BegunRun {
     /// The event that names the run.
     pub(super) initial: Value,
     pub(super) keep_alive: Duration,
+    pub(super) live: LiveRunGuard,
     pub(super) cutting: BoxFuture<'static, ()>,
     pub(super) open: OpenStreamGuard,
 }
@@ -55,6 +59,7 @@ impl RunStream {
             first,
             initial,
             keep_alive,
+            live,
             cutting,
             open,
         } = begun;
@@ -71,6 +76,7 @@ impl RunStream {
             keep_alive: Box::pin(sleep(keep_alive)),
             idle: keep_alive,
             cutting,
+            live: Some(live),
             _open: open,
         }
     }
@@ -131,6 +137,7 @@ impl RunStream {
         }
         self.out.extend_from_slice(b"data: [DONE]\n\n");
         self.is_over = true;
+        self.live = None;
     }
 }
 

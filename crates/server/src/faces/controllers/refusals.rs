@@ -64,6 +64,11 @@ pub(super) fn invalid(message: impl Into<String>) -> Rejection {
     )
 }
 
+/// Something of this server failed.
+pub(super) fn internal(message: &str) -> Rejection {
+    Rejection::new(Code::Internal, ErrorReason::INTERNAL_ERROR, message)
+}
+
 /// The server cannot do this. 400 and not 501: clients retry every 5xx (OA-202).
 pub(super) fn unsupported(message: &str) -> Rejection {
     Rejection::new(Code::Unimplemented, UNSUPPORTED, message).with_status(StatusCode::BAD_REQUEST)

@@ -1,12 +1,15 @@
 //! `POST /v1/run`: runs a model with a controller (AI-911 to AI-916).
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::response::IntoResponse;
 use futures::{FutureExt, StreamExt};
 use http::{HeaderName, HeaderValue, Response, header};
 use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_kernel::{
-    Args, Chunk, Error, Fun, GenerateConfig, ModelFacts, PromptMode, RequestedPorts, Run, Want,
+    Args, Chunk, Error, Fun, GenerateConfig, ModelFacts, PromptMode, RequestedPorts, Run,
+    VariablesSharing, Want,
 };
 use sapwood_proto::code::Code;
 use serde_json::json;
@@ -14,13 +17,15 @@ use tokio::time::timeout;
 
 use super::endpoint::{AskedAction, ControllersContext, time_left};
 use super::event_stream::{BegunRun, RunStream};
+use super::live_runs::LiveRun;
 use super::run_request::RunRequest;
+use super::run_variables::hex;
 use super::{body, models, refusals};
 use crate::http::rejection::Rejection;
-use crate::http::request_id::RequestId;
 use crate::http::request_trace;
 use crate::ops::metrics::FaceLabel;
 use crate::ops::open_streams::OpenStreamGuard;
+use crate::resume::fill_unguessably;
 
 const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -37,7 +42,7 @@ pub(super) async fn answer(
         ..
     } = asked;
     let bytes = body::whole(&parts, body, context.config.body_bytes, "the request").await?;
-    let request = RunRequest::read(&body::object(&bytes)?)?;
+    let mut request = RunRequest::read(&body::object(&bytes)?)?;
     drop(bytes);
     // The prefix wins: a client that was given one knows no other name of the model.
     let name = model.as_deref().or(request.model.as_deref());
@@ -49,7 +54,11 @@ pub(super) async fn answer(
     if let (Some(most), Some(facts)) = (request.params.max_tokens, &spec.facts) {
         fits(facts, &request.prompt, most).await?;
     }
-    let mut run = begin(context, &function, request).timeout(time_left(&parts));
+    let id = run_id();
+    let id = id.ok_or_else(|| refusals::internal("The system has no randomness to give."))?;
+    let vars = std::mem::take(&mut request.vars);
+    let (sharer, live) = context.runs.begin(&id, caller.identity.clone(), vars);
+    let mut run = begin(context, &function, request, sharer).timeout(time_left(&parts));
     let first = timeout(context.config.head_wait, run.next()).await.ok();
     if let Some(Some(Err(error))) = &first
         && !is_event(error)
@@ -61,10 +70,11 @@ pub(super) async fn answer(
         run,
         first: first.flatten(),
         initial: json!({
-            "id": run_id(), "object": "initial-run", "created": models::unix_seconds(),
+            "id": id, "object": "initial-run", "created": models::unix_seconds(),
             "model": spec.name.as_str(),
         }),
         keep_alive: context.config.keep_alive,
+        live,
         open: OpenStreamGuard::begin(&context.shared.metrics, &drain, FaceLabel::Controllers),
         cutting: async move { drain.cutting().await }.boxed(),
     });
@@ -79,9 +89,19 @@ pub(super) async fn answer(
     Ok((headers, Body::from_stream(stream)).into_response())
 }
 
-fn begin(context: &ControllersContext, function: &Fun, request: RunRequest) -> Run<Chunk> {
+fn begin(
+    context: &ControllersContext,
+    function: &Fun,
+    request: RunRequest,
+    sharer: Arc<LiveRun>,
+) -> Run<Chunk> {
     let config = GenerateConfig {
         params: request.params,
+        // Without a controller there are no variables.
+        sharer: request
+            .controller
+            .is_some()
+            .then(|| VariablesSharing(sharer)),
         controller: request.controller,
         watched: true,
         // The prompt is the controller's business: no template is put around it.
@@ -137,10 +157,11 @@ async fn fits(facts: &ModelFacts, prompt: &str, most: u32) -> Result<(), Rejecti
     Ok(())
 }
 
-/// A new id of a run, in the form of a UUID.
-fn run_id() -> String {
-    let id = RequestId::fresh();
-    let digits = id.as_str().trim_start_matches("req_");
+/// A new id of a run, in the form of a UUID. Whoever knows it and has no key may use its variables, so it cannot be guessed.
+fn run_id() -> Option<String> {
+    let mut bytes = [0; 16];
+    fill_unguessably(&mut bytes)?;
+    let digits = hex(&bytes);
     let mut run = String::from("run-");
     for (at, digit) in digits.char_indices() {
         if matches!(at, 8 | 12 | 16 | 20) {
@@ -148,7 +169,7 @@ fn run_id() -> String {
         }
         run.push(digit);
     }
-    run
+    Some(run)
 }
 
 /// Whether the error is one of the controller, which its client reads as an event (AI-915).

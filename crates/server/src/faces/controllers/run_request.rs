@@ -14,6 +14,8 @@ pub(super) struct RunRequest {
     /// `None` completes the prompt without a controller.
     pub(super) controller: Option<ControllerChoice>,
     pub(super) prompt: String,
+    /// Variables that are set before the controller starts.
+    pub(super) vars: Vec<(String, Vec<u8>)>,
     pub(super) params: GenerationParams,
 }
 
@@ -48,6 +50,15 @@ impl RunRequest {
             let choice = ControllerChoice::from_json(&name.into(), given("controller_arg"));
             Some(choice.map_err(|error| refusals::invalid(error.to_string()))?)
         };
+        let vars = match given("vars") {
+            None => Vec::new(),
+            Some(_) if controller.as_ref().is_none_or(is_native) => {
+                return Err(refusals::invalid(
+                    "vars needs a controller that has variables: an uploaded one",
+                ));
+            }
+            Some(vars) => variables(vars)?,
+        };
         let mut params = GenerationParams {
             temperature: Some(0.0),
             ..GenerationParams::default()
@@ -65,9 +76,25 @@ impl RunRequest {
             model: text("model")?,
             controller,
             prompt,
+            vars,
             params,
         })
     }
+}
+
+/// Whether it is one of the constraints of this server, which have no variables.
+fn is_native(controller: &ControllerChoice) -> bool {
+    controller.id.starts_with("sapwood:")
+}
+
+fn variables(value: &Value) -> Result<Vec<(String, Vec<u8>)>, Rejection> {
+    let invalid = || refusals::invalid("vars must be an object of strings");
+    let members = value.as_object().ok_or_else(invalid)?;
+    let read = |(name, value): (&String, &Value)| {
+        let text = value.as_str().ok_or_else(invalid)?;
+        Ok((name.clone(), text.as_bytes().to_vec()))
+    };
+    members.iter().map(read).collect()
 }
 
 #[cfg(test)]

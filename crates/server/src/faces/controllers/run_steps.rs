@@ -9,6 +9,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{StepReport, VariableWrite};
 use serde_json::{Map, Value, json};
 
+use super::run_variables::hex;
 use crate::branch_text::BranchTexts;
 
 /// The steps of a run.
@@ -200,12 +201,7 @@ impl RunCost {
 
 /// A write of a variable, as the controllers' interface has it (AI-951).
 fn command(write: &VariableWrite) -> Value {
-    let mut value = String::with_capacity(write.value.len() * 2);
-    for byte in &write.value {
-        for digit in [byte >> 4, byte & 15] {
-            value.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
-        }
-    }
+    let value = hex(&write.value);
     let op = if write.append { "Append" } else { "Set" };
     json!({"WriteVar": {
         "name": write.name, "value": value, "op": op, "when_version_is": write.when_version_is,

@@ -1,0 +1,44 @@
+//! [`PreRounds`]: the rounds of one `pre` that appends tokens (AI-405).
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::Token;
+
+use super::callback::Callback;
+use super::failure::CallFailure;
+
+/// The tokens that the results of `pre` have appended, and how often.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PreRounds {
+    count: u32,
+    tokens: Vec<Token>,
+}
+
+impl PreRounds {
+    /// Adds the tokens of a result. Returns the callback that reports them; then `pre` is called again.
+    ///
+    /// # Errors
+    /// It was one round too many.
+    pub(crate) fn add(&mut self, tokens: Vec<Token>) -> Result<Callback, CallFailure> {
+        self.count += 1;
+        if self.count > ROUNDS_MAX {
+            let text = "too many ff_tokens rounds from pre_process";
+            return Err(CallFailure::new(ErrorReason::LIMIT, text));
+        }
+        self.tokens.extend_from_slice(&tokens);
+        let backtrack = 0;
+        Ok(Callback::Post { backtrack, tokens })
+    }
+
+    /// Whether there are no tokens.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Ends the rounds. Returns the tokens of all of them.
+    pub(crate) fn finish(&mut self) -> Vec<Token> {
+        std::mem::take(self).tokens
+    }
+}
+
+/// Rounds of one step.
+const ROUNDS_MAX: u32 = 10;
