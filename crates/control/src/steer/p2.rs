@@ -114,33 +114,37 @@ impl P2Steps {
     }
 }
 
-/// A branch as the engine takes it, and the tokens that follow its sampled token.
+/// A branch as the engine takes it, and what follows it.
 fn translate(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
-    let noop = branch.is_noop();
-    let ReturnedBranch {
-        mask,
-        temperature,
-        splices,
-        wait,
-    } = branch;
-    if noop {
+    if branch.is_noop() {
         let following = Following {
-            wait,
+            wait: branch.wait,
             ..Following::default()
         };
         return Ok((Branch::Noop, following));
     }
-    if mask.is_none() {
-        // Exactly one, which the host has checked. Nothing is sampled, so `backtrack` counts committed tokens alone.
-        let Some(splice) = splices.into_iter().next() else {
-            return Err(unexpected());
-        };
-        let splice = Splice {
-            backtrack: splice.backtrack,
-            tokens: splice.ff_tokens,
-        };
-        return Ok((Branch::Splice(splice), Following::default()));
+    if branch.mask.is_some() {
+        return sample(branch);
     }
+    // Exactly one, which the host has checked. Nothing is sampled, so `backtrack` counts committed tokens alone.
+    let Some(splice) = branch.splices.into_iter().next() else {
+        return Err(unexpected());
+    };
+    let splice = Splice {
+        backtrack: splice.backtrack,
+        tokens: splice.ff_tokens,
+    };
+    Ok((Branch::Splice(splice), Following::default()))
+}
+
+/// A branch that samples.
+fn sample(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
+    let ReturnedBranch {
+        mask,
+        temperature,
+        splices,
+        ..
+    } = branch;
     let mut conditional = Vec::with_capacity(splices.len());
     let mut following = Following::default();
     let mut appended = 0;

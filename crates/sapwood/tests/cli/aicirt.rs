@@ -112,6 +112,41 @@ fn ai_501_a_p2_engine_finds_its_rows_where_the_answer_says() {
     assert_eq!(refused["error"], "bad op");
 }
 
+/// AI-1001, AI-1002
+#[test]
+fn ai_316_an_engine_of_p1i_has_the_first_pre_and_asks_for_bits() {
+    let folder = folder("aicirt_p1i");
+    let setup = EngineSetup {
+        flags: &["--dialect=p1i"],
+        ..EngineSetup::new(Synchronisation::Futex)
+    };
+    let mut engine = Engine::start(&folder, &setup);
+    let hello = json!({"op": "hello", "features": ["bitmask", "compact", "wait", "later"]});
+    let answer = engine.side_json(&hello);
+    let features = json!(["bitmask", "compact", "wait"]);
+    assert_eq!(answer["data"]["features"], features, "{answer}");
+    // Both generations of modules.
+    for (id, module) in [(4, YES), (5, YES_P2)] {
+        engine.install("yes-latest", module);
+        let begun = engine.side_json(&json!({
+            "op": "instantiate", "req_id": id.to_string(), "prompt": [1], "module_id": "yes-latest", "module_arg": "",
+        }));
+        assert_eq!(begun["type"], "ok", "{begun}");
+        assert_eq!(begun["data"].get("error"), None, "{begun}");
+        let pre = json!([{"id": id, "req_id": id.to_string()}]);
+        let bound = engine.main_json(&json!({"op": "post_pre_process", "pre_ops": pre}));
+        let result = &bound["data"]["pre_seqs"][id.to_string()];
+        assert_eq!(result.get("result"), None, "{bound}");
+        let answer = engine.main_json(&json!({"op": "mid_process", "ops": [{"id": id}]}));
+        let data = &answer["data"];
+        assert_eq!(data["dtype"], "bool", "{answer}");
+        let bytes = data["mask_num_bytes"].as_u64().unwrap() as usize;
+        let row = engine.masks(0, bytes);
+        let set = row.iter().map(|byte| byte.count_ones()).sum::<u32>();
+        assert_eq!((set, row[3582 / 8] >> (3582 % 8) & 1), (1, 1), "{answer}");
+    }
+}
+
 #[test]
 fn ai_602_either_generation_of_modules_runs_on_either_wire() {
     let folder = folder("aicirt_generations");
