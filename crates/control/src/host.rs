@@ -12,6 +12,7 @@ mod controller;
 mod engine;
 mod failure;
 mod group;
+mod handles;
 mod imports;
 mod instance;
 mod log;

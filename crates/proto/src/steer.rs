@@ -12,6 +12,7 @@
 
 mod choice;
 mod combined;
+mod host_constraint;
 mod mask;
 mod source;
 mod store;
@@ -22,6 +23,7 @@ pub use self::choice::{
     CONTROLLER_ARG_BYTES_MAX, ConstraintChoice, ConstraintKind, ControllerChoice, InvalidChoice,
 };
 pub use self::combined::Combined;
+pub use self::host_constraint::{HostConstraint, HostConstraintSource};
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};

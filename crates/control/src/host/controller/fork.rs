@@ -16,7 +16,13 @@ impl Controller {
         &mut self,
         mut state: ControllerState,
     ) -> Result<Box<Self>, CallFailure> {
-        let parent = self.store.data();
+        let parent = self.store.data_mut();
+        // Charged first: what is over the limit is not copied at all.
+        let charged = state.limiter.hold(parent.handles.bytes());
+        charged.map_err(|abort| CallFailure::new(abort.reason, abort.message))?;
+        let handles = parent.handles.fork();
+        state.handles =
+            handles.map_err(|failure| CallFailure::new(failure.reason, failure.message))?;
         state.blobs = parent.blobs.clone();
         state.instantiated = parent.instantiated;
         let mut store = new_store(&self.program, state);
