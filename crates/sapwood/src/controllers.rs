@@ -87,11 +87,11 @@ impl ProcessControllers {
         let vocabulary = engine.vocabulary();
         let source = Arc::new(ModelSteering {
             shared: Arc::clone(&self.0),
-            constraints: ConstraintSource::new(
+            constraints: Arc::new(ConstraintSource::new(
                 Arc::clone(vocabulary),
                 constraints,
                 Arc::clone(&self.0.workers),
-            ),
+            )),
             truncates: engine.info().truncates,
             vocabulary: Arc::clone(vocabulary),
             modules: OnceLock::new(),
@@ -154,7 +154,7 @@ fn default_folder() -> Option<PathBuf> {
 /// The two sources of one model.
 struct ModelSteering {
     shared: Arc<Shared>,
-    constraints: ConstraintSource,
+    constraints: Arc<ConstraintSource>,
     truncates: bool,
     vocabulary: SharedVocabulary,
     /// Made for the first request with a controller: it holds a copy of every token's bytes.
@@ -164,7 +164,7 @@ struct ModelSteering {
 impl SteerSource for ModelSteering {
     fn open(&self, call: SteerCall<'_>) -> Result<Box<dyn Steer>, SteerRefusal> {
         if call.controller.starts_with(NAME_PREFIX) {
-            return self.constraints.open(call);
+            return SteerSource::open(&*self.constraints, call);
         }
         self.modules.get_or_init(|| self.controllers()).open(call)
     }
@@ -187,7 +187,7 @@ impl ModelSteering {
         ModelControllers::new(
             self.shared.host.clone(),
             Arc::new(find),
-            Arc::new(host_model(&self.vocabulary)),
+            Arc::new(host_model(&self.vocabulary).with_constraints(self.constraints.clone())),
             Capabilities {
                 // Elsewhere tokens cannot be taken back (AI-822).
                 backtrack: self.truncates,
@@ -202,7 +202,7 @@ impl ModelSteering {
 }
 
 /// A vocabulary as controllers see it.
-fn host_model(vocabulary: &SharedVocabulary) -> HostModel {
+pub(crate) fn host_model(vocabulary: &SharedVocabulary) -> HostModel {
     let ids = 0..Token::try_from(vocabulary.size()).unwrap_or(Token::MAX);
     let entry = |id: Token| {
         if vocabulary.is_special(id) {

@@ -35,6 +35,9 @@ impl HostConstraintSource for OptionsSource {
         }
         let options: Vec<String> =
             serde_json::from_str(value).map_err(|error| format!("invalid grammar: {error}"))?;
+        if options.is_empty() {
+            return Err("invalid grammar: there is no option".to_owned());
+        }
         Ok(Box::new(OneOfThem {
             tokens: Arc::clone(&self.tokens),
             eos: self.eos,

@@ -6,6 +6,7 @@
 mod modules;
 mod saved_trie;
 mod vocabulary;
+mod wire_vocabulary;
 
 use std::path::PathBuf;
 use std::sync::Arc;

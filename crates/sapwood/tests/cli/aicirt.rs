@@ -112,6 +112,49 @@ fn ai_501_a_p2_engine_finds_its_rows_where_the_answer_says() {
     assert_eq!(refused["error"], "bad op");
 }
 
+/// A module's constraint is over the engine's vocabulary, padding included.
+#[test]
+fn ai_1007_modules_follow_constraints_of_the_runtime() {
+    const MODULE: &str = r#"(module
+      (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
+      (import "sapwood" "constraint_new" (func $new (param i32 i32 i32 i32) (result i32)))
+      (import "sapwood" "constraint_consume" (func $consume (param i32 i32) (result i32)))
+      (import "sapwood" "constraint_mask" (func $mask (param i32) (result i32)))
+      (import "sapwood" "mask_return" (func $return (param i32) (result i32)))
+      (memory (export "memory") 1)
+      (data (i32.const 0) "{\"prompt\":[1]}")
+      (data (i32.const 64) "{\"branches\":[{\"sample_mask\":0}]}")
+      (data (i32.const 128) "regex(t12|yes)(t7|t80|yes)")
+      (func (export "aici_create") (result i32)
+        (call $new (i32.const 128) (i32.const 5) (i32.const 133) (i32.const 21)))
+      (func (export "aici_init_prompt") (param $h i32)
+        (if (i32.eqz (call $consume (local.get $h) (i32.const 12))) (then (unreachable)))
+        (call $ret (i32.const 0) (i32.const 14)))
+      (func (export "aici_mid_process") (param $h i32)
+        (drop (call $return (call $mask (local.get $h))))
+        (call $ret (i32.const 64) (i32.const 32))))"#;
+    let folder = folder("aicirt_constraints");
+    let setup = EngineSetup {
+        flags: &["--bias-dtype", "bool", "--logits-size", "4100"],
+        ..EngineSetup::new(Synchronisation::Futex)
+    };
+    let mut engine = Engine::start(&folder, &setup);
+    engine.install("follows", MODULE);
+    engine.instantiate("r", "follows");
+    let answer = engine.main_json(&json!({
+        "op": "mid_process", "ops": [{"id": 4, "req_id": "r", "tokens": []}], "freed": [],
+    }));
+    let data = &answer["data"];
+    assert_eq!(data["seqs"]["4"]["error"], "", "{answer}");
+    let number = |name: &str| data[name].as_u64().unwrap() as usize;
+    let row = engine.masks(number("first_mask_byte_offset"), number("mask_num_bytes"));
+    let allows = |token: &usize| row[token / 8] >> (token % 8) & 1 == 1;
+    assert_eq!(
+        (0..row.len() * 8).filter(allows).collect::<Vec<_>>(),
+        [7, 8, 80, 3582]
+    );
+}
+
 #[test]
 fn ai_602_either_generation_of_modules_runs_on_either_wire() {
     let folder = folder("aicirt_generations");
