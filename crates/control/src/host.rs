@@ -39,6 +39,7 @@ pub use self::config::HostConfig;
 pub use self::controller::Outcome;
 pub use self::engine::compile;
 pub use self::failure::CallFailure;
+pub(crate) use self::group::Member;
 pub use self::group::{Group, Variables, VariablesLimits, Versioned};
 pub use self::instance::{Instance, Start};
 pub use self::program::Program;

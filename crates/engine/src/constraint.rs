@@ -79,8 +79,8 @@ impl Default for ConstraintConfig {
 pub struct ConstraintSource {
     config: ConstraintConfig,
     factory: Arc<LazyFactory>,
-    cache: GrammarCache,
-    compiler: Compiler,
+    cache: Arc<GrammarCache>,
+    compiler: Arc<Compiler>,
     workers: Arc<MaskWorkers>,
 }
 
@@ -95,9 +95,24 @@ impl ConstraintSource {
         Self {
             config,
             factory: Arc::new(LazyFactory::new(vocabulary)),
-            cache: GrammarCache::new(config.cache_bytes),
-            compiler: Compiler::new(config.compile_threads, config.compile_time),
+            cache: Arc::new(GrammarCache::new(config.cache_bytes)),
+            compiler: Arc::new(Compiler::new(config.compile_threads, config.compile_time)),
             workers,
+        }
+    }
+
+    /// A source of the same constraints, for sequences that append forced tokens without sampling them, or do not.
+    #[must_use]
+    pub fn with_fast_forward(&self, fast_forward: bool) -> Self {
+        Self {
+            config: ConstraintConfig {
+                fast_forward,
+                ..self.config
+            },
+            factory: Arc::clone(&self.factory),
+            cache: Arc::clone(&self.cache),
+            compiler: Arc::clone(&self.compiler),
+            workers: Arc::clone(&self.workers),
         }
     }
 

@@ -43,7 +43,7 @@ impl Group {
     }
 
     /// Counts one more sequence, until the returned value is dropped.
-    pub(super) fn enter(self: &Arc<Self>) -> Result<Member, CallFailure> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<Member, CallFailure> {
         let add = |live: u32| (live < self.forks_max).then_some(live + 1);
         let entered = self
             .live
@@ -61,13 +61,13 @@ impl Group {
 
 /// One live sequence of a group.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(crate) struct Member {
     group: Arc<Group>,
     counted: bool,
 }
 
 impl Member {
-    pub(super) const fn group(&self) -> &Arc<Group> {
+    pub(crate) const fn group(&self) -> &Arc<Group> {
         &self.group
     }
 

@@ -337,6 +337,7 @@ impl AicirtCommand {
             host: controllers.host().clone(),
             programs: Arc::new(move |user: SteerUser<'_>, name: &str| programs.find(user, name)),
             store: controllers,
+            constraints: loaded.constraints,
             model: loaded.model,
             bos: loaded.bos,
             capabilities: Capabilities {

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sapwood_control::aicirt::WireConstraints;
 use sapwood_control::trie::HostModel;
 use sapwood_engine::api::SharedVocabulary;
 use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers};
@@ -20,6 +21,7 @@ pub(super) struct LoadedVocabulary {
     pub(super) model: Arc<HostModel>,
     /// The token that begins a text prompt.
     pub(super) bos: Option<Token>,
+    pub(super) constraints: WireConstraints,
 }
 
 impl LoadedVocabulary {
@@ -29,9 +31,14 @@ impl LoadedVocabulary {
             ConstraintConfig::default(),
             Arc::new(MaskWorkers::new()),
         ));
+        let model = host_model(&vocabulary).with_constraints(constraints.clone());
         Self {
-            model: Arc::new(host_model(&vocabulary).with_constraints(constraints)),
+            model: Arc::new(model),
             bos: vocabulary.bos(),
+            constraints: WireConstraints {
+                sampling: Arc::new(constraints.with_fast_forward(false)),
+                forwarding: constraints,
+            },
         }
     }
 }
