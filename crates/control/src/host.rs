@@ -17,6 +17,7 @@ mod imports;
 mod instance;
 mod log;
 mod program;
+mod random;
 mod result;
 mod state;
 mod workers;
@@ -35,7 +36,7 @@ use wasmtime::{Engine, Linker};
 
 use self::budget::MemoryBudget;
 pub use self::callback::Callback;
-pub use self::config::HostConfig;
+pub use self::config::{ControllerRandom, HostConfig};
 pub use self::controller::Outcome;
 pub use self::engine::compile;
 pub use self::failure::CallFailure;

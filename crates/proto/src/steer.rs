@@ -182,6 +182,9 @@ pub struct VariableWrite {
 
 /// Steers one sequence. The engine calls the methods in the order of the module's diagram, all from one thread.
 pub trait Steer: Send {
+    /// Sets the seed of the request, for steerers that draw at random. Called once, before [`Steer::begin`].
+    fn seed(&mut self, _seed: u64) {}
+
     /// Starts with the tokens of the prompt. Called once, before everything else; must return at once. `waker` is for
     /// this steerer and all its forks.
     fn begin(&mut self, prompt: &[Token], waker: &Arc<dyn StepWaker>);

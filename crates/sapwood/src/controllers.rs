@@ -123,6 +123,7 @@ fn host(config: &ControllersConfig) -> Result<Host, HostError> {
         memory_total_bytes: bytes(config.memory_bytes_total),
         init_time: Duration::from_millis(config.init_ms),
         step_time: Duration::from_millis(config.step_ms),
+        random: config.random.of_host(),
         ..HostConfig::default()
     })
 }

@@ -3,8 +3,8 @@
 
 pub(super) mod variables;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use sapwood_proto::error_reason::ErrorReason;
 
@@ -17,6 +17,7 @@ pub struct Group {
     live: AtomicU32,
     forks_max: u32,
     variables: Variables,
+    seed: OnceLock<u64>,
 }
 
 impl Group {
@@ -27,7 +28,18 @@ impl Group {
             live: AtomicU32::new(0),
             forks_max,
             variables: Variables::new(limits),
+            seed: OnceLock::new(),
         })
+    }
+
+    /// Sets the seed of the request, before its first instance starts. Without one it is 0.
+    pub fn set_seed(&self, seed: u64) {
+        // The first one stays: an instance may have drawn from it.
+        let _set = self.seed.set(seed);
+    }
+
+    pub(super) fn seed(&self) -> u64 {
+        self.seed.get().copied().unwrap_or_default()
     }
 
     /// The variables.

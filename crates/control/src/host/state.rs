@@ -14,6 +14,7 @@ use super::failure::Abort;
 use super::group::Member;
 use super::handles::HostHandles;
 use super::log::LogBuffer;
+use super::random::SeededRandom;
 use super::result::RawResult;
 use super::writes::StepWrites;
 use crate::module::Abi;
@@ -81,6 +82,8 @@ pub(super) struct ControllerState {
     pub(super) blobs: Blobs,
     /// Outlast a callback, as blobs do.
     pub(super) handles: HostHandles,
+    /// `None`: nothing is drawn.
+    pub(super) random: Option<SeededRandom>,
     /// Known once the module is instantiated; only its start function runs earlier.
     pub(super) memory: Option<Memory>,
     /// The sequence, 0 before it is bound.
@@ -133,6 +136,7 @@ impl ControllerState {
             limiter,
             blobs: Blobs::default(),
             handles: HostHandles::default(),
+            random: None,
             memory: None,
             number: 0,
             instantiated: Instant::now(),

@@ -5,6 +5,7 @@ mod constraints;
 mod forks;
 mod hostile;
 mod limits;
+mod random;
 mod variables;
 
 use std::sync::{Arc, Condvar, Mutex};

@@ -8,6 +8,7 @@ use wasmtime::{Func, Ref, Store, Table, Val};
 use super::pages;
 use super::{Broken, Controller, Ended, Exports, Parts, call, find_memory, new_store};
 use crate::host::failure::CallFailure;
+use crate::host::random::SeededRandom;
 use crate::host::state::ControllerState;
 
 impl Controller {
@@ -24,6 +25,7 @@ impl Controller {
         state.handles =
             handles.map_err(|failure| CallFailure::new(failure.reason, failure.message))?;
         state.blobs = parent.blobs.clone();
+        state.random = parent.random.as_mut().map(SeededRandom::fork);
         state.instantiated = parent.instantiated;
         let mut store = new_store(&self.program, state);
         match self.copy_into(&mut store) {
