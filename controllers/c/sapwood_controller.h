@@ -32,6 +32,31 @@ SW_IMPORT("aici_host_self_seq_id") unsigned sw_self_id(void);
 SW_IMPORT("aici_host_eos_token") unsigned sw_eos_token(void);
 SW_IMPORT("aici_host_get_config") int sw_config(const char *name, unsigned length);
 
+/* Only Sapwood has these: constraints and masks in the host, by handles that are never 0. A module has 64 of them, and
+ * frees them. What is not used is not imported, so a module without them runs everywhere. */
+#define SW_HOST(name) __attribute__((import_module("sapwood"), import_name(name)))
+/* A constraint; the kind is regex, json-schema, lark, gbnf, substring or options. 0: the reason is in blob 6. */
+SW_HOST("constraint_new") unsigned sw_constraint(const char *kind, unsigned kind_length, const char *pattern, unsigned length);
+/* 1 if the constraint allows the token; if not, 0, and nothing changes. */
+SW_HOST("constraint_consume") int sw_constraint_consume(unsigned constraint, unsigned token);
+/* Takes back the last tokens. */
+SW_HOST("constraint_rollback") void sw_constraint_rollback(unsigned constraint, unsigned tokens);
+/* A mask of the tokens that may follow. */
+SW_HOST("constraint_mask") unsigned sw_constraint_mask(unsigned constraint);
+/* A blob with tokens that must follow. */
+SW_HOST("constraint_ff") unsigned sw_constraint_forced(unsigned constraint);
+/* A mask of the tokens that start with these bytes, or are the start of them. */
+SW_HOST("prefix_mask") unsigned sw_prefix_mask(const void *bytes, unsigned length);
+SW_HOST("mask_and") unsigned sw_mask_and(unsigned a, unsigned b);
+SW_HOST("mask_or") unsigned sw_mask_or(unsigned a, unsigned b);
+SW_HOST("mask_not") unsigned sw_mask_not(unsigned mask);
+/* Does what sw_return_mask does with words. The mask can be used again. */
+SW_HOST("mask_return") unsigned sw_mask_return(unsigned mask);
+/* Writes at most `size` bytes of a token to `target`; returns how many it has. */
+SW_HOST("token_bytes") unsigned sw_token_bytes(unsigned token, void *target, unsigned size);
+/* Frees a constraint or a mask. */
+SW_HOST("free") void sw_free(unsigned handle);
+
 /* Returns a result that is a string literal. */
 #define SW_RETURN(json) sw_return(json, sizeof(json) - 1)
 

@@ -22,6 +22,7 @@ macro_rules! examples {
 examples! {
     "best-of-n": best_of_n::BestOfN in "../../best-of-n/src/lib.rs";
     "choice": choice::Choice in "../../choice/src/lib.rs";
+    "except": except::Except in "../../except/src/lib.rs";
     "json-object": json_object::JsonObject in "../../json-object/src/lib.rs";
     "list-of-five": list_of_five::ListOfFive in "../../list-of-five/src/lib.rs";
     "quote": quote::Quote in "../../quote/src/lib.rs";

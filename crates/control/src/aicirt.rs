@@ -14,15 +14,15 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use sapwood_proto::steer::{ControllerStore, Token};
+use sapwood_proto::steer::{ControllerStore, SteerCall, SteerSource, Token};
 
 use crate::host::{Capabilities, Group, Host, Instance, Start, VariablesLimits};
 use crate::module::Abi;
 use crate::runtime::{
-    AnswerRoom, Dialect, DialectCell, Launch, Launcher, MainChannel, MainConfig, MainReply,
-    MaskType, NoRowFits, Pending, PendingLimits, RequestError, SIDE_WORKERS, SendAnswer,
-    SideChannel, SideParts, StepClock, StepConfig, StepWake, WireFeatures, WireInstance,
-    encode_failure, encode_unreadable,
+    AnswerRoom, ConstraintSequence, Dialect, DialectCell, Launch, Launcher, MainChannel,
+    MainConfig, MainReply, MaskType, NoRowFits, Pending, PendingLimits, RequestError, SIDE_WORKERS,
+    SendAnswer, SideChannel, SideParts, StepClock, StepConfig, StepWake, WireFeatures,
+    WireInstance, WireSteering, encode_failure, encode_unreadable,
 };
 use crate::steer::FindProgram;
 use crate::trie::HostModel;
@@ -40,6 +40,8 @@ pub struct AicirtOptions {
     pub programs: Arc<dyn FindProgram>,
     /// Stores them.
     pub store: Arc<dyn ControllerStore>,
+    /// Native constraints.
+    pub constraints: WireConstraints,
     /// The engine's model.
     pub model: Arc<HostModel>,
     /// The token that begins a text prompt.
@@ -56,6 +58,15 @@ pub struct AicirtOptions {
     pub forks: u32,
     /// Uploads are refused.
     pub restricted: bool,
+}
+
+/// Native constraints over the engine's vocabulary, the names of all of which begin with `sapwood:` (AI-840).
+#[derive(Clone)]
+pub struct WireConstraints {
+    /// For engines that append tokens without sampling.
+    pub forwarding: Arc<dyn SteerSource>,
+    /// The same ones for engines that cannot: what must follow is sampled.
+    pub sampling: Arc<dyn SteerSource>,
 }
 
 /// Time limits of steps.
@@ -146,7 +157,7 @@ pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
 }
 
 fn serve_main(
-    mut main: MainChannel<WireInstance<Instance>>,
+    mut main: MainChannel<WireInstance<WireSteering>>,
     mut requests: MessageSlot,
     mut responses: MessageSlot,
     wake: &StepWake,
@@ -320,10 +331,37 @@ impl AicirtOptions {
 struct HostLauncher {
     host: Host,
     programs: Arc<dyn FindProgram>,
+    constraints: WireConstraints,
     model: Arc<HostModel>,
     bos: Option<Token>,
     capabilities: Capabilities,
     forks: u32,
+}
+
+impl HostLauncher {
+    /// A native constraint, which is a P2 controller on either wire.
+    fn constrain(
+        &self,
+        launch: &Launch<'_>,
+        capabilities: Capabilities,
+    ) -> Result<ConstraintSequence, RequestError> {
+        let source = if capabilities.ff_tokens {
+            &self.constraints.forwarding
+        } else {
+            &self.constraints.sampling
+        };
+        let steer = source.open(SteerCall {
+            user: launch.user,
+            controller: launch.controller,
+            arg: launch.arg,
+            watched: true,
+            sharer: None,
+        })?;
+        let request = Group::new(self.forks, VariablesLimits::default()).enter();
+        let request = request.map_err(|failure| RequestError::user(failure.message))?;
+        let (prompt, waker) = (&launch.prompt, &launch.waker);
+        Ok(ConstraintSequence::new(steer, prompt, waker, request))
+    }
 }
 
 impl From<AicirtOptions> for HostLauncher {
@@ -331,6 +369,7 @@ impl From<AicirtOptions> for HostLauncher {
         Self {
             host: options.host,
             programs: options.programs,
+            constraints: options.constraints,
             model: options.model,
             bos: options.bos,
             capabilities: options.capabilities,
@@ -340,38 +379,39 @@ impl From<AicirtOptions> for HostLauncher {
 }
 
 impl Launcher for HostLauncher {
-    type Sequence = WireInstance<Instance>;
+    type Sequence = WireInstance<WireSteering>;
 
     fn launch(&self, launch: Launch<'_>) -> Result<Self::Sequence, RequestError> {
-        if launch.controller.starts_with("sapwood:") {
-            return Err(RequestError::user(
-                "native constraints (sapwood:KIND) are not available in this runtime yet",
-            ));
-        }
-        let program = self.programs.find(launch.user, launch.controller)?;
-        let is_p2 = launch.dialect == Dialect::P2;
-        let start = Start {
-            model: Arc::clone(&self.model),
-            arg: launch.arg.into(),
-            prompt: launch.prompt,
-            group: Group::new(self.forks, VariablesLimits::default()),
-            // P1 has no flags for what an engine can do: it can do everything.
-            capabilities: if is_p2 {
-                self.capabilities
-            } else {
-                Capabilities::ALL
-            },
-            waker: launch.waker,
+        let dialect = launch.dialect;
+        // P1 has no flags for what an engine can do: it can do everything.
+        let capabilities = match dialect {
+            Dialect::P2 => self.capabilities,
+            Dialect::Auto | Dialect::P1 | Dialect::P1i => Capabilities::ALL,
         };
-        let instance = Instance::start(&self.host, &program, start);
-        Ok(match (program.abi(), launch.dialect) {
+        let (abi, steering) = if launch.controller.starts_with("sapwood:") {
+            let constraint = self.constrain(&launch, capabilities)?;
+            (Abi::P2, WireSteering::Constraint(constraint))
+        } else {
+            let program = self.programs.find(launch.user, launch.controller)?;
+            let start = Start {
+                model: Arc::clone(&self.model),
+                arg: launch.arg.into(),
+                prompt: launch.prompt,
+                group: Group::new(self.forks, VariablesLimits::default()),
+                capabilities,
+                waker: launch.waker,
+            };
+            let instance = Instance::start(&self.host, &program, start);
+            (program.abi(), WireSteering::Module(instance))
+        };
+        Ok(match (abi, dialect) {
             (Abi::P1, Dialect::P1 | Dialect::P1i) | (Abi::P2, Dialect::P2) => {
-                WireInstance::Direct(instance)
+                WireInstance::Direct(steering)
             }
             // Where the dialect is not decided yet, either kind of callback may come: they translate those of the other
             // generation only.
-            (Abi::P1, _) => WireInstance::p1_on_p2(instance, self.model.vocabulary()),
-            (Abi::P2, _) => WireInstance::p2_on_p1(instance),
+            (Abi::P1, _) => WireInstance::p1_on_p2(steering, self.model.vocabulary()),
+            (Abi::P2, _) => WireInstance::p2_on_p1(steering),
         })
     }
 

@@ -263,6 +263,10 @@ impl Calls<'_> {
 }
 
 impl Steer for ControllerSteer {
+    fn seed(&mut self, seed: u64) {
+        self.request.group.set_seed(seed);
+    }
+
     fn begin(&mut self, prompt: &[Token], waker: &Arc<dyn StepWaker>) {
         let start = Start {
             model: Arc::clone(&self.request.model),

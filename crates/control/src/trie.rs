@@ -5,11 +5,12 @@ mod blob;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use sapwood_proto::steer::Token;
+use sapwood_proto::steer::{HostConstraintSource, Mask, Token};
 
 use self::blob::TrieTokens;
 
@@ -38,6 +39,16 @@ impl TokenEntry {
         Self {
             bytes: Vec::new(),
             special: Some(name.into()),
+        }
+    }
+}
+
+impl TokenEntry {
+    fn seen(&self, view: TokenView) -> Cow<'_, [u8]> {
+        match (&self.special, view) {
+            (None, _) => Cow::Borrowed(&self.bytes),
+            (Some(_), TokenView::Plain) => Cow::Borrowed(&[]),
+            (Some(name), TokenView::Named) => Cow::Owned([&[0xFF], name.as_bytes()].concat()),
         }
     }
 }
@@ -72,6 +83,7 @@ pub struct HostModel {
     byte_tokens: HashMap<u8, Token>,
     /// Built when a controller asks for them: most never do, and each takes up to 8 MB.
     tries: [OnceLock<Arc<[u8]>>; 2],
+    constraints: Option<Arc<dyn HostConstraintSource>>,
 }
 
 impl HostModel {
@@ -94,7 +106,19 @@ impl HostModel {
             tokenizer: Box::new(tokenizer),
             byte_tokens,
             tries: [OnceLock::new(), OnceLock::new()],
+            constraints: None,
         }
+    }
+
+    /// Adds constraints that controllers follow through host functions (AI-1007), over the same tokens.
+    #[must_use]
+    pub fn with_constraints(mut self, constraints: Arc<dyn HostConstraintSource>) -> Self {
+        self.constraints = Some(constraints);
+        self
+    }
+
+    pub(crate) fn constraints(&self) -> Option<&Arc<dyn HostConstraintSource>> {
+        self.constraints.as_ref()
     }
 
     /// The size of the vocabulary.
@@ -151,13 +175,28 @@ impl HostModel {
             let bytes = self
                 .tokens
                 .iter()
-                .map(|entry| match (&entry.special, view) {
-                    (None, _) => entry.bytes.clone(),
-                    (Some(_), TokenView::Plain) => Vec::new(),
-                    (Some(name), TokenView::Named) => [&[0xFF], name.as_bytes()].concat(),
-                });
+                .map(|entry| entry.seen(view).into_owned());
             TrieTokens::new(bytes).blob(self.eos).into()
         })
+    }
+
+    /// The bytes of a token as controllers see them; none for ids beyond the vocabulary.
+    pub(crate) fn token_bytes(&self, token: Token, view: TokenView) -> Cow<'_, [u8]> {
+        let entry = self.tokens.get(token as usize);
+        entry.map_or(Cow::Borrowed(&[]), |entry| entry.seen(view))
+    }
+
+    /// The tokens of text that start with these bytes, or are the start of them.
+    pub(crate) fn prefix_mask(&self, prefix: &[u8]) -> Mask {
+        let mut mask = Mask::none(self.vocabulary());
+        for (id, entry) in (0..).zip(&self.tokens) {
+            let bytes = &entry.bytes[..];
+            let is_text = entry.special.is_none() && !bytes.is_empty();
+            if is_text && (bytes.starts_with(prefix) || prefix.starts_with(bytes)) {
+                mask.allow(id);
+            }
+        }
+        mask
     }
 }
 

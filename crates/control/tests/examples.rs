@@ -5,6 +5,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod options;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
@@ -19,6 +21,8 @@ use sapwood_control::trie::{HostModel, TokenEntry};
 use sapwood_guest::testing::{Case, End, Run, Scenario, Steered, ToyModel};
 use sapwood_guest::{Branch, ConditionalSplice, Init, Mask, Sample, Step, Token, Value};
 use sapwood_proto::steer::{SharedMask, StepWaker};
+
+use self::options::OptionsSource;
 
 /// Wakes the test.
 #[derive(Default)]
@@ -259,10 +263,18 @@ fn model() -> HostModel {
         .map(|bytes| match bytes.strip_prefix(b"\xff") {
             Some(name) => TokenEntry::special(String::from_utf8_lossy(name)),
             None => TokenEntry::text(bytes.clone()),
-        });
-    HostModel::new(entries.collect(), ToyModel::EOS, move |text: &str| {
+        })
+        .collect();
+    // As `sapwood` has them: what a special token is called is none of its bytes.
+    let bytes = toy.tokens().iter().map(|bytes| match bytes.first() {
+        Some(0xff) => Vec::new(),
+        _ => bytes.clone(),
+    });
+    let constraints = OptionsSource::new(bytes, ToyModel::EOS);
+    HostModel::new(entries, ToyModel::EOS, move |text: &str| {
         toy.tokenize_text(text.as_bytes())
     })
+    .with_constraints(Arc::new(constraints))
 }
 
 /// Runs a module. Its time limits are no part of these tests, which other tests may slow down.

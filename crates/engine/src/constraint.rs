@@ -19,6 +19,7 @@ mod argument;
 mod automaton;
 mod cache;
 mod compile;
+mod followed;
 mod gbnf;
 mod grammar;
 mod mask_workers;
@@ -77,9 +78,9 @@ impl Default for ConstraintConfig {
 /// Opens native constraints for the requests of one model.
 pub struct ConstraintSource {
     config: ConstraintConfig,
-    factory: LazyFactory,
-    cache: GrammarCache,
-    compiler: Compiler,
+    factory: Arc<LazyFactory>,
+    cache: Arc<GrammarCache>,
+    compiler: Arc<Compiler>,
     workers: Arc<MaskWorkers>,
 }
 
@@ -93,27 +94,57 @@ impl ConstraintSource {
     ) -> Self {
         Self {
             config,
-            factory: LazyFactory::new(vocabulary),
-            cache: GrammarCache::new(config.cache_bytes),
-            compiler: Compiler::new(config.compile_threads, config.compile_time),
+            factory: Arc::new(LazyFactory::new(vocabulary)),
+            cache: Arc::new(GrammarCache::new(config.cache_bytes)),
+            compiler: Arc::new(Compiler::new(config.compile_threads, config.compile_time)),
             workers,
         }
     }
 
-    fn compiled(&self, kind: Kind, argument: &Argument) -> Result<Arc<Compiled>, SteerRefusal> {
+    /// A source of the same constraints, for sequences that append forced tokens without sampling them, or do not.
+    #[must_use]
+    pub fn with_fast_forward(&self, fast_forward: bool) -> Self {
+        Self {
+            config: ConstraintConfig {
+                fast_forward,
+                ..self.config
+            },
+            factory: Arc::clone(&self.factory),
+            cache: Arc::clone(&self.cache),
+            compiler: Arc::clone(&self.compiler),
+            workers: Arc::clone(&self.workers),
+        }
+    }
+
+    /// Finds or compiles a grammar, in at most `time` if that is less than the configuration says.
+    fn compiled(
+        &self,
+        kind: Kind,
+        argument: &Argument,
+        time: Duration,
+    ) -> Result<Arc<Compiled>, SteerRefusal> {
         let text = argument.grammar(kind).map_err(invalid_grammar)?;
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let factory = self.factory.get()?;
-        let permit = self.compiler.permit()?;
+        let permit = self.compiler.permit(time)?;
         // Requests often come in groups with one grammar: the others find what the first one compiled.
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let compiled = Arc::new(permit.compile(&factory, &text)?);
+        let compiled = Arc::new(permit.compile(&self.factory, &text)?);
         self.cache.insert(text, Arc::clone(&compiled));
         Ok(compiled)
+    }
+
+    fn check_bytes(&self, argument: &str) -> Result<(), SteerRefusal> {
+        let bytes = self.config.grammar_bytes;
+        if argument.len() > bytes {
+            return Err(invalid_grammar(GrammarError::new(format!(
+                "at byte {bytes}: an argument may have {bytes} bytes"
+            ))));
+        }
+        Ok(())
     }
 }
 
@@ -128,14 +159,11 @@ impl SteerSource for ConstraintSource {
                 Kind::NAMES
             ),
         })?;
-        let bytes = self.config.grammar_bytes;
-        if call.arg.len() > bytes {
-            return Err(invalid_grammar(GrammarError::new(format!(
-                "at byte {bytes}: an argument may have {bytes} bytes"
-            ))));
-        }
+        self.check_bytes(call.arg)?;
         let argument = Argument::parse(kind, call.arg).map_err(invalid_grammar)?;
-        let compiled = self.compiled(kind, &argument)?;
+        // Not within the time of a grammar: building it takes long for a large vocabulary, once.
+        self.factory.get()?;
+        let compiled = self.compiled(kind, &argument, Duration::MAX)?;
         let steer = ConstraintSteer::new(
             compiled,
             argument.ending(),

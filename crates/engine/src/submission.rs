@@ -93,8 +93,12 @@ impl Submission {
         let Some(steer) = &mut self.steer else {
             return Ok(());
         };
-        let prompt = &self.prompt;
-        catch_unwind(AssertUnwindSafe(|| steer.begin(prompt, waker))).map_err(|_panic| {
+        let (prompt, seed) = (&self.prompt, self.terms.seed);
+        let begin = AssertUnwindSafe(|| {
+            steer.seed(seed);
+            steer.begin(prompt, waker);
+        });
+        catch_unwind(begin).map_err(|_panic| {
             let message = "the controller panicked before its first step";
             EngineError::new(Code::ControllerFailed, ErrorReason::TRAP, message)
         })

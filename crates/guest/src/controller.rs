@@ -3,7 +3,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::{Mask, SequenceId, Token};
+use crate::{Allowed, Mask, SequenceId, Token};
 
 /// Steers one sequence token by token.
 ///
@@ -155,7 +155,7 @@ impl From<Sample> for Branch {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// The allowed tokens.
-    pub mask: Mask,
+    pub mask: Allowed,
     /// Replaces the request's temperature from this step on, until it is replaced again.
     pub temperature: Option<Temperature>,
     /// What happens instead of appending the sampled token alone; the first that applies wins.
@@ -165,9 +165,9 @@ pub struct Sample {
 impl Sample {
     /// Samples one of these tokens.
     #[must_use]
-    pub const fn new(mask: Mask) -> Self {
+    pub fn new(mask: impl Into<Allowed>) -> Self {
         Self {
-            mask,
+            mask: mask.into(),
             temperature: None,
             splices: Vec::new(),
         }

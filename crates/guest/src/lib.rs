@@ -39,6 +39,9 @@
 //!
 //! The feature `p1` compiles a controller for runtimes of the seed's generation, with three callbacks; see [`abi::p1`]
 //! for what differs.
+//!
+//! The feature `host` lets the host compute what a [`Grammar`] and a [`TokenSet`] are: such a module is smaller and quicker,
+//! but runs on Sapwood only.
 
 #![cfg_attr(all(target_arch = "wasm32", not(feature = "std")), no_std)]
 
@@ -51,6 +54,7 @@ mod allocator;
 mod argument;
 pub mod constraint;
 mod controller;
+mod grammar;
 pub mod json;
 mod log;
 mod mask;
@@ -84,6 +88,7 @@ pub use constraint::Constraint;
 pub use controller::{
     Branch, ConditionalSplice, Controller, Decision, Init, Sample, Step, Temperature,
 };
+pub use grammar::{Allowed, Grammar, GrammarError, TokenSet};
 #[doc(hidden)]
 pub use log::write_line;
 pub use mask::Mask;

@@ -11,7 +11,7 @@ pub use alloc::{format, vec};
 
 pub use crate::constraint::{ByteClass, Constraint, Pattern, Substring};
 pub use crate::{
-    Branch, ConditionalSplice, Controller, Decision, Init, Mask, Matcher, Sample, SequenceId, Step,
-    Temperature, Token, TokenTrie, Vars, arg, config, eos_token, log, self_id, tokenize, trie,
-    try_arg,
+    Branch, ConditionalSplice, Controller, Decision, Grammar, Init, Mask, Matcher, Sample,
+    SequenceId, Step, Temperature, Token, TokenSet, TokenTrie, Vars, arg, config, eos_token, log,
+    self_id, tokenize, trie, try_arg,
 };

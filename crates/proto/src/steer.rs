@@ -12,6 +12,7 @@
 
 mod choice;
 mod combined;
+mod host_constraint;
 mod mask;
 mod source;
 mod store;
@@ -24,6 +25,7 @@ pub use self::choice::{
     CONTROLLER_ARG_BYTES_MAX, ConstraintChoice, ConstraintKind, ControllerChoice, InvalidChoice,
 };
 pub use self::combined::Combined;
+pub use self::host_constraint::{HostConstraint, HostConstraintSource};
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};
@@ -189,6 +191,9 @@ pub struct VariableWrite {
 
 /// Steers one sequence. The engine calls the methods in the order of the module's diagram, all from one thread.
 pub trait Steer: Send {
+    /// Sets the seed of the request, for steerers that draw at random. Called once, before [`Steer::begin`].
+    fn seed(&mut self, _seed: u64) {}
+
     /// Starts with the tokens of the prompt. Called once, before everything else; must return at once. `waker` is for
     /// this steerer and all its forks.
     fn begin(&mut self, prompt: &[Token], waker: &Arc<dyn StepWaker>);

@@ -87,11 +87,11 @@ impl ProcessControllers {
         let vocabulary = engine.vocabulary();
         let source = Arc::new(ModelSteering {
             shared: Arc::clone(&self.0),
-            constraints: ConstraintSource::new(
+            constraints: Arc::new(ConstraintSource::new(
                 Arc::clone(vocabulary),
                 constraints,
                 Arc::clone(&self.0.workers),
-            ),
+            )),
             truncates: engine.info().truncates,
             vocabulary: Arc::clone(vocabulary),
             modules: OnceLock::new(),
@@ -145,10 +145,18 @@ impl TestedModule {
         let find = move |_: SteerUser<'_>, _: &str| -> Result<Program, SteerRefusal> {
             Ok(program.clone())
         };
+        let vocabulary = engine.vocabulary();
+        // Modules may follow constraints of the host here as on a server (AI-1007).
+        let constraints = ConstraintSource::new(
+            Arc::clone(vocabulary),
+            ConstraintConfig::default(),
+            Arc::new(MaskWorkers::new()),
+        );
+        let model = host_model(vocabulary).with_constraints(Arc::new(constraints));
         model_controllers(
             &self.host,
             Arc::new(find),
-            engine.vocabulary(),
+            Arc::new(model),
             engine.info().truncates,
             self.forks,
         )
@@ -169,6 +177,7 @@ fn host(config: &ControllersConfig) -> Result<Host, HostError> {
         memory_total_bytes: bytes(config.memory_bytes_total),
         init_time: Duration::from_millis(config.init_ms),
         step_time: Duration::from_millis(config.step_ms),
+        random: config.random.of_host(),
         ..HostConfig::default()
     })
 }
@@ -200,7 +209,7 @@ fn default_folder() -> Option<PathBuf> {
 /// The two sources of one model.
 struct ModelSteering {
     shared: Arc<Shared>,
-    constraints: ConstraintSource,
+    constraints: Arc<ConstraintSource>,
     truncates: bool,
     vocabulary: SharedVocabulary,
     /// Made for the first request with a controller: it holds a copy of every token's bytes.
@@ -210,7 +219,7 @@ struct ModelSteering {
 impl SteerSource for ModelSteering {
     fn open(&self, call: SteerCall<'_>) -> Result<Box<dyn Steer>, SteerRefusal> {
         if call.controller.starts_with(NAME_PREFIX) {
-            return self.constraints.open(call);
+            return SteerSource::open(&*self.constraints, call);
         }
         self.modules.get_or_init(|| self.controllers()).open(call)
     }
@@ -233,18 +242,18 @@ impl ModelSteering {
         model_controllers(
             &self.shared.host,
             Arc::new(find),
-            &self.vocabulary,
+            Arc::new(host_model(&self.vocabulary).with_constraints(self.constraints.clone())),
             self.truncates,
             self.shared.config.forks,
         )
     }
 }
 
-/// The controllers of a model with this vocabulary.
+/// The controllers of a model.
 fn model_controllers(
     host: &Host,
     programs: Arc<dyn FindProgram>,
-    vocabulary: &SharedVocabulary,
+    model: Arc<HostModel>,
     truncates: bool,
     forks: u32,
 ) -> ModelControllers {
@@ -257,12 +266,11 @@ fn model_controllers(
         forks,
         ..RequestLimits::default()
     };
-    let model = Arc::new(host_model(vocabulary));
     ModelControllers::new(host.clone(), programs, model, capabilities, limits)
 }
 
 /// A vocabulary as controllers see it.
-fn host_model(vocabulary: &SharedVocabulary) -> HostModel {
+pub(crate) fn host_model(vocabulary: &SharedVocabulary) -> HostModel {
     let ids = 0..Token::try_from(vocabulary.size()).unwrap_or(Token::MAX);
     let entry = |id: Token| {
         if vocabulary.is_special(id) {

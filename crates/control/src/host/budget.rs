@@ -44,6 +44,10 @@ impl MemoryBudget {
 pub(super) struct InstanceLimiter {
     budget: Arc<MemoryBudget>,
     charged: usize,
+    /// Of the charged bytes, those of the linear memory, and those of what the host keeps for the instance. Both
+    /// together are limited by `memory_bytes`.
+    linear: usize,
+    held: usize,
     memory_bytes: usize,
     table_elements: usize,
     /// During instantiation a refusal has another text.
@@ -59,23 +63,47 @@ impl InstanceLimiter {
         Self {
             budget,
             charged: 0,
+            linear: 0,
+            held: 0,
             memory_bytes,
             table_elements,
             instantiating: true,
         }
     }
 
-    fn charge(&mut self, bytes: usize) -> wasmtime::Result<bool> {
+    /// Charges what the host keeps for the instance beside its memory: constraints and masks (AI-1007). `bytes` is all
+    /// of it, as it is now.
+    pub(super) fn hold(&mut self, bytes: usize) -> Result<(), Abort> {
+        if let Some(fewer) = self.held.checked_sub(bytes) {
+            self.budget.refund(fewer);
+            self.charged -= fewer;
+        } else {
+            self.check_memory(self.linear.saturating_add(bytes))?;
+            self.charge(bytes - self.held)?;
+        }
+        self.held = bytes;
+        Ok(())
+    }
+
+    fn check_memory(&self, bytes: usize) -> Result<(), Abort> {
+        if bytes > self.memory_bytes {
+            let text = format!("memory limit: more than {} bytes", self.memory_bytes);
+            return Err(Abort::limit(ErrorReason::MEMORY, text));
+        }
+        Ok(())
+    }
+
+    fn charge(&mut self, bytes: usize) -> Result<(), Abort> {
         if self.budget.charge(bytes) {
             self.charged += bytes;
-            return Ok(true);
+            return Ok(());
         }
         let text = if self.instantiating {
             "controller memory exhausted"
         } else {
             "controller memory exhausted: all instances together have reached their limit"
         };
-        Err(Abort::limit(ErrorReason::MEMORY, text).into())
+        Err(Abort::limit(ErrorReason::MEMORY, text))
     }
 }
 
@@ -88,15 +116,14 @@ impl ResourceLimiter for InstanceLimiter {
         desired: usize,
         maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        if desired > self.memory_bytes {
-            let text = format!("memory limit: more than {} bytes", self.memory_bytes);
-            return Err(Abort::limit(ErrorReason::MEMORY, text).into());
-        }
+        self.check_memory(desired.saturating_add(self.held))?;
         // The module's own maximum, which the guest may run into and handle.
         if maximum.is_some_and(|maximum| desired > maximum) {
             return Ok(false);
         }
-        self.charge(desired.saturating_sub(current))
+        self.charge(desired.saturating_sub(current))?;
+        self.linear = desired;
+        Ok(true)
     }
 
     fn table_growing(
@@ -112,7 +139,8 @@ impl ResourceLimiter for InstanceLimiter {
         if maximum.is_some_and(|maximum| desired > maximum) {
             return Ok(false);
         }
-        self.charge(desired.saturating_sub(current) * size_of::<usize>())
+        self.charge(desired.saturating_sub(current) * size_of::<usize>())?;
+        Ok(true)
     }
 }
 

@@ -31,12 +31,24 @@ pub struct HostConfig {
     pub fuel: Option<u64>,
     /// The steps of the clock that P2 controllers see; it stands still at zero, for equal results (AI-607).
     pub timer_resolution: Duration,
+    /// What `random_get` gives (AI-1010).
+    pub random: ControllerRandom,
     /// Bytes of the result of a callback.
     pub result_bytes: usize,
     /// Threads for callbacks. `None`: one fewer than the machine has cores, so that the engine keeps one (AI-703).
     pub threads: Option<usize>,
     /// Further threads, started while callbacks are slow.
     pub spare_threads: usize,
+}
+
+/// What controllers get from `random_get`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ControllerRandom {
+    /// Nothing: it succeeds and leaves the bytes as they are (AI-607).
+    #[default]
+    Off,
+    /// Numbers that the seed of the request and the path of forks determine (AI-1010).
+    Seeded,
 }
 
 impl Default for HostConfig {
@@ -54,6 +66,7 @@ impl Default for HostConfig {
             grace_time: Duration::from_millis(20),
             fuel: None,
             timer_resolution: Duration::ZERO,
+            random: ControllerRandom::Off,
             result_bytes: 1 << 20,
             threads: None,
             spare_threads: 64,

@@ -4,8 +4,8 @@
 pub(super) mod variables;
 mod waiting;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use sapwood_proto::error_reason::ErrorReason;
 
@@ -22,6 +22,7 @@ pub struct Group {
     ended: AtomicU64,
     forks_max: u32,
     variables: Variables,
+    seed: OnceLock<u64>,
 }
 
 /// The state of a group at one moment, to be compared with a later one.
@@ -52,7 +53,18 @@ impl Group {
             ended: AtomicU64::new(0),
             forks_max,
             variables: Variables::new(limits),
+            seed: OnceLock::new(),
         })
+    }
+
+    /// Sets the seed of the request, before its first instance starts. Without one it is 0.
+    pub fn set_seed(&self, seed: u64) {
+        // The first one stays: an instance may have drawn from it.
+        let _set = self.seed.set(seed);
+    }
+
+    pub(super) fn seed(&self) -> u64 {
+        self.seed.get().copied().unwrap_or_default()
     }
 
     /// The variables.
@@ -76,7 +88,7 @@ impl Group {
     }
 
     /// Counts one more sequence, until the returned value is dropped.
-    pub(super) fn enter(self: &Arc<Self>) -> Result<Member, CallFailure> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<Member, CallFailure> {
         let add = |live: u32| (live < self.forks_max).then_some(live + 1);
         let entered = self
             .live
@@ -96,7 +108,7 @@ impl Group {
 
 /// One live sequence of a group.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(crate) struct Member {
     group: Arc<Group>,
     number: MemberNumber,
     counted: bool,
@@ -107,7 +119,7 @@ impl Member {
         self.number
     }
 
-    pub(super) const fn group(&self) -> &Arc<Group> {
+    pub(crate) const fn group(&self) -> &Arc<Group> {
         &self.group
     }
 

@@ -1,15 +1,16 @@
-//! The host functions of `env` (AI-605, AI-606). Those of WASI are in [`wasi`].
+//! The host functions of `env` (AI-605, AI-606). Those of WASI are in [`wasi`], those of `sapwood` in [`constraints`].
 //!
 //! Every function is short: the time limit of a callback is checked between instructions of the guest, not in here.
 //! Sizes that a guest chooses are limited before anything is read.
 
+mod constraints;
 mod storage;
 mod wasi;
 
 use wasmtime::{Caller, Engine, Linker, Memory};
 
 use super::failure::Abort;
-use super::state::{ControllerState, on_epoch};
+use super::state::{ControllerState, on_epoch, token_blob};
 use crate::module::Abi;
 
 type Call<'c> = Caller<'c, ControllerState>;
@@ -39,6 +40,7 @@ pub(super) fn linker(engine: &Engine, abi: Abi) -> wasmtime::Result<Linker<Contr
     linker.func_wrap(ENV, "aici_host_stop", |_: Call<'_>| -> Returns<()> {
         Err(Abort::stop("*** aici_host_stop()").into())
     })?;
+    constraints::link(&mut linker)?;
     wasi::link(&mut linker, abi)?;
     Ok(linker)
 }
@@ -50,6 +52,8 @@ const BLOB_TOKENIZED: u32 = 2;
 const BLOB_TOKENS: u32 = 3;
 const BLOB_PROCESS_ARG: u32 = 4;
 const BLOB_STORAGE: u32 = 5;
+const BLOB_CONSTRAINT_ERROR: u32 = 6;
+const BLOB_FORCED: u32 = 7;
 const BLOB_TRIE: u32 = 100;
 /// Blobs below are reserved: empty as long as they have no meaning.
 const BLOBS_RESERVED: u32 = 20;
@@ -77,6 +81,8 @@ fn read_blob(mut call: Call<'_>, blob: u32, dst: u32, size: u32) -> Returns<u32>
         BLOB_TOKENIZED => &state.blobs.tokenized,
         BLOB_PROCESS_ARG => &state.blobs.process_arg,
         BLOB_STORAGE => &state.blobs.storage,
+        BLOB_CONSTRAINT_ERROR => &state.blobs.constraint_error,
+        BLOB_FORCED => &state.blobs.forced,
         BLOB_TRIE => {
             trie = state.surroundings.model.trie(state.token_view());
             trie
@@ -84,16 +90,18 @@ fn read_blob(mut call: Call<'_>, blob: u32, dst: u32, size: u32) -> Returns<u32>
         0..BLOBS_RESERVED => &[],
         _ => return Err(Abort::fatal("FATAL ERROR: invalid blob_id").into()),
     };
+    copy_out(bytes, source, dst, size).ok_or_else(|| out_of_bounds("aici_host_read_blob"))
+}
+
+/// Writes the start of `source` to the guest's memory, at most `size` bytes. Returns how many there are.
+fn copy_out(memory: &mut [u8], source: &[u8], dst: u32, size: u32) -> Option<u32> {
     let written = source.len().min(size as usize);
-    if written == 0 {
-        // Asks for the length alone, with any pointer.
-        return Ok(u32::try_from(source.len()).unwrap_or(u32::MAX));
+    // Where nothing is written, it asks for the length alone, with any pointer.
+    if written > 0 {
+        // The part that is written must fit, not `size`: callers pass the size of a buffer whose end they never reach.
+        range(memory, dst, written as u64)?.copy_from_slice(&source[..written]);
     }
-    // The part that is written must fit, not `size`: callers pass the size of a buffer whose end they never reach.
-    let place =
-        range(bytes, dst, written as u64).ok_or_else(|| out_of_bounds("aici_host_read_blob"))?;
-    place.copy_from_slice(&source[..written]);
-    Ok(u32::try_from(source.len()).unwrap_or(u32::MAX))
+    Some(u32::try_from(source.len()).unwrap_or(u32::MAX))
 }
 
 fn tokenize(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
@@ -107,7 +115,7 @@ fn tokenize(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
     let late = || state.check_deadline().is_err();
     let model = &state.surroundings.model;
     let tokens = model.tokenize_until(&text, state.token_view(), &late);
-    call.data_mut().set_tokenized(&tokens);
+    call.data_mut().blobs.tokenized = token_blob(&tokens);
     // A long text may have used up the callback's time.
     call.data().check_deadline()?;
     Ok(BLOB_TOKENIZED)
@@ -119,7 +127,7 @@ fn return_mask(mut call: Call<'_>, src: u32) -> Returns<u32> {
     let bytes = read(&mut call, "aici_host_return_logit_bias", src, len)?;
     let words = bytes.as_chunks().0.iter().copied().map(u32::from_le_bytes);
     let words = words.collect();
-    Ok(call.data_mut().add_mask(words)?)
+    Ok(call.data_mut().add_mask_words(words)?)
 }
 
 fn return_result(mut call: Call<'_>, src: u32, len: u32) -> Returns<()> {

@@ -21,10 +21,12 @@ use sapwood_proto::steer::{StepReport, StepWaker, Token};
 
 use super::budget::InstanceLimiter;
 use super::callback::Callback;
+use super::config::ControllerRandom;
 use super::controller::{Controller, Outcome};
 use super::failure::CallFailure;
 use super::group::{Group, Member};
 use super::program::Program;
+use super::random::SeededRandom;
 use super::state::{Capabilities, ControllerState, Surroundings};
 use super::workers::Work;
 use super::{Host, LiveInstance};
@@ -375,16 +377,22 @@ impl Slot {
         }
     }
 
+    /// The state of a first instance; a fork has some of its parent's instead.
     fn state(&self, registered: Registered) -> ControllerState {
         let config = self.host.config();
         let budget = Arc::clone(self.host.budget());
         let limiter = InstanceLimiter::new(budget, config.memory_bytes, config.table_elements);
-        ControllerState::new(
+        let mut state = ControllerState::new(
             self.surroundings.clone(),
             limiter,
             (registered.member, registered.live),
             Arc::clone(&self.cancelled),
-        )
+        );
+        state.random = match config.random {
+            ControllerRandom::Off => None,
+            ControllerRandom::Seeded => Some(SeededRandom::new(self.group.seed())),
+        };
+        state
     }
 
     fn publish(&self, outcome: Outcome) {

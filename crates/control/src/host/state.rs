@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, StepReport, Token};
+use sapwood_proto::steer::{Mask, SharedMask, StepReport, Token};
 use wasmtime::{Memory, StoreContextMut, UpdateDeadline};
 
 use super::LiveInstance;
 use super::budget::InstanceLimiter;
 use super::failure::Abort;
 use super::group::{GroupMark, Member};
+use super::handles::HostHandles;
 use super::log::LogBuffer;
+use super::random::SeededRandom;
 use super::result::{RawResult, Waits};
 use super::writes::StepWrites;
 use crate::module::Abi;
@@ -67,6 +69,10 @@ pub(super) struct Blobs {
     pub(super) process_arg: Vec<u8>,
     /// Blob 5.
     pub(super) storage: Vec<u8>,
+    /// Blob 6: why there is no constraint.
+    pub(super) constraint_error: Vec<u8>,
+    /// Blob 7.
+    pub(super) forced: Vec<u8>,
 }
 
 /// The data of an instance's store.
@@ -74,6 +80,10 @@ pub(super) struct ControllerState {
     pub(super) surroundings: Surroundings,
     pub(super) limiter: InstanceLimiter,
     pub(super) blobs: Blobs,
+    /// Outlast a callback, as blobs do.
+    pub(super) handles: HostHandles,
+    /// `None`: nothing is drawn.
+    pub(super) random: Option<SeededRandom>,
     /// Known once the module is instantiated; only its start function runs earlier.
     pub(super) memory: Option<Memory>,
     /// The sequence, 0 before it is bound.
@@ -127,6 +137,8 @@ impl ControllerState {
             surroundings,
             limiter,
             blobs: Blobs::default(),
+            handles: HostHandles::default(),
+            random: None,
             memory: None,
             number: 0,
             instantiated: Instant::now(),
@@ -159,6 +171,17 @@ impl ControllerState {
 
     pub(super) fn check_deadline(&self) -> Result<(), Abort> {
         self.deadline.check()
+    }
+
+    /// How long the callback may go on; `None` if fuel limits it.
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        let at = self.deadline.at?;
+        Some(at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Charges the handles, of which one has grown or is new.
+    pub(super) fn charge_handles(&mut self) -> Result<(), Abort> {
+        self.limiter.hold(self.handles.bytes())
     }
 
     pub(super) fn token_view(&self) -> TokenView {
@@ -209,34 +232,34 @@ impl ControllerState {
         report.logs = self.log.take();
     }
 
+    /// Takes a mask that a controller wrote.
+    pub(super) fn add_mask_words(&mut self, words: Vec<u32>) -> Result<u32, Abort> {
+        let mask = Mask::from_words(words, self.vocabulary())
+            .ok_or_else(|| Abort::trap("a mask of the wrong size"))?;
+        self.add_mask(Arc::new(mask))
+    }
+
     /// Takes a mask of a controller. Returns its handle (P2).
     ///
     /// A mask that allows no token would make the engine divide by zero or be ignored, so it becomes end-of-sequence
     /// alone (AI-237).
-    pub(super) fn add_mask(&mut self, words: Vec<u32>) -> Result<u32, Abort> {
-        let vocabulary = self.vocabulary();
-        let mut mask = Mask::from_words(words, vocabulary)
-            .ok_or_else(|| Abort::trap("a mask of the wrong size"))?;
+    pub(super) fn add_mask(&mut self, mut mask: SharedMask) -> Result<u32, Abort> {
         let union = self.surroundings.abi == Abi::P1;
-        if mask.words().iter().all(|word| *word == 0) {
-            // P1: whether the union is empty is known after the callback only.
-            if !union {
-                mask.allow(self.surroundings.model.eos());
-                self.log.push(EMPTY_MASK.as_bytes());
-            }
+        // P1: whether the union is empty is known after the callback only.
+        if !union && mask.is_empty() {
+            Arc::make_mut(&mut mask).allow(self.surroundings.model.eos());
+            self.log.push(EMPTY_MASK.as_bytes());
         }
         let masks = &mut self.result.masks;
         if union && let Some(previous) = masks.pop() {
-            let words = mask.words().iter().zip(previous.words());
-            let words = words.map(|(left, right)| left | right).collect();
-            mask = Mask::from_words(words, vocabulary).unwrap_or(mask);
+            Arc::make_mut(&mut mask).unite(&previous);
         }
         if masks.len() >= MASKS_MAX {
             let text = format!("more than {MASKS_MAX} masks in one callback");
             return Err(Abort::limit(ErrorReason::LIMIT, text));
         }
         let handle = u32::try_from(masks.len()).unwrap_or(u32::MAX);
-        masks.push(Arc::new(mask));
+        masks.push(mask);
         Ok(handle)
     }
 
@@ -246,19 +269,19 @@ impl ControllerState {
         let union = self.surroundings.abi == Abi::P1;
         if union
             && let Some(mask) = result.masks.first_mut()
-            && mask.words().iter().all(|word| *word == 0)
+            && mask.is_empty()
         {
             Arc::make_mut(mask).allow(self.surroundings.model.eos());
             self.log.push(EMPTY_MASK.as_bytes());
         }
         result
     }
+}
 
-    /// The token ids as the blob of them.
-    pub(super) fn set_tokenized(&mut self, tokens: &[Token]) {
-        let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
-        self.blobs.tokenized = bytes.collect();
-    }
+/// Token ids as the blob of them.
+pub(super) fn token_blob(tokens: &[Token]) -> Vec<u8> {
+    let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
+    bytes.collect()
 }
 
 /// Interrupts late callbacks: installed as the store's epoch callback.

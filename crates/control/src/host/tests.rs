@@ -1,9 +1,11 @@
 //! Controllers written as text, run by a host.
 
 mod abi;
+mod constraints;
 mod forks;
 mod hostile;
 mod limits;
+mod random;
 mod random_modules;
 mod variables;
 
@@ -183,11 +185,15 @@ pub(crate) fn load(host: &Host, text: &str) -> Program {
 
 /// 100 tokens: id 0 begins a text, 1 ends it, id 2 and up are the bytes 0, 1 and so on.
 pub(crate) fn model() -> Arc<HostModel> {
+    Arc::new(bare_model())
+}
+
+pub(crate) fn bare_model() -> HostModel {
     let special = ["<s>", "</s>"].map(TokenEntry::special);
     let bytes = (0..98_u8).map(|byte| TokenEntry::text([byte]));
     let tokens = special.into_iter().chain(bytes).collect();
     let tokenizer = |text: &str| text.bytes().map(|byte| Token::from(byte) + 2).collect();
-    Arc::new(HostModel::new(tokens, 1, tokenizer))
+    HostModel::new(tokens, 1, tokenizer)
 }
 
 /// Wakes a test that waits.
@@ -245,9 +251,18 @@ impl Sequence {
         group: &Arc<Group>,
         arg: &str,
     ) -> Self {
+        Self::start_of(host, program, group, (model(), arg))
+    }
+
+    pub(crate) fn start_of(
+        host: &Host,
+        program: &Program,
+        group: &Arc<Group>,
+        (model, arg): (Arc<HostModel>, &str),
+    ) -> Self {
         let bell = Arc::new(Bell::default());
         let start = Start {
-            model: model(),
+            model,
             arg: arg.into(),
             prompt: vec![0, 50],
             group: Arc::clone(group),

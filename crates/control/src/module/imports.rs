@@ -25,8 +25,8 @@ pub const ENV: &str = "env";
 /// The import module of WASI preview 1.
 pub const WASI: &str = "wasi_snapshot_preview1";
 
-/// The import module of our additions (AI-1007). It has no function yet.
-const SAPWOOD: &str = "sapwood";
+/// The import module of our additions (AI-1007): a module that imports from it runs on Sapwood only.
+pub const SAPWOOD: &str = "sapwood";
 
 /// The function whose result type tells the two interfaces apart; in the table it stands once for each (AI-602).
 const RETURN_LOGIT_BIAS: &str = "aici_host_return_logit_bias";
@@ -55,7 +55,7 @@ impl CheckedImports {
         };
         if !matches!(module, ENV | WASI | SAPWOOD) {
             return Err(ModuleError::invalid(format_args!(
-                "unknown import {module}.{name}; import from {ENV} or {WASI} only"
+                "unknown import {module}.{name}; import from {ENV}, {WASI} or {SAPWOOD} only"
             )));
         }
         // At most two have one name.
@@ -174,6 +174,15 @@ const fn env(name: &'static str, params: &'static str, results: &'static str) ->
     }
 }
 
+const fn sapwood(name: &'static str, params: &'static str, results: &'static str) -> HostFunction {
+    HostFunction {
+        module: SAPWOOD,
+        name,
+        params,
+        results,
+    }
+}
+
 /// All but one return an error number.
 const fn wasi(name: &'static str, params: &'static str) -> HostFunction {
     HostFunction {
@@ -200,6 +209,18 @@ pub const HOST_FUNCTIONS: &[HostFunction] = &[
     env("aici_host_eos_token", "", "i"),
     env("aici_host_get_config", "ii", "i"),
     env("aici_host_stop", "", ""),
+    sapwood("constraint_new", "iiii", "i"),
+    sapwood("constraint_consume", "ii", "i"),
+    sapwood("constraint_rollback", "ii", ""),
+    sapwood("constraint_mask", "i", "i"),
+    sapwood("constraint_ff", "i", "i"),
+    sapwood("mask_and", "ii", "i"),
+    sapwood("mask_or", "ii", "i"),
+    sapwood("mask_not", "i", "i"),
+    sapwood("mask_return", "i", "i"),
+    sapwood("prefix_mask", "ii", "i"),
+    sapwood("token_bytes", "iii", "i"),
+    sapwood("free", "i", ""),
     wasi("args_get", "ii"),
     wasi("args_sizes_get", "ii"),
     wasi("clock_res_get", "ii"),

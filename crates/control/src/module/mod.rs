@@ -38,7 +38,7 @@ use std::time::Duration;
 pub use self::check::check;
 pub use self::error::ModuleError;
 pub use self::id::ModuleId;
-pub use self::imports::{ENV, HOST_FUNCTIONS, HostFunction, WASI};
+pub use self::imports::{ENV, HOST_FUNCTIONS, HostFunction, SAPWOOD, WASI};
 
 /// Changes whenever instrumentation does, so that artefacts of an earlier form are compiled again (AI-321).
 pub const INSTRUMENTATION_VERSION: u32 = 1;

@@ -9,6 +9,7 @@
 //! nothing knows how a message came. The threads are in [`crate::aicirt`].
 
 mod answer;
+mod constraint;
 mod envelope;
 mod hello;
 mod main_channel;
@@ -26,6 +27,7 @@ pub use self::main_channel::Dialect;
 pub use self::rows::MaskType;
 
 pub(crate) use self::answer::AnswerRoom;
+pub(crate) use self::constraint::{ConstraintSequence, WireSteering};
 pub(crate) use self::envelope::{RequestError, encode_failure, encode_unreadable};
 pub(crate) use self::hello::WireFeatures;
 pub(crate) use self::main_channel::{DialectCell, MainChannel, MainConfig, MainReply, NoRowFits};

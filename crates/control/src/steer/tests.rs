@@ -103,6 +103,35 @@ fn json(at: u32, text: &str) -> String {
     format!("(data (i32.const {at}) \"{}\")", text.replace('"', "\\\""))
 }
 
+/// The seed that the engine has drawn, or the request has given.
+#[test]
+fn ai_1010_a_controller_draws_from_the_seed_of_its_request() {
+    use crate::host::tests::small;
+    use crate::host::{ControllerRandom, HostConfig};
+    let host = Host::new(HostConfig {
+        random: ControllerRandom::Seeded,
+        ..small()
+    })
+    .unwrap();
+    let draw = "(drop (call $random (i32.const 5000) (i32.const 4))) (call $hex (i32.load (i32.const 5000)))";
+    let noop = r#"{"branches":[{"splices":[{}]}]}"#;
+    let program = load(&host, &p2_returning("", draw, noop));
+    let find = move |_: SteerUser<'_>, _: &str| Ok(program.clone());
+    let limits = RequestLimits::default();
+    let source = ModelControllers::new(host, Arc::new(find), model(), Capabilities::ALL, limits);
+    let drawn = |seed| {
+        let mut steer = source.open(CALL).unwrap();
+        steer.seed(seed);
+        let bell = Arc::default();
+        let mut player = Player { steer, bell };
+        player.begin().unwrap();
+        player.pre().unwrap();
+        player.mid(&[3]).unwrap();
+        player.logs()
+    };
+    assert_eq!((drawn(5), drawn(5) == drawn(6)), (drawn(5), false));
+}
+
 #[test]
 fn ai_801_a_p1_controller_steers_until_it_stops() {
     let mut player = Player::begun(&token_42());

@@ -45,11 +45,16 @@ impl Argument {
     pub(super) fn parse(kind: Kind, text: &str) -> Result<Self, GrammarError> {
         match object_form(kind, text)? {
             Some(members) => Self::from_members(members),
-            None => Ok(Self {
-                pattern: Pattern::Text(text.to_owned()),
-                prefix: String::new(),
-                ending: Ending::default(),
-            }),
+            None => Ok(Self::of_pattern(text)),
+        }
+    }
+
+    /// The pattern itself, in whatever form the text is.
+    pub(super) fn of_pattern(text: &str) -> Self {
+        Self {
+            pattern: Pattern::Text(text.to_owned()),
+            prefix: String::new(),
+            ending: Ending::default(),
         }
     }
 

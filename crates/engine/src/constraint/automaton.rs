@@ -95,6 +95,11 @@ impl Automaton {
         self.fenced(|parser| Ok(parser.parser.lexer_stats().num_bytes))
     }
 
+    /// Items of all rows that were ever made, each a few bytes.
+    pub(super) fn items(&self) -> usize {
+        self.parser.parser_stats().all_items
+    }
+
     /// The matched bytes.
     pub(super) fn text(&self) -> &[u8] {
         self.parser.final_bytes()

@@ -19,7 +19,7 @@ use sapwood_proto::steer::{SteerRefusal, Token};
 use super::automaton::{Automaton, AutomatonError};
 use super::grammar::{GrammarError, GrammarText};
 use super::invalid_grammar;
-use super::token_env::Factory;
+use super::token_env::{Factory, LazyFactory};
 
 /// Stack of a compiling thread, for the deepest grammar and schema that are let through (`PARTS_MAX`, `LEVELS_MAX`) in a
 /// build without optimisation, twice over. Only the touched part takes memory.
@@ -85,6 +85,11 @@ impl Compiled {
 
     /// Bytes that it may take in the cache, those of its idle automata included.
     pub(super) const fn bytes(&self) -> usize {
+        self.bytes + IDLE_MAX * IDLE_BYTES_MAX
+    }
+
+    /// Bytes of the grammar itself.
+    pub(super) const fn grammar_bytes(&self) -> usize {
         self.bytes
     }
 }
@@ -129,9 +134,10 @@ impl Compiler {
         }
     }
 
-    /// Waits until another grammar may be compiled.
-    pub(super) fn permit(&self) -> Result<Permit, SteerRefusal> {
-        let deadline = Instant::now() + self.time;
+    /// Waits until another grammar may be compiled. `time`: for that and for compiling, if it is less than usual.
+    pub(super) fn permit(&self, time: Duration) -> Result<Permit, SteerRefusal> {
+        let time = time.min(self.time);
+        let deadline = Instant::now() + time;
         let free = self
             .permits
             .free
@@ -140,7 +146,7 @@ impl Compiler {
         let waited = self
             .permits
             .freed
-            .wait_timeout_while(free, self.time, |free| *free == 0);
+            .wait_timeout_while(free, time, |free| *free == 0);
         let (mut free, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             return Err(SteerRefusal {
@@ -158,10 +164,10 @@ impl Compiler {
 }
 
 impl Permit {
-    /// Compiles a grammar, within the time that is left.
+    /// Compiles a grammar, within the time that is left; the factory is built first, if it is not yet.
     pub(super) fn compile(
         self,
-        factory: &Arc<Factory>,
+        factory: &Arc<LazyFactory>,
         text: &GrammarText,
     ) -> Result<Compiled, SteerRefusal> {
         let deadline = self.deadline;
@@ -171,7 +177,9 @@ impl Permit {
             .name("compile-grammar".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                let compiled = compile(&factory, &text);
+                let compiled = factory
+                    .get()
+                    .and_then(|factory| compile(&factory, &text).map_err(invalid_grammar));
                 // If it is late, the receiver is gone.
                 let _sent = sender.send(compiled);
                 drop(self);
@@ -186,7 +194,7 @@ impl Permit {
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let late = match receiver.recv_timeout(left) {
-            Ok(compiled) => return compiled.map_err(invalid_grammar),
+            Ok(compiled) => return compiled,
             Err(RecvTimeoutError::Timeout) => "it takes too long to compile; make it simpler",
             Err(RecvTimeoutError::Disconnected) => "it cannot be compiled",
         };
@@ -215,6 +223,6 @@ fn compile(factory: &Factory, text: &GrammarText) -> Result<Compiled, GrammarErr
         ends: factory.ends.clone(),
         prototype: Mutex::new(prototype),
         idle: Mutex::new(Vec::new()),
-        bytes: text.bytes() + caches + IDLE_MAX * IDLE_BYTES_MAX,
+        bytes: text.bytes() + caches,
     })
 }

@@ -362,9 +362,9 @@ impl ConstraintSteer {
 }
 
 /// Tokens that are forced in one step.
-const FORCED_MAX: usize = 1024;
+pub(super) const FORCED_MAX: usize = 1024;
 /// Bytes of the states of a constraint that forks.
-const FORK_BYTES_MAX: usize = 8 << 20;
+pub(super) const FORK_BYTES_MAX: usize = 8 << 20;
 
 fn sample(mask: Arc<Mask>) -> Mid {
     Mid::One(Branch::Sample(Sample {
@@ -373,7 +373,7 @@ fn sample(mask: Arc<Mask>) -> Mid {
     }))
 }
 
-fn past_the_beginning(tokens: usize) -> SteerFailure {
+pub(super) fn past_the_beginning(tokens: usize) -> SteerFailure {
     SteerFailure {
         reason: ErrorReason::CONSTRAINT_FAILED,
         message: format!("backtrack {tokens} past the beginning"),

@@ -3,9 +3,9 @@
 mod arguments;
 mod driver;
 mod endings;
+mod followed;
 mod kinds;
 mod limits;
 mod properties;
-
 mod splits;
 mod vocabulary;

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use super::Argument;
 use crate::json::{push_number, push_numbers};
-use crate::{Branch, ConditionalSplice, Controller, Sample, SequenceId, Step, Token, host};
+use crate::{Branch, ConditionalSplice, Controller, Sample, SequenceId, Step, Token};
 
 /// A controller behind the exports of this form.
 #[derive(Clone)]
@@ -129,7 +129,7 @@ impl<C: Controller> StepMachine<C> {
                     self.dropped_temperature = true;
                     crate::log!("this host cannot change the temperature");
                 }
-                host::return_mask(sample.mask.words());
+                sample.mask.return_to_host();
                 "{\"SampleWithBias\":{}}".into()
             }
             Pending::One(Branch::Splice { backtrack, tokens }) => mid_splice(*backtrack, tokens),

@@ -4,7 +4,7 @@ use alloc::string::String;
 
 use super::Argument;
 use crate::json::{push_number, push_numbers};
-use crate::{Branch, Controller, Sample, Step, Token, host};
+use crate::{Branch, Controller, Sample, Step, Token};
 
 /// A controller behind the exports of this form.
 #[derive(Clone)]
@@ -74,7 +74,7 @@ fn push_branch(json: &mut String, branch: &Branch) {
 
 fn push_sample(json: &mut String, sample: &Sample) {
     json.push_str("{\"sample_mask\":");
-    push_number(json, host::return_mask(sample.mask.words()));
+    push_number(json, sample.mask.return_to_host());
     json.push_str(",\"temperature\":");
     match sample.temperature {
         Some(temperature) => push_millionths(json, temperature.millionths()),

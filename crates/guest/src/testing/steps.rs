@@ -221,13 +221,14 @@ impl<'s> Engine<'s> {
         id: usize,
         sample: &Sample,
     ) -> Result<(), String> {
-        let eos_alone = sample.mask.count() <= usize::from(sample.mask.allows(ToyModel::EOS));
+        let mask = sample.mask.mask();
+        let eos_alone = mask.count() <= usize::from(mask.allows(ToyModel::EOS));
         if eos_alone {
             // An empty mask is the same (AI-237).
             sequence.end = Some(End::Eos);
             return Ok(());
         }
-        let token = self.preferred_token(sequence, id, &sample.mask);
+        let token = self.preferred_token(sequence, id, mask);
         let splice = sample
             .splices
             .iter()

@@ -91,13 +91,12 @@ pub(crate) fn vocabulary_size() -> usize {
 pub(crate) fn tokenize(text: &[u8]) -> Vec<Token> {
     // SAFETY: the pointer and the length are those of a slice.
     let blob = unsafe { aici_host_tokenize(text.as_ptr(), text.len()) };
-    let bytes = read(blob);
-    bytes
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|&token| u32::from_le_bytes(token))
-        .collect()
+    tokens_of(&read(blob))
+}
+
+fn tokens_of(bytes: &[u8]) -> Vec<Token> {
+    let tokens = bytes.as_chunks::<4>().0.iter();
+    tokens.map(|&token| u32::from_le_bytes(token)).collect()
 }
 
 pub(crate) fn sequence_id() -> SequenceId {
@@ -165,5 +164,86 @@ impl fmt::Write for Log {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         log(text);
         Ok(())
+    }
+}
+
+/// The functions of `sapwood`: constraints and masks in the host.
+#[cfg(feature = "host")]
+pub(crate) mod constraints {
+    use alloc::string::String;
+    use alloc::vec::Vec;
+
+    use super::{read, tokens_of};
+    use crate::Token;
+
+    #[link(wasm_import_module = "sapwood")]
+    unsafe extern "C" {
+        fn constraint_new(kind: *const u8, kind_len: usize, value: *const u8, len: usize) -> u32;
+        safe fn constraint_consume(handle: u32, token: Token) -> u32;
+        safe fn constraint_rollback(handle: u32, tokens: u32);
+        safe fn constraint_mask(handle: u32) -> u32;
+        safe fn constraint_ff(handle: u32) -> u32;
+        safe fn mask_and(left: u32, right: u32) -> u32;
+        safe fn mask_or(left: u32, right: u32) -> u32;
+        safe fn mask_not(mask: u32) -> u32;
+        safe fn mask_return(mask: u32) -> u32;
+        #[link_name = "prefix_mask"]
+        fn sapwood_prefix_mask(bytes: *const u8, len: usize) -> u32;
+        #[link_name = "free"]
+        safe fn sapwood_free(handle: u32);
+    }
+
+    /// Has the reason why there is no constraint.
+    const BLOB_ERROR: u32 = 6;
+
+    pub(crate) fn open(kind: &str, pattern: &str) -> Result<u32, String> {
+        // SAFETY: the pointers and lengths are those of strings.
+        let handle =
+            unsafe { constraint_new(kind.as_ptr(), kind.len(), pattern.as_ptr(), pattern.len()) };
+        if handle == 0 {
+            return Err(String::from_utf8_lossy(&read(BLOB_ERROR)).into_owned());
+        }
+        Ok(handle)
+    }
+
+    pub(crate) fn consume(handle: u32, token: Token) -> bool {
+        constraint_consume(handle, token) != 0
+    }
+
+    pub(crate) fn rollback(handle: u32, tokens: u32) {
+        constraint_rollback(handle, tokens);
+    }
+
+    pub(crate) fn mask(handle: u32) -> u32 {
+        constraint_mask(handle)
+    }
+
+    pub(crate) fn forced(handle: u32) -> Vec<Token> {
+        tokens_of(&read(constraint_ff(handle)))
+    }
+
+    pub(crate) fn prefix_mask(prefix: &[u8]) -> u32 {
+        // SAFETY: the pointer and the length are those of a slice.
+        unsafe { sapwood_prefix_mask(prefix.as_ptr(), prefix.len()) }
+    }
+
+    pub(crate) fn and(left: u32, right: u32) -> u32 {
+        mask_and(left, right)
+    }
+
+    pub(crate) fn or(left: u32, right: u32) -> u32 {
+        mask_or(left, right)
+    }
+
+    pub(crate) fn not(mask: u32) -> u32 {
+        mask_not(mask)
+    }
+
+    pub(crate) fn return_held(mask: u32) -> u32 {
+        mask_return(mask)
+    }
+
+    pub(crate) fn free(handle: u32) {
+        sapwood_free(handle);
     }
 }

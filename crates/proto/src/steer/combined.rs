@@ -436,6 +436,12 @@ fn refused() -> SteerFailure {
 }
 
 impl Steer for Combined {
+    fn seed(&mut self, seed: u64) {
+        for part in &mut self.parts {
+            part.steer.seed(seed);
+        }
+    }
+
     fn begin(&mut self, prompt: &[Token], waker: &Arc<dyn StepWaker>) {
         self.prompt = prompt.to_vec();
         self.waker = Some(Arc::clone(waker));

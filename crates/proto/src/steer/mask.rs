@@ -96,6 +96,28 @@ impl Mask {
         }
     }
 
+    /// Adds what `other` allows. Both must be over the same vocabulary; of a longer one the start counts.
+    pub fn unite(&mut self, other: &Self) {
+        for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
+            *mine |= theirs;
+        }
+        self.trim();
+    }
+
+    /// Allows exactly what it did not allow.
+    pub fn complement(&mut self) {
+        for word in &mut self.words {
+            *word = !*word;
+        }
+        self.trim();
+    }
+
+    /// Whether no token is allowed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
     /// How many tokens are allowed.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -130,5 +152,17 @@ mod tests {
         left.allow(7);
         left.intersect(&right);
         assert_eq!((left.count(), left.allows(7)), (1, true));
+    }
+
+    #[test]
+    fn union_and_complement_stay_within_the_vocabulary() {
+        let mut mask = Mask::none(33);
+        assert!(mask.is_empty());
+        mask.unite(&Mask::all(64));
+        assert_eq!(mask, Mask::all(33));
+        mask.complement();
+        assert!(mask.is_empty());
+        mask.complement();
+        assert_eq!(mask.count(), 33);
     }
 }

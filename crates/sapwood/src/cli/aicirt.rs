@@ -6,6 +6,7 @@
 mod modules;
 mod saved_trie;
 mod vocabulary;
+mod wire_vocabulary;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -332,6 +333,7 @@ impl AicirtCommand {
             host: controllers.host().clone(),
             programs: Arc::new(move |user: SteerUser<'_>, name: &str| programs.find(user, name)),
             store: controllers,
+            constraints: loaded.constraints,
             model: loaded.model,
             bos: loaded.bos,
             capabilities: Capabilities {

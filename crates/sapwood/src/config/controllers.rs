@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use sapwood_control::host::ControllerRandom;
 use sapwood_kernel::HoldPolicy;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,27 @@ pub(crate) struct ControllersConfig {
     pub(crate) fuel_tokens: u64,
     /// How long text is held that a controller may take back, for clients that cannot take it back (AI-936).
     pub(crate) hold: HoldSetting,
+    /// What controllers get from `random_get` (AI-1010).
+    pub(crate) random: RandomSetting,
+}
+
+/// Where random numbers of controllers are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RandomSetting {
+    /// There are none.
+    Off,
+    /// The seed of the request, and the path of forks.
+    Seeded,
+}
+
+impl RandomSetting {
+    pub(crate) const fn of_host(self) -> ControllerRandom {
+        match self {
+            Self::Off => ControllerRandom::Off,
+            Self::Seeded => ControllerRandom::Seeded,
+        }
+    }
 }
 
 /// `"end"`, or a number of tokens.
@@ -72,6 +94,7 @@ impl Default for ControllersConfig {
             ff_constraints: true,
             fuel_tokens: 0,
             hold: HoldSetting::Word(HoldWord::End),
+            random: RandomSetting::Off,
         }
     }
 }

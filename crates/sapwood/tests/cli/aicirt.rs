@@ -147,6 +147,140 @@ fn ai_316_an_engine_of_p1i_has_the_first_pre_and_asks_for_bits() {
     }
 }
 
+/// A module's constraint is over the engine's vocabulary, padding included.
+#[test]
+fn ai_1007_modules_follow_constraints_of_the_runtime() {
+    const MODULE: &str = r#"(module
+      (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
+      (import "sapwood" "constraint_new" (func $new (param i32 i32 i32 i32) (result i32)))
+      (import "sapwood" "constraint_consume" (func $consume (param i32 i32) (result i32)))
+      (import "sapwood" "constraint_mask" (func $mask (param i32) (result i32)))
+      (import "sapwood" "mask_return" (func $return (param i32) (result i32)))
+      (memory (export "memory") 1)
+      (data (i32.const 0) "{\"prompt\":[1]}")
+      (data (i32.const 64) "{\"branches\":[{\"sample_mask\":0}]}")
+      (data (i32.const 128) "regex(t12|yes)(t7|t80|yes)")
+      (func (export "aici_create") (result i32)
+        (call $new (i32.const 128) (i32.const 5) (i32.const 133) (i32.const 21)))
+      (func (export "aici_init_prompt") (param $h i32)
+        (if (i32.eqz (call $consume (local.get $h) (i32.const 12))) (then (unreachable)))
+        (call $ret (i32.const 0) (i32.const 14)))
+      (func (export "aici_mid_process") (param $h i32)
+        (drop (call $return (call $mask (local.get $h))))
+        (call $ret (i32.const 64) (i32.const 32))))"#;
+    let folder = folder("aicirt_constraints");
+    let setup = EngineSetup {
+        flags: &["--bias-dtype", "bool", "--logits-size", "4100"],
+        ..EngineSetup::new(Synchronisation::Futex)
+    };
+    let mut engine = Engine::start(&folder, &setup);
+    engine.install("follows", MODULE);
+    engine.instantiate("r", "follows");
+    let answer = engine.main_json(&json!({
+        "op": "mid_process", "ops": [{"id": 4, "req_id": "r", "tokens": []}], "freed": [],
+    }));
+    let data = &answer["data"];
+    assert_eq!(data["seqs"]["4"]["error"], "", "{answer}");
+    let number = |name: &str| data[name].as_u64().unwrap() as usize;
+    let row = engine.masks(number("first_mask_byte_offset"), number("mask_num_bytes"));
+    let allows = |token: &usize| row[token / 8] >> (token % 8) & 1 == 1;
+    assert_eq!(
+        (0..row.len() * 8).filter(allows).collect::<Vec<_>>(),
+        [7, 8, 80, 3582]
+    );
+}
+
+/// AI-841, AI-842
+#[test]
+fn ai_840_native_constraints_are_controllers_on_both_wires() {
+    let folder = folder("aicirt_native");
+    let argument = json!({"value": "(t7|t80|yes)", "prefix": "t5", "store_var": "said"});
+    let mut p1 = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
+    p1.side_json(&json!({
+        "op": "instantiate", "req_id": "r", "prompt": [1],
+        "module_id": "sapwood:regex", "module_arg": argument,
+    }));
+    let bound =
+        p1.main_json(&json!({"op": "post_pre_process", "pre_ops": [{"id": 4, "req_id": "r"}]}));
+    let pre = json!({"suspend": false, "num_forks": 1, "ff_tokens": [5]});
+    assert_eq!(bound["data"]["pre_seqs"]["4"]["result"], pre, "{bound}");
+    let answer = p1.main_json(&json!({"op": "mid_process", "ops": [{"id": 4}]}));
+    assert_eq!(answer["data"]["seqs"]["4"]["error"], "", "{answer}");
+    let row = p1.masks(0, 4 * 4000);
+    let allowed = (0..4000).filter(|token| row[4 * token + 2] == 0);
+    assert_eq!(allowed.collect::<Vec<_>>(), [7, 8, 80, 3582]);
+    let stops = json!({"suspend": false, "num_forks": 0, "ff_tokens": []});
+    for (token, expected) in [(3582, &pre_runs()), (2, &stops)] {
+        let answer = p1.main_json(&json!({
+            "op": "post_pre_process", "post_ops": [{"id": 4, "tokens": [token]}],
+        }));
+        let sequence = &answer["data"]["pre_seqs"]["4"];
+        assert_eq!(&sequence["result"], expected, "{answer}");
+        if token == 2 {
+            let stored = &sequence["storage"][0]["WriteVar"];
+            assert_eq!(
+                (&stored["name"], &stored["value"]),
+                (&json!("said"), &json!("796573"))
+            );
+        } else {
+            p1.main_json(&json!({"op": "mid_process", "ops": [{"id": 4}]}));
+        }
+    }
+    for (constraint, argument, error) in [
+        ("sapwood:regex", "(", "invalid grammar: "),
+        ("sapwood:regexp", "a", "there is no constraint of this name"),
+    ] {
+        let refused = p1.side(
+            &json!({
+                "op": "instantiate", "req_id": "x", "prompt": [1],
+                "module_id": constraint, "module_arg": argument,
+            })
+            .to_string(),
+        );
+        let refused: Value = serde_json::from_str(&refused).unwrap();
+        assert!(
+            refused["error"].as_str().unwrap().starts_with(error),
+            "{refused}"
+        );
+        assert_eq!(refused["is_user_error"], true);
+    }
+
+    // An engine that cannot append tokens samples what is forced, as the only one.
+    let setup = EngineSetup {
+        flags: &["--dialect", "p2", "--bias-dtype", "bool"],
+        ..EngineSetup::new(Synchronisation::Futex)
+    };
+    let mut p2 = Engine::start(&folder, &setup);
+    p2.side_json(&json!({
+        "op": "instantiate", "req_id": "r", "prompt": [1],
+        "module_id": "sapwood:regex", "module_arg": argument,
+    }));
+    let ops = [
+        json!({"id": 4, "req_id": "r", "tokens": []}),
+        json!({"id": 4, "tokens": [5], "sampled": 5}),
+        json!({"id": 4, "tokens": [80], "sampled": 80}),
+    ];
+    for (op, allowed) in ops.into_iter().zip([&[5][..], &[7, 8, 80, 3582], &[2]]) {
+        let answer = p2.main_json(&json!({"op": "mid_process", "ops": [op], "freed": []}));
+        let data = &answer["data"];
+        let number = |name: &str| data[name].as_u64().unwrap() as usize;
+        let row = p2.masks(number("first_mask_byte_offset"), number("mask_num_bytes"));
+        let tokens = (0..4000).filter(|token| row[token / 8] >> (token % 8) & 1 == 1);
+        assert_eq!(tokens.collect::<Vec<_>>(), allowed, "{answer}");
+    }
+    let last = json!({"id": 4, "tokens": [2], "sampled": 2});
+    let answer = p2.main_json(&json!({"op": "mid_process", "ops": [last], "freed": [4]}));
+    assert_eq!(
+        answer["data"]["seqs"]["4"]["result"],
+        json!({"branches": []}),
+        "{answer}"
+    );
+}
+
+fn pre_runs() -> Value {
+    json!({"suspend": false, "num_forks": 1, "ff_tokens": []})
+}
+
 #[test]
 fn ai_602_either_generation_of_modules_runs_on_either_wire() {
     let folder = folder("aicirt_generations");
@@ -316,8 +450,8 @@ fn ai_204_nonsense_is_answered_and_wedges_nothing() {
             "prompt token out of range (4000 >= 4000)",
         ),
         (
-            r#"{"op":"instantiate","req_id":"q","prompt":[1],"module_id":"sapwood:regex"}"#,
-            "native constraints (sapwood:KIND) are not available",
+            r#"{"op":"instantiate","req_id":"q","prompt":[1],"module_id":"sapwood:regex","module_arg":"("}"#,
+            "invalid grammar: ",
         ),
         (r#"{"op":"dance"}"#, "bad op"),
     ] {

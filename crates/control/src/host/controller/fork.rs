@@ -8,6 +8,7 @@ use wasmtime::{Func, Ref, Store, Table, Val};
 use super::pages;
 use super::{Broken, Controller, Ended, Exports, Parts, call, find_memory, new_store};
 use crate::host::failure::CallFailure;
+use crate::host::random::SeededRandom;
 use crate::host::state::ControllerState;
 
 impl Controller {
@@ -16,8 +17,15 @@ impl Controller {
         &mut self,
         mut state: ControllerState,
     ) -> Result<Box<Self>, CallFailure> {
-        let parent = self.store.data();
+        let parent = self.store.data_mut();
+        // Charged first: what is over the limit is not copied at all.
+        let charged = state.limiter.hold(parent.handles.bytes());
+        charged.map_err(|abort| CallFailure::new(abort.reason, abort.message))?;
+        let handles = parent.handles.fork();
+        state.handles =
+            handles.map_err(|failure| CallFailure::new(failure.reason, failure.message))?;
         state.blobs = parent.blobs.clone();
+        state.random = parent.random.as_mut().map(SeededRandom::fork);
         state.instantiated = parent.instantiated;
         let mut store = new_store(&self.program, state);
         match self.copy_into(&mut store) {

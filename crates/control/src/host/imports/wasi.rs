@@ -1,6 +1,6 @@
 //! WASI preview 1, as far as controllers need it: printing, and answers that let libraries start (AI-607).
 //!
-//! Nothing here lets time, addresses, files or randomness in. A function without a meaning for controllers returns an
+//! Nothing here lets time, addresses, files or randomness in, unless the host is configured so. A function without a meaning for controllers returns an
 //! error number, so that a library which links it and never calls it still works.
 
 use wasmtime::{FuncType, Linker, Val, ValType};
@@ -55,7 +55,6 @@ const CONSTANT: &[(&str, &str, u32)] = &[
     ("path_unlink_file", "iii", BADF),
     ("poll_oneoff", "iiii", BADF),
     ("proc_raise", "i", NOSYS),
-    ("random_get", "ii", SUCCESS),
     ("sched_yield", "", SUCCESS),
     ("sock_accept", "iii", NOSYS),
     ("sock_recv", "iiiiii", NOSYS),
@@ -83,6 +82,7 @@ pub(super) fn link(linker: &mut Linker<ControllerState>, abi: Abi) -> wasmtime::
     })?;
     linker.func_wrap(WASI, "fd_fdstat_get", describe)?;
     linker.func_wrap(WASI, "fd_write", print)?;
+    linker.func_wrap(WASI, "random_get", draw)?;
     linker.func_wrap(WASI, "proc_exit", |_: Call<'_>, code: i32| -> Returns<()> {
         Err(Abort::stop(format!("proc_exit: {code}")).into())
     })?;
@@ -153,6 +153,27 @@ fn print(mut call: Call<'_>, fd: u32, vectors: u32, count: u32, written: u32) ->
 const VECTORS_MAX: u32 = 1024;
 /// After that many bytes the rest of the vectors is left to another call.
 const PRINT_BYTES_MAX: u64 = 1 << 20;
+
+/// `random_get`: leaves the bytes as they are where nothing is drawn, wherever they are.
+fn draw(mut call: Call<'_>, dst: u32, len: u32) -> Returns<u32> {
+    if call.data().random.is_none() {
+        return Ok(SUCCESS);
+    }
+    let memory = memory(&mut call)?;
+    let (bytes, state) = memory.data_and_store_mut(&mut call);
+    let target = range(bytes, dst, len.into()).ok_or_else(|| out_of_bounds("random_get"))?;
+    // It may be all of the memory, and no time limit is checked between.
+    for part in target.chunks_mut(DRAWN_BYTES_MAX) {
+        state.check_deadline()?;
+        if let Some(random) = &mut state.random {
+            random.fill(part);
+        }
+    }
+    Ok(SUCCESS)
+}
+
+/// Bytes that are drawn between two looks at the deadline.
+const DRAWN_BYTES_MAX: usize = 64 << 10;
 
 /// `clock_time_get` of P2: the time since instantiation, in steps of the configured resolution.
 fn clock(mut call: Call<'_>, clock: u32, _precision: u64, dst: u32) -> Returns<u32> {

@@ -86,11 +86,16 @@ fn ai_601_imports_are_known_functions_with_their_exact_signatures() {
     );
     refused(
         r#"(import "wasi_unstable" "fd_write" (func (param i32 i32 i32 i32) (result i32)))"#,
-        "unknown import wasi_unstable.fd_write; import from env or wasi_snapshot_preview1 only",
+        "unknown import wasi_unstable.fd_write; import from env, wasi_snapshot_preview1 or sapwood only",
     );
     refused(
-        r#"(import "sapwood" "constraint_new" (func (param i32 i32 i32 i32) (result i32)))"#,
-        "unknown import sapwood.constraint_new",
+        r#"(import "sapwood" "constraint_old" (func (param i32 i32 i32 i32) (result i32)))"#,
+        "unknown import sapwood.constraint_old",
+    );
+    refused(
+        r#"(import "sapwood" "constraint_new" (func (param i32 i32) (result i32)))"#,
+        "import sapwood.constraint_new has signature (i32, i32) -> i32, \
+         expected (i32, i32, i32, i32) -> i32",
     );
     refused(
         r#"(import "env" "aici_host_read_blob" (func (param i32 i64) (result f32 v128)))"#,

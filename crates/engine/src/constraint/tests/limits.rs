@@ -395,14 +395,14 @@ fn ai_841_a_full_compiler_refuses() {
         ..config()
     };
     let source = ConstraintSource::new(small(), config, Arc::new(MaskWorkers::with_threads(1)));
-    let permit = source.compiler.permit().unwrap();
+    let permit = source.compiler.permit(Duration::MAX).unwrap();
     let refusal = refusal(&source, "sapwood:regex", "a");
     assert_eq!(
         (refusal.code, refusal.reason),
         (Code::Overloaded, ErrorReason::ENGINE_BUSY)
     );
     drop(permit);
-    assert!(source.compiler.permit().is_ok());
+    assert!(source.compiler.permit(Duration::MAX).is_ok());
 }
 
 /// A sequence that ends while its mask is computed leaves nothing behind, and the pool goes on.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
-    Appended, Begun, Mid, Post, Pre, Steer, SteerFailure, Steered, StepReport, StepWaker, Token,
+    Appended, Begun, Combined, Mid, Post, Pre, Steer, SteerFailure, Steered, StepReport, StepWaker,
+    Token,
 };
 
 use super::super::steer_rounds::MIN_WAIT;
@@ -22,6 +23,7 @@ struct Beginning {
     /// The result of `begin_poll`; it is called again if there is none.
     result: Option<Steered<Begun>>,
     prompt: Vec<Token>,
+    seed: Option<u64>,
     waker: Option<Arc<dyn StepWaker>>,
     /// How often `pre` wakes the owner.
     wakes: u32,
@@ -31,6 +33,12 @@ struct Beginning {
 struct Beginner(Arc<Mutex<Beginning>>, Probe);
 
 impl Steer for Beginner {
+    fn seed(&mut self, seed: u64) {
+        let mut beginning = self.0.lock().unwrap();
+        assert!(beginning.prompt.is_empty(), "before the start");
+        beginning.seed = Some(seed);
+    }
+
     fn begin(&mut self, prompt: &[Token], waker: &Arc<dyn StepWaker>) {
         let mut beginning = self.0.lock().unwrap();
         assert_ne!(prompt, [0], "scripted panic");
@@ -92,6 +100,18 @@ fn open(beginning: &Mutex<Beginning>, result: Steered<Begun>) {
     let mut beginning = beginning.lock().unwrap();
     beginning.result = Some(result);
     beginning.waker.as_ref().unwrap().wake();
+}
+
+#[test]
+fn ai_1010_a_steerer_has_the_seed_of_its_request() {
+    let bench = echo();
+    let (mut request, beginning, _) = beginner("ab");
+    request.params.seed = Some(77);
+    // As one of several steerers, too.
+    let steerers = [request.steer.take(), beginner("ab").0.steer];
+    request.steer = Some(Combined::new(steerers.into_iter().flatten().collect()));
+    drop(bench.submit(request));
+    assert_eq!(beginning.lock().unwrap().seed, Some(77));
 }
 
 #[test]

@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 
-use sapwood_control::trie::TokenEntry;
 use sapwood_proto::steer::Token;
 
 /// The tokens of a file.
@@ -59,15 +58,25 @@ impl SavedTrie {
         })
     }
 
-    /// The tokens, special ones by their names.
-    pub(super) fn entries(&self) -> Vec<TokenEntry> {
-        let entry = |token: &Vec<u8>| match token.split_first() {
-            Some((&SPECIAL, name)) if !name.is_empty() => {
-                TokenEntry::special(String::from_utf8_lossy(name))
-            }
-            _ => TokenEntry::text(token.clone()),
-        };
-        self.tokens.iter().map(entry).collect()
+    /// How many tokens it has.
+    pub(super) const fn size(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The bytes of a token; none of a special one, and of those that there are not.
+    pub(super) fn bytes(&self, token: Token) -> &[u8] {
+        match self.tokens.get(token as usize).map(Vec::as_slice) {
+            Some([SPECIAL, _, ..]) | None => &[],
+            Some(bytes) => bytes,
+        }
+    }
+
+    /// The name of a special token.
+    pub(super) fn name(&self, token: Token) -> Option<String> {
+        match self.tokens.get(token as usize)?.split_first()? {
+            (&SPECIAL, name) if !name.is_empty() => Some(String::from_utf8_lossy(name).into()),
+            _ => None,
+        }
     }
 
     /// The longest tokens from the left; bytes that no token begins with are dropped.
@@ -97,7 +106,7 @@ const TOKENS_MAX: usize = (1 << 24) - 2;
 
 #[cfg(test)]
 mod tests {
-    use sapwood_control::trie::{HostModel, TokenView};
+    use sapwood_control::trie::{HostModel, TokenEntry, TokenView};
 
     use super::*;
 
@@ -115,9 +124,10 @@ mod tests {
         let saved = saved();
         let trie = SavedTrie::read(&saved).unwrap().unwrap();
         assert_eq!((trie.eos, trie.tokens.len()), (131, 132));
-        let entries = trie.entries();
-        assert_eq!(entries[129], TokenEntry::text("abc"));
-        assert_eq!(entries[131], TokenEntry::special("<|end|>"));
+        assert_eq!((trie.bytes(129), trie.name(129)), (&b"abc"[..], None));
+        let end = Some("<|end|>".to_owned());
+        assert_eq!((trie.bytes(131), trie.name(131)), (&b""[..], end));
+        assert_eq!((trie.bytes(132), trie.name(132)), (&b""[..], None));
         assert_eq!(
             trie.tokenize("abcabx\u{e9}y".as_bytes()),
             [129, 128, 120, 121]

@@ -4,19 +4,43 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sapwood_control::trie::{HostModel, TokenEntry};
-use sapwood_engine::api::Vocabulary as _;
+use sapwood_control::aicirt::WireConstraints;
+use sapwood_control::trie::HostModel;
+use sapwood_engine::api::SharedVocabulary;
+use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers};
 use sapwood_engine::tokenizer::{FileTokenizer, SpecialTokens, TokenizerFiles};
 use sapwood_proto::steer::Token;
 
 use super::saved_trie::SavedTrie;
+use super::wire_vocabulary::{Tokens, WireVocabulary};
+use crate::controllers::host_model;
 use crate::failure::CliError;
 
-/// A vocabulary as controllers see it.
+/// A vocabulary, and as controllers see it.
 pub(super) struct LoadedVocabulary {
     pub(super) model: Arc<HostModel>,
     /// The token that begins a text prompt.
     pub(super) bos: Option<Token>,
+    pub(super) constraints: WireConstraints,
+}
+
+impl LoadedVocabulary {
+    fn new(vocabulary: SharedVocabulary) -> Self {
+        let constraints = Arc::new(ConstraintSource::new(
+            Arc::clone(&vocabulary),
+            ConstraintConfig::default(),
+            Arc::new(MaskWorkers::new()),
+        ));
+        let model = host_model(&vocabulary).with_constraints(constraints.clone());
+        Self {
+            model: Arc::new(model),
+            bos: vocabulary.bos(),
+            constraints: WireConstraints {
+                sampling: Arc::new(constraints.with_fast_forward(false)),
+                forwarding: constraints,
+            },
+        }
+    }
 }
 
 /// Loads a file, or `NAME.json` of `folder`, padded to at least `size` tokens. Nothing is ever downloaded.
@@ -42,18 +66,19 @@ pub(super) fn load(
     }
     // Before it is read as JSON: a trie begins with its magic number.
     let bytes = std::fs::read(&path).map_err(|error| wrong(&error))?;
-    if let Some(trie) = SavedTrie::read(&bytes) {
-        let trie = trie.map_err(|error| wrong(&error))?;
-        let (mut tokens, eos) = (trie.entries(), trie.eos);
-        pad(&mut tokens, size);
-        let model = HostModel::new(tokens, eos, move |text: &str| {
-            trie.tokenize(text.as_bytes())
-        });
-        return Ok(LoadedVocabulary {
-            model: Arc::new(model),
-            bos: None,
-        });
-    }
+    let tokens = match SavedTrie::read(&bytes) {
+        Some(trie) => Tokens::Trie(trie.map_err(|error| wrong(&error))?),
+        None => Tokens::File(Box::new(
+            read_tokenizer(&path).map_err(|error| wrong(&error))?,
+        )),
+    };
+    let vocabulary = WireVocabulary::new(tokens, size).ok_or_else(|| {
+        wrong(&"it does not say which token ends a text: put its tokenizer_config.json beside it")
+    })?;
+    Ok(LoadedVocabulary::new(Arc::new(vocabulary)))
+}
+
+fn read_tokenizer(path: &Path) -> Result<FileTokenizer, String> {
     // A file of the usual name has its configuration beside it, and that names the special tokens.
     let named = path
         .file_name()
@@ -61,54 +86,10 @@ pub(super) fn load(
     let source = match path.parent() {
         Some(parent) if named && !parent.as_os_str().is_empty() => parent,
         Some(_) if named => Path::new("."),
-        _ => &path,
+        _ => path,
     };
-    let files = TokenizerFiles::read(source).map_err(|error| wrong(&error))?;
-    let tokenizer = FileTokenizer::new(&files, SpecialTokens::default());
-    let tokenizer = tokenizer.map_err(|error| wrong(&error))?;
-    let mut ids = 0..Token::try_from(tokenizer.size()).unwrap_or(Token::MAX);
-    let mut tokens: Vec<TokenEntry> = ids
-        .clone()
-        .map(|id| match tokenizer.is_special(id) {
-            true => TokenEntry::special(tokenizer.name(id).unwrap_or_default()),
-            false => TokenEntry::text(tokenizer.bytes(id)),
-        })
-        .collect();
-    let eos = ids
-        .find(|id| tokenizer.is_end(*id))
-        .or_else(|| named_end(&tokens))
-        .ok_or_else(|| {
-            wrong(
-                &"it does not say which token ends a text: put its tokenizer_config.json beside it",
-            )
-        })?;
-    pad(&mut tokens, size);
-    let bos = tokenizer.bos();
-    let model = HostModel::new(tokens, eos, move |text: &str| {
-        tokenizer.tokenize(text, false)
-    });
-    Ok(LoadedVocabulary {
-        model: Arc::new(model),
-        bos,
-    })
-}
-
-/// A token with one of the names that end a text in known vocabularies, for a file without a configuration.
-fn named_end(tokens: &[TokenEntry]) -> Option<Token> {
-    ENDS.iter().find_map(|end| {
-        let at = tokens
-            .iter()
-            .position(|token| token.special.as_deref() == Some(end))?;
-        Token::try_from(at).ok()
-    })
-}
-
-fn pad(tokens: &mut Vec<TokenEntry>, size: Option<usize>) {
-    if let Some(size) = size
-        && size > tokens.len()
-    {
-        tokens.resize(size.min(TOKENS_MAX), TokenEntry::default());
-    }
+    let files = TokenizerFiles::read(source).map_err(|error| error.to_string())?;
+    FileTokenizer::new(&files, SpecialTokens::default()).map_err(|error| error.to_string())
 }
 
 fn find(given: &str, folder: &Path) -> Result<PathBuf, CliError> {
@@ -147,16 +128,3 @@ fn names(folder: &Path) -> io::Result<Vec<String>> {
     names.sort();
     Ok(names)
 }
-
-/// Names of tokens that end a text, the more telling first.
-const ENDS: [&str; 7] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "</s>",
-    "<eos>",
-    "<|end|>",
-];
-/// The most tokens that a trie can name (AI-631).
-const TOKENS_MAX: usize = (1 << 24) - 2;

@@ -234,6 +234,7 @@ impl Outcome {
 /// Reads a request to its end.
 async fn collect(mut events: sapwood_engine::RequestHandle) -> Outcome {
     let mut texts = vec![String::new()];
+    let mut failed = None;
     while let Some(EngineEvent { choice, kind, .. }) = events.next().await {
         let choice = choice as usize;
         if choice >= texts.len() {
@@ -247,8 +248,12 @@ async fn collect(mut events: sapwood_engine::RequestHandle) -> Outcome {
                 text.push_str(&tokens.text);
             }
             EventKind::Error(error) => return Outcome::of(&error),
+            // The others go on, but a test in which a sequence fails has not passed.
+            EventKind::Failed(error) => {
+                failed.get_or_insert_with(|| Outcome::of(&error));
+            }
             EventKind::Report(_) | EventKind::Finish(_) | EventKind::Usage(_) => {}
         }
     }
-    Outcome::Texts(texts)
+    failed.unwrap_or(Outcome::Texts(texts))
 }

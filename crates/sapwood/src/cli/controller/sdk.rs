@@ -35,6 +35,18 @@ pub(super) const SOURCES: &[(&str, &str)] = &[
         "controller.rs",
         include_str!("../../../../guest/src/controller.rs"),
     ),
+    (
+        "grammar.rs",
+        include_str!("../../../../guest/src/grammar.rs"),
+    ),
+    (
+        "grammar/held.rs",
+        include_str!("../../../../guest/src/grammar/held.rs"),
+    ),
+    (
+        "grammar/local.rs",
+        include_str!("../../../../guest/src/grammar/local.rs"),
+    ),
     ("json.rs", include_str!("../../../../guest/src/json.rs")),
     (
         "json/reader.rs",
@@ -103,6 +115,7 @@ pub(super) const MANIFEST: &str = concat!(
     "license = \"MIT OR Apache-2.0\"\n",
     "publish = false\n\n",
     "[features]\n",
+    "host = []\n",
     "p1 = []\n",
     "std = []\n",
 );

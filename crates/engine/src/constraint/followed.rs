@@ -1,0 +1,196 @@
+//! [`FollowedConstraint`]: a constraint that a controller follows itself, through the host's functions (AI-1007).
+//!
+//! It computes on the caller's thread, which is one for callbacks and never the engine's, so it needs no worker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{
+    HostConstraint, HostConstraintSource, Mask, SharedMask, SteerFailure, SteerRefusal, Steered,
+    Token,
+};
+
+use super::ConstraintSource;
+use super::argument::Argument;
+use super::automaton::{Automaton, AutomatonError, Next};
+use super::compile::Compiled;
+use super::grammar::Kind;
+use super::steerer::{FORCED_MAX, FORK_BYTES_MAX, past_the_beginning};
+
+impl HostConstraintSource for ConstraintSource {
+    fn open(
+        &self,
+        kind: &str,
+        value: &str,
+        time: Duration,
+    ) -> Result<Box<dyn HostConstraint>, String> {
+        let kind = Kind::from_name(kind).ok_or_else(|| {
+            let names = Kind::NAMES.replace(super::NAME_PREFIX, "");
+            format!("there is no constraint of this name; use one of {names}")
+        })?;
+        let message = |refusal: SteerRefusal| refusal.message;
+        self.check_bytes(value).map_err(message)?;
+        let argument = Argument::of_pattern(value);
+        let compiled = self.compiled(kind, &argument, time).map_err(message)?;
+        let automaton = compiled.automaton().map_err(|error| error.to_string())?;
+        Ok(Box::new(FollowedConstraint {
+            compiled,
+            automaton: Some(automaton),
+            consumed: Vec::new(),
+            cache_bytes: 0,
+        }))
+    }
+}
+
+/// Where a controller is in a grammar. The automaton has consumed the tokens of `consumed` that are no EOG tokens.
+struct FollowedConstraint {
+    compiled: Arc<Compiled>,
+    /// Taken out only to be kept for another sequence.
+    automaton: Option<Automaton>,
+    consumed: Vec<Consumed>,
+    cache_bytes: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Consumed {
+    /// Items of the parser up to it, from the first token on.
+    items: usize,
+    is_end: bool,
+}
+
+impl FollowedConstraint {
+    fn automaton(&mut self) -> Result<&mut Automaton, AutomatonError> {
+        self.automaton.as_mut().ok_or(AutomatonError::Cancelled)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.consumed.last().is_some_and(|last| last.is_end)
+    }
+
+    fn items(&self) -> usize {
+        self.consumed.last().map_or(0, |last| last.items)
+    }
+
+    /// Goes on by one token. Returns whether the grammar allows it, and the items that it added.
+    fn step(&mut self, token: Token) -> Result<Option<usize>, AutomatonError> {
+        let automaton = self.automaton()?;
+        // Asked first: a token that is not allowed would leave the automaton unusable. One without bytes, as those of
+        // padding, is never allowed.
+        let exists = (token as usize) < automaton.vocabulary();
+        let allowed = exists && !automaton.spelled(token).is_empty();
+        if !allowed || !automaton.accepts(&[token])? {
+            return Ok(None);
+        }
+        let before = automaton.items();
+        automaton.consume(token)?;
+        Ok(Some(automaton.items() - before))
+    }
+}
+
+impl HostConstraint for FollowedConstraint {
+    fn consume(&mut self, token: Token) -> Steered<bool> {
+        if self.has_ended() {
+            return Ok(false);
+        }
+        let is_end = self.compiled.ends.contains(&token);
+        let items = if is_end {
+            self.automaton()?.is_complete()?.then_some(0)
+        } else {
+            self.step(token)?
+        };
+        let Some(items) = items else {
+            return Ok(false);
+        };
+        let items = self.items() + items;
+        self.consumed.push(Consumed { items, is_end });
+        Ok(true)
+    }
+
+    fn rollback(&mut self, tokens: u32) -> Steered<()> {
+        let tokens = tokens as usize;
+        let Some(kept) = self.consumed.len().checked_sub(tokens) else {
+            return Err(past_the_beginning(tokens));
+        };
+        let fed = fed(&self.consumed[kept..]);
+        self.automaton()?.rollback(fed)?;
+        self.consumed.truncate(kept);
+        Ok(())
+    }
+
+    fn mask(&mut self) -> Steered<SharedMask> {
+        let has_ended = self.has_ended();
+        let compiled = Arc::clone(&self.compiled);
+        let automaton = self.automaton()?;
+        let nothing = Mask::none(automaton.vocabulary());
+        if has_ended {
+            return Ok(Arc::new(nothing));
+        }
+        match automaton.next(false, &compiled.ends) {
+            Ok(Next::Allowed(mask)) => Ok(mask),
+            Ok(Next::Complete | Next::Forced(_)) | Err(AutomatonError::Empty) => {
+                Ok(Arc::new(nothing))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn forced(&mut self) -> Steered<Vec<Token>> {
+        if self.has_ended() {
+            return Ok(Vec::new());
+        }
+        let mut tokens = self.automaton()?.forced()?;
+        tokens.truncate(FORCED_MAX);
+        Ok(tokens)
+    }
+
+    fn fork(&mut self) -> Steered<Box<dyn HostConstraint>> {
+        let automaton = self.automaton()?;
+        if automaton.cache_bytes()? > FORK_BYTES_MAX {
+            return Err(SteerFailure {
+                reason: ErrorReason::LIMIT,
+                message: "the constraint is too large to fork".to_owned(),
+            });
+        }
+        let automaton = automaton.copy()?;
+        Ok(Box::new(Self {
+            compiled: Arc::clone(&self.compiled),
+            automaton: Some(automaton),
+            consumed: self.consumed.clone(),
+            cache_bytes: self.cache_bytes,
+        }))
+    }
+
+    fn bytes(&mut self) -> usize {
+        // A broken automaton does not say how large it is, but it does not grow any more either.
+        if let Ok(automaton) = self.automaton()
+            && let Ok(bytes) = automaton.cache_bytes()
+        {
+            let mask = automaton.vocabulary() / 8;
+            let text = automaton.text().len() * TEXT_BYTES;
+            self.cache_bytes = PARSER_BYTES + bytes + text + mask;
+        }
+        let consumed = size_of_val(&self.consumed[..]) + self.items() * ITEM_BYTES;
+        self.compiled.grammar_bytes() + self.cache_bytes + consumed
+    }
+}
+
+impl Drop for FollowedConstraint {
+    fn drop(&mut self) {
+        if let Some(automaton) = self.automaton.take() {
+            self.compiled.recycle(automaton, fed(&self.consumed));
+        }
+    }
+}
+
+/// How many of these tokens the automaton has consumed.
+fn fed(consumed: &[Consumed]) -> usize {
+    consumed.iter().filter(|token| !token.is_end).count()
+}
+
+/// What a parser takes at its start, about.
+const PARSER_BYTES: usize = 16 << 10;
+/// What it keeps for each byte of the text: a lexer state, a row, the byte and its token.
+const TEXT_BYTES: usize = 64;
+/// What it keeps for each item of a row.
+const ITEM_BYTES: usize = 16;

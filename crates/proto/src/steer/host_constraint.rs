@@ -1,0 +1,59 @@
+//! [`HostConstraint`]: a native constraint that a controller follows through the host's functions (AI-1007).
+//!
+//! A controller's host knows no grammars, and a source of constraints knows no controllers; both know this.
+
+use std::time::Duration;
+
+use super::{SharedMask, Steered, Token};
+
+/// Opens constraints for the controllers of one model.
+pub trait HostConstraintSource: Send + Sync {
+    /// Returns a constraint at its start. `kind` is the name of a native constraint without `sapwood:`, `value` the pattern
+    /// itself. Blocks for at most `time`, and for no longer than any grammar may take to compile.
+    ///
+    /// # Errors
+    /// There is no such kind, the pattern is wrong, or it took too long. The text is for the controller's author.
+    fn open(
+        &self,
+        kind: &str,
+        value: &str,
+        time: Duration,
+    ) -> Result<Box<dyn HostConstraint>, String>;
+}
+
+/// Where one sequence is in a constraint. Every method computes on the calling thread, within the limits that the masks of
+/// native constraints have.
+pub trait HostConstraint: Send {
+    /// Goes on by one token. Returns whether the constraint allows it; if not, nothing changes.
+    ///
+    /// # Errors
+    /// The constraint cannot be followed any more; so with all methods.
+    fn consume(&mut self, token: Token) -> Steered<bool>;
+
+    /// Takes back the last `tokens` tokens.
+    ///
+    /// # Errors
+    /// There are not as many.
+    fn rollback(&mut self, tokens: u32) -> Steered<()>;
+
+    /// Returns the tokens that may follow, EOS included where the text may end; none where nothing may.
+    ///
+    /// # Errors
+    /// The work for it exceeds its limit.
+    fn mask(&mut self) -> Steered<SharedMask>;
+
+    /// Returns tokens that must follow, not always all of them, as the model would tokenise their text.
+    ///
+    /// # Errors
+    /// The work for it exceeds its limit.
+    fn forced(&mut self) -> Steered<Vec<Token>>;
+
+    /// Returns a copy, for a fork of the sequence.
+    ///
+    /// # Errors
+    /// It is too large to be copied.
+    fn fork(&mut self) -> Steered<Box<dyn HostConstraint>>;
+
+    /// Returns the bytes that it takes, its compiled grammar included. They grow while it is used.
+    fn bytes(&mut self) -> usize;
+}

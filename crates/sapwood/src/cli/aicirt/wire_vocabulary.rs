@@ -1,0 +1,118 @@
+//! [`WireVocabulary`]: the tokens of the engine on the wire, for constraints and controllers.
+
+use sapwood_engine::api::{ChatRequest, EngineError, Vocabulary};
+use sapwood_engine::template::no_template;
+use sapwood_engine::tokenizer::FileTokenizer;
+use sapwood_proto::steer::Token;
+
+use super::saved_trie::SavedTrie;
+
+/// A tokenizer, padded to the size that the engine gives.
+pub(super) struct WireVocabulary {
+    tokens: Tokens,
+    size: usize,
+    /// The one end of a text that the protocol knows; the tokenizer may have others.
+    eos: Token,
+}
+
+/// Where the tokens are from.
+pub(super) enum Tokens {
+    File(Box<FileTokenizer>),
+    Trie(SavedTrie),
+}
+
+impl WireVocabulary {
+    /// `None`: nothing says which token ends a text.
+    pub(super) fn new(tokens: Tokens, padded: Option<usize>) -> Option<Self> {
+        let (own_size, eos) = match &tokens {
+            Tokens::File(file) => (file.size(), end_of(file)?),
+            Tokens::Trie(trie) => (trie.size(), trie.eos),
+        };
+        Some(Self {
+            tokens,
+            size: padded.map_or(own_size, |padded| {
+                padded.clamp(own_size, TOKENS_MAX.max(own_size))
+            }),
+            eos,
+        })
+    }
+}
+
+impl Vocabulary for WireVocabulary {
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+        match &self.tokens {
+            Tokens::File(file) => file.tokenize(text, special),
+            Tokens::Trie(trie) => trie.tokenize(text.as_bytes()),
+        }
+    }
+
+    fn bytes(&self, token: Token) -> &[u8] {
+        match &self.tokens {
+            Tokens::File(file) => file.bytes(token),
+            Tokens::Trie(trie) => trie.bytes(token),
+        }
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        match &self.tokens {
+            Tokens::File(file) => file.is_special(token),
+            Tokens::Trie(trie) => trie.name(token).is_some(),
+        }
+    }
+
+    fn name(&self, token: Token) -> Option<String> {
+        match &self.tokens {
+            Tokens::File(file) => file.name(token),
+            Tokens::Trie(trie) => trie.name(token),
+        }
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        token == self.eos
+    }
+
+    fn bos(&self) -> Option<Token> {
+        match &self.tokens {
+            Tokens::File(file) => file.bos(),
+            Tokens::Trie(_) => None,
+        }
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        Some(self.eos)
+    }
+
+    fn chat(&self, _chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
+        // Prompts come from the engine.
+        Err(no_template())
+    }
+}
+
+/// The first token that ends a text, else one with a name that does so in known vocabularies, for a file without a
+/// configuration.
+fn end_of(file: &FileTokenizer) -> Option<Token> {
+    let mut ids = 0..Token::try_from(file.size()).unwrap_or(Token::MAX);
+    let named = |end: &&str| {
+        let is_named = |id: &Token| file.is_special(*id) && file.name(*id).as_deref() == Some(end);
+        ids.clone().find(is_named)
+    };
+    let named = ENDS.iter().find_map(named);
+    ids.find(|id| file.is_end(*id)).or(named)
+}
+
+/// Names of tokens that end a text, the more telling first.
+const ENDS: [&str; 7] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "</s>",
+    "<eos>",
+    "<|end|>",
+];
+/// The most tokens that a trie can name (AI-631).
+const TOKENS_MAX: usize = (1 << 24) - 2;
