@@ -36,6 +36,15 @@ use crate::store::{ArtefactKey, ModuleRecord, NewModule, Store, StoreError, Stor
 /// Returns the time of day; tests have another one.
 pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
+/// A module that a user may run.
+#[derive(Clone, Debug)]
+pub struct FoundModule {
+    /// Lower-case hex SHA-256 of its bytes.
+    pub id: String,
+    /// The bytes as they were uploaded.
+    pub bytes: Vec<u8>,
+}
+
 /// What [`Controllers`] is made of.
 #[derive(Clone)]
 pub struct ControllersOptions {
@@ -124,12 +133,34 @@ impl<C: ArtefactCompiler> Controllers<C> {
         Ok(self.find_loaded(user, name)?.program)
     }
 
+    /// Returns the module that a request names, for a runtime in another process. As [`Controllers::find`].
+    ///
+    /// # Errors
+    /// There is no such controller, or the user may not run it.
+    pub fn find_module(&self, user: SteerUser<'_>, name: &str) -> Result<FoundModule, SteerRefusal> {
+        let id = self.resolve(user, name)?;
+        let stored = self
+            .store
+            .read_module(id, self.limits.module_bytes as u64)?;
+        let bytes = stored.ok_or(StoreError::ModuleNotFound)?;
+        self.store.touch(id, self.key, (self.clock)());
+        Ok(FoundModule {
+            id: id.to_string(),
+            bytes,
+        })
+    }
+
     fn find_loaded(
         &self,
         user: SteerUser<'_>,
         name: &str,
     ) -> Result<LoadedProgram<C>, SteerRefusal> {
-        let id = match ControllerName::parse(name)? {
+        self.program(self.resolve(user, name)?)
+    }
+
+    /// The id of the module that a name means now.
+    fn resolve(&self, user: SteerUser<'_>, name: &str) -> Result<ModuleId, SteerRefusal> {
+        Ok(match ControllerName::parse(name)? {
             ControllerName::Id(id) => {
                 access::may_run_by_id(user)?;
                 id
@@ -140,8 +171,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
             ControllerName::Github { tag } => {
                 self.tagged(user, &tag)?.ok_or_else(name::github_disabled)?
             }
-        };
-        self.program(id)
+        })
     }
 
     /// The module of a tag that the user may run.

@@ -27,22 +27,37 @@ pub(super) struct P2Steps {
 
 /// Tokens that follow whatever is sampled, unless an earlier splice applies to it.
 #[derive(Clone, Debug, Default)]
-struct Following {
+pub(crate) struct Following {
     tokens: Vec<Token>,
     unless: Vec<Token>,
 }
 
+impl Following {
+    /// The tokens that follow `sampled`.
+    pub(crate) fn after(self, sampled: Token) -> Vec<Token> {
+        if self.unless.contains(&sampled) {
+            return Vec::new();
+        }
+        self.tokens
+    }
+}
+
 /// What happened since the last callback.
 #[derive(Clone, Debug, Default)]
-struct Happened {
-    backtrack: u32,
-    tokens: Vec<Token>,
-    sampled: Option<Token>,
+pub(crate) struct Happened {
+    pub(crate) backtrack: u32,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) sampled: Option<Token>,
 }
 
 impl Happened {
+    /// Whether nothing did.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.backtrack == 0 && self.tokens.is_empty() && self.sampled.is_none()
+    }
+
     /// Adds a later change: it takes back tokens that are not reported yet before those that are.
-    fn add(&mut self, appended: Appended<'_>) {
+    pub(crate) fn add(&mut self, appended: Appended<'_>) {
         let backtrack = appended.backtrack as usize;
         let unreported = backtrack.min(self.tokens.len());
         self.tokens.truncate(self.tokens.len() - unreported);
@@ -86,18 +101,7 @@ impl P2Steps {
         let Returned::Branches(returned) = returned else {
             return Err(unexpected());
         };
-        self.following.clear();
-        let mut branches = Vec::with_capacity(returned.len());
-        for branch in returned {
-            let (branch, following) = translate(branch)?;
-            branches.push(branch);
-            self.following.push(following);
-        }
-        Ok(Some(match branches.len() {
-            0 => Mid::Stop,
-            1 => Mid::One(branches.remove(0)),
-            _ => Mid::Fork(branches),
-        }))
+        decide(returned, &mut self.following).map(Some)
     }
 
     pub(super) fn post(&mut self, appended: Appended<'_>) {
@@ -105,9 +109,8 @@ impl P2Steps {
         let following = std::mem::take(&mut self.following);
         if let Some(sampled) = appended.sampled
             && let Some(following) = following.into_iter().next()
-            && !following.unless.contains(&sampled)
         {
-            self.forced = following.tokens;
+            self.forced = following.after(sampled);
         }
         self.happened.add(appended);
     }
@@ -120,6 +123,25 @@ impl P2Steps {
             ..self.clone()
         }
     }
+}
+
+/// What a step returned, as the engine takes it; `following` gets what follows the sampled token of each branch.
+pub(crate) fn decide(
+    returned: Vec<ReturnedBranch>,
+    following: &mut Vec<Following>,
+) -> Steered<Mid> {
+    following.clear();
+    let mut branches = Vec::with_capacity(returned.len());
+    for branch in returned {
+        let (branch, follows) = translate(branch)?;
+        branches.push(branch);
+        following.push(follows);
+    }
+    Ok(match branches.len() {
+        0 => Mid::Stop,
+        1 => Mid::One(branches.remove(0)),
+        _ => Mid::Fork(branches),
+    })
 }
 
 /// A branch as the engine takes it, and the tokens that follow its sampled token.

@@ -197,7 +197,8 @@ pub struct EngineWire {
     pub side_responses: MessageSlot,
     /// The masks.
     pub masks: SharedRegion,
-    names: Names,
+    /// Removes the names of all of them.
+    pub names: WireNames,
 }
 
 impl EngineWire {
@@ -208,7 +209,7 @@ impl EngineWire {
     pub fn create(config: &WireConfig) -> Result<Self, WireError> {
         config.unlink()?;
         // Before the first object is created: if the third cannot be, the first two are removed.
-        let names = Names(config.clone());
+        let names = WireNames(config.clone());
         let slot = |channel| config.slot(channel, SharedRegion::create, NamedSemaphore::create);
         Ok(Self {
             requests: slot(Channel::Requests)?,
@@ -229,12 +230,19 @@ impl EngineWire {
 
 /// Removes the names when it is dropped.
 #[derive(Debug)]
-struct Names(WireConfig);
+pub struct WireNames(WireConfig);
 
-impl Drop for Names {
-    fn drop(&mut self) {
+impl WireNames {
+    /// Removes the names; the objects stay for those who have opened them.
+    pub fn remove(&self) {
         // Nothing can be done about a failure here; the next engine of this name removes what is left.
         let _ = self.0.unlink();
+    }
+}
+
+impl Drop for WireNames {
+    fn drop(&mut self) {
+        self.remove();
     }
 }
 
