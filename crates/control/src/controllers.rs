@@ -137,7 +137,11 @@ impl<C: ArtefactCompiler> Controllers<C> {
     ///
     /// # Errors
     /// There is no such controller, or the user may not run it.
-    pub fn find_module(&self, user: SteerUser<'_>, name: &str) -> Result<FoundModule, SteerRefusal> {
+    pub fn find_module(
+        &self,
+        user: SteerUser<'_>,
+        name: &str,
+    ) -> Result<FoundModule, SteerRefusal> {
         let id = self.resolve(user, name)?;
         let stored = self
             .store

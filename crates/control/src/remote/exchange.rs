@@ -22,8 +22,8 @@ pub(super) struct MainWire {
 pub(super) enum Exchanged {
     /// The answer is in the buffer.
     Answer,
-    /// The message does not fit into the region; nothing was sent.
-    TooLarge(String),
+    /// There is no room for the message; nothing was sent.
+    NotSent(String),
 }
 
 impl MainWire {
@@ -39,8 +39,8 @@ impl MainWire {
         loop {
             match self.requests.send(message) {
                 Ok(()) => break,
-                Err(error @ SendError::TooLarge { .. }) => {
-                    return Ok(Exchanged::TooLarge(error.to_string()));
+                Err(error @ (SendError::TooLarge { .. } | SendError::NoMemory)) => {
+                    return Ok(Exchanged::NotSent(error.to_string()));
                 }
                 Err(SendError::Lost) if gone() || Instant::now() >= end => {
                     return Err(Broken("it does not read its messages".into()));
@@ -106,7 +106,7 @@ fn step(
     let gone = || epoch.is_dead();
     match wire.exchange(&message, answer, epoch.limits.step, gone)? {
         Exchanged::Answer => {}
-        Exchanged::TooLarge(text) => {
+        Exchanged::NotSent(text) => {
             let error = ReplyError {
                 text,
                 is_user: true,

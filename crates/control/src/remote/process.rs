@@ -64,7 +64,10 @@ impl RuntimeProcess {
     pub(super) fn wait_for_end(&self) {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let pid = Pid::from_child(&self.child);
-        while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
+        while matches!(
+            waitid(WaitId::Pid(pid), options),
+            Err(rustix::io::Errno::INTR)
+        ) {}
     }
 
     /// Ends what is left of it, and of what it started.

@@ -41,7 +41,8 @@ impl Reply {
             entries: ENTRIES_MAX,
         };
         let read = bounded_json::read(message, bounds);
-        let read = read.map_err(|error| Broken(format!("it answered what cannot be read: {error}")));
+        let read =
+            read.map_err(|error| Broken(format!("it answered what cannot be read: {error}")));
         let Value::Object(mut members) = read? else {
             return Err(Broken("it answered what is no JSON object".into()));
         };
@@ -126,8 +127,8 @@ pub(super) fn read_step(
                     continue;
                 };
                 let (result, report) = split(result, |value| read_pre(value, limits));
-                let late = is_late(&report)
-                    && matches!(result, Ok(Returned::Pre { suspend: true, .. }));
+                let late =
+                    is_late(&report) && matches!(result, Ok(Returned::Pre { suspend: true, .. }));
                 results.pre.push((id, (!late).then_some(result)));
                 results.reports.push((id, report));
             }
@@ -237,10 +238,7 @@ fn missing() -> ReadResult {
 }
 
 /// The value of a result, read by `read`, and what was printed and written beside it.
-fn split(
-    result: ReadResult,
-    read: impl FnOnce(Value) -> CallResult,
-) -> (CallResult, StepReport) {
+fn split(result: ReadResult, read: impl FnOnce(Value) -> CallResult) -> (CallResult, StepReport) {
     let result = match result {
         Ok(result) => result,
         Err(failure) => return (Err(failure), StepReport::default()),
@@ -389,7 +387,10 @@ fn read_branches(
         if branch.sample_mask.is_none() && !unconditional {
             return Ok(Err(bad("a branch has neither a mask nor one splice")));
         }
-        if branch.temperature.is_some_and(|it| !it.is_finite() || it < 0.0) {
+        if branch
+            .temperature
+            .is_some_and(|it| !it.is_finite() || it < 0.0)
+        {
             return Ok(Err(bad("a temperature is out of range")));
         }
         for splice in &branch.splices {

@@ -101,7 +101,6 @@ pub(super) struct WireAuth<'a> {
 #[derive(Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum SideOp<'a> {
-    Ping,
     MkModule {
         /// In base64.
         binary: String,
@@ -132,8 +131,6 @@ fn encode(message: &impl Serialize) -> Vec<u8> {
 pub(super) const PING: &[u8] = br#"{"op":"ping"}"#;
 /// As [`PING`].
 pub(super) const TOKENS: &[u8] = br#"{"op":"tokens"}"#;
-/// As [`PING`].
-pub(super) const STOP: &[u8] = br#"{"op":"stop"}"#;
 
 #[cfg(test)]
 mod tests {

@@ -27,7 +27,7 @@ use crate::trie::HostModel;
 use crate::wire::{EngineWire, SlotLimits, Synchronisation, WireConfig, WireNames};
 
 /// How a runtime is started.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct RemoteCommand {
     /// The program.
     pub program: OsString,
@@ -38,6 +38,15 @@ pub struct RemoteCommand {
     /// It is this program's own runtime: it gets the vocabulary from us, has the modules in the folder that both use, and
     /// has opened everything by its first answer.
     pub own: bool,
+}
+
+impl fmt::Debug for RemoteCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Arguments and the environment may hold secrets.
+        f.debug_struct("RemoteCommand")
+            .field("program", &self.program)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How long its answers may take (AI-851).
@@ -141,7 +150,10 @@ impl RemoteRuntime {
 
     /// Starts the first process, unless it was started before.
     fn start(&self) -> io::Result<()> {
-        let mut supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut supervisor = self
+            .supervisor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if supervisor.is_none() {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new()
@@ -203,7 +215,11 @@ impl Drop for RemoteRuntime {
             epoch.stop();
         }
         // Whoever drops the runtime waits until nothing of it is left; a thread that panicked has left nothing either.
-        let supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let supervisor = self
+            .supervisor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(supervisor) = supervisor {
             let _ = supervisor.join();
         }
@@ -391,7 +407,9 @@ impl Shared {
             spawn_for(&epoch, "controllers-step", move |epoch| {
                 exchange::run(epoch, main);
             }),
-            spawn_for(&epoch, "controllers-side", move |epoch| side::run(epoch, side)),
+            spawn_for(&epoch, "controllers-side", move |epoch| {
+                side::run(epoch, side)
+            }),
         ];
         if threads.iter().all(Result::is_ok) {
             let mut state = self.state();
@@ -442,10 +460,12 @@ impl Running {
         let mut answer = Vec::new();
         let gone = || self.process.has_ended() || shared.state().stopping;
         let exchanged = self.main.exchange(message, &mut answer, limit, gone)?;
-        if let Exchanged::TooLarge(text) = exchanged {
+        if let Exchanged::NotSent(text) = exchanged {
             return Err(Broken(text));
         }
-        Reply::parse(&answer)?.data.map_err(|error| Broken(error.text))
+        Reply::parse(&answer)?
+            .data
+            .map_err(|error| Broken(error.text))
     }
 }
 
@@ -455,13 +475,15 @@ fn spawn_for(
     run: impl FnOnce(&Epoch) + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let epoch = Arc::clone(epoch);
-    std::thread::Builder::new().name(name.into()).spawn(move || {
-        let run = std::panic::AssertUnwindSafe(|| run(&epoch));
-        // Without the thread nobody would be answered: a new process has new ones.
-        if std::panic::catch_unwind(run).is_err() {
-            epoch.kill("a thread of its engine panicked");
-        }
-    })
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(move || {
+            let run = std::panic::AssertUnwindSafe(|| run(&epoch));
+            // Without the thread nobody would be answered: a new process has new ones.
+            if std::panic::catch_unwind(run).is_err() {
+                epoch.kill("a thread of its engine panicked");
+            }
+        })
 }
 
 /// The refusal of a request while there is no runtime.

@@ -130,7 +130,10 @@ impl SideQueue {
             if let Some(answer) = answer.take() {
                 return answer;
             }
-            answer = upload.answered.wait(answer).unwrap_or_else(PoisonError::into_inner);
+            answer = upload
+                .answered
+                .wait(answer)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -222,13 +225,18 @@ impl SideQueue {
             {
                 let until = Instant::now() + job.limit;
                 let purpose = job.purpose.clone();
-                state.pending.insert(job.rid.clone(), PendingJob { until, purpose });
+                state
+                    .pending
+                    .insert(job.rid.clone(), PendingJob { until, purpose });
                 return Some(Some(job));
             }
             if !state.pending.is_empty() {
                 return Some(None);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -325,7 +333,7 @@ fn send(epoch: &Epoch, wire: &mut SideWire, job: &SideJob) -> bool {
     loop {
         match wire.requests.send(&job.message) {
             Ok(()) => return true,
-            Err(error @ SendError::TooLarge { .. }) => {
+            Err(error @ (SendError::TooLarge { .. } | SendError::NoMemory)) => {
                 let error = ReplyError {
                     text: error.to_string(),
                     is_user: true,
@@ -364,10 +372,7 @@ fn begun(epoch: &Epoch, starting: &Arc<Starting>, data: Result<Value, ReplyError
             StepReport::default(),
         ),
         Ok(data) if p2 => read_begun(data, epoch.results),
-        Ok(_) => (
-            Ok(Returned::Begun { prompt: None }),
-            StepReport::default(),
-        ),
+        Ok(_) => (Ok(Returned::Begun { prompt: None }), StepReport::default()),
     };
     let started = result.map(|returned| {
         let prompt = match returned {

@@ -140,7 +140,10 @@ mod tests {
     fn ai_852_a_probe_that_succeeds_ends_the_refusals_and_one_that_fails_does_not() {
         let (_, mut supervision) = waits(Duration::ZERO, 6);
         supervision.starting();
-        assert!(supervision.is_unavailable(), "a probe has not succeeded yet");
+        assert!(
+            supervision.is_unavailable(),
+            "a probe has not succeeded yet"
+        );
         let now = Time::from_millis(500_000);
         assert_eq!(supervision.died(now), now + PROBE_EVERY);
         assert!(supervision.is_unavailable());

@@ -303,10 +303,15 @@ impl RemoteTable {
         if self.due()? > now {
             return None;
         }
-        if self.queued_since.is_some_and(|since| since + FLUSH_AFTER <= now) {
+        if self
+            .queued_since
+            .is_some_and(|since| since + FLUSH_AFTER <= now)
+        {
             self.flush();
         }
-        let frees = self.freed_since.is_some_and(|since| since + FREE_AFTER <= now);
+        let frees = self
+            .freed_since
+            .is_some_and(|since| since + FREE_AFTER <= now);
         let request = match self.dialect {
             Abi::P1 => self.next_p1(frees),
             Abi::P2 => self.next_p2(frees),

@@ -202,7 +202,8 @@ pub struct EngineWire {
 }
 
 impl EngineWire {
-    /// Removes leftovers of the same user and creates all objects, with mode 0600 (AI-203).
+    /// Removes leftovers of the same user and creates all objects, with mode 0600 (AI-203). Whatever the runtime does to
+    /// them, this process goes on (AI-223).
     ///
     /// # Errors
     /// [`WireError`], also for a leftover of another user.
@@ -210,13 +211,19 @@ impl EngineWire {
         config.unlink()?;
         // Before the first object is created: if the third cannot be, the first two are removed.
         let names = WireNames(config.clone());
-        let slot = |channel| config.slot(channel, SharedRegion::create, NamedSemaphore::create);
+        let slot = |channel| {
+            config.slot(
+                channel,
+                SharedRegion::create_guarded,
+                NamedSemaphore::create,
+            )
+        };
         Ok(Self {
             requests: slot(Channel::Requests)?,
             responses: slot(Channel::Responses)?,
             side_requests: slot(Channel::SideRequests)?,
             side_responses: slot(Channel::SideResponses)?,
-            masks: SharedRegion::create(&config.masks(), config.mask_bytes)?,
+            masks: SharedRegion::create_guarded(&config.masks(), config.mask_bytes)?,
             names,
         })
     }

@@ -10,6 +10,8 @@ mod basics;
 mod calls;
 mod chat;
 mod controllers;
+#[cfg(target_os = "linux")]
+mod isolated;
 mod mock;
 #[cfg(target_os = "linux")]
 mod peak;
