@@ -90,7 +90,9 @@ fn next(epoch: &Epoch) -> Option<(MainRequest, Vec<u64>)> {
             return Some((request, live));
         }
         let due = table.due().map(|due| due.since(now));
-        let wait = due.unwrap_or(IDLE).clamp(SHORTEST, IDLE);
+        // Without sequences nothing can be asked, and the last one's end is notified.
+        let most = if table.is_empty() { LONGEST } else { IDLE };
+        let wait = due.unwrap_or(most).clamp(SHORTEST, most);
         table = epoch.wait(table, wait);
     }
 }
@@ -150,3 +152,4 @@ const SLICE: Duration = Duration::from_millis(20);
 /// How long asks may go unnoticed whose engine does not say that they are complete.
 const IDLE: Duration = Duration::from_millis(100);
 const SHORTEST: Duration = Duration::from_micros(100);
+const LONGEST: Duration = Duration::from_secs(3600);

@@ -320,7 +320,16 @@ impl Shared {
             names,
             dialect: Abi::P1,
         };
-        running.dialect = self.shake_hands(&mut running)?;
+        match self.shake_hands(&mut running) {
+            Ok(dialect) => running.dialect = dialect,
+            // How it ended says more than that it did.
+            Err(Broken(_)) if running.process.has_ended() => {
+                let status = running.process.reap();
+                let status = status.map_err(|error| failed(&error))?;
+                return Err(failed(&status));
+            }
+            Err(broken) => return Err(broken),
+        }
         if options.command.own {
             // It has opened them all: now nothing stays behind, even if both processes are killed.
             running.names.remove();

@@ -238,8 +238,10 @@ impl Steer for RemoteSteer {
     }
 
     fn flush(&mut self) {
-        self.epoch.table().flush();
-        self.epoch.notify();
+        // Called for every sequence of a step: the first call does it.
+        if self.epoch.table().flush() {
+            self.epoch.notify();
+        }
     }
 
     fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {

@@ -193,10 +193,10 @@ impl RemoteTable {
         }
     }
 
-    /// Everything that was asked for may be sent.
-    pub(super) fn flush(&mut self) {
+    /// Everything that was asked for may be sent. Returns whether that is anything.
+    pub(super) fn flush(&mut self) -> bool {
         if self.queued_since.take().is_none() {
-            return;
+            return false;
         }
         for entry in self.entries.values_mut() {
             for ask in [&mut entry.pre, &mut entry.mid] {
@@ -206,6 +206,12 @@ impl RemoteTable {
             }
         }
         self.ready = true;
+        true
+    }
+
+    /// Whether anything may be asked soon.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// The answer to [`RemoteTable::ask_pre`]; in P1 also one that nobody asked for.

@@ -590,7 +590,7 @@ proptest! {
                     play.free(id);
                     ids.retain(|other| *other != id);
                 },
-                Action::Flush => play.table.flush(),
+                Action::Flush => drop(play.table.flush()),
                 Action::Answer(kinds) => if let Some(request) = open.take() {
                     let live = play.table.sent_live().to_vec();
                     let data = answer_of(&kinds, dialect, &[&request.ids()[..], &live].concat());
