@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
+use super::options::RemoteLimits;
 use super::process::ProcessGroup;
 use super::reply::ResultLimits;
-use super::runtime::RemoteLimits;
 use super::side::SideQueue;
 use super::table::RemoteTable;
 use crate::host::CallFailure;

@@ -13,6 +13,7 @@
 
 mod epoch;
 mod exchange;
+mod options;
 mod process;
 mod reply;
 mod request;
@@ -24,5 +25,8 @@ mod steerer;
 mod supervision;
 mod table;
 
-pub use self::runtime::{RemoteCommand, RemoteLimits, RemoteOptions, RemoteStart};
+pub use self::options::{RemoteCommand, RemoteLimits, RemoteOptions, RemoteStart};
 pub use self::source::{FindModule, RemoteControllers};
+
+#[cfg(test)]
+mod tests;

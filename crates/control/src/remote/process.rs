@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use super::runtime::RemoteCommand;
+use super::options::RemoteCommand;
 use crate::trie::{HostModel, TokenView};
 
 /// A process that leads its group. It is killed at the latest when it is dropped, and never left unreaped.

@@ -11,8 +11,9 @@ use sapwood_proto::steer::{
 use serde_json::Value;
 
 use super::epoch::Epoch;
+use super::options::{RemoteOptions, RemoteStart};
 use super::request::WireAuth;
-use super::runtime::{RemoteOptions, RemoteRuntime, RemoteStart, unavailable};
+use super::runtime::{RemoteRuntime, unavailable};
 use super::side::UploadError;
 use super::steerer::RemoteSteer;
 use crate::compiler::ArtefactCompiler;

@@ -10,6 +10,7 @@
 //! travel with its next op at the latest, whether the engine has asked for them or not; what they answer is kept until it
 //! does. In P1 `pre` runs for every live sequence in each exchange; what it answers unasked is kept as well.
 
+mod entry;
 mod p1;
 mod p2;
 #[cfg(test)]
@@ -23,12 +24,12 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Appended, StepReport, StepWaker};
 use sapwood_proto::time::Time;
 
+use self::entry::{Ask, Entry, Place};
 use super::reply::{CallResult, ReplyError, StepResults};
 use super::request::MainRequest;
 use crate::host::{CallFailure, Returned};
 use crate::module::Abi;
 use crate::steer::add_report;
-use crate::steer::p2::Happened;
 
 /// The sequences of one runtime process.
 pub(super) struct RemoteTable {
@@ -47,45 +48,6 @@ pub(super) struct RemoteTable {
     /// Requests whose instance no sequence was ever bound to.
     abandoned: Vec<String>,
     lost: Option<CallFailure>,
-}
-
-/// One sequence.
-struct Entry {
-    place: Place,
-    waker: Arc<dyn StepWaker>,
-    happened: Happened,
-    /// P1.
-    pre: Ask,
-    mid: Ask,
-    /// Something happened while `mid` was on its way: what it answers is of no use.
-    mid_is_stale: bool,
-    pre_result: Option<CallResult>,
-    mid_result: Option<CallResult>,
-    report: StepReport,
-    /// Nobody steers by it any more; it lives on for its clones.
-    dropped: bool,
-}
-
-/// Whether the runtime has the sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
-    /// An instance, under this request id.
-    Pending(String),
-    /// Its parent is there, or will be.
-    Clone {
-        parent: u64,
-        index: u32,
-    },
-    Live,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Ask {
-    #[default]
-    None,
-    Queued,
-    Ready,
-    Sent,
 }
 
 /// The request that is being answered.
@@ -141,18 +103,7 @@ impl RemoteTable {
 
     fn add(&mut self, place: Place, waker: Arc<dyn StepWaker>) -> u64 {
         self.last_id += 1;
-        let entry = Entry {
-            place,
-            waker,
-            happened: Happened::default(),
-            pre: Ask::None,
-            mid: Ask::None,
-            mid_is_stale: false,
-            pre_result: None,
-            mid_result: None,
-            report: StepReport::default(),
-            dropped: false,
-        };
+        let entry = Entry::new(place, waker);
         self.entries.insert(self.last_id, entry);
         self.last_id
     }
@@ -406,45 +357,6 @@ impl RemoteTable {
             add_waker(&mut woken, &entry.waker);
         }
         woken
-    }
-}
-
-impl Entry {
-    /// What `mid` answered, or will answer, is of a text that has changed.
-    fn forget_mid(&mut self) {
-        self.mid_result = None;
-        if self.mid == Ask::Sent {
-            self.mid_is_stale = true;
-        }
-    }
-
-    fn take_mid(&mut self, result: CallResult, woken: &mut Wakers) {
-        if std::mem::take(&mut self.mid_is_stale) && result.is_ok() {
-            // Asked again meanwhile, or not yet.
-            if self.mid == Ask::Sent {
-                self.mid = Ask::None;
-            }
-            return;
-        }
-        self.mid = Ask::None;
-        if let Err(failure) = result {
-            return self.fail(failure, woken);
-        }
-        self.mid_result = Some(result);
-        add_waker(woken, &self.waker);
-    }
-
-    /// Whatever is asked next has this answer.
-    fn fail(&mut self, failure: CallFailure, woken: &mut Wakers) {
-        (self.pre, self.mid) = (Ask::None, Ask::None);
-        self.pre_result = Some(Err(failure.clone()));
-        self.mid_result = Some(Err(failure));
-        add_waker(woken, &self.waker);
-    }
-
-    /// Whether it may be asked for a mask although the engine has not: its answer is the one that the engine will get.
-    fn may_run_early(&self) -> bool {
-        self.mid != Ask::Sent && self.mid_result.is_none()
     }
 }
 

@@ -210,7 +210,7 @@ impl MessageSlot {
 #[cfg(test)]
 impl MessageSlot {
     /// Replaces the length, as a process that is mistaken or died would.
-    pub(super) fn set_length(&self, length: u32) {
+    pub(crate) fn set_length(&self, length: u32) {
         let offset = match self.guard {
             Guard::Semaphores { .. } => 0,
             Guard::Futex { word } => word,

@@ -35,6 +35,30 @@ const STARS: &str = r#"
       (else (call $ret (i32.const 112) (i32.const 13))))))
 "#;
 
+/// Forks into a sequence that writes `*` and one that writes `+`, each of which then stops.
+const FORK: &str = r#"
+(module
+  (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
+  (import "env" "aici_host_return_logit_bias" (func $bias (param i32) (result i32)))
+  (memory (export "memory") 2)
+  (global $n (mut i32) (i32.const 0))
+  (data (i32.const 0) "{\"prompt\":[104]}")
+  (data (i32.const 64) "{\"branches\":[{\"sample_mask\":0,\"temperature\":null,\"splices\":[]},{\"sample_mask\":1,\"temperature\":null,\"splices\":[]}]}")
+  (data (i32.const 256) "{\"branches\":[]}")
+  (func (export "aici_create") (result i32) (i32.const 1))
+  (func (export "aici_init_prompt") (param i32) (call $ret (i32.const 0) (i32.const 16)))
+  (func (export "aici_mid_process") (param i32)
+    (global.set $n (i32.add (global.get $n) (i32.const 1)))
+    (if (i32.eq (global.get $n) (i32.const 1))
+      (then
+        (i32.store (i32.const 1028) (i32.const 0x400))
+        (drop (call $bias (i32.const 1024)))
+        (i32.store (i32.const 1028) (i32.const 0x800))
+        (drop (call $bias (i32.const 1024)))
+        (call $ret (i32.const 64) (i32.const LENGTH)))
+      (else (call $ret (i32.const 256) (i32.const 15))))))
+"#;
+
 /// A server whose controllers run elsewhere.
 struct Isolated {
     here: PathBuf,
@@ -57,9 +81,12 @@ impl Isolated {
             let file = here.join(format!("{name}.wasm"));
             std::fs::write(file, wat::parse_str(module).unwrap()).unwrap();
         }
+        let branches = r#"{"branches":[{"sample_mask":0,"temperature":null,"splices":[]},{"sample_mask":1,"temperature":null,"splices":[]}]}"#;
+        let fork = FORK.replace("LENGTH", &branches.len().to_string());
+        std::fs::write(here.join("fork.wasm"), wat::parse_str(fork).unwrap()).unwrap();
         let serving = Serving::start(&here, &[]);
         let server = Self { here, serving };
-        for name in ["three", "endless"] {
+        for name in ["three", "endless", "fork"] {
             let file = format!("{name}.wasm");
             let uploaded = server.command(&["controller", "upload", &file, "--tag", name]);
             assert_eq!(uploaded.code, 0, "{uploaded:?}");
@@ -75,12 +102,19 @@ impl Isolated {
 
     /// Starts a stream; its lines follow the head.
     fn stream(&self, body: &Value) -> BufReader<TcpStream> {
+        self.post("/v2/models/parrot/generate_stream", body)
+    }
+
+    fn post(&self, path: &str, body: &Value) -> BufReader<TcpStream> {
+        self.send(path, "application/json", &body.to_string())
+    }
+
+    fn send(&self, path: &str, content_type: &str, body: &str) -> BufReader<TcpStream> {
         let mut socket = TcpStream::connect(self.serving.address()).unwrap();
-        let body = body.to_string();
         write!(
             socket,
-            "POST /v2/models/parrot/generate_stream HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             content-type: {content_type}\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();
@@ -91,6 +125,37 @@ impl Isolated {
     fn three_stars(&self) {
         let ran = self.command(&["controller", "run", "three", "--prompt", "hello"]);
         assert_eq!((ran.code, ran.out.trim()), (0, "***"), "{ran:?}");
+    }
+
+    /// The answer to one LMTP stream.
+    fn lmtp(&self, generate: &Value) -> String {
+        let asked = json!({"lmtp": {"version": 2, "features": ["controllers", "samples"]}});
+        let info = json!({"stream_id": 9, "model": "parrot", "data": asked});
+        let lines = format!("MODEL_INFO {info}\nGENERATE {generate}\n");
+        let mut answer = String::new();
+        let mut reader = self.send("/lmtp", "text/plain", &lines);
+        reader.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// The texts of the sequences of a run.
+    fn run_texts(&self, controller: &str) -> Vec<String> {
+        let body = json!({"controller": controller, "prompt": "hello", "max_tokens": 9});
+        let mut lines = String::new();
+        let mut answer = self.post("/v1/run", &body);
+        answer.read_to_string(&mut lines).unwrap();
+        let mut texts: Vec<String> = Vec::new();
+        for line in lines.lines().filter_map(|line| line.strip_prefix("data: ")) {
+            let event: Value = serde_json::from_str(line).unwrap_or_default();
+            for fork in event["forks"].as_array().into_iter().flatten() {
+                assert_eq!(fork["error"], "", "{lines}");
+                let index = fork["index"].as_u64().unwrap() as usize;
+                texts.resize(texts.len().max(index + 1), String::new());
+                texts[index].push_str(fork["text"].as_str().unwrap());
+            }
+        }
+        assert!(lines.contains("[DONE]"), "{lines}");
+        texts
     }
 
     /// The process that runs its controllers.
@@ -141,6 +206,7 @@ fn ai_852_a_killed_runtime_ends_its_streams_and_the_next_request_has_a_new_one()
         "tokens_per_s = 40.0",
     );
     server.three_stars();
+    assert_eq!(server.run_texts("fork"), ["*", "+"]);
     let text = "the other stream is whole, whatever happens beside it: ".repeat(2);
     let plain = json!({"text_input": text, "parameters": {"stream": true, "max_tokens": 500}});
     let mut plain = server.stream(&plain);
@@ -211,12 +277,13 @@ fn ai_850_a_configured_runtime_gets_the_modules_of_the_server() {
         let server = Isolated::start(&name, &runtime, "parallel = 4");
         server.three_stars();
         assert!(here.join("cache").read_dir().unwrap().count() > 0);
-        let config = json!({"controller": "three", "n": 3}).to_string();
-        let config = format!("config={config}");
-        let arguments = ["--input", "prompt=hello", "--input", config.as_str()];
-        let ran = server.command(&[&["run", "GENERATE"], &arguments[..]].concat());
-        let stars = ran.out.matches('*').count();
-        assert_eq!((ran.code, stars), (0, 9), "{ran:?}");
+        assert_eq!(server.run_texts("fork"), ["*", "+"]);
+        for choices in [1, 3] {
+            let line = json!({"stream_id": 1, "model": "parrot", "prompt": [104], "max_tokens": 9, "n": choices,
+                              "controller": "three"});
+            let lmtp = server.lmtp(&line);
+            assert_eq!(lmtp.matches("\"token\":42").count(), 3 * choices, "{lmtp}");
+        }
         server.end();
     }
 }

@@ -6,7 +6,9 @@ use serde_json::json;
 
 use super::super::request::{MidOp, PreOp, ProcessOp};
 use super::super::rows::RowSource;
+use super::values::TOKENS_MAX;
 use super::*;
+use crate::host::MidReturned;
 
 const LIMITS: ResultLimits = ResultLimits {
     vocabulary: 40,

@@ -4,7 +4,8 @@ use sapwood_proto::time::Time;
 
 use super::super::reply::CallResult;
 use super::super::request::{MainRequest, MidOp, PostOp, PreOp};
-use super::{Ask, Place, RemoteTable, STOP, Wakers, add_waker};
+use super::entry::{Ask, Place};
+use super::{RemoteTable, STOP, Wakers, add_waker};
 use crate::host::Returned;
 
 impl RemoteTable {
@@ -25,7 +26,7 @@ impl RemoteTable {
         let pre_ops = self.p1_bindings();
         let asked = self.entries.values();
         let asked = asked.filter(|entry| entry.place == Place::Live && entry.pre == Ask::Ready);
-        if asked.count() == 0 && pre_ops.is_empty() && !(frees && !self.freed.is_empty()) {
+        if asked.count() == 0 && pre_ops.is_empty() && !frees {
             return None;
         }
         let mut post_ops = Vec::new();

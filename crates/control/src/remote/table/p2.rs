@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 
 use super::super::request::{MainRequest, ProcessOp};
-use super::{Ask, Place, RemoteTable};
+use super::RemoteTable;
+use super::entry::{Ask, Place};
 
 impl RemoteTable {
     /// The next request, and the ids that it frees. `frees`: those are reason enough for one.
     pub(super) fn next_p2(&mut self, frees: bool) -> Option<(MainRequest, Vec<u64>)> {
         let ids = self.p2_ids();
-        if ids.is_empty() && !(frees && !self.freed.is_empty()) {
+        if ids.is_empty() && !frees {
             return None;
         }
         let mut ops = Vec::with_capacity(ids.len());

@@ -532,7 +532,7 @@ fn answer_of(kinds: &[u8], dialect: Abi, ids: &[u64]) -> Value {
         0 => json!(null),
         1 => json!({"suspend": false, "num_forks": 2, "ff_tokens": []}),
         2 => json!({"suspend": false, "num_forks": 1, "ff_tokens": [3]}),
-        3 => json!({"stop": kinds.len() % 2 == 0}),
+        3 => json!({"stop": kinds.len().is_multiple_of(2)}),
         4 => json!({"branches": [{"splices": [{"ff_tokens": [1]}]}]}),
         5 => json!({"ff_tokens": [1], "backtrack": 0}),
         6 => json!({"suspend": true, "num_forks": 1, "ff_tokens": []}),
