@@ -305,12 +305,12 @@ impl Shared {
                 "its vocabulary has {theirs} tokens, and the model's has {ours}: give it the tokenizer of this model"
             )));
         }
-        let said = match tokens.eos_token_id {
+        let answered = match tokens.eos_token_id {
             Some(_) => Abi::P2,
             None => Abi::P1,
         };
         Ok(match options.dialect {
-            Dialect::Auto => said,
+            Dialect::Auto => answered,
             Dialect::P1 => Abi::P1,
             Dialect::P2 => Abi::P2,
         })

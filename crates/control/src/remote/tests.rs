@@ -246,12 +246,12 @@ fn ai_854_a_step_is_two_messages_of_p1() {
 
 /// What a runtime does instead of answering a step.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum Misdeed {
     Garbage,
     Empty,
     NoResults,
     HugeLength,
-    Silence,
+    NoAnswer,
     Death,
     SideGarbage,
 }
@@ -259,33 +259,33 @@ enum Fault {
 /// AI-851, AI-853
 #[test]
 fn ai_852_every_kind_of_death_costs_its_sequences_and_the_next_request_has_another_process() {
-    for fault in [
-        Fault::Garbage,
-        Fault::Empty,
-        Fault::NoResults,
-        Fault::HugeLength,
-        Fault::Silence,
-        Fault::Death,
-        Fault::SideGarbage,
+    for misdeed in [
+        Misdeed::Garbage,
+        Misdeed::Empty,
+        Misdeed::NoResults,
+        Misdeed::HugeLength,
+        Misdeed::NoAnswer,
+        Misdeed::Death,
+        Misdeed::SideGarbage,
     ] {
-        let step = match fault {
-            Fault::Silence => Duration::from_millis(50),
+        let step = match misdeed {
+            Misdeed::NoAnswer => Duration::from_millis(50),
             _ => Duration::from_secs(60),
         };
         let setup = Setup::new(step);
         let (steer, mut stub) = setup.open(Stub::ready);
         let (mut steer, bell) = (steer.unwrap(), Arc::new(Bell::default()));
         stub.begin(&mut *steer, &bell);
-        match fault {
-            Fault::Garbage => stub.answer_bytes(b"{\"type\":"),
-            Fault::Empty => stub.answer_bytes(b"{}"),
-            Fault::NoResults => stub.answer(json!({"seqs": {}})),
-            Fault::HugeLength => {
+        match misdeed {
+            Misdeed::Garbage => stub.answer_bytes(b"{\"type\":"),
+            Misdeed::Empty => stub.answer_bytes(b"{}"),
+            Misdeed::NoResults => stub.answer(json!({"seqs": {}})),
+            Misdeed::HugeLength => {
                 stub.wire.responses.set_length(u32::MAX - 1);
             }
-            Fault::Silence => {}
-            Fault::Death => kill_process(stub.pid, Signal::KILL).unwrap(),
-            Fault::SideGarbage => {
+            Misdeed::NoAnswer => {}
+            Misdeed::Death => kill_process(stub.pid, Signal::KILL).unwrap(),
+            Misdeed::SideGarbage => {
                 // Read while something of the side channel is pending.
                 let waker: Arc<dyn StepWaker> = Arc::clone(&bell) as _;
                 let (other, ()) = setup.open(|_| {});
@@ -294,13 +294,13 @@ fn ai_852_every_kind_of_death_costs_its_sequences_and_the_next_request_has_anoth
             }
         }
         let failure = bell.wait(|| steer.pre().transpose()).unwrap_err();
-        assert_eq!(failure.reason, ErrorReason::RUNTIME_LOST, "{fault:?}");
+        assert_eq!(failure.reason, ErrorReason::RUNTIME_LOST, "{misdeed:?}");
         // Modules are uploaded again.
         let (next, mut second) = setup.open(Stub::ready);
-        assert!(stub.is_gone(), "{fault:?}");
+        assert!(stub.is_gone(), "{misdeed:?}");
         second.begin(&mut *next.unwrap(), &bell);
         drop(setup);
-        assert!(second.is_gone(), "{fault:?}");
+        assert!(second.is_gone(), "{misdeed:?}");
     }
 }
 

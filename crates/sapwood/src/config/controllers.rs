@@ -163,8 +163,8 @@ impl ControllersConfig {
                 "\"shared\", or left out, beside controllers.runtime",
             );
         }
-        let elsewhere = self.runtime.is_some() || self.isolation == IsolationSetting::Process;
-        if elsewhere && cfg!(not(target_os = "linux")) {
+        let other_process = self.runtime.is_some() || self.isolation == IsolationSetting::Process;
+        if other_process && cfg!(not(target_os = "linux")) {
             return wrong(
                 "isolation",
                 "\"shared\", without controllers.runtime, on this system",
