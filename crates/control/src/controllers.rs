@@ -36,15 +36,6 @@ use crate::store::{ArtefactKey, ModuleRecord, NewModule, Store, StoreError, Stor
 /// Returns the time of day; tests have another one.
 pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
-/// A module that a user may run.
-#[derive(Clone, Debug)]
-pub struct FoundModule {
-    /// Lower-case hex SHA-256 of its bytes.
-    pub id: String,
-    /// The bytes as they were uploaded.
-    pub bytes: Vec<u8>,
-}
-
 /// What [`Controllers`] is made of.
 #[derive(Clone)]
 pub struct ControllersOptions {
@@ -133,25 +124,27 @@ impl<C: ArtefactCompiler> Controllers<C> {
         Ok(self.find_loaded(user, name)?.program)
     }
 
-    /// Returns the module that a request names, for a runtime in another process. As [`Controllers::find`].
+    /// Returns the id of the module that a request names, for a runtime in another process. As [`Controllers::find`].
     ///
     /// # Errors
     /// There is no such controller, or the user may not run it.
-    pub fn find_module(
-        &self,
-        user: SteerUser<'_>,
-        name: &str,
-    ) -> Result<FoundModule, SteerRefusal> {
+    pub fn find_module(&self, user: SteerUser<'_>, name: &str) -> Result<ModuleId, SteerRefusal> {
         let id = self.resolve(user, name)?;
-        let stored = self
-            .store
-            .read_module(id, self.limits.module_bytes as u64)?;
-        let bytes = stored.ok_or(StoreError::ModuleNotFound)?;
+        if self.store.module_size(id)?.is_none() {
+            return Err(StoreError::ModuleNotFound.into());
+        }
         self.store.touch(id, self.key, (self.clock)());
-        Ok(FoundModule {
-            id: id.to_string(),
-            bytes,
-        })
+        Ok(id)
+    }
+
+    /// Returns the bytes of a module as they were uploaded.
+    ///
+    /// # Errors
+    /// There is no such module, or it cannot be read.
+    pub fn module_bytes(&self, id: ModuleId) -> Result<Vec<u8>, SteerRefusal> {
+        let bytes_max = self.limits.module_bytes as u64;
+        let stored = self.store.read_module(id, bytes_max)?;
+        Ok(stored.ok_or(StoreError::ModuleNotFound)?)
     }
 
     fn find_loaded(

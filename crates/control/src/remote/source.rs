@@ -16,31 +16,21 @@ use super::request::WireAuth;
 use super::runtime::{RemoteRuntime, unavailable};
 use super::side::UploadError;
 use super::steerer::RemoteSteer;
-use crate::compiler::ArtefactCompiler;
-use crate::controllers::{Controllers, FoundModule};
+use crate::module::ModuleId;
 
-/// Finds a module by a controller's name, with the permissions of the user.
+/// Finds modules by a controller's name, with the permissions of the user.
 pub trait FindModule: Send + Sync {
     /// The module that `name` means now.
     ///
     /// # Errors
     /// There is none, or the user may not run it.
-    fn find(&self, user: SteerUser<'_>, name: &str) -> Result<FoundModule, SteerRefusal>;
-}
+    fn find(&self, user: SteerUser<'_>, name: &str) -> Result<ModuleId, SteerRefusal>;
 
-impl<F> FindModule for F
-where
-    F: Fn(SteerUser<'_>, &str) -> Result<FoundModule, SteerRefusal> + Send + Sync,
-{
-    fn find(&self, user: SteerUser<'_>, name: &str) -> Result<FoundModule, SteerRefusal> {
-        self(user, name)
-    }
-}
-
-impl<C: ArtefactCompiler> FindModule for Controllers<C> {
-    fn find(&self, user: SteerUser<'_>, name: &str) -> Result<FoundModule, SteerRefusal> {
-        self.find_module(user, name)
-    }
+    /// Its bytes, for a runtime that does not have it.
+    ///
+    /// # Errors
+    /// It cannot be read, or was deleted meanwhile.
+    fn bytes(&self, id: ModuleId) -> Result<Vec<u8>, SteerRefusal>;
 }
 
 /// The controllers of one model, in the runtime of another process.
@@ -67,16 +57,13 @@ impl RemoteControllers {
     }
 
     /// Lets the runtime have a module, which is uploaded at most once to each process.
-    fn mirror(
-        &self,
-        epoch: &Epoch,
-        user: WireAuth<'_>,
-        module: &FoundModule,
-    ) -> Result<(), Missing> {
-        if self.runtime.options().command.own || epoch.uploaded().contains(&module.id) {
+    fn mirror(&self, epoch: &Epoch, user: WireAuth<'_>, module: ModuleId) -> Result<(), Missing> {
+        let id = module.to_string();
+        if self.runtime.options().command.own || epoch.uploaded().contains(&id) {
             return Ok(());
         }
-        let answer = epoch.side.upload(user, &module.bytes, epoch.limits.upload);
+        let bytes = self.modules.bytes(module).map_err(Missing::Refused)?;
+        let answer = epoch.side.upload(user, &bytes, epoch.limits.upload);
         let data = match answer {
             Ok(data) => data,
             Err(UploadError::Lost) => return Err(Missing::Lost),
@@ -84,11 +71,11 @@ impl RemoteControllers {
                 return Err(Missing::Refused(refusal(&error.text, error.is_user)));
             }
         };
-        if data.get("module_id").and_then(Value::as_str) != Some(&module.id) {
+        if data.get("module_id").and_then(Value::as_str) != Some(&id) {
             let text = "the runtime stored the module under another id";
             return Err(Missing::Refused(refusal(text, false)));
         }
-        epoch.uploaded().insert(module.id.clone());
+        epoch.uploaded().insert(id);
         Ok(())
     }
 }
@@ -133,8 +120,8 @@ impl SteerSource for RemoteControllers {
         // Twice: the process may end between the two, and its successor has no modules.
         for _ in 0..2 {
             let epoch = self.runtime.epoch()?;
-            match self.mirror(&epoch, user, &module) {
-                Ok(()) => return Ok(Box::new(RemoteSteer::new(epoch, &module.id, call))),
+            match self.mirror(&epoch, user, module) {
+                Ok(()) => return Ok(Box::new(RemoteSteer::new(epoch, module, call))),
                 Err(Missing::Refused(refusal)) => return Err(refusal),
                 Err(Missing::Lost) => {}
             }

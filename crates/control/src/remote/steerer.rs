@@ -14,7 +14,7 @@ use super::reply::CallResult;
 use super::request::WireAuth;
 use super::side::{StartCall, Starting, drop_abandoned};
 use crate::host::{MidReturned, Returned};
-use crate::module::Abi;
+use crate::module::{Abi, ModuleId};
 use crate::steer::p2::{self, Following};
 use crate::steer::{add_report, failure_of, unexpected};
 
@@ -61,14 +61,14 @@ enum RemoteSteps {
 }
 
 impl RemoteSteer {
-    pub(super) fn new(epoch: Arc<Epoch>, module: &str, call: SteerCall<'_>) -> Self {
+    pub(super) fn new(epoch: Arc<Epoch>, module: ModuleId, call: SteerCall<'_>) -> Self {
         let dialect = epoch.table().dialect();
         Self {
             epoch,
             place: SteerPlace::New(Box::new(NewSequence {
                 user: call.user.name.to_owned(),
                 is_admin: call.user.is_admin,
-                module: module.to_owned(),
+                module: module.to_string(),
                 arg: call.arg.to_owned(),
             })),
             steps: match dialect {
@@ -108,9 +108,7 @@ impl RemoteSteer {
     fn take_printed(&mut self) {
         if let SteerPlace::There(id) = self.place {
             let report = self.epoch.table().take_report(id);
-            if self.watched {
-                add_report(&mut self.report, report);
-            }
+            add_report(&mut self.report, report);
         }
     }
 
@@ -199,6 +197,7 @@ impl Steer for RemoteSteer {
             Ok(started) => {
                 if self.watched {
                     add_report(&mut self.report, started.report);
+                    self.epoch.table().watch(started.id);
                 }
                 self.place = SteerPlace::There(started.id);
                 Ok(Some(Begun {

@@ -91,12 +91,12 @@ impl RemoteTable {
     /// Adds a clone of a sequence; `index` is its number among the clones of this fork.
     pub(super) fn fork(&mut self, parent: u64, index: u32) -> Option<u64> {
         let of = self.entries.get(&parent)?;
-        let waker = Arc::clone(&of.waker);
+        let (waker, watched) = (Arc::clone(&of.waker), of.watched);
         // What its parent was not told yet is true of the clone as well.
         let happened = of.happened.clone();
         let id = self.add(Place::Clone { parent, index }, waker);
         if let Some(entry) = self.entries.get_mut(&id) {
-            entry.happened = happened;
+            (entry.happened, entry.watched) = (happened, watched);
         }
         Some(id)
     }
@@ -106,6 +106,13 @@ impl RemoteTable {
         let entry = Entry::new(place, waker);
         self.entries.insert(self.last_id, entry);
         self.last_id
+    }
+
+    /// Keeps what the sequence and its clones print and write, for their reports.
+    pub(super) fn watch(&mut self, id: u64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.watched = true;
+        }
     }
 
     /// Notes what was done to a sequence, for its next op.
@@ -300,7 +307,9 @@ impl RemoteTable {
         self.sent = None;
         let mut woken = Wakers::new();
         for (id, report) in results.reports {
-            if let Some(entry) = self.entries.get_mut(&id) {
+            if let Some(entry) = self.entries.get_mut(&id)
+                && entry.watched
+            {
                 add_report(&mut entry.report, report);
             }
         }

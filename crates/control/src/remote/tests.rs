@@ -13,8 +13,8 @@ use sapwood_proto::steer::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::controllers::FoundModule;
 use crate::host::tests::{Bell, model};
+use crate::module::ModuleId;
 use crate::runtime::Dialect;
 use crate::wire::{Received, RuntimeWire, Synchronisation, WireConfig};
 
@@ -23,6 +23,21 @@ struct Setup {
     controllers: RemoteControllers,
     reports: PathBuf,
     _folder: tempfile::TempDir,
+}
+
+/// Bytes that every name means.
+struct OneModule;
+
+const MODULE: &[u8] = &[1, 2, 3];
+
+impl FindModule for OneModule {
+    fn find(&self, _: SteerUser<'_>, _: &str) -> Result<ModuleId, SteerRefusal> {
+        Ok(ModuleId::of(MODULE))
+    }
+
+    fn bytes(&self, _: ModuleId) -> Result<Vec<u8>, SteerRefusal> {
+        Ok(MODULE.to_vec())
+    }
 }
 
 /// One runtime process.
@@ -61,13 +76,8 @@ impl Setup {
             forks: 4,
             model: model(),
         };
-        let find = |_: SteerUser<'_>, name: &str| {
-            Ok::<_, SteerRefusal>(FoundModule {
-                id: name.to_owned(),
-                bytes: vec![1, 2, 3],
-            })
-        };
-        let controllers = RemoteControllers::new(options, Arc::new(find), RemoteStart::OnDemand);
+        let modules = Arc::new(OneModule);
+        let controllers = RemoteControllers::new(options, modules, RemoteStart::OnDemand);
         Self {
             controllers: controllers.unwrap(),
             reports,
@@ -120,7 +130,7 @@ impl Stub {
     fn ready(reports: &Path) -> Self {
         let mut stub = Self::start(reports);
         stub.handshake();
-        let upload = stub.side(&json!({"module_id": "m1"}));
+        let upload = stub.side(&json!({"module_id": ModuleId::of(MODULE).to_string()}));
         assert_eq!(upload["op"], "mk_module");
         assert_eq!(upload["binary"], "AQID");
         stub

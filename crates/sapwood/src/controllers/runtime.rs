@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_control::controllers::FoundModule;
-use sapwood_control::host::HostConfig;
+use sapwood_control::controllers::Controllers;
+use sapwood_control::host::{Host, HostConfig};
+use sapwood_control::module::ModuleId;
 use sapwood_control::remote::{
-    RemoteCommand, RemoteControllers, RemoteLimits, RemoteOptions, RemoteStart,
+    FindModule, RemoteCommand, RemoteControllers, RemoteLimits, RemoteOptions, RemoteStart,
 };
 use sapwood_control::runtime::Dialect;
 use sapwood_control::trie::HostModel;
@@ -56,7 +57,11 @@ pub(super) fn configured(
         forks: config.forks,
         model,
     };
-    RemoteControllers::new(options, Arc::new(find(shared)), RemoteStart::Now)
+    RemoteControllers::new(
+        options,
+        Arc::new(ServerModules(Arc::clone(shared))),
+        RemoteStart::Now,
+    )
 }
 
 /// This program as the runtime, with the modules of the folder that it shares with the server.
@@ -85,7 +90,11 @@ pub(super) fn own(
         forks: config.forks,
         model,
     };
-    RemoteControllers::new(options, Arc::new(find(shared)), RemoteStart::OnDemand)
+    RemoteControllers::new(
+        options,
+        Arc::new(ServerModules(Arc::clone(shared))),
+        RemoteStart::OnDemand,
+    )
 }
 
 fn arguments(config: &ControllersConfig, folder: &Path, truncates: bool) -> Vec<OsString> {
@@ -109,13 +118,23 @@ fn arguments(config: &ControllersConfig, folder: &Path, truncates: bool) -> Vec<
     args
 }
 
-fn find(
-    shared: &Arc<Shared>,
-) -> impl Fn(SteerUser<'_>, &str) -> Result<FoundModule, SteerRefusal> + use<> {
-    let shared = Arc::clone(shared);
-    move |user, name| match shared.opened() {
-        Ok(store) => store.find_module(user, name),
-        Err(_) => Err(nothing_stored()),
+/// The modules of the server.
+struct ServerModules(Arc<Shared>);
+
+impl ServerModules {
+    fn store(&self) -> Result<&Controllers<Host>, SteerRefusal> {
+        let store = self.0.opened().as_ref();
+        store.map(|store| &**store).map_err(|_| nothing_stored())
+    }
+}
+
+impl FindModule for ServerModules {
+    fn find(&self, user: SteerUser<'_>, name: &str) -> Result<ModuleId, SteerRefusal> {
+        self.store()?.find_module(user, name)
+    }
+
+    fn bytes(&self, id: ModuleId) -> Result<Vec<u8>, SteerRefusal> {
+        self.store()?.module_bytes(id)
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) struct Entry {
     pub(super) pre_result: Option<CallResult>,
     pub(super) mid_result: Option<CallResult>,
     pub(super) report: StepReport,
+    /// Somebody reads the reports.
+    pub(super) watched: bool,
     /// Nobody steers by it any more; it lives on for its clones.
     pub(super) dropped: bool,
 }
@@ -60,6 +62,7 @@ impl Entry {
             pre_result: None,
             mid_result: None,
             report: StepReport::default(),
+            watched: false,
             dropped: false,
         }
     }
