@@ -124,12 +124,40 @@ impl<C: ArtefactCompiler> Controllers<C> {
         Ok(self.find_loaded(user, name)?.program)
     }
 
+    /// Returns the id of the module that a request names, for a runtime in another process. As [`Controllers::find`].
+    ///
+    /// # Errors
+    /// There is no such controller, or the user may not run it.
+    pub fn find_module(&self, user: SteerUser<'_>, name: &str) -> Result<ModuleId, SteerRefusal> {
+        let id = self.resolve(user, name)?;
+        if self.store.module_size(id)?.is_none() {
+            return Err(StoreError::ModuleNotFound.into());
+        }
+        self.store.touch(id, self.key, (self.clock)());
+        Ok(id)
+    }
+
+    /// Returns the bytes of a module as they were uploaded.
+    ///
+    /// # Errors
+    /// There is no such module, or it cannot be read.
+    pub fn module_bytes(&self, id: ModuleId) -> Result<Vec<u8>, SteerRefusal> {
+        let bytes_max = self.limits.module_bytes as u64;
+        let stored = self.store.read_module(id, bytes_max)?;
+        Ok(stored.ok_or(StoreError::ModuleNotFound)?)
+    }
+
     fn find_loaded(
         &self,
         user: SteerUser<'_>,
         name: &str,
     ) -> Result<LoadedProgram<C>, SteerRefusal> {
-        let id = match ControllerName::parse(name)? {
+        self.program(self.resolve(user, name)?)
+    }
+
+    /// The id of the module that a name means now.
+    fn resolve(&self, user: SteerUser<'_>, name: &str) -> Result<ModuleId, SteerRefusal> {
+        Ok(match ControllerName::parse(name)? {
             ControllerName::Id(id) => {
                 access::may_run_by_id(user)?;
                 id
@@ -140,8 +168,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
             ControllerName::Github { tag } => {
                 self.tagged(user, &tag)?.ok_or_else(name::github_disabled)?
             }
-        };
-        self.program(id)
+        })
     }
 
     /// The module of a tag that the user may run.

@@ -7,6 +7,8 @@ pub mod controllers;
 pub mod host;
 pub mod module;
 #[cfg(target_os = "linux")]
+pub mod remote;
+#[cfg(target_os = "linux")]
 pub mod runtime;
 pub mod steer;
 pub mod store;

@@ -10,7 +10,7 @@
 //! | `mid` | `mid` | `mid_process` with what was kept; branches become a fork |
 
 mod p1;
-mod p2;
+pub(crate) mod p2;
 
 #[cfg(test)]
 mod tests;
@@ -386,7 +386,7 @@ impl fmt::Debug for ControllerSteer {
 }
 
 /// Joins the reports of callbacks between two calls of `take_report`, which an engine makes once per step.
-fn add_report(total: &mut StepReport, report: StepReport) {
+pub(crate) fn add_report(total: &mut StepReport, report: StepReport) {
     total.logs.push_str(&report.logs);
     // One callback prints at most this much; what several do in a step has the same limit, and keeps its end.
     if let Some(over) = total.logs.len().checked_sub(REPORT_LOG_BYTES_MAX) {
@@ -415,7 +415,7 @@ const REPORT_BYTES_MAX: usize = 2 << 20;
 
 /// The log is left out: those who watch a controller have it from the report, and the end, which names the cause, must
 /// not be truncated.
-fn failure_of(failure: &CallFailure) -> SteerFailure {
+pub(crate) fn failure_of(failure: &CallFailure) -> SteerFailure {
     SteerFailure {
         reason: failure.reason,
         message: clip::message(failure.without_log().to_owned()),
@@ -423,7 +423,7 @@ fn failure_of(failure: &CallFailure) -> SteerFailure {
 }
 
 /// The calls of an engine came in another order than [`Steer`] says.
-fn unexpected() -> SteerFailure {
+pub(crate) fn unexpected() -> SteerFailure {
     SteerFailure {
         reason: ErrorReason::TRAP,
         message: "the controller was called out of order".to_owned(),

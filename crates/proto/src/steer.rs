@@ -228,6 +228,10 @@ pub trait Steer: Send {
     /// The sequence fails.
     fn mid_poll(&mut self) -> Steered<Option<Mid>>;
 
+    /// Called after the calls of [`Steer::pre`], and after those of [`Steer::mid_begin`], of all sequences of a step. A
+    /// steerer that collects what several sequences ask for sends it now. Must return at once.
+    fn flush(&mut self) {}
+
     /// Reports what the result of [`Steer::mid_poll`] did; tokens that [`Steer::pre`] appended are not repeated. Must
     /// return at once; a steerer that decides elsewhere continues here and stops in the next `pre`.
     ///
@@ -258,6 +262,12 @@ pub trait Steer: Send {
 
     /// Returns whether it may take back committed tokens, so that faces which cannot take back text hold it (AI-936).
     fn may_backtrack(&self) -> bool {
+        false
+    }
+
+    /// Returns whether it fails by itself when a result takes too long. The engine then waits for as long as it takes, and
+    /// the sequence skips its steps meanwhile (AI-851).
+    fn limits_itself(&self) -> bool {
         false
     }
 

@@ -3,6 +3,9 @@
 //! The only place where engine and control meet. A name that begins with `sapwood:` is a constraint, any other is a module
 //! or a tag.
 
+#[cfg(target_os = "linux")]
+mod runtime;
+
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -27,8 +30,8 @@ use sapwood_proto::steer::{
 use sapwood_server::ops::metrics::ControllerNumbers;
 
 use crate::cli::compile_controller;
-use crate::config::controllers::ControllersConfig;
-use crate::failure::CliError;
+use crate::config::controllers::{ControllersConfig, IsolationSetting};
+use crate::failure::{CliError, Exit};
 use crate::trial;
 
 /// The controllers and constraints of this process. Clones share them.
@@ -78,8 +81,18 @@ impl ProcessControllers {
         }
     }
 
-    /// How the calls of a model are steered.
-    pub(crate) fn steering(&self, engine: &Engine) -> Steering {
+    /// How the calls of a model are steered. May wait for a runtime in another process.
+    ///
+    /// # Errors
+    /// The configured runtime cannot be used for this model.
+    pub(crate) async fn steering(&self, engine: &Engine) -> Result<Steering, CliError> {
+        let (controllers, engine) = (self.clone(), engine.clone());
+        let steering = tokio::task::spawn_blocking(move || controllers.steering_here(&engine));
+        let ended = |error: tokio::task::JoinError| CliError::new(error.to_string());
+        steering.await.map_err(ended)?
+    }
+
+    fn steering_here(&self, engine: &Engine) -> Result<Steering, CliError> {
         let constraints = ConstraintConfig {
             fast_forward: self.0.config.ff_constraints,
             ..ConstraintConfig::default()
@@ -96,10 +109,11 @@ impl ProcessControllers {
             vocabulary: Arc::clone(vocabulary),
             modules: OnceLock::new(),
         });
-        Steering {
+        source.start_runtime()?;
+        Ok(Steering {
             hold: self.0.config.hold.policy(),
             ..Steering::new(source)
-        }
+        })
     }
 
     /// How many controllers are live and what memory they have, for the metrics.
@@ -183,10 +197,7 @@ fn host(config: &ControllersConfig) -> Result<Host, HostError> {
 }
 
 fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, String> {
-    let folder = match &config.dir {
-        Some(folder) => folder.clone(),
-        None => default_folder().ok_or("this user has no state folder")?,
-    };
+    let folder = folder(config)?;
     // Compiled in a child: a compiler that crashes or never ends must not take the server with it (AI-732).
     let program = trial::program().map_err(|why| why.to_string())?;
     let child = vec![program, compile_controller::NAME.into()];
@@ -201,6 +212,12 @@ fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, S
     Controllers::open(host.clone(), options).map_err(|why| why.to_string())
 }
 
+/// The folder of modules and tags.
+fn folder(config: &ControllersConfig) -> Result<PathBuf, String> {
+    let configured = config.dir.clone().or_else(default_folder);
+    configured.ok_or_else(|| "this user has no state folder".to_owned())
+}
+
 fn default_folder() -> Option<PathBuf> {
     let places = etcetera::choose_base_strategy().ok()?;
     Some(places.state_dir()?.join("sapwood").join("controllers"))
@@ -213,7 +230,7 @@ struct ModelSteering {
     truncates: bool,
     vocabulary: SharedVocabulary,
     /// Made for the first request with a controller: it holds a copy of every token's bytes.
-    modules: OnceLock<ModelControllers>,
+    modules: OnceLock<Box<dyn SteerSource>>,
 }
 
 impl SteerSource for ModelSteering {
@@ -225,24 +242,61 @@ impl SteerSource for ModelSteering {
     }
 }
 
+/// What finds modules where none can be stored.
+fn nothing_stored() -> SteerRefusal {
+    // The cause names a folder of this machine: it is in the log.
+    SteerRefusal {
+        code: Code::Unavailable,
+        reason: ErrorReason::CONTROLLERS_UNAVAILABLE,
+        message: "this server stores no controllers".to_owned(),
+    }
+}
+
 impl ModelSteering {
-    fn controllers(&self) -> ModelControllers {
+    /// Starts the configured runtime, which may turn out to be of another model. The own one starts when it is needed.
+    fn start_runtime(&self) -> Result<(), CliError> {
+        #[cfg(target_os = "linux")]
+        if let Some(runtime) = &self.shared.config.runtime {
+            let started = runtime::configured(&self.shared, runtime, self.model());
+            let controllers = started.map_err(|why| {
+                CliError::exit(Exit::Model, format!("controllers.runtime: {why}"))
+            })?;
+            // Set once, before the first request.
+            let _ = self.modules.set(Box::new(controllers));
+        }
+        Ok(())
+    }
+
+    fn model(&self) -> Arc<HostModel> {
+        Arc::new(host_model(&self.vocabulary).with_constraints(self.constraints.clone()))
+    }
+
+    fn controllers(&self) -> Box<dyn SteerSource> {
+        #[cfg(target_os = "linux")]
+        if self.shared.config.isolation == IsolationSetting::Process {
+            match runtime::own(&self.shared, self.model(), self.truncates) {
+                Ok(controllers) => return Box::new(controllers),
+                Err(why) => {
+                    tracing::error!(%why, "controllers cannot be run in a process of their own")
+                }
+            }
+            return Box::new(NoControllers);
+        }
+        Box::new(self.controllers_here())
+    }
+
+    fn controllers_here(&self) -> ModelControllers {
         let shared = Arc::clone(&self.shared);
         let find = move |user: SteerUser<'_>, name: &str| -> Result<Program, SteerRefusal> {
             match shared.opened() {
                 Ok(store) => store.find(user, name),
-                // The cause names a folder of this machine: it is in the log.
-                Err(_) => Err(SteerRefusal {
-                    code: Code::Unavailable,
-                    reason: ErrorReason::CONTROLLERS_UNAVAILABLE,
-                    message: "this server stores no controllers".to_owned(),
-                }),
+                Err(_) => Err(nothing_stored()),
             }
         };
         model_controllers(
             &self.shared.host,
             Arc::new(find),
-            Arc::new(host_model(&self.vocabulary).with_constraints(self.constraints.clone())),
+            self.model(),
             self.truncates,
             self.shared.config.forks,
         )
@@ -267,6 +321,17 @@ fn model_controllers(
         ..RequestLimits::default()
     };
     ModelControllers::new(host.clone(), programs, model, capabilities, limits)
+}
+
+/// A source of a model whose controllers cannot be run; the reason is in the log.
+#[cfg(target_os = "linux")]
+struct NoControllers;
+
+#[cfg(target_os = "linux")]
+impl SteerSource for NoControllers {
+    fn open(&self, _: SteerCall<'_>) -> Result<Box<dyn Steer>, SteerRefusal> {
+        Err(nothing_stored())
+    }
 }
 
 /// A vocabulary as controllers see it.

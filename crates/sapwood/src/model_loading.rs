@@ -100,12 +100,13 @@ pub(crate) async fn load(
             if !required {
                 trial::pass(&one).await?;
             }
-            engine(one).await
+            let engine = engine(one).await?;
+            let steering = controllers.steering(&engine).await?;
+            Ok((engine, steering))
         };
         match loading.await {
-            Ok(engine) => {
+            Ok((engine, steering)) => {
                 // Registered in the kernel first, so that it can be called once it is reported.
-                let steering = controllers.steering(&engine);
                 kernel.replace(steered_model(Name::shared(&name), engine.clone(), steering));
                 loaded(&name, Ok(&engine), began.elapsed());
             }

@@ -162,12 +162,13 @@ impl RepositoryInner {
         let loading = async {
             // A crash of llama.cpp would end the requests of all other models.
             trial::pass(&planned).await?;
-            model_loading::engine(planned).await
+            let engine = model_loading::engine(planned).await?;
+            let steering = self.controllers.steering(&engine).await?;
+            Ok::<_, CliError>((engine, steering))
         };
         match loading.await {
-            Ok(engine) => {
+            Ok((engine, steering)) => {
                 // Registered in the kernel first, so that it can be called once it is reported.
-                let steering = self.controllers.steering(&engine);
                 let function = steered_model(Name::shared(name), engine.clone(), steering);
                 self.kernel.replace(function);
                 self.loaded(name, Ok(&engine), began.elapsed());

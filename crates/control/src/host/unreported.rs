@@ -7,12 +7,17 @@ use super::callback::Callback;
 /// Changes of a text, joined into the one that the next [`Callback::Process`] reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unreported {
-    backtrack: u32,
-    tokens: Vec<Token>,
-    sampled: Option<Token>,
+    pub(crate) backtrack: u32,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) sampled: Option<Token>,
 }
 
 impl Unreported {
+    /// Whether nothing has happened.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.backtrack == 0 && self.tokens.is_empty() && self.sampled.is_none()
+    }
+
     /// Adds a later change: it takes back tokens that are not reported yet before those that are.
     pub(crate) fn add(&mut self, backtrack: u32, tokens: &[Token], sampled: Option<Token>) {
         let unreported = self.tokens.len().min(backtrack as usize);

@@ -31,11 +31,21 @@ pub(super) struct P2Steps {
 
 /// What follows a branch.
 #[derive(Clone, Debug, Default)]
-struct Following {
+pub(crate) struct Following {
     /// These follow whatever is sampled, unless an earlier splice applies to it.
     tokens: Vec<Token>,
     unless: Vec<Token>,
     wait: Option<Waiting>,
+}
+
+impl Following {
+    /// The tokens that follow `sampled`.
+    pub(crate) fn after(self, sampled: Token) -> Vec<Token> {
+        if self.unless.contains(&sampled) {
+            return Vec::new();
+        }
+        self.tokens
+    }
 }
 
 impl P2Steps {
@@ -67,20 +77,10 @@ impl P2Steps {
         let Returned::Branches(returned) = returned else {
             return Err(unexpected());
         };
-        self.following.clear();
-        let mut branches = Vec::with_capacity(returned.len());
-        for branch in returned {
-            let (branch, following) = translate(branch)?;
-            branches.push(branch);
-            self.following.push(following);
-        }
+        let mid = decide(returned, &mut self.following)?;
         // Of this sequence: branch 0.
         self.wait = self.following.first().and_then(|it| it.wait.clone());
-        Ok(Some(match branches.len() {
-            0 => Mid::Stop,
-            1 => Mid::One(branches.remove(0)),
-            _ => Mid::Fork(branches),
-        }))
+        Ok(Some(mid))
     }
 
     pub(super) fn post(&mut self, appended: Appended<'_>) {
@@ -90,9 +90,8 @@ impl P2Steps {
         let following = std::mem::take(&mut self.following);
         if let Some(sampled) = appended.sampled
             && let Some(following) = following.into_iter().next()
-            && !following.unless.contains(&sampled)
         {
-            self.forced = following.tokens;
+            self.forced = following.after(sampled);
         }
         let Appended {
             backtrack,
@@ -112,6 +111,25 @@ impl P2Steps {
             ..self.clone()
         }
     }
+}
+
+/// What a step returned, as the engine takes it; `following` gets what follows each branch.
+pub(crate) fn decide(
+    returned: Vec<ReturnedBranch>,
+    following: &mut Vec<Following>,
+) -> Steered<Mid> {
+    following.clear();
+    let mut branches = Vec::with_capacity(returned.len());
+    for branch in returned {
+        let (branch, follows) = translate(branch)?;
+        branches.push(branch);
+        following.push(follows);
+    }
+    Ok(match branches.len() {
+        0 => Mid::Stop,
+        1 => Mid::One(branches.remove(0)),
+        _ => Mid::Fork(branches),
+    })
 }
 
 /// A branch as the engine takes it, and what follows it.

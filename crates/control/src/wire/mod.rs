@@ -16,7 +16,7 @@ mod system;
 
 use std::io;
 
-pub use self::objects::{EngineWire, RuntimeWire, Synchronisation, WireConfig};
+pub use self::objects::{EngineWire, RuntimeWire, Synchronisation, WireConfig, WireNames};
 pub use self::slot::{MessageSlot, PeerLost, Received, SendError, SlotLimits};
 pub use self::spin::{SPIN_MAX, Spin};
 pub use self::system::{

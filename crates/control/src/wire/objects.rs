@@ -197,25 +197,33 @@ pub struct EngineWire {
     pub side_responses: MessageSlot,
     /// The masks.
     pub masks: SharedRegion,
-    names: Names,
+    /// Removes the names of all of them.
+    pub names: WireNames,
 }
 
 impl EngineWire {
-    /// Removes leftovers of the same user and creates all objects, with mode 0600 (AI-203).
+    /// Removes leftovers of the same user and creates all objects, with mode 0600 (AI-203). Whatever the runtime does to
+    /// them, this process goes on (AI-223).
     ///
     /// # Errors
     /// [`WireError`], also for a leftover of another user.
     pub fn create(config: &WireConfig) -> Result<Self, WireError> {
         config.unlink()?;
         // Before the first object is created: if the third cannot be, the first two are removed.
-        let names = Names(config.clone());
-        let slot = |channel| config.slot(channel, SharedRegion::create, NamedSemaphore::create);
+        let names = WireNames(config.clone());
+        let slot = |channel| {
+            config.slot(
+                channel,
+                SharedRegion::create_guarded,
+                NamedSemaphore::create,
+            )
+        };
         Ok(Self {
             requests: slot(Channel::Requests)?,
             responses: slot(Channel::Responses)?,
             side_requests: slot(Channel::SideRequests)?,
             side_responses: slot(Channel::SideResponses)?,
-            masks: SharedRegion::create(&config.masks(), config.mask_bytes)?,
+            masks: SharedRegion::create_guarded(&config.masks(), config.mask_bytes)?,
             names,
         })
     }
@@ -229,12 +237,19 @@ impl EngineWire {
 
 /// Removes the names when it is dropped.
 #[derive(Debug)]
-struct Names(WireConfig);
+pub struct WireNames(WireConfig);
 
-impl Drop for Names {
-    fn drop(&mut self) {
+impl WireNames {
+    /// Removes the names; the objects stay for those who have opened them.
+    pub fn remove(&self) {
         // Nothing can be done about a failure here; the next engine of this name removes what is left.
         let _ = self.0.unlink();
+    }
+}
+
+impl Drop for WireNames {
+    fn drop(&mut self) {
+        self.remove();
     }
 }
 

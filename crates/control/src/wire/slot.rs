@@ -9,7 +9,6 @@
 //! A length is loaded once and checked against the region before a byte is copied, and the bytes are copied once; parsing
 //! works on the copy (AI-221).
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::Timespec;
@@ -77,6 +76,9 @@ pub enum SendError {
     /// The slot stayed full for too long.
     #[error("the other process does not read its messages")]
     Lost,
+    /// The system has no shared memory left for it, or the other process has made the region smaller.
+    #[error("there is no shared memory for the message")]
+    NoMemory,
 }
 
 impl From<PeerLost> for SendError {
@@ -134,31 +136,29 @@ impl MessageSlot {
                 if !self.spin.until(|| rd.try_wait()) && !rd.wait(until) {
                     return Ok(Received::Nothing);
                 }
-                let Some(word) = self.region.word(0) else {
-                    return Err(PeerLost);
-                };
-                let bytes = word.load(Ordering::Acquire);
+                let bytes = self.region.load(0).ok_or(PeerLost)?;
                 let fits = bytes as usize <= bytes_max;
                 let read = fits && self.region.read(4, bytes as usize, message);
-                word.store(0, Ordering::Release);
+                if (fits && !read) || !self.region.store(0, 0) {
+                    return Err(PeerLost);
+                }
                 // Also after an impossible length: a bad message must not wedge the channel (AI-204).
                 wr.post();
                 Ok(received(read, bytes))
             }
             Guard::Futex { word: offset } => {
                 let offset = *offset;
-                let Some(word) = self.region.word(offset) else {
-                    return Err(PeerLost);
-                };
-                let spin = &mut self.spin;
-                spin.until(|| full(word.load(Ordering::Acquire)));
-                let Some(bytes) = wait_full(word, until, self.limits.stall)? else {
+                let region = &self.region;
+                self.spin.until(|| region.load(offset).is_none_or(full));
+                let Some(bytes) = wait_full(region, offset, until, self.limits.stall)? else {
                     return Ok(Received::Nothing);
                 };
                 let fits = bytes as usize <= bytes_max;
-                let read = fits && self.region.read(offset + 4, bytes as usize, message);
+                let read = fits && region.read(offset + 4, bytes as usize, message);
                 // No wake: writers look again by themselves (AI-212).
-                word.store(0, Ordering::Release);
+                if (fits && !read) || !region.store(offset, FREE) {
+                    return Err(PeerLost);
+                }
                 Ok(received(read, bytes))
             }
         }
@@ -183,19 +183,24 @@ impl MessageSlot {
                 if !self.spin.until(|| wr.try_wait()) && !wr.wait(Some(until)) {
                     return Err(SendError::Lost);
                 }
-                let word = self.region.word(0).ok_or(SendError::Lost)?;
                 // The payload first: a reader that looks too early finds the length 0.
-                self.region.write(4, message);
-                word.store(length, Ordering::Release);
+                if !self.region.write(4, message) || !self.region.store(0, length) {
+                    wr.post();
+                    return Err(SendError::NoMemory);
+                }
                 rd.post();
             }
             Guard::Futex { word: offset } => {
-                let word = self.region.word(*offset).ok_or(SendError::Lost)?;
-                claim(word, &mut self.spin, until, self.limits.stall)?;
-                self.region.write(offset + 4, message);
-                word.store(length, Ordering::Release);
-                // Shared, not private: the peer is another process (AI-211).
-                let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+                let (region, offset) = (&self.region, *offset);
+                claim(region, offset, &mut self.spin, until, self.limits.stall)?;
+                if !region.write(offset + 4, message) || !region.store(offset, length) {
+                    region.store(offset, FREE);
+                    return Err(SendError::NoMemory);
+                }
+                if let Some(word) = region.word(offset) {
+                    // Shared, not private: the peer is another process (AI-211).
+                    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+                }
             }
         }
         Ok(())
@@ -205,14 +210,12 @@ impl MessageSlot {
 #[cfg(test)]
 impl MessageSlot {
     /// Replaces the length, as a process that is mistaken or died would.
-    pub(super) fn set_length(&self, length: u32) {
+    pub(crate) fn set_length(&self, length: u32) {
         let offset = match self.guard {
             Guard::Semaphores { .. } => 0,
             Guard::Futex { word } => word,
         };
-        if let Some(word) = self.region.word(offset) {
-            word.store(length, Ordering::Release);
-        }
+        self.region.store(offset, length);
     }
 }
 
@@ -229,15 +232,16 @@ const fn full(word: u32) -> bool {
     word != FREE && word != WRITING
 }
 
-/// Waits until `word` is a length. `None`: not until `until`.
+/// Waits until the word is a length. `None`: not until `until`.
 fn wait_full(
-    word: &AtomicU32,
+    region: &SharedRegion,
+    offset: usize,
     until: Option<Instant>,
     stall: Duration,
 ) -> Result<Option<u32>, PeerLost> {
     let mut writing_since = None;
     loop {
-        let value = word.load(Ordering::Acquire);
+        let value = region.load(offset).ok_or(PeerLost)?;
         if full(value) {
             return Ok(Some(value));
         }
@@ -257,27 +261,25 @@ fn wait_full(
             writing_since = None;
         }
         // Whatever ends the wait, the word decides: a wake, a spurious one, EINTR, EAGAIN, the time (AI-211).
-        sleep(word, value, left);
+        sleep(region, offset, value, left);
     }
 }
 
 /// Turns a free word into one that is being written.
 fn claim(
-    word: &AtomicU32,
+    region: &SharedRegion,
+    offset: usize,
     spin: &mut Spin,
     until: Instant,
     stall: Duration,
 ) -> Result<(), PeerLost> {
-    let claimed = || {
-        word.compare_exchange(FREE, WRITING, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
-    };
+    let claimed = || region.replace(offset, FREE, WRITING);
     if spin.until(claimed) {
         return Ok(());
     }
     let mut writing_since = None;
     loop {
-        let value = word.load(Ordering::Acquire);
+        let value = region.load(offset).ok_or(PeerLost)?;
         if value == FREE {
             if claimed() {
                 return Ok(());
@@ -298,12 +300,15 @@ fn claim(
             return Err(PeerLost);
         }
         // Readers send no wake, so this is how long a free slot may go unnoticed (AI-212).
-        sleep(word, value, Some(Duration::from_millis(1)));
+        sleep(region, offset, value, Some(Duration::from_millis(1)));
     }
 }
 
-/// Sleeps while `word` has this value.
-fn sleep(word: &AtomicU32, value: u32, time: Option<Duration>) {
+/// Sleeps while the word has this value.
+fn sleep(region: &SharedRegion, offset: usize, value: u32, time: Option<Duration>) {
+    let Some(word) = region.word(offset) else {
+        return;
+    };
     let time = time.map(|time| Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(time.subsec_nanos()),

@@ -7,10 +7,11 @@
 
 use std::ffi::CString;
 use std::io;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant, SystemTime};
 
 use memmap2::{MmapOptions, MmapRaw};
+use rustix::fd::OwnedFd;
 use rustix::fs::Mode;
 use rustix::shm;
 
@@ -20,6 +21,9 @@ use super::WireError;
 #[derive(Debug)]
 pub struct SharedRegion {
     map: MmapRaw,
+    /// Of a guarded region: bytes are copied through the descriptor. A page that the other process has cut off, or that
+    /// there is no memory left for, is an error there, and a signal that ends the process in the map (AI-223).
+    file: Option<OwnedFd>,
 }
 
 impl SharedRegion {
@@ -52,16 +56,33 @@ impl SharedRegion {
     /// # Errors
     /// [`WireError::Open`].
     pub fn create(name: &str, bytes: usize) -> Result<Self, WireError> {
+        Self::map(name, &Self::create_file(name, bytes)?, bytes)
+    }
+
+    /// As [`SharedRegion::create`], for a process that must outlive whatever the other one does to the region.
+    ///
+    /// # Errors
+    /// [`WireError::Open`].
+    pub fn create_guarded(name: &str, bytes: usize) -> Result<Self, WireError> {
+        let file = Self::create_file(name, bytes)?;
+        let region = Self::map(name, &file, bytes)?;
+        Ok(Self {
+            file: Some(file),
+            ..region
+        })
+    }
+
+    fn create_file(name: &str, bytes: usize) -> Result<OwnedFd, WireError> {
         let failed = |error| WireError::open(name, error);
         let flags = shm::OFlags::RDWR | shm::OFlags::CREATE | shm::OFlags::EXCL;
         let file = shm::open(name, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
-        Self::map(name, &file, bytes)
+        Ok(file)
     }
 
-    fn map(name: &str, file: &rustix::fd::OwnedFd, bytes: usize) -> Result<Self, WireError> {
+    fn map(name: &str, file: &OwnedFd, bytes: usize) -> Result<Self, WireError> {
         let map = MmapOptions::new().len(bytes).map_raw(file);
-        map.map(|map| Self { map })
+        map.map(|map| Self { map, file: None })
             .map_err(|error| WireError::Open {
                 name: name.to_owned(),
                 error,
@@ -74,7 +95,48 @@ impl SharedRegion {
         self.map.len()
     }
 
-    /// Returns the word at `offset`, which must be aligned; `None` outside of the region.
+    /// Returns the value of the word at `offset`. `None`: there is none, or not any more.
+    #[must_use]
+    pub fn load(&self, offset: usize) -> Option<u32> {
+        let word = self.word(offset)?;
+        let Some(file) = &self.file else {
+            return Some(word.load(Ordering::Acquire));
+        };
+        let mut bytes = [0; 4];
+        let read = rustix::io::pread(file, &mut bytes, offset as u64);
+        // What the word announces is read after it.
+        fence(Ordering::SeqCst);
+        (read == Ok(4)).then(|| u32::from_ne_bytes(bytes))
+    }
+
+    /// Sets the word at `offset`; `false` if there is none, or not any more.
+    pub fn store(&self, offset: usize, value: u32) -> bool {
+        let Some(word) = self.word(offset) else {
+            return false;
+        };
+        let Some(file) = &self.file else {
+            word.store(value, Ordering::Release);
+            return true;
+        };
+        // What the word announces is written before it.
+        fence(Ordering::SeqCst);
+        rustix::io::pwrite(file, &value.to_ne_bytes(), offset as u64) == Ok(4)
+    }
+
+    /// Sets the word at `offset` if it has this value. Returns whether it had. In a guarded region this is not one step:
+    /// its process is the only one that sets such a word.
+    pub fn replace(&self, offset: usize, old: u32, new: u32) -> bool {
+        if self.file.is_some() {
+            return self.load(offset) == Some(old) && self.store(offset, new);
+        }
+        self.word(offset).is_some_and(|word| {
+            word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+        })
+    }
+
+    /// Returns the word at `offset`, which must be aligned, to wait on it; `None` outside of the region. In a guarded region
+    /// it must not be accessed.
     #[must_use]
     pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
         let end = offset.checked_add(4)?;
@@ -90,6 +152,9 @@ impl SharedRegion {
     pub fn read(&self, offset: usize, bytes: usize, into: &mut Vec<u8>) -> bool {
         if !self.contains(offset, bytes) {
             return false;
+        }
+        if let Some(file) = &self.file {
+            return read_file(file, offset, bytes, into);
         }
         into.reserve(bytes);
         // SAFETY: the source is inside of the map; the destination has room for as many bytes, which are initialised
@@ -107,6 +172,9 @@ impl SharedRegion {
         if !self.contains(offset, bytes.len()) {
             return false;
         }
+        if let Some(file) = &self.file {
+            return write_file(file, offset, bytes);
+        }
         // SAFETY: the destination is inside of the map, and no reference of this process points into it.
         unsafe {
             let start = self.map.as_mut_ptr().add(offset);
@@ -120,6 +188,38 @@ impl SharedRegion {
             .checked_add(bytes)
             .is_some_and(|end| end <= self.bytes())
     }
+}
+
+fn read_file(file: &OwnedFd, offset: usize, bytes: usize, into: &mut Vec<u8>) -> bool {
+    let start = into.len();
+    into.resize(start + bytes, 0);
+    let mut done = 0;
+    while done < bytes {
+        let rest = &mut into[start + done..];
+        match rustix::io::pread(file, rest, (offset + done) as u64) {
+            // The other process has made the region smaller.
+            Ok(0) => break,
+            Ok(more) => done += more,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => break,
+        }
+    }
+    into.truncate(start + done);
+    done == bytes
+}
+
+fn write_file(file: &OwnedFd, offset: usize, bytes: &[u8]) -> bool {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(file, &bytes[done..], (offset + done) as u64) {
+            Ok(0) => return false,
+            Ok(more) => done += more,
+            Err(rustix::io::Errno::INTR) => {}
+            // No memory, for example.
+            Err(_) => return false,
+        }
+    }
+    true
 }
 
 /// Removes the name of a region. One that has none is as good.

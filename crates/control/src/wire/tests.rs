@@ -262,3 +262,31 @@ fn reads_and_writes_stay_inside_of_the_region() {
     assert!(engine.masks.word(8188).is_some() && engine.masks.word(8192).is_none());
     assert!(engine.masks.word(2).is_none());
 }
+
+/// The runtime cuts off what the engine is about to read. In the engine's own map that would be a signal that ends it.
+#[test]
+fn ai_223_an_engine_outlives_a_region_that_shrinks() {
+    for synchronisation in SYNCHRONISATIONS {
+        let config = config(synchronisation);
+        let mut engine = EngineWire::create(&config).unwrap();
+        let shrink = |name: &str| {
+            let path = format!("/dev/shm/{}{name}", &config.prefix[1..]);
+            let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+            move || file.set_len(0).unwrap()
+        };
+        let suffix = match synchronisation {
+            Synchronisation::Semaphores => "-shm",
+            Synchronisation::Futex => "",
+        };
+        let (masks, responses) = (shrink("bin-shm"), shrink(&format!("resp{suffix}")));
+        // From here on the names of the message regions may be gone.
+        let mut runtime = RuntimeWire::open(&config).unwrap();
+        runtime.responses.send(b"x").unwrap();
+        responses();
+        masks();
+        let (mut message, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        let received = engine.responses.receive(&mut message, Some(until));
+        assert_eq!(received, Err(PeerLost), "{synchronisation:?}");
+        assert!(!engine.masks.read(0, 4, &mut message) && message.is_empty());
+    }
+}

@@ -5,7 +5,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
-use super::steer_rounds::begin_mid;
+use super::steer_rounds::{begin_mid, flush};
 use crate::api::{EngineError, ModelInfo};
 use crate::config::Config;
 use crate::model::{BatchEntry, Capacity, DecodeStop};
@@ -91,6 +91,7 @@ impl Batch {
                     begin_mid(requests, share.key, now);
                 }
             }
+            flush(requests, self.shares.iter().map(|share| share.key));
             // Built anew in each round, because making room may have preempted a sequence of the plan.
             self.build(requests);
             let panics = &requests.stats.panics;

@@ -66,6 +66,7 @@ impl SteerRounds {
                 self.missing.push(key);
             }
         }
+        flush(requests, self.order.iter().copied());
         while !self.missing.is_empty()
             && let Some(now) = clock.wait()
         {
@@ -73,6 +74,8 @@ impl SteerRounds {
                 requests.sequences.contains(key)
                     && call_pre_of(requests, key, rules, now) == PreCall::Missing
             });
+            // A row of an earlier step begins its `mid` here, and perhaps no batch follows.
+            flush(requests, self.order.iter().copied());
         }
         let yielded = self.review_skipped(requests, now);
         requests.added() > before || yielded
@@ -298,6 +301,18 @@ fn fail_deadlocked(requests: &mut Requests, now: Time) {
             ),
         };
         requests.fail(job, failure.into(), true);
+    }
+}
+
+/// Tells steerers that the calls of this part of the step are made.
+pub(super) fn flush(requests: &mut Requests, keys: impl Iterator<Item = SequenceKey>) {
+    for key in keys {
+        // A sequence of the list may have ended meanwhile.
+        if let Some(sequence) = requests.sequences.get_mut(key)
+            && let Some(steering) = &mut sequence.steering
+        {
+            steering.flush(&requests.stats.panics);
+        }
     }
 }
 

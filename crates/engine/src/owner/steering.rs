@@ -58,6 +58,8 @@ pub(super) struct Steering {
     steer: Box<dyn Steer>,
     /// [`Steer::ends_at_eos`].
     ends_at_eos: bool,
+    /// [`Steer::limits_itself`].
+    limits_itself: bool,
     /// Its number within the request, from 1; 0 before [`Steering::bind`].
     number: u32,
     /// The numbers of the sequences of a fork, for the next `mid` alone.
@@ -100,15 +102,17 @@ impl std::fmt::Debug for Steering {
 impl Steering {
     /// The steering of a request that has begun. `watched`: it makes reports.
     pub(super) fn new(steer: Box<dyn Steer>, watched: bool, panics: &Counter) -> Self {
-        let ends_at_eos = fenced(panics, || Ok(steer.ends_at_eos()));
+        let traits = fenced(panics, || Ok((steer.ends_at_eos(), steer.limits_itself())));
+        let (ends_at_eos, limits_itself) = *traits.as_ref().unwrap_or(&(false, false));
         Self {
             steer,
-            ends_at_eos: ends_at_eos == Ok(true),
+            ends_at_eos,
+            limits_itself,
             number: 0,
             group: None,
             phase: SteerPhase::Pre,
             late: None,
-            failure: ends_at_eos.err(),
+            failure: traits.err(),
             suspended: false,
             waits: false,
             noops: 0,
@@ -294,7 +298,7 @@ impl Steering {
         });
         let allowed = budget * LATE_TIMES_MAX;
         let for_long = now.since(late.since);
-        if for_long < allowed {
+        if for_long < allowed || self.limits_itself {
             let times = (1..LATE_TIMES_MAX).take_while(|&times| for_long >= budget * times);
             let times = u32::try_from(times.count()).unwrap_or(0) + 1;
             if times > late.logged {
@@ -318,6 +322,15 @@ impl Steering {
                 "⏲ timeout [deadline: {budget}ms; step {times}/{LATE_TIMES_MAX}]\n"
             ));
         }
+    }
+
+    /// Tells the steerer that the calls of this step are made.
+    pub(super) fn flush(&mut self, panics: &Counter) {
+        let flushed = fenced(panics, || {
+            self.steer.flush();
+            Ok(())
+        });
+        self.failure = self.failure.take().or_else(|| flushed.err());
     }
 
     /// Calls `post` with what happened to the sequence.

@@ -518,6 +518,12 @@ impl Steer for Combined {
         }
     }
 
+    fn flush(&mut self) {
+        for part in &mut self.parts {
+            part.steer.flush();
+        }
+    }
+
     fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
         self.branches.clear();
         // A conditional splice is known only now. An unconditional one was checked before.
@@ -579,6 +585,11 @@ impl Steer for Combined {
 
     fn may_backtrack(&self) -> bool {
         self.parts.iter().any(|part| part.steer.may_backtrack())
+    }
+
+    fn limits_itself(&self) -> bool {
+        // Which of them is late cannot be told from outside.
+        self.parts.iter().any(|part| part.steer.limits_itself())
     }
 
     fn take_report(&mut self) -> Option<StepReport> {

@@ -35,6 +35,10 @@ pub(crate) struct ControllersConfig {
     pub(crate) hold: HoldSetting,
     /// What controllers get from `random_get` (AI-1010).
     pub(crate) random: RandomSetting,
+    /// Where controllers run (AI-701).
+    pub(crate) isolation: IsolationSetting,
+    /// Another program that runs them, over shared memory (AI-850); `None`: this one does.
+    pub(crate) runtime: Option<RuntimeConfig>,
 }
 
 /// Where random numbers of controllers are from.
@@ -54,6 +58,54 @@ impl RandomSetting {
             Self::Seeded => ControllerRandom::Seeded,
         }
     }
+}
+
+/// Where controllers run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum IsolationSetting {
+    /// On threads of this process.
+    Shared,
+    /// In a child process for each model, which this process starts.
+    Process,
+}
+
+/// A runtime of controllers that this process starts for each model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RuntimeConfig {
+    /// Its program.
+    pub(crate) command: PathBuf,
+    /// The form of the protocol.
+    #[serde(default)]
+    pub(crate) dialect: DialectSetting,
+    /// How the two processes wait for each other.
+    #[serde(default)]
+    pub(crate) sync: SyncSetting,
+    /// Its arguments; the names and sizes of the shared objects are added to them.
+    #[serde(default)]
+    pub(crate) args: Vec<String>,
+}
+
+/// A form of the protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DialectSetting {
+    /// As the runtime answers.
+    #[default]
+    Auto,
+    P1,
+    P2,
+}
+
+/// A kind of waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SyncSetting {
+    /// On named semaphores, which every runtime has.
+    #[default]
+    Semaphores,
+    Futex,
 }
 
 /// `"end"`, or a number of tokens.
@@ -95,6 +147,8 @@ impl Default for ControllersConfig {
             fuel_tokens: 0,
             hold: HoldSetting::Word(HoldWord::End),
             random: RandomSetting::Off,
+            isolation: IsolationSetting::Shared,
+            runtime: None,
         }
     }
 }
@@ -125,6 +179,19 @@ impl ControllersConfig {
         }
         if self.memory_bytes_total < self.memory_bytes {
             return wrong("memory_bytes_total", "at least memory_bytes");
+        }
+        if self.runtime.is_some() && self.isolation == IsolationSetting::Process {
+            return wrong(
+                "isolation",
+                "\"shared\", or left out, beside controllers.runtime",
+            );
+        }
+        let other_process = self.runtime.is_some() || self.isolation == IsolationSetting::Process;
+        if other_process && cfg!(not(target_os = "linux")) {
+            return wrong(
+                "isolation",
+                "\"shared\", without controllers.runtime, on this system",
+            );
         }
         Ok(())
     }
@@ -160,6 +227,45 @@ mod tests {
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains("or a number of tokens"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn ai_850_a_runtime_needs_a_command_and_excludes_the_own_one() {
+        use figment::providers::{Format, Serialized, Toml};
+        let read = |text: &str| {
+            let defaults = Serialized::defaults(ControllersConfig::default());
+            let figment = figment::Figment::from(defaults).merge(Toml::string(text));
+            let config = figment.extract::<ControllersConfig>();
+            let config = config.map_err(|error| error.to_string())?;
+            config.check().map_err(|error| error.to_string())?;
+            Ok::<_, String>(config)
+        };
+        let runtime = read("runtime = { command = \"aicirt\" }").unwrap().runtime;
+        let runtime = runtime.unwrap();
+        assert_eq!(runtime.command, PathBuf::from("aicirt"));
+        assert_eq!(
+            (runtime.dialect, runtime.sync, runtime.args.len()),
+            (DialectSetting::Auto, SyncSetting::Semaphores, 0)
+        );
+        let all = "runtime = { command = \"r\", dialect = \"p2\", sync = \"futex\", args = [\"-t\", \"x\"] }";
+        assert_eq!(read(all).unwrap().runtime.unwrap().args, ["-t", "x"]);
+        assert_eq!(
+            read("isolation = \"process\"").unwrap().isolation,
+            IsolationSetting::Process
+        );
+        for (text, part) in [
+            ("runtime = {}", "command"),
+            ("runtime = { command = \"r\", colour = 1 }", "colour"),
+            ("runtime = { command = \"r\", dialect = \"p3\" }", "p3"),
+            (
+                "isolation = \"process\"\nruntime = { command = \"r\" }",
+                "isolation",
+            ),
+            ("isolation = \"thread\"", "thread"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
         }
     }
 }

@@ -12,6 +12,8 @@ mod chat;
 mod controllers;
 #[cfg(feature = "demo-model")]
 mod demo;
+#[cfg(target_os = "linux")]
+mod isolated;
 mod mock;
 #[cfg(target_os = "linux")]
 mod peak;

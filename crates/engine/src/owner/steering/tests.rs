@@ -20,6 +20,7 @@ struct Script {
     /// The groups that `mid_begin` received.
     groups: Arc<std::sync::Mutex<Vec<Vec<u32>>>>,
     panics: bool,
+    limits_itself: bool,
 }
 
 impl Steer for Script {
@@ -48,6 +49,10 @@ impl Steer for Script {
 
     fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
         Ok(Box::new(Self::default()))
+    }
+
+    fn limits_itself(&self) -> bool {
+        self.limits_itself
     }
 
     fn take_report(&mut self) -> Option<StepReport> {
@@ -137,6 +142,25 @@ fn ai_812_lateness_counts_from_the_first_poll_that_finds_it() {
     let report = in_mid.take_report(&panics).unwrap();
     let lines = [1, 10].map(|times| format!("⏲ timeout [deadline: 10ms; step {times}/10]\n"));
     assert_eq!(report.logs, lines.concat());
+}
+
+#[test]
+fn ai_851_a_steerer_with_limits_of_its_own_is_waited_for() {
+    let panics = Counter::default();
+    let script = Script {
+        mids: vec![Some(Mid::Stop), None, None, None],
+        limits_itself: true,
+        ..Script::default()
+    };
+    let mut steering = steering(script, &panics);
+    let _ = steering.pre(at(0), RULES, &panics);
+    steering.begin_mid(at(0), &panics);
+    for ms in [10, 110, 60_000] {
+        let mid = steering.poll_mid(at(ms), RULES, &panics);
+        assert!(matches!(mid, Ok(None)) && steering.is_late());
+    }
+    let mid = steering.poll_mid(at(60_001), RULES, &panics);
+    assert!(matches!(mid, Ok(Some(Mid::Stop))));
 }
 
 #[test]

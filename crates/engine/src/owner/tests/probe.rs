@@ -66,6 +66,8 @@ pub(super) struct Probe {
     /// Called with the number of the round after each step.
     pub(super) report: fn(u32) -> Option<StepReport>,
     pub(super) ends_at_eos: bool,
+    /// Flushes are logged too.
+    pub(super) logs_flushes: bool,
     /// The result of `mid` is available this long after its beginning.
     pub(super) slow: Duration,
     /// Measures `slow`.
@@ -85,6 +87,7 @@ impl Probe {
             fork: |_| Ok(()),
             report: |_| None,
             ends_at_eos: false,
+            logs_flushes: false,
             slow: Duration::ZERO,
             clock: TestClock::default(),
             round: 0,
@@ -126,6 +129,12 @@ impl Steer for Probe {
             self.round += 1;
         }
         Ok(mid)
+    }
+
+    fn flush(&mut self) {
+        if self.logs_flushes {
+            self.note("flush");
+        }
     }
 
     fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {

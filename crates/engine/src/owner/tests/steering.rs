@@ -63,6 +63,21 @@ fn ai_801_a_round_is_pre_begin_post_and_a_steerer_that_allows_all_changes_nothin
 }
 
 #[test]
+fn ai_854_steerers_are_flushed_when_all_sequences_of_a_step_have_been_asked() {
+    let mut probe = Probe::new();
+    probe.logs_flushes = true;
+    let mut bench = echo();
+    let handles = ["ab", "cd"].map(|text| bench.submit(steered(text, &probe)));
+    bench.settle();
+    drop(handles);
+    let log = probe.log.lock().unwrap().clone();
+    let step = [
+        "pre", "pre", "flush", "flush", "begin", "begin", "flush", "flush",
+    ];
+    assert_eq!(log[..8], step);
+}
+
+#[test]
 fn ai_802_a_mask_is_obeyed_and_the_script_yields_to_the_best_allowed() {
     let mut probe = Probe::new();
     probe.mid = |round| {

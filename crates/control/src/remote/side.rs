@@ -1,0 +1,413 @@
+//! The side channel: uploads and instances, several at once (AI-306).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{StepReport, StepWaker, Token};
+use serde_json::Value;
+
+use super::epoch::{Epoch, lost};
+use super::reply::{Reply, ReplyError, read_begun};
+use super::request::{SideOp, SideRequest, WireAuth};
+use crate::host::{CallFailure, Returned};
+use crate::module::Abi;
+use crate::wire::{MessageSlot, Received, SendError};
+
+/// The side channel of a runtime.
+pub(super) struct SideWire {
+    pub(super) requests: MessageSlot,
+    pub(super) responses: MessageSlot,
+}
+
+/// What is to be sent, and what has no answer yet.
+#[derive(Default)]
+pub(super) struct SideQueue {
+    state: Mutex<SideState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct SideState {
+    queue: VecDeque<SideJob>,
+    pending: HashMap<String, PendingJob>,
+    last_rid: u64,
+    closed: bool,
+}
+
+struct SideJob {
+    rid: String,
+    message: Vec<u8>,
+    limit: Duration,
+    purpose: Purpose,
+}
+
+struct PendingJob {
+    until: Instant,
+    purpose: Purpose,
+}
+
+#[derive(Clone)]
+enum Purpose {
+    Upload(Arc<Upload>),
+    Start(Arc<Starting>),
+    /// Whatever the answer is.
+    Nothing,
+}
+
+/// An upload that somebody waits for.
+#[derive(Default)]
+pub(super) struct Upload {
+    answer: Mutex<Option<Result<Value, UploadError>>>,
+    answered: Condvar,
+}
+
+/// Why a module was not taken.
+#[derive(Clone, Debug)]
+pub(super) enum UploadError {
+    Refused(ReplyError),
+    /// The runtime ended, or there is too much to do.
+    Lost,
+}
+
+/// An instance that is starting.
+pub(super) struct Starting {
+    /// Names it on the wire.
+    pub(super) request: String,
+    prompt: Vec<Token>,
+    waker: Arc<dyn StepWaker>,
+    state: Mutex<StartState>,
+}
+
+#[derive(Default)]
+struct StartState {
+    result: Option<Result<Started, CallFailure>>,
+    /// Nobody waits for it any more.
+    abandoned: bool,
+}
+
+/// An instance that has started.
+pub(super) struct Started {
+    /// Its sequence.
+    pub(super) id: u64,
+    /// Replaces the prompt.
+    pub(super) prompt: Option<Vec<Token>>,
+    pub(super) report: StepReport,
+}
+
+/// What an instance is started with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StartCall<'a> {
+    pub(super) user: WireAuth<'a>,
+    pub(super) module: &'a str,
+    pub(super) arg: &'a str,
+    pub(super) prompt: &'a [Token],
+}
+
+impl SideQueue {
+    fn state(&self) -> MutexGuard<'_, SideState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a module and waits until the runtime has it.
+    pub(super) fn upload(
+        &self,
+        user: WireAuth<'_>,
+        module: &[u8],
+        limit: Duration,
+    ) -> Result<Value, UploadError> {
+        use base64::Engine as _;
+        let binary = base64::engine::general_purpose::STANDARD.encode(module);
+        let upload = Arc::new(Upload::default());
+        let op = SideOp::MkModule { binary };
+        if !self.push(user, op, limit, Purpose::Upload(Arc::clone(&upload))) {
+            return Err(UploadError::Lost);
+        }
+        let mut answer = upload.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        // Ends: at the latest the time limit ends the runtime, and that answers everything.
+        loop {
+            if let Some(answer) = answer.take() {
+                return answer;
+            }
+            answer = upload
+                .answered
+                .wait(answer)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Starts an instance.
+    pub(super) fn start(
+        &self,
+        call: StartCall<'_>,
+        limit: Duration,
+        waker: &Arc<dyn StepWaker>,
+    ) -> Arc<Starting> {
+        let request = format!("r{}", self.next_number());
+        let starting = Arc::new(Starting {
+            request: request.clone(),
+            prompt: call.prompt.to_vec(),
+            waker: Arc::clone(waker),
+            state: Mutex::default(),
+        });
+        let op = SideOp::Instantiate {
+            req_id: &request,
+            prompt: call.prompt,
+            module_id: call.module,
+            module_arg: call.arg,
+        };
+        if !self.push(call.user, op, limit, Purpose::Start(Arc::clone(&starting))) {
+            starting.set(Err(lost()));
+        }
+        starting
+    }
+
+    /// Lets the runtime drop an instance that no sequence was bound to.
+    pub(super) fn abandon(&self, request: &str, limit: Duration) {
+        let op = SideOp::Drop { req_id: request };
+        self.push(NOBODY, op, limit, Purpose::Nothing);
+    }
+
+    fn next_number(&self) -> u64 {
+        let mut state = self.state();
+        state.last_rid += 1;
+        state.last_rid
+    }
+
+    fn push(&self, user: WireAuth<'_>, op: SideOp<'_>, limit: Duration, purpose: Purpose) -> bool {
+        let rid = self.next_number().to_string();
+        // Without the lock: a module is long.
+        let message = SideRequest {
+            rid: rid.clone(),
+            user,
+            op,
+        }
+        .encode();
+        let mut state = self.state();
+        if state.closed || state.queue.len() >= QUEUE_MAX {
+            return false;
+        }
+        state.queue.push_back(SideJob {
+            rid,
+            message,
+            limit,
+            purpose,
+        });
+        drop(state);
+        self.changed.notify_one();
+        true
+    }
+
+    /// The runtime is gone: everything is answered with that.
+    pub(super) fn close(&self, failure: &CallFailure) {
+        let mut state = self.state();
+        state.closed = true;
+        let queued = std::mem::take(&mut state.queue);
+        let pending = std::mem::take(&mut state.pending);
+        drop(state);
+        self.changed.notify_all();
+        let queued = queued.into_iter().map(|job| job.purpose);
+        for purpose in queued.chain(pending.into_values().map(|job| job.purpose)) {
+            purpose.fail(failure);
+        }
+    }
+
+    /// Waits for something to do. `None`: closed. `Some(None)`: there are answers to wait for.
+    fn next(&self) -> Option<Option<SideJob>> {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if state.pending.len() < PENDING_MAX
+                && let Some(job) = state.queue.pop_front()
+            {
+                let until = Instant::now() + job.limit;
+                let purpose = job.purpose.clone();
+                state
+                    .pending
+                    .insert(job.rid.clone(), PendingJob { until, purpose });
+                return Some(Some(job));
+            }
+            if !state.pending.is_empty() {
+                return Some(None);
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn take(&self, rid: &str) -> Option<Purpose> {
+        Some(self.state().pending.remove(rid)?.purpose)
+    }
+
+    fn is_overdue(&self) -> bool {
+        let now = Instant::now();
+        self.state().pending.values().any(|job| job.until <= now)
+    }
+}
+
+impl Purpose {
+    fn fail(&self, failure: &CallFailure) {
+        match self {
+            Self::Upload(upload) => upload.set(Err(UploadError::Lost)),
+            Self::Start(starting) => {
+                starting.set(Err(failure.clone()));
+                starting.waker.wake();
+            }
+            Self::Nothing => {}
+        }
+    }
+}
+
+impl Upload {
+    fn set(&self, result: Result<Value, UploadError>) {
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        self.answered.notify_all();
+    }
+}
+
+impl Starting {
+    fn state(&self) -> MutexGuard<'_, StartState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stores the result; returns it if nobody waits for it.
+    fn set(&self, result: Result<Started, CallFailure>) -> Option<Started> {
+        let mut state = self.state();
+        if state.abandoned {
+            return result.ok();
+        }
+        state.result = Some(result);
+        None
+    }
+
+    /// The result, once.
+    pub(super) fn poll(&self) -> Option<Result<Started, CallFailure>> {
+        self.state().result.take()
+    }
+
+    /// Nobody waits for it any more. Returns the instance if it has started.
+    pub(super) fn abandon(&self) -> Option<Started> {
+        let mut state = self.state();
+        state.abandoned = true;
+        state.result.take()?.ok()
+    }
+}
+
+/// Serves the side channel of `epoch` until its process ends, or has to be ended.
+pub(super) fn run(epoch: &Epoch, mut wire: SideWire) {
+    let mut answer = Vec::new();
+    while let Some(job) = epoch.side.next() {
+        if let Some(job) = job
+            && !send(epoch, &mut wire, &job)
+        {
+            return;
+        }
+        let until = Instant::now() + SLICE;
+        loop {
+            match wire.responses.receive(&mut answer, Some(until)) {
+                Ok(Received::Message) => match Reply::parse(&answer) {
+                    Ok(reply) => take(epoch, reply),
+                    Err(broken) => return epoch.kill(&broken.0),
+                },
+                Ok(Received::Nothing) => break,
+                Ok(Received::TooLong(bytes)) => {
+                    return epoch.kill(&format!("its side answer has {bytes} bytes"));
+                }
+                Err(error) => return epoch.kill(&error.to_string()),
+            }
+        }
+        if epoch.side.is_overdue() {
+            return epoch.kill("it did not answer on the side channel in time");
+        }
+    }
+}
+
+/// Sends a request. `false`: the process has ended, or has to.
+fn send(epoch: &Epoch, wire: &mut SideWire, job: &SideJob) -> bool {
+    let end = Instant::now() + job.limit;
+    loop {
+        match wire.requests.send(&job.message) {
+            Ok(()) => return true,
+            Err(error @ (SendError::TooLarge { .. } | SendError::NoMemory)) => {
+                let error = ReplyError {
+                    text: error.to_string(),
+                    is_user: true,
+                };
+                let data = Err(error);
+                let rid = Some(job.rid.clone());
+                take(epoch, Reply { rid, data });
+                return true;
+            }
+            Err(SendError::Lost) if epoch.is_dead() => return false,
+            Err(SendError::Lost) if Instant::now() >= end => {
+                epoch.kill("it does not read the side channel");
+                return false;
+            }
+            Err(SendError::Lost) => {}
+        }
+    }
+}
+
+fn take(epoch: &Epoch, reply: Reply) {
+    // One without an id, or with another's, is for nobody: what was asked for runs out of time.
+    let purpose = reply.rid.and_then(|rid| epoch.side.take(&rid));
+    match purpose {
+        Some(Purpose::Upload(upload)) => upload.set(reply.data.map_err(UploadError::Refused)),
+        Some(Purpose::Start(starting)) => begun(epoch, &starting, reply.data),
+        Some(Purpose::Nothing) => {}
+        None => tracing::debug!("an answer of the runtime belongs to no request"),
+    }
+}
+
+fn begun(epoch: &Epoch, starting: &Arc<Starting>, data: Result<Value, ReplyError>) {
+    let p2 = epoch.table().dialect() == Abi::P2;
+    let (result, report) = match data {
+        Err(error) => (
+            Err(CallFailure::new(ErrorReason::INIT, error.text)),
+            StepReport::default(),
+        ),
+        Ok(data) if p2 => read_begun(data, epoch.results),
+        Ok(_) => (Ok(Returned::Begun { prompt: None }), StepReport::default()),
+    };
+    let started = result.map(|returned| {
+        let prompt = match returned {
+            Returned::Begun { prompt } => prompt,
+            _ => None,
+        };
+        let waker = Arc::clone(&starting.waker);
+        Started {
+            id: epoch.table().insert(starting.request.clone(), waker),
+            prompt: prompt.filter(|prompt| *prompt != starting.prompt),
+            report,
+        }
+    });
+    if let Some(unused) = starting.set(started) {
+        epoch.table().free(unused.id, epoch.now());
+    }
+    drop_abandoned(epoch);
+    starting.waker.wake();
+}
+
+/// Tells the runtime about instances that nobody will use.
+pub(super) fn drop_abandoned(epoch: &Epoch) {
+    let abandoned = epoch.table().take_abandoned();
+    for request in abandoned {
+        epoch.side.abandon(&request, epoch.limits.start);
+    }
+}
+
+const NOBODY: WireAuth<'static> = WireAuth {
+    user: "local",
+    is_admin: false,
+};
+/// Requests without an answer; runtimes refuse more than 256 (section 11 of the page).
+const PENDING_MAX: usize = 128;
+/// Requests that are not sent yet.
+const QUEUE_MAX: usize = 1_024;
+/// How long a new request may wait while answers are awaited.
+const SLICE: Duration = Duration::from_millis(5);

@@ -1,0 +1,378 @@
+//! [`RemoteSteer`]: one sequence that a runtime in another process steers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{
+    Appended, Begun, Branch, Mid, Post, Pre, Sample, Splice, Steer, SteerCall, SteerFailure,
+    Steered, StepReport, StepWaker, Token,
+};
+
+use super::epoch::{Epoch, lost};
+use super::reply::CallResult;
+use super::request::WireAuth;
+use super::side::{StartCall, Starting, drop_abandoned};
+use crate::host::{MidReturned, Returned};
+use crate::module::{Abi, ModuleId};
+use crate::steer::p2::{self, Following};
+use crate::steer::{add_report, failure_of, unexpected};
+
+/// A sequence's part of a runtime in another process.
+pub(super) struct RemoteSteer {
+    epoch: Arc<Epoch>,
+    place: SteerPlace,
+    steps: RemoteSteps,
+    watched: bool,
+    report: StepReport,
+}
+
+/// Where the sequence is in the runtime.
+enum SteerPlace {
+    /// Not there.
+    New(Box<NewSequence>),
+    Starting(Arc<Starting>),
+    /// In the table, under this id.
+    There(u64),
+    Failed,
+}
+
+/// What its instance will be started with.
+struct NewSequence {
+    user: String,
+    is_admin: bool,
+    module: String,
+    arg: String,
+}
+
+enum RemoteSteps {
+    P1 {
+        /// The result of the next `mid`, which a `pre` that nobody had asked for decided.
+        instead: Option<Steered<Mid>>,
+        /// Tokens that the controller knows already.
+        known: Option<Vec<Token>>,
+    },
+    P2 {
+        /// What follows a sampled token, of each branch of the last result.
+        following: Vec<Following>,
+        /// To be appended in the next step.
+        forced: Vec<Token>,
+    },
+}
+
+impl RemoteSteer {
+    pub(super) fn new(epoch: Arc<Epoch>, module: ModuleId, call: SteerCall<'_>) -> Self {
+        let dialect = epoch.table().dialect();
+        Self {
+            epoch,
+            place: SteerPlace::New(Box::new(NewSequence {
+                user: call.user.name.to_owned(),
+                is_admin: call.user.is_admin,
+                module: module.to_string(),
+                arg: call.arg.to_owned(),
+            })),
+            steps: match dialect {
+                Abi::P1 => RemoteSteps::P1 {
+                    instead: None,
+                    known: None,
+                },
+                Abi::P2 => RemoteSteps::P2 {
+                    following: Vec::new(),
+                    forced: Vec::new(),
+                },
+            },
+            watched: call.watched,
+            report: StepReport::default(),
+        }
+    }
+
+    fn id(&self) -> Steered<u64> {
+        match self.place {
+            SteerPlace::There(id) => Ok(id),
+            _ => Err(SteerFailure {
+                reason: ErrorReason::TRAP,
+                message: "the controller has failed before".to_owned(),
+            }),
+        }
+    }
+
+    /// A failure ends the sequence in the runtime.
+    fn settle<T>(&mut self, result: Steered<T>) -> Steered<T> {
+        if result.is_err() {
+            self.take_printed();
+            self.leave();
+        }
+        result
+    }
+
+    fn take_printed(&mut self) {
+        if let SteerPlace::There(id) = self.place {
+            let report = self.epoch.table().take_report(id);
+            add_report(&mut self.report, report);
+        }
+    }
+
+    fn leave(&mut self) {
+        let id = match std::mem::replace(&mut self.place, SteerPlace::Failed) {
+            SteerPlace::New(_) | SteerPlace::Failed => return,
+            SteerPlace::There(id) => id,
+            SteerPlace::Starting(starting) => match starting.abandon() {
+                Some(started) => started.id,
+                None => return,
+            },
+        };
+        self.epoch.table().free(id, self.epoch.now());
+        drop_abandoned(&self.epoch);
+        self.epoch.notify();
+    }
+
+    fn try_pre(&mut self) -> Steered<Option<Pre>> {
+        let id = self.id()?;
+        let now = self.epoch.now();
+        let mut table = self.epoch.table();
+        if let Some(lost) = table.lost() {
+            return Err(failure_of(lost));
+        }
+        match &mut self.steps {
+            RemoteSteps::P2 { forced, .. } => Ok(Some(Pre::Run {
+                fast_forward: std::mem::take(forced),
+            })),
+            RemoteSteps::P1 { .. } => match table.poll_pre(id) {
+                Some(result) => pre_of(result).map(Some),
+                None => {
+                    table.ask_pre(id, now);
+                    Ok(None)
+                }
+            },
+        }
+    }
+
+    fn try_mid(&mut self) -> Steered<Option<Mid>> {
+        let id = self.id()?;
+        if let RemoteSteps::P1 { instead, .. } = &mut self.steps
+            && let Some(instead) = instead.take()
+        {
+            return instead.map(Some);
+        }
+        let Some(result) = self.epoch.table().poll_mid(id) else {
+            return Ok(None);
+        };
+        let returned = result.map_err(|failure| failure_of(&failure))?;
+        match (&mut self.steps, returned) {
+            (RemoteSteps::P1 { .. }, Returned::Mid(returned)) => Ok(Some(mid_of(returned))),
+            (RemoteSteps::P2 { following, .. }, Returned::Branches(branches)) => {
+                p2::decide(branches, following).map(Some)
+            }
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+impl Steer for RemoteSteer {
+    fn begin(&mut self, prompt: &[Token], waker: &Arc<dyn StepWaker>) {
+        let SteerPlace::New(new) = &self.place else {
+            return;
+        };
+        let call = StartCall {
+            user: WireAuth {
+                user: &new.user,
+                is_admin: new.is_admin,
+            },
+            module: &new.module,
+            arg: &new.arg,
+            prompt,
+        };
+        let starting = self.epoch.side.start(call, self.epoch.limits.start, waker);
+        self.place = SteerPlace::Starting(starting);
+    }
+
+    fn begin_poll(&mut self) -> Steered<Option<Begun>> {
+        let SteerPlace::Starting(starting) = &self.place else {
+            return Err(unexpected());
+        };
+        let Some(result) = starting.poll() else {
+            return Ok(None);
+        };
+        match result {
+            Ok(started) => {
+                if self.watched {
+                    add_report(&mut self.report, started.report);
+                    self.epoch.table().watch(started.id);
+                }
+                self.place = SteerPlace::There(started.id);
+                Ok(Some(Begun {
+                    prompt: started.prompt,
+                }))
+            }
+            Err(failure) => {
+                self.place = SteerPlace::Failed;
+                Err(failure_of(&failure))
+            }
+        }
+    }
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        let result = self.try_pre();
+        self.settle(result)
+    }
+
+    fn mid_begin(&mut self, _group: &[u32]) {
+        // A sequence that has failed shows in `mid_poll`. The runtime knows the group by itself.
+        let SteerPlace::There(id) = self.place else {
+            return;
+        };
+        let mut table = self.epoch.table();
+        if let RemoteSteps::P1 { instead, known } = &mut self.steps
+            && let Some(unasked) = table.poll_pre(id)
+        {
+            *instead = Some(mid_instead(unasked, known));
+            return;
+        }
+        table.ask_mid(id, self.epoch.now());
+    }
+
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        let result = self.try_mid();
+        self.settle(result)
+    }
+
+    fn flush(&mut self) {
+        // Called for every sequence of a step: the first call does it.
+        if self.epoch.table().flush() {
+            self.epoch.notify();
+        }
+    }
+
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        let id = self.id()?;
+        let mut table = self.epoch.table();
+        match &mut self.steps {
+            RemoteSteps::P1 { known, .. } => {
+                let known = known.take();
+                if appended.backtrack > 0 || known.as_deref() != Some(appended.tokens) {
+                    table.happened(id, appended);
+                }
+            }
+            RemoteSteps::P2 { following, forced } => {
+                table.happened(id, appended);
+                // Of the parent, branch 0; a fork has its own at this place.
+                let following = std::mem::take(following).into_iter().next();
+                if let (Some(sampled), Some(following)) = (appended.sampled, following) {
+                    *forced = following.after(sampled);
+                    // At once, because a clone's first op may go out before the engine appends them.
+                    table.happened(
+                        id,
+                        Appended {
+                            tokens: forced,
+                            ..Appended::default()
+                        },
+                    );
+                }
+            }
+        }
+        Ok(Post::Continue)
+    }
+
+    fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>> {
+        let id = self.id()?;
+        let forked = self.epoch.table().fork(id, index);
+        let forked = forked.ok_or_else(|| failure_of(&lost()))?;
+        let steps = match &self.steps {
+            RemoteSteps::P1 { .. } => RemoteSteps::P1 {
+                instead: None,
+                known: None,
+            },
+            RemoteSteps::P2 { following, forced } => RemoteSteps::P2 {
+                following: following.get(index as usize).cloned().into_iter().collect(),
+                forced: forced.clone(),
+            },
+        };
+        Ok(Box::new(Self {
+            epoch: Arc::clone(&self.epoch),
+            place: SteerPlace::There(forked),
+            steps,
+            watched: self.watched,
+            report: StepReport::default(),
+        }))
+    }
+
+    /// A controller sees a sampled EOS token and decides itself (AI-804).
+    fn ends_at_eos(&self) -> bool {
+        false
+    }
+
+    fn may_backtrack(&self) -> bool {
+        true
+    }
+
+    /// The runtime has limits of its own, and is ended if it exceeds them (AI-851).
+    fn limits_itself(&self) -> bool {
+        true
+    }
+
+    fn take_report(&mut self) -> Option<StepReport> {
+        self.take_printed();
+        let report = std::mem::take(&mut self.report);
+        (!report.is_empty()).then_some(report)
+    }
+}
+
+impl Drop for RemoteSteer {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl fmt::Debug for RemoteSteer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteSteer").finish_non_exhaustive()
+    }
+}
+
+fn pre_of(result: CallResult) -> Steered<Pre> {
+    match result.map_err(|failure| failure_of(&failure))? {
+        Returned::Pre { suspend: true, .. } => Ok(Pre::Suspend),
+        Returned::Pre { num_forks: 0, .. } => Ok(Pre::Stop),
+        Returned::Pre {
+            num_forks: 1,
+            ff_tokens: fast_forward,
+            ..
+        } => Ok(Pre::Run { fast_forward }),
+        Returned::Pre { num_forks, .. } => Ok(Pre::Fork(num_forks)),
+        _ => Err(unexpected()),
+    }
+}
+
+/// What a `pre` that nobody asked for says instead of a mask; `known` gets the tokens that the controller has appended.
+fn mid_instead(result: CallResult, known: &mut Option<Vec<Token>>) -> Steered<Mid> {
+    Ok(match pre_of(result)? {
+        Pre::Stop => Mid::Stop,
+        Pre::Suspend | Pre::Wait => Mid::One(Branch::Noop),
+        Pre::Fork(sequences) => Mid::Fork((0..sequences).map(|_| Branch::Noop).collect()),
+        Pre::Run { fast_forward } => {
+            *known = Some(fast_forward.clone());
+            Mid::One(Branch::Splice(Splice {
+                backtrack: 0,
+                tokens: fast_forward,
+            }))
+        }
+    })
+}
+
+fn mid_of(returned: MidReturned) -> Mid {
+    match returned {
+        MidReturned::Stop => Mid::Stop,
+        MidReturned::Sample(mask) => Mid::One(Branch::Sample(Sample {
+            mask,
+            ..Sample::default()
+        })),
+        MidReturned::Splice {
+            backtrack: 0,
+            ff_tokens,
+        } if ff_tokens.is_empty() => Mid::One(Branch::Noop),
+        MidReturned::Splice {
+            backtrack,
+            ff_tokens: tokens,
+        } => Mid::One(Branch::Splice(Splice { backtrack, tokens })),
+    }
+}
