@@ -30,8 +30,12 @@ use sapwood_proto::steer::{
 use sapwood_server::ops::metrics::ControllerNumbers;
 
 use crate::cli::compile_controller;
-use crate::config::controllers::{ControllersConfig, IsolationSetting};
-use crate::failure::{CliError, Exit};
+use crate::config::controllers::ControllersConfig;
+#[cfg(target_os = "linux")]
+use crate::config::controllers::IsolationSetting;
+use crate::failure::CliError;
+#[cfg(target_os = "linux")]
+use crate::failure::Exit;
 use crate::trial;
 
 /// The controllers and constraints of this process. Clones share them.
@@ -257,7 +261,7 @@ impl ModelSteering {
     fn start_runtime(&self) -> Result<(), CliError> {
         #[cfg(target_os = "linux")]
         if let Some(runtime) = &self.shared.config.runtime {
-            let started = runtime::configured(&self.shared, runtime, self.model());
+            let started = runtime::configured(&self.shared, runtime, self.model(), self.truncates);
             let controllers = started.map_err(|why| {
                 CliError::exit(Exit::Model, format!("controllers.runtime: {why}"))
             })?;

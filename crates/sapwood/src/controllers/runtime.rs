@@ -28,12 +28,13 @@ pub(super) fn configured(
     shared: &Arc<Shared>,
     runtime: &RuntimeConfig,
     model: Arc<HostModel>,
+    truncates: bool,
 ) -> Result<RemoteControllers, String> {
     let config = &shared.config;
     let mut args: Vec<OsString> = runtime.args.iter().map(OsString::from).collect();
     if runtime.dialect == DialectSetting::P2 {
         // Flags that only runtimes of P2 know: what our engine can do.
-        args.extend(["--cap-fork", "--cap-ff-tokens", "--cap-backtrack"].map(OsString::from));
+        args.extend(capabilities(truncates));
     }
     let options = RemoteOptions {
         command: RemoteCommand {
@@ -102,10 +103,7 @@ fn arguments(config: &ControllersConfig, folder: &Path, truncates: bool) -> Vec<
         .map(OsString::from)
         .into();
     args.extend(["--dialect", "p2", "--bias-dtype", "bool"].map(OsString::from));
-    args.extend(["--cap-fork", "--cap-ff-tokens"].map(OsString::from));
-    if truncates {
-        args.push("--cap-backtrack".into());
-    }
+    args.extend(capabilities(truncates));
     for (flag, value) in [
         ("--wasm-max-forks", u64::from(config.forks)),
         ("--wasm-max-memory", config.memory_bytes.div_ceil(1 << 20)),
@@ -116,6 +114,15 @@ fn arguments(config: &ControllersConfig, folder: &Path, truncates: bool) -> Vec<
     }
     args.extend(["--cache-dir".into(), folder.into()]);
     args
+}
+
+/// The flags that say what our engine can do. Not every model can take back tokens (AI-822).
+fn capabilities(truncates: bool) -> impl Iterator<Item = OsString> {
+    let backtrack = truncates.then_some("--cap-backtrack");
+    let flags = ["--cap-fork", "--cap-ff-tokens"]
+        .into_iter()
+        .chain(backtrack);
+    flags.map(OsString::from)
 }
 
 /// The modules of the server.
