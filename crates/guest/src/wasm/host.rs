@@ -1,6 +1,5 @@
 //! The module's imports, as safe functions.
 
-use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::RefCell;
@@ -138,7 +137,7 @@ pub(crate) fn write_variable(write: &Write<'_>) -> Reply {
     storage(&write_command(write))
 }
 
-fn storage(command: &String) -> Reply {
+fn storage(command: &str) -> Reply {
     // SAFETY: the pointer and the length are those of a string.
     let blob = unsafe { aici_host_storage_cmd(command.as_ptr(), command.len()) };
     match reply_of(&read(blob)) {
