@@ -102,8 +102,11 @@ fn open(beginning: &Mutex<Beginning>, result: Steered<Begun>) {
     beginning.waker.as_ref().unwrap().wake();
 }
 
+/// The best tokens of each row that was shown.
+type Shown = Arc<Mutex<Vec<Vec<(Token, f32)>>>>;
+
 /// Wants to see some of the best tokens.
-struct Viewer(Probe, usize, Arc<Mutex<Vec<Vec<(Token, f32)>>>>);
+struct Viewer(Probe, usize, Shown);
 
 impl Steer for Viewer {
     fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
