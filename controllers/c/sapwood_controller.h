@@ -54,6 +54,9 @@ SW_HOST("mask_not") unsigned sw_mask_not(unsigned mask);
 SW_HOST("mask_return") unsigned sw_mask_return(unsigned mask);
 /* Writes at most `size` bytes of a token to `target`; returns how many it has. */
 SW_HOST("token_bytes") unsigned sw_token_bytes(unsigned token, void *target, unsigned size);
+/* Writes the model's best tokens of the last step, at most 64 and before masks, and returns how many. Slows requests down. */
+struct sw_best { unsigned token; float log_probability; };
+SW_HOST("top_logits") unsigned sw_top_logits(unsigned count, struct sw_best *target);
 /* Frees a constraint or a mask. */
 SW_HOST("free") void sw_free(unsigned handle);
 

@@ -383,10 +383,10 @@ impl Launcher for HostLauncher {
 
     fn launch(&self, launch: Launch<'_>) -> Result<Self::Sequence, RequestError> {
         let dialect = launch.dialect;
-        // P1 has no flags for what an engine can do: it can do everything.
+        // P1 has no flags for what an engine can do.
         let capabilities = match dialect {
             Dialect::P2 => self.capabilities,
-            Dialect::Auto | Dialect::P1 | Dialect::P1i => Capabilities::ALL,
+            Dialect::Auto | Dialect::P1 | Dialect::P1i => Capabilities::WIRE,
         };
         let (abi, steering) = if launch.controller.starts_with("sapwood:") {
             let constraint = self.constrain(&launch, capabilities)?;

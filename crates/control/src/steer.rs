@@ -263,6 +263,21 @@ impl Calls<'_> {
 }
 
 impl Steer for ControllerSteer {
+    fn best_tokens_wanted(&self) -> usize {
+        if self.request.capabilities.logits && self.request.program.wants_best_tokens() {
+            BEST_TOKENS
+        } else {
+            0
+        }
+    }
+
+    fn show_best_tokens(&mut self, best: &[(Token, f32)]) {
+        // After a failure there is nobody who could see them.
+        if let Some(instance) = &mut self.instance {
+            instance.show_best_tokens(best);
+        }
+    }
+
     fn seed(&mut self, seed: u64) {
         self.request.group.set_seed(seed);
     }
@@ -408,6 +423,8 @@ pub(crate) fn add_report(total: &mut StepReport, report: StepReport) {
     total.micros += report.micros;
 }
 
+/// Tokens that a module can ask for (AI-1009).
+const BEST_TOKENS: usize = 64;
 const REPORT_LOG_BYTES_MAX: usize = 64 << 10;
 const REPORT_WRITES_MAX: usize = 4 * 1024;
 /// Of variables that were written, between two reports: each waits until its reader has taken it.

@@ -135,6 +135,19 @@ pub fn self_id() -> SequenceId {
     host::sequence_id()
 }
 
+/// The model's best tokens of the last step with their log-probabilities, best first and before all masks: at most 64. A
+/// controller that calls this makes its requests slower. None before the first step, and without the feature `host`.
+#[must_use]
+pub fn top_logits(count: usize) -> Vec<(Token, f32)> {
+    #[cfg(all(feature = "host", target_arch = "wasm32"))]
+    return host::constraints::top_logits(count);
+    #[cfg(not(all(feature = "host", target_arch = "wasm32")))]
+    {
+        let _ = count;
+        Vec::new()
+    }
+}
+
 /// A setting of the host: `fork`, `backtrack` and `ff_tokens` are 1 where the engine can do that and 0 where it cannot.
 /// Unknown names are 0.
 #[must_use]

@@ -13,5 +13,5 @@ pub use crate::constraint::{ByteClass, Constraint, Pattern, Substring};
 pub use crate::{
     Branch, ConditionalSplice, Controller, Decision, Grammar, Init, Mask, Matcher, Sample,
     SequenceId, Step, Temperature, Token, TokenSet, TokenTrie, Vars, arg, config, eos_token, log,
-    self_id, tokenize, trie, try_arg,
+    self_id, tokenize, top_logits, trie, try_arg,
 };

@@ -221,6 +221,15 @@ pub trait Steer: Send {
     /// the numbers of the sequences that a fork just made of one, the parent's first; its own alone without a fork.
     fn mid_begin(&mut self, group: &[u32]);
 
+    /// Returns how many of the best tokens of each output row it wants to see: none by default, as it costs a sort.
+    fn best_tokens_wanted(&self) -> usize {
+        0
+    }
+
+    /// Shows the best tokens of an output row with their log-probabilities, best first: those of the model, before any mask
+    /// and bias. Called when the forward pass has ended, before the step is sampled; forks share the row.
+    fn show_best_tokens(&mut self, _best: &[(Token, f32)]) {}
+
     /// Returns the result of [`Steer::mid_begin`], or `None` if it is not ready yet. Called after the forward pass, and
     /// again in later steps while it is late (the sequence's output row is retained meanwhile).
     ///

@@ -16,7 +16,7 @@ use super::failure::{Abort, CallFailure};
 use super::imports;
 use super::program::Program;
 use super::result::{RawResult, ResultLimits, Returned};
-use super::state::ControllerState;
+use super::state::{BestTokens, ControllerState};
 use crate::module::{Abi, MainExport};
 
 /// What a callback returned, and what it printed and wrote.
@@ -129,6 +129,11 @@ impl Controller {
     /// Its sequence is gone: it counts no longer in its request, although it is freed later.
     pub(super) fn leave(&mut self) {
         self.store.data_mut().leave();
+    }
+
+    /// Sets what `top_logits` gives.
+    pub(super) fn show_best_tokens(&mut self, best: BestTokens) {
+        self.store.data_mut().best = best;
     }
 
     /// Calls a callback of the sequence `number`. After a failure the guest must be dropped.

@@ -27,7 +27,7 @@ use super::failure::CallFailure;
 use super::group::{Group, Member};
 use super::program::Program;
 use super::random::SeededRandom;
-use super::state::{Capabilities, ControllerState, Surroundings};
+use super::state::{BestTokens, Capabilities, ControllerState, Surroundings};
 use super::workers::Work;
 use super::{Host, LiveInstance};
 use crate::trie::HostModel;
@@ -71,6 +71,7 @@ struct Inner {
     jobs: VecDeque<Job>,
     outcomes: VecDeque<Outcome>,
     number: u32,
+    best: BestTokens,
     running_since: Option<Instant>,
     /// The [`Instance`] is gone. Forks that it had asked for are still made.
     dropped: bool,
@@ -120,6 +121,11 @@ impl Instance {
         self.0.lock().number = id;
     }
 
+    /// Sets the best tokens of the last output row, which the calls from now on see.
+    pub fn show_best_tokens(&mut self, best: &[(Token, f32)]) {
+        self.0.lock().best = best.into();
+    }
+
     /// Queues a call. Its outcome follows those of earlier calls; the caller keeps the number of open calls small.
     pub fn call(&mut self, callback: Callback) {
         self.call_all([callback]);
@@ -156,6 +162,8 @@ impl Instance {
             Arc::clone(&parent.waker),
         );
         let registered = child.register()?;
+        let best = Arc::clone(&parent.lock().best);
+        child.lock().best = best;
         parent.push([Job::Fork(Arc::clone(&child), registered)]);
         Ok(Self(child))
     }
@@ -251,6 +259,7 @@ impl Slot {
                 jobs: VecDeque::new(),
                 outcomes: VecDeque::new(),
                 number: 0,
+                best: BestTokens::default(),
                 running_since: None,
                 dropped: false,
             }),
@@ -327,11 +336,11 @@ impl Slot {
                 return;
             };
             inner.running_since = Some(Instant::now());
-            let number = inner.number;
+            let (number, best) = (inner.number, Arc::clone(&inner.best));
             drop(inner);
             // A defect in a host function ends this sequence and no other (AI-742).
             let done = catch_unwind(AssertUnwindSafe(|| {
-                self.execute(job, controller.take(), number)
+                self.execute(job, controller.take(), (number, best))
             }));
             let outcome;
             (controller, outcome) = done.unwrap_or_else(|_| {
@@ -351,7 +360,7 @@ impl Slot {
         &self,
         job: Job,
         controller: Option<Box<Controller>>,
-        number: u32,
+        (number, best): (u32, BestTokens),
     ) -> (Option<Box<Controller>>, Option<Outcome>) {
         let config = self.host.config();
         match (job, controller) {
@@ -362,6 +371,7 @@ impl Slot {
                 (controller, Some(outcome))
             }
             (Job::Call(callback), Some(mut controller)) => {
+                controller.show_best_tokens(best);
                 let outcome = controller.call(&callback, number, config);
                 (outcome.result.is_ok().then_some(controller), Some(outcome))
             }

@@ -19,6 +19,7 @@ struct Loaded {
     id: ModuleId,
     abi: Abi,
     steers: bool,
+    wants_best_tokens: bool,
     main: Option<MainExport>,
     layout: ForkLayout,
     initialised: Range<usize>,
@@ -41,6 +42,7 @@ impl Program {
             id: module.id,
             abi: module.abi,
             steers: module.steers,
+            wants_best_tokens: module.imports.iter().any(|name| name == TOP_LOGITS),
             main: module.main,
             layout: module.layout.clone(),
             initialised: initialised(&module.instrumented),
@@ -64,6 +66,11 @@ impl Program {
     #[must_use]
     pub fn steers(&self) -> bool {
         self.0.steers
+    }
+
+    /// Whether it imports `top_logits`: then the engine sorts each of its output rows (AI-1009).
+    pub(crate) fn wants_best_tokens(&self) -> bool {
+        self.0.wants_best_tokens
     }
 
     /// Whether there is another clone, which an instance may have.
@@ -97,6 +104,9 @@ impl fmt::Debug for Program {
             .finish_non_exhaustive()
     }
 }
+
+/// As the imports of a module are written.
+const TOP_LOGITS: &str = "sapwood.top_logits";
 
 /// From the first to the last byte that active data segments write. Everything, where that cannot be read.
 fn initialised(module: &[u8]) -> Range<usize> {

@@ -29,6 +29,8 @@ pub struct Capabilities {
     pub backtrack: bool,
     /// A splice may append tokens.
     pub ff_tokens: bool,
+    /// A module that imports `top_logits` gets them (AI-1009). No engine on a wire can do this.
+    pub logits: bool,
 }
 
 impl Capabilities {
@@ -37,6 +39,13 @@ impl Capabilities {
         fork: true,
         backtrack: true,
         ff_tokens: true,
+        logits: true,
+    };
+
+    /// What the engine of a wire without flags can do: everything of the protocol.
+    pub const WIRE: Self = Self {
+        logits: false,
+        ..Self::ALL
     };
 
     fn of_name(self, name: &[u8]) -> bool {
@@ -44,6 +53,7 @@ impl Capabilities {
             b"fork" => self.fork,
             b"backtrack" => self.backtrack,
             b"ff_tokens" => self.ff_tokens,
+            b"logits" => self.logits,
             _ => false,
         }
     }
@@ -59,6 +69,9 @@ pub(super) struct Surroundings {
     pub(super) timer_resolution: Duration,
     pub(super) result_bytes: usize,
 }
+
+/// The best tokens of the last output row, with their log-probabilities.
+pub(super) type BestTokens = Arc<[(Token, f32)]>;
 
 /// The blobs that outlast a callback, so that a fork has them (AI-711).
 #[derive(Clone, Debug, Default)]
@@ -86,6 +99,7 @@ pub(super) struct ControllerState {
     pub(super) random: Option<SeededRandom>,
     /// Known once the module is instantiated; only its start function runs earlier.
     pub(super) memory: Option<Memory>,
+    pub(super) best: BestTokens,
     /// The sequence, 0 before it is bound.
     pub(super) number: u32,
     /// What the clock of P2 controllers counts from.
@@ -140,6 +154,7 @@ impl ControllerState {
             handles: HostHandles::default(),
             random: None,
             memory: None,
+            best: BestTokens::default(),
             number: 0,
             instantiated: Instant::now(),
             result: RawResult::default(),

@@ -221,6 +221,7 @@ pub const HOST_FUNCTIONS: &[HostFunction] = &[
     sapwood("prefix_mask", "ii", "i"),
     sapwood("token_bytes", "iii", "i"),
     sapwood("free", "i", ""),
+    sapwood("top_logits", "ii", "i"),
     wasi("args_get", "ii"),
     wasi("args_sizes_get", "ii"),
     wasi("clock_res_get", "ii"),

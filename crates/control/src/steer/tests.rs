@@ -103,6 +103,23 @@ fn json(at: u32, text: &str) -> String {
     format!("(data (i32.const {at}) \"{}\")", text.replace('"', "\\\""))
 }
 
+/// Sorting each row is for requests alone whose controller wants it.
+#[test]
+fn ai_1009_a_module_that_imports_them_is_shown_the_best_tokens() {
+    let body = "(call $hex (call $top (i32.const 1) (i32.const 5000))) (call $hex (i32.load (i32.const 5000)))";
+    let noop = r#"{"branches":[{"splices":[{}]}]}"#;
+    let import =
+        r#"(import "sapwood" "top_logits" (func $top (param i32 i32) (result i32))) (memory"#;
+    let text = p2_returning("", body, noop).replacen("(memory", import, 1);
+    let mut player = Player::begun(&text);
+    assert_eq!(player.steer.best_tokens_wanted(), 64);
+    player.pre().unwrap();
+    player.steer.show_best_tokens(&[(77, -0.5), (3, -2.0)]);
+    player.mid(&[3]).unwrap();
+    assert_eq!(player.logs(), "00000001 0000004d ");
+    assert_eq!(Player::begun(&token_42()).steer.best_tokens_wanted(), 0);
+}
+
 /// The seed that the engine has drawn, or the request has given.
 #[test]
 fn ai_1010_a_controller_draws_from_the_seed_of_its_request() {

@@ -187,8 +187,27 @@ impl RowSampling {
             ends: &requests.tokens.ends,
         };
         match logits(&mut requests.slots, panics, index, now) {
-            Ok(row) => self.decide(sequence, &terms, row, panics, now),
+            Ok(row) => {
+                self.show_best(sequence, &row, panics);
+                self.decide(sequence, &terms, row, panics, now)
+            }
             Err(outcome) => outcome,
+        }
+    }
+
+    /// Shows the row to a steerer that wants to see it, once: a row that waits for its result is not shown again.
+    #[inline]
+    fn show_best(&mut self, sequence: &mut RunningSequence, row: &Logits<'_>, panics: &Counter) {
+        let Some(steering) = &mut sequence.steering else {
+            return;
+        };
+        let wanted = steering.best_wanted();
+        if wanted > 0 {
+            let best = match row {
+                Logits::Whole(row) => self.sampler.best(row, wanted),
+                Logits::Ranked(ranking) => ranking.best(wanted),
+            };
+            steering.show_best(&best, panics);
         }
     }
 

@@ -31,6 +31,9 @@ const LATE_TIMES_MAX: u32 = 10;
 /// late, and may do so ten times (AI-507).
 const NOOPS_MAX: u32 = 7;
 
+/// Tokens of an output row that a steerer is shown (AI-1009).
+const BEST_TOKENS_MAX: usize = 64;
+
 /// Limits against which the results of steerers are checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SteerRules {
@@ -60,6 +63,8 @@ pub(super) struct Steering {
     ends_at_eos: bool,
     /// [`Steer::limits_itself`].
     limits_itself: bool,
+    /// [`Steer::best_tokens_wanted`].
+    best_wanted: usize,
     /// Its number within the request, from 1; 0 before [`Steering::bind`].
     number: u32,
     /// The numbers of the sequences of a fork, for the next `mid` alone.
@@ -102,17 +107,21 @@ impl std::fmt::Debug for Steering {
 impl Steering {
     /// The steering of a request that has begun. `watched`: it makes reports.
     pub(super) fn new(steer: Box<dyn Steer>, watched: bool, panics: &Counter) -> Self {
-        let traits = fenced(panics, || Ok((steer.ends_at_eos(), steer.limits_itself())));
-        let (ends_at_eos, limits_itself) = *traits.as_ref().unwrap_or(&(false, false));
+        let asked = fenced(panics, || {
+            let wanted = steer.best_tokens_wanted();
+            Ok((steer.ends_at_eos(), steer.limits_itself(), wanted))
+        });
+        let (ends_at_eos, limits_itself, best_wanted) = asked.clone().unwrap_or_default();
         Self {
             steer,
             ends_at_eos,
             limits_itself,
+            best_wanted: best_wanted.min(BEST_TOKENS_MAX),
             number: 0,
             group: None,
             phase: SteerPhase::Pre,
             late: None,
-            failure: traits.err(),
+            failure: asked.err(),
             suspended: false,
             waits: false,
             noops: 0,
@@ -331,6 +340,20 @@ impl Steering {
             Ok(())
         });
         self.failure = self.failure.take().or_else(|| flushed.err());
+    }
+
+    /// How many of the best tokens of an output row it is shown.
+    pub(super) const fn best_wanted(&self) -> usize {
+        self.best_wanted
+    }
+
+    /// Shows it the best tokens of an output row.
+    pub(super) fn show_best(&mut self, best: &[(Token, f32)], panics: &Counter) {
+        let shown = fenced(panics, || {
+            self.steer.show_best_tokens(best);
+            Ok(())
+        });
+        self.failure = self.failure.take().or_else(|| shown.err());
     }
 
     /// Calls `post` with what happened to the sequence.

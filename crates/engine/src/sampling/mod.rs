@@ -187,6 +187,14 @@ impl Sampler {
         sample
     }
 
+    /// Returns the best tokens with their log-probabilities; none of a row that cannot be sampled.
+    pub(crate) fn best(&mut self, row: &[f32], count: usize) -> Vec<(Token, f32)> {
+        let Ok(best) = self.survey(row) else {
+            return Vec::new();
+        };
+        self.log_probabilities(row, best.0, count).top
+    }
+
     /// Scores a given token: returns its log-probability, without bias, and the best `top`.
     ///
     /// # Errors

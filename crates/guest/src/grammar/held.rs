@@ -36,11 +36,11 @@ impl Place {
         })
     }
 
-    pub(super) fn consume(&mut self, token: Token) -> bool {
+    pub(super) fn consume(&self, token: Token) -> bool {
         host::consume(self.handle.0, token)
     }
 
-    pub(super) fn rollback(&mut self, taken_back: &[Token]) {
+    pub(super) fn rollback(&self, taken_back: &[Token]) {
         // Handles of the host count the end of a text as a token.
         host::rollback(self.handle.0, taken_back.len() as u32);
     }
@@ -54,7 +54,7 @@ impl Place {
     }
 
     pub(super) fn copy(&self, consumed: &[Token]) -> Self {
-        let mut copy = match Self::new(&self.kind, &self.pattern) {
+        let copy = match Self::new(&self.kind, &self.pattern) {
             Ok(copy) => copy,
             Err(error) => panic!("{error}"),
         };

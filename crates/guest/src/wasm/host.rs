@@ -1,6 +1,5 @@
 //! The module's imports, as safe functions.
 
-use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::RefCell;
@@ -138,7 +137,7 @@ pub(crate) fn write_variable(write: &Write<'_>) -> Reply {
     storage(&write_command(write))
 }
 
-fn storage(command: &String) -> Reply {
+fn storage(command: &str) -> Reply {
     // SAFETY: the pointer and the length are those of a string.
     let blob = unsafe { aici_host_storage_cmd(command.as_ptr(), command.len()) };
     match reply_of(&read(blob)) {
@@ -191,6 +190,8 @@ pub(crate) mod constraints {
         fn sapwood_prefix_mask(bytes: *const u8, len: usize) -> u32;
         #[link_name = "free"]
         safe fn sapwood_free(handle: u32);
+        #[link_name = "top_logits"]
+        fn sapwood_top_logits(count: u32, target: *mut [u32; 2]) -> u32;
     }
 
     /// Has the reason why there is no constraint.
@@ -241,6 +242,19 @@ pub(crate) mod constraints {
 
     pub(crate) fn return_held(mask: u32) -> u32 {
         mask_return(mask)
+    }
+
+    pub(crate) fn top_logits(count: usize) -> Vec<(Token, f32)> {
+        // What the host has at most.
+        const COUNT_MAX: usize = 64;
+        let mut pairs = [[0; 2]; COUNT_MAX];
+        let count = count.min(COUNT_MAX);
+        // SAFETY: the host writes at most `count` pairs of 8 bytes, which the list has.
+        let written = unsafe { sapwood_top_logits(count as u32, pairs.as_mut_ptr()) };
+        let pairs = pairs.iter().take(written as usize);
+        pairs
+            .map(|&[token, bits]| (token, f32::from_bits(bits)))
+            .collect()
     }
 
     pub(crate) fn free(handle: u32) {

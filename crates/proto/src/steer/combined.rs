@@ -436,6 +436,23 @@ fn refused() -> SteerFailure {
 }
 
 impl Steer for Combined {
+    fn best_tokens_wanted(&self) -> usize {
+        let wanted = self
+            .parts
+            .iter()
+            .map(|part| part.steer.best_tokens_wanted());
+        wanted.max().unwrap_or(0)
+    }
+
+    fn show_best_tokens(&mut self, best: &[(Token, f32)]) {
+        for part in &mut self.parts {
+            let wanted = part.steer.best_tokens_wanted().min(best.len());
+            if wanted > 0 {
+                part.steer.show_best_tokens(&best[..wanted]);
+            }
+        }
+    }
+
     fn seed(&mut self, seed: u64) {
         for part in &mut self.parts {
             part.steer.seed(seed);

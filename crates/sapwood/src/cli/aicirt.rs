@@ -340,6 +340,7 @@ impl AicirtCommand {
                 fork: self.cap_fork,
                 backtrack: self.cap_backtrack,
                 ff_tokens: self.cap_ff_tokens,
+                logits: false,
             },
             mask_type: match self.bias_dtype {
                 None | Some(BiasType::F32) => MaskType::F32,

@@ -190,16 +190,18 @@ fn ai_1007_modules_follow_constraints_of_the_runtime() {
     );
 }
 
-/// AI-841, AI-842
+fn constraint() -> Value {
+    json!({
+        "op": "instantiate", "req_id": "r", "prompt": [1], "module_id": "sapwood:regex",
+        "module_arg": {"value": "(t7|t80|yes)", "prefix": "t5", "store_var": "said"},
+    })
+}
+
 #[test]
-fn ai_840_native_constraints_are_controllers_on_both_wires() {
+fn ai_840_native_constraints_are_controllers_of_a_p1_engine() {
     let folder = folder("aicirt_native");
-    let argument = json!({"value": "(t7|t80|yes)", "prefix": "t5", "store_var": "said"});
     let mut p1 = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
-    p1.side_json(&json!({
-        "op": "instantiate", "req_id": "r", "prompt": [1],
-        "module_id": "sapwood:regex", "module_arg": argument,
-    }));
+    p1.side_json(&constraint());
     let bound =
         p1.main_json(&json!({"op": "post_pre_process", "pre_ops": [{"id": 4, "req_id": "r"}]}));
     let pre = json!({"suspend": false, "num_forks": 1, "ff_tokens": [5]});
@@ -226,6 +228,12 @@ fn ai_840_native_constraints_are_controllers_on_both_wires() {
             p1.main_json(&json!({"op": "mid_process", "ops": [{"id": 4}]}));
         }
     }
+}
+
+#[test]
+fn ai_841_what_is_no_constraint_is_a_user_error() {
+    let folder = folder("aicirt_no_constraint");
+    let mut p1 = Engine::start(&folder, &EngineSetup::new(Synchronisation::Futex));
     for (constraint, argument, error) in [
         ("sapwood:regex", "(", "invalid grammar: "),
         ("sapwood:regexp", "a", "there is no constraint of this name"),
@@ -244,17 +252,18 @@ fn ai_840_native_constraints_are_controllers_on_both_wires() {
         );
         assert_eq!(refused["is_user_error"], true);
     }
+}
 
-    // An engine that cannot append tokens samples what is forced, as the only one.
+/// An engine that cannot append tokens samples what is forced, as the only one. AI-842
+#[test]
+fn ai_840_native_constraints_are_controllers_of_a_p2_engine() {
+    let folder = folder("aicirt_native_p2");
     let setup = EngineSetup {
         flags: &["--dialect", "p2", "--bias-dtype", "bool"],
         ..EngineSetup::new(Synchronisation::Futex)
     };
     let mut p2 = Engine::start(&folder, &setup);
-    p2.side_json(&json!({
-        "op": "instantiate", "req_id": "r", "prompt": [1],
-        "module_id": "sapwood:regex", "module_arg": argument,
-    }));
+    p2.side_json(&constraint());
     let ops = [
         json!({"id": 4, "req_id": "r", "tokens": []}),
         json!({"id": 4, "tokens": [5], "sampled": 5}),

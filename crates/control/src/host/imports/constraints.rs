@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_proto::steer::{HostConstraint, Mask, SharedMask, Steered};
+use sapwood_proto::steer::{HostConstraint, Mask, SharedMask, Steered, Token};
 use wasmtime::Linker;
 
 use super::{BLOB_FORCED, Call, Returns, copy_out, memory, out_of_bounds, range, read};
@@ -34,6 +34,7 @@ pub(super) fn link(linker: &mut Linker<ControllerState>) -> wasmtime::Result<()>
     linker.func_wrap(SAPWOOD, "prefix_mask", prefix_mask)?;
     linker.func_wrap(SAPWOOD, "token_bytes", token_bytes)?;
     linker.func_wrap(SAPWOOD, "free", free)?;
+    linker.func_wrap(SAPWOOD, "top_logits", top_logits)?;
     Ok(())
 }
 
@@ -184,6 +185,18 @@ fn free(mut call: Call<'_>, handle: u32) -> Returns<()> {
     }
     state.charge_handles()?;
     Ok(())
+}
+
+/// `top_logits`: writes at most `count` pairs of a token and its log-probability, and returns how many (AI-1009).
+fn top_logits(mut call: Call<'_>, count: u32, dst: u32) -> Returns<u32> {
+    let memory = memory(&mut call)?;
+    let (bytes, state) = memory.data_and_store_mut(&mut call);
+    let pairs = state.best.iter().take(count as usize);
+    let pair = |(token, logprob): &(Token, f32)| [token.to_le_bytes(), logprob.to_le_bytes()];
+    let pairs: Vec<u8> = pairs.flat_map(pair).flatten().collect();
+    let size = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
+    copy_out(bytes, &pairs, dst, size).ok_or_else(|| out_of_bounds("top_logits"))?;
+    Ok(size / 8)
 }
 
 fn mask_of(call: &mut Call<'_>, name: &str, handle: u32) -> Returns<SharedMask> {

@@ -21,6 +21,7 @@ const SAPWOOD: &str = r#"
     (import "sapwood" "prefix_mask" (func $prefix (param i32 i32) (result i32)))
     (import "sapwood" "token_bytes" (func $token (param i32 i32 i32) (result i32)))
     (import "sapwood" "free" (func $free (param i32)))
+    (import "sapwood" "top_logits" (func $top (param i32 i32) (result i32)))
 "#;
 
 /// Texts at places of the memory, and functions over them.
@@ -383,6 +384,46 @@ fn ai_1007_an_instance_has_64_handles() {
         let text = "more than 64 host handles; free those that are not needed";
         assert!(failure.message.ends_with(text), "{failure}");
     }
+}
+
+/// AI-1009: what the engine shows outlasts a callback, and forks have it.
+#[test]
+fn ai_1009_a_controller_sees_the_best_tokens_of_the_last_row() {
+    let body = r#"
+        (call $hex (call $top (i32.const 3) (i32.const 5000)))
+        (call $hex (i32.load (i32.const 5000))) (call $hex (i32.load (i32.const 5004)))
+        (call $hex (i32.load (i32.const 5008))) (call $hex (i32.load (i32.const 5012)))
+        (call $hex (call $top (i32.const 1) (i32.const 131064)))
+        (call $hex (call $top (i32.const -1) (i32.const 131056)))
+        (call $hex (call $config (i32.const 3200) (i32.const 6)))"#;
+    let text = module(body).replacen(
+        "(data (i32.const 3160)",
+        "(data (i32.const 3200) \"logits\") (data (i32.const 3160)",
+        1,
+    );
+    let host = host();
+    let mut sequence = start(&host, &model(), &text);
+    let nothing = "00000000 00000000 00000000 00000000 00000000 ";
+    assert_eq!(
+        logs(sequence.process()),
+        format!("{nothing}00000000 00000000 00000001 ")
+    );
+    sequence.instance.show_best_tokens(&[(7, -0.5), (9, -1.5)]);
+    let both = "00000002 00000007 bf000000 00000009 bfc00000 00000001 00000002 00000001 ";
+    assert_eq!(logs(sequence.process()), both);
+    let mut fork = sequence.fork();
+    sequence.instance.show_best_tokens(&[]);
+    assert!(logs(sequence.process()).starts_with("00000000 "));
+    assert_eq!(logs(fork.process()), both);
+    let mut sequence = start(
+        &host,
+        &model(),
+        &module("(drop (call $top (i32.const 2) (i32.const 131057)))"),
+    );
+    sequence.instance.show_best_tokens(&[(7, -0.5), (9, -1.5)]);
+    let failure = failure(sequence.process());
+    let text = "out of bounds pointer passed to top_logits";
+    assert!(failure.message.ends_with(text), "{failure}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ fn channel(world: &World, dialect: Dialect) -> MainChannel<Scripted> {
             fork: true,
             backtrack: true,
             ff_tokens: true,
+            logits: false,
         },
         mask_type: MaskType::F32,
         logits: 0,

@@ -17,6 +17,7 @@ const EVERYTHING: Capabilities = Capabilities {
     fork: true,
     backtrack: true,
     ff_tokens: true,
+    logits: false,
 };
 
 struct Engine {
@@ -233,11 +234,13 @@ fn ai_506_what_the_engine_cannot_do_is_refused() {
         fork: false,
         backtrack: false,
         ff_tokens: false,
+        logits: false,
     };
     let only = |name| Capabilities {
         backtrack: name == "backtrack",
         ff_tokens: name == "ff_tokens",
         fork: name == "fork",
+        logits: false,
     };
     for (capabilities, returned, error) in [
         (

@@ -102,6 +102,75 @@ fn open(beginning: &Mutex<Beginning>, result: Steered<Begun>) {
     beginning.waker.as_ref().unwrap().wake();
 }
 
+/// The best tokens of each row that was shown.
+type Shown = Arc<Mutex<Vec<Vec<(Token, f32)>>>>;
+
+/// Wants to see some of the best tokens.
+struct Viewer(Probe, usize, Shown);
+
+impl Steer for Viewer {
+    fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
+
+    fn best_tokens_wanted(&self) -> usize {
+        self.1
+    }
+
+    fn show_best_tokens(&mut self, best: &[(Token, f32)]) {
+        self.2.lock().unwrap().push(best.to_vec());
+    }
+
+    fn pre(&mut self) -> Steered<Option<Pre>> {
+        self.0.pre()
+    }
+
+    fn mid_begin(&mut self, group: &[u32]) {
+        self.0.mid_begin(group);
+    }
+
+    fn mid_poll(&mut self) -> Steered<Option<Mid>> {
+        self.0.mid_poll()
+    }
+
+    fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        self.0.post(appended)
+    }
+
+    fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>> {
+        self.0.fork(index)
+    }
+}
+
+#[test]
+fn ai_1009_a_steerer_sees_the_best_tokens_before_masks_and_bias() {
+    let mut bench = echo();
+    let view = |wanted| {
+        let shown = Arc::default();
+        (
+            Box::new(Viewer(Probe::new(), wanted, Arc::clone(&shown))),
+            shown,
+        )
+    };
+    let ((many, all), (two, some), (none, nothing)) = (view(1_000), view(2), view(0));
+    let mut request = request_for("ab");
+    request.params.max_tokens = Some(2);
+    // What the request makes impossible is shown nevertheless.
+    request.params.logit_bias = [(Token::from(b'a'), -100.0)].into();
+    request.steer = Some(Combined::new(vec![many, two, none]));
+    let mut handle = bench.submit(request);
+    bench.settle();
+    assert_ne!(read(&mut handle).text(), "ab");
+    let (all, some) = (all.lock().unwrap(), some.lock().unwrap());
+    assert_eq!(
+        (all.len(), some.len(), nothing.lock().unwrap().len()),
+        (2, 2, 0)
+    );
+    for (all, some) in all.iter().zip(some.iter()) {
+        assert_eq!((all.len(), &all[..2]), (64, &some[..]));
+        assert!(all.is_sorted_by(|left, right| left.1 >= right.1) && all[0].1 <= 0.0);
+    }
+    assert_eq!(all[0][0].0, Token::from(b'a'));
+}
+
 #[test]
 fn ai_1010_a_steerer_has_the_seed_of_its_request() {
     let bench = echo();
