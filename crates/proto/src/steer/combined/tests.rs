@@ -54,6 +54,7 @@ struct Script {
     /// It accepts tokens below this only.
     accepts_below: Option<Token>,
     ends_at_eos: bool,
+    limits_itself: bool,
     report: Option<StepReport>,
     name: String,
     log: Arc<Mutex<Vec<String>>>,
@@ -116,6 +117,14 @@ impl Steer for Script {
     fn would_accept(&mut self, _backtrack: u32, tokens: &[Token]) -> Steered<bool> {
         let below = self.accepts_below.unwrap_or(Token::MAX);
         Ok(tokens.iter().all(|&token| token < below))
+    }
+
+    fn flush(&mut self) {
+        self.note("flush");
+    }
+
+    fn limits_itself(&self) -> bool {
+        self.limits_itself
     }
 
     fn ends_at_eos(&self) -> bool {
@@ -592,4 +601,25 @@ fn ai_803_the_rest_is_joined() {
     assert_eq!(steer.take_report(), None);
     let ends = part(true, report("", "", 0));
     assert!(combined([&ends, &ends]).ends_at_eos());
+}
+
+/// AI-851: its lateness is that of the part that limits itself.
+#[test]
+fn ai_854_a_flush_reaches_every_part() {
+    let log = Arc::default();
+    let parts = ["a ", "b "].map(|name| Script {
+        name: name.to_owned(),
+        log: Arc::clone(&log),
+        ..Script::default()
+    });
+    let mut both = combined([&parts[0], &parts[1]]);
+    parts[0].log();
+    both.flush();
+    assert_eq!(parts[0].log(), ["a flush", "b flush"]);
+    assert!(!both.limits_itself());
+    let limiting = Script {
+        limits_itself: true,
+        ..Script::default()
+    };
+    assert!(combined([&parts[0], &limiting]).limits_itself());
 }
