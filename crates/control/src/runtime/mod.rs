@@ -23,7 +23,7 @@ mod translated;
 mod wake;
 
 pub use self::main_channel::Dialect;
-pub use self::rows::MaskType;
+pub use self::rows::{MaskType, P1Rows, Row};
 
 pub(crate) use self::envelope::{RequestError, encode_failure, encode_unreadable};
 pub(crate) use self::main_channel::{
