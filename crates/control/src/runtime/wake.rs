@@ -19,8 +19,11 @@ pub(crate) struct StepWake {
 impl StepWaker for StepWake {
     fn wake(&self) {
         let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        *woken = true;
-        self.changed.notify_one();
+        // Whoever was woken already and has not run yet finds everything.
+        if !std::mem::replace(&mut *woken, true) {
+            drop(woken);
+            self.changed.notify_one();
+        }
     }
 }
 
