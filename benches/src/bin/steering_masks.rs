@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
 use sapwood_benches::measure::{Spread, micros};
 use sapwood_benches::report::Report;
@@ -100,7 +100,7 @@ fn real(file: Option<&PathBuf>) -> Result<Vec<(String, SharedVocabulary)>> {
 
 #[cfg(not(feature = "embedded"))]
 fn real(file: Option<&PathBuf>) -> Result<Vec<(String, SharedVocabulary)>> {
-    ensure!(file.is_none(), "--model needs the feature `embedded`");
+    anyhow::ensure!(file.is_none(), "--model needs the feature `embedded`");
     Ok(Vec::new())
 }
 
