@@ -1,6 +1,7 @@
 //! Benchmarks; each is a binary under `src/bin`. This library has the code that they share.
 
 pub mod child;
+pub mod dense;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 pub mod evergreen;
@@ -9,6 +10,7 @@ pub mod lmtp;
 pub mod measure;
 pub mod report;
 pub mod scripted;
+pub mod steering;
 
 use anyhow::Result;
 use sapwood_engine::model::Model;

@@ -9,12 +9,10 @@
 use std::time::Duration;
 
 use clap::Parser;
+use sapwood_benches::dense::{Dense, ROWS, table};
 use sapwood_benches::measure::{core_time, median};
-use sapwood_engine::api::{GenerationRequest, ModelInfo, Prompt, SharedVocabulary};
-use sapwood_engine::model::{
-    BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,
-};
-use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted, ScriptedTokenizer};
+use sapwood_engine::api::{GenerationRequest, Prompt};
+use sapwood_engine::model::Model;
 use sapwood_engine::{Config, Engine};
 use sapwood_proto::params::GenerationParams;
 use sapwood_proto::steer::Token;
@@ -22,8 +20,6 @@ use sapwood_proto::time::Time;
 
 const STEPS: u32 = 200;
 const ROUNDS: usize = 9;
-/// Rows of the table: more than fit into the first-level caches, because a model's rows do not stay there either.
-const ROWS: usize = 16;
 
 /// Cost of sampling one token
 #[derive(Parser)]
@@ -33,98 +29,13 @@ struct Args {
     json: bool,
 }
 
-/// A scripted model whose rows are logits.
-struct Logits {
-    scripted: Scripted,
-    table: Vec<Vec<f32>>,
-    row: Vec<f32>,
-    at: usize,
-}
-
-impl Logits {
-    fn new() -> anyhow::Result<Self> {
-        let script = Script {
-            script: Name::Tokens,
-            count: u32::MAX,
-            tokenizer: Some(ScriptedTokenizer::Words),
-            context_tokens: 4096,
-            parallel: 1,
-            kept_prefixes: 0,
-            ..Script::default()
-        };
-        let scripted = Scripted::new(script)?;
-        let tokens = scripted.info().vocabulary_tokens as usize;
-        Ok(Self {
-            scripted,
-            table: table(tokens),
-            row: Vec::new(),
-            at: 0,
-        })
-    }
-}
-
-/// Rows as models produce them: about normal, with a standard deviation of 3.
-fn table(tokens: usize) -> Vec<Vec<f32>> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut uniform = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1_u64 << 24) as f32
-    };
-    let mut logit = || ((0..12).map(|_| uniform()).sum::<f32>() - 6.0) * 3.0;
-    (0..ROWS)
-        .map(|_| (0..tokens).map(|_| logit()).collect())
-        .collect()
-}
-
-impl Model for Logits {
-    fn info(&self) -> ModelInfo {
-        self.scripted.info()
-    }
-
-    fn vocabulary(&self) -> SharedVocabulary {
-        self.scripted.vocabulary()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.scripted.capacity()
-    }
-
-    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
-        self.scripted.open(slot, opening);
-    }
-
-    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        self.scripted.fork(from, to, tokens);
-    }
-
-    fn truncate(&mut self, slot: SlotId, tokens: u32) {
-        self.scripted.truncate(slot, tokens);
-    }
-
-    fn release(&mut self, slot: SlotId) {
-        self.scripted.release(slot);
-    }
-
-    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
-        self.scripted.decode(batch, now)
-    }
-
-    fn row(&mut self, _index: usize, _now: Time) -> OutputRow<'_> {
-        self.at = (self.at + 1) % ROWS;
-        self.row.clone_from(&self.table[self.at]);
-        OutputRow::Logits(&mut self.row)
-    }
-}
-
 /// Microseconds per token of a request.
 fn engine(sampling: &GenerationParams, top_logprobs: Option<u32>) -> anyhow::Result<f64> {
     let config = Config {
         seed: Some(1),
         ..Config::default()
     };
-    let (mut owner, engine) = Engine::by_hand(Box::new(Logits::new()?), config);
+    let (mut owner, engine) = Engine::by_hand(Box::new(Dense::new(1, Duration::ZERO)?), config);
     let mut request = GenerationRequest::new(Prompt::Tokens(vec![256, 97]));
     request.params = sampling.clone();
     request.params.top_logprobs = top_logprobs;
@@ -206,7 +117,7 @@ fn main() -> anyhow::Result<()> {
         temperature: Some(0.0),
         ..GenerationParams::default()
     };
-    let tokens = Logits::new()?.info().vocabulary_tokens as usize;
+    let tokens = Dense::new(1, Duration::ZERO)?.info().vocabulary_tokens as usize;
     let table = table(tokens);
     let mut rows = vec![("sorting the row", median_of(|| sorted(&table))?)];
     for (name, sampling, top_logprobs) in cases() {

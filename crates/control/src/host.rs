@@ -9,6 +9,7 @@ mod budget;
 mod callback;
 mod config;
 mod controller;
+mod cpu_time;
 mod engine;
 mod failure;
 mod group;

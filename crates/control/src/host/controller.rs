@@ -12,6 +12,7 @@ use wasmtime::{Instance, Memory, Store, TypedFunc, WasmParams, WasmResults};
 
 use super::callback::{Callback, init_argument};
 use super::config::HostConfig;
+use super::cpu_time::CpuTime;
 use super::failure::{Abort, CallFailure};
 use super::imports;
 use super::program::Program;
@@ -376,21 +377,3 @@ fn finish<T>(
 
 /// What `aici_panic` may take to print its last words.
 const PANIC_TIME: Duration = Duration::from_millis(10);
-
-/// Processor time of this thread.
-struct CpuTime(Duration);
-
-impl CpuTime {
-    fn now() -> Self {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-        let nanos = u32::try_from(time.tv_nsec).unwrap_or(0);
-        Self(Duration::new(seconds, nanos))
-    }
-
-    /// Since then, rounded down to 10 µs: a finer clock would let callbacks measure each other.
-    fn micros(&self) -> u64 {
-        let spent = Self::now().0.saturating_sub(self.0).as_micros();
-        u64::try_from(spent).unwrap_or(u64::MAX) / 10 * 10
-    }
-}

@@ -415,7 +415,7 @@ impl Slot {
         let last = !inner.jobs.iter().any(|job| matches!(job, Job::Call(..)));
         drop(inner);
         if last {
-            self.waker.wake();
+            self.host.workers().wake_soon(&self.waker);
         }
     }
 

@@ -9,6 +9,11 @@
 //! The *clock* is one further thread. While a callback runs it moves the engine's epoch once per millisecond, at which
 //! all running guests look at their deadlines, and it looks for slow threads. When nothing runs it sleeps.
 //!
+//! Results are announced in groups. The engine's thread collects those of a whole step, so waking it for each of them
+//! would cost two switches of threads per callback, several times the callback itself. A worker wakes it when no work
+//! waits any more, after a callback that took long, or when the first result has waited for a moment; the clock does it
+//! where a callback that followed turns out to take long.
+//!
 //! Nobody joins these threads: the last reference to a host may be dropped on one of them. They end when the host is
 //! dropped and their callback has returned, within its time limit, and hold nothing but their own state.
 
@@ -16,6 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use sapwood_proto::steer::StepWaker;
 use wasmtime::Engine;
 
 use super::controller::Controller;
@@ -56,6 +62,12 @@ struct State {
     next_thread: u64,
     /// Threads that wait for work.
     idle: usize,
+    /// How many of them were notified and have not run since. One more notification would be a system call for nothing.
+    notified: usize,
+    /// Who is to be woken, each once.
+    wakes: Vec<Arc<dyn StepWaker>>,
+    /// When the first of them was added.
+    wakes_since: Option<Instant>,
     clock: Clock,
     closed: bool,
 }
@@ -100,11 +112,21 @@ impl Workers {
         let pool = &self.0;
         let mut state = pool.lock();
         state.queue.push_back(work);
-        if state.idle > 0 {
+        if state.idle > state.notified {
+            state.notified += 1;
             drop(state);
             pool.work.notify_one();
-        } else {
+        } else if state.idle == 0 {
             pool.staff(&mut state, Instant::now());
+        }
+    }
+
+    /// Wakes the engine that waits for a result, together with other results if they follow at once. Called by workers.
+    pub(super) fn wake_soon(&self, waker: &Arc<dyn StepWaker>) {
+        let mut state = self.0.lock();
+        if !state.wakes.iter().any(|known| Arc::ptr_eq(known, waker)) {
+            state.wakes.push(Arc::clone(waker));
+            state.wakes_since.get_or_insert_with(Instant::now);
         }
     }
 }
@@ -185,7 +207,14 @@ impl Pool {
     /// Ends the work of the thread `key`, and waits for more. `None` if it is not needed any longer.
     fn next(self: &Arc<Self>, key: u64) -> Option<Work> {
         let mut state = self.lock();
-        self.end_work(&mut state, key)?;
+        let now = Instant::now();
+        let took = state.threads.get(&key).and_then(|thread| thread.since);
+        let was_slow = took.is_some_and(|since| now - since >= WAKE_DELAY);
+        let goes_on = self.end_work(&mut state, key);
+        if was_slow || goes_on.is_none() || state.queue.is_empty() || state.wakes_are_due(now) {
+            state = self.wake_all(state);
+        }
+        goes_on?;
         loop {
             if let Some(work) = state.queue.pop_front() {
                 self.begin_work(&mut state, key, &work);
@@ -201,7 +230,22 @@ impl Pool {
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
+            state.notified = state.notified.saturating_sub(1);
         }
+    }
+
+    /// Wakes the engines whose results are there, without the lock: they come for the next callback at once.
+    fn wake_all<'s>(&'s self, mut state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+        state.wakes_since = None;
+        let wakes = std::mem::take(&mut state.wakes);
+        if wakes.is_empty() {
+            return state;
+        }
+        drop(state);
+        for waker in wakes {
+            waker.wake();
+        }
+        self.lock()
     }
 
     fn end_work(self: &Arc<Self>, state: &mut State, key: u64) -> Option<()> {
@@ -274,10 +318,21 @@ impl Pool {
             let waited = self.busy.wait_timeout(state, TICK);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             self.engine.increment_epoch();
-            self.staff(&mut state, Instant::now());
+            let now = Instant::now();
+            if state.wakes_are_due(now) {
+                state = self.wake_all(state);
+            }
+            self.staff(&mut state, now);
             let busy = state.threads.values().any(|thread| thread.since.is_some());
             quiet = if busy { 0 } else { quiet + 1 };
         }
+    }
+}
+
+impl State {
+    fn wakes_are_due(&self, now: Instant) -> bool {
+        self.wakes_since
+            .is_some_and(|since| now.saturating_duration_since(since) >= WAKE_DELAY)
     }
 }
 
@@ -295,6 +350,8 @@ impl Thread {
     }
 }
 
+/// How long a result may wait for others before its engine is woken. About what the two switches of threads cost.
+const WAKE_DELAY: Duration = Duration::from_micros(50);
 /// How often the epoch moves: the precision of time limits.
 const TICK: Duration = Duration::from_millis(1);
 /// The clock sleeps after so many ticks without work: waking it costs more than some ticks.

@@ -24,7 +24,7 @@ mod translated;
 mod wake;
 
 pub use self::main_channel::Dialect;
-pub use self::rows::MaskType;
+pub use self::rows::{MaskType, P1Rows, Row};
 
 pub(crate) use self::answer::AnswerRoom;
 pub(crate) use self::constraint::{ConstraintSequence, WireSteering};

@@ -54,7 +54,7 @@ impl MaskType {
 
 /// The contents of a row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Row<'m> {
+pub enum Row<'m> {
     /// Every token.
     All,
     /// No token.
@@ -118,32 +118,49 @@ impl Widener {
 
     /// Writes a row; `false` if it is not inside of the region.
     fn write(&self, region: &SharedRegion, offset: usize, row: Row<'_>) -> bool {
-        let mut block = [0; BLOCK_BYTES];
-        let (mut filled, mut written) = (0, 0);
-        for index in 0..self.elements.div_ceil(32) {
-            for bits in self.trimmed(index, row.word(index)).to_le_bytes() {
-                let end = filled + self.eight;
-                if self.table.is_empty() {
-                    block[filled] = bits;
-                } else {
-                    let from = usize::from(bits) * self.eight;
-                    block[filled..end].copy_from_slice(&self.table[from..from + self.eight]);
-                }
-                filled = end;
-            }
-            // One word is at most 128 bytes, so that a block never overflows.
-            if filled + 128 > BLOCK_BYTES {
-                // The last word of a row may be longer than the row.
-                let bytes = filled.min(self.row_bytes() - written);
-                if !region.write(offset + written, &block[..bytes]) {
-                    return false;
-                }
-                written += bytes;
-                filled = 0;
-            }
+        // With a length that the compiler knows, eight elements are copied by two instructions and not by a call.
+        match self.eight {
+            32 => self.write_sized::<32>(region, offset, row),
+            16 => self.write_sized::<16>(region, offset, row),
+            _ => self.write_bits(region, offset, row),
         }
-        let bytes = filled.min(self.row_bytes() - written);
-        region.write(offset + written, &block[..bytes])
+    }
+
+    /// Rows whose elements have `EIGHT / 8` bytes.
+    fn write_sized<const EIGHT: usize>(
+        &self,
+        region: &SharedRegion,
+        offset: usize,
+        row: Row<'_>,
+    ) -> bool {
+        let (table, _) = self.table.as_chunks::<EIGHT>();
+        let mut block = [[0; EIGHT]; BLOCK_EIGHTS];
+        let mut written = 0;
+        for first in (0..self.elements.div_ceil(32)).step_by(BLOCK_EIGHTS / 4) {
+            let (words, _) = block.as_chunks_mut::<4>();
+            for (index, eights) in (first..).zip(words) {
+                let word = self.trimmed(index, row.word(index)).to_le_bytes();
+                for (eight, bits) in eights.iter_mut().zip(word) {
+                    *eight = table[usize::from(bits)];
+                }
+            }
+            // The last block is longer than what is left of the row.
+            let bytes = block.as_flattened();
+            let bytes = &bytes[..bytes.len().min(self.row_bytes() - written)];
+            if !region.write(offset + written, bytes) {
+                return false;
+            }
+            written += bytes.len();
+        }
+        true
+    }
+
+    /// Rows of bits.
+    fn write_bits(&self, region: &SharedRegion, offset: usize, row: Row<'_>) -> bool {
+        let words =
+            (0..self.elements.div_ceil(32)).map(|index| self.trimmed(index, row.word(index)));
+        let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        region.write(offset, &bytes[..self.row_bytes()])
     }
 
     /// Clears the bits from the end of the vocabulary on.
@@ -161,14 +178,16 @@ impl Widener {
 
 /// The rows of P1: one per op, without a header. Numbers that the engine adds, or bits (AI-1002).
 #[derive(Debug)]
-pub(crate) struct P1Rows {
+pub struct P1Rows {
     widener: Widener,
     /// Rows are bits.
     bits: bool,
 }
 
 impl P1Rows {
-    pub(crate) fn new(vocabulary: usize) -> Self {
+    /// Rows over so many tokens.
+    #[must_use]
+    pub fn new(vocabulary: usize) -> Self {
         Self {
             // -100, not minus infinity: with all tokens disallowed the softmax is still that of the logits.
             widener: Widener::new(vocabulary, vocabulary, &(-100.0_f32).to_le_bytes()),
@@ -208,7 +227,7 @@ impl P1Rows {
     }
 
     /// Writes row `index`, which fits.
-    pub(crate) fn write(&self, region: &SharedRegion, index: usize, row: Row<'_>) {
+    pub fn write(&self, region: &SharedRegion, index: usize, row: Row<'_>) {
         let offset = index * self.widener.row_bytes();
         // Numbers that are all alike allow everything, after the softmax; bits mean what they say.
         let row = match row {
@@ -330,8 +349,8 @@ pub(crate) struct BitLayout {
 const MAGIC: u32 = 0xF012_91B7;
 /// Offset of the first row; what is before it but for the header is ours.
 const FIRST_ROW: usize = 4096;
-/// Bytes that are widened before they are copied: they stay in the first-level cache.
-const BLOCK_BYTES: usize = 4096;
+/// Groups of eight elements that are widened before they are copied: they stay in the first-level cache.
+const BLOCK_EIGHTS: usize = 128;
 
 #[cfg(test)]
 mod tests {

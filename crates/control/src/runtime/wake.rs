@@ -12,15 +12,19 @@ use super::side::SideQueue;
 /// Woken by controllers, waited on by the thread of the main channel.
 #[derive(Debug, Default)]
 pub(crate) struct StepWake {
-    woken: Mutex<bool>,
+    woken: AtomicBool,
+    /// Held to notify and to begin a wait, so that no notification comes between a look at `woken` and the wait.
+    waiting: Mutex<()>,
     changed: Condvar,
 }
 
 impl StepWaker for StepWake {
     fn wake(&self) {
-        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        *woken = true;
-        self.changed.notify_one();
+        // Whoever was woken already and has not looked yet finds everything: the results of a step come in groups.
+        if !self.woken.swap(true, Ordering::AcqRel) {
+            let _held = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            self.changed.notify_one();
+        }
     }
 }
 
@@ -30,16 +34,16 @@ impl Pace for StepWake {
     }
 
     fn wait(&self, until: Instant) {
-        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*woken {
+        let mut held = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        // A swap, which sees what was published before the last wake-up, although that one changed nothing.
+        while !self.woken.swap(false, Ordering::AcqRel) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            let waited = self.changed.wait_timeout(woken, left);
-            woken = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.changed.wait_timeout(held, left);
+            held = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        *woken = false;
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`MaskWorkers`]: threads that compute masks while the model runs (AI-811).
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -30,8 +30,52 @@ struct Queue {
 /// Bounded by the number of sequences: each has one job at most.
 #[derive(Default)]
 struct Jobs {
-    waiting: VecDeque<Job>,
+    waiting: Turns<Job>,
     closed: bool,
+}
+
+/// Jobs whose grammars take turns: however many sequences have a grammar whose masks take long, those of another one wait
+/// for one such mask, and not for all that were asked for before.
+struct Turns<J> {
+    /// None of them is empty.
+    by_grammar: HashMap<usize, VecDeque<J>>,
+    /// Whose turn is next. Each grammar with jobs is in it once.
+    order: VecDeque<usize>,
+}
+
+impl<J> Default for Turns<J> {
+    fn default() -> Self {
+        Self {
+            by_grammar: HashMap::new(),
+            order: VecDeque::new(),
+        }
+    }
+}
+
+impl<J> Turns<J> {
+    fn push(&mut self, grammar: usize, job: J) {
+        let jobs = self.by_grammar.entry(grammar).or_default();
+        if jobs.is_empty() {
+            self.order.push_back(grammar);
+        }
+        jobs.push_back(job);
+    }
+
+    fn pop(&mut self) -> Option<J> {
+        let grammar = self.order.pop_front()?;
+        let jobs = self.by_grammar.get_mut(&grammar)?;
+        let job = jobs.pop_front();
+        if jobs.is_empty() {
+            self.by_grammar.remove(&grammar);
+        } else {
+            self.order.push_back(grammar);
+        }
+        job
+    }
+
+    fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
 }
 
 /// What a worker computes.
@@ -102,6 +146,8 @@ impl MaskWorkers {
             cancellation: automaton.cancellation(),
             taken: false,
         };
+        // The job keeps it alive, so no other grammar has this address as long as it waits.
+        let grammar = Arc::as_ptr(&compiled).addr();
         let job = Job {
             automaton,
             compiled,
@@ -109,7 +155,7 @@ impl MaskWorkers {
             slot: Arc::clone(&pending.slot),
             waker,
         };
-        self.queue.jobs().waiting.push_back(job);
+        self.queue.jobs().waiting.push(grammar, job);
         self.queue.changed.notify_one();
         pending
     }
@@ -169,10 +215,7 @@ impl Queue {
         loop {
             let waits = |jobs: &mut Jobs| jobs.waiting.is_empty() && !jobs.closed;
             let jobs = self.changed.wait_while(self.jobs(), waits);
-            let job = jobs
-                .unwrap_or_else(PoisonError::into_inner)
-                .waiting
-                .pop_front();
+            let job = jobs.unwrap_or_else(PoisonError::into_inner).waiting.pop();
             match job {
                 Some(job) => job.run(),
                 None => return,
@@ -240,5 +283,25 @@ impl Drop for PendingMask {
         if !self.taken {
             self.cancellation.cancel();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ai_811_grammars_take_turns() {
+        let mut turns = Turns::default();
+        for (grammar, job) in [(1, "a"), (1, "b"), (1, "c"), (2, "d"), (3, "e"), (2, "f")] {
+            turns.push(grammar, job);
+        }
+        let first: Vec<_> = std::iter::from_fn(|| turns.pop()).take(3).collect();
+        assert_eq!(first, ["a", "d", "e"]);
+        // One that has had its turn waits for the others again.
+        turns.push(3, "g");
+        let rest: Vec<_> = std::iter::from_fn(|| turns.pop()).collect();
+        assert_eq!(rest, ["b", "f", "g", "c"]);
+        assert!(turns.is_empty() && turns.by_grammar.is_empty());
     }
 }

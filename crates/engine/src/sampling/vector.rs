@@ -78,8 +78,10 @@ impl Blocks {
     pub(super) fn reaching(&self, row: &[f32], floor: f32, out: &mut Vec<Candidate>) {
         out.clear();
         for (index, block) in row.chunks(BLOCK).enumerate() {
-            // The usual case: most blocks of a row have no token near the best one.
-            if self.maxima[index] < floor {
+            // The usual case: most blocks of a row have no token near the best one. With a mask that allows few tokens the
+            // floor may be negative infinity, and most blocks have no token at all.
+            let max = self.maxima[index];
+            if max < floor || max == f32::NEG_INFINITY {
                 continue;
             }
             let tokens = index * BLOCK..;
@@ -133,17 +135,29 @@ fn token(index: usize) -> Token {
 /// Masks the tokens that the mask does not allow.
 pub(super) fn apply(row: &mut [f32], mask: &Mask) {
     let allowed = row.len().min(mask.vocabulary());
-    for (block, &word) in row.chunks_mut(32).zip(mask.words()) {
-        if word == u32::MAX {
-            continue;
+    let (blocks, rest) = row.as_chunks_mut::<32>();
+    for (block, &word) in blocks.iter_mut().zip(mask.words()) {
+        match word {
+            u32::MAX => {}
+            // Most words of a grammar's mask, where few tokens fit.
+            0 => block.fill(f32::NEG_INFINITY),
+            word => apply_word(block, word),
         }
-        for (bit, logit) in block.iter_mut().enumerate() {
-            let keep = word >> bit & 1 == 1;
-            *logit = if keep { *logit } else { f32::NEG_INFINITY };
-        }
+    }
+    if let Some(&word) = mask.words().get(blocks.len()) {
+        apply_word(rest, word);
     }
     // A mask that is shorter than the row allows nothing beyond its end.
     row[allowed..].fill(f32::NEG_INFINITY);
+}
+
+#[inline]
+fn apply_word(block: &mut [f32], word: u32) {
+    for (logit, bit) in block.iter_mut().zip(0..) {
+        // A constant for each lane, once the loop is vectorised; a shift of the word would not be.
+        let keep = word & (1 << bit) != 0;
+        *logit = if keep { *logit } else { f32::NEG_INFINITY };
+    }
 }
 
 /// Returns `ln Σ e^(logit - max)` over a row.
