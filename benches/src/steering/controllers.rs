@@ -198,6 +198,7 @@ pub fn open(source: &dyn SteerSource, controller: &str, arg: &str) -> Result<Box
         controller,
         arg,
         watched: false,
+        sharer: None,
     };
     source.open(call).context("open a steerer")
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::{Args, ValueEnum};
-use sapwood_control::aicirt::{self, AicirtOptions, StepTimes};
+use sapwood_control::aicirt::{self, AicirtOptions, StepTimes, WireConstraints};
 use sapwood_control::compiler::{CompilerOptions, CompilerPlace};
 use sapwood_control::controllers::{Controllers, ControllersOptions};
 use sapwood_control::host::Capabilities;
@@ -20,6 +20,7 @@ use sapwood_control::runtime::{Dialect, MaskType};
 use sapwood_control::store::StoreOptions;
 use sapwood_control::trie::TokenView;
 use sapwood_control::wire::{EngineWire, MessageSlot, Received, Synchronisation, WireConfig};
+use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers};
 use sapwood_proto::steer::SteerUser;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -80,6 +81,12 @@ impl RuntimeFlags {
         let options = ControllersOptions::new(StoreOptions::new(self.cache_dir.clone()), compiler);
         let controllers = Arc::new(Controllers::open(controllers::host()?, options)?);
         let programs = Arc::clone(&controllers);
+        let vocabulary = MadeVocabulary::new(VOCABULARY, SEED);
+        let constraints = Arc::new(ConstraintSource::new(
+            vocabulary.shared(),
+            ConstraintConfig::default(),
+            Arc::new(MaskWorkers::new()),
+        ));
         aicirt::run(AicirtOptions {
             wire: self.wire(),
             dialect: match self.dialect {
@@ -89,7 +96,11 @@ impl RuntimeFlags {
             host: controllers.host().clone(),
             programs: Arc::new(move |user: SteerUser<'_>, name: &str| programs.find(user, name)),
             store: controllers,
-            model: MadeVocabulary::new(VOCABULARY, SEED).host_model(),
+            constraints: WireConstraints {
+                sampling: Arc::new(constraints.with_fast_forward(false)),
+                forwarding: constraints,
+            },
+            model: vocabulary.host_model(),
             bos: None,
             capabilities: Capabilities::ALL,
             mask_type: MaskType::F32,
