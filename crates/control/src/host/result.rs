@@ -326,7 +326,7 @@ fn read_branch(
 }
 
 /// The core's widest range (D-20).
-const TEMPERATURE_MAX: f32 = 100.0;
+pub(super) const TEMPERATURE_MAX: f32 = 100.0;
 
 fn check_tokens(tokens: &[Token], limits: ResultLimits) -> Read<()> {
     check_count(tokens.len())?;

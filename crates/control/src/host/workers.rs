@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use wasmtime::Engine;
 
 use super::controller::Controller;
-use super::instance::Slot;
+use super::threads::Slot;
 
 /// What a worker thread does next.
 pub(super) enum Work {

@@ -7,6 +7,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::VariableWrite;
 
 use crate::host::failure::Abort;
+use crate::host::home::Home;
 
 /// Limits of the variables of one request (AI-953).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,8 @@ pub(in crate::host) enum WriteResult {
 pub struct Variables {
     limits: VariablesLimits,
     set: Mutex<Set>,
+    /// In a controller's process: who has them instead.
+    home: Option<Arc<dyn Home>>,
 }
 
 #[derive(Debug, Default)]
@@ -71,6 +74,16 @@ impl Variables {
         Self {
             limits,
             set: Mutex::default(),
+            home: None,
+        }
+    }
+
+    /// The variables of the runtime, seen from a controller's process.
+    #[cfg(target_os = "linux")]
+    pub(super) fn of_home(limits: VariablesLimits, home: Arc<dyn Home>) -> Self {
+        Self {
+            home: Some(home),
+            ..Self::new(limits)
         }
     }
 
@@ -83,11 +96,17 @@ impl Variables {
     /// The value of `name`, if it was ever written. Costs no copy of it.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<Versioned> {
-        self.lock().values.get(name).cloned()
+        match &self.home {
+            Some(home) => home.read(name),
+            None => self.lock().values.get(name).cloned(),
+        }
     }
 
     /// Writes or appends; over a limit nothing is written.
     pub(in crate::host) fn write(&self, write: &VariableWrite) -> Result<WriteResult, Abort> {
+        if let Some(home) = &self.home {
+            return home.write(write);
+        }
         let limits = &self.limits;
         limit("name", write.name.len(), limits.name_bytes)?;
         limit("value", write.value.len(), limits.value_bytes)?;
