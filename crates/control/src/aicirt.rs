@@ -4,6 +4,7 @@
 //!   main thread      requests ─► MainChannel ─► responses
 //!   side thread      side requests ─► SideChannel (queue)
 //!   workers (4)      queue ─► store, compiler, instances ─► side responses
+//!   host             threads for controllers, or one that listens to their processes
 //!   parent watch     ends the process with its parent
 //! ```
 //!
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use sapwood_proto::steer::{ControllerStore, SteerCall, SteerSource, Token};
 
-use crate::host::{Capabilities, Group, Host, Instance, Start, VariablesLimits};
+use crate::host::{Capabilities, Group, Host, Instance, Start, VariablesLimits, end_template};
 use crate::module::Abi;
 use crate::runtime::{
     AnswerRoom, ConstraintSequence, Dialect, DialectCell, Launch, Launcher, MainChannel,
@@ -110,7 +111,7 @@ pub enum AicirtError {
 /// The system gives no signal handler, or no thread.
 pub fn begin(keep: bool) -> Result<(), AicirtError> {
     // Before the first answer: engines end a runtime by its process group, whenever they like (AI-105).
-    crate::wire::watch_signals()?;
+    crate::wire::watch_signals(end_template)?;
     if rustix::process::setpgid(None, None).is_err() {
         // Only a session's leader cannot, and that leads a group already.
         tracing::debug!("this process leads its group already");
@@ -126,6 +127,12 @@ pub fn begin(keep: bool) -> Result<(), AicirtError> {
 /// # Errors
 /// [`AicirtError`].
 pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
+    let ended = serve(options);
+    end_template();
+    ended
+}
+
+fn serve(options: AicirtOptions) -> Result<(), AicirtError> {
     let wire = RuntimeWire::open(&options.wire)?;
     let RuntimeWire {
         requests,
@@ -134,7 +141,7 @@ pub fn run(options: AicirtOptions) -> Result<(), AicirtError> {
         side_responses,
         masks,
     } = wire;
-    let pending = Pending::new(PendingLimits::default());
+    let pending = Pending::new(options.pending_limits());
     let dialect = DialectCell::new(options.dialect);
     let features = WireFeatures::new();
     let wake = Arc::new(StepWake::default());
@@ -262,6 +269,7 @@ fn start_side(side: Arc<SideChannel<HostLauncher>>, mut requests: MessageSlot) -
 /// Ends the process: without one of its channels a runtime is of no use, and the main thread may wait for ever.
 fn lost(reason: &str) -> ! {
     tracing::error!("{reason}");
+    end_template();
     std::process::exit(SHARED_MEMORY_LOST);
 }
 
@@ -294,6 +302,7 @@ fn watch_parent() -> io::Result<()> {
             }
             if rustix::process::getppid() != Some(parent) {
                 tracing::info!("the engine has ended");
+                end_template();
                 std::process::exit(0);
             }
         }
@@ -305,6 +314,15 @@ fn watch_parent() -> io::Result<()> {
 }
 
 impl AicirtOptions {
+    fn pending_limits(&self) -> PendingLimits {
+        let limits = PendingLimits::default();
+        let instances = self.host.config().instances as usize;
+        PendingLimits {
+            sequences: limits.sequences.min(instances),
+            ..limits
+        }
+    }
+
     fn main_config(&self) -> MainConfig {
         MainConfig {
             steps: StepConfig {
@@ -317,7 +335,7 @@ impl AicirtOptions {
                 late_mid_skips: self.times.late_mid_skips,
                 repeats_pre: self.dialect == Dialect::P1i,
                 forks: self.forks as usize,
-                sequences: PendingLimits::default().sequences,
+                sequences: self.pending_limits().sequences,
             },
             capabilities: self.capabilities,
             mask_type: self.mask_type,

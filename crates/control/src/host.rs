@@ -1,5 +1,6 @@
-//! Runs controllers: the only Wasm engine, in the isolation mode `shared` (AI-701): instances live in this process and
-//! run on threads of their own, with limits on time, memory, stack, output and results.
+//! Runs controllers: the only Wasm engine, in one of two isolation modes (AI-701). In `shared` instances live in this
+//! process and run on threads of their own, in `sequence` each has a process; both have limits on time, memory, stack,
+//! output and results.
 //!
 //! [`Host`] loads [`Program`]s; an [`Instance`] is one sequence's controller. Callers are engines' threads, so no
 //! method of an instance waits: calls are queued, and outcomes polled.
@@ -14,14 +15,19 @@ mod engine;
 mod failure;
 mod group;
 mod handles;
+mod home;
 mod imports;
 mod instance;
 mod log;
+#[cfg(target_os = "linux")]
+mod process;
 mod program;
 mod random;
 mod result;
 mod rounds;
+mod start;
 mod state;
+mod threads;
 mod unreported;
 mod workers;
 mod writes;
@@ -45,10 +51,17 @@ pub use self::engine::compile;
 pub use self::failure::CallFailure;
 pub(crate) use self::group::Member;
 pub use self::group::{Group, Variables, VariablesLimits, Versioned, Waiting};
-pub use self::instance::{Instance, Start};
+pub use self::instance::Instance;
+#[cfg(target_os = "linux")]
+use self::process::Processes;
+#[cfg(target_os = "linux")]
+pub(crate) use self::process::end_template;
+#[cfg(target_os = "linux")]
+pub use self::process::serve_as_template;
 pub use self::program::Program;
 pub use self::result::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
 pub(crate) use self::rounds::PreRounds;
+pub use self::start::Start;
 pub use self::state::Capabilities;
 use self::state::ControllerState;
 pub(crate) use self::unreported::Unreported;
@@ -72,17 +85,48 @@ struct Shared {
     budget: Arc<MemoryBudget>,
     live: Arc<AtomicU32>,
     workers: Workers,
+    /// In the mode `sequence`.
+    #[cfg(target_os = "linux")]
+    processes: Option<Arc<Processes>>,
 }
 
 impl Host {
-    /// A host with these limits.
+    /// A host with these limits, in the mode `shared`.
     ///
     /// # Errors
     /// The engine does not support this machine.
     pub fn new(config: HostConfig) -> Result<Self, HostError> {
         let failed = |error: wasmtime::Error| HostError(format!("{error:#}"));
-        let engine = engine::running(&config).map_err(failed)?;
+        Self::with_engine(engine::running(&config).map_err(failed)?, config)
+    }
+
+    /// A host in the mode `sequence`. `template`: a program and its arguments that lead to [`serve_as_template`] with
+    /// the model whose controllers are started here. It is started at once, so call this before other threads exist.
+    /// This process becomes a subreaper: should the template be killed, its clones become children of this one.
+    ///
+    /// # Errors
+    /// The engine does not support this machine, or the template cannot be started.
+    #[cfg(target_os = "linux")]
+    pub fn in_processes(
+        config: HostConfig,
+        template: Vec<std::ffi::OsString>,
+    ) -> Result<Self, HostError> {
+        let processes = Processes::start(template, &config);
+        let processes = processes.map_err(|error| HostError(format!("no processes: {error}")))?;
+        let failed = |error: wasmtime::Error| HostError(format!("{error:#}"));
+        let engine = engine::one_by_one(&config).map_err(failed)?;
+        let mut host = Self::with_engine(engine, config)?;
+        if let Some(shared) = Arc::get_mut(&mut host.0) {
+            shared.processes = Some(processes);
+        }
+        Ok(host)
+    }
+
+    fn with_engine(engine: Engine, config: HostConfig) -> Result<Self, HostError> {
+        let failed = |error: wasmtime::Error| HostError(format!("{error:#}"));
         Ok(Self(Arc::new(Shared {
+            #[cfg(target_os = "linux")]
+            processes: None,
             p1: imports::linker(&engine, Abi::P1).map_err(failed)?,
             p2: imports::linker(&engine, Abi::P2).map_err(failed)?,
             budget: Arc::new(MemoryBudget::new(config.memory_total_bytes)),
@@ -127,6 +171,10 @@ impl Host {
     /// # Errors
     /// It was compiled for another host, or imports what there is not.
     pub fn load(&self, module: &CheckedModule, artefact: &[u8]) -> Result<Program, ModuleError> {
+        #[cfg(target_os = "linux")]
+        if self.0.processes.is_some() {
+            return Program::remote(&self.0.engine, module, artefact);
+        }
         let linker = match module.abi {
             Abi::P1 => &self.0.p1,
             Abi::P2 => &self.0.p2,
@@ -135,13 +183,13 @@ impl Host {
     }
 
     /// Runs `aici_main` or `main` of a module once, on this thread and without a time limit (`--run`). Returns what it
-    /// printed.
+    /// printed. Fails in the mode `sequence`, where this process runs no guest code.
     pub fn run_main(
         &self,
         program: &Program,
         start: Start,
     ) -> (Result<(), CallFailure>, StepReport) {
-        instance::run_main(self, program, start)
+        threads::run_main(self, program, start)
     }
 
     /// Live instances of all requests.
@@ -158,6 +206,11 @@ impl Host {
 
     fn budget(&self) -> &Arc<MemoryBudget> {
         &self.0.budget
+    }
+
+    #[cfg(target_os = "linux")]
+    fn processes(&self) -> Option<&Arc<Processes>> {
+        self.0.processes.as_ref()
     }
 
     fn workers(&self) -> &Workers {

@@ -84,6 +84,10 @@ enum CliCommand {
     /// Compile a controller, for another process
     #[command(hide = true)]
     CompileController(compile_controller::CompileController),
+    /// Be cloned for each controller, for a runtime that gives each a process
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    ControllerTemplate(aicirt::ControllerTemplate),
     /// Load a file and compute a few tokens, for a server that is about to load it
     #[cfg(feature = "embedded")]
     #[command(hide = true)]
@@ -293,6 +297,8 @@ pub(crate) fn main() -> Result<Exit, CliError> {
         CliCommand::Aicirt(command) => command.run(&cli.common),
         CliCommand::Completions(command) => command.run(&mut Cli::command()),
         CliCommand::CompileController(command) => command.run(),
+        #[cfg(target_os = "linux")]
+        CliCommand::ControllerTemplate(command) => command.run(),
         #[cfg(feature = "embedded")]
         CliCommand::TryModel(command) => command.run(),
     }
@@ -302,15 +308,22 @@ pub(crate) fn main() -> Result<Exit, CliError> {
 fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<_> = given.collect();
     let name = arguments.first().map(Path::new).and_then(Path::file_name);
-    // Its compiler is a child of the same name.
-    let compiles = arguments
+    // Its compiler and the template of its controllers are children of the same name.
+    let is_child = arguments
         .get(1)
-        .is_some_and(|first| first == compile_controller::NAME);
-    if !compiles && name.is_some_and(|name| name.as_encoded_bytes().ends_with(b"aicirt")) {
+        .is_some_and(|first| CHILDREN.iter().any(|child| first == child));
+    if !is_child && name.is_some_and(|name| name.as_encoded_bytes().ends_with(b"aicirt")) {
         arguments.insert(1, "aicirt".into());
     }
     arguments
 }
+
+/// Commands that only other processes of this program start.
+const CHILDREN: &[&str] = &[
+    compile_controller::NAME,
+    #[cfg(target_os = "linux")]
+    aicirt::TEMPLATE_NAME,
+];
 
 /// Runs a command that uses sockets, models or a terminal.
 // Not for every command: the others must not fail on a machine that gives no more threads.
@@ -343,6 +356,11 @@ mod tests {
         assert_eq!(
             seen(&["bin/my-aicirt", "compile-controller"]),
             "bin/my-aicirt compile-controller"
+        );
+        #[cfg(target_os = "linux")]
+        assert_eq!(
+            seen(&["bin/my-aicirt", "controller-template"]),
+            "bin/my-aicirt controller-template"
         );
         assert_eq!(seen(&["sapwood", "aicirt"]), "sapwood aicirt");
         assert_eq!(seen(&["/aicirt/sapwood", "serve"]), "/aicirt/sapwood serve");

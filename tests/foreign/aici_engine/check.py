@@ -101,12 +101,13 @@ class World:
 
 
 def the_controller_decides_the_text(world):
-    with world.engine() as engine:
-        assert engine.vocab_size == 259
-        engine.tag("bang-latest", engine.upload(controller(36)))
-        assert engine.generate("bang-latest", prompt=[1]) == [36]
-        tags = [tag["tag"] for tag in engine.side("get_tags")["tags"]]
-        assert "bang-latest" in tags, tags
+    for flags in ((), ("--isolation", "sequence"), ("--isolation", "shared")):
+        with world.engine(*flags) as engine:
+            assert engine.vocab_size == 259
+            engine.tag("bang-latest", engine.upload(controller(36)))
+            assert engine.generate("bang-latest", prompt=[1]) == [36]
+            tags = [tag["tag"] for tag in engine.side("get_tags")["tags"]]
+            assert "bang-latest" in tags, tags
 
 
 def rows_are_added_to_logits(world):

@@ -7,12 +7,15 @@ use sapwood_proto::error_reason::ErrorReason;
 use wasmtime::ResourceLimiter;
 
 use super::failure::Abort;
+use super::home::Home;
 
 /// Bytes in use by all instances of a host, and their limit (AI-741).
 #[derive(Debug)]
 pub(super) struct MemoryBudget {
     used: AtomicUsize,
     limit: usize,
+    /// In a controller's process: who counts instead.
+    home: Option<Arc<dyn Home>>,
 }
 
 impl MemoryBudget {
@@ -20,6 +23,17 @@ impl MemoryBudget {
         Self {
             used: AtomicUsize::new(0),
             limit,
+            home: None,
+        }
+    }
+
+    /// The budget of the runtime, seen from a controller's process.
+    #[cfg(target_os = "linux")]
+    pub(super) const fn of_home(home: Arc<dyn Home>) -> Self {
+        Self {
+            used: AtomicUsize::new(0),
+            limit: 0,
+            home: Some(home),
         }
     }
 
@@ -27,14 +41,22 @@ impl MemoryBudget {
         self.used.load(Ordering::Relaxed)
     }
 
-    fn charge(&self, bytes: usize) -> bool {
+    /// Takes so many bytes; `false` if that would be more than there are.
+    pub(super) fn charge(&self, bytes: usize) -> bool {
+        if let Some(home) = &self.home {
+            return home.charge(bytes);
+        }
         let add = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
         self.used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
             .is_ok()
     }
 
-    fn refund(&self, bytes: usize) {
+    /// Gives bytes back.
+    pub(super) fn refund(&self, bytes: usize) {
+        if self.home.is_some() {
+            return;
+        }
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -99,13 +121,16 @@ impl InstanceLimiter {
             return Ok(());
         }
         let text = if self.instantiating {
-            "controller memory exhausted"
+            MEMORY_EXHAUSTED
         } else {
             "controller memory exhausted: all instances together have reached their limit"
         };
         Err(Abort::limit(ErrorReason::MEMORY, text))
     }
 }
+
+/// The memory of all instances does not suffice for a further one.
+pub(super) const MEMORY_EXHAUSTED: &str = "controller memory exhausted";
 
 impl ResourceLimiter for InstanceLimiter {
     // A refused growth is a trap and not the -1 of `memory.grow`: allocators answer that with an abort of their own,

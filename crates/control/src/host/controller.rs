@@ -98,7 +98,7 @@ impl Controller {
         // A P2 controller returns the whole prompt.
         let result_bytes = config.result_bytes.saturating_add(prompt.len() * 12);
         store.data_mut().result_bytes = result_bytes;
-        let instance = program.instance().instantiate(&mut *store)?;
+        let instance = program.instance()?.instantiate(&mut *store)?;
         store.data_mut().limiter.instantiating = false;
         let memory = find_memory(store, &instance)?;
         if let Some(start) = &program.layout().start {
@@ -195,7 +195,7 @@ impl Controller {
             if store.get_fuel().is_ok() {
                 store.set_fuel(u64::MAX)?;
             }
-            let instance = program.instance().instantiate(&mut store)?;
+            let instance = program.instance()?.instantiate(&mut store)?;
             store.data_mut().limiter.instantiating = false;
             find_memory(&mut store, &instance)?;
             if let Some(start) = &program.layout().start {
@@ -284,7 +284,7 @@ impl From<CallFailure> for Broken {
 }
 
 fn new_store(program: &Program, state: ControllerState) -> Store<ControllerState> {
-    let mut store = Store::new(program.instance().module().engine(), state);
+    let mut store = Store::new(program.engine(), state);
     store.limiter(|state| &mut state.limiter);
     imports::interrupt_when_late(&mut store);
     store

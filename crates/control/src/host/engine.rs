@@ -45,6 +45,12 @@ pub(super) fn running(config: &HostConfig) -> wasmtime::Result<Engine> {
     })
 }
 
+/// An engine that runs few instances in this process, or none: nothing is reserved for them.
+#[cfg(target_os = "linux")]
+pub(super) fn one_by_one(config: &HostConfig) -> wasmtime::Result<Engine> {
+    Engine::new(&settings(config))
+}
+
 /// Names what an artefact depends on: engine version, compile options, CPU features.
 pub(super) fn artefact_key(engine: &Engine) -> [u8; 32] {
     struct Hashed(Sha256);

@@ -34,6 +34,22 @@ impl CallFailure {
         &self.message[self.log_bytes..]
     }
 
+    /// A failure whose message begins with `log_bytes` bytes of log. `None` if it has no such beginning.
+    #[cfg(target_os = "linux")]
+    pub(super) fn with_log(reason: ErrorReason, message: String, log_bytes: usize) -> Option<Self> {
+        message.is_char_boundary(log_bytes).then_some(Self {
+            reason,
+            message,
+            log_bytes,
+        })
+    }
+
+    /// How many bytes at the start of the message are the log.
+    #[cfg(target_os = "linux")]
+    pub(super) const fn log_bytes(&self) -> usize {
+        self.log_bytes
+    }
+
     /// The controller returned something invalid.
     pub(super) fn bad_result(message: impl Into<String>) -> Self {
         Self::new(ErrorReason::BAD_RESULT, message)

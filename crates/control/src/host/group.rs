@@ -12,6 +12,7 @@ use sapwood_proto::error_reason::ErrorReason;
 pub use self::variables::{Variables, VariablesLimits, Versioned};
 pub use self::waiting::Waiting;
 use super::failure::CallFailure;
+use super::home::Home;
 
 /// One request. It lasts as long as one of its sequences does, also a failed one (AI-952).
 #[derive(Debug)]
@@ -65,6 +66,23 @@ impl Group {
 
     pub(super) fn seed(&self) -> u64 {
         self.seed.get().copied().unwrap_or_default()
+    }
+
+    /// A request of the runtime, seen from a controller's process.
+    #[cfg(target_os = "linux")]
+    pub(super) fn of_home(
+        forks_max: u32,
+        limits: VariablesLimits,
+        home: Arc<dyn Home>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            live: AtomicU32::new(0),
+            entered: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            forks_max,
+            variables: Variables::of_home(limits, home),
+            seed: OnceLock::new(),
+        })
     }
 
     /// The variables.

@@ -1,129 +1,80 @@
-//! [`Instance`]: one sequence's controller, seen from an engine's thread: nothing here waits for a guest.
-//!
-//! ```text
-//!   start ─► Busy ─(all calls done)─► Idle ─(call, fork)─► Busy …
-//!   fork  ─► Awaiting ─(the parent's worker has made the copy)─► as start
-//!            any ─(a failure)─► Failed: calls return `Previous WASM Error`
-//! ```
-//!
-//! A fork is made by a worker too, between the parent's calls: it is queued like a call. So the copy is of the state at
-//! the moment of [`Instance::fork`], and the engine's thread never copies memory.
+//! [`Instance`]: one sequence's controller, seen from an engine's thread: nothing here waits for a guest. It runs on a
+//! thread of the host, or in a process of its own.
 
+#[cfg(target_os = "linux")]
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
 use std::time::Instant;
 
-use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{StepReport, StepWaker, Token};
+#[cfg(target_os = "linux")]
+use sapwood_proto::steer::StepReport;
+#[cfg(target_os = "linux")]
+use sapwood_proto::steer::StepWaker;
+use sapwood_proto::steer::Token;
 
-use super::budget::InstanceLimiter;
+use super::Host;
 use super::callback::Callback;
-use super::config::ControllerRandom;
-use super::controller::{Controller, Outcome};
+use super::controller::Outcome;
 use super::failure::CallFailure;
-use super::group::{Group, Member};
+#[cfg(target_os = "linux")]
+use super::process::ProcessInstance;
 use super::program::Program;
-use super::random::SeededRandom;
-use super::state::{BestTokens, Capabilities, ControllerState, Surroundings};
-use super::workers::Work;
-use super::{Host, LiveInstance};
-use crate::trie::HostModel;
+use super::start::Start;
+use super::threads::ThreadInstance;
 
-/// With what an instance starts.
-pub struct Start {
-    /// The model whose tokens it steers.
-    pub model: Arc<HostModel>,
-    /// The argument, as the controller gets it.
-    pub arg: Arc<str>,
-    /// The prompt of the sequence.
-    pub prompt: Vec<Token>,
-    /// The request.
-    pub group: Arc<Group>,
-    /// What the engine can do.
-    pub capabilities: Capabilities,
-    /// Called whenever there is an outcome; also of all forks.
-    pub waker: Arc<dyn StepWaker>,
-}
+/// A controller of one sequence. Its calls run one after the other, in order. Dropping it interrupts a call that is
+/// running.
+pub struct Instance(Place);
 
-/// A controller of one sequence. Its calls run one after the other, in order, on threads of the host. Dropping it
-/// interrupts a call that is running.
-pub struct Instance(Arc<Slot>);
-
-/// The part of an instance that its worker shares.
-pub(super) struct Slot {
-    host: Host,
-    program: Program,
-    surroundings: Surroundings,
-    group: Arc<Group>,
-    waker: Arc<dyn StepWaker>,
-    cancelled: Arc<AtomicBool>,
-    inner: Mutex<Inner>,
-}
-
-struct Inner {
-    phase: Phase,
-    /// Absent while it runs, before it exists, and after a failure.
-    controller: Option<Box<Controller>>,
-    /// At most a few: callers wait for outcomes before they go on.
-    jobs: VecDeque<Job>,
-    outcomes: VecDeque<Outcome>,
-    number: u32,
-    best: BestTokens,
-    running_since: Option<Instant>,
-    /// The [`Instance`] is gone. Forks that it had asked for are still made.
-    dropped: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Awaiting,
-    Idle,
-    Busy,
-    Failed,
-}
-
-enum Job {
-    Start(Vec<Token>, Registered),
-    Call(Callback),
-    Fork(Arc<Slot>, Registered),
-}
-
-/// The right to one more instance: counted against the request and the host.
-struct Registered {
-    member: Member,
-    live: LiveInstance,
+enum Place {
+    Thread(ThreadInstance),
+    #[cfg(target_os = "linux")]
+    Process(ProcessInstance),
+    /// It could not be started, and has this to say.
+    #[cfg(target_os = "linux")]
+    Nowhere(VecDeque<CallFailure>, Arc<dyn StepWaker>),
 }
 
 impl Instance {
     /// Queues the start of an instance: its outcome is [`Returned::Begun`](super::Returned::Begun), or a failure.
     #[must_use]
-    pub fn start(host: &Host, program: &Program, mut start: Start) -> Self {
-        let prompt = std::mem::take(&mut start.prompt);
-        let slot = Slot::of_start(host, program, start);
-        let registered = if program.steers() {
-            slot.register()
-        } else {
-            let text = "this module has no callbacks to steer a sequence";
-            Err(CallFailure::new(ErrorReason::INIT, text))
-        };
-        match registered {
-            Ok(registered) => slot.push([Job::Start(prompt, registered)]),
-            Err(failure) => slot.fail(failure),
+    pub fn start(host: &Host, program: &Program, start: Start) -> Self {
+        #[cfg(target_os = "linux")]
+        if let Some(processes) = host.processes() {
+            let waker = Arc::clone(&start.waker);
+            return match ProcessInstance::start(host, processes, program, start) {
+                Ok(instance) => Self(Place::Process(instance)),
+                Err(failure) => Self::nowhere(failure, &waker),
+            };
         }
-        Self(slot)
+        Self(Place::Thread(ThreadInstance::start(host, program, start)))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn nowhere(failure: CallFailure, waker: &Arc<dyn StepWaker>) -> Self {
+        waker.wake();
+        Self(Place::Nowhere(VecDeque::from([failure]), Arc::clone(waker)))
     }
 
     /// Sets the id that the controller sees in the calls from now on. Called before them.
     pub fn bind(&mut self, id: u32) {
-        self.0.lock().number = id;
+        match &self.0 {
+            Place::Thread(instance) => instance.bind(id),
+            #[cfg(target_os = "linux")]
+            Place::Process(instance) => instance.bind(id),
+            #[cfg(target_os = "linux")]
+            Place::Nowhere(..) => {}
+        }
     }
 
-    /// Sets the best tokens of the last output row, which the calls from now on see.
+    /// Sets the best tokens of the last output row, which the calls from now on see. Only engines in this process have
+    /// them, and those run controllers on threads.
     pub fn show_best_tokens(&mut self, best: &[(Token, f32)]) {
-        self.0.lock().best = best.into();
+        if let Place::Thread(instance) = &self.0 {
+            instance.show_best_tokens(best);
+        }
     }
 
     /// Queues a call. Its outcome follows those of earlier calls; the caller keeps the number of open calls small.
@@ -131,333 +82,71 @@ impl Instance {
         self.call_all([callback]);
     }
 
-    /// Queues several calls with one wake-up of a worker. Each has an outcome.
+    /// Queues several calls with one hand-over. Each has an outcome.
     pub fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
-        self.0.push(callbacks.map(Job::Call));
+        match &mut self.0 {
+            Place::Thread(instance) => instance.call_all(callbacks),
+            #[cfg(target_os = "linux")]
+            Place::Process(instance) => instance.call_all(callbacks),
+            #[cfg(target_os = "linux")]
+            Place::Nowhere(failures, waker) => {
+                failures.extend(callbacks.map(|_| CallFailure::previous()));
+                waker.wake();
+            }
+        }
     }
 
     /// The next outcome, if there is one. The waker is called when one is there.
     pub fn poll(&mut self) -> Option<Outcome> {
-        self.0.lock().outcomes.pop_front()
+        match &mut self.0 {
+            Place::Thread(instance) => instance.poll(),
+            #[cfg(target_os = "linux")]
+            Place::Process(instance) => instance.poll(),
+            #[cfg(target_os = "linux")]
+            Place::Nowhere(failures, _) => failures.pop_front().map(|failure| Outcome {
+                result: Err(failure),
+                report: StepReport::default(),
+            }),
+        }
     }
 
-    /// When the call that is running began; `None` if none is, or it still waits for a thread.
+    /// When the call that is running began; `None` if none is, or it still waits.
     #[must_use]
     pub fn running_since(&self) -> Option<Instant> {
-        self.0.lock().running_since
+        match &self.0 {
+            Place::Thread(instance) => instance.running_since(),
+            #[cfg(target_os = "linux")]
+            Place::Process(instance) => instance.running_since(),
+            #[cfg(target_os = "linux")]
+            Place::Nowhere(..) => None,
+        }
     }
 
     /// Makes an instance in the same state, after the calls queued so far. The copy is made in the background: if it
     /// fails, the first outcome of the new instance is a failure (AI-714).
     ///
     /// # Errors
-    /// The request or the host has as many instances as it may have.
+    /// The request or the host has as many instances as it may have, or the system gives no more.
     pub fn fork(&mut self) -> Result<Self, CallFailure> {
-        let parent = &self.0;
-        let child = Slot::new(
-            parent.host.clone(),
-            parent.program.clone(),
-            parent.surroundings.clone(),
-            Arc::clone(&parent.group),
-            Arc::clone(&parent.waker),
-        );
-        let registered = child.register()?;
-        let best = Arc::clone(&parent.lock().best);
-        child.lock().best = best;
-        parent.push([Job::Fork(Arc::clone(&child), registered)]);
-        Ok(Self(child))
-    }
-}
-
-impl Drop for Instance {
-    fn drop(&mut self) {
-        let mut inner = self.0.lock();
-        inner.dropped = true;
-        inner.jobs.retain(|job| matches!(job, Job::Fork(..)));
-        if inner.jobs.is_empty() {
-            self.0.cancelled.store(true, Ordering::Relaxed);
-        }
-        let controller = if inner.phase == Phase::Idle {
-            inner.controller.take()
-        } else {
-            None
-        };
-        drop(inner);
-        if let Some(mut controller) = controller {
-            // At once: the engine may ask for another sequence in the same request (AI-413).
-            controller.leave();
-            self.0.host.workers().push(Work::Discard(controller));
+        match &self.0 {
+            Place::Thread(instance) => Ok(Self(Place::Thread(instance.fork()?))),
+            #[cfg(target_os = "linux")]
+            Place::Process(instance) => Ok(Self(Place::Process(instance.fork()?))),
+            #[cfg(target_os = "linux")]
+            Place::Nowhere(_, waker) => Ok(Self::nowhere(CallFailure::previous(), waker)),
         }
     }
 }
 
 impl fmt::Debug for Instance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Instance")
-            .field("program", &self.0.program)
-            .finish_non_exhaustive()
-    }
-}
-
-/// See [`Host::run_main`].
-pub(super) fn run_main(
-    host: &Host,
-    program: &Program,
-    start: Start,
-) -> (Result<(), CallFailure>, StepReport) {
-    let slot = Slot::of_start(host, program, start);
-    let Some(main) = program.main() else {
-        let text = "the module exports neither aici_main nor main";
-        return (
-            Err(CallFailure::new(ErrorReason::INIT, text)),
-            StepReport::default(),
-        );
-    };
-    match slot.register() {
-        Ok(registered) => Controller::run_main(program, slot.state(registered), main),
-        Err(failure) => (Err(failure), StepReport::default()),
-    }
-}
-
-impl Slot {
-    fn of_start(host: &Host, program: &Program, start: Start) -> Arc<Self> {
-        let config = host.config();
-        let surroundings = Surroundings {
-            model: start.model,
-            arg: start.arg,
-            abi: program.abi(),
-            capabilities: start.capabilities,
-            timer_resolution: config.timer_resolution,
-            result_bytes: config.result_bytes,
+        let place = match &self.0 {
+            Place::Thread(_) => "thread",
+            #[cfg(target_os = "linux")]
+            Place::Process(_) => "process",
+            #[cfg(target_os = "linux")]
+            Place::Nowhere(..) => "nowhere",
         };
-        Self::new(
-            host.clone(),
-            program.clone(),
-            surroundings,
-            start.group,
-            start.waker,
-        )
-    }
-
-    fn new(
-        host: Host,
-        program: Program,
-        surroundings: Surroundings,
-        group: Arc<Group>,
-        waker: Arc<dyn StepWaker>,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            host,
-            program,
-            surroundings,
-            group,
-            waker,
-            cancelled: Arc::default(),
-            inner: Mutex::new(Inner {
-                phase: Phase::Awaiting,
-                controller: None,
-                jobs: VecDeque::new(),
-                outcomes: VecDeque::new(),
-                number: 0,
-                best: BestTokens::default(),
-                running_since: None,
-                dropped: false,
-            }),
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing that can panic runs under the lock.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn register(&self) -> Result<Registered, CallFailure> {
-        Ok(Registered {
-            member: self.group.enter()?,
-            live: self.host.enter()?,
-        })
-    }
-
-    /// Queues jobs, and wakes a worker if none has this slot.
-    fn push(self: &Arc<Self>, jobs: impl IntoIterator<Item = Job>) {
-        let mut inner = self.lock();
-        if inner.phase == Phase::Failed {
-            let mut children = Vec::new();
-            for job in jobs {
-                match job {
-                    Job::Fork(child, _) => children.push(child),
-                    _ => inner.outcomes.push_back(failed(CallFailure::previous())),
-                }
-            }
-            drop(inner);
-            self.waker.wake();
-            for child in children {
-                child.fail(CallFailure::previous());
-            }
-            return;
-        }
-        inner.jobs.extend(jobs);
-        let starts = matches!(inner.jobs.front(), Some(Job::Start(..)));
-        // A fork that is not made yet starts with what `install` finds queued.
-        if inner.phase == Phase::Idle || (inner.phase == Phase::Awaiting && starts) {
-            inner.phase = Phase::Busy;
-            drop(inner);
-            self.schedule(starts);
-        }
-    }
-
-    fn schedule(self: &Arc<Self>, starts: bool) {
-        let config = self.host.config();
-        let late_after = if starts {
-            config.init_time
-        } else {
-            config.step_time + config.grace_time
-        };
-        let slot = Arc::clone(self);
-        self.host.workers().push(Work::Run { slot, late_after });
-    }
-
-    /// Does all that is queued. Called by one worker at a time, which [`Phase::Busy`] ensures.
-    pub(super) fn run(self: Arc<Self>) {
-        let mut controller = self.lock().controller.take();
-        loop {
-            let mut inner = self.lock();
-            inner.running_since = None;
-            let Some(job) = inner.jobs.pop_front() else {
-                if inner.phase == Phase::Busy && !inner.dropped {
-                    inner.phase = Phase::Idle;
-                    inner.controller = controller.take();
-                }
-                drop(inner);
-                // Freed without the lock, where the sequence is gone.
-                if let Some(mut controller) = controller {
-                    controller.leave();
-                }
-                return;
-            };
-            inner.running_since = Some(Instant::now());
-            let (number, best) = (inner.number, Arc::clone(&inner.best));
-            drop(inner);
-            // A defect in a host function ends this sequence and no other (AI-742).
-            let done = catch_unwind(AssertUnwindSafe(|| {
-                self.execute(job, controller.take(), (number, best))
-            }));
-            let outcome;
-            (controller, outcome) = done.unwrap_or_else(|_| {
-                tracing::error!("a host function panicked");
-                let text = "the controller could not be run";
-                let failure = CallFailure::new(ErrorReason::TRAP, text);
-                (None, Some(failed(failure)))
-            });
-            if let Some(outcome) = outcome {
-                self.publish(outcome);
-            }
-        }
-    }
-
-    /// Does one thing. Returns the guest, unless it failed.
-    fn execute(
-        &self,
-        job: Job,
-        controller: Option<Box<Controller>>,
-        (number, best): (u32, BestTokens),
-    ) -> (Option<Box<Controller>>, Option<Outcome>) {
-        let config = self.host.config();
-        match (job, controller) {
-            (Job::Start(prompt, registered), _) => {
-                let state = self.state(registered);
-                let (controller, outcome) =
-                    Controller::start(&self.program, state, &prompt, config);
-                (controller, Some(outcome))
-            }
-            (Job::Call(callback), Some(mut controller)) => {
-                controller.show_best_tokens(best);
-                let outcome = controller.call(&callback, number, config);
-                (outcome.result.is_ok().then_some(controller), Some(outcome))
-            }
-            (Job::Call(..), None) => (None, Some(failed(CallFailure::previous()))),
-            (Job::Fork(child, registered), Some(mut controller)) => {
-                child.install(controller.fork(child.state(registered)));
-                (Some(controller), None)
-            }
-            (Job::Fork(child, _), None) => {
-                child.fail(CallFailure::previous());
-                (None, None)
-            }
-        }
-    }
-
-    /// The state of a first instance; a fork has some of its parent's instead.
-    fn state(&self, registered: Registered) -> ControllerState {
-        let config = self.host.config();
-        let budget = Arc::clone(self.host.budget());
-        let limiter = InstanceLimiter::new(budget, config.memory_bytes, config.table_elements);
-        let mut state = ControllerState::new(
-            self.surroundings.clone(),
-            limiter,
-            (registered.member, registered.live),
-            Arc::clone(&self.cancelled),
-        );
-        state.random = match config.random {
-            ControllerRandom::Off => None,
-            ControllerRandom::Seeded => Some(SeededRandom::new(self.group.seed())),
-        };
-        state
-    }
-
-    fn publish(&self, outcome: Outcome) {
-        let mut inner = self.lock();
-        if outcome.result.is_err() {
-            inner.phase = Phase::Failed;
-        }
-        inner.outcomes.push_back(outcome);
-        // Whoever queued two calls waits for the second, so one wake-up is enough.
-        let last = !inner.jobs.iter().any(|job| matches!(job, Job::Call(..)));
-        drop(inner);
-        if last {
-            self.host.workers().wake_soon(&self.waker);
-        }
-    }
-
-    /// Takes the copy that the parent's worker has made.
-    fn install(self: &Arc<Self>, controller: Result<Box<Controller>, CallFailure>) {
-        let controller = match controller {
-            Ok(controller) => controller,
-            Err(failure) => return self.fail(failure),
-        };
-        let mut inner = self.lock();
-        if inner.dropped && inner.jobs.is_empty() {
-            drop(inner);
-            return drop(controller);
-        }
-        inner.controller = Some(controller);
-        inner.phase = Phase::Idle;
-        if !inner.jobs.is_empty() {
-            inner.phase = Phase::Busy;
-            drop(inner);
-            self.schedule(false);
-        }
-    }
-
-    /// Ends an instance that never came to be. Queued calls fail with it, as the first of them shows.
-    fn fail(&self, failure: CallFailure) {
-        let mut inner = self.lock();
-        inner.phase = Phase::Failed;
-        inner.outcomes.push_back(failed(failure));
-        let jobs = std::mem::take(&mut inner.jobs);
-        drop(inner);
-        self.waker.wake();
-        for job in jobs {
-            if let Job::Fork(child, _) = job {
-                child.fail(CallFailure::previous());
-            }
-        }
-    }
-}
-
-fn failed(failure: CallFailure) -> Outcome {
-    Outcome {
-        result: Err(failure),
-        report: StepReport::default(),
+        f.debug_tuple("Instance").field(&place).finish()
     }
 }

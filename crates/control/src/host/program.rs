@@ -2,12 +2,16 @@
 
 use std::fmt;
 use std::ops::Range;
+#[cfg(target_os = "linux")]
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use wasmparser::{DataKind, Operator, Parser, Payload};
 use wasmtime::{Engine, InstancePre, Linker};
 
 use super::artefact;
+#[cfg(target_os = "linux")]
+use super::failure::Abort;
 use super::state::ControllerState;
 use crate::module::{Abi, CheckedModule, ForkLayout, MainExport, ModuleError, ModuleId};
 
@@ -22,8 +26,19 @@ struct Loaded {
     wants_best_tokens: bool,
     main: Option<MainExport>,
     layout: ForkLayout,
-    initialised: Range<usize>,
-    instance: InstancePre<ControllerState>,
+    engine: Engine,
+    code: ProgramCode,
+}
+
+enum ProgramCode {
+    /// Runs in this process.
+    Loaded {
+        initialised: Range<usize>,
+        instance: InstancePre<ControllerState>,
+    },
+    /// Runs in processes of its own; this is its artefact, in memory that is given to them.
+    #[cfg(target_os = "linux")]
+    Remote(OwnedFd),
 }
 
 impl Program {
@@ -45,9 +60,71 @@ impl Program {
             wants_best_tokens: module.imports.iter().any(|name| name == TOP_LOGITS),
             main: module.main,
             layout: module.layout.clone(),
-            initialised: initialised(&module.instrumented),
-            instance: linker.instantiate_pre(&compiled).map_err(failed)?,
+            engine: engine.clone(),
+            code: ProgramCode::Loaded {
+                initialised: initialised(&module.instrumented),
+                instance: linker.instantiate_pre(&compiled).map_err(failed)?,
+            },
         })))
+    }
+
+    /// A program that this process cannot run, only hand on.
+    #[cfg(target_os = "linux")]
+    pub(super) fn remote(
+        engine: &Engine,
+        module: &CheckedModule,
+        artefact: &[u8],
+    ) -> Result<Self, ModuleError> {
+        let artefact = memory_file(artefact).map_err(|error| {
+            tracing::error!(%error, "no memory for an artefact");
+            ModuleError::Host("the compiled module cannot be kept".to_owned())
+        })?;
+        Ok(Self(Arc::new(Loaded {
+            id: module.id,
+            abi: module.abi,
+            steers: module.steers,
+            wants_best_tokens: false,
+            main: module.main,
+            layout: module.layout.clone(),
+            engine: engine.clone(),
+            code: ProgramCode::Remote(artefact),
+        })))
+    }
+
+    /// A program of the template: what [`Program::remote`] has handed on.
+    #[cfg(target_os = "linux")]
+    pub(super) fn handed_on(
+        linker: &Linker<ControllerState>,
+        (id, abi, start): (ModuleId, Abi, Option<String>),
+        artefact: &[u8],
+    ) -> wasmtime::Result<Self> {
+        let compiled = artefact::deserialize(linker.engine(), artefact)?;
+        Ok(Self(Arc::new(Loaded {
+            id,
+            abi,
+            steers: true,
+            wants_best_tokens: false,
+            main: None,
+            // A fork clones the process, so nothing else of it is needed.
+            layout: ForkLayout {
+                start,
+                ..ForkLayout::default()
+            },
+            engine: linker.engine().clone(),
+            code: ProgramCode::Loaded {
+                initialised: 0..usize::MAX,
+                instance: linker.instantiate_pre(&compiled)?,
+            },
+        })))
+    }
+
+    /// The artefact of a program that runs in other processes.
+    #[cfg(target_os = "linux")]
+    pub(super) fn artefact(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0.code {
+            ProgramCode::Remote(artefact) => Some(artefact.as_fd()),
+            ProgramCode::Loaded { .. } => None,
+        }
     }
 
     /// The module's id.
@@ -86,13 +163,31 @@ impl Program {
         &self.0.layout
     }
 
-    pub(super) fn instance(&self) -> &InstancePre<ControllerState> {
-        &self.0.instance
+    pub(super) fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// What is instantiated.
+    ///
+    /// # Errors
+    /// It runs in other processes.
+    pub(super) fn instance(&self) -> wasmtime::Result<&InstancePre<ControllerState>> {
+        match &self.0.code {
+            ProgramCode::Loaded { instance, .. } => Ok(instance),
+            #[cfg(target_os = "linux")]
+            ProgramCode::Remote(_) => {
+                Err(Abort::trap("this program runs in other processes").into())
+            }
+        }
     }
 
     /// The part of a new instance's memory that may differ from zero.
     pub(super) fn initialised(&self) -> Range<usize> {
-        self.0.initialised.clone()
+        match &self.0.code {
+            ProgramCode::Loaded { initialised, .. } => initialised.clone(),
+            #[cfg(target_os = "linux")]
+            ProgramCode::Remote(_) => 0..usize::MAX,
+        }
     }
 }
 
@@ -107,6 +202,17 @@ impl fmt::Debug for Program {
 
 /// As the imports of a module are written.
 const TOP_LOGITS: &str = "sapwood.top_logits";
+
+/// Memory with these bytes, that other processes can map.
+#[cfg(target_os = "linux")]
+fn memory_file(bytes: &[u8]) -> std::io::Result<OwnedFd> {
+    use std::io::Write as _;
+
+    let file = rustix::fs::memfd_create("controller", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(file);
+    file.write_all(bytes)?;
+    Ok(file.into())
+}
 
 /// From the first to the last byte that active data segments write. Everything, where that cannot be read.
 fn initialised(module: &[u8]) -> Range<usize> {

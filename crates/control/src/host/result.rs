@@ -120,7 +120,7 @@ pub(super) struct Waits<'m> {
 }
 
 impl Waits<'_> {
-    fn read(&self, names: Option<Vec<String>>) -> Read<Option<Waiting>> {
+    pub(super) fn read(&self, names: Option<Vec<String>>) -> Read<Option<Waiting>> {
         let Some(names) = names else {
             return Ok(None);
         };
@@ -374,7 +374,7 @@ fn read_branch(
 }
 
 /// The core's widest range (D-20).
-const TEMPERATURE_MAX: f32 = 100.0;
+pub(super) const TEMPERATURE_MAX: f32 = 100.0;
 
 fn check_tokens(tokens: &[Token], limits: ResultLimits) -> Read<()> {
     check_count(tokens.len())?;

@@ -309,4 +309,4 @@ pub(super) fn on_epoch(
 
 const EMPTY_MASK: &str = "empty mask: only EOS allowed\n";
 /// Each takes an eighth of a byte per token of the vocabulary, and more than branches are of no use.
-const MASKS_MAX: usize = 256;
+pub(super) const MASKS_MAX: usize = 256;

@@ -1,13 +1,8 @@
 //! Controllers written as text, run by a host.
 
-mod abi;
-mod constraints;
-mod forks;
-mod hostile;
-mod limits;
-mod random;
-mod random_modules;
-mod variables;
+#[cfg(target_os = "linux")]
+mod in_processes;
+mod in_threads;
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -192,7 +187,10 @@ pub(crate) fn bare_model() -> HostModel {
     let special = ["<s>", "</s>"].map(TokenEntry::special);
     let bytes = (0..98_u8).map(|byte| TokenEntry::text([byte]));
     let tokens = special.into_iter().chain(bytes).collect();
-    let tokenizer = |text: &str| text.bytes().map(|byte| Token::from(byte) + 2).collect();
+    let tokenizer = |text: &str| -> Vec<Token> {
+        assert_ne!(text, "defect", "a defect of the tokenizer");
+        text.bytes().map(|byte| Token::from(byte) + 2).collect()
+    };
     HostModel::new(tokens, 1, tokenizer)
 }
 
@@ -322,20 +320,47 @@ impl Sequence {
     }
 }
 
-/// Runs the `mid` of a P1 module once.
-fn mid_of(module: P1<'_>) -> Outcome {
-    let host = host();
-    let program = load(&host, &module.text());
-    Sequence::start(&host, &program).begun().mid()
+/// The command that runs a test of this binary as a template.
+#[cfg(target_os = "linux")]
+pub(crate) fn template_command(test: &str) -> Vec<std::ffi::OsString> {
+    let program = std::env::current_exe().unwrap();
+    let arguments = ["--exact", test, "--nocapture", "--test-threads=1"];
+    let command = std::iter::once(program.into_os_string());
+    command.chain(arguments.map(Into::into)).collect()
 }
 
-fn mid(body: &str) -> Outcome {
-    let mid = format!("{body} (call $ret (i32.const 64) (i32.const 21))");
-    mid_of(P1 {
-        mid: &mid,
-        ..P1::default()
-    })
+/// Whether this process was started by [`template_command`], with a socket as standard input.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_template() -> bool {
+    let stat = rustix::fs::fstat(std::io::stdin()).unwrap();
+    let is_socket = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_socket();
+    is_socket && std::env::args().any(|argument| argument == "--test-threads=1")
 }
+
+/// What the tests of both modes have in common beyond this module: hosts of their mode, made by `new_host`.
+macro_rules! in_this_mode {
+    () => {
+        fn host() -> Host {
+            new_host(small())
+        }
+
+        /// Runs the `mid` of a P1 module once.
+        fn mid_of(module: P1<'_>) -> Outcome {
+            let host = host();
+            let program = load(&host, &module.text());
+            Sequence::start(&host, &program).begun().mid()
+        }
+
+        fn mid(body: &str) -> Outcome {
+            let mid = format!("{body} (call $ret (i32.const 64) (i32.const 21))");
+            mid_of(P1 {
+                mid: &mid,
+                ..P1::default()
+            })
+        }
+    };
+}
+use in_this_mode;
 
 fn failure(outcome: Outcome) -> CallFailure {
     outcome.result.unwrap_err()

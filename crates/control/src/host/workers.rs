@@ -25,7 +25,7 @@ use sapwood_proto::steer::StepWaker;
 use wasmtime::Engine;
 
 use super::controller::Controller;
-use super::instance::Slot;
+use super::threads::Slot;
 
 /// What a worker thread does next.
 pub(super) enum Work {

@@ -27,6 +27,12 @@ impl ModuleId {
         Some(Self(id))
     }
 
+    /// An id that [`ModuleId::as_bytes`] has shown.
+    #[cfg(target_os = "linux")]
+    pub(crate) const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// The digest.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {

@@ -120,6 +120,10 @@ impl Failure {
         if failure.reason == ErrorReason::TIMEOUT {
             return Self::worker("timeout");
         }
+        // Neither is the end of its process, which anybody may have caused (AI-742).
+        if failure.reason == ErrorReason::RUNTIME_LOST {
+            return Self::worker("died");
+        }
         let mut report = report;
         // The message of a trap begins with what the callback printed; in the logs it stands once (AI-421).
         let printed = failure.message.len() - failure.without_log().len();

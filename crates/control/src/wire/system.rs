@@ -7,6 +7,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -352,12 +353,14 @@ fn terminated(name: &str) -> Result<CString, WireError> {
 }
 
 /// From here on SIGTERM, SIGINT and SIGUSR1 end the process with exit code 0, and the other processes of its group with
-/// it if it leads the group (AI-105). SIGBUS, which a shrunk region causes, ends it with exit code 3 after one line
+/// it if it leads the group (AI-105). Before that, `last` is called, which must be safe in signal handlers. SIGBUS, which a shrunk region causes, ends it with exit code 3 after one line
 /// (AI-223).
 ///
 /// # Errors
 /// The system refuses a handler.
-pub fn watch_signals() -> io::Result<()> {
+pub fn watch_signals(last: fn()) -> io::Result<()> {
+    // Fails only if it was called before.
+    let _ = LAST.set(last);
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
         handle(signal, on_stop)?;
     }
@@ -390,6 +393,9 @@ fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Resul
     Err(io::Error::last_os_error())
 }
 
+/// See [`watch_signals`].
+static LAST: OnceLock<fn()> = OnceLock::new();
+
 extern "C" fn on_stop(_: libc::c_int) {
     // SAFETY: `getpgrp`, `getpid`, `signal`, `kill` and `_exit` are safe in signal handlers.
     unsafe {
@@ -397,6 +403,9 @@ extern "C" fn on_stop(_: libc::c_int) {
         if libc::getpgrp() == libc::getpid() {
             libc::signal(libc::SIGTERM, libc::SIG_IGN);
             libc::kill(0, libc::SIGTERM);
+        }
+        if let Some(last) = LAST.get() {
+            last();
         }
         libc::_exit(0)
     }

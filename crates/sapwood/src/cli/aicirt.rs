@@ -5,6 +5,7 @@
 
 mod modules;
 mod saved_trie;
+mod template;
 mod vocabulary;
 mod wire_vocabulary;
 
@@ -23,6 +24,7 @@ use sapwood_control::trie::TokenView;
 use sapwood_control::wire::{Synchronisation, WireConfig, WireError};
 use sapwood_proto::steer::SteerUser;
 
+pub(super) use self::template::{ControllerTemplate, TEMPLATE_NAME};
 use self::vocabulary::LoadedVocabulary;
 use super::Common;
 use crate::failure::{CliError, Exit};
@@ -121,8 +123,8 @@ pub(super) struct AicirtCommand {
     /// The form of the protocol; auto: a P2 flag or the first op decides
     #[arg(long, value_enum, default_value = "auto")]
     dialect: DialectFlag,
-    /// How controllers are kept apart; only `shared` (threads of this process) is there
-    #[arg(long, value_enum, default_value = "shared")]
+    /// How controllers are kept apart: a process for each sequence, or threads of this process
+    #[arg(long, value_enum, default_value = "sequence")]
     isolation: Isolation,
     /// Waited beyond a limit, once per request (P1)
     #[arg(long, default_value_t = 20, value_name = "MS")]
@@ -205,11 +207,6 @@ impl AicirtCommand {
                 self.name
             )));
         }
-        if matches!(self.isolation, Isolation::Sequence) {
-            return Err(CliError::usage(
-                "--isolation sequence: one process for each sequence is not there yet; leave the flag out, or give shared",
-            ));
-        }
         Ok(())
     }
 
@@ -246,7 +243,7 @@ impl AicirtCommand {
         }
     }
 
-    fn host(&self) -> Result<Host, CliError> {
+    fn host(&self, isolation: Isolation) -> Result<Host, CliError> {
         let times = self.times();
         let step_time = match self.dialect() {
             Dialect::P2 => times.p2_step,
@@ -262,26 +259,40 @@ impl AicirtCommand {
             late_steps: times.late_steps.saturating_mul(100),
             grace_time: times.grace,
             timer_resolution: Duration::from_micros(self.wasm_timer_resolution_us.unwrap_or(0)),
+            instances: match isolation {
+                Isolation::Sequence => PROCESSES_MAX,
+                Isolation::Shared => HostConfig::default().instances,
+            },
             ..HostConfig::default()
         };
-        Host::new(config).map_err(|error| CliError::usage(error.to_string()))
+        let host = match isolation {
+            Isolation::Sequence => {
+                let host = Host::in_processes(config, ControllerTemplate::command_of(self)?);
+                return host.map_err(|error| {
+                    CliError::usage(format!("{error}; --isolation shared needs no processes"))
+                });
+            }
+            Isolation::Shared => Host::new(config),
+        };
+        host.map_err(|error| CliError::usage(error.to_string()))
     }
 
-    fn controllers(&self) -> Result<Controllers<Host>, CliError> {
+    fn controllers(&self, host: Host) -> Result<Controllers<Host>, CliError> {
         let program = std::env::current_exe()
             .map_err(|error| CliError::new(format!("cannot find this program: {error}")))?;
         let child = vec![program.into(), super::compile_controller::NAME.into()];
         let compiler = CompilerOptions::new(CompilerPlace::Child(child));
         let store = StoreOptions::new(self.cache_dir.clone());
         let options = ControllersOptions::new(store, compiler);
-        Controllers::open(self.host()?, options).map_err(|error| {
+        Controllers::open(host, options).map_err(|error| {
             CliError::usage(format!("--cache-dir {}: {error}", self.cache_dir.display()))
         })
     }
 
     fn manage(&self) -> Result<(), CliError> {
         modules::run(
-            &self.controllers()?,
+            // One module, run once or not at all.
+            &self.controllers(self.host(Isolation::Shared)?)?,
             &modules::ModuleTask {
                 module: self
                     .module
@@ -317,7 +328,9 @@ impl AicirtCommand {
 
     fn serve(&self) -> Result<(), CliError> {
         let failed = |error: AicirtError| CliError::exit(exit_of(&error), error.to_string());
-        // First: the engine may end while the tokenizer and the store are loaded (AI-106).
+        // Before any thread: controllers' processes are cloned from one that this starts (AI-702).
+        let host = self.host(self.isolation)?;
+        // Next: the engine may end while the tokenizer and the store are loaded (AI-106).
         aicirt::begin(self.keep).map_err(failed)?;
         if self.realtime
             && let Err(error) = sapwood_control::wire::ask_for_realtime()
@@ -325,7 +338,7 @@ impl AicirtCommand {
             tracing::warn!(%error, "no realtime priority");
         }
         let loaded = self.vocabulary()?;
-        let controllers = Arc::new(self.controllers()?);
+        let controllers = Arc::new(self.controllers(host)?);
         let programs = Arc::clone(&controllers);
         aicirt::run(AicirtOptions {
             wire: self.wire(),
@@ -356,6 +369,9 @@ impl AicirtCommand {
         .map_err(failed)
     }
 }
+
+/// Live sequences where each has a process.
+const PROCESSES_MAX: u32 = 512;
 
 /// The exit code of a runtime that ended otherwise than it was asked to (AI-107).
 fn exit_of(error: &AicirtError) -> Exit {

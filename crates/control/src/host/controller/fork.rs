@@ -41,7 +41,7 @@ impl Controller {
         if child.get_fuel().is_ok() {
             child.set_fuel(u64::MAX)?;
         }
-        let instance = self.program.instance().instantiate(&mut *child)?;
+        let instance = self.program.instance()?.instantiate(&mut *child)?;
         child.data_mut().limiter.instantiating = false;
         let memory = find_memory(child, &instance)?;
         let pages = self.memory.size(&self.store) - memory.size(&*child);

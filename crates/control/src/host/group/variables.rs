@@ -8,6 +8,7 @@ use sapwood_proto::steer::{NamedVariable, OutsideWrite, RequestVariables, Variab
 
 use super::{Group, MemberNumber};
 use crate::host::failure::Abort;
+use crate::host::home::Home;
 
 /// Limits of the variables of one request (AI-953).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub(in crate::host) enum WriteResult {
 pub struct Variables {
     limits: VariablesLimits,
     set: Mutex<Set>,
+    /// In a controller's process: who has them instead.
+    home: Option<Arc<dyn Home>>,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +86,16 @@ impl Variables {
         Self {
             limits,
             set: Mutex::default(),
+            home: None,
+        }
+    }
+
+    /// The variables of the runtime, seen from a controller's process.
+    #[cfg(target_os = "linux")]
+    pub(super) fn of_home(limits: VariablesLimits, home: Arc<dyn Home>) -> Self {
+        Self {
+            home: Some(home),
+            ..Self::new(limits)
         }
     }
 
@@ -95,6 +108,9 @@ impl Variables {
     /// The value of `name`, if it was ever written. Costs no copy of it.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<Versioned> {
+        if let Some(home) = &self.home {
+            return home.read(name);
+        }
         let set = self.lock();
         set.values
             .get(name)
@@ -128,6 +144,10 @@ impl Variables {
         write: &VariableWrite,
         writer: MemberNumber,
     ) -> Result<WriteResult, Abort> {
+        // There it is known who writes.
+        if let Some(home) = &self.home {
+            return home.write(write);
+        }
         let limits = &self.limits;
         limit("name", write.name.len(), limits.name_bytes)?;
         limit("value", write.value.len(), limits.value_bytes)?;

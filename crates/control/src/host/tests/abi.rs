@@ -321,7 +321,7 @@ fn ai_604_the_start_function_runs_once_and_init_before_create() {
 
 #[test]
 fn a_main_runs_once_and_prints() {
-    let host = host();
+    let host = Host::new(small()).unwrap();
     let text = format!(
         "(module {IMPORTS} (memory (export \"memory\") 1) (data (i32.const 0) \"done\") {PRINT}
          (func (export \"main\") (param i32 i32) (result i32) (call $print (i32.const 0) (i32.const 4)) (i32.const 0)))"
@@ -380,23 +380,14 @@ fn ai_607_every_function_that_may_be_imported_links() {
 #[test]
 fn ai_742_a_panic_of_the_host_ends_its_sequence_alone() {
     let host = host();
+    // The tokenizer of tests has a defect.
     let module = P1 {
-        mid: "(drop (call $tokenize (i32.const 0) (i32.const 1))) unreachable",
+        functions: "(data (i32.const 500) \"defect\")",
+        mid: "(drop (call $tokenize (i32.const 500) (i32.const 6))) unreachable",
         ..P1::default()
     };
     let program = load(&host, &module.text());
-    let tokenizer = |_: &str| -> Vec<Token> { panic!("a defect of the tokenizer") };
-    let bell = Arc::new(Bell::default());
-    let start = Start {
-        model: Arc::new(HostModel::new(vec![TokenEntry::default(); 8], 1, tokenizer)),
-        arg: "".into(),
-        prompt: Vec::new(),
-        group: Group::new(1, VariablesLimits::default()),
-        capabilities: Capabilities::ALL,
-        waker: Arc::clone(&bell) as _,
-    };
-    let instance = Instance::start(&host, &program, start);
-    let mut sequence = Sequence { instance, bell }.begun();
+    let mut sequence = Sequence::start(&host, &program).begun();
     let failure = failure(sequence.mid());
     assert_eq!(failure.message, "the controller could not be run");
     assert!(

@@ -176,11 +176,10 @@ fn ai_714_a_fork_of_a_failed_sequence_fails() {
 /// AI-711
 #[test]
 fn ai_1105_a_large_memory_of_which_little_was_written_is_copied_exactly() {
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         memory_bytes: 32 << 20,
         ..small()
-    })
-    .unwrap();
+    });
     // 16 MiB, of which `pre` writes a word in each 16th page, and initial data at both ends of a page.
     let module = P1 {
         globals: "(memory (export \"memory\") 256)

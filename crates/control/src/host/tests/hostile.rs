@@ -5,12 +5,11 @@ use super::*;
 
 /// One thread, so that a loop would stop everything, and a limit after which a loop ends.
 fn strict() -> Host {
-    Host::new(HostConfig {
+    new_host(HostConfig {
         late_steps: 1,
         step_time: Duration::from_millis(500),
         ..small()
     })
-    .unwrap()
 }
 
 /// Runs three steps of 39 good sequences while `hostile` makes one call.
@@ -188,11 +187,10 @@ fn ai_441_several_loops_at_once_do_not_stop_the_others() {
 
 #[test]
 fn ai_731_init_has_one_limit_and_fails_the_start() {
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         init_time: Duration::from_millis(20),
         ..small()
-    })
-    .unwrap();
+    });
     for module in [
         P1 {
             functions: "(func $s (loop $l (br $l))) (start $s)",
@@ -216,11 +214,10 @@ fn ai_731_init_has_one_limit_and_fails_the_start() {
 #[test]
 fn dropping_an_instance_interrupts_its_callback_and_frees_it() {
     // Limits that the test would not survive.
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         step_time: Duration::from_secs(3600),
         ..small()
-    })
-    .unwrap();
+    });
     let text = P1 {
         mid: "(loop $l (br $l))",
         ..P1::default()

@@ -220,11 +220,10 @@ fn ai_1090_numbers_of_branches_splices_and_tokens() {
 
 #[test]
 fn ai_605_a_result_may_have_so_many_bytes() {
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         result_bytes: 1000,
         ..small()
-    })
-    .unwrap();
+    });
     let data = format!("(data (i32.const 4096) \"{:1001}\")", "\\22Stop\\22");
     let data = data.replace("\\22Stop\\22", "\\22Stop\\22      ");
     let check = |len: u32| {
@@ -367,11 +366,10 @@ fn ai_608_memory_grows_to_the_limit_and_then_traps() {
 
 #[test]
 fn ai_608_tables_grow_to_the_limit_and_then_trap() {
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         table_elements: 50,
         ..small()
-    })
-    .unwrap();
+    });
     let grow = |count: u32| {
         let module = P1 {
             globals: "(memory (export \"memory\") 2) (table $t 10 funcref)",
@@ -398,11 +396,10 @@ fn ai_608_tables_grow_to_the_limit_and_then_trap() {
 #[test]
 fn ai_741_all_instances_together_have_a_limit() {
     let memory_total_bytes = 3 * 2 * 65536;
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         memory_total_bytes,
         ..small()
-    })
-    .unwrap();
+    });
     let program = load(&host, &token_42());
     let group = Group::new(16, VariablesLimits::default());
     let mut three: Vec<_> = (0..3)
@@ -427,14 +424,38 @@ fn ai_741_all_instances_together_have_a_limit() {
     wait_until_free(&host);
 }
 
+/// Of a start, and more than a socket takes at once.
+#[test]
+fn ai_1090_a_prompt_may_have_a_mebi_of_tokens() {
+    let host = host();
+    let module = P1 {
+        init_prompt: "(call $hex (call $blob (i32.const 4) (i32.const 0) (i32.const 0)))
+            (call $ret (i32.const 0) (i32.const 2))",
+        ..P1::default()
+    };
+    let bell = Arc::new(Bell::default());
+    let start = Start {
+        model: model(),
+        arg: "a".repeat(1 << 20).into(),
+        prompt: vec![7; 1 << 20],
+        group: Group::new(1, VariablesLimits::default()),
+        capabilities: Capabilities::ALL,
+        waker: Arc::clone(&bell) as _,
+    };
+    let instance = Instance::start(&host, &load(&host, &module.text()), start);
+    let outcome = Sequence { instance, bell }.outcome();
+    assert!(outcome.result.is_ok(), "{outcome:?}");
+    // `{"prompt":[7,7, and so on.
+    assert_eq!(outcome.report.logs, format!("{:08x} ", 12 + 2 * (1 << 20)));
+}
+
 /// AI-413
 #[test]
 fn ai_1090_live_sequences_of_a_request_and_of_a_host() {
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         instances: 5,
         ..small()
-    })
-    .unwrap();
+    });
     let program = load(&host, &token_42());
     let group = Group::new(3, VariablesLimits::default());
     let mut parent = Sequence::start_in(&host, &program, &group).begun();
@@ -457,11 +478,10 @@ fn ai_1090_live_sequences_of_a_request_and_of_a_host() {
 
 #[test]
 fn ai_733_fuel_is_counted_instead_of_time() {
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         fuel: Some(10_000),
         ..small()
-    })
-    .unwrap();
+    });
     let check = |rounds: u32| {
         let module = P1 {
             mid: &format!(

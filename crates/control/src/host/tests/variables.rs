@@ -93,11 +93,10 @@ fn ai_953_over_a_limit_the_callback_fails_and_nothing_is_written() {
 /// AI-952
 #[test]
 fn ai_952_forks_share_one_set_which_outlives_a_failed_sequence() {
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         threads: Some(3),
         ..small()
-    })
-    .unwrap();
+    });
     let append = r#"{"WriteVar":{"name":"x","value":"01","op":"Append"}}"#;
     let program = load(&host, &commanding(&[append; 4]));
     let group = Group::new(16, VariablesLimits::default());

@@ -16,6 +16,8 @@ use crate::process::sapwood;
 pub(super) const SYNCHRONISATIONS: [Synchronisation; 2] =
     [Synchronisation::Semaphores, Synchronisation::Futex];
 
+pub(super) const ISOLATIONS: [&str; 2] = ["sequence", "shared"];
+
 /// Allows only token 3582, "yes", and stops after it.
 pub(super) const YES: &str = r#"(module
   (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
@@ -69,6 +71,10 @@ pub(super) fn left(prefix: &str) -> Vec<String> {
 /// How an engine is started.
 pub(super) struct EngineSetup<'a> {
     pub(super) synchronisation: Synchronisation,
+    /// Without one, the default.
+    pub(super) isolation: Option<&'a str>,
+    /// The time limits are those by default; else a busy machine keeps them too.
+    pub(super) default_times: bool,
     /// Further flags of the runtime.
     pub(super) flags: &'a [&'a str],
     /// The runtime's parent is a shell.
@@ -76,9 +82,19 @@ pub(super) struct EngineSetup<'a> {
 }
 
 impl EngineSetup<'_> {
+    /// In a given mode.
+    pub(super) const fn isolated(isolation: &'static str) -> Self {
+        Self {
+            isolation: Some(isolation),
+            ..Self::new(Synchronisation::Futex)
+        }
+    }
+
     pub(super) const fn new(synchronisation: Synchronisation) -> Self {
         Self {
             synchronisation,
+            isolation: None,
+            default_times: false,
             flags: &[],
             under_shell: false,
         }
@@ -119,6 +135,14 @@ impl Engine {
         flags.extend(["--json-size=1", "--bin-size", "1"]);
         if setup.synchronisation == Synchronisation::Futex {
             flags.push("--futex");
+        }
+        if !setup.default_times {
+            flags.extend(["--wasm-max-pre-step-time", "10000"]);
+            flags.extend(["--wasm-max-step-time", "2000"]);
+            flags.extend(["--wasm-max-init-time", "10000"]);
+        }
+        if let Some(isolation) = setup.isolation {
+            flags.extend(["--isolation", isolation]);
         }
         // The last of a flag wins nowhere: a flag of the test replaces ours.
         for given in setup.flags {
@@ -196,6 +220,12 @@ impl Engine {
 
     pub(super) fn main_json(&mut self, request: &Value) -> Value {
         serde_json::from_slice(&self.main_bytes(request.to_string().as_bytes())).unwrap()
+    }
+
+    /// Sends a request of the main channel, whose answer is not waited for.
+    pub(super) fn send_main(&mut self, request: &Value) {
+        let request = request.to_string();
+        self.wire.requests.send(request.as_bytes()).unwrap();
     }
 
     /// Exchanges one message of the side channel.
