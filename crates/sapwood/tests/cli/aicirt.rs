@@ -15,7 +15,8 @@ use self::engine::{
 };
 use crate::process::{folder, interrupt, run, run_with, sapwood};
 
-/// The transcript of the page, over both kinds of shared memory. AI-101, AI-103, AI-201, AI-231, AI-303, AI-311, AI-315
+/// The transcript of the page, over both kinds of shared memory and in both isolation modes. AI-101, AI-103, AI-201, AI-231, AI-303,
+/// AI-311, AI-315, AI-701
 #[test]
 fn ai_401_the_transcript_of_the_page_between_two_processes() {
     let modes = SYNCHRONISATIONS.map(|synchronisation| {
