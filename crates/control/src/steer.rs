@@ -420,7 +420,7 @@ pub(crate) fn add_report(total: &mut StepReport, report: StepReport) {
     });
     let kept = kept.count();
     total.storage.drain(..total.storage.len() - kept);
-    total.micros += report.micros;
+    total.micros = total.micros.saturating_add(report.micros);
 }
 
 /// Tokens that a module can ask for (AI-1009).

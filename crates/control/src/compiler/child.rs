@@ -11,7 +11,8 @@ use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
 /// Limits that the child sets itself. A process without unsafe code cannot set them for a child that it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChildLimits {
-    /// Bytes of private memory that can be written: heap and maps. This is the limit that modules meet.
+    /// Bytes of private memory that can be written, heap and maps, beyond what the process has at its start. This is the
+    /// limit that modules meet.
     pub memory_bytes: u64,
     /// Bytes of address space. More than the memory, since it also counts the program itself, its libraries, stacks,
     /// and what allocators and the Wasm engine reserve and never touch; it bounds what the other limit does not count.
@@ -80,7 +81,10 @@ impl ChildLimits {
             self.address_space_bytes,
             self.address_space_bytes,
         )?;
-        limit(Resource::Data, self.memory_bytes, self.memory_bytes)?;
+        // On top of what is there: allocators reserve as much as this whole limit in advance, and then a limit without it
+        // leaves nothing, or by chance a little, for the module.
+        let memory_bytes = self.memory_bytes.saturating_add(private_bytes());
+        limit(Resource::Data, memory_bytes, memory_bytes)?;
         // At the lower one the system sends XCPU, which the parent recognises; at the higher one KILL.
         let seconds = self.time.as_secs() + u64::from(self.time.subsec_nanos() > 0);
         limit(Resource::Cpu, seconds, seconds + 1)?;
@@ -88,6 +92,17 @@ impl ChildLimits {
         limit(Resource::Core, 0, 0)?;
         Ok(())
     }
+}
+
+/// What counts against the limit of private memory already; 0 where the system does not say.
+fn private_bytes() -> u64 {
+    let sizes = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    // In pages: size, resident, shared, text, libraries, data and stack.
+    let pages = sizes.split_ascii_whitespace().nth(5);
+    let pages = pages.and_then(|pages| pages.parse::<u64>().ok());
+    pages.map_or(0, |pages| {
+        pages.saturating_mul(rustix::param::page_size() as u64)
+    })
 }
 
 /// Reads a message; `None` if it is incomplete or longer than `limit`.

@@ -16,6 +16,9 @@ pub(super) struct MemoryBudget {
     limit: usize,
     /// In a controller's process: who counts instead.
     home: Option<Arc<dyn Home>>,
+    /// In a controller's process: bytes that were given back here. The runtime gets them when the process ends, and
+    /// until then they are taken first.
+    credit: AtomicUsize,
 }
 
 impl MemoryBudget {
@@ -24,6 +27,7 @@ impl MemoryBudget {
             used: AtomicUsize::new(0),
             limit,
             home: None,
+            credit: AtomicUsize::new(0),
         }
     }
 
@@ -34,6 +38,7 @@ impl MemoryBudget {
             used: AtomicUsize::new(0),
             limit: 0,
             home: Some(home),
+            credit: AtomicUsize::new(0),
         }
     }
 
@@ -44,7 +49,15 @@ impl MemoryBudget {
     /// Takes so many bytes; `false` if that would be more than there are.
     pub(super) fn charge(&self, bytes: usize) -> bool {
         if let Some(home) = &self.home {
-            return home.charge(bytes);
+            // One thread runs here, so nobody takes it in between.
+            let credit = self.credit.load(Ordering::Relaxed);
+            let more = bytes.saturating_sub(credit);
+            let granted = more == 0 || home.charge(more);
+            if granted {
+                let rest = credit.saturating_sub(bytes);
+                self.credit.store(rest, Ordering::Relaxed);
+            }
+            return granted;
         }
         let add = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
         self.used
@@ -55,6 +68,7 @@ impl MemoryBudget {
     /// Gives bytes back.
     pub(super) fn refund(&self, bytes: usize) {
         if self.home.is_some() {
+            self.credit.fetch_add(bytes, Ordering::Relaxed);
             return;
         }
         self.used.fetch_sub(bytes, Ordering::Relaxed);
@@ -172,5 +186,57 @@ impl ResourceLimiter for InstanceLimiter {
 impl Drop for InstanceLimiter {
     fn drop(&mut self) {
         self.budget.refund(self.charged);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use sapwood_proto::steer::VariableWrite;
+
+    use super::*;
+    use crate::host::group::Versioned;
+    use crate::host::group::variables::WriteResult;
+
+    /// Grants charges up to a sum, and notes them.
+    #[derive(Debug)]
+    struct Granting(usize, Mutex<Vec<usize>>);
+
+    impl Home for Granting {
+        fn charge(&self, bytes: usize) -> bool {
+            let mut charged = self.1.lock().unwrap();
+            let granted = charged.iter().sum::<usize>() + bytes <= self.0;
+            if granted {
+                charged.push(bytes);
+            }
+            granted
+        }
+
+        fn read(&self, _: &str) -> Option<Versioned> {
+            None
+        }
+
+        fn write(&self, _: &VariableWrite) -> Result<WriteResult, Abort> {
+            Ok(WriteResult::Conflict(None))
+        }
+    }
+
+    /// A controller that makes and frees a mask in each step must not use up the memory of all.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn ai_741_a_process_takes_what_it_gave_back_before_it_asks_for_more() {
+        let home = Arc::new(Granting(250, Mutex::default()));
+        let budget = MemoryBudget::of_home(Arc::clone(&home) as _);
+        for _ in 0..100 {
+            assert!(budget.charge(100));
+            budget.refund(100);
+        }
+        assert_eq!(*home.1.lock().unwrap(), [100]);
+        assert!(budget.charge(160), "60 of them are new");
+        assert!(!budget.charge(100), "more than there is");
+        budget.refund(60);
+        assert!(budget.charge(150), "what was refused took nothing");
+        assert_eq!(*home.1.lock().unwrap(), [100, 60, 90]);
     }
 }

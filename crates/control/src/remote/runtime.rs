@@ -94,7 +94,7 @@ impl RemoteRuntime {
             tracing::error!(%error, "there is no thread for the runtime of the controllers");
             unavailable()
         })?;
-        let until = Instant::now() + START_WAIT;
+        let until = Instant::now() + REQUEST_WAIT;
         let mut state = self.shared.state();
         loop {
             if let Some(epoch) = &state.current {
@@ -428,6 +428,8 @@ pub(super) fn unavailable() -> SteerRefusal {
 
 /// How long a request waits for a process that is being started.
 const START_WAIT: Duration = Duration::from_secs(25);
+/// How long a request waits for it: meanwhile it has one of the few threads for uploads and grammars.
+const REQUEST_WAIT: Duration = Duration::from_secs(5);
 /// A message that is half written for so long will not come (AI-213).
 const STALL: Duration = Duration::from_secs(10);
 /// After this time the sender looks whether the process is still there.

@@ -308,7 +308,9 @@ pub(super) fn run(epoch: &Epoch, mut wire: SideWire) {
             return;
         }
         let until = Instant::now() + SLICE;
-        loop {
+        // `receive` does not look at the time while there is a message: one that answers without end must not keep its limits
+        // from being looked at.
+        while Instant::now() < until {
             match wire.responses.receive(&mut answer, Some(until)) {
                 Ok(Received::Message) => match Reply::parse(&answer) {
                     Ok(reply) => take(epoch, reply),

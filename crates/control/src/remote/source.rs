@@ -112,6 +112,20 @@ impl SteerSource for RemoteControllers {
                 ),
             });
         }
+        // They are where the controllers run, and the protocol has no op for them.
+        if call
+            .sharer
+            .as_ref()
+            .is_some_and(|sharer| !sharer.take_initial().is_empty())
+        {
+            return Err(SteerRefusal {
+                code: Code::Unimplemented,
+                reason: ErrorReason::NONE,
+                message:
+                    "variables cannot be set with a run here: controllers run in another process"
+                        .to_owned(),
+            });
+        }
         let module = self.modules.find(call.user, call.controller)?;
         let user = WireAuth {
             user: call.user.name,

@@ -235,7 +235,7 @@ const LIST_MAX: usize = 65_536;
 pub(crate) fn merge(into: &mut StepReport, report: StepReport) {
     into.logs.push_str(&report.logs);
     into.storage.extend(report.storage);
-    into.micros += report.micros;
+    into.micros = into.micros.saturating_add(report.micros);
 }
 
 /// The id as controllers get it: theirs have 32 bits.

@@ -127,6 +127,25 @@ fn ai_931_an_uploaded_controller_steers_through_every_protocol() {
     assert_eq!(lmtp.matches("\"token\":42").count(), 3, "{lmtp}");
 }
 
+/// The compiler's process has the allocator of the program, which reserves memory in advance; what it reserves must not
+/// count against the limit for the module.
+#[test]
+fn ai_732_one_module_after_the_other_compiles_in_a_process_of_the_program() {
+    let server = Steered::start("controller-compiler");
+    for number in 0..12 {
+        let functions: String = (0..200)
+            .map(|index| {
+                format!("(func (param i32) (result i32) (i32.mul (local.get 0) (i32.const {index}{number})))")
+            })
+            .collect();
+        let text = THREE_STARS.replace("(memory (export", &format!("{functions} (memory (export"));
+        let file = format!("module-{number}.wasm");
+        std::fs::write(server.here.join(&file), wat::parse_str(&text).unwrap()).unwrap();
+        let uploaded = server.command(&["controller", "upload", &file]);
+        assert_eq!(uploaded.code, 0, "{number}: {uploaded:?}");
+    }
+}
+
 #[test]
 fn ai_840_a_constraint_is_a_controller_of_every_server() {
     let server = Steered::start("constraint-everywhere");

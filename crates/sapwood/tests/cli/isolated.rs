@@ -59,6 +59,9 @@ const FORK: &str = r#"
       (else (call $ret (i32.const 256) (i32.const 15))))))
 "#;
 
+/// Flags of a runtime: a machine that is busy with other tests makes no step late.
+const PATIENT: &str = r#""--wasm-max-pre-step-time", "5000", "--wasm-max-step-time", "5000""#;
+
 /// A server whose controllers run elsewhere.
 struct Isolated {
     here: PathBuf,
@@ -269,7 +272,7 @@ fn ai_850_a_configured_runtime_gets_the_modules_of_the_server() {
         bytes_vocabulary(&here.join("vocabulary.bin"));
         let runtime = format!(
             "runtime = {{ command = \"{}\", dialect = \"{dialect}\", sync = \"{sync}\", args = [\"aicirt\", \
-             \"--tokenizer\", \"{}\", \"--cache-dir\", \"{}\"] }}",
+             \"--tokenizer\", \"{}\", \"--cache-dir\", \"{}\", {PATIENT}] }}",
             env!("CARGO_BIN_EXE_sapwood"),
             here.join("vocabulary.bin").display(),
             here.join("cache").display(),

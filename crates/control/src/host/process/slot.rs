@@ -199,6 +199,13 @@ impl ProcessSlot {
             // It has ended already, and gives nothing back any more.
             return true;
         }
+        let config = self.around.host.config();
+        let tables = 2 * config.table_elements * size_of::<usize>();
+        let most = config.memory_bytes.saturating_add(tables);
+        // The process keeps to its limit by itself, unless its controller has taken it over.
+        if inner.charged.saturating_add(bytes) > most {
+            return false;
+        }
         let granted = self.around.host.budget().charge(bytes);
         if granted {
             inner.charged += bytes;

@@ -94,6 +94,10 @@ impl MessageInbox {
             self.bytes.clear();
             self.bytes.shrink_to(ROOM_BYTES);
             self.start = 0;
+        } else if self.start >= ROOM_BYTES {
+            // A part of a message may follow for ever.
+            self.bytes.drain(..self.start);
+            self.start = 0;
         }
         Ok(Some(message))
     }

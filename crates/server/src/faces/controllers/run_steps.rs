@@ -111,7 +111,7 @@ impl RunSteps {
         let fork = self.fork(index);
         fork.logs.push_str(&logs);
         fork.storage.extend(storage.iter().map(command));
-        fork.micros += micros;
+        fork.micros = fork.micros.saturating_add(micros);
     }
 
     /// Ends the run with an error: every sequence that has not ended fails (AI-915).
