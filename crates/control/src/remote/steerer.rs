@@ -155,7 +155,7 @@ impl RemoteSteer {
             return instead.map(Some);
         }
         let Some(result) = self.epoch.table().poll_mid(id) else {
-            return Ok(None);
+            return self.ask_again(id);
         };
         let returned = result.map_err(|failure| failure_of(&failure))?;
         match (&mut self.steps, returned) {
@@ -165,6 +165,19 @@ impl RemoteSteer {
             }
             _ => Err(unexpected()),
         }
+    }
+
+    /// There is no answer of `mid`, perhaps because the table has dropped it: a `pre` that nobody asked for may come after
+    /// the question, and changes what it was about. Nothing happens while the answer is on its way.
+    fn ask_again(&mut self, id: u64) -> Steered<Option<Mid>> {
+        let mut table = self.epoch.table();
+        if let RemoteSteps::P1 { known, .. } = &mut self.steps
+            && let Some(unasked) = table.poll_pre(id)
+        {
+            return mid_instead(unasked, known).map(Some);
+        }
+        table.ask_mid(id, self.epoch.now());
+        Ok(None)
     }
 }
 

@@ -150,7 +150,8 @@ struct LoadedTemplate {
     p1: Linker<ControllerState>,
     p2: Linker<ControllerState>,
     /// The last that were used, newest first.
-    programs: VecDeque<Program>,
+    /// The latest first, each with the bytes of its artefact.
+    programs: VecDeque<(Program, usize)>,
 }
 
 impl LoadedTemplate {
@@ -191,11 +192,12 @@ impl LoadedTemplate {
     }
 
     fn program(&mut self, module: &LaunchedModule, artefact: OwnedFd) -> wasmtime::Result<Program> {
-        let known = |program: &Program| program.id().as_bytes() == &module.id;
+        let known = |(program, _): &(Program, usize)| program.id().as_bytes() == &module.id;
         if let Some(place) = self.programs.iter().position(known)
-            && let Some(program) = self.programs.remove(place)
+            && let Some(found) = self.programs.remove(place)
         {
-            self.programs.push_front(program.clone());
+            let program = found.0.clone();
+            self.programs.push_front(found);
             return Ok(program);
         }
         let mut bytes = Vec::new();
@@ -209,8 +211,14 @@ impl LoadedTemplate {
         let id = ModuleId::from_bytes(module.id);
         let parts = (id, module.abi, module.start.clone());
         let program = Program::handed_on(linker, parts, &bytes)?;
+        let mut left = PROGRAM_BYTES.saturating_sub(bytes.len());
         self.programs.truncate(PROGRAMS - 1);
-        self.programs.push_front(program.clone());
+        self.programs.retain(|(_, bytes)| {
+            let kept = left.checked_sub(*bytes);
+            left = kept.unwrap_or(left);
+            kept.is_some()
+        });
+        self.programs.push_front((program.clone(), bytes.len()));
         Ok(program)
     }
 
@@ -245,6 +253,8 @@ fn report(socket: OwnedFd, failure: CallFailure) {
 
 /// Programs that stay loaded.
 const PROGRAMS: usize = 64;
+/// Bytes of their artefacts, but for a larger one that was used last.
+const PROGRAM_BYTES: usize = 512 << 20;
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// What guests may use, and what the host needs around them.
 const STACK_BYTES: u64 = 8 << 20;
