@@ -352,8 +352,31 @@ impl StepAnswer {
         first.0.iter_mut().chain(second).map(|(_, result)| result)
     }
 
+    /// Drops writes that cannot fit anyway, those of the results with most of them: one sequence must not cost the others
+    /// their step, and nothing is encoded in vain.
+    fn drop_excessive_writes(&mut self, bytes_max: usize) {
+        let results = self.results().count().max(1);
+        let all = |answer: &mut Self| -> usize {
+            let bytes = answer
+                .results()
+                .map(|result| written_bytes(&result.storage));
+            bytes.sum()
+        };
+        if all(self) <= bytes_max {
+            return;
+        }
+        self.results()
+            .for_each(|result| drop_replaced(&mut result.storage));
+        if all(self) > bytes_max {
+            let share = bytes_max / 2 / results;
+            self.results()
+                .filter(|result| written_bytes(&result.storage) > share)
+                .for_each(|result| result.storage.clear());
+        }
+    }
+
     /// Encodes the answer in at most `bytes_max` bytes, of a region of `room`: without the oldest logs, then without
-    /// writes that later ones replace, then without logs, and at last as an error (AI-224).
+    /// writes that later ones replace, then without logs, then without writes, and at last as an error (AI-224).
     pub(crate) fn encode(
         mut self,
         rid: Option<&str>,
@@ -361,6 +384,7 @@ impl StepAnswer {
         format: AnswerFormat,
     ) -> Vec<u8> {
         self.results().for_each(|result| result.set_format(format));
+        self.drop_excessive_writes(bytes_max);
         let mut encoded = envelope::encode_data(rid, &self);
         if encoded.len() <= bytes_max {
             return encoded;
@@ -370,6 +394,7 @@ impl StepAnswer {
             &(|result: &mut SeqResult| keep_newest(&mut result.logs, logs_max)) as &dyn Fn(&mut _),
             &|result: &mut SeqResult| drop_replaced(&mut result.storage),
             &|result: &mut SeqResult| result.logs.clear(),
+            &|result: &mut SeqResult| result.storage.clear(),
         ] {
             self.results().for_each(shorten);
             encoded = envelope::encode_data(rid, &self);
@@ -403,6 +428,12 @@ fn keep_newest(logs: &mut String, bytes_max: usize) {
             return;
         }
     }
+}
+
+/// What writes take in an answer, at least: their values are written as hexadecimal digits.
+fn written_bytes(storage: &[StorageCommand]) -> usize {
+    let bytes = |StorageCommand(write): &StorageCommand| write.name.len() + 2 * write.value.len();
+    storage.iter().map(bytes).sum()
 }
 
 /// Drops writes whose value a later `Set` of the same variable replaces.
@@ -501,9 +532,45 @@ mod tests {
     }
 
     #[test]
+    fn ai_224_then_writes_go_of_the_sequences_with_the_most() {
+        let mut seqs = SeqResults::default();
+        for (id, writes) in [(1, 90), (2, 1)] {
+            let storage = (0..writes).map(|_| write("a", true)).collect();
+            let report = StepReport {
+                storage,
+                ..StepReport::default()
+            };
+            seqs.push(id, SeqResult::new(None, report));
+        }
+        let (num_seqs, rows) = (2, None);
+        let shortened = text(
+            StepAnswer::Mid {
+                seqs,
+                num_seqs,
+                rows,
+            },
+            800,
+        );
+        assert_eq!(shortened.matches("WriteVar").count(), 1, "{shortened}");
+        let storage = (0..6).map(|_| write("a", true)).collect();
+        let shortened = text(answer("", storage), 700);
+        assert_eq!(shortened.matches("WriteVar").count(), 0, "{shortened}");
+        assert!(shortened.contains("\"type\":\"ok\""), "{shortened}");
+    }
+
+    #[test]
     fn ai_224_what_is_still_too_large_is_an_error() {
-        let storage = (0..9).map(|_| write("a", true)).collect();
-        let error = text(answer("", storage), 800);
+        let mut seqs = SeqResults::default();
+        seqs.push(2, SeqResult::worker_error(&"x".repeat(900)));
+        let (num_seqs, rows) = (1, None);
+        let error = text(
+            StepAnswer::Mid {
+                seqs,
+                num_seqs,
+                rows,
+            },
+            800,
+        );
         assert!(
             error.starts_with(r#"{"$rid":"r","type":"error","error":"response too large; "#)
                 && error.ends_with(r#" > 800","is_user_error":false}"#),
