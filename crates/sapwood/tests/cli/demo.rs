@@ -10,6 +10,19 @@ use crate::process::{Serving, folder, run};
 /// High enough that the model alone would write anything but the form.
 const TEMPERATURE: f64 = 2.0;
 
+/// A server whose model is loaded, which it is a moment after the server listens.
+fn serving(here: &std::path::Path) -> Serving {
+    let serving = Serving::start(here, &[]);
+    let is_ready = || {
+        let answer = serving.get("/v2/models/demo/ready", "");
+        answer.starts_with("HTTP/1.1 200")
+    };
+    while !is_ready() {
+        std::thread::yield_now();
+    }
+    serving
+}
+
 /// The text that the demo model writes for this request.
 fn generate(serving: &Serving, mut request: Value) -> String {
     request["max_tokens"] = json!(300);
@@ -36,7 +49,7 @@ fn generate(serving: &Serving, mut request: Value) -> String {
 #[test]
 fn ai_840_the_demo_model_writes_what_a_constraint_allows_whatever_the_sampler() {
     let here = folder("demo-constrained");
-    let serving = Serving::start(&here, &[]);
+    let serving = serving(&here);
     let schema = json!({
         "type": "object",
         "properties": {
@@ -112,7 +125,7 @@ fn ai_931_an_uploaded_controller_steers_the_demo_model() {
         "/../../controllers/wat/minimal.wat"
     );
     std::fs::write(here.join("minimal.wasm"), wat::parse_file(minimal).unwrap()).unwrap();
-    let serving = Serving::start(&here, &[]);
+    let serving = serving(&here);
     let command = |arguments: &[&str]| {
         let mut all = vec![arguments[0], "--server", &serving.url];
         all.extend(&arguments[1..]);
