@@ -74,7 +74,7 @@ impl Isolated {
         let here = folder(name);
         let store = here.join("store");
         let text = format!(
-            "[drain]\ngrace = \"0s\"\n[controllers]\ndir = \"{}\"\nhold = 0\n{controllers}\n[[models]]\nname = \"parrot\"\nbackend = \"scripted\"\n\
+            "[drain]\ngrace = \"0s\"\n[controllers]\ndir = \"{}\"\nhold = 0\nstep_ms = 1000\n{controllers}\n[[models]]\nname = \"parrot\"\nbackend = \"scripted\"\n\
              scripted = {{ script = \"echo\", {model} }}\n",
             store.display()
         );
