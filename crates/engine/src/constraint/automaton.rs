@@ -85,6 +85,18 @@ impl Automaton {
         })
     }
 
+    /// As [`Automaton::copy`], for a fork that a controller or a request makes: a large state is refused.
+    pub(super) fn fork(&mut self) -> Result<Self, SteerFailure> {
+        // A copy has all the states of the lexer, and a request may have 64 of them.
+        if self.cache_bytes()? > FORK_BYTES_MAX {
+            return Err(SteerFailure {
+                reason: ErrorReason::LIMIT,
+                message: "the constraint is too large to fork".to_owned(),
+            });
+        }
+        Ok(self.copy()?)
+    }
+
     /// Stops a computation that runs on another thread.
     pub(super) fn cancellation(&self) -> CancellationHandle {
         self.cancellation.clone()
@@ -227,3 +239,6 @@ fn to_mask(set: &SimpleVob, vocabulary: usize) -> Option<SharedMask> {
     let words = set.as_slice().get(..vocabulary.div_ceil(32))?.to_vec();
     Mask::from_words(words, vocabulary).map(SharedMask::new)
 }
+
+/// Bytes of the states of a constraint that forks.
+const FORK_BYTES_MAX: usize = 8 << 20;

@@ -5,10 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
-    HostConstraint, HostConstraintSource, Mask, SharedMask, SteerFailure, SteerRefusal, Steered,
-    Token,
+    HostConstraint, HostConstraintSource, Mask, SharedMask, SteerRefusal, Steered, Token,
 };
 
 use super::ConstraintSource;
@@ -16,7 +14,7 @@ use super::argument::Argument;
 use super::automaton::{Automaton, AutomatonError, Next};
 use super::compile::Compiled;
 use super::grammar::Kind;
-use super::steerer::{FORCED_MAX, FORK_BYTES_MAX, past_the_beginning};
+use super::steerer::{FORCED_MAX, past_the_beginning};
 
 impl HostConstraintSource for ConstraintSource {
     fn open(
@@ -145,14 +143,7 @@ impl HostConstraint for FollowedConstraint {
     }
 
     fn fork(&mut self) -> Steered<Box<dyn HostConstraint>> {
-        let automaton = self.automaton()?;
-        if automaton.cache_bytes()? > FORK_BYTES_MAX {
-            return Err(SteerFailure {
-                reason: ErrorReason::LIMIT,
-                message: "the constraint is too large to fork".to_owned(),
-            });
-        }
-        let automaton = automaton.copy()?;
+        let automaton = self.automaton()?.fork()?;
         Ok(Box::new(Self {
             compiled: Arc::clone(&self.compiled),
             automaton: Some(automaton),

@@ -363,9 +363,6 @@ impl ConstraintSteer {
 
 /// Tokens that are forced in one step.
 pub(super) const FORCED_MAX: usize = 1024;
-/// Bytes of the states of a constraint that forks.
-pub(super) const FORK_BYTES_MAX: usize = 8 << 20;
-
 fn sample(mask: Arc<Mask>) -> Mid {
     Mid::One(Branch::Sample(Sample {
         mask: Some(mask),
@@ -435,15 +432,7 @@ impl Steer for ConstraintSteer {
     }
 
     fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
-        let automaton = self.automaton()?;
-        // A copy has all the states of the lexer, and a request may have 64 of them.
-        if automaton.cache_bytes()? > FORK_BYTES_MAX {
-            return Err(SteerFailure {
-                reason: ErrorReason::LIMIT,
-                message: "the constraint is too large to fork".to_owned(),
-            });
-        }
-        let automaton = automaton.copy()?;
+        let automaton = self.automaton()?.fork()?;
         Ok(Box::new(Self {
             compiled: Arc::clone(&self.compiled),
             ending: self.ending.clone(),

@@ -8,32 +8,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use sapwood_control::trie::{HostModel, TokenEntry, TokenView};
 use serde_json::{Value, json};
 
+use crate::controllers::THREE_STARS;
 use crate::process::{Ended, Serving, folder, run};
-
-/// Allows token 42 alone. Stops after as many tokens as `COUNT` says.
-const STARS: &str = r#"
-(module
-  (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
-  (import "env" "aici_host_return_logit_bias" (func $bias (param i32)))
-  (memory (export "memory") 2)
-  (global $n (mut i32) (i32.const 0))
-  (data (i32.const 0) "{}")
-  (data (i32.const 8) "{\"num_forks\":1,\"suspend\":false,\"ff_tokens\":[]}")
-  (data (i32.const 64) "{\"SampleWithBias\":{}}")
-  (data (i32.const 96) "{\"stop\":false}")
-  (data (i32.const 112) "{\"stop\":true}")
-  (func (export "aici_create") (result i32) (i32.const 1))
-  (func (export "aici_init_prompt") (param i32) (call $ret (i32.const 0) (i32.const 2)))
-  (func (export "aici_pre_process") (param i32) (call $ret (i32.const 8) (i32.const 46)))
-  (func (export "aici_mid_process") (param i32)
-    (i32.store (i32.const 1028) (i32.const 0x400))
-    (call $bias (i32.const 1024)) (call $ret (i32.const 64) (i32.const 21)))
-  (func (export "aici_post_process") (param i32)
-    (global.set $n (i32.add (global.get $n) (i32.const 1)))
-    (if (i32.lt_u (global.get $n) (i32.const COUNT))
-      (then (call $ret (i32.const 96) (i32.const 14)))
-      (else (call $ret (i32.const 112) (i32.const 13))))))
-"#;
 
 /// Forks into a sequence that writes `*` and one that writes `+`, each of which then stops.
 const FORK: &str = r#"
@@ -80,7 +56,7 @@ impl Isolated {
         );
         std::fs::write(here.join("sapwood.toml"), text).unwrap();
         for (name, count) in [("three", "3"), ("endless", "1000000")] {
-            let module = STARS.replace("COUNT", count);
+            let module = THREE_STARS.replace("(i32.const 3)", &format!("(i32.const {count})"));
             let file = here.join(format!("{name}.wasm"));
             std::fs::write(file, wat::parse_str(module).unwrap()).unwrap();
         }
