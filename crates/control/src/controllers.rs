@@ -28,6 +28,7 @@ use sapwood_proto::steer::{SteerRefusal, SteerUser, UploadedModule};
 
 use self::loaded::{LoadedModules, LoadedProgram};
 use self::name::ControllerName;
+pub use self::name::tag_of_release;
 use self::once::Once;
 use crate::compiler::{ArtefactCompiler, Compiler, CompilerOptions};
 use crate::module::{self, CheckedModule, ModuleError, ModuleId, ModuleLimits};

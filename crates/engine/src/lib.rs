@@ -13,6 +13,7 @@ mod bad_words;
 mod config;
 #[cfg(feature = "constraints")]
 pub mod constraint;
+mod continuation;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod engine;
@@ -44,6 +45,7 @@ mod tokenizer_json;
 mod transcript;
 
 pub use config::{Config, PrefixSharing};
+pub use continuation::tokenize_continuation;
 pub use engine::Engine;
 pub use outbox::RequestHandle;
 pub use owner::{EngineOwner, SequenceId, StepReport};

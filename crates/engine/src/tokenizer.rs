@@ -5,6 +5,7 @@ mod pieces;
 use std::fmt;
 use std::io;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -127,12 +128,14 @@ pub struct FileTokenizer {
     file: Bytes,
     /// Tokenises the texts of control tokens as plain text.
     plain: Machine,
-    /// Tokenises the texts of control tokens as those tokens; only if there is a chat template that prints them.
-    special: Option<Machine>,
+    /// Tokenises the texts of control tokens as those tokens. A copy of the other, made when it is first needed.
+    special: OnceLock<Machine>,
     pieces: TokenPieces,
     /// Bytes of the longest token.
     token_bytes_max: usize,
     bos: Option<Token>,
+    /// The one that `tokenizer_config.json` names.
+    eos: Option<Token>,
     ends: Vec<Token>,
     template: Option<Template>,
 }
@@ -166,7 +169,8 @@ impl FileTokenizer {
         };
         let mut ends = reported.ends;
         let named = files.named("eos_token");
-        ends.extend(named.and_then(|text| plain.token_to_id(text)));
+        let eos = named.and_then(|text| plain.token_to_id(text));
+        ends.extend(eos);
         // One id, or a list of them.
         let listed = files.generation.get("eos_token_id").map(|ids| {
             let list = ids.as_array().map(Vec::as_slice);
@@ -189,19 +193,18 @@ impl FileTokenizer {
         let template = template
             .transpose()
             .map_err(|error| VocabularyError::Template(error.to_string()))?;
-        // Cloned before the next line: from then on `plain` takes the names of special tokens as text.
-        let special = template.is_some().then(|| plain.clone());
         plain.set_encode_special_tokens(true);
         Ok(Self {
             file: files.tokenizer.clone(),
             plain,
-            special,
+            special: OnceLock::new(),
             token_bytes_max: (0..pieces.len())
                 .map(|id| pieces.bytes(id as Token).len())
                 .max()
                 .unwrap_or(0),
             pieces,
             bos,
+            eos,
             ends,
             template,
         })
@@ -266,10 +269,15 @@ impl Vocabulary for FileTokenizer {
     }
 
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
-        match &self.special {
-            Some(machine) if special => tokens(machine, text),
-            _ => tokens(&self.plain, text),
+        if !special {
+            return tokens(&self.plain, text);
         }
+        let machine = self.special.get_or_init(|| {
+            let mut machine = self.plain.clone();
+            machine.set_encode_special_tokens(false);
+            machine
+        });
+        tokens(machine, text)
     }
 
     fn bytes(&self, token: Token) -> &[u8] {
@@ -293,8 +301,8 @@ impl Vocabulary for FileTokenizer {
     }
 
     fn end_of_turn(&self) -> Option<Token> {
-        // The files do not say which of them ends a turn.
-        self.ends.first().copied()
+        // Other programs know that one alone; the list of the others is in no order.
+        self.eos.or(self.ends.first().copied())
     }
 
     fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {

@@ -18,9 +18,9 @@ use sapwood_control::module::{ModuleLimits, check};
 use sapwood_control::steer::{FindProgram, ModelControllers, RequestLimits};
 use sapwood_control::store::StoreOptions;
 use sapwood_control::trie::{HostModel, TokenEntry};
-use sapwood_engine::Engine;
 use sapwood_engine::api::SharedVocabulary;
 use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers, NAME_PREFIX};
+use sapwood_engine::{Engine, tokenize_continuation};
 use sapwood_kernel::Steering;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
@@ -170,7 +170,8 @@ impl TestedModule {
             ConstraintConfig::default(),
             Arc::new(MaskWorkers::new()),
         );
-        let model = host_model(vocabulary).with_constraints(Arc::new(constraints));
+        let model =
+            host_model(vocabulary, ControlNames::Text).with_constraints(Arc::new(constraints));
         model_controllers(
             &self.host,
             Arc::new(find),
@@ -272,7 +273,10 @@ impl ModelSteering {
     }
 
     fn model(&self) -> Arc<HostModel> {
-        Arc::new(host_model(&self.vocabulary).with_constraints(self.constraints.clone()))
+        Arc::new(
+            host_model(&self.vocabulary, ControlNames::Text)
+                .with_constraints(self.constraints.clone()),
+        )
     }
 
     fn controllers(&self) -> Box<dyn SteerSource> {
@@ -338,8 +342,17 @@ impl SteerSource for NoControllers {
     }
 }
 
+/// What the names of control tokens become in texts that controllers tokenise.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ControlNames {
+    /// Text like other text: a controller often tokenises what a user wrote.
+    Text,
+    /// The tokens, as in the reference runtime, whose controllers write prompts of conversations.
+    Tokens,
+}
+
 /// A vocabulary as controllers see it.
-pub(crate) fn host_model(vocabulary: &SharedVocabulary) -> HostModel {
+pub(crate) fn host_model(vocabulary: &SharedVocabulary, names: ControlNames) -> HostModel {
     let ids = 0..Token::try_from(vocabulary.size()).unwrap_or(Token::MAX);
     let entry = |id: Token| {
         if vocabulary.is_special(id) {
@@ -354,6 +367,11 @@ pub(crate) fn host_model(vocabulary: &SharedVocabulary) -> HostModel {
     HostModel::new(
         ids.map(entry).collect(),
         eos.unwrap_or_default(),
-        move |text: &str| tokenizer.tokenize(text, false),
+        move |text: &str| {
+            let special = names == ControlNames::Tokens;
+            // A vocabulary that cannot spell the text does what it can.
+            tokenize_continuation(&*tokenizer, text, special)
+                .unwrap_or_else(|| tokenizer.tokenize(text, special))
+        },
     )
 }

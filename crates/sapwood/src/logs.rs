@@ -125,6 +125,15 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, CliError> {
     })
 }
 
+/// Reads a filter that was written for other programs, which may allow more than ours. `None` if it says nothing here.
+pub(crate) fn foreign(filter: &str) -> Option<String> {
+    let filter: String = filter.split_whitespace().collect();
+    EnvFilter::builder()
+        .parse(&filter)
+        .is_ok()
+        .then_some(filter)
+}
+
 /// Whether a line may be written, whatever the filter allows: at `trace`, tungstenite logs the first line of its
 /// request, which holds the key of an LMTP address, and every whole message.
 fn has_no_secret(line: &Metadata<'_>) -> bool {

@@ -25,7 +25,7 @@ pub(super) enum ControllerName {
 impl ControllerName {
     pub(super) fn parse(name: &str) -> Result<Self, SteerRefusal> {
         if let Some(reference) = name.strip_prefix("gh:") {
-            return Self::github(reference);
+            return github_tag(reference).map(|tag| Self::Github { tag });
         }
         if let Some(id) = ModuleId::parse(name) {
             return Ok(Self::Id(id));
@@ -35,40 +35,49 @@ impl ControllerName {
         }
         Ok(Self::Tag(name.to_owned()))
     }
+}
 
-    /// Reads `USER/REPO[/SELECTOR][/vX.Y]`.
-    fn github(reference: &str) -> Result<Self, SteerRefusal> {
-        let mut parts: Vec<&str> = reference.split('/').collect();
-        if parts.len() > 2 && parts.last().is_some_and(|part| is_version(part)) {
-            parts.pop();
+/// Returns the tag that a `gh:` reference stands for (AI-331).
+///
+/// # Errors
+/// It is not of the form `gh:USER/REPO[/SELECTOR][/VERSION]`.
+pub fn tag_of_release(reference: &str) -> Result<String, SteerRefusal> {
+    github_tag(reference.strip_prefix("gh:").unwrap_or(reference))
+}
+
+/// Reads `USER/REPO[/SELECTOR][/VERSION]`.
+fn github_tag(reference: &str) -> Result<String, SteerRefusal> {
+    let mut parts: Vec<&str> = reference.split('/').collect();
+    if parts.len() > 2 && parts.last().is_some_and(|part| is_version(part)) {
+        parts.pop();
+    }
+    match parts[..] {
+        [user, repository, ..]
+            if parts.len() <= 3
+                && !user.is_empty()
+                && !repository.is_empty()
+                && parts.last().is_some_and(|last| !last.is_empty()) =>
+        {
+            let selector = parts.get(2).unwrap_or(&repository);
+            Ok(format!("{selector}-latest"))
         }
-        match parts[..] {
-            [user, repository, ..]
-                if parts.len() <= 3
-                    && !user.is_empty()
-                    && !repository.is_empty()
-                    && parts.last().is_some_and(|last| !last.is_empty()) =>
-            {
-                let selector = parts.get(2).unwrap_or(&repository);
-                Ok(Self::Github {
-                    tag: format!("{selector}-latest"),
-                })
-            }
-            _ => Err(refused(
-                Code::InvalidRequest,
-                "gh: expected gh:USER/REPO[/SELECTOR][/vX.Y]",
-            )),
-        }
+        _ => Err(refused(
+            Code::InvalidRequest,
+            "gh: expected gh:USER/REPO[/SELECTOR][/vX.Y]",
+        )),
     }
 }
 
-/// `v` and a number, with more numbers after dots.
+/// `latest`, or `v` and a number with more numbers after dots, perhaps of a release that is to come (`v1.2-rc1`).
 fn is_version(part: &str) -> bool {
-    part.strip_prefix('v').is_some_and(|version| {
-        version
+    let Some(version) = part.strip_prefix('v') else {
+        return part == "latest";
+    };
+    let (numbers, pre_release) = version.split_once('-').unwrap_or((version, "rc"));
+    !pre_release.is_empty()
+        && numbers
             .split('.')
             .all(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
-    })
 }
 
 /// Reads the id of requests that accept nothing else.

@@ -176,7 +176,11 @@ impl<L: Launcher> SideChannel<L> {
             is_admin: user.is_admin,
             may_control: true,
         };
-        if envelope.op == "mk_module" && self.restricted {
+        let changes = matches!(
+            &*envelope.op,
+            "mk_module" | "set_tags" | "delete_tags" | "delete_module"
+        );
+        if changes && self.restricted {
             return Err(RequestError::user("module upload disabled"));
         }
         modules::run(&*self.store, user, envelope)

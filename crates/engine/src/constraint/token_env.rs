@@ -13,6 +13,7 @@ use sapwood_proto::steer::{SteerRefusal, Token};
 
 use super::compile::parser_limits;
 use crate::api::SharedVocabulary;
+use crate::continuation::tokenize_continuation;
 
 /// Builds the token trie of a vocabulary once, on the first use of a constraint: it takes longer than loading a small
 /// model, and most models never need it.
@@ -108,39 +109,11 @@ impl VocabularyEnv {
 
     /// Tokenises text in the middle of a sequence.
     fn tokenize_text(&self, text: &str) -> Vec<TokenId> {
-        let tokens = self.vocabulary.tokenize(text, false);
-        if self.spells(&tokens, text) {
-            return tokens;
-        }
-        // A tokenizer may treat the beginning of a text in its own way, most often with a space before it. So the text
-        // is put behind a character that joins with nothing.
-        let marked = self.vocabulary.tokenize(&format!("{MARK}{text}"), false);
-        for cut in 1..=marked.len().min(MARK_TOKENS_MAX) {
-            if self.spells(&marked[cut..], text) {
-                return marked[cut..].to_vec();
-            }
-        }
         // Whatever the tokenizer does with this text, the tokens must spell it.
-        self.trie.greedy_tokenize(text.as_bytes())
-    }
-
-    fn spells(&self, tokens: &[TokenId], text: &str) -> bool {
-        let mut rest = text.as_bytes();
-        for &token in tokens {
-            match rest.strip_prefix(self.vocabulary.bytes(token)) {
-                Some(after) => rest = after,
-                None => return false,
-            }
-        }
-        rest.is_empty()
+        tokenize_continuation(&*self.vocabulary, text, false)
+            .unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes()))
     }
 }
-
-/// A control character that no tokenizer joins with a letter, a digit or a space.
-const MARK: char = '\u{2}';
-
-/// Tokens that the mark can take: a space before it, and one for each of its bytes.
-const MARK_TOKENS_MAX: usize = 3;
 
 /// The bytes of a token in the trie. Control tokens have a name there, behind a byte that UTF-8 does not use.
 fn word(vocabulary: &SharedVocabulary, token: Token) -> Vec<u8> {

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::api::ChatMessage;
+use crate::tokenize_continuation;
 
 /// Bytes, two merges, a control token and an added word.
 fn byte_level() -> Value {
@@ -125,6 +126,7 @@ fn lm_712_the_configuration_files_give_bos_and_eog_tokens() {
     let reply = reply.unwrap();
     assert_eq!(reply.bos(), Some(258));
     assert!(reply.is_end(259) && reply.is_end(3) && !reply.is_end(900));
+    assert_eq!(reply.end_of_turn(), Some(259));
     let received = SpecialTokens {
         bos: Some(None),
         ends: vec![7],
@@ -162,8 +164,8 @@ fn lm_712_conversations_need_a_template_and_forge_no_control_tokens() {
     }
 }
 
-#[test]
-fn lm_712_sentencepiece_files_mark_spaces_and_write_bytes_as_texts() {
+/// Pieces that begin with `▁` for a space, bytes as texts, and `<s>` as id 1.
+fn sentencepiece(normalizer: &Value) -> Value {
     let mut vocab = serde_json::Map::new();
     vocab.insert("<unk>".into(), json!(0));
     vocab.insert("<s>".into(), json!(1));
@@ -177,10 +179,10 @@ fn lm_712_sentencepiece_files_mark_spaces_and_write_bytes_as_texts() {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": true})
     };
-    let file = json!({
+    json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": [special(0, "<unk>"), special(1, "<s>")],
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "normalizer": normalizer,
         "pre_tokenizer": null,
         "post_processor": {"type": "TemplateProcessing",
             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -192,12 +194,38 @@ fn lm_712_sentencepiece_files_mark_spaces_and_write_bytes_as_texts() {
         "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
             "merges": [["▁", "a"]]},
-    });
+    })
+}
+
+fn spaces_to_marks() -> Value {
+    json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
+}
+
+#[test]
+fn lm_712_sentencepiece_files_mark_spaces_and_write_bytes_as_texts() {
+    let file = sentencepiece(&spaces_to_marks());
     let tokenizer = FileTokenizer::new(&files(&file), SpecialTokens::default()).unwrap();
     assert_eq!(tokenizer.bos(), Some(1));
     let tokens = tokenizer.tokenize("b a\n", false);
     assert_eq!(tokens, [260, 261, 2 + 10]);
     assert_eq!(bytes(&tokenizer, &tokens), b"b a\n");
+}
+
+/// As the files of Llama 2 and Mistral do.
+#[test]
+fn ai_605_no_space_is_put_before_text_that_is_appended() {
+    let prepend = json!({"type": "Prepend", "prepend": "▁"});
+    let file =
+        sentencepiece(&json!({"type": "Sequence", "normalizers": [prepend, spaces_to_marks()]}));
+    let tokenizer = FileTokenizer::new(&files(&file), SpecialTokens::default()).unwrap();
+    let (space, a, b, space_a) = (258, 259, 260, 261);
+    assert_eq!(tokenizer.tokenize("a", false), [space_a]);
+    let appended = |text, special| tokenize_continuation(&tokenizer, text, special).unwrap();
+    assert_eq!(appended("a", false), [a]);
+    assert_eq!(appended(" ab", false), [space_a, b]);
+    assert!(appended("", false).is_empty());
+    assert_eq!(appended("b<s>a <s>", true), [b, 1, a, space, 1]);
+    assert!(!appended("<s>", false).contains(&1));
 }
 
 #[test]

@@ -96,7 +96,7 @@ pub(super) struct AicirtCommand {
     /// Install a module, or name one that is installed
     #[arg(short, long, value_name = "FILE|ID")]
     module: Option<String>,
-    /// Name a module of a release; only its tag is looked up
+    /// Name a module of a release, whose tag is looked up; with --module FILE, the release that FILE is
     #[arg(long, value_name = "REF")]
     gh_module: Option<String>,
     /// Tag the module; may be repeated
@@ -141,9 +141,6 @@ pub(super) struct AicirtCommand {
     /// Ask for realtime priority
     #[arg(long)]
     realtime: bool,
-    /// What to log, as --log
-    #[arg(long, hide = true, env = "RUST_LOG", value_name = "FILTER")]
-    rust_log: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -176,8 +173,7 @@ enum BiasType {
 
 impl AicirtCommand {
     pub(super) fn run(self, common: &Common) -> Result<Exit, CliError> {
-        let filter = common.log.as_deref().or(self.rust_log.as_deref());
-        crate::logs::Logs::start(filter.unwrap_or("info"))?;
+        start_logs(common.log.as_deref())?;
         if self.bench || self.fork {
             output::data("--bench and --fork do nothing in this runtime\n")?;
             return Ok(Exit::Ok);
@@ -299,6 +295,7 @@ impl AicirtCommand {
                     .as_deref()
                     .or(self.gh_module.as_deref())
                     .unwrap_or_default(),
+                release: self.gh_module.as_deref().filter(|_| self.module.is_some()),
                 tags: &self.tag,
                 run: self.run,
                 arg: self.run_arg.as_deref(),
@@ -368,6 +365,21 @@ impl AicirtCommand {
         })
         .map_err(failed)
     }
+}
+
+/// Logs as `--log` says, else as `RUST_LOG`. That is the engine's, which waits for ever for a runtime that ends at its
+/// start.
+fn start_logs(given: Option<&str>) -> Result<(), CliError> {
+    let inherited = std::env::var_os("RUST_LOG").filter(|_| given.is_none());
+    let readable = inherited
+        .as_ref()
+        .map(|filter| filter.to_str().and_then(crate::logs::foreign));
+    let filter = given.or(readable.as_ref().and_then(Option::as_deref));
+    crate::logs::Logs::start(filter.unwrap_or("info"))?;
+    if readable == Some(None) {
+        tracing::warn!(RUST_LOG = ?inherited, "this filter cannot be read; logging at info");
+    }
+    Ok(())
 }
 
 /// Live sequences where each has a process.

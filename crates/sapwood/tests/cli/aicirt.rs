@@ -664,6 +664,38 @@ fn ai_102_modules_are_installed_without_an_engine() {
     assert_eq!((again.code, again.out.trim()), (0, id), "{}", again.err);
     let unknown = run(&folder, &["aicirt", "-m", "nothing-latest"]);
     assert_eq!(unknown.code, 2, "{}", unknown.err);
+    // A file that is a release is found by the release's name (AI-331).
+    let release = ["--gh-module", "gh:microsoft/aici/pyctrl/v0.0.10-rc1"];
+    let installed = run(
+        &folder,
+        &[&["aicirt", "-m", "yes.wasm"], &release[..]].concat(),
+    );
+    assert_eq!(installed.code, 0, "{}", installed.err);
+    let found = run(
+        &folder,
+        &["aicirt", "--gh-module", "gh:microsoft/aici/pyctrl"],
+    );
+    assert_eq!((found.code, found.out.trim()), (0, id), "{}", found.err);
+}
+
+/// AI-105. The variable is the engine's, and its filter may be one for another program.
+#[test]
+fn ai_102_a_filter_that_cannot_be_read_does_not_end_the_runtime() {
+    let folder = folder("aicirt_filter");
+    vocabulary(&folder);
+    std::fs::write(folder.join("yes.wasm"), wat::parse_str(YES).unwrap()).unwrap();
+    for (filter, warned) in [("info, rllm=debug", false), ("info,,=/=", true)] {
+        let mut command = sapwood(&folder, &["aicirt", "-m", "yes.wasm"]);
+        command.env("RUST_LOG", filter);
+        let ended = run_with(command, "");
+        assert_eq!(ended.code, 0, "{}", ended.err);
+        assert_eq!(
+            ended.err.contains("cannot be read"),
+            warned,
+            "{filter} {}",
+            ended.err
+        );
+    }
 }
 
 /// Its compiler is a child of the same name.

@@ -57,7 +57,13 @@ fn ai_331_github_references_stand_for_tags() {
         fixture.find(ADMIN, &second).unwrap(),
     );
     let found = |name: &str| fixture.find(INFER, name).unwrap();
-    for name in ["gh:user/repo", "gh:user/repo/v1.2", "gh:user/repo/v0"] {
+    for name in [
+        "gh:user/repo",
+        "gh:user/repo/v1.2",
+        "gh:user/repo/v0",
+        "gh:user/repo/v1.2-rc1",
+        "gh:user/repo/latest",
+    ] {
         assert!(Arc::ptr_eq(&found(name), &first), "{name}");
     }
     for name in ["gh:user/repo/jsctrl", "gh:user/other/jsctrl/v1.2.3"] {
@@ -68,6 +74,7 @@ fn ai_331_github_references_stand_for_tags() {
         "gh:user/other",
         "gh:user/repo/pyctrl",
         "gh:user/repo/vx",
+        "gh:user/repo/v1-",
         "gh:u/../x",
     ] {
         assert_eq!(

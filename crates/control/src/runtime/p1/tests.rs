@@ -283,12 +283,30 @@ fn ai_405_fork_suspend_and_fast_forward_exclude_each_other() {
             format!("Error (pre0): {error}")
         );
     }
-    // The rounds before count: the answer would have both.
-    let mut engine = Engine::bound([pre(1, false, &[1]), post(false), pre(2, false, &[])]);
+    // An engine that skips suspended sequences would lose the tokens of the round before.
+    let mut engine = Engine::bound([pre(1, false, &[1]), post(false), pre(1, true, &[])]);
     let answer = engine.post_pre(json!({}));
     assert_eq!(
         answer["pre_seqs"]["4"]["error"],
-        "Error (pre0): can't fork when returning ff_tokens"
+        "Error (pre0): can't suspend when returning ff_tokens"
+    );
+}
+
+/// Fixed text and then a fork are the beginning of many controllers.
+#[test]
+fn ai_405_a_fork_may_follow_forwarded_tokens() {
+    let mut engine = Engine::bound([
+        pre(1, false, &[1]),
+        post(false),
+        pre(1, false, &[2]),
+        post(false),
+        pre(3, false, &[]),
+    ]);
+    let answer = engine.post_pre(json!({}));
+    assert_eq!(answer["pre_seqs"]["4"]["error"], "");
+    assert_eq!(
+        answer["pre_seqs"]["4"]["result"],
+        json!({"suspend": false, "num_forks": 3, "ff_tokens": [1, 2]})
     );
 }
 

@@ -348,12 +348,14 @@ impl<S: Sequence> P1Live<S> {
                 Err(failure) => self.fail_pre(&failure.message),
             };
         }
-        // The answer has the tokens of all rounds, so the last round is checked together with them.
-        let forwards = !rounds.is_empty() || !ff_tokens.is_empty();
+        let forwards = !ff_tokens.is_empty();
+        // The answer has the tokens of all rounds. Engines append them and then fork, but append nothing to a sequence that
+        // is suspended.
+        let forwarded = forwards || !rounds.is_empty();
         match (num_forks, suspend, forwards) {
             // As when its post stops: an engine does not append to a sequence that ends.
             (0, false, _) => self.end_pre(pre_value(false, 0)),
-            (1, true, true) => self.fail_pre("can't suspend when returning ff_tokens"),
+            (1, true, _) if forwarded => self.fail_pre("can't suspend when returning ff_tokens"),
             (_, false, true) if num_forks != 1 => {
                 self.fail_pre("can't fork when returning ff_tokens");
             }

@@ -149,6 +149,10 @@ impl Side {
     }
 
     fn with(dialect: Dialect, gated: bool, workers: &[Weight]) -> Self {
+        Self::start(dialect, gated, workers, false)
+    }
+
+    fn start(dialect: Dialect, gated: bool, workers: &[Weight], restricted: bool) -> Self {
         let world = World::new();
         let pending = Arc::clone(&world.pending);
         let args = Arc::default();
@@ -182,7 +186,7 @@ impl Side {
             dialect: DialectCell::new(dialect),
             features: WireFeatures::new(),
             wake: Arc::default(),
-            restricted: false,
+            restricted,
             send: Box::new(move |_, answer| send.send(answer).unwrap()),
         }));
         let workers = workers
@@ -231,6 +235,24 @@ impl Drop for Side {
             let _ = worker.join();
         }
     }
+}
+
+#[test]
+fn ai_102_a_restricted_runtime_changes_no_module_and_no_tag() {
+    let side = Side::start(Dialect::Auto, false, &SIDE_WORKERS, true);
+    for op in [
+        r#""op":"mk_module","binary":"AGFz""#,
+        r#""op":"set_tags","module_id":"ab","tags":["x"]"#,
+        r#""op":"delete_tags","tags":["x"]"#,
+        r#""op":"delete_module","module_id":"ab""#,
+    ] {
+        assert_eq!(
+            side.ask(&format!(r#"{{"$rid":"a",{op}}}"#)),
+            r#"{"$rid":"a","type":"error","error":"module upload disabled","is_user_error":true}"#
+        );
+    }
+    let listed = side.ask(r#"{"op":"get_tags"}"#);
+    assert_eq!(listed, r#"{"type":"ok","data":{"tags":[]}}"#);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sapwood_control::controllers::Controllers;
+use sapwood_control::controllers::{Controllers, tag_of_release};
 use sapwood_control::host::{Capabilities, Group, Host, Start, VariablesLimits};
 use sapwood_proto::steer::{ControllerStore, SteerRefusal, SteerUser, StepWaker};
 
@@ -15,6 +15,8 @@ use crate::output;
 pub(super) struct ModuleTask<'a> {
     /// A file, an id, or a tag.
     pub(super) module: &'a str,
+    /// The `gh:` reference by which requests name it.
+    pub(super) release: Option<&'a str>,
     pub(super) tags: &'a [String],
     pub(super) run: bool,
     /// The file with the argument for the run.
@@ -44,10 +46,15 @@ pub(super) fn run(
     };
     let program = program.map_err(refused)?;
     let id = program.id().to_string();
-    if !task.tags.is_empty() {
-        controllers
-            .set_tags(user, &id, task.tags)
-            .map_err(refused)?;
+    let release = task.release.map(tag_of_release).transpose();
+    let tags: Vec<_> = task
+        .tags
+        .iter()
+        .cloned()
+        .chain(release.map_err(refused)?)
+        .collect();
+    if !tags.is_empty() {
+        controllers.set_tags(user, &id, &tags).map_err(refused)?;
     }
     if task.run {
         let arg = match task.arg {

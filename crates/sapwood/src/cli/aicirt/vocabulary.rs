@@ -13,7 +13,7 @@ use sapwood_proto::steer::Token;
 
 use super::saved_trie::SavedTrie;
 use super::wire_vocabulary::{Tokens, WireVocabulary};
-use crate::controllers::host_model;
+use crate::controllers::{ControlNames, host_model};
 use crate::failure::CliError;
 
 /// A vocabulary, and as controllers see it.
@@ -31,7 +31,8 @@ impl LoadedVocabulary {
             ConstraintConfig::default(),
             Arc::new(MaskWorkers::new()),
         ));
-        let model = host_model(&vocabulary).with_constraints(constraints.clone());
+        let model =
+            host_model(&vocabulary, ControlNames::Tokens).with_constraints(constraints.clone());
         Self {
             model: Arc::new(model),
             bos: vocabulary.bos(),

@@ -43,8 +43,10 @@ impl RunRequest {
             refusals::invalid("controller is required: the name of a controller, or none")
         })?;
         let controller = if name == NONE {
-            // `aici infer` sends its prompt so.
-            prompt.push_str(&text("controller_arg")?.unwrap_or_default());
+            // `aici infer` sends its prompt so, and may send another one, which counts for controllers alone.
+            if let Some(text) = text("controller_arg")? {
+                prompt = text;
+            }
             None
         } else {
             let choice = ControllerChoice::from_json(&name.into(), given("controller_arg"));
@@ -146,7 +148,9 @@ mod tests {
     fn ai_911_none_completes_the_argument() {
         let request =
             read(json!({"controller": "none", "controller_arg": "tell", "prompt": "a "})).unwrap();
-        assert_eq!((request.controller, &*request.prompt), (None, "a tell"));
+        assert_eq!((request.controller, &*request.prompt), (None, "tell"));
+        let request = read(json!({"controller": "none", "prompt": "a "})).unwrap();
+        assert_eq!((request.controller, &*request.prompt), (None, "a "));
         assert!(read(json!({"controller": "none", "controller_arg": 7})).is_err());
     }
 

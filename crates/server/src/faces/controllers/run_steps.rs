@@ -141,9 +141,10 @@ impl RunSteps {
         Some(self.event(forks))
     }
 
-    /// The event without which the client fails at its end, if there was no other (AI-913).
+    /// The event without which the client fails at its end, if there was no other (AI-913). It has a sequence, since some
+    /// clients read the first one without asking.
     pub(super) fn last(&mut self) -> Option<Value> {
-        (!self.reported).then(|| self.event(Vec::new()))
+        (!self.reported).then(|| self.event(vec![ForkStep::default().written(0)]))
     }
 
     fn event(&mut self, forks: Vec<Value>) -> Value {

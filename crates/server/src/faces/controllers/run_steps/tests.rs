@@ -192,7 +192,7 @@ fn ai_913_a_run_without_events_has_one_all_the_same() {
     let last = steps.last().unwrap().to_string();
     assert_eq!(
         last,
-        r#"{"object":"run","forks":[],"usage":{"sampled_tokens":0,"ff_tokens":0,"cost":0}}"#
+        r#"{"object":"run","forks":[{"index":0,"text":"","error":"","logs":"","storage":[],"micros":0}],"usage":{"sampled_tokens":0,"ff_tokens":0,"cost":0}}"#
     );
     assert_eq!(steps.last(), None);
 }
