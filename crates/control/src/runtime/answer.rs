@@ -339,8 +339,18 @@ pub(crate) enum StepAnswer {
     },
 }
 
+/// An answer as it is sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct EncodedStep {
+    pub(crate) bytes: Vec<u8>,
+    /// Their results were too large: they have failed, so that the others have theirs.
+    pub(crate) failed: Vec<u64>,
+    /// The answer is an error: it has nobody's result.
+    pub(crate) lost: bool,
+}
+
 impl StepAnswer {
-    fn results(&mut self) -> impl Iterator<Item = &mut SeqResult> {
+    fn entries(&mut self) -> impl Iterator<Item = &mut (u64, SeqResult)> {
         let (first, second) = match self {
             Self::PostPre {
                 post_seqs,
@@ -349,7 +359,27 @@ impl StepAnswer {
             Self::Mid { seqs, .. } | Self::Process { seqs, .. } => (seqs, None),
         };
         let second = second.into_iter().flat_map(|results| results.0.iter_mut());
-        first.0.iter_mut().chain(second).map(|(_, result)| result)
+        first.0.iter_mut().chain(second)
+    }
+
+    fn results(&mut self) -> impl Iterator<Item = &mut SeqResult> {
+        self.entries().map(|(_, result)| result)
+    }
+
+    /// Replaces results of more than `share` bytes by an error. Returns whose they were.
+    fn drop_large_results(&mut self, share: usize) -> Vec<u64> {
+        let mut failed = Vec::new();
+        for (id, result) in self.entries() {
+            keep_oldest(&mut result.error, share);
+            let bytes = serde_json::to_vec(&result.result).map_or(0, |json| json.len());
+            if bytes > share {
+                let compact = result.compact;
+                *result = SeqResult::worker_error(RESULT_TOO_LARGE);
+                result.compact = compact;
+                failed.push(*id);
+            }
+        }
+        failed
     }
 
     /// Drops writes that cannot fit anyway, those of the results with most of them: one sequence must not cost the others
@@ -376,20 +406,27 @@ impl StepAnswer {
     }
 
     /// Encodes the answer in at most `bytes_max` bytes, of a region of `room`: without the oldest logs, then without
-    /// writes that later ones replace, then without logs, then without writes, and at last as an error (AI-224).
+    /// writes that later ones replace, then without logs, then without writes, then without the largest results, whose
+    /// sequences fail, because one must not cost the others their step, and at last as an error (AI-224, AI-441).
     pub(crate) fn encode(
         mut self,
         rid: Option<&str>,
         AnswerRoom { bytes_max, room }: AnswerRoom,
         format: AnswerFormat,
-    ) -> Vec<u8> {
+    ) -> EncodedStep {
         self.results().for_each(|result| result.set_format(format));
         self.drop_excessive_writes(bytes_max);
-        let mut encoded = envelope::encode_data(rid, &self);
-        if encoded.len() <= bytes_max {
-            return encoded;
+        let mut bytes = envelope::encode_data(rid, &self);
+        let of = |bytes, failed| EncodedStep {
+            bytes,
+            failed,
+            lost: false,
+        };
+        if bytes.len() <= bytes_max {
+            return of(bytes, Vec::new());
         }
-        let logs_max = room / 2 / self.results().count().max(1);
+        let results = self.results().count().max(1);
+        let logs_max = room / 2 / results;
         for shorten in [
             &(|result: &mut SeqResult| keep_newest(&mut result.logs, logs_max)) as &dyn Fn(&mut _),
             &|result: &mut SeqResult| drop_replaced(&mut result.storage),
@@ -397,36 +434,64 @@ impl StepAnswer {
             &|result: &mut SeqResult| result.storage.clear(),
         ] {
             self.results().for_each(shorten);
-            encoded = envelope::encode_data(rid, &self);
-            if encoded.len() <= bytes_max {
-                return encoded;
+            bytes = envelope::encode_data(rid, &self);
+            if bytes.len() <= bytes_max {
+                return of(bytes, Vec::new());
             }
         }
-        let bytes = encoded.len();
+        let failed = self.drop_large_results(bytes_max / 2 / results);
+        bytes = envelope::encode_data(rid, &self);
+        if bytes.len() <= bytes_max {
+            return of(bytes, failed);
+        }
         let error = RequestError {
-            text: format!("response too large; {bytes} > {bytes_max}"),
+            text: format!("response too large; {} > {bytes_max}", bytes.len()),
             is_user: false,
         };
-        envelope::encode::<()>(rid, &Err(error))
+        EncodedStep {
+            bytes: envelope::encode::<()>(rid, &Err(error)),
+            failed,
+            lost: true,
+        }
     }
 }
 
 /// The log line of a mask without tokens (AI-237).
 pub(crate) const EMPTY_MASK: &str = "empty mask: only EOS allowed";
 
+/// The failure of a sequence whose result does not fit beside those of the others.
+pub(crate) const RESULT_TOO_LARGE: &str = "result too large";
+
 /// Drops the beginning of `logs` so that what is left is at most `bytes_max` bytes of JSON.
 fn keep_newest(logs: &mut String, bytes_max: usize) {
     let mut bytes = 0;
     for (at, character) in logs.char_indices().rev() {
-        bytes += match character {
-            '"' | '\\' | '\n' | '\r' | '\t' => 2,
-            '\0'..='\x1f' => 6,
-            other => other.len_utf8(),
-        };
+        bytes += json_bytes(character);
         if bytes > bytes_max {
             logs.drain(..at + character.len_utf8());
             return;
         }
+    }
+}
+
+/// Drops the end of `error`, whose beginning says what it is, so that what is left is at most `bytes_max` bytes of JSON.
+fn keep_oldest(error: &mut String, bytes_max: usize) {
+    let mut bytes = 0;
+    let is_over = |(at, character): (usize, char)| {
+        bytes += json_bytes(character);
+        (bytes > bytes_max).then_some(at)
+    };
+    if let Some(at) = error.char_indices().find_map(is_over) {
+        error.truncate(at);
+    }
+}
+
+/// What a character takes in JSON.
+const fn json_bytes(character: char) -> usize {
+    match character {
+        '"' | '\\' | '\n' | '\r' | '\t' => 2,
+        '\0'..='\x1f' => 6,
+        other => other.len_utf8(),
     }
 }
 
@@ -483,7 +548,8 @@ mod tests {
     fn text(answer: StepAnswer, room: usize) -> String {
         let bytes_max = room;
         let room = AnswerRoom { bytes_max, room };
-        String::from_utf8(answer.encode(Some("r"), room, AnswerFormat::default())).unwrap()
+        let encoded = answer.encode(Some("r"), room, AnswerFormat::default());
+        String::from_utf8(encoded.bytes).unwrap()
     }
 
     #[test]
@@ -558,11 +624,47 @@ mod tests {
         assert!(shortened.contains("\"type\":\"ok\""), "{shortened}");
     }
 
+    /// AI-742
+    #[test]
+    fn ai_441_one_result_that_is_too_large_costs_the_others_nothing() {
+        let pre = |tokens: usize| {
+            let value = SeqValue::Pre {
+                suspend: false,
+                num_forks: 1,
+                ff_tokens: vec![7; tokens],
+                wait: None,
+            };
+            SeqResult::new(Some(value), StepReport::default())
+        };
+        let mut pre_seqs = SeqResults::default();
+        pre_seqs.push(2, pre(400));
+        pre_seqs.push(3, pre(100));
+        pre_seqs.push(4, SeqResult::worker_error(&"x".repeat(900)));
+        let answer = StepAnswer::PostPre {
+            post_seqs: SeqResults::default(),
+            pre_seqs,
+        };
+        let (bytes_max, room) = (1_500, 1_500);
+        let room = AnswerRoom { bytes_max, room };
+        let encoded = answer.encode(None, room, AnswerFormat::default());
+        assert_eq!((&encoded.failed[..], encoded.lost), (&[2][..], false));
+        let answer: serde_json::Value = serde_json::from_slice(&encoded.bytes).unwrap();
+        let seqs = &answer["data"]["pre_seqs"];
+        assert_eq!(seqs["2"]["error"], "Worker: result too large", "{answer}");
+        assert_eq!(seqs["2"]["result"], serde_json::Value::Null);
+        let tokens = seqs["3"]["result"]["ff_tokens"].as_array().unwrap();
+        assert_eq!(tokens.len(), 100);
+        // Of a long error the beginning stays, by which it is known.
+        assert_eq!(seqs["4"]["error"], format!("Worker: {}", "x".repeat(242)));
+    }
+
     #[test]
     fn ai_224_what_is_still_too_large_is_an_error() {
         let mut seqs = SeqResults::default();
-        seqs.push(2, SeqResult::worker_error(&"x".repeat(900)));
-        let (num_seqs, rows) = (1, None);
+        for id in 0..20 {
+            seqs.push(id, SeqResult::worker_error("x"));
+        }
+        let (num_seqs, rows) = (20, None);
         let error = text(
             StepAnswer::Mid {
                 seqs,

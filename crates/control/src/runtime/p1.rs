@@ -76,6 +76,11 @@ impl<S: Sequence> P1<S> {
         }
     }
 
+    /// See [`Table::fail`].
+    pub(crate) fn fail(&mut self, ids: &[u64]) {
+        self.table.fail(ids);
+    }
+
     /// From now on rows are bits (AI-1002).
     pub(crate) fn use_bits(&mut self, logits: usize) {
         if !self.rows.are_bits() {

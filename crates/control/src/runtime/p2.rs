@@ -61,6 +61,11 @@ impl<S: Sequence> P2<S> {
         }
     }
 
+    /// See [`Table::fail`].
+    pub(crate) fn fail(&mut self, ids: &[u64]) {
+        self.table.fail(ids);
+    }
+
     /// From now on rows are bits (AI-1002).
     pub(crate) fn use_bits(&mut self, logits: usize, masks: &SharedRegion) {
         if self.rows.are_bits() {

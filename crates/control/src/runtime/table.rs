@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{StepReport, Token};
 
-use super::answer::{Label, SeqResult};
+use super::answer::{Label, RESULT_TOO_LARGE, SeqResult};
 use super::envelope::RequestError;
 use super::sequence::{CallFailure, Pace};
 
@@ -178,6 +178,16 @@ impl<L: Turn> Table<L> {
                 return;
             }
             clock.pace.wait(until);
+        }
+    }
+
+    /// Their results were too large for the answer, which said so.
+    pub(crate) fn fail(&mut self, ids: &[u64]) {
+        for id in ids {
+            // Those that were freed in the same request are gone already.
+            if let Some(entry) = self.entries.get_mut(id) {
+                *entry = Entry::Failed(Failure::Worker(RESULT_TOO_LARGE.into()));
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::scripted::*;
-use super::super::sequence::{MidReturned, Returned};
+use super::super::sequence::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
 use super::*;
 use crate::host::{Group, VariablesLimits, Waiting};
 
@@ -158,6 +158,56 @@ fn ai_1001_hello_accepts_what_there_is() {
     assert_eq!(answer["data"]["runtime"], "sapwood");
     assert_eq!(answer["data"]["features"], json!(["bitmask", "manage"]));
     assert_eq!(answer["data"]["dialects"], json!(["p1", "p1i", "p2"]));
+}
+
+/// AI-742
+#[test]
+fn ai_441_a_result_that_does_not_fit_fails_its_sequence_alone() {
+    for dialect in [Dialect::P1, Dialect::P2] {
+        let world = World::with_masks(1 << 16);
+        let mut channel = channel(&world, dialect);
+        let many = [7; 31_000];
+        let (ask_all, ask_again) = if dialect == Dialect::P1 {
+            world.instance("a", [pre(1, false, &many), post(false), runs()]);
+            world.instance("b", [pre(1, false, &[5]), post(false), runs(), runs()]);
+            (
+                r#"{"op":"post_pre_process","pre_ops":[{"id":4,"req_id":"a"},{"id":5,"req_id":"b"}]}"#,
+                r#"{"op":"post_pre_process"}"#,
+            )
+        } else {
+            let forced = |tokens: &[Token]| {
+                let ff_tokens = tokens.to_vec();
+                Line::Returns(Returned::Branches(vec![ReturnedBranch {
+                    mask: None,
+                    temperature: None,
+                    splices: vec![ReturnedSplice {
+                        when_sampled: Vec::new(),
+                        backtrack: 0,
+                        ff_tokens,
+                    }],
+                    wait: None,
+                }]))
+            };
+            world.instance("a", [forced(&many)]);
+            world.instance("b", [forced(&[5]), forced(&[6])]);
+            (
+                r#"{"op":"mid_process","ops":[{"id":4,"req_id":"a"},{"id":5,"req_id":"b"}]}"#,
+                r#"{"op":"mid_process","ops":[{"id":4},{"id":5}],"freed":[]}"#,
+            )
+        };
+        let seqs = |answer: &str| {
+            let mut answer: Value = serde_json::from_str(answer).unwrap();
+            let member = ["pre_seqs", "seqs"][usize::from(dialect == Dialect::P2)];
+            answer["data"][member].take()
+        };
+        let first = seqs(&ask(&mut channel, &world, ask_all));
+        assert_eq!(first["4"]["error"], "Worker: result too large");
+        assert_eq!(first["5"]["error"], "", "{first}");
+        assert!(first["5"]["result"].to_string().contains("\"ff_tokens\":[5]"));
+        let second = seqs(&ask(&mut channel, &world, ask_again));
+        assert_eq!(second["4"]["error"], "Worker: result too large");
+        assert_eq!(second["5"]["error"], "", "{second}");
+    }
 }
 
 const BIND: &str = r#"{"op":"post_pre_process","pre_ops":[{"id":4,"req_id":"r"}]}"#;
