@@ -239,7 +239,7 @@ pub(crate) fn check_unique(ids: impl Iterator<Item = u64>) -> Result<(), Request
 /// The largest id: JSON numbers are exact up to there in every language.
 const ID_MAX: u64 = (1 << 53) - 1;
 /// Entries of a list.
-const LIST_MAX: usize = 65_536;
+pub(crate) const LIST_MAX: usize = 65_536;
 
 /// Adds the report of one callback to that of a phase.
 pub(crate) fn merge(into: &mut StepReport, report: StepReport) {
