@@ -203,6 +203,7 @@ impl<S: Sequence> MainChannel<S> {
     }
 
     fn run(&mut self, envelope: Envelope, clock: StepClock<'_>) -> Result<MainData, RequestError> {
+        self.pending.drop_expired(clock.arrival);
         // Of the wrong shape it is an error, although nothing here depends on the user.
         envelope.user()?;
         match envelope.op.as_str() {

@@ -13,6 +13,7 @@ mod modules;
 mod queue;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sapwood_proto::steer::{ControllerStore, SteerUser, StepWaker, Token};
 use serde::{Deserialize, Serialize};
@@ -106,6 +107,7 @@ impl<L: Launcher> SideChannel<L> {
 
     /// Takes a message: answers it, or queues it for the workers.
     pub(crate) fn accept(&self, message: &[u8]) {
+        self.pending.drop_expired(Instant::now());
         let envelope = match Envelope::parse(message) {
             Ok(envelope) => envelope,
             Err(Unreadable(error)) => return self.unreadable(&error),
@@ -144,15 +146,20 @@ impl<L: Launcher> SideChannel<L> {
 
     /// Works until the queue is closed, on jobs of at most this weight. One thread for each of [`SIDE_WORKERS`] does.
     pub(crate) fn work(&self, most: Weight) {
-        while let Some(job) = self.queue.next(most) {
-            match job {
-                Job::Request(ticket, envelope) => self.run(ticket, envelope),
-                Job::Begun(number) => {
-                    if let Some((ticket, answer)) = self.launches.poll(number) {
-                        self.finish(&ticket, &answer);
-                    }
+        while let Some(job) = self.queue.next(most, IDLE_TURN) {
+            self.take(job);
+        }
+    }
+
+    fn take(&self, job: Job) {
+        match job {
+            Job::Request(ticket, envelope) => self.run(ticket, envelope),
+            Job::Begun(number) => {
+                if let Some((ticket, answer)) = self.launches.poll(number) {
+                    self.finish(&ticket, &answer);
                 }
             }
+            Job::Idle => self.pending.drop_expired(Instant::now()),
         }
     }
 
@@ -232,6 +239,9 @@ impl<L: Launcher> SideChannel<L> {
         self.queue.close();
     }
 }
+
+/// How often an idle runtime looks for instances that were not bound in time.
+const IDLE_TURN: Duration = Duration::from_secs(10);
 
 /// What each worker takes at most. Uploads take as long as compilations, and must not keep all of the workers: the others
 /// go on with instances that need no compiler, and the first of them with what takes no time at all (AI-306).

@@ -213,6 +213,27 @@ fn ai_441_a_result_that_does_not_fit_fails_its_sequence_alone() {
 const BIND: &str = r#"{"op":"post_pre_process","pre_ops":[{"id":4,"req_id":"r"}]}"#;
 
 #[test]
+fn ai_314_an_instance_that_was_not_bound_in_time_is_gone() {
+    let ttl = Duration::from_secs(300);
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::P1);
+    // Although no other one starts.
+    world.instance("r", [runs()]);
+    world.clock.advance(ttl);
+    let refused = ask(&mut channel, &world, BIND);
+    assert!(refused.contains("invalid req_id r"), "{refused}");
+    assert_eq!(world.pending.counts(), (0, 0));
+    // Although nobody asks for it.
+    world.instance("r", [runs()]);
+    world.clock.advance(ttl - Duration::from_millis(1));
+    ask(&mut channel, &world, r#"{"op":"ping"}"#);
+    assert_eq!(world.pending.counts(), (1, 1));
+    world.clock.advance(Duration::from_millis(1));
+    ask(&mut channel, &world, r#"{"op":"ping"}"#);
+    assert_eq!(world.pending.counts(), (0, 0));
+}
+
+#[test]
 fn ai_1002_bits_in_p1_follow_each_other_from_the_start_of_the_region() {
     // One row of numbers has 400 bytes, one of bits 136.
     let world = World::with_masks(400);

@@ -299,6 +299,27 @@ fn ai_316_instantiate_runs_the_first_pre() {
 }
 
 #[test]
+fn ai_314_an_instance_that_was_not_bound_in_time_is_gone_from_an_idle_runtime() {
+    let side = Side::with(Dialect::Auto, false, &[]);
+    let quick = |queue: &SideQueue| queue.next(Weight::Quick, Duration::ZERO);
+    assert!(matches!(quick(&side.channel.queue), Some(Job::Idle)));
+    let now = Instant::now();
+    let expired = now.checked_sub(Duration::from_secs(300)).unwrap();
+    let reserved = ["old", "new"].map(|request| side.pending.reserve(request, now).unwrap());
+    for (reserved, since) in reserved.into_iter().zip([expired, now]) {
+        reserved.ready(Scripted::new(&World::new(), []), since);
+    }
+    side.channel.take(Job::Idle);
+    assert!(!side.pending.is_ready("old") && side.pending.is_ready("new"));
+    // A message of any kind is as good.
+    side.pending.remove("new");
+    let reserved = side.pending.reserve("old", now).unwrap();
+    reserved.ready(Scripted::new(&World::new(), []), expired);
+    side.ask(r#"{"op":"ping"}"#);
+    assert_eq!(side.pending.counts(), (0, 0));
+}
+
+#[test]
 fn ai_1002_an_instance_is_answered_compactly_too() {
     let side = Side::new(Dialect::P1i);
     side.ask(r#"{"op":"hello","features":["compact"]}"#);
