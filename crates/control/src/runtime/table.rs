@@ -9,6 +9,7 @@ use sapwood_proto::steer::{StepReport, Token};
 use super::answer::{Label, RESULT_TOO_LARGE, SeqResult};
 use super::envelope::RequestError;
 use super::sequence::{CallFailure, Pace};
+use crate::steer::add_report;
 
 /// Time limits and sizes of the steps of both dialects.
 #[derive(Clone, Copy, Debug)]
@@ -241,12 +242,16 @@ const ID_MAX: u64 = (1 << 53) - 1;
 /// Entries of a list.
 pub(crate) const LIST_MAX: usize = 65_536;
 
-/// Adds the report of one callback to that of a phase.
+/// Adds the report of one callback to that of a phase. What several callbacks print and write in a step has the limits of
+/// one, and keeps its end (AI-608, AI-953).
 pub(crate) fn merge(into: &mut StepReport, report: StepReport) {
-    into.logs.push_str(&report.logs);
-    into.storage.extend(report.storage);
-    into.micros = into.micros.saturating_add(report.micros);
+    add_report(into, report);
+    let over = into.storage.len().saturating_sub(WRITES_MAX);
+    into.storage.drain(..over);
 }
+
+/// Writes of one step.
+const WRITES_MAX: usize = 1_024;
 
 /// The id as controllers get it: theirs have 32 bits.
 pub(crate) const fn controller_id(id: u64) -> u32 {
