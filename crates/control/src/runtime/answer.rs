@@ -337,6 +337,15 @@ pub(crate) enum StepAnswer {
         #[serde(flatten)]
         rows: RowLayout,
     },
+    /// Of `instantiate`, where it is a result; of no sequence yet.
+    Begun(#[serde(serialize_with = "only_result")] (u64, SeqResult)),
+}
+
+fn only_result<S: Serializer>(
+    (_, result): &(u64, SeqResult),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    result.serialize(serializer)
 }
 
 /// An answer as it is sent.
@@ -355,11 +364,13 @@ impl StepAnswer {
             Self::PostPre {
                 post_seqs,
                 pre_seqs,
-            } => (post_seqs, Some(pre_seqs)),
-            Self::Mid { seqs, .. } | Self::Process { seqs, .. } => (seqs, None),
+            } => (&mut post_seqs.0[..], &mut pre_seqs.0[..]),
+            Self::Mid { seqs, .. } | Self::Process { seqs, .. } => {
+                (&mut seqs.0[..], &mut [][..])
+            }
+            Self::Begun(only) => (std::slice::from_mut(only), &mut [][..]),
         };
-        let second = second.into_iter().flat_map(|results| results.0.iter_mut());
-        first.0.iter_mut().chain(second)
+        first.iter_mut().chain(second)
     }
 
     fn results(&mut self) -> impl Iterator<Item = &mut SeqResult> {

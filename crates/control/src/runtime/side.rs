@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use self::launch::Launches;
 use self::queue::Job;
 pub(crate) use self::queue::{SIDE_PENDING_MAX, SideQueue, Ticket, Weight};
+use super::answer::AnswerRoom;
 use super::envelope::{self, Envelope, RequestError, Unreadable};
 use super::hello::{self, WireFeatures};
 use super::main_channel::{Dialect, DialectCell};
@@ -45,6 +46,9 @@ pub(crate) trait Launcher: Send + Sync + 'static {
 
     /// The size of the vocabulary.
     fn vocabulary(&self) -> usize;
+
+    /// The memory of all controllers, in bytes.
+    fn memory_bytes(&self) -> usize;
 }
 
 /// What an instance is started with.
@@ -81,6 +85,8 @@ pub(crate) struct SideParts<L: Launcher> {
     pub(crate) features: Arc<WireFeatures>,
     pub(crate) wake: Arc<StepWake>,
     pub(crate) restricted: bool,
+    /// How long answers may be.
+    pub(crate) room: AnswerRoom,
     pub(crate) send: SendAnswer,
 }
 
@@ -94,7 +100,7 @@ impl<L: Launcher> SideChannel<L> {
                 parts.pending,
                 (parts.dialect, Arc::clone(&parts.features)),
                 parts.wake,
-                Arc::clone(&queue),
+                (Arc::clone(&queue), parts.room),
             ),
             features: parts.features,
             queue,
@@ -155,8 +161,10 @@ impl<L: Launcher> SideChannel<L> {
         match job {
             Job::Request(ticket, envelope) => self.run(ticket, envelope),
             Job::Begun(number) => {
-                if let Some((ticket, answer)) = self.launches.poll(number) {
-                    self.finish(&ticket, &answer);
+                if let Some((ticket, answer)) = self.launches.poll(number)
+                    && self.queue.finish(&ticket)
+                {
+                    (self.send)(ticket.rid.as_deref(), answer);
                 }
             }
             Job::Idle => self.pending.drop_expired(Instant::now()),
@@ -229,6 +237,7 @@ impl<L: Launcher> SideChannel<L> {
             "pending_instances": pending,
             "sequences": sequences,
             "side_pending": self.queue.open(),
+            "memory_bytes": self.launches.memory_bytes(),
             "cores": std::thread::available_parallelism().map_or(1, usize::from),
         })
     }

@@ -125,18 +125,7 @@ impl Failure {
         if failure.reason == ErrorReason::RUNTIME_LOST {
             return Self::worker("died");
         }
-        let mut report = report;
-        // The message of a trap begins with what the callback printed; in the logs it stands once (AI-421).
-        let printed = failure.message.len() - failure.without_log().len();
-        let printed = failure.message[..printed].trim_end_matches('\n');
-        let logs = report.logs.trim_end_matches('\n');
-        if let Some(before) = logs.strip_suffix(printed)
-            && !printed.is_empty()
-        {
-            report.logs.truncate(before.len());
-        }
-        let answer = SeqResult::callback_error(label, &failure.message, report);
-        (Self::Callback, answer)
+        (Self::Callback, failed_call(failure, label, report))
     }
 
     /// A failure of the runtime, and the answer that reports it.
@@ -207,6 +196,24 @@ impl<L: Turn> Table<L> {
             _ => None,
         }
     }
+}
+
+/// The answer of a callback that failed.
+pub(crate) fn failed_call(
+    failure: &CallFailure,
+    label: Label,
+    mut report: StepReport,
+) -> SeqResult {
+    // The message of a trap begins with what the callback printed; in the logs it stands once (AI-421).
+    let printed = failure.message.len() - failure.without_log().len();
+    let printed = failure.message[..printed].trim_end_matches('\n');
+    let logs = report.logs.trim_end_matches('\n');
+    if let Some(before) = logs.strip_suffix(printed)
+        && !printed.is_empty()
+    {
+        report.logs.truncate(before.len());
+    }
+    SeqResult::callback_error(label, &failure.message, report)
 }
 
 /// Checks that ids and lists are within the limits of the protocol (AI-222).
