@@ -94,6 +94,9 @@ impl<S: Sequence> P2<S> {
         check_ids(ops.iter().filter_map(|op| op.clone_id))?;
         check_ids(freed.iter().copied())?;
         check_unique(ops.iter().map(|op| op.id))?;
+        for op in &ops {
+            op.input.check()?;
+        }
         // The rows of the last answer were valid until now (AI-236).
         self.rows.clear();
         let mut indices = HashSet::new();

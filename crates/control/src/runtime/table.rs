@@ -233,6 +233,14 @@ pub(crate) fn check_ids(ids: impl Iterator<Item = u64>) -> Result<(), RequestErr
     Ok(())
 }
 
+/// Checks that a list of tokens is within the limit of the protocol (AI-222).
+pub(crate) fn check_tokens(tokens: &[Token]) -> Result<(), RequestError> {
+    if tokens.len() > LIST_MAX {
+        return Err(RequestError::user(format!("more than {LIST_MAX} entries")));
+    }
+    Ok(())
+}
+
 /// Checks that no id occurs twice.
 pub(crate) fn check_unique(ids: impl Iterator<Item = u64>) -> Result<(), RequestError> {
     let mut seen = HashSet::new();

@@ -158,6 +158,47 @@ fn ai_1001_hello_accepts_what_there_is() {
     assert_eq!(answer["data"]["runtime"], "sapwood");
     assert_eq!(answer["data"]["features"], json!(["bitmask", "manage"]));
     assert_eq!(answer["data"]["dialects"], json!(["p1", "p1i", "p2"]));
+    assert_eq!(answer["data"]["limits"], json!({"side_pending": 256}));
+    let members: Vec<_> = answer["data"].as_object().unwrap().keys().collect();
+    assert_eq!(
+        members,
+        ["runtime", "version", "dialects", "features", "limits"]
+    );
+}
+
+/// AI-1090, AI-305
+#[test]
+fn ai_222_a_list_of_tokens_has_at_most_65536() {
+    let nothing = || Line::Returns(Returned::Branches(Vec::new()));
+    for (dialect, script, bind, op) in [
+        (
+            Dialect::P1,
+            vec![runs(), post(false), runs()],
+            BIND,
+            r#"{"op":"post_pre_process","post_ops":[{"id":4,"tokens":[TOKENS]}]}"#,
+        ),
+        (
+            Dialect::P2,
+            vec![nothing(), nothing()],
+            r#"{"op":"mid_process","ops":[{"id":4,"req_id":"r"}]}"#,
+            r#"{"op":"mid_process","ops":[{"id":4,"tokens":[TOKENS]}]}"#,
+        ),
+    ] {
+        let world = World::with_masks(1 << 16);
+        let mut channel = channel(&world, dialect);
+        world.instance("r", script);
+        ask(&mut channel, &world, bind);
+        world.take_calls();
+        let of = |tokens: usize| op.replace("TOKENS", &vec!["7"; tokens].join(","));
+        assert_eq!(
+            ask(&mut channel, &world, &of(65_537)),
+            r#"{"type":"error","error":"more than 65536 entries","is_user_error":true}"#
+        );
+        assert_eq!(world.take_calls(), []);
+        let answer = ask(&mut channel, &world, &of(65_536));
+        assert!(answer.contains(r#""4":{"error":"","#), "{answer}");
+        assert!(!world.take_calls().is_empty());
+    }
 }
 
 /// AI-742
@@ -283,7 +324,7 @@ fn ai_1002_bits_in_p1_follow_each_other_from_the_start_of_the_region() {
 fn ai_1002_bits_in_p2_have_another_header() {
     let world = World::with_masks(1 << 16);
     let mut channel = channel(&world, Dialect::P2);
-    let branch = |token| super::super::sequence::ReturnedBranch {
+    let branch = |token| ReturnedBranch {
         mask: match only(token) {
             MidReturned::Sample(mask) => mask,
             _ => None,
