@@ -78,6 +78,9 @@ pub(super) struct AicirtCommand {
     /// Time for the callbacks at the start
     #[arg(long, default_value_t = 1000, value_name = "MS")]
     wasm_max_init_time: u64,
+    /// Count instructions of each callback instead of its time, and end it after so many
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    wasm_max_fuel: Option<u64>,
     /// Steps of the clock that controllers see (P2 flag); 0 stops it, which is the default
     #[arg(long, value_name = "US")]
     wasm_timer_resolution_us: Option<u64>,
@@ -258,6 +261,7 @@ impl AicirtCommand {
             // host's own limit is the last resort for a sequence that is never listed again.
             late_steps: times.late_steps.saturating_mul(100),
             grace_time: times.grace,
+            fuel: self.wasm_max_fuel,
             timer_resolution: Duration::from_micros(self.wasm_timer_resolution_us.unwrap_or(0)),
             instances: match isolation {
                 Isolation::Sequence => PROCESSES_MAX,
@@ -283,7 +287,9 @@ impl AicirtCommand {
         let child = vec![program.into(), super::compile_controller::NAME.into()];
         let compiler = CompilerOptions::new(CompilerPlace::Child(child));
         let store = StoreOptions::new(self.cache_dir.clone());
-        let options = ControllersOptions::new(store, compiler);
+        let mut options = ControllersOptions::new(store, compiler);
+        // A module whose smallest memory is larger could never be started.
+        options.limits.memory_bytes = u64::from(self.wasm_max_memory) << 20;
         Controllers::open(host, options).map_err(|error| {
             CliError::usage(format!("--cache-dir {}: {error}", self.cache_dir.display()))
         })

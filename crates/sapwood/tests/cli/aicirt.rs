@@ -648,6 +648,24 @@ fn ai_630_a_saved_trie_is_a_tokenizer() {
 }
 
 #[test]
+fn ai_102_a_folder_is_no_tokenizer() {
+    let folder = folder("aicirt_tokenizer_folder");
+    vocabulary(&folder);
+    std::fs::create_dir_all(folder.join("phi")).unwrap();
+    std::fs::create_dir_all(folder.join("tokenizers")).unwrap();
+    let trie = folder.join("vocabulary.bin");
+    std::fs::copy(trie, folder.join("tokenizers/phi.json")).unwrap();
+    let saved = ["aicirt", "-t", "phi", "--save-tokenizer", "saved.bin"];
+    let ended = run(&folder, &saved);
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    // And not a name either, if there is none.
+    std::fs::create_dir_all(folder.join("gemma")).unwrap();
+    let ended = run(&folder, &["aicirt", "-t", "gemma", "--save-tokenizer", "x"]);
+    assert_eq!(ended.code, 2, "{}", ended.err);
+    assert!(ended.err.contains("it has: phi"), "{}", ended.err);
+}
+
+#[test]
 fn ai_102_modules_are_installed_without_an_engine() {
     let folder = folder("aicirt_install");
     vocabulary(&folder);
@@ -664,6 +682,43 @@ fn ai_102_modules_are_installed_without_an_engine() {
     assert_eq!((again.code, again.out.trim()), (0, id), "{}", again.err);
     let unknown = run(&folder, &["aicirt", "-m", "nothing-latest"]);
     assert_eq!(unknown.code, 2, "{}", unknown.err);
+}
+
+/// The check of uploads has the limit of the flag, in either direction.
+#[test]
+fn ai_102_a_module_may_begin_with_as_much_memory_as_the_flag_says() {
+    let folder = folder("aicirt_memory");
+    vocabulary(&folder);
+    let module = |pages: u32| {
+        let text = YES.replace("\"memory\") 2", &format!("\"memory\") {pages}"));
+        let file = format!("pages-{pages}.wasm");
+        std::fs::write(folder.join(&file), wat::parse_str(text).unwrap()).unwrap();
+        file
+    };
+    // A page has 64 KiB.
+    for (flag, pages, code) in [
+        (None, 1_024, 0),
+        (None, 1_025, 2),
+        (Some("--wasm-max-memory=80"), 1_280, 0),
+        (Some("--wasm-max-memory=80"), 1_281, 2),
+        (Some("--wasm-max-memory=1"), 16, 0),
+        (Some("--wasm-max-memory=1"), 17, 2),
+    ] {
+        let file = module(pages);
+        let arguments: Vec<_> = ["aicirt", "-m", &file].into_iter().chain(flag).collect();
+        let ended = run(&folder, &arguments);
+        assert_eq!(ended.code, code, "{arguments:?} {}", ended.err);
+        let refused = ended.err.contains("invalid module: ");
+        assert_eq!(refused, code == 2, "{arguments:?} {}", ended.err);
+    }
+    // As an engine uploads it, and the instance has that much.
+    let setup = EngineSetup {
+        flags: &["--wasm-max-memory", "80"],
+        ..EngineSetup::new(Synchronisation::Futex)
+    };
+    let mut engine = Engine::start(&folder, &setup);
+    engine.install("large", &YES.replace("\"memory\") 2", "\"memory\") 1280"));
+    engine.instantiate("r", "large");
 }
 
 /// Its compiler is a child of the same name.
