@@ -365,9 +365,7 @@ impl StepAnswer {
                 post_seqs,
                 pre_seqs,
             } => (&mut post_seqs.0[..], &mut pre_seqs.0[..]),
-            Self::Mid { seqs, .. } | Self::Process { seqs, .. } => {
-                (&mut seqs.0[..], &mut [][..])
-            }
+            Self::Mid { seqs, .. } | Self::Process { seqs, .. } => (&mut seqs.0[..], &mut [][..]),
             Self::Begun(only) => (std::slice::from_mut(only), &mut [][..]),
         };
         first.iter_mut().chain(second)

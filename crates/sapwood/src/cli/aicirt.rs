@@ -424,10 +424,22 @@ mod tests {
             ("--cap-backtrack", Dialect::P2, [false, true, false]),
             ("--cap-ff-tokens", Dialect::P2, [false, false, true]),
             ("--bias-dtype f32", Dialect::P2, [false, false, false]),
-            ("--wasm-timer-resolution-us 0", Dialect::P2, [false, false, false]),
-            ("--wasm-max-timeout-steps=10", Dialect::P2, [false, false, false]),
+            (
+                "--wasm-timer-resolution-us 0",
+                Dialect::P2,
+                [false, false, false],
+            ),
+            (
+                "--wasm-max-timeout-steps=10",
+                Dialect::P2,
+                [false, false, false],
+            ),
             ("--wasm-max-fuel 9", Dialect::Auto, [false, false, false]),
-            ("--dialect p1i --cap-fork", Dialect::P1i, [true, false, false]),
+            (
+                "--dialect p1i --cap-fork",
+                Dialect::P1i,
+                [true, false, false],
+            ),
         ] {
             let command = parsed(flags);
             let Capabilities {

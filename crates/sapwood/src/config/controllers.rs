@@ -232,7 +232,13 @@ mod tests {
             })
         };
         let (random, isolation) = (RandomSetting::Seeded, IsolationSetting::Process);
-        assert_eq!(refused(ControllersConfig { random, ..default() }), None);
+        assert_eq!(
+            refused(ControllersConfig {
+                random,
+                ..default()
+            }),
+            None
+        );
         for config in [
             ControllersConfig {
                 random,
@@ -246,7 +252,10 @@ mod tests {
             },
         ] {
             let why = refused(config).unwrap();
-            assert!(why.contains("controllers.random: it must be \"off\""), "{why}");
+            assert!(
+                why.contains("controllers.random: it must be \"off\""),
+                "{why}"
+            );
             assert!(why.contains("leave out controllers.runtime"), "{why}");
         }
         let fuel = 1_000;

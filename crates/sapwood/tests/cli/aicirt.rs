@@ -734,7 +734,10 @@ fn ai_102_a_restricted_runtime_takes_no_upload_and_runs_what_is_there() {
     let folder = folder("aicirt_restricted");
     vocabulary(&folder);
     std::fs::write(folder.join("yes.wasm"), wat::parse_str(YES).unwrap()).unwrap();
-    let installed = run(&folder, &["aicirt", "-m", "yes.wasm", "--tag", "yes-latest"]);
+    let installed = run(
+        &folder,
+        &["aicirt", "-m", "yes.wasm", "--tag", "yes-latest"],
+    );
     assert_eq!(installed.code, 0, "{}", installed.err);
     let setup = EngineSetup {
         flags: &["--restricted"],
@@ -795,7 +798,11 @@ fn ai_441_a_late_mid_is_skipped_if_the_flag_says_so() {
         let answer = engine.main_json(&json!({"op": "mid_process", "ops": [{"id": 4}]}));
         let it = &answer["data"]["seqs"]["4"];
         if skips {
-            assert_eq!(it["result"], json!({"ff_tokens": [], "backtrack": 1}), "{it}");
+            assert_eq!(
+                it["result"],
+                json!({"ff_tokens": [], "backtrack": 1}),
+                "{it}"
+            );
             let log = "⏲ timeout [deadline: 50ms; step 1/10]\n";
             assert_eq!((&it["error"], &it["logs"]), (&json!(""), &json!(log)));
         } else {
@@ -854,9 +861,15 @@ fn ai_1090_a_module_that_asks_for_all_forks_there_are_costs_its_sequence_alone()
                 .map(|id| json!({"id": id, "req_id": format!("r{id}")}))
                 .collect();
             let (request, member) = if p2 {
-                (json!({"op": "mid_process", "ops": bind, "freed": []}), "seqs")
+                (
+                    json!({"op": "mid_process", "ops": bind, "freed": []}),
+                    "seqs",
+                )
             } else {
-                (json!({"op": "post_pre_process", "pre_ops": bind}), "pre_seqs")
+                (
+                    json!({"op": "post_pre_process", "pre_ops": bind}),
+                    "pre_seqs",
+                )
             };
             let answer = engine.main_json(&request);
             let seqs = &answer["data"][member];

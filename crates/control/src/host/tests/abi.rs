@@ -200,7 +200,9 @@ fn ai_607_the_clock_of_p2_moves_in_steps_of_its_resolution() {
         let outcome = sequence.process();
         assert!(outcome.result.is_ok(), "{outcome:?}");
         let words = outcome.report.logs.split_whitespace();
-        let words: Vec<_> = words.map(|it| u64::from_str_radix(it, 16).unwrap()).collect();
+        let words: Vec<_> = words
+            .map(|it| u64::from_str_radix(it, 16).unwrap())
+            .collect();
         let &[high, low, later_high, later_low] = &words[..] else {
             panic!("{words:?}");
         };
@@ -211,7 +213,10 @@ fn ai_607_the_clock_of_p2_moves_in_steps_of_its_resolution() {
         }
     }
     // Three waits for the next step, and no time of another clock.
-    assert!((3 * resolution..3_600_000_000_000).contains(&last), "{last}");
+    assert!(
+        (3 * resolution..3_600_000_000_000).contains(&last),
+        "{last}"
+    );
 }
 
 /// AI-607

@@ -244,7 +244,11 @@ fn ai_441_a_result_that_does_not_fit_fails_its_sequence_alone() {
         let first = seqs(&ask(&mut channel, &world, ask_all));
         assert_eq!(first["4"]["error"], "Worker: result too large");
         assert_eq!(first["5"]["error"], "", "{first}");
-        assert!(first["5"]["result"].to_string().contains("\"ff_tokens\":[5]"));
+        assert!(
+            first["5"]["result"]
+                .to_string()
+                .contains("\"ff_tokens\":[5]")
+        );
         let second = seqs(&ask(&mut channel, &world, ask_again));
         assert_eq!(second["4"]["error"], "Worker: result too large");
         assert_eq!(second["5"]["error"], "", "{second}");
