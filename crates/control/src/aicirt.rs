@@ -157,6 +157,7 @@ fn serve(options: AicirtOptions) -> Result<(), AicirtError> {
         dialect,
         features,
         wake: Arc::clone(&wake),
+        room: room_of(&side_responses),
         send: side_answers(side_responses),
     });
     start_side(Arc::new(side), side_requests)?;
@@ -169,10 +170,7 @@ fn serve_main(
     mut responses: MessageSlot,
     wake: &StepWake,
 ) -> Result<(), AicirtError> {
-    let room = AnswerRoom {
-        bytes_max: responses.bytes_max(),
-        room: responses.room(),
-    };
+    let room = room_of(&responses);
     let mut message = Vec::new();
     loop {
         let received = requests.receive(&mut message, None);
@@ -196,6 +194,13 @@ fn serve_main(
             }
         };
         send(&mut responses, None, &answer).map_err(|_| AicirtError::Lost)?;
+    }
+}
+
+fn room_of(responses: &MessageSlot) -> AnswerRoom {
+    AnswerRoom {
+        bytes_max: responses.bytes_max(),
+        room: responses.room(),
     }
 }
 
@@ -442,6 +447,10 @@ impl Launcher for HostLauncher {
 
     fn vocabulary(&self) -> usize {
         self.model.vocabulary()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.host.memory_bytes()
     }
 }
 

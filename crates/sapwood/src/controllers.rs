@@ -197,6 +197,7 @@ fn host(config: &ControllersConfig) -> Result<Host, HostError> {
         init_time: Duration::from_millis(config.init_ms),
         step_time: Duration::from_millis(config.step_ms),
         random: config.random.of_host(),
+        fuel: (config.fuel > 0).then_some(config.fuel),
         ..HostConfig::default()
     })
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{SharedMask, Token};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -180,6 +181,7 @@ impl RawResult {
             wait,
         } = self.parse()?;
         check_tokens(&ff_tokens, limits)?;
+        check_forks(num_forks, limits)?;
         // Without a suspension there is nothing that could wait.
         let wait = waits.read(wait.filter(|_| suspend))?;
         let wrong = match (ff_tokens.is_empty(), num_forks, suspend) {
@@ -381,7 +383,16 @@ fn check_tokens(tokens: &[Token], limits: ResultLimits) -> Read<()> {
     check_vocabulary("ff_token", tokens, limits)
 }
 
-fn check_count(tokens: usize) -> Read<()> {
+/// More could never be made, and whoever translates the result makes something for each (AI-413).
+fn check_forks(forks: u32, limits: ResultLimits) -> Read<()> {
+    if forks as usize > limits.branches {
+        let text = format!("too many forks (max={})", limits.branches);
+        return Err(CallFailure::new(ErrorReason::LIMIT, text));
+    }
+    Ok(())
+}
+
+pub(super) fn check_count(tokens: usize) -> Read<()> {
     if tokens > TOKENS_MAX {
         let text = format!("too many tokens in a result: {tokens} > {TOKENS_MAX}");
         return Err(CallFailure::bad_result(text));

@@ -337,19 +337,58 @@ pub(crate) enum StepAnswer {
         #[serde(flatten)]
         rows: RowLayout,
     },
+    /// Of `instantiate`, where it is a result; of no sequence yet.
+    Begun(#[serde(serialize_with = "only_result")] (u64, SeqResult)),
+}
+
+fn only_result<S: Serializer>(
+    (_, result): &(u64, SeqResult),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    result.serialize(serializer)
+}
+
+/// An answer as it is sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct EncodedStep {
+    pub(crate) bytes: Vec<u8>,
+    /// Their results were too large: they have failed, so that the others have theirs.
+    pub(crate) failed: Vec<u64>,
+    /// The answer is an error: it has nobody's result.
+    pub(crate) lost: bool,
 }
 
 impl StepAnswer {
-    fn results(&mut self) -> impl Iterator<Item = &mut SeqResult> {
+    fn entries(&mut self) -> impl Iterator<Item = &mut (u64, SeqResult)> {
         let (first, second) = match self {
             Self::PostPre {
                 post_seqs,
                 pre_seqs,
-            } => (post_seqs, Some(pre_seqs)),
-            Self::Mid { seqs, .. } | Self::Process { seqs, .. } => (seqs, None),
+            } => (&mut post_seqs.0[..], &mut pre_seqs.0[..]),
+            Self::Mid { seqs, .. } | Self::Process { seqs, .. } => (&mut seqs.0[..], &mut [][..]),
+            Self::Begun(only) => (std::slice::from_mut(only), &mut [][..]),
         };
-        let second = second.into_iter().flat_map(|results| results.0.iter_mut());
-        first.0.iter_mut().chain(second).map(|(_, result)| result)
+        first.iter_mut().chain(second)
+    }
+
+    fn results(&mut self) -> impl Iterator<Item = &mut SeqResult> {
+        self.entries().map(|(_, result)| result)
+    }
+
+    /// Replaces results of more than `share` bytes by an error. Returns whose they were.
+    fn drop_large_results(&mut self, share: usize) -> Vec<u64> {
+        let mut failed = Vec::new();
+        for (id, result) in self.entries() {
+            keep_oldest(&mut result.error, share);
+            let bytes = serde_json::to_vec(&result.result).map_or(0, |json| json.len());
+            if bytes > share {
+                let compact = result.compact;
+                *result = SeqResult::worker_error(RESULT_TOO_LARGE);
+                result.compact = compact;
+                failed.push(*id);
+            }
+        }
+        failed
     }
 
     /// Drops writes that cannot fit anyway, those of the results with most of them: one sequence must not cost the others
@@ -376,20 +415,27 @@ impl StepAnswer {
     }
 
     /// Encodes the answer in at most `bytes_max` bytes, of a region of `room`: without the oldest logs, then without
-    /// writes that later ones replace, then without logs, then without writes, and at last as an error (AI-224).
+    /// writes that later ones replace, then without logs, then without writes, then without the largest results, whose
+    /// sequences fail, because one must not cost the others their step, and at last as an error (AI-224, AI-441).
     pub(crate) fn encode(
         mut self,
         rid: Option<&str>,
         AnswerRoom { bytes_max, room }: AnswerRoom,
         format: AnswerFormat,
-    ) -> Vec<u8> {
+    ) -> EncodedStep {
         self.results().for_each(|result| result.set_format(format));
         self.drop_excessive_writes(bytes_max);
-        let mut encoded = envelope::encode_data(rid, &self);
-        if encoded.len() <= bytes_max {
-            return encoded;
+        let mut bytes = envelope::encode_data(rid, &self);
+        let of = |bytes, failed| EncodedStep {
+            bytes,
+            failed,
+            lost: false,
+        };
+        if bytes.len() <= bytes_max {
+            return of(bytes, Vec::new());
         }
-        let logs_max = room / 2 / self.results().count().max(1);
+        let results = self.results().count().max(1);
+        let logs_max = room / 2 / results;
         for shorten in [
             &(|result: &mut SeqResult| keep_newest(&mut result.logs, logs_max)) as &dyn Fn(&mut _),
             &|result: &mut SeqResult| drop_replaced(&mut result.storage),
@@ -397,36 +443,64 @@ impl StepAnswer {
             &|result: &mut SeqResult| result.storage.clear(),
         ] {
             self.results().for_each(shorten);
-            encoded = envelope::encode_data(rid, &self);
-            if encoded.len() <= bytes_max {
-                return encoded;
+            bytes = envelope::encode_data(rid, &self);
+            if bytes.len() <= bytes_max {
+                return of(bytes, Vec::new());
             }
         }
-        let bytes = encoded.len();
+        let failed = self.drop_large_results(bytes_max / 2 / results);
+        bytes = envelope::encode_data(rid, &self);
+        if bytes.len() <= bytes_max {
+            return of(bytes, failed);
+        }
         let error = RequestError {
-            text: format!("response too large; {bytes} > {bytes_max}"),
+            text: format!("response too large; {} > {bytes_max}", bytes.len()),
             is_user: false,
         };
-        envelope::encode::<()>(rid, &Err(error))
+        EncodedStep {
+            bytes: envelope::encode::<()>(rid, &Err(error)),
+            failed,
+            lost: true,
+        }
     }
 }
 
 /// The log line of a mask without tokens (AI-237).
 pub(crate) const EMPTY_MASK: &str = "empty mask: only EOS allowed";
 
+/// The failure of a sequence whose result does not fit beside those of the others.
+pub(crate) const RESULT_TOO_LARGE: &str = "result too large";
+
 /// Drops the beginning of `logs` so that what is left is at most `bytes_max` bytes of JSON.
 fn keep_newest(logs: &mut String, bytes_max: usize) {
     let mut bytes = 0;
     for (at, character) in logs.char_indices().rev() {
-        bytes += match character {
-            '"' | '\\' | '\n' | '\r' | '\t' => 2,
-            '\0'..='\x1f' => 6,
-            other => other.len_utf8(),
-        };
+        bytes += json_bytes(character);
         if bytes > bytes_max {
             logs.drain(..at + character.len_utf8());
             return;
         }
+    }
+}
+
+/// Drops the end of `error`, whose beginning says what it is, so that what is left is at most `bytes_max` bytes of JSON.
+fn keep_oldest(error: &mut String, bytes_max: usize) {
+    let mut bytes = 0;
+    let is_over = |(at, character): (usize, char)| {
+        bytes += json_bytes(character);
+        (bytes > bytes_max).then_some(at)
+    };
+    if let Some(at) = error.char_indices().find_map(is_over) {
+        error.truncate(at);
+    }
+}
+
+/// What a character takes in JSON.
+const fn json_bytes(character: char) -> usize {
+    match character {
+        '"' | '\\' | '\n' | '\r' | '\t' => 2,
+        '\0'..='\x1f' => 6,
+        other => other.len_utf8(),
     }
 }
 
@@ -453,151 +527,4 @@ fn drop_replaced(storage: &mut Vec<StorageCommand>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn write(name: &str, append: bool) -> VariableWrite {
-        VariableWrite {
-            name: name.into(),
-            value: vec![0xab; 40],
-            append,
-            when_version_is: None,
-        }
-    }
-
-    fn answer(logs: &str, storage: Vec<VariableWrite>) -> StepAnswer {
-        let report = StepReport {
-            logs: logs.into(),
-            storage,
-            micros: 10,
-        };
-        let mut seqs = SeqResults::default();
-        seqs.push(2, SeqResult::new(None, report));
-        StepAnswer::Mid {
-            seqs,
-            num_seqs: 1,
-            rows: None,
-        }
-    }
-
-    fn text(answer: StepAnswer, room: usize) -> String {
-        let bytes_max = room;
-        let room = AnswerRoom { bytes_max, room };
-        String::from_utf8(answer.encode(Some("r"), room, AnswerFormat::default())).unwrap()
-    }
-
-    #[test]
-    fn ai_403_the_members_of_a_result() {
-        let storage = vec![VariableWrite {
-            when_version_is: Some(3),
-            value: vec![0x0a, 0xff],
-            ..write("a", true)
-        }];
-        assert_eq!(
-            text(answer("l", storage), 4096),
-            r#"{"$rid":"r","type":"ok","data":{"seqs":{"2":{"error":"","result":null,"storage":[{"WriteVar":{"name":"a","value":"0aff","op":"Append","when_version_is":3}}],"logs":"l","micros":10}},"num_seqs":1}}"#
-        );
-    }
-
-    #[test]
-    fn ai_224_the_oldest_logs_go_first() {
-        let logs = "\"".repeat(500) + "end";
-        let shortened = text(answer(&logs, Vec::new()), 600);
-        assert!(
-            shortened.len() <= 600 && shortened.contains(r#"\"end"#),
-            "{shortened}"
-        );
-        // Half of the region is guaranteed.
-        assert!(shortened.len() > 300 + 80, "{shortened}");
-    }
-
-    #[test]
-    fn ai_224_then_replaced_writes_go_and_then_all_logs() {
-        let storage = vec![
-            write("a", false),
-            write("b", true),
-            write("a", true),
-            write("a", false),
-            write("a", true),
-        ];
-        let shortened = text(answer(&"x".repeat(150), storage), 800);
-        assert_eq!(shortened.matches("WriteVar").count(), 3, "{shortened}");
-        assert!(shortened.contains("xxx"), "{shortened}");
-        let storage = (0..4).map(|_| write("a", true)).collect();
-        let shortened = text(answer(&"x".repeat(600), storage), 800);
-        assert!(
-            !shortened.contains("xxx") && shortened.len() <= 800,
-            "{shortened}"
-        );
-    }
-
-    #[test]
-    fn ai_224_then_writes_go_of_the_sequences_with_the_most() {
-        let mut seqs = SeqResults::default();
-        for (id, writes) in [(1, 90), (2, 1)] {
-            let storage = (0..writes).map(|_| write("a", true)).collect();
-            let report = StepReport {
-                storage,
-                ..StepReport::default()
-            };
-            seqs.push(id, SeqResult::new(None, report));
-        }
-        let (num_seqs, rows) = (2, None);
-        let shortened = text(
-            StepAnswer::Mid {
-                seqs,
-                num_seqs,
-                rows,
-            },
-            800,
-        );
-        assert_eq!(shortened.matches("WriteVar").count(), 1, "{shortened}");
-        let storage = (0..6).map(|_| write("a", true)).collect();
-        let shortened = text(answer("", storage), 700);
-        assert_eq!(shortened.matches("WriteVar").count(), 0, "{shortened}");
-        assert!(shortened.contains("\"type\":\"ok\""), "{shortened}");
-    }
-
-    #[test]
-    fn ai_224_what_is_still_too_large_is_an_error() {
-        let mut seqs = SeqResults::default();
-        seqs.push(2, SeqResult::worker_error(&"x".repeat(900)));
-        let (num_seqs, rows) = (1, None);
-        let error = text(
-            StepAnswer::Mid {
-                seqs,
-                num_seqs,
-                rows,
-            },
-            800,
-        );
-        assert!(
-            error.starts_with(r#"{"$rid":"r","type":"error","error":"response too large; "#)
-                && error.ends_with(r#" > 800","is_user_error":false}"#),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn ai_421_an_error_stands_in_the_logs_too() {
-        let report = StepReport {
-            logs: "printed\n".into(),
-            ..StepReport::default()
-        };
-        let result = SeqResult::callback_error(Label::Post, "trap", report);
-        let json = serde_json::to_string(&result).unwrap();
-        assert_eq!(
-            json,
-            r#"{"error":"Error (post): trap","result":{"stop":true},"storage":[],"logs":"printed\nError (post): trap","micros":0}"#
-        );
-    }
-
-    #[test]
-    fn ai_431_a_failure_of_the_runtime_has_no_result() {
-        let json = serde_json::to_string(&SeqResult::worker_error("timeout")).unwrap();
-        assert_eq!(
-            json,
-            r#"{"error":"Worker: timeout","result":null,"storage":[],"logs":"Worker: timeout","micros":0}"#
-        );
-    }
-}
+mod tests;

@@ -100,6 +100,17 @@ enum Machine<S> {
     P2(P2<S>),
 }
 
+impl<S: Sequence> Machine<S> {
+    /// Their results did not fit in the answer (AI-441).
+    fn fail(&mut self, ids: &[u64]) {
+        match self {
+            Self::Undecided => {}
+            Self::P1(p1) => p1.fail(ids),
+            Self::P2(p2) => p2.fail(ids),
+        }
+    }
+}
+
 /// What follows a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum MainReply {
@@ -181,13 +192,18 @@ impl<S: Sequence> MainChannel<S> {
         let rid = envelope.rid.clone();
         let rid = rid.as_deref();
         MainReply::Answer(match self.run(envelope, clock) {
-            Ok(MainData::Step(answer)) => answer.encode(rid, room, self.features.format()),
+            Ok(MainData::Step(answer)) => {
+                let encoded = answer.encode(rid, room, self.features.format());
+                self.machine.fail(&encoded.failed);
+                encoded.bytes
+            }
             Ok(MainData::Value(data)) => envelope::encode(rid, &Ok(data)),
             Err(error) => envelope::encode::<()>(rid, &Err(error)),
         })
     }
 
     fn run(&mut self, envelope: Envelope, clock: StepClock<'_>) -> Result<MainData, RequestError> {
+        self.pending.drop_expired(clock.arrival);
         // Of the wrong shape it is an error, although nothing here depends on the user.
         envelope.user()?;
         match envelope.op.as_str() {

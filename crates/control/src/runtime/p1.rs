@@ -15,7 +15,8 @@ use super::pending::Pending;
 use super::rows::{P1Rows, Row};
 use super::sequence::Sequence;
 use super::table::{
-    Entry, Failure, OpError, StepClock, StepConfig, Table, check_ids, check_unique, controller_id,
+    Entry, Failure, OpError, StepClock, StepConfig, Table, check_ids, check_tokens, check_unique,
+    controller_id,
 };
 use crate::wire::SharedRegion;
 
@@ -74,6 +75,11 @@ impl<S: Sequence> P1<S> {
             config,
             rows: P1Rows::new(config.vocabulary),
         }
+    }
+
+    /// See [`Table::fail`].
+    pub(crate) fn fail(&mut self, ids: &[u64]) {
+        self.table.fail(ids);
     }
 
     /// From now on rows are bits (AI-1002).
@@ -151,6 +157,7 @@ impl<S: Sequence> P1<S> {
         check_unique(request.post_ops.iter().map(|op| op.id))?;
         check_unique(request.pre_ops.iter().map(|op| op.id))?;
         for op in &request.post_ops {
+            check_tokens(&op.tokens)?;
             if !self.table.entries.contains_key(&op.id) {
                 return Err(RequestError::user(format!("invalid id {}", op.id)));
             }

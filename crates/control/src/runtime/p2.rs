@@ -2,7 +2,7 @@
 
 mod turn;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -15,7 +15,8 @@ use super::pending::Pending;
 use super::rows::{MaskType, P2Rows, Row};
 use super::sequence::{Capabilities, ReturnedBranch, ReturnedSplice, Sequence};
 use super::table::{
-    Entry, Failure, OpError, StepClock, StepConfig, Table, check_ids, check_unique, controller_id,
+    Entry, Failure, LIST_MAX, OpError, StepClock, StepConfig, Table, check_ids, check_unique,
+    controller_id,
 };
 use crate::wire::SharedRegion;
 
@@ -61,6 +62,11 @@ impl<S: Sequence> P2<S> {
         }
     }
 
+    /// See [`Table::fail`].
+    pub(crate) fn fail(&mut self, ids: &[u64]) {
+        self.table.fail(ids);
+    }
+
     /// From now on rows are bits (AI-1002).
     pub(crate) fn use_bits(&mut self, logits: usize, masks: &SharedRegion) {
         if self.rows.are_bits() {
@@ -88,9 +94,11 @@ impl<S: Sequence> P2<S> {
         check_ids(ops.iter().filter_map(|op| op.clone_id))?;
         check_ids(freed.iter().copied())?;
         check_unique(ops.iter().map(|op| op.id))?;
+        for op in &ops {
+            op.input.check()?;
+        }
         // The rows of the last answer were valid until now (AI-236).
         self.rows.clear();
-        let groups = fork_groups(&ops);
         let mut indices = HashSet::new();
         // Bound first, whatever the order of the list, so that a clone's parent may be bound in the same request.
         let bound: Vec<_> = ops.iter().map(|op| self.bind(op, pending)).collect();
@@ -99,6 +107,9 @@ impl<S: Sequence> P2<S> {
             .zip(bound)
             .map(|(op, refused)| refused.or_else(|| self.admit(op, &mut indices)))
             .collect();
+        let accepted = ops.iter().zip(&refusals);
+        let accepted = accepted.filter(|(_, refused)| refused.is_none());
+        let groups = fork_groups(accepted.map(|(op, _)| op));
         let mut ids = Vec::with_capacity(ops.len());
         for (op, refused) in ops.into_iter().zip(refusals) {
             if refused.is_none()
@@ -166,7 +177,10 @@ impl<S: Sequence> P2<S> {
             let message = format!("duplicate id {} (cloning {parent})", op.id);
             return Some(Failure::worker(message).1);
         }
-        if index == 0 || !indices.insert((parent, index)) {
+        // No result has more branches than a request may have sequences.
+        let forks = self.config.forks.min(LIST_MAX);
+        let is_branch = (1..forks).contains(&(index as usize));
+        if !is_branch || !indices.insert((parent, index)) {
             let refused =
                 Failure::op_error(format!("invalid clone_idx {index} (cloning {parent})"));
             return Some(self.refuse(op.id, refused));
@@ -299,21 +313,22 @@ fn allowed(branches: &[ReturnedBranch], capabilities: Capabilities) -> Result<()
     Ok(())
 }
 
-/// For each parent of clones: its id, and theirs in the order of their indices (AI-503).
-fn fork_groups(ops: &[ProcessOp]) -> HashMap<u64, Vec<u32>> {
-    let mut by_index: HashMap<u64, BTreeMap<u32, u64>> = HashMap::new();
-    for op in ops {
+/// For each parent of clones: its id, and theirs at their indices. Of ops that were accepted, because a controller counts
+/// on each of its siblings (AI-503). Where there is none of an index, the parent's id stands in its place.
+fn fork_groups<'o>(accepted: impl Iterator<Item = &'o ProcessOp>) -> HashMap<u64, Vec<u32>> {
+    let mut groups: HashMap<u64, Vec<u32>> = HashMap::new();
+    for op in accepted {
         if let (Some(parent), Some(index)) = (op.clone_id, op.clone_idx) {
-            by_index.entry(parent).or_default().insert(index, op.id);
+            let (group, index) = (groups.entry(parent).or_default(), index as usize);
+            if group.len() <= index {
+                group.resize(index + 1, controller_id(parent));
+            }
+            if let Some(place) = group.get_mut(index) {
+                *place = controller_id(op.id);
+            }
         }
     }
-    by_index
-        .into_iter()
-        .map(|(parent, clones)| {
-            let group = std::iter::once(parent).chain(clones.into_values());
-            (parent, group.map(controller_id).collect())
-        })
-        .collect()
+    groups
 }
 
 #[cfg(test)]

@@ -97,8 +97,7 @@ impl<T> Pending<T> {
         request: &str,
         now: Instant,
     ) -> Result<Reservation<T>, RequestError> {
-        // Dropped without the lock, because dropping an instance may take a while.
-        drop(self.expire(now));
+        self.drop_expired(now);
         let mut instances = lock(&self.instances);
         if instances.contains_key(request) || lock(&self.counts.requests).contains(request) {
             return Err(RequestError::user(format!("duplicate req_id {request}")));
@@ -115,6 +114,13 @@ impl<T> Pending<T> {
             member: Some(member),
             request: request.to_owned(),
         })
+    }
+
+    /// Drops the instances that were not bound in time, whose controllers end with them (AI-314). Both channels call it
+    /// before each request, and the side one now and then while it has nothing to do.
+    pub(crate) fn drop_expired(&self, now: Instant) {
+        // Without the lock, because dropping an instance may take a while.
+        drop(self.expire(now));
     }
 
     /// Takes out what waited for too long.
@@ -302,6 +308,13 @@ mod tests {
         let expired = now + Duration::from_secs(300);
         assert!(pending.reserve("a", expired).is_ok());
         assert!(!pending.is_ready("a"));
+        // Without another one that starts.
+        pending.reserve("b", now).unwrap().ready(1, now);
+        pending.drop_expired(later);
+        assert!(pending.is_ready("b"));
+        pending.drop_expired(expired);
+        assert!(!pending.is_ready("b") && pending.take("b").is_none());
+        assert_eq!(pending.counts(), (0, 0));
     }
 
     /// AI-413

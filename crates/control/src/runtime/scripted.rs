@@ -111,6 +111,18 @@ impl Scripted {
         self
     }
 
+    /// Its callbacks write so many variables, named by their number.
+    pub(super) fn writing(mut self, writes: usize) -> Self {
+        let write = |number: usize| VariableWrite {
+            name: number.to_string(),
+            value: Vec::new(),
+            append: false,
+            when_version_is: None,
+        };
+        self.report.storage = (0..writes).map(write).collect();
+        self
+    }
+
     /// Its callbacks print this.
     pub(super) fn printing(mut self, logs: &str) -> Self {
         self.report.logs = logs.into();

@@ -13,6 +13,7 @@ mod modules;
 mod queue;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sapwood_proto::steer::{ControllerStore, SteerUser, StepWaker, Token};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,7 @@ use serde_json::{Value, json};
 use self::launch::Launches;
 use self::queue::Job;
 pub(crate) use self::queue::{SIDE_PENDING_MAX, SideQueue, Ticket, Weight};
+use super::answer::AnswerRoom;
 use super::envelope::{self, Envelope, RequestError, Unreadable};
 use super::hello::{self, WireFeatures};
 use super::main_channel::{Dialect, DialectCell};
@@ -44,6 +46,9 @@ pub(crate) trait Launcher: Send + Sync + 'static {
 
     /// The size of the vocabulary.
     fn vocabulary(&self) -> usize;
+
+    /// The memory of all controllers, in bytes.
+    fn memory_bytes(&self) -> usize;
 }
 
 /// What an instance is started with.
@@ -80,6 +85,8 @@ pub(crate) struct SideParts<L: Launcher> {
     pub(crate) features: Arc<WireFeatures>,
     pub(crate) wake: Arc<StepWake>,
     pub(crate) restricted: bool,
+    /// How long answers may be.
+    pub(crate) room: AnswerRoom,
     pub(crate) send: SendAnswer,
 }
 
@@ -93,7 +100,7 @@ impl<L: Launcher> SideChannel<L> {
                 parts.pending,
                 (parts.dialect, Arc::clone(&parts.features)),
                 parts.wake,
-                Arc::clone(&queue),
+                (Arc::clone(&queue), parts.room),
             ),
             features: parts.features,
             queue,
@@ -106,6 +113,7 @@ impl<L: Launcher> SideChannel<L> {
 
     /// Takes a message: answers it, or queues it for the workers.
     pub(crate) fn accept(&self, message: &[u8]) {
+        self.pending.drop_expired(Instant::now());
         let envelope = match Envelope::parse(message) {
             Ok(envelope) => envelope,
             Err(Unreadable(error)) => return self.unreadable(&error),
@@ -144,15 +152,22 @@ impl<L: Launcher> SideChannel<L> {
 
     /// Works until the queue is closed, on jobs of at most this weight. One thread for each of [`SIDE_WORKERS`] does.
     pub(crate) fn work(&self, most: Weight) {
-        while let Some(job) = self.queue.next(most) {
-            match job {
-                Job::Request(ticket, envelope) => self.run(ticket, envelope),
-                Job::Begun(number) => {
-                    if let Some((ticket, answer)) = self.launches.poll(number) {
-                        self.finish(&ticket, &answer);
-                    }
+        while let Some(job) = self.queue.next(most, IDLE_TURN) {
+            self.take(job);
+        }
+    }
+
+    fn take(&self, job: Job) {
+        match job {
+            Job::Request(ticket, envelope) => self.run(ticket, envelope),
+            Job::Begun(number) => {
+                if let Some((ticket, answer)) = self.launches.poll(number)
+                    && self.queue.finish(&ticket)
+                {
+                    (self.send)(ticket.rid.as_deref(), answer);
                 }
             }
+            Job::Idle => self.pending.drop_expired(Instant::now()),
         }
     }
 
@@ -226,6 +241,7 @@ impl<L: Launcher> SideChannel<L> {
             "pending_instances": pending,
             "sequences": sequences,
             "side_pending": self.queue.open(),
+            "memory_bytes": self.launches.memory_bytes(),
             "cores": std::thread::available_parallelism().map_or(1, usize::from),
         })
     }
@@ -236,6 +252,9 @@ impl<L: Launcher> SideChannel<L> {
         self.queue.close();
     }
 }
+
+/// How often an idle runtime looks for instances that were not bound in time.
+const IDLE_TURN: Duration = Duration::from_secs(10);
 
 /// What each worker takes at most. Uploads take as long as compilations, and must not keep all of the workers: the others
 /// go on with instances that need no compiler, and the first of them with what takes no time at all (AI-306).

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{StepReport, Token};
 
-use super::answer::{Label, SeqResult};
+use super::answer::{Label, RESULT_TOO_LARGE, SeqResult};
 use super::envelope::RequestError;
 use super::sequence::{CallFailure, Pace};
+use crate::steer::add_report;
 
 /// Time limits and sizes of the steps of both dialects.
 #[derive(Clone, Copy, Debug)]
@@ -124,18 +125,7 @@ impl Failure {
         if failure.reason == ErrorReason::RUNTIME_LOST {
             return Self::worker("died");
         }
-        let mut report = report;
-        // The message of a trap begins with what the callback printed; in the logs it stands once (AI-421).
-        let printed = failure.message.len() - failure.without_log().len();
-        let printed = failure.message[..printed].trim_end_matches('\n');
-        let logs = report.logs.trim_end_matches('\n');
-        if let Some(before) = logs.strip_suffix(printed)
-            && !printed.is_empty()
-        {
-            report.logs.truncate(before.len());
-        }
-        let answer = SeqResult::callback_error(label, &failure.message, report);
-        (Self::Callback, answer)
+        (Self::Callback, failed_call(failure, label, report))
     }
 
     /// A failure of the runtime, and the answer that reports it.
@@ -181,6 +171,16 @@ impl<L: Turn> Table<L> {
         }
     }
 
+    /// Their results were too large for the answer, which said so.
+    pub(crate) fn fail(&mut self, ids: &[u64]) {
+        for id in ids {
+            // Those that were freed in the same request are gone already.
+            if let Some(entry) = self.entries.get_mut(id) {
+                *entry = Entry::Failed(Failure::Worker(RESULT_TOO_LARGE.into()));
+            }
+        }
+    }
+
     /// Returns the live sequences.
     pub(crate) fn lives(&self) -> impl Iterator<Item = &L> {
         self.entries.values().filter_map(|entry| match entry {
@@ -196,6 +196,24 @@ impl<L: Turn> Table<L> {
             _ => None,
         }
     }
+}
+
+/// The answer of a callback that failed.
+pub(crate) fn failed_call(
+    failure: &CallFailure,
+    label: Label,
+    mut report: StepReport,
+) -> SeqResult {
+    // The message of a trap begins with what the callback printed; in the logs it stands once (AI-421).
+    let printed = failure.message.len() - failure.without_log().len();
+    let printed = failure.message[..printed].trim_end_matches('\n');
+    let logs = report.logs.trim_end_matches('\n');
+    if let Some(before) = logs.strip_suffix(printed)
+        && !printed.is_empty()
+    {
+        report.logs.truncate(before.len());
+    }
+    SeqResult::callback_error(label, &failure.message, report)
 }
 
 /// Checks that ids and lists are within the limits of the protocol (AI-222).
@@ -215,6 +233,14 @@ pub(crate) fn check_ids(ids: impl Iterator<Item = u64>) -> Result<(), RequestErr
     Ok(())
 }
 
+/// Checks that a list of tokens is within the limit of the protocol (AI-222).
+pub(crate) fn check_tokens(tokens: &[Token]) -> Result<(), RequestError> {
+    if tokens.len() > LIST_MAX {
+        return Err(RequestError::user(format!("more than {LIST_MAX} entries")));
+    }
+    Ok(())
+}
+
 /// Checks that no id occurs twice.
 pub(crate) fn check_unique(ids: impl Iterator<Item = u64>) -> Result<(), RequestError> {
     let mut seen = HashSet::new();
@@ -229,14 +255,18 @@ pub(crate) fn check_unique(ids: impl Iterator<Item = u64>) -> Result<(), Request
 /// The largest id: JSON numbers are exact up to there in every language.
 const ID_MAX: u64 = (1 << 53) - 1;
 /// Entries of a list.
-const LIST_MAX: usize = 65_536;
+pub(crate) const LIST_MAX: usize = 65_536;
 
-/// Adds the report of one callback to that of a phase.
+/// Adds the report of one callback to that of a phase. What several callbacks print and write in a step has the limits of
+/// one, and keeps its end (AI-608, AI-953).
 pub(crate) fn merge(into: &mut StepReport, report: StepReport) {
-    into.logs.push_str(&report.logs);
-    into.storage.extend(report.storage);
-    into.micros = into.micros.saturating_add(report.micros);
+    add_report(into, report);
+    let over = into.storage.len().saturating_sub(WRITES_MAX);
+    into.storage.drain(..over);
 }
+
+/// Writes of one step.
+const WRITES_MAX: usize = 1_024;
 
 /// The id as controllers get it: theirs have 32 bits.
 pub(crate) const fn controller_id(id: u64) -> u32 {

@@ -78,6 +78,9 @@ pub(super) struct AicirtCommand {
     /// Time for the callbacks at the start
     #[arg(long, default_value_t = 1000, value_name = "MS")]
     wasm_max_init_time: u64,
+    /// Count instructions of each callback instead of its time, and end it after so many
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    wasm_max_fuel: Option<u64>,
     /// Steps of the clock that controllers see (P2 flag); 0 stops it, which is the default
     #[arg(long, value_name = "US")]
     wasm_timer_resolution_us: Option<u64>,
@@ -239,13 +242,13 @@ impl AicirtCommand {
         }
     }
 
-    fn host(&self, isolation: Isolation) -> Result<Host, CliError> {
+    fn host_config(&self, isolation: Isolation) -> HostConfig {
         let times = self.times();
         let step_time = match self.dialect() {
             Dialect::P2 => times.p2_step,
             Dialect::Auto | Dialect::P1 | Dialect::P1i => times.step,
         };
-        let config = HostConfig {
+        HostConfig {
             memory_bytes: (self.wasm_max_memory as usize) << 20,
             init_time: Duration::from_millis(self.wasm_max_init_time),
             pre_step_time: times.pre_step,
@@ -254,13 +257,18 @@ impl AicirtCommand {
             // host's own limit is the last resort for a sequence that is never listed again.
             late_steps: times.late_steps.saturating_mul(100),
             grace_time: times.grace,
+            fuel: self.wasm_max_fuel,
             timer_resolution: Duration::from_micros(self.wasm_timer_resolution_us.unwrap_or(0)),
             instances: match isolation {
                 Isolation::Sequence => PROCESSES_MAX,
                 Isolation::Shared => HostConfig::default().instances,
             },
             ..HostConfig::default()
-        };
+        }
+    }
+
+    fn host(&self, isolation: Isolation) -> Result<Host, CliError> {
+        let config = self.host_config(isolation);
         let host = match isolation {
             Isolation::Sequence => {
                 let host = Host::in_processes(config, ControllerTemplate::command_of(self)?);
@@ -279,7 +287,9 @@ impl AicirtCommand {
         let child = vec![program.into(), super::compile_controller::NAME.into()];
         let compiler = CompilerOptions::new(CompilerPlace::Child(child));
         let store = StoreOptions::new(self.cache_dir.clone());
-        let options = ControllersOptions::new(store, compiler);
+        let mut options = ControllersOptions::new(store, compiler);
+        // A module whose smallest memory is larger could never be started.
+        options.limits.memory_bytes = u64::from(self.wasm_max_memory) << 20;
         Controllers::open(host, options).map_err(|error| {
             CliError::usage(format!("--cache-dir {}: {error}", self.cache_dir.display()))
         })
@@ -302,6 +312,15 @@ impl AicirtCommand {
             },
             || self.vocabulary(),
         )
+    }
+
+    const fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            fork: self.cap_fork,
+            backtrack: self.cap_backtrack,
+            ff_tokens: self.cap_ff_tokens,
+            logits: false,
+        }
     }
 
     fn wire(&self) -> WireConfig {
@@ -346,12 +365,7 @@ impl AicirtCommand {
             constraints: loaded.constraints,
             model: loaded.model,
             bos: loaded.bos,
-            capabilities: Capabilities {
-                fork: self.cap_fork,
-                backtrack: self.cap_backtrack,
-                ff_tokens: self.cap_ff_tokens,
-                logits: false,
-            },
+            capabilities: self.capabilities(),
             mask_type: match self.bias_dtype {
                 None | Some(BiasType::F32) => MaskType::F32,
                 Some(BiasType::F16) => MaskType::F16,
@@ -393,5 +407,109 @@ fn exit_of(error: &AicirtError) -> Exit {
         }
         AicirtError::Start(_) => Exit::Failure,
         AicirtError::Lost => Exit::Cut,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        aicirt: AicirtCommand,
+    }
+
+    fn parsed(flags: &str) -> AicirtCommand {
+        let words = std::iter::once("aicirt").chain(flags.split_whitespace());
+        Line::try_parse_from(words).unwrap().aicirt
+    }
+
+    /// AI-104
+    #[test]
+    fn ai_102_flags_of_p2_fix_it_and_say_what_the_engine_can() {
+        for (flags, dialect, can) in [
+            ("", Dialect::Auto, [false, false, false]),
+            ("--cap-fork", Dialect::P2, [true, false, false]),
+            ("--cap-backtrack", Dialect::P2, [false, true, false]),
+            ("--cap-ff-tokens", Dialect::P2, [false, false, true]),
+            ("--bias-dtype f32", Dialect::P2, [false, false, false]),
+            (
+                "--wasm-timer-resolution-us 0",
+                Dialect::P2,
+                [false, false, false],
+            ),
+            (
+                "--wasm-max-timeout-steps=10",
+                Dialect::P2,
+                [false, false, false],
+            ),
+            ("--wasm-max-fuel 9", Dialect::Auto, [false, false, false]),
+            (
+                "--dialect p1i --cap-fork",
+                Dialect::P1i,
+                [true, false, false],
+            ),
+        ] {
+            let command = parsed(flags);
+            let Capabilities {
+                fork,
+                backtrack,
+                ff_tokens,
+                logits,
+            } = command.capabilities();
+            assert_eq!(command.dialect(), dialect, "{flags}");
+            assert_eq!([fork, backtrack, ff_tokens], can, "{flags}");
+            assert!(!logits, "{flags}");
+        }
+    }
+
+    #[test]
+    fn ai_102_flags_of_limits_reach_the_host() {
+        let config = |flags: &str| parsed(flags).host_config(Isolation::Shared);
+        let default = config("");
+        assert_eq!(default.timer_resolution, Duration::ZERO);
+        assert_eq!((default.fuel, default.memory_bytes), (None, 64 << 20));
+        for (flags, changed) in [
+            (
+                "--wasm-timer-resolution-us=1500",
+                HostConfig {
+                    timer_resolution: Duration::from_micros(1_500),
+                    // A P2 flag: its time for mid is another one.
+                    step_time: Duration::from_millis(25),
+                    ..default.clone()
+                },
+            ),
+            (
+                "--wasm-max-fuel 77",
+                HostConfig {
+                    fuel: Some(77),
+                    ..default.clone()
+                },
+            ),
+            (
+                "--wasm-max-memory 1",
+                HostConfig {
+                    memory_bytes: 1 << 20,
+                    ..default.clone()
+                },
+            ),
+            (
+                "--wasm-max-init-time 7",
+                HostConfig {
+                    init_time: Duration::from_millis(7),
+                    ..default.clone()
+                },
+            ),
+        ] {
+            assert_eq!(config(flags), changed, "{flags}");
+        }
+        let late = |flags: &str| parsed(flags).times().late_mid_skips;
+        assert_eq!(
+            ["", "--late-mid fail", "--late-mid=skip"].map(late),
+            [false, false, true]
+        );
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct ControllersConfig {
     pub(crate) fuel_tokens: u64,
     /// How long text is held that a controller may take back, for clients that cannot take it back (AI-936).
     pub(crate) hold: HoldSetting,
+    /// Instructions of one callback, counted instead of its time (AI-733); 0: time limits it.
+    pub(crate) fuel: u64,
     /// What controllers get from `random_get` (AI-1010).
     pub(crate) random: RandomSetting,
     /// Where controllers run (AI-701).
@@ -145,6 +147,7 @@ impl Default for ControllersConfig {
             forks: 16,
             ff_constraints: true,
             fuel_tokens: 0,
+            fuel: 0,
             hold: HoldSetting::Word(HoldWord::End),
             random: RandomSetting::Off,
             isolation: IsolationSetting::Shared,
@@ -186,7 +189,21 @@ impl ControllersConfig {
                 "\"shared\", or left out, beside controllers.runtime",
             );
         }
+        if self.runtime.is_some() && self.fuel > 0 {
+            return wrong(
+                "fuel",
+                "0, or left out, beside controllers.runtime, which has limits of its own",
+            );
+        }
         let other_process = self.runtime.is_some() || self.isolation == IsolationSetting::Process;
+        // The seed of a request does not reach them there.
+        if other_process && self.random == RandomSetting::Seeded {
+            return wrong(
+                "random",
+                "\"off\" where controllers run in another process: for \"seeded\" leave out controllers.runtime, and \
+                 controllers.isolation or set it to \"shared\"",
+            );
+        }
         if other_process && cfg!(not(target_os = "linux")) {
             return wrong(
                 "isolation",
@@ -200,6 +217,63 @@ impl ControllersConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// AI-733
+    #[test]
+    fn ai_1010_what_has_no_effect_in_another_process_is_refused() {
+        let refused = |config: ControllersConfig| config.check().err().map(|why| why.to_string());
+        let default = ControllersConfig::default;
+        let runtime = || {
+            Some(RuntimeConfig {
+                command: "aicirt".into(),
+                dialect: DialectSetting::Auto,
+                sync: SyncSetting::Semaphores,
+                args: Vec::new(),
+            })
+        };
+        let (random, isolation) = (RandomSetting::Seeded, IsolationSetting::Process);
+        assert_eq!(
+            refused(ControllersConfig {
+                random,
+                ..default()
+            }),
+            None
+        );
+        for config in [
+            ControllersConfig {
+                random,
+                isolation,
+                ..default()
+            },
+            ControllersConfig {
+                random,
+                runtime: runtime(),
+                ..default()
+            },
+        ] {
+            let why = refused(config).unwrap();
+            assert!(
+                why.contains("controllers.random: it must be \"off\""),
+                "{why}"
+            );
+            assert!(why.contains("leave out controllers.runtime"), "{why}");
+        }
+        let fuel = 1_000;
+        for isolation in [IsolationSetting::Shared, isolation] {
+            let config = ControllersConfig {
+                fuel,
+                isolation,
+                ..default()
+            };
+            assert_eq!(refused(config), None);
+        }
+        let why = refused(ControllersConfig {
+            fuel,
+            runtime: runtime(),
+            ..default()
+        });
+        assert!(why.unwrap().contains("controllers.fuel: it must be 0"));
+    }
 
     #[test]
     fn ai_936_text_is_held_until_the_end_or_for_a_number_of_tokens() {

@@ -112,6 +112,9 @@ fn arguments(config: &ControllersConfig, folder: &Path, truncates: bool) -> Vec<
     ] {
         args.extend([flag.into(), value.to_string().into()]);
     }
+    if config.fuel > 0 {
+        args.extend(["--wasm-max-fuel".into(), config.fuel.to_string().into()]);
+    }
     args.extend(["--cache-dir".into(), folder.into()]);
     args
 }

@@ -166,7 +166,7 @@ fn read_returned(
             prompt: reader.optional(|reader| reader.tokens(vocabulary))?,
         },
         2 => Returned::Pre {
-            num_forks: reader.word()?,
+            num_forks: forks(reader, limits)?,
             suspend: reader.flag()?,
             ff_tokens: reader.tokens(vocabulary)?,
             wait: read_wait(reader, waits)?,
@@ -185,6 +185,11 @@ fn read_returned(
         7 => Returned::Branches(read_branches(reader, limits, waits)?),
         _ => return None,
     })
+}
+
+fn forks(reader: &mut ByteReader<'_>, limits: ResultLimits) -> Option<u32> {
+    let forks = reader.word()?;
+    (forks as usize <= limits.branches).then_some(forks)
 }
 
 fn mask(reader: &mut ByteReader<'_>, vocabulary: usize) -> Option<SharedMask> {
@@ -379,6 +384,13 @@ mod tests {
         let branches = |count| vec![branch(None); count];
         assert!(read(Ok(Returned::Branches(branches(4)))).is_some());
         assert!(read(Ok(Returned::Branches(branches(5)))).is_none());
+        let forks = |num_forks| Returned::Pre {
+            num_forks,
+            suspend: false,
+            ff_tokens: Vec::new(),
+            wait: None,
+        };
+        assert!(read(Ok(forks(4))).is_some() && read(Ok(forks(5))).is_none());
         let heat = |heat| read(Ok(Returned::Branches(vec![branch(Some(heat))])));
         assert!(heat(100.0).is_some());
         assert!(heat(100.1).is_none() && heat(f32::NAN).is_none());

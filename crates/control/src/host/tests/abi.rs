@@ -178,6 +178,47 @@ fn ai_607_the_clock_of_p2_stands_still_by_default() {
     assert_eq!(outcome.result, Ok(Returned::Branches(Vec::new())));
 }
 
+#[test]
+fn ai_607_the_clock_of_p2_moves_in_steps_of_its_resolution() {
+    let resolution = 3_000_000_u64;
+    let host = new_host(HostConfig {
+        timer_resolution: Duration::from_nanos(resolution),
+        ..small()
+    });
+    // It waits until the clock has moved.
+    let process = "(local $first i64)
+        (drop (call $clock (i32.const 1) (i64.const 0) (i32.const 704)))
+        (local.set $first (i64.load (i32.const 704)))
+        (loop $l (drop (call $clock (i32.const 1) (i64.const 0) (i32.const 712)))
+            (br_if $l (i64.eq (i64.load (i32.const 712)) (local.get $first))))
+        (call $hex (i32.load (i32.const 708))) (call $hex (i32.load (i32.const 704)))
+        (call $hex (i32.load (i32.const 716))) (call $hex (i32.load (i32.const 712)))";
+    let text = p2_returning("", process, r#"{"branches":[]}"#);
+    let mut sequence = Sequence::start(&host, &load(&host, &text)).begun();
+    let mut last = 0;
+    for _ in 0..3 {
+        let outcome = sequence.process();
+        assert!(outcome.result.is_ok(), "{outcome:?}");
+        let words = outcome.report.logs.split_whitespace();
+        let words: Vec<_> = words
+            .map(|it| u64::from_str_radix(it, 16).unwrap())
+            .collect();
+        let &[high, low, later_high, later_low] = &words[..] else {
+            panic!("{words:?}");
+        };
+        for now in [high << 32 | low, later_high << 32 | later_low] {
+            assert_eq!(now % resolution, 0);
+            assert!(now >= last, "{now} {last}");
+            last = now;
+        }
+    }
+    // Three waits for the next step, and no time of another clock.
+    assert!(
+        (3 * resolution..3_600_000_000_000).contains(&last),
+        "{last}"
+    );
+}
+
 /// AI-607
 #[test]
 fn ai_605_stop_and_exit_end_the_callback_without_a_backtrace() {

@@ -115,6 +115,33 @@ fn ai_405_results_of_pre_may_not_contradict_themselves() {
     }
 }
 
+/// AI-742, AI-1090: nothing is made for forks that can never be.
+#[test]
+fn ai_413_pre_asks_for_as_many_forks_as_a_request_may_have() {
+    let host = host();
+    let group = Group::new(16, VariablesLimits::default());
+    let pre = |forks: u32| {
+        let json = format!("{{\"num_forks\":{forks}}}");
+        let data = format!("(data (i32.const 4096) \"{}\")", json.replace('"', "\\\""));
+        let module = P1 {
+            functions: &data,
+            pre: &format!("(call $ret (i32.const 4096) (i32.const {}))", json.len()),
+            ..P1::default()
+        };
+        let program = load(&host, &module.text());
+        Sequence::start_in(&host, &program, &group).begun().pre()
+    };
+    assert!(matches!(
+        pre(16).result,
+        Ok(Returned::Pre { num_forks: 16, .. })
+    ));
+    for forks in [17, u32::MAX] {
+        let refused = failure(pre(forks));
+        assert_eq!(refused.reason, ErrorReason::LIMIT);
+        assert_eq!(refused.message, "too many forks (max=16)");
+    }
+}
+
 fn branches(json: &str) -> Result<Returned, CallFailure> {
     let mask = Arc::new(sapwood_proto::steer::Mask::all(100));
     let raw = result::RawResult {

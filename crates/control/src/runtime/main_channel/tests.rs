@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::scripted::*;
-use super::super::sequence::{MidReturned, Returned};
+use super::super::sequence::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
 use super::*;
 use crate::host::{Group, VariablesLimits, Waiting};
 
@@ -158,9 +158,125 @@ fn ai_1001_hello_accepts_what_there_is() {
     assert_eq!(answer["data"]["runtime"], "sapwood");
     assert_eq!(answer["data"]["features"], json!(["bitmask", "manage"]));
     assert_eq!(answer["data"]["dialects"], json!(["p1", "p1i", "p2"]));
+    assert_eq!(answer["data"]["limits"], json!({"side_pending": 256}));
+    let members: Vec<_> = answer["data"].as_object().unwrap().keys().collect();
+    assert_eq!(
+        members,
+        ["runtime", "version", "dialects", "features", "limits"]
+    );
+}
+
+/// AI-1090, AI-305
+#[test]
+fn ai_222_a_list_of_tokens_has_at_most_65536() {
+    let nothing = || Line::Returns(Returned::Branches(Vec::new()));
+    for (dialect, script, bind, op) in [
+        (
+            Dialect::P1,
+            vec![runs(), post(false), runs()],
+            BIND,
+            r#"{"op":"post_pre_process","post_ops":[{"id":4,"tokens":[TOKENS]}]}"#,
+        ),
+        (
+            Dialect::P2,
+            vec![nothing(), nothing()],
+            r#"{"op":"mid_process","ops":[{"id":4,"req_id":"r"}]}"#,
+            r#"{"op":"mid_process","ops":[{"id":4,"tokens":[TOKENS]}]}"#,
+        ),
+    ] {
+        let world = World::with_masks(1 << 16);
+        let mut channel = channel(&world, dialect);
+        world.instance("r", script);
+        ask(&mut channel, &world, bind);
+        world.take_calls();
+        let of = |tokens: usize| op.replace("TOKENS", &vec!["7"; tokens].join(","));
+        assert_eq!(
+            ask(&mut channel, &world, &of(65_537)),
+            r#"{"type":"error","error":"more than 65536 entries","is_user_error":true}"#
+        );
+        assert_eq!(world.take_calls(), []);
+        let answer = ask(&mut channel, &world, &of(65_536));
+        assert!(answer.contains(r#""4":{"error":"","#), "{answer}");
+        assert!(!world.take_calls().is_empty());
+    }
+}
+
+/// AI-742
+#[test]
+fn ai_441_a_result_that_does_not_fit_fails_its_sequence_alone() {
+    for dialect in [Dialect::P1, Dialect::P2] {
+        let world = World::with_masks(1 << 16);
+        let mut channel = channel(&world, dialect);
+        let many = [7; 31_000];
+        let (ask_all, ask_again) = if dialect == Dialect::P1 {
+            world.instance("a", [pre(1, false, &many), post(false), runs()]);
+            world.instance("b", [pre(1, false, &[5]), post(false), runs(), runs()]);
+            (
+                r#"{"op":"post_pre_process","pre_ops":[{"id":4,"req_id":"a"},{"id":5,"req_id":"b"}]}"#,
+                r#"{"op":"post_pre_process"}"#,
+            )
+        } else {
+            let forced = |tokens: &[Token]| {
+                let ff_tokens = tokens.to_vec();
+                Line::Returns(Returned::Branches(vec![ReturnedBranch {
+                    mask: None,
+                    temperature: None,
+                    splices: vec![ReturnedSplice {
+                        when_sampled: Vec::new(),
+                        backtrack: 0,
+                        ff_tokens,
+                    }],
+                    wait: None,
+                }]))
+            };
+            world.instance("a", [forced(&many)]);
+            world.instance("b", [forced(&[5]), forced(&[6])]);
+            (
+                r#"{"op":"mid_process","ops":[{"id":4,"req_id":"a"},{"id":5,"req_id":"b"}]}"#,
+                r#"{"op":"mid_process","ops":[{"id":4},{"id":5}],"freed":[]}"#,
+            )
+        };
+        let seqs = |answer: &str| {
+            let mut answer: Value = serde_json::from_str(answer).unwrap();
+            let member = ["pre_seqs", "seqs"][usize::from(dialect == Dialect::P2)];
+            answer["data"][member].take()
+        };
+        let first = seqs(&ask(&mut channel, &world, ask_all));
+        assert_eq!(first["4"]["error"], "Worker: result too large");
+        assert_eq!(first["5"]["error"], "", "{first}");
+        assert!(
+            first["5"]["result"]
+                .to_string()
+                .contains("\"ff_tokens\":[5]")
+        );
+        let second = seqs(&ask(&mut channel, &world, ask_again));
+        assert_eq!(second["4"]["error"], "Worker: result too large");
+        assert_eq!(second["5"]["error"], "", "{second}");
+    }
 }
 
 const BIND: &str = r#"{"op":"post_pre_process","pre_ops":[{"id":4,"req_id":"r"}]}"#;
+
+#[test]
+fn ai_314_an_instance_that_was_not_bound_in_time_is_gone() {
+    let ttl = Duration::from_secs(300);
+    let world = World::new();
+    let mut channel = channel(&world, Dialect::P1);
+    // Although no other one starts.
+    world.instance("r", [runs()]);
+    world.clock.advance(ttl);
+    let refused = ask(&mut channel, &world, BIND);
+    assert!(refused.contains("invalid req_id r"), "{refused}");
+    assert_eq!(world.pending.counts(), (0, 0));
+    // Although nobody asks for it.
+    world.instance("r", [runs()]);
+    world.clock.advance(ttl - Duration::from_millis(1));
+    ask(&mut channel, &world, r#"{"op":"ping"}"#);
+    assert_eq!(world.pending.counts(), (1, 1));
+    world.clock.advance(Duration::from_millis(1));
+    ask(&mut channel, &world, r#"{"op":"ping"}"#);
+    assert_eq!(world.pending.counts(), (0, 0));
+}
 
 #[test]
 fn ai_1002_bits_in_p1_follow_each_other_from_the_start_of_the_region() {
@@ -212,7 +328,7 @@ fn ai_1002_bits_in_p1_follow_each_other_from_the_start_of_the_region() {
 fn ai_1002_bits_in_p2_have_another_header() {
     let world = World::with_masks(1 << 16);
     let mut channel = channel(&world, Dialect::P2);
-    let branch = |token| super::super::sequence::ReturnedBranch {
+    let branch = |token| ReturnedBranch {
         mask: match only(token) {
             MidReturned::Sample(mask) => mask,
             _ => None,

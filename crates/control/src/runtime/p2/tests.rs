@@ -174,6 +174,40 @@ fn ai_504_the_exchange_of_the_page() {
     );
 }
 
+/// Each refused op would have changed the group, had it counted.
+#[test]
+fn ai_503_a_fork_group_has_the_clones_that_were_made_at_their_indices() {
+    let go_on = || branches(&[sample(2)]);
+    let mut engine = Engine::bound([branches(&[sample(1)]), go_on(), go_on()]);
+    engine.world.instance("q", [go_on()]);
+    engine.world.take_calls();
+    let ops = json!([
+        {"id": 4, "tokens": [1]},
+        {"id": 5, "clone_id": 4, "clone_idx": 1, "tokens": [1]},
+        {"id": 7, "clone_id": 4, "clone_idx": 3, "tokens": [1]},
+        // Indices that are taken, the parent's own, beyond the limit of forks, and beyond any list.
+        {"id": 15, "clone_id": 4, "clone_idx": 1, "tokens": [1]},
+        {"id": 13, "clone_id": 4, "clone_idx": 0, "tokens": [1]},
+        {"id": 14, "clone_id": 4, "clone_idx": 16, "tokens": [1]},
+        {"id": 17, "clone_id": 4, "clone_idx": u32::MAX, "tokens": [1]},
+        {"id": 10, "req_id": "q", "clone_id": 4, "clone_idx": 2, "tokens": [1]},
+    ]);
+    let answer = engine.mid(ops);
+    for refused in ["15", "13", "14", "17", "10"] {
+        assert_ne!(answer["seqs"][refused]["error"], "", "{refused}");
+    }
+    for (id, index) in [("15", 1), ("13", 0), ("14", 16), ("17", u32::MAX)] {
+        let error = format!("Worker: invalid clone_idx {index} (cloning 4)");
+        assert_eq!(answer["seqs"][id]["error"], error);
+    }
+    // There is no clone 2.
+    let group = [4, 5, 4, 7];
+    assert_eq!(
+        engine.world.take_calls(),
+        [4, 5, 7].map(|id| (id, input(&group, None, &[1])))
+    );
+}
+
 #[test]
 fn ai_503_faults_are_those_of_one_sequence() {
     let mut engine = Engine::bound([branches(&[sample(1)]), branches(&[sample(2)])]);

@@ -6,11 +6,14 @@ use sapwood_proto::steer::{StepReport, Token};
 use serde::Deserialize;
 
 use super::super::answer::{Label, SeqResult, SeqValue, WireBranch};
+use super::super::envelope::RequestError;
 use super::super::pending::Member;
 use super::super::sequence::{
     CallFailure, Callback, Outcome, Returned, ReturnedBranch, Sequence, Waiting,
 };
-use super::super::table::{Failure, LateSteps, OpError, StepConfig, Turn, controller_id};
+use super::super::table::{
+    Failure, LateSteps, OpError, StepConfig, Turn, check_tokens, controller_id,
+};
 
 /// One sequence.
 #[derive(Debug)]
@@ -54,6 +57,13 @@ pub(super) struct StepInput {
     backtrack: u32,
     #[serde(default)]
     tokens: Vec<Token>,
+}
+
+impl StepInput {
+    /// Checks that it is within the limits of the protocol (AI-222).
+    pub(super) fn check(&self) -> Result<(), RequestError> {
+        check_tokens(&self.tokens)
+    }
 }
 
 impl<S: Sequence> P2Live<S> {

@@ -4,17 +4,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{SteerUser, StepReport, Token};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::answer::{Label, SeqResult, SeqValue};
-use super::super::envelope::{Envelope, RequestError};
-use super::super::hello::WireFeatures;
+use super::super::answer::{AnswerRoom, Label, SeqResult, SeqValue, StepAnswer};
+use super::super::envelope::{self, Envelope, RequestError};
+use super::super::hello::{AnswerFormat, WireFeatures};
 use super::super::main_channel::{Dialect, DialectCell};
 use super::super::pending::{Pending, Reservation};
 use super::super::sequence::{CallFailure, Callback, Outcome, Returned, Sequence};
-use super::super::table::merge;
+use super::super::table::{failed_call, merge};
 use super::super::wake::{LaunchWaker, StepWake};
 use super::queue::{SideQueue, Ticket};
 use super::{Launch, Launcher};
@@ -28,6 +29,7 @@ pub(super) struct Launches<L: Launcher> {
     features: Arc<WireFeatures>,
     wake: Arc<StepWake>,
     queue: Arc<SideQueue>,
+    room: AnswerRoom,
     starting: Mutex<HashMap<u64, Starting<L::Sequence>>>,
 }
 
@@ -61,8 +63,8 @@ enum Prompt {
     Text(String),
 }
 
-/// The answer to a request, and which one it is.
-type Answered = (Ticket, Result<Value, RequestError>);
+/// The answer to a request as it is sent, and which one it is.
+type Answered = (Ticket, Vec<u8>);
 
 impl<L: Launcher> Launches<L> {
     pub(super) fn new(
@@ -70,7 +72,7 @@ impl<L: Launcher> Launches<L> {
         pending: Arc<Pending<L::Sequence>>,
         (dialect, features): (Arc<DialectCell>, Arc<WireFeatures>),
         wake: Arc<StepWake>,
-        queue: Arc<SideQueue>,
+        (queue, room): (Arc<SideQueue>, AnswerRoom),
     ) -> Self {
         Self {
             launcher,
@@ -79,8 +81,14 @@ impl<L: Launcher> Launches<L> {
             features,
             wake,
             queue,
+            room,
             starting: Mutex::new(HashMap::new()),
         }
+    }
+
+    /// See [`Launcher::memory_bytes`].
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.launcher.memory_bytes()
     }
 
     /// Starts an instance. Its answer follows when it has begun.
@@ -174,14 +182,8 @@ impl<L: Launcher> Launches<L> {
         };
         let begun = starting.remove(&number)?;
         drop(starting);
-        let (ticket, answer) = (begun.ticket.clone(), begun.end(ended));
-        let answer = answer.map(|started| match started {
-            Started::Nothing => json!({}),
-            Started::Result(mut result) => {
-                result.set_format(self.features.format());
-                json!(result)
-            }
-        });
+        let ticket = begun.ticket.clone();
+        let answer = begun.end(ended, self.features.format(), self.room);
         Some((ticket, answer))
     }
 
@@ -206,14 +208,7 @@ enum StartEnd {
     /// So can it after its first `pre`, whose tokens the engine appends.
     Forwarded(Vec<Token>),
     /// It failed in this callback.
-    Failed(Label, String),
-}
-
-/// The data of an answer.
-#[derive(Debug)]
-enum Started {
-    Nothing,
-    Result(SeqResult),
+    Failed(Label, CallFailure),
 }
 
 impl<S: Sequence> Starting<S> {
@@ -224,7 +219,7 @@ impl<S: Sequence> Starting<S> {
             None => Label::Setup,
             Some(_) => Label::SetupPre,
         };
-        let failed = |failure: &CallFailure| StartEnd::Failed(label, failure.message.clone());
+        let failed = |failure: &CallFailure| StartEnd::Failed(label, failure.clone());
         let returned = match outcome.result {
             Ok(returned) => returned,
             Err(failure) => return Some(failed(&failure)),
@@ -269,7 +264,11 @@ impl<S: Sequence> Starting<S> {
         }
     }
 
-    fn end(self, ended: StartEnd) -> Result<Started, RequestError> {
+    /// Returns the answer, and lets the instance be bound unless the answer says that it is none.
+    fn end(self, ended: StartEnd, format: AnswerFormat, room: AnswerRoom) -> Vec<u8> {
+        let rid = self.ticket.rid.as_deref();
+        let answers = self.dialect.answers_instantiate();
+        let encode = |result| StepAnswer::Begun((0, result)).encode(rid, room, format);
         let value = match ended {
             StartEnd::Begun(prompt) => {
                 let prompt = prompt.unwrap_or(self.prompt);
@@ -281,29 +280,36 @@ impl<S: Sequence> Starting<S> {
                 ff_tokens,
                 wait: None,
             },
-            StartEnd::Failed(label, message) => {
-                if !self.dialect.answers_instantiate() {
-                    return Err(RequestError::user(label.error(&message)));
-                }
-                let result = SeqResult::callback_error(label, &message, self.report);
-                return Ok(Started::Result(result));
+            StartEnd::Failed(label, failure) if answers => {
+                return encode(failed_call(&failure, label, self.report)).bytes;
             }
+            StartEnd::Failed(label, failure) => {
+                let error = RequestError::user(label.error(&failure.message));
+                return envelope::encode::<()>(rid, &Err(error));
+            }
+        };
+        let answer = if answers {
+            let encoded = encode(SeqResult::new(Some(value), self.report));
+            if encoded.lost || !encoded.failed.is_empty() {
+                // Its engine never gets to know what it began with. The id is free for another try.
+                return encoded.bytes;
+            }
+            encoded.bytes
+        } else {
+            envelope::encode(rid, &Ok(json!({})))
         };
         // In this order: an outcome after the binding is the main channel's, and the answer comes last, because the engine
         // binds as soon as it has it (AI-314).
         self.waker.set_begun();
         self.reservation.ready(self.sequence, Instant::now());
-        Ok(if self.dialect.answers_instantiate() {
-            Started::Result(SeqResult::new(Some(value), self.report))
-        } else {
-            Started::Nothing
-        })
+        answer
     }
 }
 
 /// A sequence that does not run cannot be bound: its engine expects a first step.
 fn asks_to_wait(label: Label) -> StartEnd {
-    StartEnd::Failed(label, "setup-pre asked for suspend".to_owned())
+    let text = "setup-pre asked for suspend";
+    StartEnd::Failed(label, CallFailure::new(ErrorReason::BAD_RESULT, text))
 }
 
 /// The argument as the controller gets it: a string as it is, other JSON compact (AI-313).

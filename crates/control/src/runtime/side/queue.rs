@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::super::envelope::Envelope;
 
@@ -34,6 +35,8 @@ pub(super) enum Job {
     Request(Ticket, Envelope),
     /// The instance of this request has an outcome.
     Begun(u64),
+    /// There was nothing to do for a while.
+    Idle,
 }
 
 /// How long a job may keep its worker.
@@ -50,7 +53,7 @@ pub(crate) enum Weight {
 impl Job {
     fn weight(&self) -> Weight {
         match self {
-            Self::Begun(_) => Weight::Quick,
+            Self::Begun(_) | Self::Idle => Weight::Quick,
             Self::Request(_, envelope) => match envelope.op.as_str() {
                 "mk_module" => Weight::Compiles,
                 "instantiate" => Weight::MayCompile,
@@ -104,8 +107,9 @@ impl SideQueue {
         }
     }
 
-    /// Returns the next job of at most this weight; `None` once the queue is closed.
-    pub(super) fn next(&self, most: Weight) -> Option<Job> {
+    /// Returns the next job of at most this weight; `None` once the queue is closed. The worker of the quickest jobs gets
+    /// [`Job::Idle`] when none has come for `idle`.
+    pub(super) fn next(&self, most: Weight, idle: Duration) -> Option<Job> {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -115,10 +119,12 @@ impl SideQueue {
             if let Some(job) = first.and_then(|first| state.jobs.remove(first)) {
                 return Some(job);
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            let waited = self.changed.wait_timeout(state, idle);
+            let (locked, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = locked;
+            if waited.timed_out() && most == Weight::Quick {
+                return Some(Job::Idle);
+            }
         }
     }
 

@@ -119,7 +119,11 @@ impl Launcher for Starter {
             "fails" => vec![Line::Fails("boom")],
             _ => vec![runs()],
         };
-        Ok(Scripted::new(&self.world, follow).starting(line.clone()))
+        let sequence = Scripted::new(&self.world, follow).starting(line.clone());
+        Ok(match launch.controller {
+            "prints" => sequence.printing(&"x".repeat(70_000)),
+            _ => sequence,
+        })
     }
 
     fn tokenize_prompt(&self, text: &str) -> Vec<Token> {
@@ -130,6 +134,10 @@ impl Launcher for Starter {
 
     fn vocabulary(&self) -> usize {
         VOCABULARY
+    }
+
+    fn memory_bytes(&self) -> usize {
+        123
     }
 }
 
@@ -161,6 +169,8 @@ impl Side {
             ("good", begun(None)),
             ("other-prompt", begun(Some(vec![9, 8]))),
             ("bad", Line::Fails("boom")),
+            ("prints", begun(None)),
+            ("long-prompt", begun(Some(vec![9; 40_000]))),
             ("forwards", begun(None)),
             ("suspends", begun(None)),
             ("stops", begun(None)),
@@ -187,6 +197,10 @@ impl Side {
             features: WireFeatures::new(),
             wake: Arc::default(),
             restricted,
+            room: AnswerRoom {
+                bytes_max: 60_000,
+                room: 60_004,
+            },
             send: Box::new(move |_, answer| send.send(answer).unwrap()),
         }));
         let workers = workers
@@ -318,6 +332,50 @@ fn ai_316_instantiate_runs_the_first_pre() {
         );
         assert!(!side.pending.is_ready("r3"));
     }
+}
+
+#[test]
+fn ai_314_an_instance_that_was_not_bound_in_time_is_gone_from_an_idle_runtime() {
+    let side = Side::with(Dialect::Auto, false, &[]);
+    let quick = |queue: &SideQueue| queue.next(Weight::Quick, Duration::ZERO);
+    assert!(matches!(quick(&side.channel.queue), Some(Job::Idle)));
+    let now = Instant::now();
+    let expired = now.checked_sub(Duration::from_secs(300)).unwrap();
+    let reserved = ["old", "new"].map(|request| side.pending.reserve(request, now).unwrap());
+    for (reserved, since) in reserved.into_iter().zip([expired, now]) {
+        reserved.ready(Scripted::new(&World::new(), []), since);
+    }
+    side.channel.take(Job::Idle);
+    assert!(!side.pending.is_ready("old") && side.pending.is_ready("new"));
+    // A message of any kind is as good.
+    side.pending.remove("new");
+    let reserved = side.pending.reserve("old", now).unwrap();
+    reserved.ready(Scripted::new(&World::new(), []), expired);
+    side.ask(r#"{"op":"ping"}"#);
+    assert_eq!(side.pending.counts(), (0, 0));
+}
+
+/// AI-315
+#[test]
+fn ai_224_a_long_answer_to_instantiate_is_shortened_or_leaves_no_instance() {
+    let side = Side::new(Dialect::P2);
+    let answer = side.instantiate("r1", "prints", "");
+    assert!(answer.contains(r#""result":{"prompt":[1]}"#));
+    let logs = answer.matches('x').count();
+    assert!(answer.len() <= 60_000 && logs > 30_000 - 10, "{logs}");
+    assert!(side.pending.is_ready("r1"));
+    let answer = side.instantiate("r2", "long-prompt", "");
+    let error = "Worker: result too large";
+    assert_eq!(
+        answer,
+        format!(
+            r#"{{"$rid":"x","type":"ok","data":{{"error":"{error}","result":null,"storage":[],"logs":"{error}","micros":0}}}}"#
+        )
+    );
+    assert!(!side.pending.is_ready("r2"));
+    // Its id is free again.
+    let answer = side.instantiate("r2", "good", "");
+    assert!(answer.contains(r#""error":"""#), "{answer}");
 }
 
 #[test]
@@ -478,6 +536,7 @@ fn ai_1090_as_many_requests_are_open_as_the_limit_says() {
     );
     let stats = side.ask(r#"{"op":"stats"}"#);
     assert!(stats.contains(r#""side_pending":256"#), "{stats}");
+    assert!(stats.contains(r#""memory_bytes":123"#), "{stats}");
     // All of one id, before anybody began them.
     side.send(r#"{"op":"cancel","rid":"q"}"#);
     for _ in 0..SIDE_PENDING_MAX {

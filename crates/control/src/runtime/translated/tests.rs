@@ -436,3 +436,24 @@ fn ai_1005_modules_wait_on_the_other_wire() {
     assert_eq!(mid, Returned::Mid(skipped));
     assert_eq!(call(&mut child, Callback::Pre), suspends);
 }
+
+/// AI-953: each callback keeps to the limits, and the rounds of a step together do not pass them either.
+#[test]
+fn ai_608_all_callbacks_of_a_step_print_and_write_as_much_as_one_may() {
+    let world = World::new();
+    let rounds = (0..10).flat_map(|_| [pre(1, false, &[5]), post(false)]);
+    let script = rounds.chain([runs(), mid(only(7))]);
+    let logs = format!("{}\u{e9}.", "x".repeat(65_533));
+    let inner = Scripted::new(&world, script).printing(&logs).writing(1_024);
+    let mut it = WireInstance::p1_on_p2(inner, VOCABULARY);
+    it.bind(4);
+    it.call(process(&[]));
+    let outcome = it.poll().unwrap();
+    assert!(outcome.result.is_ok());
+    assert_eq!(outcome.report.logs, logs);
+    let names: Vec<_> = outcome.report.storage.iter().map(|it| &*it.name).collect();
+    assert_eq!(
+        (names.len(), names.first(), names.last()),
+        (1_024, Some(&"0"), Some(&"1023"))
+    );
+}

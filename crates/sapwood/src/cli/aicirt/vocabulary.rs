@@ -95,7 +95,8 @@ fn read_tokenizer(path: &Path) -> Result<FileTokenizer, String> {
 
 fn find(given: &str, folder: &Path) -> Result<PathBuf, CliError> {
     let path = PathBuf::from(given);
-    if path.exists() {
+    // A folder may have the name of a tokenizer.
+    if path.is_file() {
         return Ok(path);
     }
     let named = folder.join(format!("{given}.json"));
