@@ -176,8 +176,8 @@ impl<L: Launcher> Launches<L> {
         drop(starting);
         let (ticket, answer) = (begun.ticket.clone(), begun.end(ended));
         let answer = answer.map(|started| match started {
-            Started::Nothing => json!({}),
-            Started::Result(mut result) => {
+            StartAnswer::Nothing => json!({}),
+            StartAnswer::Result(mut result) => {
                 result.set_format(self.features.format());
                 json!(result)
             }
@@ -211,7 +211,7 @@ enum StartEnd {
 
 /// The data of an answer.
 #[derive(Debug)]
-enum Started {
+enum StartAnswer {
     Nothing,
     Result(SeqResult),
 }
@@ -269,7 +269,7 @@ impl<S: Sequence> Starting<S> {
         }
     }
 
-    fn end(self, ended: StartEnd) -> Result<Started, RequestError> {
+    fn end(self, ended: StartEnd) -> Result<StartAnswer, RequestError> {
         let value = match ended {
             StartEnd::Begun(prompt) => {
                 let prompt = prompt.unwrap_or(self.prompt);
@@ -286,7 +286,7 @@ impl<S: Sequence> Starting<S> {
                     return Err(RequestError::user(label.error(&message)));
                 }
                 let result = SeqResult::callback_error(label, &message, self.report);
-                return Ok(Started::Result(result));
+                return Ok(StartAnswer::Result(result));
             }
         };
         // In this order: an outcome after the binding is the main channel's, and the answer comes last, because the engine
@@ -294,9 +294,9 @@ impl<S: Sequence> Starting<S> {
         self.waker.set_begun();
         self.reservation.ready(self.sequence, Instant::now());
         Ok(if self.dialect.answers_instantiate() {
-            Started::Result(SeqResult::new(Some(value), self.report))
+            StartAnswer::Result(SeqResult::new(Some(value), self.report))
         } else {
-            Started::Nothing
+            StartAnswer::Nothing
         })
     }
 }
