@@ -4,7 +4,7 @@
 //!   main thread      requests ─► MainChannel ─► responses
 //!   side thread      side requests ─► SideChannel (queue)
 //!   workers (4)      queue ─► store, compiler, instances ─► side responses
-//!   host             threads for controllers, or one that listens to their processes
+//!   host             threads for controllers, or one that listens to their processes between steps
 //!   parent watch     ends the process with its parent
 //! ```
 //!
@@ -21,9 +21,9 @@ use crate::host::{Capabilities, Group, Host, Instance, Start, VariablesLimits, e
 use crate::module::Abi;
 use crate::runtime::{
     AnswerRoom, ConstraintSequence, Dialect, DialectCell, Launch, Launcher, MainChannel,
-    MainConfig, MainReply, MaskType, NoRowFits, Pending, PendingLimits, RequestError, SIDE_WORKERS,
-    SendAnswer, SideChannel, SideParts, StepClock, StepConfig, StepWake, WireFeatures,
-    WireInstance, WireSteering, encode_failure, encode_unreadable,
+    MainConfig, MainReply, MaskType, NoRowFits, Pace as _, Pending, PendingLimits, RequestError,
+    SIDE_WORKERS, SendAnswer, SideChannel, SideParts, StepClock, StepConfig, StepWake,
+    WireFeatures, WireInstance, WireSteering, encode_failure, encode_unreadable,
 };
 use crate::steer::FindProgram;
 use crate::trie::HostModel;
@@ -144,7 +144,7 @@ fn serve(options: AicirtOptions) -> Result<(), AicirtError> {
     let pending = Pending::new(options.pending_limits());
     let dialect = DialectCell::new(options.dialect);
     let features = WireFeatures::new();
-    let wake = Arc::new(StepWake::default());
+    let wake = Arc::new(StepWake::new(options.host.outcome_poll()));
     let config = options.main_config();
     let agreed = (Arc::clone(&dialect), Arc::clone(&features));
     let main = MainChannel::new(config, agreed, Arc::clone(&pending), masks);
@@ -194,6 +194,7 @@ fn serve_main(
             }
         };
         send(&mut responses, None, &answer).map_err(|_| AicirtError::Lost)?;
+        wake.end();
     }
 }
 

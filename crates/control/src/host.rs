@@ -55,9 +55,9 @@ pub use self::instance::Instance;
 #[cfg(target_os = "linux")]
 use self::process::Processes;
 #[cfg(target_os = "linux")]
-pub(crate) use self::process::end_template;
-#[cfg(target_os = "linux")]
 pub use self::process::serve_as_template;
+#[cfg(target_os = "linux")]
+pub(crate) use self::process::{OutcomePoll, end_template};
 pub use self::program::Program;
 pub use self::result::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
 pub(crate) use self::rounds::PreRounds;
@@ -211,6 +211,12 @@ impl Host {
     #[cfg(target_os = "linux")]
     fn processes(&self) -> Option<&Arc<Processes>> {
         self.0.processes.as_ref()
+    }
+
+    /// In the mode `sequence`, lets one engine's thread receive the outcomes that it waits for.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn outcome_poll(&self) -> Option<OutcomePoll> {
+        self.processes().map(|processes| processes.outcome_poll())
     }
 
     fn workers(&self) -> &Workers {

@@ -22,13 +22,13 @@ use crate::host::{Instance, Member};
 pub(crate) struct ConstraintSequence {
     steer: Box<dyn Steer>,
     request: Member,
-    state: State,
+    state: ConstraintStage,
     /// What `pre` forced in the last step. The engine repeats it, and the steerer has counted it already.
     forced: Vec<Token>,
     forks: u32,
 }
 
-enum State {
+enum ConstraintStage {
     /// Between callbacks.
     Idle,
     Beginning,
@@ -51,7 +51,7 @@ impl ConstraintSequence {
         Self {
             steer,
             request,
-            state: State::Beginning,
+            state: ConstraintStage::Beginning,
             forced: Vec::new(),
             forks: 0,
         }
@@ -91,12 +91,14 @@ impl ConstraintSequence {
 
     fn advance(&mut self) -> Option<Result<Returned, CallFailure>> {
         let step = match &mut self.state {
-            State::Idle => return None,
-            State::Ready(_) => match std::mem::replace(&mut self.state, State::Idle) {
-                State::Ready(result) => return Some(result),
-                _ => return None,
-            },
-            State::Beginning => {
+            ConstraintStage::Idle => return None,
+            ConstraintStage::Ready(_) => {
+                match std::mem::replace(&mut self.state, ConstraintStage::Idle) {
+                    ConstraintStage::Ready(result) => return Some(result),
+                    _ => return None,
+                }
+            }
+            ConstraintStage::Beginning => {
                 let begun = self.steer.begin_poll();
                 begun.map(|begun| {
                     Some(Ok(Returned::Begun {
@@ -104,21 +106,21 @@ impl ConstraintSequence {
                     }))
                 })
             }
-            State::Forcing(group) => {
+            ConstraintStage::Forcing(group) => {
                 let group = std::mem::take(group);
                 self.force(group)
             }
-            State::Masking => self.mask(),
+            ConstraintStage::Masking => self.mask(),
         };
         let done = step.unwrap_or_else(|failure| Some(Err(failed(failure))))?;
-        self.state = State::Idle;
+        self.state = ConstraintStage::Idle;
         Some(done)
     }
 
     fn force(&mut self, group: Vec<u32>) -> Stepped {
         let forced = match self.steer.pre()? {
             None => {
-                self.state = State::Forcing(group);
+                self.state = ConstraintStage::Forcing(group);
                 return Ok(None);
             }
             Some(Pre::Run { fast_forward }) => fast_forward,
@@ -130,7 +132,7 @@ impl ConstraintSequence {
         };
         if forced.is_empty() {
             self.steer.mid_begin(&group);
-            self.state = State::Masking;
+            self.state = ConstraintStage::Masking;
             return self.mask();
         }
         self.forced.clone_from(&forced);
@@ -185,13 +187,13 @@ impl Sequence for ConstraintSequence {
             fork_group,
         } = callback
         else {
-            self.state = State::Ready(Err(CallFailure::unexpected()));
+            self.state = ConstraintStage::Ready(Err(CallFailure::unexpected()));
             return;
         };
         self.state = match self.post(backtrack, &tokens, sampled) {
-            Ok(Post::Continue) => State::Forcing(fork_group),
-            Ok(Post::Stop) => State::Ready(Ok(Returned::Branches(Vec::new()))),
-            Err(failure) => State::Ready(Err(failed(failure))),
+            Ok(Post::Continue) => ConstraintStage::Forcing(fork_group),
+            Ok(Post::Stop) => ConstraintStage::Ready(Ok(Returned::Branches(Vec::new()))),
+            Err(failure) => ConstraintStage::Ready(Err(failed(failure))),
         };
     }
 
@@ -210,7 +212,7 @@ impl Sequence for ConstraintSequence {
         Ok(Self {
             steer: self.steer.fork(self.forks).map_err(failed)?,
             request,
-            state: State::Idle,
+            state: ConstraintStage::Idle,
             forced: self.forced.clone(),
             forks: 0,
         })
@@ -235,6 +237,15 @@ impl Sequence for WireSteering {
         match self {
             Self::Module(instance) => instance.call(callback),
             Self::Constraint(constraint) => constraint.call(callback),
+        }
+    }
+
+    fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
+        match self {
+            Self::Module(instance) => instance.call_all(callbacks),
+            Self::Constraint(constraint) => {
+                callbacks.into_iter().for_each(|it| constraint.call(it))
+            }
         }
     }
 

@@ -32,6 +32,7 @@ pub(crate) use self::envelope::{RequestError, encode_failure, encode_unreadable}
 pub(crate) use self::hello::WireFeatures;
 pub(crate) use self::main_channel::{DialectCell, MainChannel, MainConfig, MainReply, NoRowFits};
 pub(crate) use self::pending::{Pending, PendingLimits};
+pub(crate) use self::sequence::Pace;
 pub(crate) use self::side::{Launch, Launcher, SIDE_WORKERS, SendAnswer, SideChannel, SideParts};
 pub(crate) use self::table::{StepClock, StepConfig};
 pub(crate) use self::translated::WireInstance;

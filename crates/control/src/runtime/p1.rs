@@ -4,6 +4,7 @@ mod turn;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use sapwood_proto::steer::Token;
 use serde::Deserialize;
@@ -100,6 +101,7 @@ impl<S: Sequence> P1<S> {
         clock: StepClock<'_>,
     ) -> Result<StepAnswer, RequestError> {
         self.check(&request, pending)?;
+        clock.pace.begin();
         for op in request.pre_ops {
             self.bind(op, pending);
         }
@@ -121,15 +123,17 @@ impl<S: Sequence> P1<S> {
                 }
             }
         }
-        let limit = self.config.pre_step_time + self.config.grace_time;
-        self.table.gather(clock, clock.arrival + limit);
+        self.table
+            .gather(clock, clock.arrival + self.config.pre_wait());
         if self.table.lives().any(P1Live::is_awaited_for_mid) {
-            let limit = self.config.step_time + self.config.grace_time;
-            self.table.gather(clock, clock.arrival + limit);
+            let until = clock.arrival + self.config.mid_wait();
+            self.table
+                .gather_of(clock, until, P1Live::is_awaited_for_mid);
         }
+        let now = clock.pace.now();
         for (id, entry) in &mut self.table.entries {
             let Entry::Live(live) = entry else { continue };
-            let turn = live.end(&self.config);
+            let turn = live.end(&self.config, now);
             if let Some(post) = turn.post {
                 post_seqs.push(*id, post);
             }
@@ -203,6 +207,7 @@ impl<S: Sequence> P1<S> {
         if !self.rows.fit(masks, ops.len()) {
             return Err(RequestError::user("shm size too small"));
         }
+        clock.pace.begin();
         // All clones before any callback, so that each has its parent's state of now (AI-412).
         let refusals: Vec<_> = ops.iter().map(|op| self.admit(op)).collect();
         let groups = fork_groups(ops);
@@ -214,13 +219,14 @@ impl<S: Sequence> P1<S> {
                 live.begin_mid(op.id, groups.get(&parent).cloned().unwrap_or_default());
             }
         }
-        let limit = self.config.step_time + self.config.grace_time;
-        self.table.gather(clock, clock.arrival + limit);
+        self.table
+            .gather(clock, clock.arrival + self.config.mid_wait());
+        let now = clock.pace.now();
         let mut seqs = SeqResults::default();
         for (index, (op, refused)) in ops.iter().zip(refusals).enumerate() {
             let (result, row) = match refused {
                 Some(refused) => (refused, MidRow::All),
-                None => self.end_mid(op.id),
+                None => self.end_mid(op.id, now),
             };
             // Every row is written: those of the last step would be added a second time (AI-231).
             self.write(masks, index, &row);
@@ -233,10 +239,10 @@ impl<S: Sequence> P1<S> {
         })
     }
 
-    fn end_mid(&mut self, id: u64) -> (SeqResult, MidRow) {
+    fn end_mid(&mut self, id: u64, now: Instant) -> (SeqResult, MidRow) {
         match self.table.entries.get_mut(&id) {
             Some(Entry::Live(live)) => {
-                let turn = live.end_mid(&self.config);
+                let turn = live.end_mid(&self.config, now);
                 if let Some(failure) = turn.failure {
                     self.table.entries.insert(id, Entry::Failed(failure));
                 }

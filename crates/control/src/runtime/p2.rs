@@ -4,7 +4,9 @@ mod turn;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
+use sapwood_proto::steer::StepReport;
 use serde::Deserialize;
 
 use self::turn::{Ended, P2Live, StepInput};
@@ -97,6 +99,7 @@ impl<S: Sequence> P2<S> {
         for op in &ops {
             op.input.check()?;
         }
+        clock.pace.begin();
         // The rows of the last answer were valid until now (AI-236).
         self.rows.clear();
         let mut indices = HashSet::new();
@@ -123,9 +126,23 @@ impl<S: Sequence> P2<S> {
         }
         self.table
             .gather(clock, clock.arrival + self.config.step_time);
+        let now = clock.pace.now();
+        let mut ended: Vec<_> = ids
+            .into_iter()
+            .map(|(id, refused)| {
+                (
+                    id,
+                    refused.map_or_else(|| self.end(id, now), OpEnd::Answered),
+                )
+            })
+            .collect();
+        share_rows(&mut ended, self.rows.free());
         let mut seqs = SeqResults::default();
-        for (id, refused) in ids {
-            let result = refused.unwrap_or_else(|| self.end(id, masks));
+        for (id, end) in ended {
+            let result = match end {
+                OpEnd::Answered(answer) => answer,
+                OpEnd::Decided(decided) => self.write(id, decided, masks),
+            };
             seqs.push(id, result);
         }
         for id in freed {
@@ -211,40 +228,51 @@ impl<S: Sequence> P2<S> {
         answer
     }
 
-    fn end(&mut self, id: u64, masks: &SharedRegion) -> SeqResult {
+    fn end(&mut self, id: u64, now: Instant) -> OpEnd {
         let Some(live) = self.table.live(id) else {
             // `admit` reports ids that are not live.
-            return Failure::worker(format!("invalid id {id}")).1;
+            return OpEnd::Answered(Failure::worker(format!("invalid id {id}")).1);
         };
-        let ended = match live.end(&self.config) {
-            Ok(Ended::Skips(answer)) => return answer,
-            Ok(Ended::Decided { branches, report }) => self
-                .branches(&branches, masks)
-                .map(|(branches, was_empty)| {
-                    let value = SeqValue::Branches { branches };
-                    let mut result = SeqResult::new(Some(value), report);
-                    if was_empty {
-                        result.log(EMPTY_MASK);
-                    }
-                    result
-                })
+        let decided = match live.end(&self.config, now) {
+            Ok(Ended::Skips(answer)) => return OpEnd::Answered(answer),
+            Ok(Ended::Decided { branches, report }) => allowed(&branches, self.capabilities)
+                .map(|()| DecidedOp::new(branches, report))
                 .map_err(Failure::op_error),
             Err(refused) => Err(refused),
         };
-        ended.unwrap_or_else(|refused| {
-            let (failure, answer) = refused.into_parts();
-            self.table.entries.insert(id, Entry::Failed(failure));
-            answer
-        })
+        match decided {
+            Ok(decided) => OpEnd::Decided(decided),
+            Err(refused) => OpEnd::Answered(self.fail(id, refused)),
+        }
     }
 
-    /// Writes the rows of the branches. Returns them, and whether a mask was empty.
+    fn fail(&mut self, id: u64, refused: OpError) -> SeqResult {
+        let (failure, answer) = refused.into_parts();
+        self.table.entries.insert(id, Entry::Failed(failure));
+        answer
+    }
+
+    /// Answers with what a callback decided, and writes its rows.
+    fn write(&mut self, id: u64, decided: DecidedOp, masks: &SharedRegion) -> SeqResult {
+        let written = decided
+            .has_rows
+            .then(|| self.branches(&decided.branches, masks));
+        let Some((branches, was_empty)) = written.flatten() else {
+            return self.fail(id, Failure::op_error("no free slots"));
+        };
+        let mut result = SeqResult::new(Some(SeqValue::Branches { branches }), decided.report);
+        if was_empty {
+            result.log(EMPTY_MASK);
+        }
+        result
+    }
+
+    /// Writes the rows of the branches. Returns them, and whether a mask was empty; `None`: they do not fit.
     fn branches(
         &mut self,
         branches: &[ReturnedBranch],
         masks: &SharedRegion,
-    ) -> Result<(Vec<WireBranch>, bool), String> {
-        allowed(branches, self.capabilities)?;
+    ) -> Option<(Vec<WireBranch>, bool)> {
         let first = self.rows.used();
         let mut shared: Vec<(*const _, usize)> = Vec::new();
         let mut was_empty = false;
@@ -266,7 +294,7 @@ impl<S: Sequence> P2<S> {
                     });
                     let Some(index) = index else {
                         self.rows.truncate(first);
-                        return Err("no free slots".into());
+                        return None;
                     };
                     shared.push((Arc::as_ptr(mask), index));
                     Some(index)
@@ -279,7 +307,56 @@ impl<S: Sequence> P2<S> {
                 wait: branch.wait.clone(),
             });
         }
-        Ok((encoded, was_empty))
+        Some((encoded, was_empty))
+    }
+}
+
+/// How an op ended, before rows are written.
+#[derive(Debug)]
+enum OpEnd {
+    Answered(SeqResult),
+    Decided(DecidedOp),
+}
+
+/// What a callback decided.
+#[derive(Debug)]
+struct DecidedOp {
+    branches: Vec<ReturnedBranch>,
+    report: StepReport,
+    /// How many rows its branches need: those with the same mask share one.
+    rows: usize,
+    /// It gets them.
+    has_rows: bool,
+}
+
+impl DecidedOp {
+    fn new(branches: Vec<ReturnedBranch>, report: StepReport) -> Self {
+        let masks = branches.iter().filter_map(|branch| branch.mask.as_ref());
+        let rows = masks.map(Arc::as_ptr).collect::<HashSet<_>>().len();
+        Self {
+            branches,
+            report,
+            rows,
+            has_rows: false,
+        }
+    }
+}
+
+/// Decides who gets rows if not all can. Those who need the fewest come first: so each sequence has one before any has a
+/// second, and the forks of one sequence cost no other its step.
+fn share_rows(ended: &mut [(u64, OpEnd)], free: usize) {
+    let decided = ended.iter_mut().filter_map(|(_, end)| match end {
+        OpEnd::Decided(decided) => Some(decided),
+        OpEnd::Answered(_) => None,
+    });
+    let mut decided: Vec<_> = decided.collect();
+    decided.sort_by_key(|it| it.rows);
+    let mut left = free;
+    for it in decided {
+        it.has_rows = it.rows <= left;
+        if it.has_rows {
+            left -= it.rows;
+        }
     }
 }
 

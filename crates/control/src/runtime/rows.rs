@@ -309,6 +309,11 @@ impl P2Rows {
         self.used
     }
 
+    /// How many rows are free.
+    pub(crate) const fn free(&self) -> usize {
+        self.slots - self.used
+    }
+
     /// Gives back the rows from `used` on, of a sequence that failed after all.
     pub(crate) const fn truncate(&mut self, used: usize) {
         self.used = used;

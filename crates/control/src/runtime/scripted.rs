@@ -136,10 +136,20 @@ impl Sequence for Scripted {
     }
 
     fn call(&mut self, callback: Callback) {
-        assert!(self.running.is_empty(), "one callback at a time");
-        self.calls.lock().unwrap().push((self.number, callback));
-        self.running
-            .push_back(self.script.pop_front().expect("the script is longer"));
+        self.call_all([callback]);
+    }
+
+    fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
+        assert!(self.running.is_empty(), "nothing is outstanding");
+        for callback in callbacks {
+            self.calls.lock().unwrap().push((self.number, callback));
+            let line = self.script.pop_front().expect("the script is longer");
+            let fails = matches!(line, Line::Fails(_));
+            self.running.push_back(line);
+            if fails {
+                break;
+            }
+        }
     }
 
     fn poll(&mut self) -> Option<Outcome> {

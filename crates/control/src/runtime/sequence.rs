@@ -17,10 +17,18 @@ pub(crate) trait Sequence: Send + Sized + 'static {
     /// Sets the id of the sequence.
     fn bind(&mut self, id: u32);
 
-    /// Starts a callback. At most one is outstanding.
+    /// Starts a callback, while none is outstanding.
     fn call(&mut self, callback: Callback);
 
-    /// Returns the outcome of the outstanding callback, once. The waker is called when there is one.
+    /// Starts callbacks that follow each other whatever they return; after one that fails no other runs. Handing over
+    /// several at once costs hardly more than one.
+    fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
+        for callback in callbacks {
+            self.call(callback);
+        }
+    }
+
+    /// Returns the next outcome of the outstanding callbacks, once. The waker is called when they have ended.
     fn poll(&mut self) -> Option<Outcome>;
 
     /// Creates a sequence in the same state. Only between callbacks.
@@ -37,6 +45,12 @@ pub(crate) trait Pace {
     /// Returns the time.
     fn now(&self) -> Instant;
 
+    /// A step begins: callbacks are started, and waited for.
+    fn begin(&self) {}
+
+    /// The step has been answered.
+    fn end(&self) {}
+
     /// Waits until a sequence may have an outcome, but not longer than `until`.
     fn wait(&self, until: Instant);
 }
@@ -48,6 +62,10 @@ impl Sequence for crate::host::Instance {
 
     fn call(&mut self, callback: Callback) {
         self.call(callback);
+    }
+
+    fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
+        self.call_all(callbacks);
     }
 
     fn poll(&mut self) -> Option<Outcome> {

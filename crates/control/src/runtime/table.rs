@@ -36,22 +36,61 @@ pub(crate) struct StepConfig {
     pub(crate) sequences: usize,
 }
 
+impl StepConfig {
+    /// How long a request of P1 waits for post and pre.
+    pub(crate) const fn pre_wait(&self) -> Duration {
+        self.pre_step_time.saturating_add(self.grace_time)
+    }
+
+    /// How long a request of P1 waits for mid.
+    pub(crate) const fn mid_wait(&self) -> Duration {
+        self.step_time.saturating_add(self.grace_time)
+    }
+}
+
 /// The steps in a row in which a sequence was late.
+///
+/// A sequence that was late once is not waited for again while others are (see [`Table::gather`]), so an engine may ask
+/// for it many times within one time limit. Those are one late step, or a fast engine would end a callback after a
+/// fraction of its time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LateSteps(u32);
+pub(crate) struct LateSteps {
+    steps: u32,
+    /// When the last of them was counted.
+    counted: Option<Instant>,
+}
+
+/// The time limit of a phase.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PhaseLimit {
+    /// As the log names it.
+    pub(crate) deadline: Duration,
+    /// How long a request waits at most, with grace.
+    pub(crate) wait: Duration,
+}
 
 impl LateSteps {
-    /// Counts a late step of a phase with this time limit. Returns its log line; `None`: it was one too many, and the
-    /// sequence fails (AI-441, AI-507).
-    pub(crate) fn add(&mut self, config: &StepConfig, limit: Duration) -> Option<String> {
-        self.0 += 1;
-        let (limit, step, most) = (limit.as_millis(), self.0, config.late_steps);
-        (step < most).then(|| format!("⏲ timeout [deadline: {limit}ms; step {step}/{most}]"))
+    /// Counts a late step of a phase, unless the last one was counted less than its wait ago. Returns the log line;
+    /// `None`: it was one too many, and the sequence fails (AI-441, AI-507).
+    pub(crate) fn add(
+        &mut self,
+        config: &StepConfig,
+        limit: PhaseLimit,
+        now: Instant,
+    ) -> Option<String> {
+        let since = |counted| now.saturating_duration_since(counted);
+        if self.counted.is_none_or(|it| since(it) >= limit.wait) {
+            self.steps += 1;
+            self.counted = Some(now);
+        }
+        let (deadline, step, most) = (limit.deadline.as_millis(), self.steps, config.late_steps);
+        (step < most).then(|| format!("⏲ timeout [deadline: {deadline}ms; step {step}/{most}]"))
     }
 
     /// A step was in time.
     pub(crate) const fn clear(&mut self) {
-        self.0 = 0;
+        self.steps = 0;
+        self.counted = None;
     }
 }
 
@@ -62,10 +101,38 @@ pub(crate) struct StepClock<'a> {
     pub(crate) pace: &'a dyn Pace,
 }
 
+/// What the request that is being answered has of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum TurnProgress {
+    /// Nothing is expected of it: it is not listed, or waits for something.
+    #[default]
+    Idle,
+    /// A callback that this request has started.
+    Running,
+    /// A callback that was late in an earlier request, and goes on.
+    Late,
+    /// Its result is there.
+    Ended,
+}
+
+impl TurnProgress {
+    /// Whether a callback of it runs.
+    pub(crate) const fn is_awaited(self) -> bool {
+        matches!(self, Self::Running | Self::Late)
+    }
+
+    /// Its callback has ended, which is of no interest where nothing was expected of it.
+    pub(crate) const fn end(&mut self) {
+        if self.is_awaited() {
+            *self = Self::Ended;
+        }
+    }
+}
+
 /// A sequence in its dialect.
 pub(crate) trait Turn {
-    /// Takes what its controller has returned. Whether the request still waits for it.
-    fn advance(&mut self) -> bool;
+    /// Takes what its controller has returned.
+    fn advance(&mut self) -> TurnProgress;
 }
 
 /// The sequences by id.
@@ -156,15 +223,33 @@ impl<L> Default for Table<L> {
 
 impl<L: Turn> Table<L> {
     /// Waits until no sequence has to be waited for, at most until `until`.
+    ///
+    /// A sequence that was late before is waited for only where nobody else would be held up: its result is in the first
+    /// request that finds it.
     pub(crate) fn gather(&mut self, clock: StepClock<'_>, until: Instant) {
+        self.gather_of(clock, until, |_| true);
+    }
+
+    /// As [`Self::gather`], but waits for some sequences only.
+    pub(crate) fn gather_of(
+        &mut self,
+        clock: StepClock<'_>,
+        until: Instant,
+        is_waited_for: impl Fn(&L) -> bool,
+    ) {
         loop {
-            let mut waiting = false;
+            let (mut running, mut late, mut ended) = (false, false, false);
             for entry in self.entries.values_mut() {
-                if let Entry::Live(live) = entry {
-                    waiting |= live.advance();
+                let Entry::Live(live) = entry else { continue };
+                match live.advance() {
+                    TurnProgress::Running => running |= is_waited_for(live),
+                    TurnProgress::Late => late |= is_waited_for(live),
+                    TurnProgress::Ended => ended = true,
+                    TurnProgress::Idle => {}
                 }
             }
-            if !waiting || clock.pace.now() >= until {
+            let waits = running || (late && !ended);
+            if !waits || clock.pace.now() >= until {
                 return;
             }
             clock.pace.wait(until);

@@ -55,6 +55,14 @@ impl<S: Sequence> Sequence for WireInstance<S> {
         }
     }
 
+    fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
+        match self {
+            Self::Direct(inner) => inner.call_all(callbacks),
+            Self::P1OnP2(inner) => callbacks.into_iter().for_each(|it| inner.call(it)),
+            Self::P2OnP1(inner) => callbacks.into_iter().for_each(|it| inner.call(it)),
+        }
+    }
+
     fn poll(&mut self) -> Option<Outcome> {
         match self {
             Self::Direct(inner) => inner.poll(),

@@ -8,6 +8,7 @@ use sapwood_proto::steer::StepWaker;
 
 use super::sequence::Pace;
 use super::side::SideQueue;
+use crate::host::OutcomePoll;
 
 /// Woken by controllers, waited on by the thread of the main channel.
 #[derive(Debug, Default)]
@@ -16,14 +17,51 @@ pub(crate) struct StepWake {
     /// Held to notify and to begin a wait, so that no notification comes between a look at `woken` and the wait.
     waiting: Mutex<()>,
     changed: Condvar,
+    /// Where controllers have processes, whose outcomes the thread of the main channel receives itself.
+    processes: Option<OutcomePoll>,
+    /// It waits for processes, and so not for `changed`.
+    polling: AtomicBool,
+}
+
+impl StepWake {
+    pub(crate) fn new(processes: Option<OutcomePoll>) -> Self {
+        Self {
+            processes,
+            ..Self::default()
+        }
+    }
+
+    fn poll(&self, processes: &OutcomePoll, until: Instant) {
+        loop {
+            // Before the look at `woken`: whoever sets that afterwards sees this.
+            self.polling.store(true, Ordering::SeqCst);
+            let is_woken = self.woken.swap(false, Ordering::SeqCst);
+            let left = until.saturating_duration_since(Instant::now());
+            if is_woken || left.is_zero() {
+                self.polling.store(false, Ordering::SeqCst);
+                return;
+            }
+            processes.wait(left, || self.polling.store(false, Ordering::SeqCst));
+        }
+    }
 }
 
 impl StepWaker for StepWake {
     fn wake(&self) {
         // Whoever was woken already and has not looked yet finds everything: the results of a step come in groups.
-        if !self.woken.swap(true, Ordering::AcqRel) {
-            let _held = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            self.changed.notify_one();
+        if self.woken.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        match &self.processes {
+            Some(processes) => {
+                if self.polling.load(Ordering::SeqCst) {
+                    processes.wake();
+                }
+            }
+            None => {
+                let _held = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                self.changed.notify_one();
+            }
         }
     }
 }
@@ -33,7 +71,22 @@ impl Pace for StepWake {
         Instant::now()
     }
 
+    fn begin(&self) {
+        if let Some(processes) = &self.processes {
+            processes.begin();
+        }
+    }
+
+    fn end(&self) {
+        if let Some(processes) = &self.processes {
+            processes.end();
+        }
+    }
+
     fn wait(&self, until: Instant) {
+        if let Some(processes) = &self.processes {
+            return self.poll(processes, until);
+        }
         let mut held = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         // A swap, which sees what was published before the last wake-up, although that one changed nothing.
         while !self.woken.swap(false, Ordering::AcqRel) {

@@ -12,6 +12,8 @@ pub(super) enum Asked<S> {
     Start,
     Call {
         kind: AskedCall,
+        /// Until it is late.
+        late: Duration,
         /// Until the process is killed.
         time: Option<Duration>,
         /// Taken before the call, for a result that waits.

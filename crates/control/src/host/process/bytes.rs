@@ -67,8 +67,13 @@ impl ByteWriter {
     }
 
     /// The whole message.
-    pub(super) fn finish(mut self) -> Vec<u8> {
-        let length = u32::try_from(self.0.len() - 4).unwrap_or(u32::MAX);
+    pub(super) fn finish(self) -> Vec<u8> {
+        self.finish_before(0)
+    }
+
+    /// The message but for its last bytes, which are sent after it.
+    pub(super) fn finish_before(mut self, following: usize) -> Vec<u8> {
+        let length = u32::try_from(self.0.len() - 4 + following).unwrap_or(u32::MAX);
         self.0[..4].copy_from_slice(&length.to_le_bytes());
         self.0
     }

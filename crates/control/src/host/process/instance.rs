@@ -76,7 +76,7 @@ impl ProcessInstance {
         // Before the process exists, or it could say hello to nobody.
         let mut inner = slot.lock();
         inner.asked.push_back(Asked::Start);
-        slot.send(&mut inner, &first.message(), None);
+        slot.send(&mut inner, first.message(), None);
         slot.set_deadline(&mut inner, Some(HELLO_TIME));
         drop(inner);
         let launched = match program.artefact() {
@@ -121,12 +121,15 @@ impl ProcessInstance {
                 Some(_) => None,
                 None => Some(callback.time_limit(config).saturating_add(KILL_TIME)),
             };
-            let kind = AskedCall::of(&callback);
-            let mark = slot.around.group.mark();
-            inner.asked.push_back(Asked::Call { kind, time, mark });
+            inner.asked.push_back(Asked::Call {
+                kind: AskedCall::of(&callback),
+                late: callback.step_time(config).saturating_add(config.grace_time),
+                time,
+                mark: slot.around.group.mark(),
+            });
         }
         let first = inner.asked.len() == N;
-        slot.send(&mut inner, &messages, None);
+        slot.send(&mut inner, messages, None);
         if first {
             slot.begin_next(&mut inner);
         }
@@ -166,7 +169,7 @@ impl ProcessInstance {
             charged,
         });
         let first = inner.asked.len() == 1;
-        parent.send(&mut inner, &message::bare(message::FORK), Some(theirs));
+        parent.send(&mut inner, message::bare(message::FORK), Some(theirs));
         if first {
             parent.begin_next(&mut inner);
         }

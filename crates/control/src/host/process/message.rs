@@ -308,11 +308,21 @@ pub(super) fn read_charge(message: &[u8]) -> Option<usize> {
     Some(bytes)
 }
 
+/// An answer, and the value with which it ends. Apart, because values are large and need not be copied.
+#[derive(Debug)]
+pub(super) struct AnswerMessage {
+    pub(super) head: Vec<u8>,
+    pub(super) value: Option<Arc<Vec<u8>>>,
+}
+
 /// The answer to [`charge`].
-pub(super) fn charged(granted: bool) -> Vec<u8> {
+pub(super) fn charged(granted: bool) -> AnswerMessage {
     let mut message = ByteWriter::of_kind(ANSWER);
     message.flag(granted);
-    message.finish()
+    AnswerMessage {
+        head: message.finish(),
+        value: None,
+    }
 }
 
 pub(super) fn read_charged(message: &[u8]) -> Option<bool> {
@@ -320,10 +330,10 @@ pub(super) fn read_charged(message: &[u8]) -> Option<bool> {
 }
 
 /// The answer to [`read_variable`].
-pub(super) fn variable(value: Option<&Versioned>) -> Vec<u8> {
+pub(super) fn variable(value: Option<&Versioned>) -> AnswerMessage {
     let mut message = ByteWriter::of_kind(ANSWER);
-    message.optional(value, write_versioned);
-    message.finish()
+    message.flag(value.is_some());
+    ended_by(message, value)
 }
 
 #[expect(
@@ -334,8 +344,19 @@ pub(super) fn read_versioned(message: &[u8]) -> Option<Option<Versioned>> {
     ByteReader::new(message).optional(versioned)
 }
 
-fn write_versioned(message: &mut ByteWriter, value: &Versioned) {
-    message.long(value.version).bytes(&value.value);
+/// The message, and a value if there is one.
+fn ended_by(mut message: ByteWriter, value: Option<&Versioned>) -> AnswerMessage {
+    let Some(Versioned { version, value }) = value else {
+        return AnswerMessage {
+            head: message.finish(),
+            value: None,
+        };
+    };
+    message.long(*version).size(value.len());
+    AnswerMessage {
+        head: message.finish_before(value.len()),
+        value: Some(Arc::clone(value)),
+    }
 }
 
 fn versioned(reader: &mut ByteReader<'_>) -> Option<Versioned> {
@@ -346,16 +367,18 @@ fn versioned(reader: &mut ByteReader<'_>) -> Option<Versioned> {
 }
 
 /// The answer to [`write_variable`].
-pub(super) fn written(result: &Result<WriteResult, Abort>) -> Vec<u8> {
+pub(super) fn written(result: &Result<WriteResult, Abort>) -> AnswerMessage {
     let mut message = ByteWriter::of_kind(ANSWER);
+    let mut value = None;
     match result {
         Ok(WriteResult::Written(version)) => message.byte(0).long(*version),
         Ok(WriteResult::Conflict(current)) => {
-            message.byte(1).optional(current.as_ref(), write_versioned)
+            value = current.as_ref();
+            message.byte(1).flag(value.is_some())
         }
         Err(abort) => message.byte(2).bytes(abort.message.as_bytes()),
     };
-    message.finish()
+    ended_by(message, value)
 }
 
 pub(super) fn read_written(message: &[u8]) -> Option<Result<WriteResult, Abort>> {

@@ -19,6 +19,7 @@ mod instance;
 mod message;
 mod outcome;
 mod poller;
+mod priority;
 mod processes;
 mod slot;
 mod stream;
@@ -30,6 +31,7 @@ mod worker;
 mod tests;
 
 pub(super) use self::instance::ProcessInstance;
+pub(crate) use self::poller::OutcomePoll;
 pub(super) use self::processes::Processes;
 pub(crate) use self::system::end_template;
 #[cfg(test)]

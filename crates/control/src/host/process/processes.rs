@@ -14,7 +14,8 @@ use rustix::process::{
 };
 
 use super::message::{self, LaunchedModule};
-use super::poller::Poller;
+use super::poller::{OutcomePoll, Poller};
+use super::priority::LatePriority;
 use super::stream::{self, MessageOutbox};
 use super::system;
 use crate::host::config::HostConfig;
@@ -26,6 +27,7 @@ pub(in crate::host) struct Processes {
     config: Vec<u8>,
     template: Mutex<Option<RunningTemplate>>,
     poller: Poller,
+    priority: LatePriority,
 }
 
 #[derive(Debug)]
@@ -55,6 +57,7 @@ impl Processes {
             config,
             template: Mutex::new(Some(template)),
             poller: Poller::start()?,
+            priority: LatePriority::new(),
         }))
     }
 
@@ -67,6 +70,15 @@ impl Processes {
 
     pub(super) const fn poller(&self) -> &Poller {
         &self.poller
+    }
+
+    /// Lets an engine's thread receive outcomes itself.
+    pub(in crate::host) fn outcome_poll(&self) -> OutcomePoll {
+        self.poller.outcome_poll()
+    }
+
+    pub(super) const fn priority(&self) -> &LatePriority {
+        &self.priority
     }
 
     /// Asks the template for a process that serves the other end of `socket`. If the template has ended, there is a new
@@ -85,7 +97,7 @@ impl Processes {
                 None => template.insert(start_template(&self.command, &self.config)?),
             };
             let descriptors = vec![artefact.try_clone()?, socket.try_clone()?];
-            running.outbox.push_with(&message, descriptors);
+            running.outbox.push_with(message.clone(), descriptors);
             match running.send() {
                 Ok(()) => return Ok(()),
                 Err(error) => {
@@ -111,7 +123,7 @@ impl RunningTemplate {
     /// Sends all, for which the template may need a moment: it clones a process for each message.
     fn send(&mut self) -> io::Result<()> {
         loop {
-            if self.outbox.send(self.control.as_fd())? {
+            if self.outbox.send(self.control.as_fd(), usize::MAX)? {
                 return Ok(());
             }
             let mut room = [PollFd::new(&self.control, PollFlags::OUT)];
@@ -170,7 +182,7 @@ fn start_template(command: &[OsString], config: &[u8]) -> io::Result<RunningTemp
         group,
     };
     system::set_template(running.control.as_fd(), group.as_raw_nonzero().get());
-    running.outbox.push(config);
+    running.outbox.push(config.to_vec());
     running.send()?;
     Ok(running)
 }

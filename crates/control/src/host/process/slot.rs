@@ -1,5 +1,7 @@
 //! [`ProcessSlot`]: what the runtime knows of a controller's process.
 
+mod polled;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
@@ -16,7 +18,7 @@ use super::message;
 use super::outcome;
 use super::poller::PolledProcess;
 use super::processes::Processes;
-use super::stream::{self, MessageInbox, MessageOutbox};
+use super::stream::{self, MessageInbox, MessageOutbox, RECEIVED_BYTES};
 use crate::host::budget::MEMORY_EXHAUSTED;
 use crate::host::controller::Outcome;
 use crate::host::failure::CallFailure;
@@ -61,6 +63,10 @@ pub(super) struct SlotInner {
     pub(super) running_since: Option<Instant>,
     /// When the process is killed.
     deadline: Option<Instant>,
+    /// When its callback is so late that it loses its priority.
+    slows_at: Option<Instant>,
+    /// It has lost it.
+    is_slowed: bool,
     writes: StepWrites,
     /// Bytes of the budget that it has.
     pub(super) charged: usize,
@@ -116,6 +122,8 @@ impl ProcessSlot {
                 id: 0,
                 running_since: None,
                 deadline: None,
+                slows_at: None,
+                is_slowed: false,
                 writes: StepWrites::default(),
                 charged: 0,
                 member,
@@ -137,7 +145,12 @@ impl ProcessSlot {
     }
 
     /// Sends a message, or as much of it as there is room for now.
-    pub(super) fn send(&self, inner: &mut SlotInner, message: &[u8], descriptor: Option<OwnedFd>) {
+    pub(super) fn send(
+        &self,
+        inner: &mut SlotInner,
+        message: Vec<u8>,
+        descriptor: Option<OwnedFd>,
+    ) {
         match descriptor {
             Some(descriptor) => inner.outbox.push_with(message, vec![descriptor]),
             None => inner.outbox.push(message),
@@ -146,7 +159,9 @@ impl ProcessSlot {
     }
 
     fn send_queued(&self, inner: &mut SlotInner) {
-        let wanted = match inner.outbox.send(inner.socket.as_fd()) {
+        // As much as is received at once: one that reads large variables holds up no other.
+        let sent = inner.outbox.send(inner.socket.as_fd(), RECEIVED_BYTES);
+        let wanted = match sent {
             Ok(all) => !all,
             // The end of the process is received as such.
             Err(_) => false,
@@ -171,6 +186,8 @@ impl ProcessSlot {
             return;
         }
         let config = self.around.host.config();
+        inner.slows_at = None;
+        let now = Instant::now();
         let time = match inner.asked.front() {
             None => {
                 inner.running_since = None;
@@ -182,11 +199,18 @@ impl ProcessSlot {
                 let time = config.init_time.saturating_add(config.grace_time);
                 Some(time.saturating_add(KILL_TIME))
             }
-            Some(Asked::Call { time, .. }) => *time,
+            Some(Asked::Call { late, time, .. }) => {
+                let slows_after = self.around.processes.priority().slows_after(*late, *time);
+                inner.slows_at = now.checked_add(slows_after);
+                *time
+            }
             Some(Asked::Fork { .. }) => Some(HELLO_TIME),
         };
-        inner.running_since = Some(Instant::now());
-        self.set_deadline(inner, time);
+        inner.running_since = Some(now);
+        inner.deadline = time.and_then(|time| now.checked_add(time));
+        if let Some(at) = inner.look_at() {
+            self.around.processes.poller().look_at(at);
+        }
     }
 
     /// Takes bytes of the memory of all instances. They are given back when the process has ended.
@@ -278,6 +302,7 @@ impl ProcessSlot {
             return None;
         }
         inner.asked.pop_front();
+        self.restore_priority(inner);
         returned.report.storage = inner.writes.take();
         if returned.result.is_err() {
             // The process ends by itself, or has never been.
@@ -356,7 +381,11 @@ impl ProcessSlot {
                 message::charged(self.charge_inner(inner, bytes))
             }
         };
-        self.send(inner, &answer, None);
+        inner.outbox.push(answer.head);
+        if let Some(value) = answer.value {
+            inner.outbox.push_shared(value);
+        }
+        self.send_queued(inner);
         Some(())
     }
 
@@ -427,70 +456,12 @@ impl ProcessSlot {
     }
 }
 
-impl PolledProcess for ProcessSlot {
-    /// The socket has room again.
-    fn send_more(&self) {
-        self.send_queued(&mut self.lock());
-    }
-
-    /// Reads what the process has sent, once. Returns whether it has ended.
-    fn receive(&self, buffer: &mut [u8]) -> bool {
-        let mut effects = Vec::new();
-        let mut inner = self.lock();
-        let inner_ref = &mut *inner;
-        let received = inner_ref.inbox.receive(inner_ref.socket.as_fd(), buffer);
-        let ended = match received {
-            Ok(0) => true,
-            Ok(_) => {
-                self.take_messages(inner_ref, &mut effects);
-                false
-            }
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-        };
-        if ended && !inner_ref.is_awaited {
-            self.fail_inner(inner_ref, died(), &mut effects);
-        }
-        drop(inner);
-        self.carry_out(effects);
-        ended
-    }
-
-    /// Kills the process if it is late; else returns when it would be.
-    fn end_if_late(&self, now: Instant) -> Option<Instant> {
-        let mut inner = self.lock();
-        let deadline = inner.deadline?;
-        if now < deadline {
-            return Some(deadline);
-        }
-        let failure = match (&inner.process, inner.asked.front()) {
-            (Some(_), Some(Asked::Start | Asked::Call { .. })) => {
-                CallFailure::new(ErrorReason::TIMEOUT, "timeout")
-            }
-            _ => no_process(&"it takes too long"),
-        };
-        let mut effects = Vec::new();
-        self.fail_inner(&mut inner, failure, &mut effects);
-        drop(inner);
-        self.carry_out(effects);
-        None
-    }
-
-    /// The process has ended: its memory is free.
-    fn forget(&self) {
-        let mut inner = self.lock();
-        let poller = self.around.processes.poller();
-        poller.remove(inner.socket.as_fd());
-        self.around
-            .host
-            .budget()
-            .refund(std::mem::take(&mut inner.charged));
-        inner.live = None;
-        inner.member.leave();
-        inner.process = None;
-    }
-}
-
 impl SlotInner {
+    /// When the poller has something to do with the process, although it sends nothing.
+    fn look_at(&self) -> Option<Instant> {
+        self.slows_at.into_iter().chain(self.deadline).min()
+    }
+
     /// How many outcomes are owed.
     fn calls(&self) -> usize {
         self.asked
@@ -526,6 +497,7 @@ impl SlotInner {
         }
         self.running_since = None;
         self.deadline = None;
+        self.slows_at = None;
     }
 
     /// Ends the process of a sequence that is gone, unless a fork is still to be made.
@@ -541,6 +513,7 @@ impl SlotInner {
 
     fn kill(&mut self) {
         self.deadline = None;
+        self.slows_at = None;
         match &self.process {
             // It may have ended already.
             Some(process) => drop(pidfd_send_signal(process, Signal::KILL)),

@@ -246,9 +246,9 @@ fn report(socket: OwnedFd, failure: CallFailure) {
         report: StepReport::default(),
     };
     let mut outbox = MessageOutbox::default();
-    outbox.push(&write_outcome(&outcome));
+    outbox.push(write_outcome(&outcome));
     // Nobody is left who could be told.
-    let _ = outbox.send(socket.as_fd());
+    let _ = outbox.send(socket.as_fd(), usize::MAX);
 }
 
 /// Programs that stay loaded.

@@ -64,7 +64,7 @@ fn serve_one(socket: OwnedFd, processes: &mut Vec<Child>) -> Option<OwnedFd> {
     processes.push(process);
     let mut outbox = MessageOutbox::default();
     if &*start.arg != "no hello" {
-        outbox.push_with(&message::bare(message::HELLO), vec![pidfd]);
+        outbox.push_with(message::bare(message::HELLO), vec![pidfd]);
     }
     let begun = |prompt| {
         let (result, report) = (Ok(Returned::Begun { prompt }), Default::default());
@@ -72,38 +72,38 @@ fn serve_one(socket: OwnedFd, processes: &mut Vec<Child>) -> Option<OwnedFd> {
     };
     match &*start.arg {
         "refuses forks" => {
-            outbox.push(&begun(None));
-            let _ = outbox.send(socket.as_fd());
+            outbox.push(begun(None));
+            let _ = outbox.send(socket.as_fd(), usize::MAX);
             let fork = receive(&socket, &mut MessageInbox::default())?;
             assert_eq!(fork, [message::FORK]);
-            outbox.push(&message::forked(Some("there are too many")));
+            outbox.push(message::forked(Some("there are too many")));
         }
         "ends" => {
-            let _ = outbox.send(socket.as_fd());
+            let _ = outbox.send(socket.as_fd(), usize::MAX);
             return None;
         }
-        "no hello" | "well" => outbox.push(&begun(None)),
-        "unknown kind" => outbox.push(&message::bare(200)),
-        "empty" => outbox.push(&[0, 0, 0, 0]),
-        "too long" => outbox.push(&[0xff, 0xff, 0xff, 0x7f, 1]),
-        "no outcome" => outbox.push(&message::bare(message::OUTCOME)),
+        "no hello" | "well" => outbox.push(begun(None)),
+        "unknown kind" => outbox.push(message::bare(200)),
+        "empty" => outbox.push(vec![0; 4]),
+        "too long" => outbox.push(vec![0xff, 0xff, 0xff, 0x7f, 1]),
+        "no outcome" => outbox.push(message::bare(message::OUTCOME)),
         "more than an outcome" => {
             let mut long = begun(None);
             long.push(0);
             long[0] += 1;
-            outbox.push(&long);
+            outbox.push(long);
         }
-        "a token beyond" => outbox.push(&begun(Some(vec![100]))),
+        "a token beyond" => outbox.push(begun(Some(vec![100]))),
         "another callback's" => {
             let (result, report) = (Ok(Returned::Post { stop: true }), Default::default());
-            outbox.push(&write_outcome(&Outcome { result, report }));
+            outbox.push(write_outcome(&Outcome { result, report }));
         }
-        "hello twice" => outbox.push(&message::bare(message::HELLO)),
-        "forked" => outbox.push(&message::forked(None)),
+        "hello twice" => outbox.push(message::bare(message::HELLO)),
+        "forked" => outbox.push(message::forked(None)),
         "no text" => {
             let mut message = ByteWriter::of_kind(message::READ);
             message.bytes(&[0xff]);
-            outbox.push(&message.finish());
+            outbox.push(message.finish());
         }
         "writes for ever" => {
             let write = sapwood_proto::steer::VariableWrite {
@@ -113,17 +113,17 @@ fn serve_one(socket: OwnedFd, processes: &mut Vec<Child>) -> Option<OwnedFd> {
                 when_version_is: None,
             };
             for _ in 0..=1_024 {
-                outbox.push(&message::write_variable(&write));
+                outbox.push(message::write_variable(&write));
             }
         }
         "reads for ever" => {
             for _ in 0..100 {
-                outbox.push(&message::read_variable("large"));
+                outbox.push(message::read_variable("large"));
             }
         }
         other => panic!("{other}"),
     }
-    let _ = outbox.send(socket.as_fd());
+    let _ = outbox.send(socket.as_fd(), usize::MAX);
     Some(socket)
 }
 

@@ -117,7 +117,7 @@ fn guarded(
         (None, failed(CallFailure::new(ErrorReason::TRAP, text)))
     });
     let failed = outcome.result.is_err();
-    home.lock().send(&write_outcome(&outcome));
+    home.lock().send(write_outcome(&outcome));
     if failed {
         system::exit(0);
     }
@@ -153,17 +153,17 @@ impl HomeSocket {
 
 impl Home for HomeSocket {
     fn charge(&self, bytes: usize) -> bool {
-        let answer = self.lock().ask(&message::charge(bytes));
+        let answer = self.lock().ask(message::charge(bytes));
         message::read_charged(&answer).unwrap_or(false)
     }
 
     fn read(&self, name: &str) -> Option<Versioned> {
-        let answer = self.lock().ask(&message::read_variable(name));
+        let answer = self.lock().ask(message::read_variable(name));
         message::read_versioned(&answer).flatten()
     }
 
     fn write(&self, write: &VariableWrite) -> Result<WriteResult, Abort> {
-        let answer = self.lock().ask(&message::write_variable(write));
+        let answer = self.lock().ask(message::write_variable(write));
         message::read_written(&answer)
             .unwrap_or_else(|| Err(Abort::trap("the runtime cannot be understood")))
     }
@@ -187,7 +187,7 @@ impl Conversation {
             system::exit(NOT_STARTED);
         };
         self.outbox
-            .push_with(&message::bare(message::HELLO), vec![process]);
+            .push_with(message::bare(message::HELLO), vec![process]);
         self.flush();
     }
 
@@ -214,7 +214,7 @@ impl Conversation {
     }
 
     /// Asks, and waits for the answer.
-    fn ask(&mut self, question: &[u8]) -> Vec<u8> {
+    fn ask(&mut self, question: Vec<u8>) -> Vec<u8> {
         self.send(question);
         loop {
             let mut message = self.receive();
@@ -227,14 +227,14 @@ impl Conversation {
         }
     }
 
-    fn send(&mut self, message: &[u8]) {
+    fn send(&mut self, message: Vec<u8>) {
         self.outbox.push(message);
         self.flush();
     }
 
     fn flush(&mut self) {
         // Waits until the runtime has room.
-        if self.outbox.send(self.socket.as_fd()).is_err() {
+        if self.outbox.send(self.socket.as_fd(), usize::MAX).is_err() {
             system::exit(0);
         }
     }
@@ -247,7 +247,7 @@ impl Conversation {
         match system::fork() {
             Ok(Forked::Parent) => {
                 drop(socket);
-                self.send(&message::forked(None));
+                self.send(message::forked(None));
             }
             Ok(Forked::Child) => {
                 // Closes the parent's.
@@ -259,7 +259,7 @@ impl Conversation {
             }
             Err(error) => {
                 drop(socket);
-                self.send(&message::forked(Some(&error.to_string())));
+                self.send(message::forked(Some(&error.to_string())));
             }
         }
     }

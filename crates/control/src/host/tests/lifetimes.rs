@@ -133,6 +133,33 @@ fn ai_702_a_process_has_one_thread_and_no_descriptor_but_its_own_and_waits_aslee
 }
 
 #[test]
+fn ai_441_a_late_process_loses_its_priority() {
+    let host = new_host(HostConfig {
+        step_time: Duration::from_millis(1),
+        grace_time: Duration::ZERO,
+        late_steps: 1_000_000,
+        ..small()
+    });
+    let program = load(&host, &looping());
+    let mut late = Sequence::start(&host, &program).begun();
+    let other = Sequence::start(&host, &program).begun();
+    let priorities = || {
+        let processes = workers(group_of(&host)).into_iter();
+        let mut priorities: Vec<_> = processes
+            .map(|process| rustix::process::getpriority_process(Some(process)).unwrap())
+            .collect();
+        priorities.sort_unstable();
+        priorities
+    };
+    let usual = rustix::process::getpriority_process(None).unwrap();
+    assert_eq!(priorities(), [usual; 2]);
+    let fork_group = vec![3];
+    late.instance.call(Callback::Mid { fork_group });
+    Bell::default().wait(|| (priorities() == [usual, usual.max(15)]).then_some(()));
+    drop((late, other));
+}
+
+#[test]
 fn ai_742_a_killed_process_ends_its_sequence_and_no_other() {
     let host = host();
     let program = load(&host, &token_42());

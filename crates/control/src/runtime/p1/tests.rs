@@ -518,6 +518,42 @@ fn ai_441_one_late_sequence_costs_the_others_nothing_but_time() {
 }
 
 #[test]
+fn ai_441_others_wait_for_a_late_pre_once() {
+    let mut engine = Engine::bound([runs(), pre_at(1_000)]);
+    engine.bind(5, (0..100).map(|_| runs()));
+    engine.post_pre(json!({}));
+    let begun = engine.world.clock.now();
+    let log = |step| format!("⏲ timeout [deadline: 4ms; step {step}/10]\n");
+    for step in [1, 1, 2] {
+        let answer = engine.post_pre(json!({}));
+        assert_eq!(answer["pre_seqs"]["4"]["result"]["suspend"], true);
+        assert_eq!(answer["pre_seqs"]["4"]["logs"], log(step));
+        assert_eq!(answer["pre_seqs"]["5"]["result"]["suspend"], false);
+        engine.world.clock.advance(Duration::from_millis(12));
+    }
+    assert_eq!(engine.world.clock.now() - begun, Duration::from_millis(36));
+    engine.world.clock.advance(Duration::from_secs(1));
+    let answer = engine.post_pre(json!({}));
+    assert_eq!(answer["pre_seqs"]["4"]["result"]["suspend"], false);
+}
+
+/// A sequence whose `pre` does not run, because it waits for a variable, is not held up by one that is late.
+#[test]
+fn ai_441_a_late_pre_beside_one_that_waits_is_waited_for() {
+    let (_, line) = waits_for("go");
+    let mut engine = Engine::bound([line]);
+    engine.post_pre(json!({}));
+    engine.bind(5, [pre_at(1_000)]);
+    let begun = engine.world.clock.now();
+    let answer = engine.post_pre(json!({}));
+    assert_eq!(engine.world.clock.now() - begun, Duration::from_millis(24));
+    assert_eq!(
+        answer["pre_seqs"]["5"]["logs"],
+        "⏲ timeout [deadline: 4ms; step 2/10]\n"
+    );
+}
+
+#[test]
 fn ai_441_a_late_post_has_its_entry_in_the_answer_in_which_it_ends() {
     let late_post = Line::At(30, Returned::Post { stop: false });
     let mut engine = Engine::bound([late_post, runs()]);
@@ -599,6 +635,30 @@ fn ai_441_with_late_mid_skip_the_step_is_taken_back() {
     engine.mid(json!([{"id": 4}]));
     assert_eq!(engine.world.row(0), [7]);
     assert_eq!(engine.world.take_calls().len(), 1);
+}
+
+#[test]
+fn ai_441_others_wait_for_a_skipped_mid_once() {
+    let mut engine = Engine::with(StepConfig {
+        late_mid_skips: true,
+        ..config()
+    });
+    engine.bind(4, [runs(), runs(), Line::At(1_000, Returned::Mid(only(7)))]);
+    let quick = (0..10).flat_map(|_| [mid(only(8)), runs()]);
+    engine.bind(5, [runs()].into_iter().chain(quick));
+    let both = || json!([{"id": 4}, {"id": 5}]);
+    engine.mid(both());
+    let begun = engine.world.clock.now();
+    for _ in 0..3 {
+        engine.post_pre(json!({"post_ops": [{"id": 4, "tokens": [], "backtrack": 1}]}));
+        let answer = engine.mid(both());
+        assert_eq!(
+            answer["seqs"]["4"]["logs"],
+            "⏲ timeout [deadline: 150ms; step 1/10]\n"
+        );
+        assert_eq!(engine.world.row(1), [8]);
+    }
+    assert_eq!(engine.world.clock.now(), begun);
 }
 
 #[test]

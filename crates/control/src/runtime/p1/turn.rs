@@ -18,7 +18,9 @@ use super::super::pending::Member;
 use super::super::sequence::{
     CallFailure, Callback, MidReturned, Outcome, Returned, Sequence, Waiting,
 };
-use super::super::table::{Failure, LateSteps, OpError, StepConfig, Turn, controller_id, merge};
+use super::super::table::{
+    Failure, LateSteps, OpError, PhaseLimit, StepConfig, Turn, TurnProgress, controller_id, merge,
+};
 use crate::host::PreRounds;
 
 /// One sequence.
@@ -27,8 +29,8 @@ pub(super) struct P1Live<S> {
     sequence: S,
     member: Member,
     stage: Stage,
-    /// The request that is being answered waits for it.
-    awaited: bool,
+    /// Of the request that is being answered.
+    progress: TurnProgress,
     late: LateSteps,
     /// What the callbacks of the phase printed and wrote so far.
     report: StepReport,
@@ -89,7 +91,7 @@ impl<S: Sequence> P1Live<S> {
             sequence,
             member,
             stage: Stage::Idle,
-            awaited: false,
+            progress: TurnProgress::Idle,
             late: LateSteps::default(),
             report: StepReport::default(),
             splice: None,
@@ -102,10 +104,10 @@ impl<S: Sequence> P1Live<S> {
 
     /// Starts the callbacks of a `post_pre_process`, with what the post op says was done.
     pub(super) fn begin(&mut self, id: u64, post: Option<(u32, Vec<Token>)>, now: Instant) {
-        self.awaited = true;
+        self.progress = self.asked();
         if self.owes_an_answer() && post.is_none() {
             // A late `pre` ended between two of these requests: this answer has its result.
-            self.awaited = false;
+            self.progress = TurnProgress::Ended;
             return;
         }
         if post.is_none()
@@ -119,6 +121,7 @@ impl<S: Sequence> P1Live<S> {
         {
             // Its callback is not run: the answer is that of the last one (AI-1005).
             self.suspend(Some(wait));
+            self.progress = TurnProgress::Idle;
             return;
         }
         self.wait = None;
@@ -135,7 +138,7 @@ impl<S: Sequence> P1Live<S> {
                 self.turn.post =
                     post.map(|_| SeqResult::new(Some(SeqValue::Post { stop: false }), report()));
                 self.turn.pre = Some(SeqResult::new(Some(pre_value(false, 1)), report()));
-                self.awaited = false;
+                self.progress = TurnProgress::Ended;
             }
             (_, Some(_)) if in_mid => {
                 let (failure, answer) = still_running(id);
@@ -146,7 +149,9 @@ impl<S: Sequence> P1Live<S> {
             (Stage::Idle, Some((backtrack, tokens))) => {
                 let backtrack = self.own_backtrack(backtrack, &tokens);
                 self.stage = Stage::Post;
-                self.sequence.call(Callback::Post { backtrack, tokens });
+                let post = Callback::Post { backtrack, tokens };
+                // `pre` follows also where `post` stops (AI-401), so nothing has to be decided between them.
+                self.sequence.call_all([post, Callback::Pre]);
             }
             (_, None) => {}
             (_, Some(_)) => {
@@ -154,6 +159,14 @@ impl<S: Sequence> P1Live<S> {
                 self.turn.post = Some(answer);
                 self.fail_turn(failure);
             }
+        }
+    }
+
+    /// What a request that asks for callbacks begins with.
+    const fn asked(&self) -> TurnProgress {
+        match self.stage {
+            Stage::Idle => TurnProgress::Running,
+            _ => TurnProgress::Late,
         }
     }
 
@@ -197,19 +210,26 @@ impl<S: Sequence> P1Live<S> {
             self.turn.pre = Some(failure.answer(Label::Pre));
         }
         self.turn.failure = Some(failure);
-        self.awaited = false;
+        self.progress.end();
     }
 
     /// Whether the answer waits for a `pre` that does the work of `mid`.
     pub(super) fn is_awaited_for_mid(&self) -> bool {
-        self.awaited && self.sequence.needs_mid_time()
+        self.progress.is_awaited() && self.sequence.needs_mid_time()
     }
 
     /// Ends a `post_pre_process`: what is not there by now is late.
-    pub(super) fn end(&mut self, config: &StepConfig) -> PreTurn {
-        if self.awaited {
-            self.awaited = false;
-            if let Some(line) = self.late.add(config, config.pre_step_time) {
+    pub(super) fn end(&mut self, config: &StepConfig, now: Instant) -> PreTurn {
+        if std::mem::take(&mut self.progress).is_awaited() {
+            let limit = PhaseLimit {
+                deadline: config.pre_step_time,
+                wait: if self.sequence.needs_mid_time() {
+                    config.mid_wait()
+                } else {
+                    config.pre_wait()
+                },
+            };
+            if let Some(line) = self.late.add(config, limit, now) {
                 let mut pre = SeqResult::new(Some(pre_value(true, 1)), StepReport::default());
                 pre.log(&line);
                 self.turn.pre = Some(pre);
@@ -233,12 +253,12 @@ impl<S: Sequence> P1Live<S> {
 
     /// Starts the callback of a `mid_process`.
     pub(super) fn begin_mid(&mut self, id: u64, fork_group: Vec<u32>) {
-        self.awaited = true;
+        self.progress = self.asked();
         self.wait = None;
         self.repeated = None;
         match self.stage {
             // It was late, its step was skipped, and it has ended since: this answer has its result.
-            Stage::Idle if self.mid.is_some() => self.awaited = false,
+            Stage::Idle if self.mid.is_some() => self.progress = TurnProgress::Ended,
             Stage::Idle if !self.owes_an_answer() => {
                 self.stage = Stage::Mid;
                 self.sequence.call(Callback::Mid { fork_group });
@@ -253,14 +273,18 @@ impl<S: Sequence> P1Live<S> {
     }
 
     /// Ends a `mid_process`: what is not there by now is late.
-    pub(super) fn end_mid(&mut self, config: &StepConfig) -> MidTurn {
-        self.awaited = false;
+    pub(super) fn end_mid(&mut self, config: &StepConfig, now: Instant) -> MidTurn {
+        self.progress = TurnProgress::Idle;
         if let Some(mut turn) = self.mid.take() {
             self.late.clear();
             turn.replace_empty_mask();
             return turn;
         }
-        if let Some(line) = self.late.add(config, config.step_time)
+        let limit = PhaseLimit {
+            deadline: config.step_time,
+            wait: config.mid_wait(),
+        };
+        if let Some(line) = self.late.add(config, limit, now)
             && config.late_mid_skips
         {
             // Takes back what the engine samples: nothing happens in this step.
@@ -311,7 +335,7 @@ impl<S: Sequence> P1Live<S> {
             (Stage::Post, Ok(Returned::Post { stop })) => {
                 let report = std::mem::take(&mut self.report);
                 self.turn.post = Some(SeqResult::new(Some(SeqValue::Post { stop }), report));
-                self.call_pre(PreRounds::default());
+                self.stage = Stage::Pre(PreRounds::default());
             }
             (
                 Stage::Pre(rounds),
@@ -373,7 +397,7 @@ impl<S: Sequence> P1Live<S> {
     fn end_pre(&mut self, value: SeqValue) {
         let report = std::mem::take(&mut self.report);
         self.turn.pre = Some(SeqResult::new(Some(value), report));
-        self.awaited = false;
+        self.progress.end();
     }
 
     fn fail_pre(&mut self, message: &str) {
@@ -417,7 +441,7 @@ impl<S: Sequence> P1Live<S> {
             row,
             failure,
         });
-        self.awaited = false;
+        self.progress.end();
     }
 
     fn fail(&mut self, stage: &Stage, failure: &CallFailure) {
@@ -442,7 +466,7 @@ impl<S: Sequence> P1Live<S> {
 }
 
 impl<S: Sequence> Turn for P1Live<S> {
-    fn advance(&mut self) -> bool {
+    fn advance(&mut self) -> TurnProgress {
         // Also of a sequence that nobody waits for: a late callback that is done by now has its results in the next answer.
         while !matches!(self.stage, Stage::Idle)
             && self.turn.failure.is_none()
@@ -450,7 +474,7 @@ impl<S: Sequence> Turn for P1Live<S> {
         {
             self.take(outcome);
         }
-        self.awaited
+        self.progress
     }
 }
 

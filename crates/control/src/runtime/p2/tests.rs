@@ -1,10 +1,12 @@
 //! P2 with scripted controllers and a virtual clock.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::super::rows::MaskType;
 use super::super::scripted::*;
-use super::super::sequence::{Callback, Returned};
+use super::super::sequence::{Callback, Pace as _, Returned};
 use super::super::table::StepConfig;
 use sapwood_proto::steer::Token;
 
@@ -34,7 +36,7 @@ impl Engine {
         let world = World::with_masks(4096 + 4 * ROW);
         let rows = P2Rows::new(MaskType::F32, VOCABULARY, 0, &world.masks).unwrap();
         let config = StepConfig {
-            step_time: std::time::Duration::from_millis(25),
+            step_time: Duration::from_millis(25),
             ..config()
         };
         Self {
@@ -331,6 +333,54 @@ fn ai_236_without_a_free_slot_one_sequence_fails() {
     assert_eq!(answer["num_masks"], 4);
 }
 
+/// AI-441
+#[test]
+fn ai_236_the_forks_of_some_take_no_row_from_the_others() {
+    let three: Vec<_> = (10..13).map(sample).collect();
+    let two: Vec<_> = (20..22).map(sample).collect();
+    let mut engine = Engine::new();
+    for (request, branches) in [
+        ("a", &three[..]),
+        ("b", &two[..]),
+        ("c", &[sample(30)]),
+        ("d", &[sample(31)]),
+        ("e", &two[..]),
+    ] {
+        engine.world.instance(request, [self::branches(branches)]);
+    }
+    let ops = ["a", "b", "c", "d", "e"].iter().zip(1..);
+    let ops: Vec<_> = ops
+        .map(|(request, id)| json!({"id": id, "req_id": request}))
+        .collect();
+    let answer = engine.mid(json!(ops));
+    for (id, error) in [
+        ("1", "Worker: no free slots"),
+        ("2", ""),
+        ("3", ""),
+        ("4", ""),
+        ("5", "Worker: no free slots"),
+    ] {
+        assert_eq!(answer["seqs"][id]["error"], error, "{id}");
+    }
+    // The rows are in the order of the ops all the same.
+    assert_eq!(answer["num_masks"], 4);
+    let rows: Vec<_> = (0..4).map(|row| engine.row(row)).collect();
+    assert_eq!(rows, [[20], [21], [30], [31]]);
+}
+
+#[test]
+fn ai_236_branches_with_the_same_mask_need_one_row() {
+    let same = sample(9);
+    let mut engine = Engine::new();
+    engine.world.instance("a", [branches(&vec![same; 10])]);
+    let three: Vec<_> = (0..3).map(sample).collect();
+    engine.world.instance("b", [branches(&three)]);
+    let answer = engine.mid(json!([{"id": 1, "req_id": "a"}, {"id": 2, "req_id": "b"}]));
+    assert_eq!(answer["seqs"]["1"]["error"], "");
+    assert_eq!(answer["seqs"]["2"]["error"], "");
+    assert_eq!(answer["num_masks"], 4);
+}
+
 #[test]
 fn ai_237_an_empty_mask_allows_only_eos() {
     let none = ReturnedBranch {
@@ -360,6 +410,80 @@ fn ai_507_a_late_callback_is_a_noop_until_its_result_is_there() {
     assert_eq!(result["result"]["branches"][0]["sample_mask"], 0);
     assert_eq!(engine.row(0), [9]);
     assert_eq!(engine.world.take_calls().len(), 1);
+}
+
+/// With one sequence that is late and one that never is.
+fn late_beside_another(late: u64) -> Engine {
+    let mut engine = Engine::new();
+    let late = Line::At(late, Returned::Branches(vec![sample(9)]));
+    engine.world.instance("a", [late]);
+    let quick = std::iter::repeat_with(|| branches(&[sample(8)]));
+    engine.world.instance("b", quick.take(100));
+    let begun = engine.world.clock.now();
+    let answer = engine.mid(json!([{"id": 4, "req_id": "a"}, {"id": 5, "req_id": "b"}]));
+    assert_eq!(
+        answer["seqs"]["4"]["logs"],
+        "⏲ timeout [deadline: 25ms; step 1/10]\n"
+    );
+    assert_eq!(engine.world.clock.now() - begun, Duration::from_millis(25));
+    engine
+}
+
+#[test]
+fn ai_507_others_wait_for_a_late_sequence_once() {
+    let mut engine = late_beside_another(1_000);
+    let begun = engine.world.clock.now();
+    let both = || json!([{"id": 4}, {"id": 5, "tokens": [8], "sampled": 8}]);
+    for _ in 0..3 {
+        let answer = engine.mid(both());
+        assert_eq!(answer["seqs"]["5"]["error"], "");
+        assert_eq!(
+            answer["seqs"]["4"]["logs"],
+            "⏲ timeout [deadline: 25ms; step 1/10]\n"
+        );
+    }
+    assert_eq!(engine.world.clock.now(), begun);
+    // Its result is collected when it is there.
+    engine.world.clock.advance(Duration::from_secs(1));
+    let answer = engine.mid(both());
+    assert_eq!(answer["seqs"]["4"]["error"], "");
+    assert_eq!(engine.row(0), [9]);
+}
+
+/// A step that was not waited for is as long as its engine is quick, and is no measure of a callback.
+#[test]
+fn ai_507_a_late_sequence_has_ten_time_limits_however_many_steps_are_in_them() {
+    let mut engine = late_beside_another(100_000);
+    for elapsed in (5..225).step_by(5) {
+        engine.world.clock.advance(Duration::from_millis(5));
+        let answer = engine.mid(json!([{"id": 4}, {"id": 5, "tokens": [8], "sampled": 8}]));
+        let step = 1 + elapsed / 25;
+        assert_eq!(
+            answer["seqs"]["4"]["logs"],
+            format!("⏲ timeout [deadline: 25ms; step {step}/10]\n")
+        );
+    }
+    engine.world.clock.advance(Duration::from_millis(5));
+    let answer = engine.mid(json!([{"id": 4}, {"id": 5, "tokens": [8], "sampled": 8}]));
+    assert_eq!(answer["seqs"]["4"]["error"], "Worker: timeout");
+    assert_eq!(answer["seqs"]["5"]["error"], "");
+}
+
+#[test]
+fn ai_507_late_sequences_alone_are_waited_for_until_one_of_them_ends() {
+    let mut engine = Engine::new();
+    for (request, at) in [("a", 40), ("b", 1_000)] {
+        let late = Line::At(at, Returned::Branches(vec![sample(9)]));
+        engine.world.instance(request, [late]);
+    }
+    engine.mid(json!([{"id": 4, "req_id": "a"}, {"id": 5, "req_id": "b"}]));
+    let begun = engine.world.clock.now();
+    let answer = engine.mid(json!([{"id": 4}, {"id": 5}]));
+    assert_eq!(engine.world.clock.now() - begun, Duration::from_millis(15));
+    assert_eq!(
+        answer["seqs"]["4"]["result"]["branches"][0]["sample_mask"],
+        0
+    );
 }
 
 #[test]

@@ -12,7 +12,8 @@ use super::super::sequence::{
     CallFailure, Callback, Outcome, Returned, ReturnedBranch, Sequence, Waiting,
 };
 use super::super::table::{
-    Failure, LateSteps, OpError, StepConfig, Turn, check_tokens, controller_id,
+    Failure, LateSteps, OpError, PhaseLimit, StepConfig, Turn, TurnProgress, check_tokens,
+    controller_id,
 };
 
 /// One sequence.
@@ -22,8 +23,8 @@ pub(super) struct P2Live<S> {
     member: Member,
     /// Its callback has not returned.
     running: bool,
-    /// The request that is being answered waits for it.
-    awaited: bool,
+    /// Of the request that is being answered.
+    progress: TurnProgress,
     late: LateSteps,
     outcome: Option<Outcome>,
     /// What each branch of the last result waits for, this sequence's first.
@@ -72,7 +73,7 @@ impl<S: Sequence> P2Live<S> {
             sequence,
             member,
             running: false,
-            awaited: false,
+            progress: TurnProgress::Idle,
             late: LateSteps::default(),
             outcome: None,
             waits: Vec::new(),
@@ -94,9 +95,15 @@ impl<S: Sequence> P2Live<S> {
         self.fork_group = fork_group.or_else(|| self.fork_group.take());
         let waits = |wait: &Waiting| !wait.is_over(now);
         self.skips = nothing_new && self.wait().is_some_and(waits);
+        self.progress = TurnProgress::Idle;
         if self.skips {
             return;
         }
+        self.progress = match (self.running, &self.outcome) {
+            (true, _) => TurnProgress::Late,
+            (false, Some(_)) => TurnProgress::Ended,
+            (false, None) => TurnProgress::Running,
+        };
         if !self.running && self.outcome.is_none() {
             self.waits.clear();
             let fork_group = self.fork_group.take();
@@ -111,8 +118,8 @@ impl<S: Sequence> P2Live<S> {
         } else if !nothing_new {
             // Its result is for a text that the engine has changed meanwhile.
             self.refused = Some(still_running(id));
+            self.progress = TurnProgress::Ended;
         }
-        self.awaited = true;
     }
 
     /// What it waits for.
@@ -121,8 +128,8 @@ impl<S: Sequence> P2Live<S> {
     }
 
     /// Ends the op.
-    pub(super) fn end(&mut self, config: &StepConfig) -> Result<Ended, OpError> {
-        self.awaited = false;
+    pub(super) fn end(&mut self, config: &StepConfig, now: Instant) -> Result<Ended, OpError> {
+        self.progress = TurnProgress::Idle;
         if let Some(refused) = self.refused.take() {
             return Err(OpError::of(refused));
         }
@@ -130,7 +137,11 @@ impl<S: Sequence> P2Live<S> {
             return Ok(Ended::Skips(noop_answer(self.wait().cloned())));
         }
         let Some(outcome) = self.outcome.take() else {
-            let line = self.late.add(config, config.step_time);
+            let limit = PhaseLimit {
+                deadline: config.step_time,
+                wait: config.step_time,
+            };
+            let line = self.late.add(config, limit, now);
             let line = line.ok_or_else(|| Failure::op_error("timeout"))?;
             return Ok(Ended::Skips(late_answer(&line)));
         };
@@ -179,14 +190,15 @@ impl<S: Sequence> P2Live<S> {
 }
 
 impl<S: Sequence> Turn for P2Live<S> {
-    fn advance(&mut self) -> bool {
+    fn advance(&mut self) -> TurnProgress {
         if self.running
             && let Some(outcome) = self.sequence.poll()
         {
             self.running = false;
             self.outcome = Some(outcome);
+            self.progress.end();
         }
-        self.awaited && self.running && self.refused.is_none()
+        self.progress
     }
 }
 
