@@ -13,6 +13,12 @@ mod objects;
 mod slot;
 mod spin;
 mod system;
+mod word;
+
+/// What `word` is made of. The model checker has other ones.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU32, Ordering, fence};
+}
 
 use std::io;
 
