@@ -77,6 +77,8 @@ pub(super) type Calls = Arc<Mutex<Vec<(u32, Callback)>>>;
 pub(super) struct Scripted {
     script: VecDeque<Line>,
     running: VecDeque<Line>,
+    /// The script begins again at its end.
+    repeats: bool,
     number: u32,
     calls: Calls,
     clock: Clock,
@@ -89,6 +91,7 @@ impl Scripted {
         Self {
             script: script.into_iter().collect(),
             running: VecDeque::new(),
+            repeats: false,
             number: 0,
             calls: Arc::clone(&world.calls),
             clock: world.clock.clone(),
@@ -111,6 +114,18 @@ impl Scripted {
         self
     }
 
+    /// Its script never ends.
+    pub(super) fn again_and_again(mut self) -> Self {
+        self.repeats = true;
+        self
+    }
+
+    /// Its callbacks write these variables.
+    pub(super) fn writing(mut self, storage: Vec<VariableWrite>) -> Self {
+        self.report.storage = storage;
+        self
+    }
+
     /// Its callbacks print this.
     pub(super) fn printing(mut self, logs: &str) -> Self {
         self.report.logs = logs.into();
@@ -126,8 +141,11 @@ impl Sequence for Scripted {
     fn call(&mut self, callback: Callback) {
         assert!(self.running.is_empty(), "one callback at a time");
         self.calls.lock().unwrap().push((self.number, callback));
-        self.running
-            .push_back(self.script.pop_front().expect("the script is longer"));
+        let line = self.script.pop_front().expect("the script is longer");
+        if self.repeats {
+            self.script.push_back(line.clone());
+        }
+        self.running.push_back(line);
     }
 
     fn poll(&mut self) -> Option<Outcome> {

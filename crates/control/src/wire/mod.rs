@@ -9,6 +9,8 @@
 //!          ◄── Pbin ──────                 masks: no guard, the answer on Presp says that they are there
 //! ```
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod objects;
 mod slot;
 mod spin;
