@@ -13,6 +13,8 @@ mod controller;
 mod cpu_time;
 mod engine;
 mod failure;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod group;
 mod handles;
 mod home;

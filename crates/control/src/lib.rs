@@ -4,6 +4,8 @@
 pub mod aicirt;
 pub mod compiler;
 pub mod controllers;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod host;
 pub mod module;
 #[cfg(target_os = "linux")]

@@ -20,6 +20,8 @@ mod automaton;
 mod cache;
 mod compile;
 mod followed;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod gbnf;
 mod grammar;
 mod mask_workers;

@@ -1,4 +1,4 @@
-//! Fuzz entry points: arbitrary bytes as a GGUF header and as a chat template.
+//! Fuzz entry points: arbitrary bytes as a GGUF header, as a chat template and as a constraint.
 //!
 //! Invariants: a header is parsed alike however its bytes are split into reads, and a rendering stays within its
 //! limits. Built for tests and fuzzing only.
@@ -9,6 +9,9 @@ use std::time::UNIX_EPOCH;
 use crate::api::{ChatMessage, ChatRequest};
 use crate::gguf::GgufHeader;
 use crate::template::{SpecialTexts, Template, TemplatePiece};
+
+#[cfg(feature = "constraints")]
+pub use crate::constraint::fuzz::constraint;
 
 /// Parses `bytes` as the header of a GGUF file.
 ///

@@ -107,10 +107,10 @@ pub(super) struct ResultLimits {
 }
 
 /// Tokens of one result, in all its lists.
-const TOKENS_MAX: usize = 65_536;
-const SPLICES_MAX: usize = 64;
+pub(super) const TOKENS_MAX: usize = 65_536;
+pub(super) const SPLICES_MAX: usize = 64;
 /// Variables that one sequence waits for. Each step looks at all of them.
-const WAIT_NAMES_MAX: usize = 64;
+pub(super) const WAIT_NAMES_MAX: usize = 64;
 
 /// Whose results wait, and since when.
 #[derive(Debug)]

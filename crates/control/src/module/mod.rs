@@ -26,6 +26,8 @@
 
 mod check;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod id;
 mod imports;
 mod instrument;

@@ -359,7 +359,7 @@ impl From<wasmparser::Error> for ModuleError {
 }
 
 /// Validates a module without noting anything.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) fn validate(bytes: &[u8]) -> Result<(), ModuleError> {
     Validator::new_with_features(FEATURES).validate_all(bytes)?;
     Ok(())

@@ -13,6 +13,8 @@
 
 mod epoch;
 mod exchange;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod options;
 mod process;
 mod reply;

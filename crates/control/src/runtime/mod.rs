@@ -11,6 +11,8 @@
 mod answer;
 mod constraint;
 mod envelope;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod hello;
 mod main_channel;
 mod p1;
@@ -38,5 +40,5 @@ pub(crate) use self::table::{StepClock, StepConfig};
 pub(crate) use self::translated::WireInstance;
 pub(crate) use self::wake::StepWake;
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod scripted;

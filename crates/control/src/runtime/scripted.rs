@@ -77,6 +77,8 @@ pub(super) type Calls = Arc<Mutex<Vec<(u32, Callback)>>>;
 pub(super) struct Scripted {
     script: VecDeque<Line>,
     running: VecDeque<Line>,
+    /// The script begins again at its end.
+    repeats: bool,
     number: u32,
     calls: Calls,
     clock: Clock,
@@ -89,6 +91,7 @@ impl Scripted {
         Self {
             script: script.into_iter().collect(),
             running: VecDeque::new(),
+            repeats: false,
             number: 0,
             calls: Arc::clone(&world.calls),
             clock: world.clock.clone(),
@@ -111,15 +114,15 @@ impl Scripted {
         self
     }
 
-    /// Its callbacks write so many variables, named by their number.
-    pub(super) fn writing(mut self, writes: usize) -> Self {
-        let write = |number: usize| VariableWrite {
-            name: number.to_string(),
-            value: Vec::new(),
-            append: false,
-            when_version_is: None,
-        };
-        self.report.storage = (0..writes).map(write).collect();
+    /// Its script never ends.
+    pub(super) fn again_and_again(mut self) -> Self {
+        self.repeats = true;
+        self
+    }
+
+    /// Its callbacks write these variables.
+    pub(super) fn writing(mut self, storage: Vec<VariableWrite>) -> Self {
+        self.report.storage = storage;
         self
     }
 
@@ -145,6 +148,9 @@ impl Sequence for Scripted {
             self.calls.lock().unwrap().push((self.number, callback));
             let line = self.script.pop_front().expect("the script is longer");
             let fails = matches!(line, Line::Fails(_));
+            if self.repeats {
+                self.script.push_back(line.clone());
+            }
             self.running.push_back(line);
             if fails {
                 break;

@@ -9,10 +9,18 @@
 //!          ◄── Pbin ──────                 masks: no guard, the answer on Presp says that they are there
 //! ```
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod objects;
 mod slot;
 mod spin;
 mod system;
+mod word;
+
+/// What `word` is made of. The model checker has other ones.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU32, Ordering, fence};
+}
 
 use std::io;
 

@@ -8,15 +8,14 @@
 //!
 //! A length is loaded once and checked against the region before a byte is copied, and the bytes are copied once; parsing
 //! works on the copy (AI-221).
+//!
+//! The test `slot_loom` compiles this file once more over a model of memory, futexes and semaphores, where a model checker
+//! tries every interleaving of the two processes, and every moment at which one of them may end.
 
 use std::time::{Duration, Instant};
 
-use rustix::fs::Timespec;
-use rustix::io::Errno;
-use rustix::thread::futex;
-
 use super::spin::Spin;
-use super::system::{NamedSemaphore, SharedRegion};
+use super::system::{NamedSemaphore, SharedRegion, now};
 
 /// One direction of a channel: one side sends, the other receives.
 #[derive(Debug)]
@@ -177,7 +176,7 @@ impl MessageSlot {
         if message.len() > self.bytes_max() {
             return Err(too_large);
         }
-        let until = Instant::now() + self.limits.unread;
+        let until = now() + self.limits.unread;
         match &self.guard {
             Guard::Semaphores { wr, rd } => {
                 if !self.spin.until(|| wr.try_wait()) && !wr.wait(Some(until)) {
@@ -197,13 +196,21 @@ impl MessageSlot {
                     region.store(offset, FREE);
                     return Err(SendError::NoMemory);
                 }
-                if let Some(word) = region.word(offset) {
-                    // Shared, not private: the peer is another process (AI-211).
-                    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
-                }
+                region.wake(offset);
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl MessageSlot {
+    pub(super) const fn region(&self) -> &SharedRegion {
+        &self.region
+    }
+
+    pub(super) const fn guard(&self) -> &Guard {
+        &self.guard
     }
 }
 
@@ -245,7 +252,7 @@ fn wait_full(
         if full(value) {
             return Ok(Some(value));
         }
-        let now = Instant::now();
+        let now = now();
         let mut left = until.map(|until| until.saturating_duration_since(now));
         if left.is_some_and(|left| left.is_zero()) {
             return Ok(None);
@@ -261,7 +268,7 @@ fn wait_full(
             writing_since = None;
         }
         // Whatever ends the wait, the word decides: a wake, a spurious one, EINTR, EAGAIN, the time (AI-211).
-        sleep(region, offset, value, left);
+        region.sleep(offset, value, left);
     }
 }
 
@@ -286,7 +293,7 @@ fn claim(
             }
             continue;
         }
-        let now = Instant::now();
+        let now = now();
         if value == WRITING {
             // Somebody else wrote here, and died.
             let since = *writing_since.get_or_insert(now);
@@ -300,27 +307,11 @@ fn claim(
             return Err(PeerLost);
         }
         // Readers send no wake, so this is how long a free slot may go unnoticed (AI-212).
-        sleep(region, offset, value, Some(Duration::from_millis(1)));
-    }
-}
-
-/// Sleeps while the word has this value.
-fn sleep(region: &SharedRegion, offset: usize, value: u32, time: Option<Duration>) {
-    let Some(word) = region.word(offset) else {
-        return;
-    };
-    let time = time.map(|time| Timespec {
-        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(time.subsec_nanos()),
-    });
-    match futex::wait(word, futex::Flags::empty(), value, time.as_ref()) {
-        Ok(()) | Err(Errno::INTR | Errno::AGAIN | Errno::TIMEDOUT) => {}
-        // Nothing else is possible for a word of ours; without this line it would be a busy loop.
-        Err(_) => std::thread::yield_now(),
+        region.sleep(offset, value, Some(Duration::from_millis(1)));
     }
 }
 
 /// A futex word: the slot is free.
-const FREE: u32 = 0;
+pub(super) const FREE: u32 = 0;
 /// A futex word: a message is being written.
-const WRITING: u32 = u32::MAX;
+pub(super) const WRITING: u32 = u32::MAX;

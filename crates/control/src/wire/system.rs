@@ -8,15 +8,17 @@
 use std::ffi::CString;
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant, SystemTime};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fd::OwnedFd;
-use rustix::fs::Mode;
+use rustix::fs::{Mode, Timespec};
+use rustix::io::Errno;
 use rustix::shm;
+use rustix::thread::futex;
 
-use super::WireError;
+use super::{WireError, word};
 
 /// A region of shared memory, mapped.
 #[derive(Debug)]
@@ -101,12 +103,11 @@ impl SharedRegion {
     pub fn load(&self, offset: usize) -> Option<u32> {
         let word = self.word(offset)?;
         let Some(file) = &self.file else {
-            return Some(word.load(Ordering::Acquire));
+            return Some(word::load(word));
         };
         let mut bytes = [0; 4];
         let read = rustix::io::pread(file, &mut bytes, offset as u64);
-        // What the word announces is read after it.
-        fence(Ordering::SeqCst);
+        word::was_read();
         (read == Ok(4)).then(|| u32::from_ne_bytes(bytes))
     }
 
@@ -116,11 +117,10 @@ impl SharedRegion {
             return false;
         };
         let Some(file) = &self.file else {
-            word.store(value, Ordering::Release);
+            word::store(word, value);
             return true;
         };
-        // What the word announces is written before it.
-        fence(Ordering::SeqCst);
+        word::is_about_to_be_written();
         rustix::io::pwrite(file, &value.to_ne_bytes(), offset as u64) == Ok(4)
     }
 
@@ -130,10 +130,32 @@ impl SharedRegion {
         if self.file.is_some() {
             return self.load(offset) == Some(old) && self.store(offset, new);
         }
-        self.word(offset).is_some_and(|word| {
-            word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
-                .is_ok()
-        })
+        self.word(offset)
+            .is_some_and(|word| word::replace(word, old, new))
+    }
+
+    /// Sleeps while the word at `offset` has this value, for at most `time`.
+    pub(super) fn sleep(&self, offset: usize, value: u32, time: Option<Duration>) {
+        let Some(word) = self.word(offset) else {
+            return;
+        };
+        let time = time.map(|time| Timespec {
+            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(time.subsec_nanos()),
+        });
+        match futex::wait(word, futex::Flags::empty(), value, time.as_ref()) {
+            Ok(()) | Err(Errno::INTR | Errno::AGAIN | Errno::TIMEDOUT) => {}
+            // Nothing else is possible for a word of ours; without this line it would be a busy loop.
+            Err(_) => std::thread::yield_now(),
+        }
+    }
+
+    /// Wakes everybody who sleeps on the word at `offset`.
+    pub(super) fn wake(&self, offset: usize) {
+        if let Some(word) = self.word(offset) {
+            // Shared, not private: the peer is another process (AI-211).
+            let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+        }
     }
 
     /// Returns the word at `offset`, which must be aligned, to wait on it; `None` outside of the region. In a guarded region
@@ -201,7 +223,7 @@ fn read_file(file: &OwnedFd, offset: usize, bytes: usize, into: &mut Vec<u8>) ->
             // The other process has made the region smaller.
             Ok(0) => break,
             Ok(more) => done += more,
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(_) => break,
         }
     }
@@ -215,12 +237,17 @@ fn write_file(file: &OwnedFd, offset: usize, bytes: &[u8]) -> bool {
         match rustix::io::pwrite(file, &bytes[done..], (offset + done) as u64) {
             Ok(0) => return false,
             Ok(more) => done += more,
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             // No memory, for example.
             Err(_) => return false,
         }
     }
     true
+}
+
+/// The time, by which limits are measured. The model checker has a clock of its own.
+pub(super) fn now() -> Instant {
+    Instant::now()
 }
 
 /// Removes the name of a region. One that has none is as good.
@@ -229,7 +256,7 @@ fn write_file(file: &OwnedFd, offset: usize, bytes: &[u8]) -> bool {
 /// It belongs to another user, or the system refuses the name.
 pub fn unlink_region(name: &str) -> Result<(), WireError> {
     match shm::unlink(name) {
-        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(WireError::open(name, error)),
     }
 }

@@ -36,17 +36,18 @@ const FORK: &str = r#"
 "#;
 
 /// Flags of a runtime: a machine that is busy with other tests makes no step late.
-const PATIENT: &str = r#""--wasm-max-pre-step-time", "5000", "--wasm-max-step-time", "5000""#;
+pub(crate) const PATIENT: &str =
+    r#""--wasm-max-pre-step-time", "5000", "--wasm-max-step-time", "5000""#;
 
 /// A server whose controllers run elsewhere.
-struct Isolated {
+pub(crate) struct Isolated {
     here: PathBuf,
     serving: Serving,
 }
 
 impl Isolated {
     /// `controllers`: further settings of that table. `model`: those of the scripted model.
-    fn start(name: &str, controllers: &str, model: &str) -> Self {
+    pub(crate) fn start(name: &str, controllers: &str, model: &str) -> Self {
         let here = folder(name);
         let store = here.join("store");
         let text = format!(
@@ -80,7 +81,7 @@ impl Isolated {
     }
 
     /// Starts a stream; its lines follow the head.
-    fn stream(&self, body: &Value) -> BufReader<TcpStream> {
+    pub(crate) fn stream(&self, body: &Value) -> BufReader<TcpStream> {
         self.post("/v2/models/parrot/generate_stream", body)
     }
 
@@ -101,7 +102,7 @@ impl Isolated {
     }
 
     /// Runs the controller that writes three stars.
-    fn three_stars(&self) {
+    pub(crate) fn three_stars(&self) {
         let ran = self.command(&["controller", "run", "three", "--prompt", "hello"]);
         assert_eq!((ran.code, ran.out.trim()), (0, "***"), "{ran:?}");
     }
@@ -137,8 +138,17 @@ impl Isolated {
         texts
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.serving.id()).unwrap()).unwrap()
+    }
+
     /// The process that runs its controllers.
     fn runtime(&self) -> Pid {
+        self.find_runtime().unwrap()
+    }
+
+    /// The process that runs its controllers, if there is one at the moment.
+    pub(crate) fn find_runtime(&self) -> Option<Pid> {
         let server = self.serving.id().to_string();
         let mut found = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
             let path = entry.unwrap().path();
@@ -148,7 +158,13 @@ impl Isolated {
             let command = std::fs::read_to_string(path.join("cmdline")).ok()?;
             (parent == server && command.contains("aicirt")).then_some(pid)
         });
-        Pid::from_raw(found.next().unwrap()).unwrap()
+        Pid::from_raw(found.next()?)
+    }
+
+    /// Kills the server.
+    pub(crate) fn kill(self) {
+        // Dropped, it is killed and reaped.
+        drop(self.serving);
     }
 
     /// Ends the server; nothing is left in shared memory.
@@ -161,7 +177,7 @@ impl Isolated {
     }
 }
 
-fn shared_objects(prefix: &str) -> Vec<String> {
+pub(crate) fn shared_objects(prefix: &str) -> Vec<String> {
     let names = std::fs::read_dir("/dev/shm").unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.contains(prefix)).collect()
@@ -268,7 +284,7 @@ fn ai_850_a_configured_runtime_gets_the_modules_of_the_server() {
 }
 
 /// Writes a trie of the vocabulary that scripted models have by default.
-fn bytes_vocabulary(path: &Path) {
+pub(crate) fn bytes_vocabulary(path: &Path) {
     trie_of(258, path);
 }
 

@@ -14,6 +14,8 @@ mod controllers;
 mod demo;
 #[cfg(target_os = "linux")]
 mod isolated;
+#[cfg(target_os = "linux")]
+mod kills;
 mod mock;
 #[cfg(target_os = "linux")]
 mod peak;

@@ -40,7 +40,7 @@ impl Waiting {
     }
 
     /// A wait of tests, for variables of this group.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn of_test(group: &Arc<Group>, names: &[&str]) -> Self {
         let names = names.iter().map(|&name| name.to_owned()).collect();
         let (mark, now) = (group.mark(), Instant::now());

@@ -15,6 +15,8 @@
 
 mod asked;
 mod bytes;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
 mod instance;
 mod message;
 mod outcome;

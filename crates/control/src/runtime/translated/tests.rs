@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sapwood_proto::steer::{Mask, Token};
+use sapwood_proto::steer::{Mask, Token, VariableWrite};
 
 use super::super::scripted::*;
 use super::super::sequence::{
@@ -444,7 +444,14 @@ fn ai_608_all_callbacks_of_a_step_print_and_write_as_much_as_one_may() {
     let rounds = (0..10).flat_map(|_| [pre(1, false, &[5]), post(false)]);
     let script = rounds.chain([runs(), mid(only(7))]);
     let logs = format!("{}\u{e9}.", "x".repeat(65_533));
-    let inner = Scripted::new(&world, script).printing(&logs).writing(1_024);
+    let write = |number: usize| VariableWrite {
+        name: number.to_string(),
+        value: Vec::new(),
+        append: false,
+        when_version_is: None,
+    };
+    let writes = (0..1_024).map(write).collect();
+    let inner = Scripted::new(&world, script).printing(&logs).writing(writes);
     let mut it = WireInstance::p1_on_p2(inner, VOCABULARY);
     it.bind(4);
     it.call(process(&[]));
