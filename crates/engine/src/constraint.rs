@@ -17,6 +17,7 @@
 
 mod argument;
 mod automaton;
+mod budget;
 mod cache;
 mod compile;
 mod followed;
@@ -24,8 +25,10 @@ mod followed;
 pub mod fuzz;
 mod gbnf;
 mod grammar;
+mod lark_work;
 mod mask_workers;
 mod schema_depth;
+mod schema_patterns;
 mod steerer;
 mod token_env;
 
@@ -39,6 +42,8 @@ use sapwood_proto::steer::{Steer, SteerCall, SteerRefusal, SteerSource};
 pub use self::mask_workers::MaskWorkers;
 
 use self::argument::Argument;
+use self::automaton::AutomatonError;
+use self::budget::Budget;
 use self::cache::GrammarCache;
 use self::compile::{Compiled, Compiler};
 use self::grammar::{GrammarError, Kind};
@@ -56,11 +61,15 @@ pub struct ConstraintConfig {
     pub grammar_bytes: usize,
     /// How long a request waits for its grammar to compile.
     pub compile_time: Duration,
-    /// Grammars that are compiled at the same time. One that takes too long counts until it ends, so that
-    /// strangers cannot occupy more processors than this.
+    /// Grammars that are compiled at the same time.
     pub compile_threads: usize,
+    /// Grammars that are still being compiled although nobody waits for them any more: a compiler cannot be stopped. So many do
+    /// not count as `compile_threads`, so others are compiled meanwhile. A caller with half of them has to wait.
+    pub compile_overruns: usize,
     /// Bytes of compiled grammars to keep.
     pub cache_bytes: usize,
+    /// Bytes of all states of constraints, those of live sequences and of kept grammars. One sequence may have an eighth of it.
+    pub memory_bytes: usize,
     /// Appends forced tokens without sampling them (AI-841).
     pub fast_forward: bool,
 }
@@ -71,7 +80,9 @@ impl Default for ConstraintConfig {
             grammar_bytes: 256 << 10,
             compile_time: Duration::from_secs(2),
             compile_threads: 2,
+            compile_overruns: 4,
             cache_bytes: 256 << 20,
+            memory_bytes: 1 << 30,
             fast_forward: true,
         }
     }
@@ -82,6 +93,7 @@ pub struct ConstraintSource {
     config: ConstraintConfig,
     factory: Arc<LazyFactory>,
     cache: Arc<GrammarCache>,
+    budget: Arc<Budget>,
     compiler: Arc<Compiler>,
     workers: Arc<MaskWorkers>,
 }
@@ -94,11 +106,15 @@ impl ConstraintSource {
         config: ConstraintConfig,
         workers: Arc<MaskWorkers>,
     ) -> Self {
+        let cache = Arc::new(GrammarCache::new(config.cache_bytes));
+        let budget = Arc::new(Budget::new(config.memory_bytes));
+        budget.evict_from(&cache);
         Self {
             config,
             factory: Arc::new(LazyFactory::new(vocabulary)),
-            cache: Arc::new(GrammarCache::new(config.cache_bytes)),
-            compiler: Arc::new(Compiler::new(config.compile_threads, config.compile_time)),
+            cache,
+            budget,
+            compiler: Arc::new(Compiler::new(&config)),
             workers,
         }
     }
@@ -113,28 +129,31 @@ impl ConstraintSource {
             },
             factory: Arc::clone(&self.factory),
             cache: Arc::clone(&self.cache),
+            budget: Arc::clone(&self.budget),
             compiler: Arc::clone(&self.compiler),
             workers: Arc::clone(&self.workers),
         }
     }
 
-    /// Finds or compiles a grammar, in at most `time` if that is less than the configuration says.
+    /// Finds or compiles a grammar, in at most `time` if that is less than the configuration says. `user`: who asks; all
+    /// controllers are one.
     fn compiled(
         &self,
         kind: Kind,
         argument: &Argument,
+        user: Option<&str>,
         time: Duration,
     ) -> Result<Arc<Compiled>, SteerRefusal> {
         let text = argument.grammar(kind).map_err(invalid_grammar)?;
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let permit = self.compiler.permit(time)?;
+        let permit = self.compiler.permit(user, time)?;
         // Requests often come in groups with one grammar: the others find what the first one compiled.
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let compiled = Arc::new(permit.compile(&self.factory, &text)?);
+        let compiled = Arc::new(permit.compile(&self.factory, &self.budget, &text)?);
         self.cache.insert(text, Arc::clone(&compiled));
         Ok(compiled)
     }
@@ -165,9 +184,11 @@ impl SteerSource for ConstraintSource {
         let argument = Argument::parse(kind, call.arg).map_err(invalid_grammar)?;
         // Not within the time of a grammar: building it takes long for a large vocabulary, once.
         self.factory.get()?;
-        let compiled = self.compiled(kind, &argument, Duration::MAX)?;
+        let compiled = self.compiled(kind, &argument, Some(call.user.name), Duration::MAX)?;
+        let automaton = compiled.automaton().map_err(no_automaton)?;
         let steer = ConstraintSteer::new(
             compiled,
+            automaton,
             argument.ending(),
             Arc::clone(&self.workers),
             self.config.fast_forward,
@@ -181,6 +202,23 @@ fn invalid_grammar(error: GrammarError) -> SteerRefusal {
         code: Code::InvalidRequest,
         reason: ErrorReason::INVALID_GRAMMAR,
         message: format!("invalid grammar: {error}"),
+    }
+}
+
+/// Why a request whose grammar was compiled is refused.
+fn no_automaton(error: AutomatonError) -> SteerRefusal {
+    match error {
+        // Its fault is none, and others will end.
+        AutomatonError::Full => busy(&error.to_string()),
+        _ => invalid_grammar(GrammarError::new(error.to_string())),
+    }
+}
+
+fn busy(why: &str) -> SteerRefusal {
+    SteerRefusal {
+        code: Code::Overloaded,
+        reason: ErrorReason::ENGINE_BUSY,
+        message: why.to_owned(),
     }
 }
 

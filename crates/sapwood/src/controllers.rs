@@ -99,6 +99,8 @@ impl ProcessControllers {
     fn steering_here(&self, engine: &Engine) -> Result<Steering, CliError> {
         let constraints = ConstraintConfig {
             fast_forward: self.0.config.ff_constraints,
+            memory_bytes: usize::try_from(self.0.config.constraint_memory_bytes)
+                .unwrap_or(usize::MAX),
             ..ConstraintConfig::default()
         };
         let vocabulary = engine.vocabulary();

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
 use llguidance::api::StopReason;
 use llguidance::toktrie::SimpleVob;
@@ -9,6 +10,7 @@ use llguidance::{CancellationHandle, TokenParser, panic_utils};
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Mask, SharedMask, SteerFailure, Token};
 
+use super::budget::{Budget, Charge, Excess};
 use super::grammar::GrammarError;
 
 /// What a sequence may do next.
@@ -34,15 +36,34 @@ pub(super) enum AutomatonError {
     /// A limit of the work in one step, or an error within the library.
     #[error("the constraint cannot be followed: {0}")]
     Failed(GrammarError),
+    /// Its states take too much memory.
+    #[error("the constraint takes too much memory; make it simpler")]
+    TooLarge,
+    /// The states of all automata take too much memory.
+    #[error("the constraints of this model take too much memory; try again later")]
+    Full,
     /// The sequence has ended meanwhile.
     #[error("the sequence has ended")]
     Cancelled,
 }
 
+impl From<Excess> for AutomatonError {
+    fn from(excess: Excess) -> Self {
+        match excess {
+            Excess::Single => Self::TooLarge,
+            Excess::Total => Self::Full,
+        }
+    }
+}
+
 impl From<AutomatonError> for SteerFailure {
     fn from(error: AutomatonError) -> Self {
+        let reason = match error {
+            AutomatonError::TooLarge | AutomatonError::Full => ErrorReason::LIMIT,
+            _ => ErrorReason::CONSTRAINT_FAILED,
+        };
         Self {
-            reason: ErrorReason::CONSTRAINT_FAILED,
+            reason,
             message: error.to_string(),
         }
     }
@@ -57,20 +78,26 @@ type Outcome<T> = Result<T, AutomatonError>;
 pub(super) struct Automaton {
     parser: TokenParser,
     cancellation: CancellationHandle,
+    charge: Charge,
+    /// Items of the rows of the tokens that it has consumed. Those of tokens that were taken back count on: few are.
+    kept_items: usize,
 }
 
 impl Automaton {
-    /// Takes a parser that has not started.
-    pub(super) fn start(mut parser: TokenParser) -> Outcome<Self> {
+    /// Takes a parser that has not started. Its memory and that of its copies is charged to `budget`.
+    pub(super) fn start(mut parser: TokenParser, budget: &Arc<Budget>) -> Outcome<Self> {
         let cancellation = parser.enable_cancellation();
         let mut automaton = Self {
             parser,
             cancellation,
+            charge: Charge::new(Arc::clone(budget)),
+            kept_items: 0,
         };
         automaton.fenced(|parser| {
             parser.start_without_prompt();
             Ok(())
         })?;
+        automaton.charge()?;
         Ok(automaton)
     }
 
@@ -79,10 +106,20 @@ impl Automaton {
         let mut parser = self.fenced(|parser| Ok(parser.deep_clone()))?;
         // A copy is cancelled on its own.
         let cancellation = parser.enable_cancellation();
-        Ok(Self {
+        let mut copy = Self {
             parser,
             cancellation,
-        })
+            charge: Charge::new(self.charge.budget()),
+            kept_items: self.kept_items,
+        };
+        copy.charge()?;
+        Ok(copy)
+    }
+
+    /// Charges what it takes now.
+    fn charge(&mut self) -> Outcome<()> {
+        let bytes = self.bytes()?;
+        self.charge.set(bytes).map_err(AutomatonError::from)
     }
 
     /// As [`Automaton::copy`], for a fork that a controller or a request makes: a large state is refused.
@@ -107,8 +144,16 @@ impl Automaton {
         self.fenced(|parser| Ok(parser.parser.lexer_stats().num_bytes))
     }
 
-    /// Items of all rows that were ever made, each a few bytes.
-    pub(super) fn items(&self) -> usize {
+    /// Bytes that it takes, about.
+    pub(super) fn bytes(&mut self) -> Outcome<usize> {
+        let mask = self.vocabulary() / 8;
+        let rows = self.text().len() * TEXT_BYTES + self.kept_items * ITEM_BYTES;
+        let caches = self.cache_bytes()?.saturating_mul(CACHE_FACTOR);
+        Ok(PARSER_BYTES + mask + rows + caches)
+    }
+
+    /// Items of all rows that were ever made, those that masks tried included.
+    fn items(&self) -> usize {
         self.parser.parser_stats().all_items
     }
 
@@ -134,10 +179,12 @@ impl Automaton {
 
     /// Goes on by one token, which is not an EOG token.
     pub(super) fn consume(&mut self, token: Token) -> Outcome<()> {
+        let before = self.items();
         let consumed = self.fenced(|parser| {
             let backtrack = parser.consume_token(token).map_err(shown)?;
             Ok(backtrack == 0)
         });
+        self.kept_items += self.items() - before;
         match consumed {
             Ok(true) => Ok(()),
             // Without the capability to take back tokens the library never asks for it.
@@ -161,7 +208,9 @@ impl Automaton {
                 (None, StopReason::NotStopped) => Ok(()),
                 (error, reason) => Err(error.unwrap_or_else(|| reason.to_string())),
             }
-        })
+        })?;
+        self.kept_items = 0;
+        self.charge()
     }
 
     /// Whether all of `tokens` could follow.
@@ -174,14 +223,16 @@ impl Automaton {
 
     /// Returns the tokens that must follow, as the model would have tokenised the text.
     pub(super) fn forced(&mut self) -> Outcome<Vec<Token>> {
-        self.fenced(|parser| {
+        let tokens = self.fenced(|parser| {
             let tokens = parser.compute_ff_tokens();
             // It returns no error, but the next call would.
             match parser.parser.get_error() {
                 Some(error) => Err(error.message()),
                 None => Ok(tokens),
             }
-        })
+        })?;
+        self.charge()?;
+        Ok(tokens)
     }
 
     /// Computes what may follow. `forced`: look for forced tokens first.
@@ -205,6 +256,9 @@ impl Automaton {
 
     fn mask(&mut self, vocabulary: usize) -> Outcome<SharedMask> {
         let set = self.fenced(|parser| parser.compute_mask().map_err(shown));
+        if set.is_ok() {
+            self.charge()?;
+        }
         match set {
             Ok(set) => to_mask(&set, vocabulary).ok_or(AutomatonError::Empty),
             Err(_) if self.parser.stop_reason() == StopReason::NoExtensionBias => {
@@ -240,5 +294,14 @@ fn to_mask(set: &SimpleVob, vocabulary: usize) -> Option<SharedMask> {
     Mask::from_words(words, vocabulary).map(SharedMask::new)
 }
 
+/// What a parser takes at its start, about.
+const PARSER_BYTES: usize = 16 << 10;
+/// What it keeps for each byte of the text: a lexer state, a row, the byte and its token.
+const TEXT_BYTES: usize = 64;
+/// What it keeps for each item of a row.
+const ITEM_BYTES: usize = 16;
+/// What the caches of a lexer take, for each byte that the library counts: it leaves out its tables of hashes, and what the
+/// search for dead states keeps.
+const CACHE_FACTOR: usize = 2;
 /// Bytes of the states of a constraint that forks.
 const FORK_BYTES_MAX: usize = 8 << 20;

@@ -51,13 +51,24 @@ impl GrammarCache {
         let mut entries = self.entries();
         entries.clock += 1;
         let used = entries.clock;
-        if let Some(old) = entries.by_text.insert(text, Entry { compiled, used }) {
+        let old = entries.by_text.insert(text, Entry { compiled, used });
+        if let Some(old) = &old {
             entries.bytes -= old.compiled.bytes();
         }
         entries.bytes += bytes;
+        let mut dropped = Vec::new();
         while entries.bytes > self.bytes_max {
-            entries.drop_oldest();
+            dropped.extend(entries.take_oldest());
         }
+        // Freeing a large automaton takes long, and others wait for the lock.
+        drop(entries);
+        drop(dropped);
+    }
+
+    /// Drops the least recently used grammar. Returns whether there was one.
+    pub(super) fn drop_oldest(&self) -> bool {
+        let oldest = self.entries().take_oldest();
+        oldest.is_some()
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
@@ -72,15 +83,15 @@ impl GrammarCache {
 }
 
 impl Entries {
-    fn drop_oldest(&mut self) {
+    fn take_oldest(&mut self) -> Option<Entry> {
         // Linear, but there are few: each takes at least the room of its idle automata.
         let oldest = self.by_text.iter().min_by_key(|(_, entry)| entry.used);
         let Some(text) = oldest.map(|(text, _)| text.clone()) else {
             self.bytes = 0;
-            return;
+            return None;
         };
-        if let Some(entry) = self.by_text.remove(&text) {
-            self.bytes -= entry.compiled.bytes();
-        }
+        let entry = self.by_text.remove(&text)?;
+        self.bytes -= entry.compiled.bytes();
+        Some(entry)
     }
 }

@@ -2,24 +2,29 @@
 //!
 //! The library has limits on sizes but none on time, and it recurses over schemas. A thread cannot be stopped from
 //! outside. So each grammar compiles on a thread of its own, with a stack for the deepest schema that is read; the
-//! caller waits for a limited time; and the number of such threads is limited, those included whose callers have stopped waiting.
+//! caller waits for a limited time; and the number of such threads is limited.
+//!
+//! A grammar that is late goes on compiling with a lower priority. Another one is compiled in its stead, so that hostile
+//! grammars do not stop those of others, up to a number of late ones; a caller who has half of that number gets nothing compiled
+//! until one of its own ends.
 
 use std::panic::AssertUnwindSafe;
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use llguidance::api::ParserLimits;
 use llguidance::panic_utils;
-use sapwood_proto::code::Code;
-use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{SteerRefusal, Token};
 
 use super::automaton::{Automaton, AutomatonError};
+use super::budget::{Budget, Charge};
 use super::grammar::{GrammarError, GrammarText};
-use super::invalid_grammar;
 use super::token_env::{Factory, LazyFactory};
+use super::{ConstraintConfig, busy, invalid_grammar, no_automaton};
 
 /// Stack of a compiling thread, for the deepest grammar and schema that are let through (`PARTS_MAX`, `LEVELS_MAX`) in a
 /// build without optimisation, twice over. Only the touched part takes memory.
@@ -35,6 +40,8 @@ pub(super) fn parser_limits() -> ParserLimits {
         // The work for one mask; 14 ms and 2.5 ms at the speeds that the library's documentation gives.
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,
+        // The work for the lexer of a grammar. 1,000,000 took 2.7 s and 400 MiB.
+        initial_lexer_fuel: 400_000,
         // About 1 to 2 KiB each, for each sequence.
         max_lexer_states: 20_000,
         // The errors are for strangers, and the state is long.
@@ -51,7 +58,10 @@ pub(super) struct Compiled {
     prototype: Mutex<Automaton>,
     /// Automata at their start whose caches are filled: their first masks cost a fraction of those of a copy.
     idle: Mutex<Vec<Automaton>>,
+    /// Bytes of the grammar and of the prototype.
     bytes: usize,
+    /// For the grammar; each automaton has its own.
+    _charge: Charge,
 }
 
 impl Compiled {
@@ -101,96 +111,184 @@ pub(super) struct Compiler {
 }
 
 struct Permits {
-    free: Mutex<usize>,
+    threads: usize,
+    overruns: usize,
+    state: Mutex<State>,
     freed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Grammars that are being compiled, those of overruns not counted.
+    running: usize,
+    /// Who has asked for the grammars that are compiled although nobody waits for them any more.
+    overruns: Vec<Option<String>>,
 }
 
 /// The right to compile one grammar. The caller or the compiling thread drops it, and then another grammar may take it.
 pub(super) struct Permit {
     permits: Arc<Permits>,
+    user: Option<String>,
     deadline: Instant,
+    phase: Arc<Mutex<Phase>>,
+}
+
+/// Where a grammar is counted.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Phase {
+    #[default]
+    Running,
+    Overrun,
+    /// Nowhere any more. Its thread ends.
+    Done,
+}
+
+impl Permits {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that can panic runs under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        *self
-            .permits
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) += 1;
+        let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.permits.lock();
+        if *phase == Phase::Overrun {
+            let own = state.overruns.iter().position(|user| *user == self.user);
+            own.map(|own| state.overruns.swap_remove(own));
+        } else {
+            state.running -= 1;
+        }
+        *phase = Phase::Done;
+        drop(state);
         self.permits.freed.notify_one();
     }
 }
 
 impl Compiler {
-    pub(super) fn new(threads: usize, time: Duration) -> Self {
+    pub(super) fn new(config: &ConstraintConfig) -> Self {
         let permits = Permits {
-            free: Mutex::new(threads.max(1)),
+            threads: config.compile_threads.max(1),
+            overruns: config.compile_overruns,
+            state: Mutex::default(),
             freed: Condvar::new(),
         };
         Self {
             permits: Arc::new(permits),
-            time,
+            time: config.compile_time,
         }
     }
 
     /// Waits until another grammar may be compiled. `time`: for that and for compiling, if it is less than usual.
-    pub(super) fn permit(&self, time: Duration) -> Result<Permit, SteerRefusal> {
+    pub(super) fn permit(
+        &self,
+        user: Option<&str>,
+        time: Duration,
+    ) -> Result<Permit, SteerRefusal> {
         let time = time.min(self.time);
         let deadline = Instant::now() + time;
-        let free = self
-            .permits
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .permits
-            .freed
-            .wait_timeout_while(free, time, |free| *free == 0);
-        let (mut free, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() {
-            return Err(SteerRefusal {
-                code: Code::Overloaded,
-                reason: ErrorReason::ENGINE_BUSY,
-                message: "too many grammars are being compiled; try again later".to_owned(),
-            });
+        let user = user.map(str::to_owned);
+        let permits = &self.permits;
+        let state = permits.lock();
+        let own = state.overruns.iter().filter(|other| **other == user);
+        // One caller cannot have them all: the overruns of others would then keep their places.
+        if own.count() >= (permits.overruns / 2).max(1) {
+            return Err(busy(
+                "grammars of yours are still being compiled after their time; try again later",
+            ));
         }
-        *free -= 1;
+        let is_full = |state: &mut State| state.running >= permits.threads;
+        let waited = permits.freed.wait_timeout_while(state, time, is_full);
+        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            return Err(busy(
+                "too many grammars are being compiled; try again later",
+            ));
+        }
+        state.running += 1;
         Ok(Permit {
-            permits: Arc::clone(&self.permits),
+            permits: Arc::clone(permits),
+            user,
             deadline,
+            phase: Arc::default(),
         })
+    }
+
+    /// Grammars that are compiled although nobody waits for them.
+    #[cfg(test)]
+    pub(super) fn overruns(&self) -> usize {
+        self.permits.lock().overruns.len()
+    }
+}
+
+/// What the caller keeps of a permit, to say that it has stopped waiting.
+pub(super) struct Overrun {
+    permits: Arc<Permits>,
+    user: Option<String>,
+    phase: Arc<Mutex<Phase>>,
+}
+
+impl Overrun {
+    /// Lets another grammar be compiled in the stead of one that is late, and lowers the priority of its thread. If there are
+    /// too many of these already, the grammar keeps its place until it is compiled. Returns whether it has lost it.
+    pub(super) fn begin(&self, thread: &CompilingThread) -> bool {
+        let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.permits.lock();
+        if *phase != Phase::Running || state.overruns.len() >= self.permits.overruns {
+            return *phase == Phase::Overrun;
+        }
+        *phase = Phase::Overrun;
+        state.running -= 1;
+        state.overruns.push(self.user.clone());
+        drop(state);
+        self.permits.freed.notify_one();
+        // Before the phase is unlocked: without that lock the thread cannot end, and its id cannot be that of another one.
+        thread.slow_down();
+        true
     }
 }
 
 impl Permit {
+    /// What the caller keeps when the compiling thread gets the permit.
+    pub(super) fn overrun(&self) -> Overrun {
+        Overrun {
+            permits: Arc::clone(&self.permits),
+            user: self.user.clone(),
+            phase: Arc::clone(&self.phase),
+        }
+    }
+
     /// Compiles a grammar, within the time that is left; the factory is built first, if it is not yet.
     pub(super) fn compile(
         self,
         factory: &Arc<LazyFactory>,
+        budget: &Arc<Budget>,
         text: &GrammarText,
     ) -> Result<Compiled, SteerRefusal> {
-        let deadline = self.deadline;
+        let (deadline, overrun) = (self.deadline, self.overrun());
         let (sender, receiver) = sync_channel(1);
-        let (factory, text) = (Arc::clone(factory), text.clone());
+        let (factory, budget, text) = (Arc::clone(factory), Arc::clone(budget), text.clone());
+        let compiling = CompilingThread::default();
+        let shown = compiling.clone();
         let thread = thread::Builder::new()
             .name("compile-grammar".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
+                shown.begin();
                 let compiled = factory
                     .get()
-                    .and_then(|factory| compile(&factory, &text).map_err(invalid_grammar));
+                    .and_then(|factory| compile(&factory, &budget, &text));
+                // The permit first: a caller that has its grammar finds the next place free.
+                drop(self);
                 // If it is late, the receiver is gone.
                 let _sent = sender.send(compiled);
-                drop(self);
             });
         if let Err(error) = thread {
             tracing::error!(%error, "no thread for a grammar");
-            return Err(SteerRefusal {
-                code: Code::Overloaded,
-                reason: ErrorReason::ENGINE_BUSY,
-                message: "there is no thread to compile a grammar; try again later".to_owned(),
-            });
+            return Err(busy(
+                "there is no thread to compile a grammar; try again later",
+            ));
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let late = match receiver.recv_timeout(left) {
@@ -198,31 +296,79 @@ impl Permit {
             Err(RecvTimeoutError::Timeout) => "it takes too long to compile; make it simpler",
             Err(RecvTimeoutError::Disconnected) => "it cannot be compiled",
         };
+        overrun.begin(&compiling);
         Err(invalid_grammar(GrammarError::new(late.to_owned())))
     }
 }
 
-fn compile(factory: &Factory, text: &GrammarText) -> Result<Compiled, GrammarError> {
-    let input = text.to_input()?;
+/// The thread that compiles one grammar, as its caller sees it.
+#[derive(Clone, Default)]
+pub(super) struct CompilingThread {
+    #[cfg(target_os = "linux")]
+    id: Arc<OnceLock<rustix::process::Pid>>,
+}
+
+impl CompilingThread {
+    /// Called by the thread itself.
+    fn begin(&self) {
+        #[cfg(target_os = "linux")]
+        {
+            let _id = self.id.set(rustix::thread::gettid());
+        }
+    }
+
+    /// Lowers the priority of the thread, which ends after its grammar.
+    fn slow_down(&self) {
+        // On Linux a process id means one thread.
+        #[cfg(target_os = "linux")]
+        if let Some(&id) = self.id.get()
+            && let Err(error) = rustix::process::setpriority_process(Some(id), LOW_PRIORITY)
+        {
+            tracing::debug!(%error, "the priority of a late grammar cannot be lowered");
+        }
+    }
+}
+
+/// A tenth of the usual share. With much less a busy machine would stop it where it has a lock of the allocator, and others
+/// would wait for that.
+#[cfg(target_os = "linux")]
+const LOW_PRIORITY: i32 = 10;
+
+fn compile(
+    factory: &Factory,
+    budget: &Arc<Budget>,
+    text: &GrammarText,
+) -> Result<Compiled, SteerRefusal> {
+    let input = text.to_input().map_err(invalid_grammar)?;
     let built =
         panic_utils::catch_unwind(AssertUnwindSafe(|| factory.parsers.create_parser(input)));
-    let parser = built.map_err(|error| text.error(&error.to_string()))?;
-    let unusable = |error: AutomatonError| GrammarError::new(error.to_string());
-    let mut prototype = Automaton::start(parser).map_err(unusable)?;
+    let parser = built.map_err(|error| invalid_grammar(text.error(&error.to_string())))?;
+    let mut prototype = Automaton::start(parser, budget).map_err(no_automaton)?;
     // The first mask is computed here: it is the most expensive one, and here the time is limited. It also is what sets
     // the limits of a step for the automaton and its copies.
-    let mut first = prototype.copy().map_err(unusable)?;
+    let mut first = prototype.copy().map_err(no_automaton)?;
     match first.next(false, &factory.ends) {
         Ok(_first) => prototype = first,
         // Fails the sequence, and not its request.
         Err(AutomatonError::Empty) => {}
-        Err(error) => return Err(unusable(error)),
+        Err(error) => return Err(no_automaton(error)),
     }
-    let caches = prototype.cache_bytes().map_err(unusable)?;
+    let grammar = GRAMMAR_BYTES + text.bytes() * TEXT_FACTOR;
+    let mut charge = Charge::new(Arc::clone(budget));
+    charge
+        .set(grammar)
+        .map_err(|excess| no_automaton(excess.into()))?;
+    let bytes = grammar + prototype.bytes().map_err(no_automaton)?;
     Ok(Compiled {
         ends: factory.ends.clone(),
         prototype: Mutex::new(prototype),
         idle: Mutex::new(Vec::new()),
-        bytes: text.bytes() + caches,
+        bytes,
+        _charge: charge,
     })
 }
+
+/// What a compiled grammar takes besides its automata, about: a base, and for each byte of its text. The library does not say;
+/// rules and schemas of a quarter of a megabyte took 150 to 190 bytes for each byte.
+const GRAMMAR_BYTES: usize = 32 << 10;
+const TEXT_FACTOR: usize = 192;

@@ -30,13 +30,15 @@ impl HostConstraintSource for ConstraintSource {
         let message = |refusal: SteerRefusal| refusal.message;
         self.check_bytes(value).map_err(message)?;
         let argument = Argument::of_pattern(value);
-        let compiled = self.compiled(kind, &argument, time).map_err(message)?;
+        let compiled = self
+            .compiled(kind, &argument, None, time)
+            .map_err(message)?;
         let automaton = compiled.automaton().map_err(|error| error.to_string())?;
         Ok(Box::new(FollowedConstraint {
             compiled,
             automaton: Some(automaton),
             consumed: Vec::new(),
-            cache_bytes: 0,
+            automaton_bytes: 0,
         }))
     }
 }
@@ -47,13 +49,12 @@ struct FollowedConstraint {
     /// Taken out only to be kept for another sequence.
     automaton: Option<Automaton>,
     consumed: Vec<Consumed>,
-    cache_bytes: usize,
+    /// What the automaton took when it last said so.
+    automaton_bytes: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Consumed {
-    /// Items of the parser up to it, from the first token on.
-    items: usize,
     is_end: bool,
 }
 
@@ -66,23 +67,18 @@ impl FollowedConstraint {
         self.consumed.last().is_some_and(|last| last.is_end)
     }
 
-    fn items(&self) -> usize {
-        self.consumed.last().map_or(0, |last| last.items)
-    }
-
-    /// Goes on by one token. Returns whether the grammar allows it, and the items that it added.
-    fn step(&mut self, token: Token) -> Result<Option<usize>, AutomatonError> {
+    /// Goes on by one token. Returns whether the grammar allows it.
+    fn step(&mut self, token: Token) -> Result<bool, AutomatonError> {
         let automaton = self.automaton()?;
         // Asked first: a token that is not allowed would leave the automaton unusable. One without bytes, as those of
         // padding, is never allowed.
         let exists = (token as usize) < automaton.vocabulary();
         let allowed = exists && !automaton.spelled(token).is_empty();
         if !allowed || !automaton.accepts(&[token])? {
-            return Ok(None);
+            return Ok(false);
         }
-        let before = automaton.items();
         automaton.consume(token)?;
-        Ok(Some(automaton.items() - before))
+        Ok(true)
     }
 }
 
@@ -92,17 +88,15 @@ impl HostConstraint for FollowedConstraint {
             return Ok(false);
         }
         let is_end = self.compiled.ends.contains(&token);
-        let items = if is_end {
-            self.automaton()?.is_complete()?.then_some(0)
+        let allowed = if is_end {
+            self.automaton()?.is_complete()?
         } else {
             self.step(token)?
         };
-        let Some(items) = items else {
-            return Ok(false);
-        };
-        let items = self.items() + items;
-        self.consumed.push(Consumed { items, is_end });
-        Ok(true)
+        if allowed {
+            self.consumed.push(Consumed { is_end });
+        }
+        Ok(allowed)
     }
 
     fn rollback(&mut self, tokens: u32) -> Steered<()> {
@@ -148,21 +142,19 @@ impl HostConstraint for FollowedConstraint {
             compiled: Arc::clone(&self.compiled),
             automaton: Some(automaton),
             consumed: self.consumed.clone(),
-            cache_bytes: self.cache_bytes,
+            automaton_bytes: self.automaton_bytes,
         }))
     }
 
     fn bytes(&mut self) -> usize {
         // A broken automaton does not say how large it is, but it does not grow any more either.
         if let Ok(automaton) = self.automaton()
-            && let Ok(bytes) = automaton.cache_bytes()
+            && let Ok(bytes) = automaton.bytes()
         {
-            let mask = automaton.vocabulary() / 8;
-            let text = automaton.text().len() * TEXT_BYTES;
-            self.cache_bytes = PARSER_BYTES + bytes + text + mask;
+            self.automaton_bytes = bytes;
         }
-        let consumed = size_of_val(&self.consumed[..]) + self.items() * ITEM_BYTES;
-        self.compiled.grammar_bytes() + self.cache_bytes + consumed
+        let consumed = size_of_val(&self.consumed[..]);
+        self.compiled.grammar_bytes() + self.automaton_bytes + consumed
     }
 }
 
@@ -178,10 +170,3 @@ impl Drop for FollowedConstraint {
 fn fed(consumed: &[Consumed]) -> usize {
     consumed.iter().filter(|token| !token.is_end).count()
 }
-
-/// What a parser takes at its start, about.
-const PARSER_BYTES: usize = 16 << 10;
-/// What it keeps for each byte of the text: a lexer state, a row, the byte and its token.
-const TEXT_BYTES: usize = 64;
-/// What it keeps for each item of a row.
-const ITEM_BYTES: usize = 16;

@@ -9,7 +9,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use regex::RegexBuilder;
 use serde_json::{Value, json};
 
-use super::{gbnf, schema_depth};
+use super::{gbnf, lark_work, schema_depth};
 
 /// The kinds of native constraints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +153,7 @@ impl GrammarText {
             )));
         }
         check_parts(text)?;
+        lark_work::check(text)?;
         // A schema within a grammar recurses as one alone does.
         for (at, key) in text.match_indices("%json") {
             let schema = serde_json::Deserializer::from_str(&text[at + key.len()..]);
@@ -183,6 +184,7 @@ impl GrammarText {
     pub(super) fn gbnf(text: &str, prefix: &str) -> Result<Self, GrammarError> {
         let lark = gbnf::to_lark(text)?;
         check_parts(&lark)?;
+        lark_work::check(&lark)?;
         Ok(Self::generated(lark, prefix))
     }
 
@@ -299,6 +301,7 @@ pub(super) fn quote(text: &str, lark: &mut String) {
 
 fn regex_to_lark(pattern: &str) -> Result<String, GrammarError> {
     check_regex(pattern)?;
+    lark_work::check_regex(pattern)?;
     Ok(match pattern {
         // Nothing has no spelling between slashes.
         "" => "start: \"\"".to_owned(),

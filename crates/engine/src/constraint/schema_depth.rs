@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value;
 
 use super::grammar::GrammarError;
+use super::{lark_work, schema_patterns};
 
 /// Levels of recursion, counted by [`recursion`].
 pub(super) const LEVELS_MAX: usize = 2048;
@@ -16,16 +17,27 @@ pub(super) const LEVELS_MAX: usize = 2048;
 pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     let mut copies = Copies::default();
     copies.count(schema);
-    if copies.are_too_many() {
+    let too_many = || {
         let why = "too many combinations of its parts: make the schema simpler";
-        return Err(GrammarError::new(why.to_owned()));
+        Err(GrammarError::new(why.to_owned()))
+    };
+    if copies.are_too_many() || copies.is_optional {
+        return too_many();
     }
-    if recursion(schema) <= LEVELS_MAX {
-        return Ok(());
+    if copies.properties > PROPERTIES_MAX {
+        return Err(GrammarError::new(format!(
+            "an object may have {PROPERTIES_MAX} properties"
+        )));
     }
-    Err(GrammarError::new(format!(
-        "too many references: all that are referred to may have {LEVELS_MAX} levels in all"
-    )))
+    if recursion(schema) > LEVELS_MAX {
+        return Err(GrammarError::new(format!(
+            "too many references: all that are referred to may have {LEVELS_MAX} levels in all"
+        )));
+    }
+    if schema_patterns::are_too_many(schema) {
+        return too_many();
+    }
+    Ok(())
 }
 
 /// What the compiler copies or compares without counting it against its own limits. It merges each alternative of a list
@@ -35,6 +47,10 @@ struct Copies {
     alternatives: usize,
     bytes: usize,
     patterns: usize,
+    /// A pattern has too many parts that can be left out.
+    is_optional: bool,
+    /// Properties of the object that has most.
+    properties: usize,
 }
 
 impl Copies {
@@ -49,9 +65,18 @@ impl Copies {
                         ("required", Value::Array(items)) => {
                             self.bytes += REQUIRED_BYTES * items.len();
                         }
-                        ("pattern", Value::String(text)) => self.bytes += text.len(),
+                        ("pattern", Value::String(text)) => {
+                            self.bytes += text.len();
+                            self.is_optional |= lark_work::check_regex(text).is_err();
+                        }
                         ("patternProperties", Value::Object(items)) => {
                             self.patterns += items.len();
+                            self.is_optional |= items
+                                .keys()
+                                .any(|text| lark_work::check_regex(text).is_err());
+                        }
+                        ("properties", Value::Object(items)) => {
+                            self.properties = self.properties.max(items.len());
                         }
                         _ => {}
                     }
@@ -73,6 +98,8 @@ impl Copies {
     }
 }
 
+/// Properties of an object: the compiler takes the square of them as time, and this many take a second.
+const PROPERTIES_MAX: usize = 2000;
 /// Memory of one name in the list of required properties.
 const REQUIRED_BYTES: usize = 80;
 /// Patterns of properties, all together: each is compared with each.

@@ -88,20 +88,17 @@ pub(super) struct ConstraintSteer {
 impl ConstraintSteer {
     pub(super) fn new(
         compiled: Arc<Compiled>,
+        automaton: Automaton,
         ending: Ending,
         workers: Arc<MaskWorkers>,
         fast_forward: bool,
     ) -> Self {
-        let held = match compiled.automaton() {
-            Ok(automaton) => Held::Here(Box::new(automaton)),
-            Err(error) => Held::Lost(error),
-        };
         Self {
             compiled,
             ending,
             workers,
             fast_forward,
-            held,
+            held: Held::Here(Box::new(automaton)),
             committed: Vec::new(),
             plan: VecDeque::new(),
             next: None,

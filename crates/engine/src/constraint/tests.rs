@@ -1,6 +1,7 @@
 //! Tests of native constraints, on a small vocabulary and with samplers that choose at random.
 
 mod arguments;
+mod combinations;
 mod driver;
 mod endings;
 mod followed;

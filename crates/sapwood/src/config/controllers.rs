@@ -24,6 +24,8 @@ pub(crate) struct ControllersConfig {
     pub(crate) memory_bytes: u64,
     /// Bytes of memory of all controllers together.
     pub(crate) memory_bytes_total: u64,
+    /// Bytes of the states of all constraints of a model (AI-841).
+    pub(crate) constraint_memory_bytes: u64,
     /// Live sequences that one request's controller may fork into.
     pub(crate) forks: u32,
     /// Tokens that constraints force are appended without sampling (AI-841).
@@ -144,6 +146,7 @@ impl Default for ControllersConfig {
             init_ms: 1000,
             memory_bytes: 64 << 20,
             memory_bytes_total: 4 << 30,
+            constraint_memory_bytes: 1 << 30,
             forks: 16,
             ff_constraints: true,
             fuel_tokens: 0,
@@ -182,6 +185,10 @@ impl ControllersConfig {
         }
         if self.memory_bytes_total < self.memory_bytes {
             return wrong("memory_bytes_total", "at least memory_bytes");
+        }
+        // An eighth of it is what one constraint may have, and the states of a usual schema take a few megabytes.
+        if self.constraint_memory_bytes < 16 << 20 {
+            return wrong("constraint_memory_bytes", "at least 16777216");
         }
         if self.runtime.is_some() && self.isolation == IsolationSetting::Process {
             return wrong(

@@ -164,7 +164,7 @@ fn ai_1007_a_constraint_does_not_compile_for_longer_than_its_caller_has() {
         late,
         "invalid grammar: it takes too long to compile; make it simpler"
     );
-    let permit = source.compiler.permit(Duration::MAX).unwrap();
+    let permit = source.compiler.permit(None, Duration::MAX).unwrap();
     let short = Duration::from_millis(20);
     assert!(refused(&source, "regex", "abc", short).contains("too many grammars"));
     drop(permit);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 
+use super::super::compile::{Compiler, CompilingThread};
 use super::super::{ConstraintConfig, ConstraintSource, MaskWorkers};
 use super::driver::{Random, Sequence, config, open, output, refusal, source, source_of};
 use super::vocabulary::{END, small};
@@ -176,6 +177,9 @@ fn ai_841_hostile_regexes_are_bounded() {
     survive("sapwood:regex", &vec!["[a-z]+"; 10_000].join("|"));
     survive("sapwood:regex", &"(a|b)?".repeat(10_000));
     survive("sapwood:regex", &"x".repeat(60_000));
+    // Gigabytes, before they were refused.
+    survive("sapwood:regex", &"[a-z]?".repeat(40_000));
+    survive("sapwood:regex", &"[a-z]?".repeat(2_000));
 }
 
 #[test]
@@ -215,6 +219,13 @@ fn ai_841_hostile_schemas_are_bounded() {
     }
     doubled.push_str(r##"},"$ref":"#/$defs/d40"}"##);
     survive("sapwood:json-schema", &doubled);
+    let patterns: Vec<String> = (0..300)
+        .map(|part| format!(r#"{{"type":"string","pattern":"^.*{part}.*$"}}"#))
+        .collect();
+    survive(
+        "sapwood:json-schema",
+        &format!(r#"{{"allOf":[{}]}}"#, patterns.join(",")),
+    );
     let members: Vec<String> = (0..2000)
         .map(|index| format!(r#""p{index}":{{"type":"string"}}"#))
         .collect();
@@ -268,6 +279,22 @@ fn ai_841_hostile_grammars_are_bounded() {
         "%llguidance {\"no_forcing\": true}\nstart: <[0-300]>*",
     );
     survive("sapwood:lark", "start: %json {\"items\": [[[[");
+    // One derivative of each of these had no end.
+    let intersected = |operands: Vec<String>| format!("start: A\nA: {}", operands.join(" & "));
+    let counted = (1..60).map(|count| format!("/((?s:.){{{count}}})*/"));
+    survive("sapwood:lark", &intersected(counted.collect()));
+    let contained = (0..400).map(|part| format!("/(?s:.*){part}(?s:.*)/"));
+    survive("sapwood:lark", &intersected(contained.collect()));
+    survive(
+        "sapwood:lark",
+        "start: \"ok\" | B\nB: /x(.*)a(.*)/ & /x(.*)b(.*)/ & /x(.*)c(.*)/ & /x(.*)d(.*)/ & /x(.*)e(.*)/",
+    );
+    let bits = (0..60).map(|bit| format!("p::set_bit({bit}) p::_ %if bit_clear({bit})"));
+    let bits: Vec<String> = bits.collect();
+    survive(
+        "sapwood:lark",
+        &format!("start: p::0\np::_: {} | \"a\"", bits.join(" | ")),
+    );
     survive("sapwood:gbnf", "root ::= root root | \"a\" | \"\"");
     survive(
         "sapwood:gbnf",
@@ -395,14 +422,160 @@ fn ai_841_a_full_compiler_refuses() {
         ..config()
     };
     let source = ConstraintSource::new(small(), config, Arc::new(MaskWorkers::with_threads(1)));
-    let permit = source.compiler.permit(Duration::MAX).unwrap();
+    let permit = source.compiler.permit(None, Duration::MAX).unwrap();
     let refusal = refusal(&source, "sapwood:regex", "a");
     assert_eq!(
         (refusal.code, refusal.reason),
         (Code::Overloaded, ErrorReason::ENGINE_BUSY)
     );
     drop(permit);
-    assert!(source.compiler.permit(Duration::MAX).is_ok());
+    assert!(source.compiler.permit(None, Duration::MAX).is_ok());
+}
+
+/// A grammar that is late makes room for others, up to a number, and its caller waits until one of its own ends.
+#[test]
+fn ai_841_late_grammars_do_not_stop_those_of_others() {
+    let config = ConstraintConfig {
+        compile_threads: 1,
+        compile_overruns: 4,
+        compile_time: Duration::from_millis(50),
+        ..config()
+    };
+    let compiler = Compiler::new(&config);
+    let busy = |user| {
+        compiler
+            .permit(Some(user), Duration::MAX)
+            .err()
+            .map(|it| it.code)
+    };
+    let late = |user| {
+        let permit = compiler.permit(Some(user), Duration::MAX).unwrap();
+        let overrun = permit.overrun();
+        (permit, overrun)
+    };
+    let overruns: Vec<_> = ["a", "a", "b", "c"]
+        .into_iter()
+        .map(|user| {
+            let (permit, overrun) = late(user);
+            // It is the only one, as long as somebody waits for it.
+            assert_eq!(busy("d"), Some(Code::Overloaded));
+            assert!(overrun.begin(&CompilingThread::default()));
+            assert!(overrun.begin(&CompilingThread::default()));
+            (permit, overrun)
+        })
+        .collect();
+    assert_eq!(compiler.overruns(), 4);
+    assert_eq!(busy("a"), Some(Code::Overloaded), "it has half of them");
+    // One more keeps its place.
+    let (permit, overrun) = late("b");
+    assert!(!overrun.begin(&CompilingThread::default()));
+    assert_eq!(busy("d"), Some(Code::Overloaded));
+    drop(permit);
+    assert!(!overrun.begin(&CompilingThread::default()), "it is over");
+    assert_eq!(busy("d"), None);
+    drop(overruns);
+    assert_eq!(compiler.overruns(), 0);
+    assert_eq!(busy("a"), None);
+}
+
+/// A caller whose grammar is late gets its error at once, and other grammars are compiled meanwhile.
+#[test]
+fn ai_841_a_late_grammar_is_replaced() {
+    let config = ConstraintConfig {
+        compile_threads: 1,
+        // Nothing is compiled in no time.
+        compile_time: Duration::ZERO,
+        ..config()
+    };
+    let source = source_of(small(), config);
+    let long = format!("start: {}", vec!["/[a-z]*/"; 500].join(" | "));
+    let refusal = refusal(&source, "sapwood:lark", &long);
+    assert!(
+        refusal.message.contains("too long to compile"),
+        "{}",
+        refusal.message
+    );
+    let permit = source.compiler.permit(Some("other"), Duration::MAX);
+    assert!(permit.is_ok(), "the place is free");
+}
+
+/// However many constraints are opened, what they take stays within the budget, and each works or is refused.
+#[test]
+fn ai_841_constraints_stay_within_their_memory() {
+    let memory_bytes = 4 << 20;
+    let config = ConstraintConfig {
+        memory_bytes,
+        ..config()
+    };
+    let source = source_of(small(), config);
+    let mut live = Vec::new();
+    let mut refused = 0;
+    for number in 0..200 {
+        match open(&source, "sapwood:regex", &format!("[a-z]+{number}")) {
+            Ok(steer) => live.push(Sequence::new(steer)),
+            Err(refusal) => {
+                assert_eq!(
+                    (refusal.code, refusal.reason),
+                    (Code::Overloaded, ErrorReason::ENGINE_BUSY),
+                    "{}",
+                    refusal.message
+                );
+                refused += 1;
+            }
+        }
+        assert!(source.budget.used() <= memory_bytes);
+    }
+    assert!(
+        live.len() > 10 && refused > 10,
+        "{} and {refused}",
+        live.len()
+    );
+    assert_eq!(source.cache.len(), 0, "the cache makes room first");
+    // A fork is charged as well.
+    let mut forked = 0;
+    while live[0]
+        .steer
+        .fork(1)
+        .map(|fork| live.push(Sequence::new(fork)))
+        .is_ok()
+    {
+        forked += 1;
+    }
+    assert!(forked < 100, "{forked}");
+    // Those that have their memory go on.
+    let mut random = Random::new(3);
+    assert!(hostile_step(&mut live[0], &mut random).is_ok());
+    drop(live);
+    assert!(open(&source, "sapwood:regex", "[a-z]+").is_ok());
+    drop(source);
+}
+
+/// One whose states take more than its share ends, and not the others.
+#[test]
+fn ai_841_one_constraint_has_a_share_of_the_memory() {
+    let config = ConstraintConfig {
+        memory_bytes: 8 << 20,
+        ..config()
+    };
+    let source = source_of(small(), config);
+    let mut small = Sequence::new(open(&source, "sapwood:regex", "[ab]{1000}").unwrap());
+    // Each state is another set of positions of `a`.
+    let mut large = Sequence::new(open(&source, "sapwood:regex", "[ab]*a[ab]{60}c").unwrap());
+    let mut random = Random::new(3);
+    let failure = (0..20_000).find_map(|_step| {
+        let token = u32::from(b'a') + u32::from(random.below(2) == 1);
+        let mask = large.forced().and_then(|_forced| large.mid());
+        let step = mask.and_then(|_mask| large.append(0, &[token], Some(token)));
+        step.err()
+    });
+    let failure = failure.expect("it takes more and more");
+    assert_eq!(failure.reason, ErrorReason::LIMIT, "{}", failure.message);
+    assert!(
+        failure.message.contains("too much memory"),
+        "{}",
+        failure.message
+    );
+    assert!(hostile_step(&mut small, &mut random).is_ok());
 }
 
 /// A sequence that ends while its mask is computed leaves nothing behind, and the pool goes on.
@@ -427,4 +600,42 @@ fn a_mask_that_nobody_collected_is_not_used_later() {
         END
     });
     assert!(mask.is_some() && sequence.ended);
+}
+
+/// What the documentation says that a schema may not have, with its errors.
+#[test]
+fn ai_841_what_is_left_out_of_schemas_is_refused_by_name() {
+    let source = source();
+    for (schema, why) in [
+        (
+            r#"{"not": {"type": "string"}}"#,
+            r#"Unimplemented keys: ["not"]"#,
+        ),
+        (
+            r#"{"type": "array", "uniqueItems": true}"#,
+            r#"Unimplemented keys: ["uniqueItems"]"#,
+        ),
+        (
+            r#"{"oneOf": [{"type": "integer"}, {"type": "number"}]}"#,
+            "oneOf constraints are not supported",
+        ),
+        (
+            r#"{"$ref": "https://example.invalid/schema.json"}"#,
+            "https://example.invalid/schema.json",
+        ),
+        (
+            r#"{"type": "integer", "minimum": 2, "maximum": 1}"#,
+            "Unsatisfiable schema: ",
+        ),
+    ] {
+        let refusal = refusal(&source, "sapwood:json-schema", schema);
+        assert_eq!(refusal.code, Code::InvalidRequest);
+        assert!(
+            refusal.message.contains(why),
+            "{schema}: {}",
+            refusal.message
+        );
+    }
+    let disjoint = r#"{"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]}"#;
+    assert!(open(&source, "sapwood:json-schema", disjoint).is_ok());
 }
