@@ -43,6 +43,7 @@ use self::grammar::{GrammarError, Kind};
 use self::steerer::ConstraintSteer;
 use self::token_env::LazyFactory;
 use crate::api::SharedVocabulary;
+use crate::stats::SteeringTimes;
 
 /// What begins the name of a native constraint.
 pub const NAME_PREFIX: &str = "sapwood:";
@@ -82,6 +83,7 @@ pub struct ConstraintSource {
     cache: Arc<GrammarCache>,
     compiler: Arc<Compiler>,
     workers: Arc<MaskWorkers>,
+    times: Arc<SteeringTimes>,
 }
 
 impl ConstraintSource {
@@ -98,7 +100,14 @@ impl ConstraintSource {
             cache: Arc::new(GrammarCache::new(config.cache_bytes)),
             compiler: Arc::new(Compiler::new(config.compile_threads, config.compile_time)),
             workers,
+            times: Arc::default(),
         }
+    }
+
+    /// Counts the times of grammars and masks here: in those of the engine whose sequences they steer.
+    #[must_use]
+    pub fn with_times(self, times: Arc<SteeringTimes>) -> Self {
+        Self { times, ..self }
     }
 
     /// A source of the same constraints, for sequences that append forced tokens without sampling them, or do not.
@@ -113,6 +122,7 @@ impl ConstraintSource {
             cache: Arc::clone(&self.cache),
             compiler: Arc::clone(&self.compiler),
             workers: Arc::clone(&self.workers),
+            times: Arc::clone(&self.times),
         }
     }
 
@@ -132,7 +142,7 @@ impl ConstraintSource {
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let compiled = Arc::new(permit.compile(&self.factory, &text)?);
+        let compiled = Arc::new(permit.compile(&self.factory, &text, &self.times)?);
         self.cache.insert(text, Arc::clone(&compiled));
         Ok(compiled)
     }

@@ -20,6 +20,7 @@ use super::automaton::{Automaton, AutomatonError};
 use super::grammar::{GrammarError, GrammarText};
 use super::invalid_grammar;
 use super::token_env::{Factory, LazyFactory};
+use crate::stats::SteeringTimes;
 
 /// Stack of a compiling thread, for the deepest grammar and schema that are let through (`PARTS_MAX`, `LEVELS_MAX`) in a
 /// build without optimisation, twice over. Only the touched part takes memory.
@@ -47,6 +48,8 @@ pub(super) fn parser_limits() -> ParserLimits {
 pub(super) struct Compiled {
     /// The EOG tokens.
     pub(super) ends: Vec<Token>,
+    /// Where the times of its masks are counted.
+    pub(super) times: Arc<SteeringTimes>,
     /// Never goes on; new sequences start with copies.
     prototype: Mutex<Automaton>,
     /// Automata at their start whose caches are filled: their first masks cost a fraction of those of a copy.
@@ -169,17 +172,31 @@ impl Permit {
         self,
         factory: &Arc<LazyFactory>,
         text: &GrammarText,
+        times: &Arc<SteeringTimes>,
+    ) -> Result<Compiled, SteerRefusal> {
+        let begun = Instant::now();
+        let compiled = self.compile_on_thread(factory, text, times);
+        let seconds = &times.constraint_compile_seconds;
+        seconds.observe_span(begun.elapsed());
+        compiled
+    }
+
+    fn compile_on_thread(
+        self,
+        factory: &Arc<LazyFactory>,
+        text: &GrammarText,
+        times: &Arc<SteeringTimes>,
     ) -> Result<Compiled, SteerRefusal> {
         let deadline = self.deadline;
         let (sender, receiver) = sync_channel(1);
-        let (factory, text) = (Arc::clone(factory), text.clone());
+        let (factory, text, times) = (Arc::clone(factory), text.clone(), Arc::clone(times));
         let thread = thread::Builder::new()
             .name("compile-grammar".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let compiled = factory
                     .get()
-                    .and_then(|factory| compile(&factory, &text).map_err(invalid_grammar));
+                    .and_then(|factory| compile(&factory, &text, times).map_err(invalid_grammar));
                 // If it is late, the receiver is gone.
                 let _sent = sender.send(compiled);
                 drop(self);
@@ -202,7 +219,11 @@ impl Permit {
     }
 }
 
-fn compile(factory: &Factory, text: &GrammarText) -> Result<Compiled, GrammarError> {
+fn compile(
+    factory: &Factory,
+    text: &GrammarText,
+    times: Arc<SteeringTimes>,
+) -> Result<Compiled, GrammarError> {
     let input = text.to_input()?;
     let built =
         panic_utils::catch_unwind(AssertUnwindSafe(|| factory.parsers.create_parser(input)));
@@ -221,6 +242,7 @@ fn compile(factory: &Factory, text: &GrammarText) -> Result<Compiled, GrammarErr
     let caches = prototype.cache_bytes().map_err(unusable)?;
     Ok(Compiled {
         ends: factory.ends.clone(),
+        times,
         prototype: Mutex::new(prototype),
         idle: Mutex::new(Vec::new()),
         bytes: text.bytes() + caches,
