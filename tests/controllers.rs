@@ -1,5 +1,6 @@
 //! Tests of controllers over real sockets: the routes of their face, runs, and streams of LMTP.
 
+mod access;
 mod lmtp;
 mod run;
 mod stored;

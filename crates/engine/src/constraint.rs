@@ -50,6 +50,7 @@ use self::grammar::{GrammarError, Kind};
 use self::steerer::ConstraintSteer;
 use self::token_env::LazyFactory;
 use crate::api::SharedVocabulary;
+use crate::stats::SteeringTimes;
 
 /// What begins the name of a native constraint.
 pub const NAME_PREFIX: &str = "sapwood:";
@@ -96,6 +97,7 @@ pub struct ConstraintSource {
     budget: Arc<Budget>,
     compiler: Arc<Compiler>,
     workers: Arc<MaskWorkers>,
+    times: Arc<SteeringTimes>,
 }
 
 impl ConstraintSource {
@@ -116,7 +118,14 @@ impl ConstraintSource {
             budget,
             compiler: Arc::new(Compiler::new(&config)),
             workers,
+            times: Arc::default(),
         }
+    }
+
+    /// Counts the times of grammars and masks here: in those of the engine whose sequences they steer.
+    #[must_use]
+    pub fn with_times(self, times: Arc<SteeringTimes>) -> Self {
+        Self { times, ..self }
     }
 
     /// A source of the same constraints, for sequences that append forced tokens without sampling them, or do not.
@@ -132,6 +141,7 @@ impl ConstraintSource {
             budget: Arc::clone(&self.budget),
             compiler: Arc::clone(&self.compiler),
             workers: Arc::clone(&self.workers),
+            times: Arc::clone(&self.times),
         }
     }
 
@@ -153,7 +163,8 @@ impl ConstraintSource {
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let compiled = Arc::new(permit.compile(&self.factory, &self.budget, &text)?);
+        let compiled = permit.compile(&self.factory, &self.budget, &text, &self.times)?;
+        let compiled = Arc::new(compiled);
         self.cache.insert(text, Arc::clone(&compiled));
         Ok(compiled)
     }

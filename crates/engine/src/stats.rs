@@ -2,6 +2,7 @@
 //!
 //! The owner thread writes nearly all of them; the few that submitters write are marked.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -102,6 +103,35 @@ impl Histogram {
     }
 }
 
+/// The times of what steers the sequences of one engine, counted by the threads that spend them: those of the constraints
+/// and of the controllers, which may end after the engine.
+#[derive(Debug)]
+pub struct SteeringTimes {
+    /// Processor time of controllers, each time that their callbacks have run.
+    pub controller_step_seconds: Histogram,
+    /// From the beginning of the compilation of a grammar to its end, or to its time limit.
+    pub constraint_compile_seconds: Histogram,
+    /// Of each mask, or other step of a grammar, on a thread for masks.
+    pub constraint_mask_seconds: Histogram,
+}
+
+impl SteeringTimes {
+    /// Counts that the callbacks of a controller have run for a time.
+    pub fn controller_step(&self, time: Duration) {
+        self.controller_step_seconds.observe_span(time);
+    }
+}
+
+impl Default for SteeringTimes {
+    fn default() -> Self {
+        Self {
+            controller_step_seconds: Histogram::new(STEERING),
+            constraint_compile_seconds: Histogram::new(COMPILE),
+            constraint_mask_seconds: Histogram::new(STEERING),
+        }
+    }
+}
+
 /// Time to the first token, in seconds (OA-802).
 const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -116,6 +146,16 @@ const INTER_TOKEN: &[f64] = &[
 const REQUEST: &[f64] = &[
     0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
     50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
+/// Steps of controllers and masks, in seconds: from the resolution of a controller's clock to twice the time that a mask
+/// may take.
+const STEERING: &[f64] = &[
+    0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 0.5, 1.0, 2.0,
+];
+/// Compilations of grammars, in seconds: most take milliseconds, and requests wait for them two seconds at most.
+const COMPILE: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0,
 ];
 /// Counts of tokens.
 const TOKENS: &[f64] = &[
@@ -186,6 +226,8 @@ pub struct EngineStats {
     pub panics: Counter,
     /// Controllers and constraints that failed, by the reasons of [`CONTROLLER_FAILURES`].
     pub controller_failures: [Counter; CONTROLLER_FAILURES.len()],
+    /// Given to what steers the sequences of this engine.
+    pub steering: Arc<SteeringTimes>,
 
     pub first_token_seconds: Histogram,
     pub inter_token_seconds: Histogram,
@@ -260,6 +302,7 @@ impl Default for EngineStats {
             rejected_tokens: Counter::default(),
             panics: Counter::default(),
             controller_failures: Default::default(),
+            steering: Arc::default(),
             first_token_seconds: Histogram::new(FIRST_TOKEN),
             inter_token_seconds: Histogram::new(INTER_TOKEN),
             request_seconds: Histogram::new(REQUEST),

@@ -137,16 +137,19 @@ pub(crate) struct TestedModule {
 }
 
 impl TestedModule {
-    /// Compiles a module, under the limits of the configuration.
+    /// Compiles a module for this host, under the limits of the configuration.
     ///
     /// # Errors
     /// For people: what is wrong with it.
-    pub(crate) fn load(config: &ControllersConfig, module: &[u8]) -> Result<Self, String> {
+    pub(crate) fn load(
+        config: &ControllersConfig,
+        host: Host,
+        module: &[u8],
+    ) -> Result<Self, String> {
         let limits = ModuleLimits {
             memory_bytes: config.memory_bytes,
             ..ModuleLimits::default()
         };
-        let host = host(config).map_err(|why| why.to_string())?;
         let checked = check(module, &limits).map_err(|why| why.to_string())?;
         let compiled = host.compile(&checked).map_err(|why| why.to_string())?;
         let program = host
@@ -192,8 +195,13 @@ impl Shared {
 }
 
 fn host(config: &ControllersConfig) -> Result<Host, HostError> {
+    Host::new(host_config(config))
+}
+
+/// The limits of controllers.
+pub(crate) fn host_config(config: &ControllersConfig) -> HostConfig {
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    Host::new(HostConfig {
+    HostConfig {
         memory_bytes: bytes(config.memory_bytes),
         memory_total_bytes: bytes(config.memory_bytes_total),
         init_time: Duration::from_millis(config.init_ms),
@@ -201,7 +209,7 @@ fn host(config: &ControllersConfig) -> Result<Host, HostError> {
         random: config.random.of_host(),
         fuel: (config.fuel > 0).then_some(config.fuel),
         ..HostConfig::default()
-    })
+    }
 }
 
 fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, String> {

@@ -1,6 +1,7 @@
 //! [`ControllerStore`] for [`Controllers`]: what faces and the runtime's side channel call (AI-312, AI-1003).
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use bytes::Bytes;
 use sapwood_proto::code::Code;
@@ -47,7 +48,7 @@ impl<C: ArtefactCompiler> ControllerStore for Controllers<C> {
     }
 
     fn tags(&self, page: TagPage<'_>) -> Result<Vec<TagInfo>, SteerRefusal> {
-        let mut tags = self.store.tags()?;
+        let mut tags = self.store.listed_tags()?;
         tags.sort_by(|a, b| {
             let newest_first = Reverse(a.updated_at).cmp(&Reverse(b.updated_at));
             newest_first.then_with(|| a.tag.cmp(&b.tag))
@@ -66,7 +67,7 @@ impl<C: ArtefactCompiler> ControllerStore for Controllers<C> {
     }
 
     fn modules(&self, user: SteerUser<'_>) -> Result<Vec<ModuleInfo>, SteerRefusal> {
-        let tags = self.store.tags()?;
+        let tags = NamedModules::of(self.store.listed_tags()?);
         let mut infos = Vec::new();
         for id in self.store.module_ids()? {
             let owner = self.store.record(id)?.owner;
@@ -86,7 +87,7 @@ impl<C: ArtefactCompiler> ControllerStore for Controllers<C> {
         let id = name::module_id(module_id)?;
         let owner = self.store.record(id)?.owner;
         access::may_describe(user, &owner)?;
-        self.describe(id, &self.store.tags()?)
+        self.describe(id, &NamedModules::of(self.store.listed_tags()?))
     }
 
     fn delete_tags(&self, user: SteerUser<'_>, tags: &[String]) -> Result<(), SteerRefusal> {
@@ -114,8 +115,21 @@ impl<C: ArtefactCompiler> ControllerStore for Controllers<C> {
     }
 }
 
+/// The tags of each module, by its id: a listing looks them up for thousands of modules.
+struct NamedModules(HashMap<String, Vec<String>>);
+
+impl NamedModules {
+    fn of(tags: Vec<TagInfo>) -> Self {
+        let mut named: HashMap<_, Vec<_>> = HashMap::new();
+        for TagInfo { module_id, tag, .. } in tags {
+            named.entry(module_id).or_default().push(tag);
+        }
+        Self(named)
+    }
+}
+
 impl<C: ArtefactCompiler> Controllers<C> {
-    fn describe(&self, id: ModuleId, tags: &[TagInfo]) -> Result<ModuleInfo, SteerRefusal> {
+    fn describe(&self, id: ModuleId, tags: &NamedModules) -> Result<ModuleInfo, SteerRefusal> {
         let wasm_size = self.store.module_size(id)?;
         let wasm_size = wasm_size.ok_or(StoreError::ModuleNotFound)?;
         let record = self.store.record(id)?;
@@ -124,8 +138,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
             None => self.examine(id)?,
         };
         let module_id = id.to_string();
-        let named = tags.iter().filter(|tag| tag.module_id == module_id);
-        let mut tags: Vec<String> = named.map(|tag| tag.tag.clone()).collect();
+        let mut tags = tags.0.get(&module_id).cloned().unwrap_or_default();
         tags.sort_unstable();
         Ok(ModuleInfo {
             dialect: found.abi.name(),

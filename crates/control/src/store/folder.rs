@@ -78,6 +78,11 @@ impl Folder {
         }
     }
 
+    /// When a name in it changed last.
+    pub(super) fn changed(&self) -> io::Result<SystemTime> {
+        fs::metadata(&self.path)?.modified()
+    }
+
     /// Replaces a file; `parts` follow each other in it.
     pub(super) fn write(&self, name: &str, parts: &[&[u8]]) -> io::Result<()> {
         self.step()?;

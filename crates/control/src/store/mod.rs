@@ -8,7 +8,8 @@
 //! .lock              locked while several files must agree
 //! ```
 //!
-//! All runtimes and servers of a machine may share a folder. Nothing is cached here, so each sees what another did.
+//! All runtimes and servers of a machine may share a folder, and each sees what another did: only the list of tags is cached,
+//! as long as their folder has not changed.
 //! Who may do what is not decided here but by [`Controllers`](crate::controllers::Controllers).
 //!
 //! Invariants, which hold after a crash at any point too:
@@ -22,6 +23,7 @@ mod eviction;
 mod folder;
 mod record;
 mod tag;
+mod tag_index;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +39,7 @@ pub use self::record::{FoundInModule, ModuleRecord};
 use self::tag::TagFile;
 pub(crate) use self::tag::looks_hex;
 pub use self::tag::{TagNameError, check_tag_name};
+use self::tag_index::TagIndex;
 use crate::module::ModuleId;
 
 /// Where a store is and how large it may become.
@@ -67,6 +70,7 @@ impl StoreOptions {
 pub struct Store {
     modules: Folder,
     tags: Folder,
+    index: TagIndex,
     options: StoreOptions,
 }
 
@@ -113,6 +117,7 @@ impl Store {
         Ok(Self {
             modules,
             tags,
+            index: TagIndex::default(),
             options,
         })
     }
@@ -296,6 +301,23 @@ impl Store {
             tracing::warn!(tag = name, "the file of a tag is broken; it is skipped");
         }
         Ok(info)
+    }
+
+    /// All tags, sorted by name, for a listing. They are read again only if somebody has changed one since.
+    ///
+    /// # Errors
+    /// A system call fails.
+    pub fn listed_tags(&self) -> Result<Vec<TagInfo>, StoreError> {
+        // Both before the files: what changes meanwhile is then a later change.
+        let begun = SystemTime::now();
+        let changed = self.tags.changed();
+        let changed = changed.map_err(|error| self.tags.error("read", error))?;
+        if let Some(tags) = self.index.get(changed) {
+            return Ok(tags);
+        }
+        let tags = self.tags()?;
+        self.index.set(changed, begun, &tags);
+        Ok(tags)
     }
 
     /// Reads all tags, sorted by name.

@@ -25,6 +25,7 @@ use super::budget::{Budget, Charge};
 use super::grammar::{GrammarError, GrammarText};
 use super::token_env::{Factory, LazyFactory};
 use super::{ConstraintConfig, busy, invalid_grammar, no_automaton};
+use crate::stats::SteeringTimes;
 
 /// Stack of a compiling thread, for the deepest grammar and schema that are let through (`PARTS_MAX`, `LEVELS_MAX`) in a
 /// build without optimisation, twice over. Only the touched part takes memory.
@@ -54,6 +55,8 @@ pub(super) fn parser_limits() -> ParserLimits {
 pub(super) struct Compiled {
     /// The EOG tokens.
     pub(super) ends: Vec<Token>,
+    /// Where the times of its masks are counted.
+    pub(super) times: Arc<SteeringTimes>,
     /// Never goes on; new sequences start with copies.
     prototype: Mutex<Automaton>,
     /// Automata at their start whose caches are filled: their first masks cost a fraction of those of a copy.
@@ -265,10 +268,26 @@ impl Permit {
         factory: &Arc<LazyFactory>,
         budget: &Arc<Budget>,
         text: &GrammarText,
+        times: &Arc<SteeringTimes>,
+    ) -> Result<Compiled, SteerRefusal> {
+        let begun = Instant::now();
+        let compiled = self.compile_on_thread(factory, budget, text, times);
+        let seconds = &times.constraint_compile_seconds;
+        seconds.observe_span(begun.elapsed());
+        compiled
+    }
+
+    fn compile_on_thread(
+        self,
+        factory: &Arc<LazyFactory>,
+        budget: &Arc<Budget>,
+        text: &GrammarText,
+        times: &Arc<SteeringTimes>,
     ) -> Result<Compiled, SteerRefusal> {
         let (deadline, overrun) = (self.deadline, self.overrun());
         let (sender, receiver) = sync_channel(1);
-        let (factory, budget, text) = (Arc::clone(factory), Arc::clone(budget), text.clone());
+        let (factory, budget) = (Arc::clone(factory), Arc::clone(budget));
+        let (text, times) = (text.clone(), Arc::clone(times));
         let compiling = CompilingThread::default();
         let shown = compiling.clone();
         let thread = thread::Builder::new()
@@ -278,7 +297,7 @@ impl Permit {
                 shown.begin();
                 let compiled = factory
                     .get()
-                    .and_then(|factory| compile(&factory, &budget, &text));
+                    .and_then(|factory| compile(&factory, &budget, &text, times));
                 // The permit first: a caller that has its grammar finds the next place free.
                 drop(self);
                 // If it is late, the receiver is gone.
@@ -338,6 +357,7 @@ fn compile(
     factory: &Factory,
     budget: &Arc<Budget>,
     text: &GrammarText,
+    times: Arc<SteeringTimes>,
 ) -> Result<Compiled, SteerRefusal> {
     let input = text.to_input().map_err(invalid_grammar)?;
     let built =
@@ -361,6 +381,7 @@ fn compile(
     let bytes = grammar + prototype.bytes().map_err(no_automaton)?;
     Ok(Compiled {
         ends: factory.ends.clone(),
+        times,
         prototype: Mutex::new(prototype),
         idle: Mutex::new(Vec::new()),
         bytes,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use llguidance::CancellationHandle;
 use sapwood_proto::steer::StepWaker;
@@ -228,11 +228,14 @@ impl Job {
     fn run(self) {
         let mut automaton = self.automaton;
         let ends = &self.compiled.ends;
+        let begun = Instant::now();
         let next = match self.wanted {
             Wanted::Forced => automaton.forced().map(Next::Forced),
             Wanted::Mask => automaton.next(false, ends),
             Wanted::Either => automaton.next(true, ends),
         };
+        let seconds = &self.compiled.times.constraint_mask_seconds;
+        seconds.observe_span(begun.elapsed());
         let mut done = self
             .slot
             .done

@@ -24,6 +24,8 @@ use sapwood_control::trie::TokenView;
 use sapwood_control::wire::{Synchronisation, WireConfig, WireError};
 use sapwood_proto::steer::SteerUser;
 
+#[cfg(target_os = "linux")]
+pub(super) use self::template::template_command;
 pub(super) use self::template::{ControllerTemplate, TEMPLATE_NAME};
 use self::vocabulary::LoadedVocabulary;
 use super::Common;
@@ -397,7 +399,7 @@ fn start_logs(given: Option<&str>) -> Result<(), CliError> {
 }
 
 /// Live sequences where each has a process.
-const PROCESSES_MAX: u32 = 512;
+pub(super) const PROCESSES_MAX: u32 = 512;
 
 /// The exit code of a runtime that ended otherwise than it was asked to (AI-107).
 fn exit_of(error: &AicirtError) -> Exit {

@@ -1,6 +1,7 @@
 //! `sapwood controller`: writes, uploads, lists and runs controllers, over a server's REST routes.
 
 mod build;
+mod isolation;
 mod module_test;
 mod project;
 mod run;

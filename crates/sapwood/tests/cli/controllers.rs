@@ -320,12 +320,16 @@ fn ai_1017_a_module_is_tested_against_a_scripted_model() {
         lines[0].starts_with("ok   \"hello\"  3 steps, median "),
         "{tested:?}"
     );
-    assert_eq!(lines.len(), 3, "{tested:?}");
+    // Each of them in both modes.
+    assert_eq!(lines.len(), 6, "{tested:?}");
+    for (mode, lines) in ["(shared)", "(sequence)"].iter().zip(lines.chunks(3)) {
+        assert!(lines.iter().all(|line| line.ends_with(mode)), "{tested:?}");
+    }
     let tests = r#"[{"expected": "*"}, {"error": "trap"}, {"expected": "***"}]"#;
     std::fs::write(here.join("tests.json"), tests).unwrap();
     let tested = run(&here, &["controller", "test", "stars.wasm", "tests.json"]);
     assert_eq!(tested.code, 1, "{tested:?}");
-    assert!(tested.err.contains("2 of 3 tests failed"), "{tested:?}");
+    assert!(tested.err.contains("4 of 6 tests failed"), "{tested:?}");
     assert!(
         tested
             .out
@@ -338,10 +342,22 @@ fn ai_1017_a_module_is_tested_against_a_scripted_model() {
     );
     let tested = run(
         &here,
-        &["controller", "test", "--json", "stars.wasm", "tests.json"],
+        &[
+            "controller",
+            "test",
+            "--json",
+            "--isolation",
+            "sequence",
+            "stars.wasm",
+            "tests.json",
+        ],
     );
     let results: Value = serde_json::from_str(&tested.out).unwrap();
-    assert_eq!(results[0]["passed"], false);
+    assert_eq!(results.as_array().unwrap().len(), 3);
+    assert_eq!(
+        (&results[0]["passed"], &results[0]["isolation"]),
+        (&json!(false), &json!("sequence"))
+    );
     assert_eq!(results[2]["texts"], json!(["***"]));
     assert_eq!(results[2]["steps"], 3);
     // A module that fails, one that is none, and tests that are none.
@@ -354,7 +370,7 @@ fn ai_1017_a_module_is_tested_against_a_scripted_model() {
     let tested = run(&here, &["controller", "test", "traps.wasm", "tests.json"]);
     assert_eq!(
         (tested.code, &*tested.out),
-        (0, "ok   \"\"\n"),
+        (0, "ok   \"\"  (shared)\nok   \"\"  (sequence)\n"),
         "{tested:?}"
     );
     let none = run(&here, &["controller", "test", "tests.json", "tests.json"]);

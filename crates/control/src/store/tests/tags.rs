@@ -56,6 +56,46 @@ fn ai_312_names_of_tags() {
     );
 }
 
+/// Makes the folder of tags look as if nothing in it had changed for a time.
+fn settle(folder: &TempDir) {
+    let tags = fs::File::open(folder.path().join("cache").join("tags")).unwrap();
+    tags.set_modified(SystemTime::now() - Duration::from_secs(60))
+        .unwrap();
+}
+
+#[test]
+fn ai_321_a_listing_has_what_other_processes_have_changed() {
+    let folder = tempdir().unwrap();
+    let (store, other) = (open(&folder), open(&folder));
+    let id = insert(&store, b"one").unwrap();
+    tag(&store, id, &["a", "b"]).unwrap();
+    let names = |store: &Store| {
+        let tags = store.listed_tags().unwrap();
+        tags.into_iter().map(|info| info.tag).collect::<Vec<_>>()
+    };
+    // Within one tick of the clock of the file system.
+    for round in 0..20 {
+        let name = format!("t{round:02}");
+        tag(&other, id, &[&name]).unwrap();
+        assert!(names(&store).contains(&name), "{round}");
+    }
+    let removed: Vec<String> = (0..20).map(|round| format!("t{round:02}")).collect();
+    other.remove_tags(&removed).unwrap();
+    assert_eq!(names(&store), ["a", "b"]);
+    settle(&folder);
+    assert_eq!(names(&store), ["a", "b"]);
+    // Nothing is read again as long as the folder is as it was: a file that is broken in place does not show.
+    fs::write(folder.path().join("cache/tags/a.json"), b"broken").unwrap();
+    assert_eq!(names(&store), ["a", "b"]);
+    assert_eq!(store.tags().unwrap().len(), 1);
+    tag(&other, id, &["c"]).unwrap();
+    assert_eq!(names(&store), ["b", "c"]);
+    settle(&folder);
+    assert_eq!(names(&store), ["b", "c"]);
+    other.remove_tags(&["b".to_owned()]).unwrap();
+    assert_eq!(names(&store), ["c"]);
+}
+
 #[test]
 fn ai_322_broken_files_of_tags_are_skipped() {
     let folder = tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! `sapwood controller-template`: the process that a runtime clones for each controller (AI-702).
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use sapwood_control::host::serve_as_template;
@@ -23,24 +23,36 @@ pub(in crate::cli) struct ControllerTemplate {
     logits_size: Option<usize>,
 }
 
+/// The command that starts a template for the vocabulary that these flags of a runtime name.
+///
+/// # Errors
+/// This program cannot be found.
+pub(in crate::cli) fn template_command(
+    tokenizer: &OsStr,
+    tokenizer_dir: &Path,
+) -> Result<Vec<OsString>, CliError> {
+    let program = std::env::current_exe()
+        .map_err(|error| CliError::new(format!("cannot find this program: {error}")))?;
+    Ok(vec![
+        program.into(),
+        TEMPLATE_NAME.into(),
+        flag("--tokenizer", tokenizer),
+        flag("--tokenizer-dir", tokenizer_dir.as_ref()),
+    ])
+}
+
+/// With `=`, because a value may begin with a dash.
+fn flag(name: &str, value: &OsStr) -> OsString {
+    let mut flag = OsString::from(name);
+    flag.push("=");
+    flag.push(value);
+    flag
+}
+
 impl ControllerTemplate {
     /// The command that a runtime starts.
     pub(super) fn command_of(runtime: &AicirtCommand) -> Result<Vec<OsString>, CliError> {
-        let program = std::env::current_exe()
-            .map_err(|error| CliError::new(format!("cannot find this program: {error}")))?;
-        // With `=`, because a name may begin with a dash.
-        let flag = |name: &str, value: &std::ffi::OsStr| {
-            let mut flag = OsString::from(name);
-            flag.push("=");
-            flag.push(value);
-            flag
-        };
-        let mut command = vec![
-            program.into(),
-            TEMPLATE_NAME.into(),
-            flag("--tokenizer", runtime.tokenizer.as_ref()),
-            flag("--tokenizer-dir", runtime.tokenizer_dir.as_ref()),
-        ];
+        let mut command = template_command(runtime.tokenizer.as_ref(), &runtime.tokenizer_dir)?;
         if let Some(size) = runtime.logits_size {
             command.push(flag("--logits-size", size.to_string().as_ref()));
         }

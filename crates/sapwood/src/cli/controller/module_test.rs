@@ -13,6 +13,7 @@ use sapwood_proto::steer::{SteerCall, SteerSource, SteerUser};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::isolation::{Isolation, TestHost};
 use super::step_times::{StepTimes, TimedSteer};
 use crate::config::Config;
 use crate::controllers::TestedModule;
@@ -27,6 +28,10 @@ pub(super) struct TestControllerArgs {
     /// The tests: a JSON list of prompts and what is to come of them
     #[arg(value_name = "TESTS")]
     cases: PathBuf,
+    /// How controllers are kept apart: a process for each sequence, or threads of this process; the default is both, one
+    /// after the other
+    #[arg(long, value_enum)]
+    isolation: Option<Isolation>,
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -73,6 +78,15 @@ enum Outcome {
     Error(String),
 }
 
+/// What came of a test in one of the modes.
+#[derive(Debug)]
+struct CaseResult {
+    passed: bool,
+    outcome: Outcome,
+    times: StepTimes,
+    isolation: Isolation,
+}
+
 impl TestControllerArgs {
     pub(super) async fn run(&self, config: &Config) -> Result<Exit, CliError> {
         let read = |path: &PathBuf| {
@@ -80,28 +94,36 @@ impl TestControllerArgs {
         };
         let cases: Vec<TestCase> = serde_json::from_slice(&read(&self.cases)?)
             .map_err(|why| CliError::usage(format!("{}: {why}", self.cases.display())))?;
-        let module = TestedModule::load(&config.controllers, &read(&self.file)?)
-            .map_err(|why| CliError::usage(format!("{}: {why}", self.file.display())))?;
-        let mut results = Vec::with_capacity(cases.len());
-        let mut failed = 0_usize;
-        for case in &cases {
-            let (outcome, times) = case.run(&module).await?;
-            let passed = case.is_met_by(&outcome);
-            failed += usize::from(!passed);
-            if self.json {
-                results.push(case.json(passed, &outcome, times));
-            } else {
-                output::data(case.shown(passed, &outcome, times))?;
+        let bytes = read(&self.file)?;
+        let mut results = Vec::new();
+        let (mut ran, mut failed) = (0_usize, 0_usize);
+        for isolation in Isolation::tested(self.isolation) {
+            let host = TestHost::start(isolation, &config.controllers)?;
+            let module = TestedModule::load(&config.controllers, host.host(), &bytes)
+                .map_err(|why| CliError::usage(format!("{}: {why}", self.file.display())))?;
+            for case in &cases {
+                let (outcome, times) = case.run(&module).await?;
+                let passed = case.is_met_by(&outcome);
+                ran += 1;
+                failed += usize::from(!passed);
+                let result = CaseResult {
+                    passed,
+                    outcome,
+                    times,
+                    isolation,
+                };
+                if self.json {
+                    results.push(case.json(&result));
+                } else {
+                    output::data(case.shown(&result))?;
+                }
             }
         }
         if self.json {
             output::json(&results)?;
         }
         if failed > 0 {
-            return Err(CliError::new(format!(
-                "{failed} of {} tests failed",
-                cases.len()
-            )));
+            return Err(CliError::new(format!("{failed} of {ran} tests failed")));
         }
         Ok(Exit::Ok)
     }
@@ -110,14 +132,7 @@ impl TestControllerArgs {
 impl TestCase {
     /// Runs the module with the case's request, on a model of its own.
     async fn run(&self, module: &TestedModule) -> Result<(Outcome, StepTimes), CliError> {
-        let model = Scripted::new(scripted::Config {
-            script: Script::Text,
-            text: self.preferred.clone(),
-            ..scripted::Config::default()
-        });
-        let model = model.map_err(|why| CliError::new(format!("the scripted model: {why}")))?;
-        let engine = Engine::spawn(Box::new(model), EngineConfig::default())
-            .map_err(|why| CliError::new(format!("the scripted model: {why}")))?;
+        let engine = scripted_engine(&self.preferred)?;
         let arg = match &self.argument {
             Value::Null => String::new(),
             Value::String(text) => text.clone(),
@@ -166,17 +181,23 @@ impl TestCase {
         }
     }
 
-    fn shown(&self, passed: bool, outcome: &Outcome, times: StepTimes) -> String {
-        let word = if passed { "ok  " } else { "FAIL" };
+    fn shown(&self, result: &CaseResult) -> String {
+        let CaseResult {
+            passed,
+            outcome,
+            isolation,
+            ..
+        } = result;
+        let word = if *passed { "ok  " } else { "FAIL" };
         let mut shown = format!("{word} {}", quoted(&self.prompt));
-        if let Some((steps, median, most)) = times.summary() {
+        if let Some((steps, median, most)) = result.times.summary() {
             let (median, most) = (milliseconds(median), milliseconds(most));
             let _ = write!(
                 shown,
                 "  {steps} steps, median {median:.3} ms, at most {most:.3} ms"
             );
         }
-        shown.push('\n');
+        let _ = writeln!(shown, "  ({})", isolation.name());
         if !passed {
             let expected = match &self.error {
                 Some(reason) => Outcome::Error(reason.clone()),
@@ -188,21 +209,43 @@ impl TestCase {
         shown
     }
 
-    fn json(&self, passed: bool, outcome: &Outcome, times: StepTimes) -> Value {
+    fn json(&self, result: &CaseResult) -> Value {
+        let CaseResult {
+            passed,
+            outcome,
+            isolation,
+            ..
+        } = result;
         let (texts, error) = match outcome {
             Outcome::Texts(texts) => (Some(texts), None),
             Outcome::Error(reason) => (None, Some(reason)),
         };
-        let mut result = json!({
+        let mut shown = json!({
             "prompt": self.prompt, "passed": passed, "texts": texts, "error": error,
+            "isolation": isolation.name(),
         });
-        if let Some((steps, median, most)) = times.summary() {
-            result["steps"] = steps.into();
-            result["median_ms"] = milliseconds(median).into();
-            result["max_ms"] = milliseconds(most).into();
+        if let Some((steps, median, most)) = result.times.summary() {
+            shown["steps"] = steps.into();
+            shown["median_ms"] = milliseconds(median).into();
+            shown["max_ms"] = milliseconds(most).into();
         }
-        result
+        shown
     }
+}
+
+/// An engine of a model that would write `text` after every prompt.
+///
+/// # Errors
+/// There is no thread for it.
+pub(super) fn scripted_engine(text: &str) -> Result<Engine, CliError> {
+    let failed = |why: &dyn std::fmt::Display| CliError::new(format!("the scripted model: {why}"));
+    let model = Scripted::new(scripted::Config {
+        script: Script::Text,
+        text: text.to_owned(),
+        ..scripted::Config::default()
+    });
+    let model = model.map_err(|why| failed(&why))?;
+    Engine::spawn(Box::new(model), EngineConfig::default()).map_err(|why| failed(&why))
 }
 
 /// A text on one line, with nothing that a terminal would obey.
