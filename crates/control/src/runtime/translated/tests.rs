@@ -451,7 +451,9 @@ fn ai_608_all_callbacks_of_a_step_print_and_write_as_much_as_one_may() {
         when_version_is: None,
     };
     let writes = (0..1_024).map(write).collect();
-    let inner = Scripted::new(&world, script).printing(&logs).writing(writes);
+    let inner = Scripted::new(&world, script)
+        .printing(&logs)
+        .writing(writes);
     let mut it = WireInstance::p1_on_p2(inner, VOCABULARY);
     it.bind(4);
     it.call(process(&[]));
