@@ -83,6 +83,7 @@ pub(super) struct Scripted {
     calls: Calls,
     clock: Clock,
     report: StepReport,
+    has_mid_time: bool,
 }
 
 impl Scripted {
@@ -99,7 +100,14 @@ impl Scripted {
                 micros: 10,
                 ..StepReport::default()
             },
+            has_mid_time: false,
         }
+    }
+
+    /// Its `pre` has the time of `mid`.
+    pub(super) fn with_mid_time(mut self) -> Self {
+        self.has_mid_time = true;
+        self
     }
 
     /// Its callbacks at the start are already running.
@@ -173,6 +181,10 @@ impl Sequence for Scripted {
 
     fn fork(&mut self) -> Result<Self, CallFailure> {
         Ok(self.clone())
+    }
+
+    fn needs_mid_time(&self) -> bool {
+        self.has_mid_time
     }
 }
 

@@ -135,3 +135,90 @@ impl StepWaker for LaunchWaker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::host::tests::{P1, load, model, small, template_command};
+    use crate::host::{
+        Callback, Capabilities, Group, Host, Instance, Outcome, Start, VariablesLimits,
+    };
+
+    fn host() -> Host {
+        let command = template_command("host::tests::in_processes::the_template_of_tests");
+        Host::in_processes(small(), command).unwrap()
+    }
+
+    /// Waits as the main channel does.
+    fn outcome(wake: &StepWake, instance: &mut Instance) -> Outcome {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(outcome) = instance.poll() {
+                return outcome;
+            }
+            assert!(Instant::now() < until, "nothing happened for a minute");
+            wake.wait(until);
+        }
+    }
+
+    #[test]
+    fn ai_701_a_thread_that_waits_for_processes_receives_what_they_send() {
+        let host = host();
+        let program = load(&host, &P1::default().text());
+        let wake = Arc::new(StepWake::new(host.outcome_poll()));
+        let start = |number| {
+            let start = Start {
+                model: model(),
+                arg: "".into(),
+                prompt: vec![0, number],
+                group: Group::new(4, VariablesLimits::default()),
+                capabilities: Capabilities::ALL,
+                waker: Arc::clone(&wake) as _,
+            };
+            Instance::start(&host, &program, start)
+        };
+        let mut instances = [start(50), start(51), start(52)];
+        // Nobody else listens from here on.
+        wake.begin();
+        for instance in &mut instances {
+            assert!(outcome(&wake, instance).result.is_ok());
+        }
+        for instance in &mut instances {
+            let fork_group = vec![3];
+            instance.call_all([Callback::Pre, Callback::Mid { fork_group }]);
+        }
+        let mut clone = instances[0].fork().unwrap();
+        clone.call(Callback::Pre);
+        for instance in &mut instances {
+            assert!(outcome(&wake, instance).result.is_ok());
+            assert!(outcome(&wake, instance).result.is_ok());
+        }
+        assert!(outcome(&wake, &mut clone).result.is_ok());
+        // And nobody but the poller's thread from here on.
+        clone.call(Callback::Pre);
+        wake.end();
+        let bell = crate::host::tests::Bell::default();
+        assert!(bell.wait(|| clone.poll()).result.is_ok());
+    }
+
+    #[test]
+    fn a_wake_ends_a_wait_for_processes() {
+        let host = host();
+        let wake = StepWake::new(host.outcome_poll());
+        wake.begin();
+        let begun = Instant::now();
+        for _ in 0..100 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| wake.wake());
+                wake.wait(begun + Duration::from_secs(60));
+            });
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        // Nothing is left over: the next wait lasts as long as it may.
+        let until = Instant::now() + Duration::from_millis(5);
+        wake.wait(until);
+        assert!(Instant::now() >= until);
+    }
+}

@@ -5,7 +5,8 @@
 //!   fork  ─► awaited, as its parent's process works off what is queued before
 //! ```
 //!
-//! Calls are queued in the socket: the process takes them in order. What it sends is received by the poller's thread.
+//! Calls are queued in the socket: the process takes them in order. What it sends is received by the poller's thread, or
+//! by an engine's thread that waits for it.
 
 use std::io;
 use std::sync::Arc;

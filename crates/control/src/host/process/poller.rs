@@ -203,7 +203,7 @@ impl PollShared {
             let mut has_sockets = false;
             for event in events {
                 match event.data.u64() {
-                    BELL => silence(&self.bell),
+                    BELL => clear(&self.bell),
                     _ => has_sockets = true,
                 }
             }
@@ -230,7 +230,7 @@ impl PollShared {
         for event in events {
             let (data, flags) = (event.data, event.flags);
             match data.u64() {
-                BELL => silence(&self.turn_bell),
+                BELL => clear(&self.turn_bell),
                 number => self.serve(number, flags, buffer),
             }
         }
@@ -317,7 +317,7 @@ fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
-fn silence(bell: &OwnedFd) {
+fn clear(bell: &OwnedFd) {
     let mut rung = [0; 8];
     let _ = rustix::io::read(bell, &mut rung);
 }

@@ -554,6 +554,20 @@ fn ai_441_a_late_pre_beside_one_that_waits_is_waited_for() {
 }
 
 #[test]
+fn ai_441_a_late_pre_is_not_waited_for_while_another_has_the_time_of_mid() {
+    let mut engine = Engine::bound([runs(), pre_at(1_000)]);
+    let script = [runs(), pre_at(50)];
+    let other = Scripted::new(&engine.world, script).with_mid_time();
+    engine.world.add("r5", other);
+    engine.post_pre(json!({"pre_ops": [{"id": 5, "req_id": "r5"}]}));
+    let begun = engine.world.clock.now();
+    let answer = engine.post_pre(json!({}));
+    assert_eq!(engine.world.clock.now() - begun, Duration::from_millis(50));
+    assert_eq!(answer["pre_seqs"]["4"]["result"]["suspend"], true);
+    assert_eq!(answer["pre_seqs"]["5"]["result"]["suspend"], false);
+}
+
+#[test]
 fn ai_441_a_late_post_has_its_entry_in_the_answer_in_which_it_ends() {
     let late_post = Line::At(30, Returned::Post { stop: false });
     let mut engine = Engine::bound([late_post, runs()]);
