@@ -302,7 +302,7 @@ impl Vocabulary for FileTokenizer {
 
     fn end_of_turn(&self) -> Option<Token> {
         // Other programs know that one alone; the list of the others is in no order.
-        self.eos.or(self.ends.first().copied())
+        self.eos.or_else(|| self.ends.first().copied())
     }
 
     fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {

@@ -1,5 +1,6 @@
 //! Bounded spinning before a wait (AI-214).
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -61,14 +62,21 @@ struct SpinTurn;
 
 impl SpinTurn {
     fn begin() -> Option<Self> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // One core is left to the peer: its answer is what the spin waits for.
-        if SPINNING.fetch_add(1, Ordering::Relaxed) + 1 < cores {
+        if SPINNING.fetch_add(1, Ordering::Relaxed) + 1 < cores() {
             return Some(Self);
         }
         SPINNING.fetch_sub(1, Ordering::Relaxed);
         None
     }
+}
+
+/// The processors of this process. The system is asked once: that takes some twenty system calls, files of control groups
+/// among them, and as long as most spins.
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    let ask = || std::thread::available_parallelism().map_or(1, usize::from);
+    *CORES.get_or_init(ask)
 }
 
 impl Drop for SpinTurn {
