@@ -242,11 +242,11 @@ impl<S: Sequence> P2<S> {
         };
         match decided {
             Ok(decided) => OpEnd::Decided(decided),
-            Err(refused) => OpEnd::Answered(self.fail(id, refused)),
+            Err(refused) => OpEnd::Answered(self.fail_op(id, refused)),
         }
     }
 
-    fn fail(&mut self, id: u64, refused: OpError) -> SeqResult {
+    fn fail_op(&mut self, id: u64, refused: OpError) -> SeqResult {
         let (failure, answer) = refused.into_parts();
         self.table.entries.insert(id, Entry::Failed(failure));
         answer
@@ -258,7 +258,7 @@ impl<S: Sequence> P2<S> {
             .has_rows
             .then(|| self.branches(&decided.branches, masks));
         let Some((branches, was_empty)) = written.flatten() else {
-            return self.fail(id, Failure::op_error("no free slots"));
+            return self.fail_op(id, Failure::op_error("no free slots"));
         };
         let mut result = SeqResult::new(Some(SeqValue::Branches { branches }), decided.report);
         if was_empty {
