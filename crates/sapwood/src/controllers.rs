@@ -216,7 +216,7 @@ fn store(config: &ControllersConfig, host: &Host) -> Result<Controllers<Host>, S
     let folder = folder(config)?;
     // Compiled in a child: a compiler that crashes or never ends must not take the server with it (AI-732).
     let program = trial::program().map_err(|why| why.to_string())?;
-    let child = vec![program, compile_controller::NAME.into()];
+    let child = compile_controller::command(program, config.fuel > 0);
     let mut store = StoreOptions::new(folder);
     store.bytes_max = config.store_bytes;
     let mut options =

@@ -286,7 +286,8 @@ impl AicirtCommand {
     fn controllers(&self, host: Host) -> Result<Controllers<Host>, CliError> {
         let program = std::env::current_exe()
             .map_err(|error| CliError::new(format!("cannot find this program: {error}")))?;
-        let child = vec![program.into(), super::compile_controller::NAME.into()];
+        let fuel = self.wasm_max_fuel.is_some();
+        let child = super::compile_controller::command(program.into(), fuel);
         let compiler = CompilerOptions::new(CompilerPlace::Child(child));
         let store = StoreOptions::new(self.cache_dir.clone());
         let mut options = ControllersOptions::new(store, compiler);

@@ -192,6 +192,33 @@ fn read_until(lines: &mut impl BufRead, part: &str) -> String {
     read
 }
 
+/// Compiles, loads and counts by the setting, wherever controllers run.
+#[test]
+fn ai_733_fuel_of_the_configuration_ends_a_callback() {
+    const ENDLESS: &str = r#"(module
+      (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
+      (memory (export "memory") 1)
+      (data (i32.const 0) "{\"prompt\":[104]}")
+      (func (export "aici_create") (result i32) (i32.const 1))
+      (func (export "aici_init_prompt") (param i32) (call $ret (i32.const 0) (i32.const 16)))
+      (func (export "aici_mid_process") (param i32) (loop $l (br $l))))"#;
+    for (name, isolation) in [
+        ("fuel-shared", "isolation = \"shared\""),
+        ("fuel-process", "isolation = \"process\""),
+    ] {
+        let controllers = format!("fuel = 100000\n{isolation}");
+        let server = Isolated::start(name, &controllers, "parallel = 4");
+        server.three_stars();
+        let file = server.here.join("loop.wasm");
+        std::fs::write(file, wat::parse_str(ENDLESS).unwrap()).unwrap();
+        let uploaded = server.command(&["controller", "upload", "loop.wasm", "--tag", "loop"]);
+        assert_eq!(uploaded.code, 0, "{uploaded:?}");
+        let ran = server.command(&["controller", "run", "loop", "--prompt", "x"]);
+        assert_ne!(ran.code, 0, "{ran:?}");
+        assert!(ran.err.contains("fuel exhausted"), "{ran:?}");
+    }
+}
+
 /// AI-850, AI-854: a killed runtime costs the streams that it steers, once each, and nothing else.
 #[test]
 fn ai_852_a_killed_runtime_ends_its_streams_and_the_next_request_has_a_new_one() {
