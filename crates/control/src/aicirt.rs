@@ -443,6 +443,10 @@ impl Launcher for HostLauncher {
     fn vocabulary(&self) -> usize {
         self.model.vocabulary()
     }
+
+    fn memory_bytes(&self) -> u64 {
+        self.host.memory_bytes() as u64
+    }
 }
 
 /// The exit code of a runtime whose shared memory is unusable (AI-107).

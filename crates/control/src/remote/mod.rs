@@ -13,6 +13,7 @@
 
 mod epoch;
 mod exchange;
+mod numbers;
 mod options;
 mod process;
 mod reply;
@@ -25,6 +26,7 @@ mod steerer;
 mod supervision;
 mod table;
 
+pub use self::numbers::RemoteNumbers;
 pub use self::options::{RemoteCommand, RemoteLimits, RemoteOptions, RemoteStart};
 pub use self::source::{FindModule, RemoteControllers};
 

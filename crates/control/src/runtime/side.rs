@@ -44,6 +44,9 @@ pub(crate) trait Launcher: Send + Sync + 'static {
 
     /// The size of the vocabulary.
     fn vocabulary(&self) -> usize;
+
+    /// Bytes of memory of all controllers.
+    fn memory_bytes(&self) -> u64;
 }
 
 /// What an instance is started with.
@@ -222,6 +225,7 @@ impl<L: Launcher> SideChannel<L> {
             "pending_instances": pending,
             "sequences": sequences,
             "side_pending": self.queue.open(),
+            "memory_bytes": self.launches.memory_bytes(),
             "cores": std::thread::available_parallelism().map_or(1, usize::from),
         })
     }

@@ -83,6 +83,11 @@ impl<L: Launcher> Launches<L> {
         }
     }
 
+    /// Bytes of memory of all controllers.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.launcher.memory_bytes()
+    }
+
     /// Starts an instance. Its answer follows when it has begun.
     pub(super) fn begin(
         &self,
