@@ -450,8 +450,8 @@ impl Launcher for HostLauncher {
         self.model.vocabulary()
     }
 
-    fn memory_bytes(&self) -> usize {
-        self.host.memory_bytes()
+    fn memory_bytes(&self) -> u64 {
+        self.host.memory_bytes() as u64
     }
 }
 

@@ -17,6 +17,7 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sapwood_proto::clip;
 use sapwood_proto::code::Code;
@@ -61,6 +62,10 @@ impl FindProgram for Controllers<Host> {
     }
 }
 
+/// Gets the processor time of each run of a controller's callbacks, on the threads that poll them: it must be quick. In P2
+/// a step is one run; in P1 `post` and the `pre` after it are one each, and `mid` is another.
+pub type StepObserver = Arc<dyn Fn(Duration) + Send + Sync>;
+
 /// Limits of one request with a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
@@ -89,6 +94,7 @@ pub struct ModelControllers {
     model: Arc<HostModel>,
     capabilities: Capabilities,
     limits: RequestLimits,
+    step_observer: StepObserver,
 }
 
 impl ModelControllers {
@@ -107,6 +113,16 @@ impl ModelControllers {
             model,
             capabilities,
             limits,
+            step_observer: Arc::new(|_| {}),
+        }
+    }
+
+    /// Lets `observer` have the time of each callback.
+    #[must_use]
+    pub fn with_step_observer(self, step_observer: StepObserver) -> Self {
+        Self {
+            step_observer,
+            ..self
         }
     }
 }
@@ -145,6 +161,7 @@ impl SteerSource for ModelControllers {
             capabilities: self.capabilities,
             group,
             watched: call.watched,
+            step_observer: Arc::clone(&self.step_observer),
         };
         Ok(Box::new(ControllerSteer::new(request, call.arg.into())))
     }
@@ -181,7 +198,7 @@ impl fmt::Debug for ModelControllers {
 }
 
 /// What the sequences of a request have in common.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Request {
     host: Host,
     program: Program,
@@ -190,6 +207,7 @@ struct Request {
     group: Arc<Group>,
     /// Somebody reads the reports.
     watched: bool,
+    step_observer: StepObserver,
 }
 
 /// A Wasm controller that steers one sequence.
@@ -226,6 +244,7 @@ impl ControllerSteer {
         Calls {
             instance: &mut self.instance,
             report: self.request.watched.then_some(&mut self.report),
+            step_observer: &self.request.step_observer,
         }
     }
 }
@@ -234,6 +253,7 @@ impl ControllerSteer {
 struct Calls<'s> {
     instance: &'s mut Option<Instance>,
     report: Option<&'s mut StepReport>,
+    step_observer: &'s StepObserver,
 }
 
 impl Calls<'_> {
@@ -249,6 +269,10 @@ impl Calls<'_> {
         let Some(Outcome { result, report }) = self.instance()?.poll() else {
             return Ok(None);
         };
+        // A start is no step, and one that was ended from outside has no time of its own.
+        if report.micros > 0 || result.as_ref().is_ok_and(is_of_step) {
+            (self.step_observer)(Duration::from_micros(report.micros));
+        }
         if let Some(total) = &mut self.report {
             add_report(total, report);
         }
@@ -317,6 +341,7 @@ impl Steer for ControllerSteer {
         let mut calls = Calls {
             instance: &mut self.instance,
             report: self.request.watched.then_some(&mut self.report),
+            step_observer: &self.request.step_observer,
         };
         match &mut self.steps {
             Steps::P1(steps) => steps.pre(&mut calls, forks_max),
@@ -339,6 +364,7 @@ impl Steer for ControllerSteer {
         let mut calls = Calls {
             instance: &mut self.instance,
             report: self.request.watched.then_some(&mut self.report),
+            step_observer: &self.request.step_observer,
         };
         match &mut self.steps {
             Steps::P1(steps) => steps.mid_poll(&mut calls),
@@ -352,6 +378,7 @@ impl Steer for ControllerSteer {
                 let mut calls = Calls {
                     instance: &mut self.instance,
                     report: None,
+                    step_observer: &self.request.step_observer,
                 };
                 steps.post(calls.instance()?, appended);
             }
@@ -437,6 +464,10 @@ pub(crate) fn failure_of(failure: &CallFailure) -> SteerFailure {
         reason: failure.reason,
         message: clip::message(failure.without_log().to_owned()),
     }
+}
+
+const fn is_of_step(returned: &Returned) -> bool {
+    !matches!(returned, Returned::Begun { .. })
 }
 
 /// The calls of an engine came in another order than [`Steer`] says.

@@ -15,11 +15,14 @@ use sapwood_control::compiler::{CompilerOptions, CompilerPlace};
 use sapwood_control::controllers::{Controllers, ControllersOptions};
 use sapwood_control::host::{Capabilities, Host, HostConfig, HostError, Program};
 use sapwood_control::module::{ModuleLimits, check};
-use sapwood_control::steer::{FindProgram, ModelControllers, RequestLimits};
+#[cfg(target_os = "linux")]
+use sapwood_control::remote::RemoteNumbers;
+use sapwood_control::steer::{FindProgram, ModelControllers, RequestLimits, StepObserver};
 use sapwood_control::store::StoreOptions;
 use sapwood_control::trie::{HostModel, TokenEntry};
 use sapwood_engine::api::SharedVocabulary;
 use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers, NAME_PREFIX};
+use sapwood_engine::stats::SteeringTimes;
 use sapwood_engine::{Engine, tokenize_continuation};
 use sapwood_kernel::Steering;
 use sapwood_proto::code::Code;
@@ -27,7 +30,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
     ControllerStore, Steer, SteerCall, SteerRefusal, SteerSource, SteerUser, Token,
 };
-use sapwood_server::ops::metrics::ControllerNumbers;
+use sapwood_server::ops::metrics::{ControllerNumbers, ReadControllers};
 
 use crate::cli::compile_controller;
 use crate::config::controllers::ControllersConfig;
@@ -40,14 +43,17 @@ use crate::trial;
 
 /// The controllers and constraints of this process. Clones share them.
 #[derive(Clone)]
-pub(crate) struct ProcessControllers(Arc<Shared>);
+pub(crate) struct ProcessControllers(Arc<SharedControllers>);
 
-struct Shared {
+struct SharedControllers {
     config: ControllersConfig,
     host: Host,
     /// Opened when first needed: a `chat` in this process leaves no folder behind.
     store: OnceLock<OpenedStore>,
     workers: Arc<MaskWorkers>,
+    /// Of what runs in other processes.
+    #[cfg(target_os = "linux")]
+    remote: Arc<RemoteNumbers>,
 }
 
 /// The modules, or why none can be stored, for people. Constraints work without them.
@@ -59,11 +65,13 @@ impl ProcessControllers {
     /// # Errors
     /// The Wasm engine does not run on this machine.
     pub(crate) fn new(config: &ControllersConfig) -> Result<Self, CliError> {
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(SharedControllers {
             config: config.clone(),
             host: host(config).map_err(|why| CliError::new(why.to_string()))?,
             store: OnceLock::new(),
             workers: Arc::new(MaskWorkers::new()),
+            #[cfg(target_os = "linux")]
+            remote: Arc::default(),
         })))
     }
 
@@ -104,13 +112,13 @@ impl ProcessControllers {
             ..ConstraintConfig::default()
         };
         let vocabulary = engine.vocabulary();
+        let times = &engine.stats().steering;
+        let workers = Arc::clone(&self.0.workers);
+        let constraints = ConstraintSource::new(Arc::clone(vocabulary), constraints, workers);
         let source = Arc::new(ModelSteering {
             shared: Arc::clone(&self.0),
-            constraints: Arc::new(ConstraintSource::new(
-                Arc::clone(vocabulary),
-                constraints,
-                Arc::clone(&self.0.workers),
-            )),
+            constraints: Arc::new(constraints.with_times(Arc::clone(times))),
+            times: Arc::clone(times),
             truncates: engine.info().truncates,
             vocabulary: Arc::clone(vocabulary),
             modules: OnceLock::new(),
@@ -122,10 +130,25 @@ impl ProcessControllers {
         })
     }
 
-    /// How many controllers are live and what memory they have, for the metrics.
-    pub(crate) fn numbers(&self) -> ControllerNumbers {
+    /// What the metrics say of all controllers, wherever they run.
+    pub(crate) fn numbers(&self) -> ReadControllers {
         let host = self.0.host.clone();
-        Arc::new(move || (host.live().into(), host.memory_bytes() as u64))
+        #[cfg(target_os = "linux")]
+        let remote = Arc::clone(&self.0.remote);
+        Arc::new(move || {
+            let here = ControllerNumbers {
+                live: host.live().into(),
+                memory_bytes: host.memory_bytes() as u64,
+                restarts: 0,
+            };
+            #[cfg(target_os = "linux")]
+            let here = ControllerNumbers {
+                live: here.live + remote.sequences(),
+                memory_bytes: here.memory_bytes + remote.memory_bytes(),
+                restarts: remote.restarts(),
+            };
+            here
+        })
     }
 }
 
@@ -187,7 +210,15 @@ impl TestedModule {
     }
 }
 
-impl Shared {
+/// What a runtime in another process is started with for a model.
+#[cfg(target_os = "linux")]
+struct ModelParts {
+    model: Arc<HostModel>,
+    truncates: bool,
+    step_observer: StepObserver,
+}
+
+impl SharedControllers {
     fn opened(&self) -> &OpenedStore {
         self.store
             .get_or_init(|| store(&self.config, &self.host).map(Arc::new))
@@ -241,8 +272,10 @@ fn default_folder() -> Option<PathBuf> {
 
 /// The two sources of one model.
 struct ModelSteering {
-    shared: Arc<Shared>,
+    shared: Arc<SharedControllers>,
     constraints: Arc<ConstraintSource>,
+    /// Where the steps of its controllers are counted.
+    times: Arc<SteeringTimes>,
     truncates: bool,
     vocabulary: SharedVocabulary,
     /// Made for the first request with a controller: it holds a copy of every token's bytes.
@@ -273,7 +306,7 @@ impl ModelSteering {
     fn start_runtime(&self) -> Result<(), CliError> {
         #[cfg(target_os = "linux")]
         if let Some(runtime) = &self.shared.config.runtime {
-            let started = runtime::configured(&self.shared, runtime, self.model(), self.truncates);
+            let started = runtime::configured(&self.shared, runtime, self.parts());
             let controllers = started.map_err(|why| {
                 CliError::exit(Exit::Model, format!("controllers.runtime: {why}"))
             })?;
@@ -290,10 +323,24 @@ impl ModelSteering {
         )
     }
 
+    fn step_observer(&self) -> StepObserver {
+        let times = Arc::clone(&self.times);
+        Arc::new(move |time| times.controller_step(time))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn parts(&self) -> ModelParts {
+        ModelParts {
+            model: self.model(),
+            truncates: self.truncates,
+            step_observer: self.step_observer(),
+        }
+    }
+
     fn controllers(&self) -> Box<dyn SteerSource> {
         #[cfg(target_os = "linux")]
         if self.shared.config.isolation == IsolationSetting::Process {
-            match runtime::own(&self.shared, self.model(), self.truncates) {
+            match runtime::own(&self.shared, self.parts()) {
                 Ok(controllers) => return Box::new(controllers),
                 Err(why) => {
                     tracing::error!(%why, "controllers cannot be run in a process of their own")
@@ -319,6 +366,7 @@ impl ModelSteering {
             self.truncates,
             self.shared.config.forks,
         )
+        .with_step_observer(self.step_observer())
     }
 }
 

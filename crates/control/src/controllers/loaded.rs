@@ -25,13 +25,13 @@ impl<C: ArtefactCompiler> Clone for LoadedProgram<C> {
 
 /// The least recently used program goes first, except those in use, which would stay in memory all the same.
 pub(super) struct LoadedModules<C: ArtefactCompiler> {
-    entries: HashMap<ModuleId, Entry<C>>,
+    entries: HashMap<ModuleId, LoadedEntry<C>>,
     /// Counts uses.
     tick: u64,
     bytes_max: u64,
 }
 
-struct Entry<C: ArtefactCompiler> {
+struct LoadedEntry<C: ArtefactCompiler> {
     loaded: LoadedProgram<C>,
     used: u64,
     /// When the store was last notified of its use.
@@ -56,7 +56,7 @@ impl<C: ArtefactCompiler> LoadedModules<C> {
 
     pub(super) fn insert(&mut self, id: ModuleId, loaded: LoadedProgram<C>) {
         self.tick += 1;
-        let entry = Entry {
+        let entry = LoadedEntry {
             loaded,
             used: self.tick,
             noted: None,

@@ -2,18 +2,20 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
-use super::options::RemoteLimits;
+use super::numbers::CountedMemory;
+use super::options::{RemoteLimits, RemoteOptions};
 use super::process::ProcessGroup;
 use super::reply::ResultLimits;
 use super::side::SideQueue;
 use super::table::RemoteTable;
 use crate::host::CallFailure;
+use crate::steer::StepObserver;
 
 /// One runtime process.
 pub(super) struct Epoch {
@@ -22,8 +24,13 @@ pub(super) struct Epoch {
     pub(super) side: SideQueue,
     pub(super) limits: RemoteLimits,
     pub(super) results: ResultLimits,
+    pub(super) step_observer: StepObserver,
+    pub(super) memory: CountedMemory,
+    /// It is this program's own runtime, which has ops that others do not.
+    pub(super) own: bool,
     /// Modules that it has, by id.
     uploaded: Mutex<HashSet<String>>,
+    uploading: Mutex<()>,
     group: ProcessGroup,
     dead: AtomicBool,
     origin: Instant,
@@ -32,7 +39,7 @@ pub(super) struct Epoch {
 impl Epoch {
     pub(super) fn new(
         table: RemoteTable,
-        limits: RemoteLimits,
+        options: &RemoteOptions,
         results: ResultLimits,
         group: ProcessGroup,
     ) -> Self {
@@ -40,9 +47,13 @@ impl Epoch {
             table: Mutex::new(table),
             asked: Condvar::new(),
             side: SideQueue::default(),
-            limits,
+            limits: options.limits,
             results,
+            step_observer: Arc::clone(&options.step_observer),
+            memory: CountedMemory::new(Arc::clone(&options.numbers)),
+            own: options.command.own,
             uploaded: Mutex::default(),
+            uploading: Mutex::default(),
             group,
             dead: AtomicBool::new(false),
             origin: Instant::now(),
@@ -60,6 +71,13 @@ impl Epoch {
 
     pub(super) fn uploaded(&self) -> MutexGuard<'_, HashSet<String>> {
         self.uploaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the right to upload a module.
+    pub(super) fn upload_turn(&self) -> MutexGuard<'_, ()> {
+        self.uploading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets the exchange thread look for something to send.
@@ -102,6 +120,7 @@ impl Epoch {
         let woken = self.table().lose(failure.clone());
         self.asked.notify_all();
         self.side.close(&failure);
+        self.memory.set(0);
         for waker in woken {
             waker.wake();
         }

@@ -74,6 +74,8 @@ pub(super) fn run(epoch: &Epoch, mut wire: MainWire) {
         if let Err(Broken(why)) = step(epoch, &mut wire, &request, &live, &mut answer) {
             return epoch.kill(&why);
         }
+        answer.clear();
+        answer.shrink_to(ANSWER_BYTES_KEPT);
     }
 }
 
@@ -121,6 +123,9 @@ fn step(
         Ok(data) => {
             // Without the lock: rows are long.
             let results = read_step(request, live, data, &wire.masks, epoch.results)?;
+            for time in &results.ran {
+                (epoch.step_observer)(*time);
+            }
             let woken = epoch.table().take_results(results, epoch.now());
             wake(woken);
             Ok(())
@@ -147,6 +152,8 @@ fn wake(woken: Wakers) {
     }
 }
 
+/// Of the longest answer; steps have answers of some kilobytes.
+pub(super) const ANSWER_BYTES_KEPT: usize = 1 << 20;
 /// How long the end of the process may go unnoticed while an answer is awaited.
 const SLICE: Duration = Duration::from_millis(20);
 /// How long asks may go unnoticed whose engine does not say that they are complete.

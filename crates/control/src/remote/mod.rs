@@ -15,6 +15,7 @@ mod epoch;
 mod exchange;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod numbers;
 mod options;
 mod process;
 mod reply;
@@ -27,6 +28,7 @@ mod steerer;
 mod supervision;
 mod table;
 
+pub use self::numbers::RemoteNumbers;
 pub use self::options::{RemoteCommand, RemoteLimits, RemoteOptions, RemoteStart};
 pub use self::source::{FindModule, RemoteControllers};
 

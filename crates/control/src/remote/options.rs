@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::numbers::RemoteNumbers;
 use crate::runtime::Dialect;
+use crate::steer::StepObserver;
 use crate::trie::HostModel;
 use crate::wire::Synchronisation;
 
@@ -77,6 +79,10 @@ pub struct RemoteOptions {
     pub forks: u32,
     /// The model.
     pub model: Arc<HostModel>,
+    /// Where its sequences and its memory are counted.
+    pub numbers: Arc<RemoteNumbers>,
+    /// Gets the time of each callback.
+    pub step_observer: StepObserver,
 }
 
 /// When the first process is started.

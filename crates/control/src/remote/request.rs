@@ -111,6 +111,8 @@ pub(super) enum SideOp<'a> {
         module_id: &'a str,
         module_arg: &'a str,
     },
+    /// Ours alone.
+    Stats {},
     /// Ours alone; other runtimes answer `bad op`, and drop the instance in time.
     Drop { req_id: &'a str },
 }
@@ -131,6 +133,9 @@ fn encode(message: &impl Serialize) -> Vec<u8> {
 pub(super) const PING: &[u8] = br#"{"op":"ping"}"#;
 /// As [`PING`].
 pub(super) const TOKENS: &[u8] = br#"{"op":"tokens"}"#;
+
+/// The features of the wire that the engine uses (AI-1001): what suspended sequences wait for.
+pub(super) const HELLO: &[u8] = br#"{"op":"hello","features":["wait"]}"#;
 
 #[cfg(test)]
 mod tests {

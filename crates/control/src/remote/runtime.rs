@@ -12,13 +12,15 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::SteerRefusal;
 use sapwood_proto::time::Time;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::epoch::Epoch;
 use super::exchange::{self, Exchanged, MainWire};
 use super::options::RemoteOptions;
 use super::process::{RuntimeProcess, VocabularyFile};
 use super::reply::{Broken, Reply, ResultLimits, TokensReply};
-use super::request::{PING, TOKENS};
+use super::request::{HELLO, PING, TOKENS};
 use super::side::{self, SideWire};
 use super::supervision::Supervision;
 use super::table::RemoteTable;
@@ -28,18 +30,18 @@ use crate::wire::{EngineWire, SlotLimits, Synchronisation, WireConfig, WireNames
 
 /// The runtime of one model. Its process ends when this is dropped.
 pub(super) struct RemoteRuntime {
-    shared: Arc<Shared>,
+    shared: Arc<RuntimeShared>,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Shared {
+struct RuntimeShared {
     options: RemoteOptions,
-    state: Mutex<State>,
+    state: Mutex<RuntimeState>,
     changed: Condvar,
     origin: Instant,
 }
 
-struct State {
+struct RuntimeState {
     supervision: Supervision,
     current: Option<Arc<Epoch>>,
     /// Why the last process ended.
@@ -50,9 +52,9 @@ struct State {
 impl RemoteRuntime {
     pub(super) fn new(options: RemoteOptions) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(RuntimeShared {
                 options,
-                state: Mutex::new(State {
+                state: Mutex::new(RuntimeState {
                     supervision: Supervision::new(),
                     current: None,
                     failure: None,
@@ -155,12 +157,16 @@ impl fmt::Debug for RemoteRuntime {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl RuntimeShared {
+    fn state(&self) -> MutexGuard<'_, RuntimeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'s>(&self, state: MutexGuard<'s, State>, time: Duration) -> MutexGuard<'s, State> {
+    fn wait<'s>(
+        &self,
+        state: MutexGuard<'s, RuntimeState>,
+        time: Duration,
+    ) -> MutexGuard<'s, RuntimeState> {
         let waited = self.changed.wait_timeout(state, time);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
@@ -192,6 +198,7 @@ impl Shared {
                 return;
             }
             state.supervision.starting();
+            self.options.numbers.restarted();
         }
     }
 
@@ -204,7 +211,7 @@ impl Shared {
     }
 
     /// Creates the objects, starts the process and shakes hands (AI-101).
-    fn begin(&self) -> Result<Running, Broken> {
+    fn begin(&self) -> Result<RunningProcess, Broken> {
         let options = &self.options;
         let config = self.wire_config();
         let failed = |error: &dyn fmt::Display| Broken(format!("it cannot be started: {error}"));
@@ -234,7 +241,7 @@ impl Shared {
             requests: side_requests,
             responses: side_responses,
         };
-        let mut running = Running {
+        let mut running = RunningProcess {
             process,
             main,
             side,
@@ -292,12 +299,15 @@ impl Shared {
     }
 
     /// Returns the dialect that the runtime speaks.
-    fn shake_hands(&self, running: &mut Running) -> Result<Abi, Broken> {
+    fn shake_hands(&self, running: &mut RunningProcess) -> Result<Abi, Broken> {
         let options = &self.options;
-        running.ask(PING, options.limits.handshake, self)?;
-        let tokens = running.ask(TOKENS, options.limits.handshake, self)?;
-        let tokens: TokensReply = serde_json::from_value(tokens)
-            .map_err(|error| Broken(format!("it did not say what its vocabulary is: {error}")))?;
+        let limit = options.limits.handshake;
+        let _: IgnoredAny = running.ask(PING, limit, self)?;
+        let tokens: TokensReply = running.ask(TOKENS, limit, self)?;
+        if options.command.own {
+            // Only there: others may end at an op that they do not know.
+            let _: IgnoredAny = running.ask(HELLO, limit, self)?;
+        }
         let ours = options.model.vocabulary();
         if tokens.vocab_size != ours {
             let theirs = tokens.vocab_size;
@@ -318,8 +328,8 @@ impl Shared {
     }
 
     /// Serves sequences until the process ends.
-    fn serve(&self, running: Running) -> Broken {
-        let Running {
+    fn serve(&self, running: RunningProcess) -> Broken {
+        let RunningProcess {
             mut process,
             main,
             side,
@@ -331,9 +341,10 @@ impl Shared {
             forks: self.options.forks,
         };
         let rows = self.options.mask_bytes / (4 * results.vocabulary).max(1);
-        let table = RemoteTable::new(dialect, rows.max(1));
+        let numbers = Arc::clone(&self.options.numbers);
+        let table = RemoteTable::new(dialect, rows.max(1), numbers);
         let group = process.group();
-        let epoch = Arc::new(Epoch::new(table, self.options.limits, results, group));
+        let epoch = Arc::new(Epoch::new(table, &self.options, results, group));
         let threads = [
             spawn_for(&epoch, "controllers-step", move |epoch| {
                 exchange::run(epoch, main);
@@ -371,7 +382,7 @@ impl Shared {
 }
 
 /// A process that has answered.
-struct Running {
+struct RunningProcess {
     // In this order: the process must not outlive its objects.
     process: RuntimeProcess,
     main: MainWire,
@@ -380,23 +391,24 @@ struct Running {
     dialect: Abi,
 }
 
-impl Running {
+impl RunningProcess {
     /// Exchanges one message of the handshake.
-    fn ask(
+    fn ask<T: for<'m> Deserialize<'m>>(
         &mut self,
         message: &[u8],
         limit: Duration,
-        shared: &Shared,
-    ) -> Result<serde_json::Value, Broken> {
+        shared: &RuntimeShared,
+    ) -> Result<T, Broken> {
         let mut answer = Vec::new();
         let gone = || self.process.has_ended() || shared.state().stopping;
         let exchanged = self.main.exchange(message, &mut answer, limit, gone)?;
         if let Exchanged::NotSent(text) = exchanged {
             return Err(Broken(text));
         }
-        Reply::parse(&answer)?
-            .data
-            .map_err(|error| Broken(error.text))
+        let data = Reply::parse(&answer)?.data;
+        data.map_err(|error| Broken(error.text))?
+            .read()
+            .map_err(|error| Broken(format!("it did not say what it was asked: {error}")))
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{StepReport, StepWaker, Token};
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::epoch::{Epoch, lost};
-use super::reply::{Reply, ReplyError, read_begun};
+use super::exchange::ANSWER_BYTES_KEPT;
+use super::reply::{Reply, ReplyData, ReplyError, read_begun};
 use super::request::{SideOp, SideRequest, WireAuth};
 use crate::host::{CallFailure, Returned};
 use crate::module::Abi;
@@ -40,27 +41,72 @@ struct SideJob {
     rid: String,
     message: Vec<u8>,
     limit: Duration,
-    purpose: Purpose,
+    purpose: SidePurpose,
 }
 
 struct PendingJob {
     until: Instant,
-    purpose: Purpose,
+    purpose: SidePurpose,
 }
 
 #[derive(Clone)]
-enum Purpose {
-    Upload(Arc<Upload>),
-    Start(Arc<Starting>),
+enum SidePurpose {
+    Upload(Arc<PendingUpload>),
+    Start(Arc<StartingInstance>),
+    Stats,
     /// Whatever the answer is.
     Nothing,
 }
 
 /// An upload that somebody waits for.
 #[derive(Default)]
-pub(super) struct Upload {
-    answer: Mutex<Option<Result<Value, UploadError>>>,
+pub(super) struct PendingUpload {
+    answer: Mutex<Option<Result<StoredModule, UploadError>>>,
     answered: Condvar,
+}
+
+/// What the runtime says of a module that it has stored.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct StoredModule {
+    /// The id under which it did.
+    #[serde(default)]
+    pub(super) module_id: Option<String>,
+}
+
+/// What the runtime says of itself.
+#[derive(Debug, Default, Deserialize)]
+struct RuntimeStats {
+    #[serde(default)]
+    memory_bytes: u64,
+}
+
+/// When the runtime is asked what its controllers use: again and again as long as there are any, and until the memory of the
+/// last ones is back.
+#[derive(Debug, Default)]
+struct StatsPolls {
+    due: Option<Instant>,
+}
+
+impl StatsPolls {
+    /// How long nothing is to be done.
+    fn time(&mut self, epoch: &Epoch) -> Duration {
+        let uses = epoch.own && (!epoch.table().is_empty() || epoch.memory.bytes() > 0);
+        if !uses && self.due.is_none() {
+            return LONGEST;
+        }
+        let now = Instant::now();
+        let due = self.due.get_or_insert(now + STATS_EVERY);
+        due.saturating_duration_since(now)
+    }
+
+    /// Whether it is time.
+    fn take_due(&mut self) -> bool {
+        let is_due = self.due.is_some_and(|due| due <= Instant::now());
+        if is_due {
+            self.due = None;
+        }
+        is_due
+    }
 }
 
 /// Why a module was not taken.
@@ -72,7 +118,7 @@ pub(super) enum UploadError {
 }
 
 /// An instance that is starting.
-pub(super) struct Starting {
+pub(super) struct StartingInstance {
     /// Names it on the wire.
     pub(super) request: String,
     prompt: Vec<Token>,
@@ -82,13 +128,13 @@ pub(super) struct Starting {
 
 #[derive(Default)]
 struct StartState {
-    result: Option<Result<Started, CallFailure>>,
+    result: Option<Result<StartedInstance, CallFailure>>,
     /// Nobody waits for it any more.
     abandoned: bool,
 }
 
 /// An instance that has started.
-pub(super) struct Started {
+pub(super) struct StartedInstance {
     /// Its sequence.
     pub(super) id: u64,
     /// Replaces the prompt.
@@ -116,12 +162,12 @@ impl SideQueue {
         user: WireAuth<'_>,
         module: &[u8],
         limit: Duration,
-    ) -> Result<Value, UploadError> {
+    ) -> Result<StoredModule, UploadError> {
         use base64::Engine as _;
         let binary = base64::engine::general_purpose::STANDARD.encode(module);
-        let upload = Arc::new(Upload::default());
+        let upload = Arc::new(PendingUpload::default());
         let op = SideOp::MkModule { binary };
-        if !self.push(user, op, limit, Purpose::Upload(Arc::clone(&upload))) {
+        if !self.push(user, op, limit, SidePurpose::Upload(Arc::clone(&upload))) {
             return Err(UploadError::Lost);
         }
         let mut answer = upload.answer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,9 +189,9 @@ impl SideQueue {
         call: StartCall<'_>,
         limit: Duration,
         waker: &Arc<dyn StepWaker>,
-    ) -> Arc<Starting> {
+    ) -> Arc<StartingInstance> {
         let request = format!("r{}", self.next_number());
-        let starting = Arc::new(Starting {
+        let starting = Arc::new(StartingInstance {
             request: request.clone(),
             prompt: call.prompt.to_vec(),
             waker: Arc::clone(waker),
@@ -157,7 +203,12 @@ impl SideQueue {
             module_id: call.module,
             module_arg: call.arg,
         };
-        if !self.push(call.user, op, limit, Purpose::Start(Arc::clone(&starting))) {
+        if !self.push(
+            call.user,
+            op,
+            limit,
+            SidePurpose::Start(Arc::clone(&starting)),
+        ) {
             starting.set(Err(lost()));
         }
         starting
@@ -166,7 +217,12 @@ impl SideQueue {
     /// Lets the runtime drop an instance that no sequence was bound to.
     pub(super) fn abandon(&self, request: &str, limit: Duration) {
         let op = SideOp::Drop { req_id: request };
-        self.push(NOBODY, op, limit, Purpose::Nothing);
+        self.push(NOBODY, op, limit, SidePurpose::Nothing);
+    }
+
+    /// Asks what the runtime's controllers use.
+    fn ask_for_stats(&self, limit: Duration) {
+        self.push(NOBODY, SideOp::Stats {}, limit, SidePurpose::Stats);
     }
 
     fn next_number(&self) -> u64 {
@@ -175,7 +231,13 @@ impl SideQueue {
         state.last_rid
     }
 
-    fn push(&self, user: WireAuth<'_>, op: SideOp<'_>, limit: Duration, purpose: Purpose) -> bool {
+    fn push(
+        &self,
+        user: WireAuth<'_>,
+        op: SideOp<'_>,
+        limit: Duration,
+        purpose: SidePurpose,
+    ) -> bool {
         let rid = self.next_number().to_string();
         // Without the lock: a module is long.
         let message = SideRequest {
@@ -213,8 +275,10 @@ impl SideQueue {
         }
     }
 
-    /// Waits for something to do. `None`: closed. `Some(None)`: there are answers to wait for.
-    fn next(&self) -> Option<Option<SideJob>> {
+    /// Waits for something to do, but not longer than `time`. `None`: closed. `Some(None)`: there are answers to wait for,
+    /// or the time has passed.
+    fn next(&self, time: Duration) -> Option<Option<SideJob>> {
+        let end = Instant::now() + time;
         let mut state = self.state();
         loop {
             if state.closed {
@@ -230,18 +294,22 @@ impl SideQueue {
                     .insert(job.rid.clone(), PendingJob { until, purpose });
                 return Some(Some(job));
             }
-            if !state.pending.is_empty() {
+            let left = end.saturating_duration_since(Instant::now());
+            if !state.pending.is_empty() || left.is_zero() {
                 return Some(None);
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn take(&self, rid: &str) -> Option<Purpose> {
+    fn take(&self, rid: &str) -> Option<SidePurpose> {
         Some(self.state().pending.remove(rid)?.purpose)
+    }
+
+    /// Whether there may be answers.
+    fn is_asked(&self) -> bool {
+        !self.state().pending.is_empty()
     }
 
     fn is_overdue(&self) -> bool {
@@ -250,7 +318,7 @@ impl SideQueue {
     }
 }
 
-impl Purpose {
+impl SidePurpose {
     fn fail(&self, failure: &CallFailure) {
         match self {
             Self::Upload(upload) => upload.set(Err(UploadError::Lost)),
@@ -258,25 +326,25 @@ impl Purpose {
                 starting.set(Err(failure.clone()));
                 starting.waker.wake();
             }
-            Self::Nothing => {}
+            Self::Stats | Self::Nothing => {}
         }
     }
 }
 
-impl Upload {
-    fn set(&self, result: Result<Value, UploadError>) {
+impl PendingUpload {
+    fn set(&self, result: Result<StoredModule, UploadError>) {
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         self.answered.notify_all();
     }
 }
 
-impl Starting {
+impl StartingInstance {
     fn state(&self) -> MutexGuard<'_, StartState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores the result; returns it if nobody waits for it.
-    fn set(&self, result: Result<Started, CallFailure>) -> Option<Started> {
+    fn set(&self, result: Result<StartedInstance, CallFailure>) -> Option<StartedInstance> {
         let mut state = self.state();
         if state.abandoned {
             return result.ok();
@@ -286,12 +354,12 @@ impl Starting {
     }
 
     /// The result, once.
-    pub(super) fn poll(&self) -> Option<Result<Started, CallFailure>> {
+    pub(super) fn poll(&self) -> Option<Result<StartedInstance, CallFailure>> {
         self.state().result.take()
     }
 
     /// Nobody waits for it any more. Returns the instance if it has started.
-    pub(super) fn abandon(&self) -> Option<Started> {
+    pub(super) fn abandon(&self) -> Option<StartedInstance> {
         let mut state = self.state();
         state.abandoned = true;
         state.result.take()?.ok()
@@ -301,7 +369,8 @@ impl Starting {
 /// Serves the side channel of `epoch` until its process ends, or has to be ended.
 pub(super) fn run(epoch: &Epoch, mut wire: SideWire) {
     let mut answer = Vec::new();
-    while let Some(job) = epoch.side.next() {
+    let mut polls = StatsPolls::default();
+    while let Some(job) = epoch.side.next(polls.time(epoch)) {
         if let Some(job) = job
             && !send(epoch, &mut wire, &job)
         {
@@ -310,7 +379,7 @@ pub(super) fn run(epoch: &Epoch, mut wire: SideWire) {
         let until = Instant::now() + SLICE;
         // `receive` does not look at the time while there is a message: one that answers without end must not keep its limits
         // from being looked at.
-        while Instant::now() < until {
+        while epoch.side.is_asked() && Instant::now() < until {
             match wire.responses.receive(&mut answer, Some(until)) {
                 Ok(Received::Message) => match Reply::parse(&answer) {
                     Ok(reply) => take(epoch, reply),
@@ -322,6 +391,11 @@ pub(super) fn run(epoch: &Epoch, mut wire: SideWire) {
                 }
                 Err(error) => return epoch.kill(&error.to_string()),
             }
+        }
+        answer.clear();
+        answer.shrink_to(ANSWER_BYTES_KEPT);
+        if polls.take_due() {
+            epoch.side.ask_for_stats(epoch.limits.upload);
         }
         if epoch.side.is_overdue() {
             return epoch.kill("it did not answer on the side channel in time");
@@ -355,18 +429,27 @@ fn send(epoch: &Epoch, wire: &mut SideWire, job: &SideJob) -> bool {
     }
 }
 
-fn take(epoch: &Epoch, reply: Reply) {
+fn take(epoch: &Epoch, reply: Reply<'_>) {
     // One without an id, or with another's, is for nobody: what was asked for runs out of time.
     let purpose = reply.rid.and_then(|rid| epoch.side.take(&rid));
     match purpose {
-        Some(Purpose::Upload(upload)) => upload.set(reply.data.map_err(UploadError::Refused)),
-        Some(Purpose::Start(starting)) => begun(epoch, &starting, reply.data),
-        Some(Purpose::Nothing) => {}
+        Some(SidePurpose::Upload(upload)) => {
+            // Of another shape it names no module.
+            let stored = reply.data.map(|data| data.read().unwrap_or_default());
+            upload.set(stored.map_err(UploadError::Refused));
+        }
+        Some(SidePurpose::Start(starting)) => begun(epoch, &starting, reply.data),
+        Some(SidePurpose::Stats) => {
+            let stats = reply.data.ok().and_then(|data| data.read().ok());
+            let RuntimeStats { memory_bytes } = stats.unwrap_or_default();
+            epoch.memory.set(memory_bytes);
+        }
+        Some(SidePurpose::Nothing) => {}
         None => tracing::debug!("an answer of the runtime belongs to no request"),
     }
 }
 
-fn begun(epoch: &Epoch, starting: &Arc<Starting>, data: Result<Value, ReplyError>) {
+fn begun(epoch: &Epoch, starting: &Arc<StartingInstance>, data: Result<ReplyData<'_>, ReplyError>) {
     let p2 = epoch.table().dialect() == Abi::P2;
     let (result, report) = match data {
         Err(error) => (
@@ -382,7 +465,7 @@ fn begun(epoch: &Epoch, starting: &Arc<Starting>, data: Result<Value, ReplyError
             _ => None,
         };
         let waker = Arc::clone(&starting.waker);
-        Started {
+        StartedInstance {
             id: epoch.table().insert(starting.request.clone(), waker),
             prompt: prompt.filter(|prompt| *prompt != starting.prompt),
             report,
@@ -411,5 +494,8 @@ const NOBODY: WireAuth<'static> = WireAuth {
 const PENDING_MAX: usize = 128;
 /// Requests that are not sent yet.
 const QUEUE_MAX: usize = 1_024;
+/// How old the memory in metrics may be, which are usually read every 15 s.
+const STATS_EVERY: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(3600);
 /// How long a new request may wait while answers are awaited.
 const SLICE: Duration = Duration::from_millis(5);

@@ -8,7 +8,6 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
     CONTROLLER_ARG_BYTES_MAX, Steer, SteerCall, SteerRefusal, SteerSource, SteerUser,
 };
-use serde_json::Value;
 
 use super::epoch::Epoch;
 use super::options::{RemoteOptions, RemoteStart};
@@ -57,23 +56,34 @@ impl RemoteControllers {
     }
 
     /// Lets the runtime have a module, which is uploaded at most once to each process.
-    fn mirror(&self, epoch: &Epoch, user: WireAuth<'_>, module: ModuleId) -> Result<(), Missing> {
+    fn mirror(
+        &self,
+        epoch: &Epoch,
+        user: WireAuth<'_>,
+        module: ModuleId,
+    ) -> Result<(), NotMirrored> {
         let id = module.to_string();
         if self.runtime.options().command.own || epoch.uploaded().contains(&id) {
             return Ok(());
         }
-        let bytes = self.modules.bytes(module).map_err(Missing::Refused)?;
+        // One after the other: each is in memory three times while it is sent, and requests that come together often want
+        // the same one.
+        let _turn = epoch.upload_turn();
+        if epoch.uploaded().contains(&id) {
+            return Ok(());
+        }
+        let bytes = self.modules.bytes(module).map_err(NotMirrored::Refused)?;
         let answer = epoch.side.upload(user, &bytes, epoch.limits.upload);
-        let data = match answer {
-            Ok(data) => data,
-            Err(UploadError::Lost) => return Err(Missing::Lost),
+        let stored = match answer {
+            Ok(stored) => stored,
+            Err(UploadError::Lost) => return Err(NotMirrored::Lost),
             Err(UploadError::Refused(error)) => {
-                return Err(Missing::Refused(refusal(&error.text, error.is_user)));
+                return Err(NotMirrored::Refused(refusal(&error.text, error.is_user)));
             }
         };
-        if data.get("module_id").and_then(Value::as_str) != Some(&id) {
+        if stored.module_id.as_ref() != Some(&id) {
             let text = "the runtime stored the module under another id";
-            return Err(Missing::Refused(refusal(text, false)));
+            return Err(NotMirrored::Refused(refusal(text, false)));
         }
         epoch.uploaded().insert(id);
         Ok(())
@@ -81,7 +91,7 @@ impl RemoteControllers {
 }
 
 /// Why the runtime does not have a module.
-enum Missing {
+enum NotMirrored {
     Refused(SteerRefusal),
     /// The process ended meanwhile.
     Lost,
@@ -136,8 +146,8 @@ impl SteerSource for RemoteControllers {
             let epoch = self.runtime.epoch()?;
             match self.mirror(&epoch, user, module) {
                 Ok(()) => return Ok(Box::new(RemoteSteer::new(epoch, module, call))),
-                Err(Missing::Refused(refusal)) => return Err(refusal),
-                Err(Missing::Lost) => {}
+                Err(NotMirrored::Refused(refusal)) => return Err(refusal),
+                Err(NotMirrored::Lost) => {}
             }
         }
         Err(unavailable())

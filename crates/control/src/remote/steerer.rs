@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
@@ -12,8 +13,8 @@ use sapwood_proto::steer::{
 use super::epoch::{Epoch, lost};
 use super::reply::CallResult;
 use super::request::WireAuth;
-use super::side::{StartCall, Starting, drop_abandoned};
-use crate::host::{MidReturned, Returned};
+use super::side::{StartCall, StartingInstance, drop_abandoned};
+use crate::host::{MidReturned, Returned, Waiting};
 use crate::module::{Abi, ModuleId};
 use crate::steer::p2::{self, Following};
 use crate::steer::{add_report, failure_of, unexpected};
@@ -31,7 +32,7 @@ pub(super) struct RemoteSteer {
 enum SteerPlace {
     /// Not there.
     New(Box<NewSequence>),
-    Starting(Arc<Starting>),
+    Starting(Arc<StartingInstance>),
     /// In the table, under this id.
     There(u64),
     Failed,
@@ -57,6 +58,11 @@ enum RemoteSteps {
         following: Vec<Following>,
         /// To be appended in the next step.
         forced: Vec<Token>,
+        /// What the last result, which had no effect, waits for. The runtime answers without running the callback until
+        /// that is over.
+        wait: Option<Waiting>,
+        /// The answer that ended the wait.
+        answered: Option<CallResult>,
     },
 }
 
@@ -79,6 +85,8 @@ impl RemoteSteer {
                 Abi::P2 => RemoteSteps::P2 {
                     following: Vec::new(),
                     forced: Vec::new(),
+                    wait: None,
+                    answered: None,
                 },
             },
             watched: call.watched,
@@ -134,9 +142,34 @@ impl RemoteSteer {
             return Err(failure_of(lost));
         }
         match &mut self.steps {
-            RemoteSteps::P2 { forced, .. } => Ok(Some(Pre::Run {
-                fast_forward: std::mem::take(forced),
-            })),
+            RemoteSteps::P2 {
+                forced,
+                wait,
+                answered,
+                ..
+            } => {
+                if let Some(waiting) = wait
+                    && answered.is_none()
+                {
+                    match table.poll_mid(id) {
+                        Some(result)
+                            if !still_waits(&result) || waiting.is_over(Instant::now()) =>
+                        {
+                            *answered = Some(result);
+                        }
+                        // Asked again in the next step: at once would be as often as it can answer.
+                        Some(_) => return Ok(Some(Pre::Wait)),
+                        None => {
+                            table.ask_mid(id, now);
+                            return Ok(Some(Pre::Wait));
+                        }
+                    }
+                }
+                *wait = None;
+                Ok(Some(Pre::Run {
+                    fast_forward: std::mem::take(forced),
+                }))
+            }
             RemoteSteps::P1 { .. } => match table.poll_pre(id) {
                 Some(result) => pre_of(result).map(Some),
                 None => {
@@ -154,14 +187,27 @@ impl RemoteSteer {
         {
             return instead.map(Some);
         }
-        let Some(result) = self.epoch.table().poll_mid(id) else {
+        let answered = match &mut self.steps {
+            RemoteSteps::P1 { .. } => None,
+            RemoteSteps::P2 { answered, .. } => answered.take(),
+        };
+        let answered = answered.or_else(|| self.epoch.table().poll_mid(id));
+        let Some(result) = answered else {
             return self.ask_again(id);
         };
         let returned = result.map_err(|failure| failure_of(&failure))?;
         match (&mut self.steps, returned) {
             (RemoteSteps::P1 { .. }, Returned::Mid(returned)) => Ok(Some(mid_of(returned))),
-            (RemoteSteps::P2 { following, .. }, Returned::Branches(branches)) => {
-                p2::decide(branches, following).map(Some)
+            (
+                RemoteSteps::P2 {
+                    following, wait, ..
+                },
+                Returned::Branches(branches),
+            ) => {
+                let mid = p2::decide(branches, following)?;
+                // Of this sequence: branch 0.
+                *wait = following.first().and_then(|it| it.wait().cloned());
+                Ok(Some(mid))
             }
             _ => Err(unexpected()),
         }
@@ -241,6 +287,12 @@ impl Steer for RemoteSteer {
             *instead = Some(mid_instead(unasked, known));
             return;
         }
+        if let RemoteSteps::P2 {
+            answered: Some(_), ..
+        } = &self.steps
+        {
+            return;
+        }
         table.ask_mid(id, self.epoch.now());
     }
 
@@ -266,7 +318,14 @@ impl Steer for RemoteSteer {
                     table.happened(id, appended);
                 }
             }
-            RemoteSteps::P2 { following, forced } => {
+            RemoteSteps::P2 {
+                following,
+                forced,
+                wait,
+                answered,
+            } => {
+                // Also where another steerer has changed the text of a sequence that waits.
+                (*wait, *answered) = (None, None);
                 table.happened(id, appended);
                 // Of the parent, branch 0; a fork has its own at this place.
                 let following = std::mem::take(following).into_iter().next();
@@ -295,10 +354,17 @@ impl Steer for RemoteSteer {
                 instead: None,
                 known: None,
             },
-            RemoteSteps::P2 { following, forced } => RemoteSteps::P2 {
-                following: following.get(index as usize).cloned().into_iter().collect(),
-                forced: forced.clone(),
-            },
+            RemoteSteps::P2 {
+                following, forced, ..
+            } => {
+                let following = following.get(index as usize).cloned();
+                RemoteSteps::P2 {
+                    wait: following.as_ref().and_then(|it| it.wait().cloned()),
+                    following: following.into_iter().collect(),
+                    forced: forced.clone(),
+                    answered: None,
+                }
+            }
         };
         Ok(Box::new(Self {
             epoch: Arc::clone(&self.epoch),
@@ -342,8 +408,22 @@ impl fmt::Debug for RemoteSteer {
     }
 }
 
+/// Whether nothing happens to the sequence but that it waits.
+fn still_waits(result: &CallResult) -> bool {
+    let branches = match result {
+        Ok(Returned::Branches(branches)) => &branches[..],
+        _ => return false,
+    };
+    matches!(branches, [only] if only.is_noop() && only.wait.is_some())
+}
+
 fn pre_of(result: CallResult) -> Steered<Pre> {
     match result.map_err(|failure| failure_of(&failure))? {
+        Returned::Pre {
+            suspend: true,
+            wait: Some(_),
+            ..
+        } => Ok(Pre::Wait),
         Returned::Pre { suspend: true, .. } => Ok(Pre::Suspend),
         Returned::Pre { num_forks: 0, .. } => Ok(Pre::Stop),
         Returned::Pre {

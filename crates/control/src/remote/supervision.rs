@@ -15,13 +15,13 @@ use sapwood_proto::time::Time;
 /// The life of a runtime, over all of its processes.
 #[derive(Debug)]
 pub(super) struct Supervision {
-    phase: Phase,
+    phase: SupervisionPhase,
     /// Within the last [`DEATHS_WINDOW`].
     deaths: VecDeque<Time>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum SupervisionPhase {
     Starting,
     Running,
     Waiting { until: Time, unavailable: bool },
@@ -31,14 +31,14 @@ impl Supervision {
     /// A runtime that is being started for the first time.
     pub(super) const fn new() -> Self {
         Self {
-            phase: Phase::Starting,
+            phase: SupervisionPhase::Starting,
             deaths: VecDeque::new(),
         }
     }
 
     /// The process has answered as it should.
     pub(super) const fn ready(&mut self) {
-        self.phase = Phase::Running;
+        self.phase = SupervisionPhase::Running;
     }
 
     /// The process has ended, or could not be started. Returns when to start the next one.
@@ -64,7 +64,7 @@ impl Supervision {
                 .min(BACK_OFF_MAX)
         };
         let until = now + wait;
-        self.phase = Phase::Waiting { until, unavailable };
+        self.phase = SupervisionPhase::Waiting { until, unavailable };
         until
     }
 
@@ -72,7 +72,7 @@ impl Supervision {
     pub(super) const fn starting(&mut self) {
         // A probe keeps the phase: requests are refused until it has succeeded.
         if !self.is_unavailable() {
-            self.phase = Phase::Starting;
+            self.phase = SupervisionPhase::Starting;
         }
     }
 
@@ -80,7 +80,7 @@ impl Supervision {
     pub(super) const fn is_unavailable(&self) -> bool {
         matches!(
             self.phase,
-            Phase::Waiting {
+            SupervisionPhase::Waiting {
                 unavailable: true,
                 ..
             }

@@ -24,7 +24,8 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Appended, StepReport, StepWaker};
 use sapwood_proto::time::Time;
 
-use self::entry::{Ask, Entry, Place};
+use self::entry::{AskState, SequencePlace, TableEntry};
+use super::numbers::{CountedSequence, RemoteNumbers};
 use super::reply::{CallResult, ReplyError, StepResults};
 use super::request::MainRequest;
 use crate::host::{CallFailure, Returned};
@@ -36,22 +37,23 @@ pub(super) struct RemoteTable {
     dialect: Abi,
     /// Ops of one request, for which the region of masks has rows.
     ops_max: usize,
-    entries: BTreeMap<u64, Entry>,
+    numbers: Arc<RemoteNumbers>,
+    entries: BTreeMap<u64, TableEntry>,
     last_id: u64,
     queued_since: Option<Time>,
-    /// An entry may be [`Ask::Ready`].
+    /// An entry may be [`AskState::Ready`].
     ready: bool,
     /// Ids that the runtime does not know to be gone.
     freed: Vec<u64>,
     freed_since: Option<Time>,
-    sent: Option<Sent>,
+    sent: Option<SentRequest>,
     /// Requests whose instance no sequence was ever bound to.
     abandoned: Vec<String>,
     lost: Option<CallFailure>,
 }
 
 /// The request that is being answered.
-struct Sent {
+struct SentRequest {
     ids: Vec<u64>,
     freed: Vec<u64>,
     /// Every sequence that the runtime has meanwhile.
@@ -63,10 +65,11 @@ pub(super) type Wakers = Vec<Arc<dyn StepWaker>>;
 
 impl RemoteTable {
     /// A table of a runtime that speaks `dialect`.
-    pub(super) const fn new(dialect: Abi, ops_max: usize) -> Self {
+    pub(super) fn new(dialect: Abi, ops_max: usize, numbers: Arc<RemoteNumbers>) -> Self {
         Self {
             dialect,
             ops_max,
+            numbers,
             entries: BTreeMap::new(),
             last_id: 0,
             queued_since: None,
@@ -85,7 +88,7 @@ impl RemoteTable {
 
     /// Adds the sequence of an instance.
     pub(super) fn insert(&mut self, request: String, waker: Arc<dyn StepWaker>) -> u64 {
-        self.add(Place::Pending(request), waker)
+        self.add(SequencePlace::Pending(request), waker)
     }
 
     /// Adds a clone of a sequence; `index` is its number among the clones of this fork.
@@ -94,16 +97,16 @@ impl RemoteTable {
         let (waker, watched) = (Arc::clone(&of.waker), of.watched);
         // What its parent was not told yet is true of the clone as well.
         let happened = of.happened.clone();
-        let id = self.add(Place::Clone { parent, index }, waker);
+        let id = self.add(SequencePlace::Clone { parent, index }, waker);
         if let Some(entry) = self.entries.get_mut(&id) {
             (entry.happened, entry.watched) = (happened, watched);
         }
         Some(id)
     }
 
-    fn add(&mut self, place: Place, waker: Arc<dyn StepWaker>) -> u64 {
+    fn add(&mut self, place: SequencePlace, waker: Arc<dyn StepWaker>) -> u64 {
         self.last_id += 1;
-        let entry = Entry::new(place, waker);
+        let entry = TableEntry::new(place, waker, CountedSequence::new(&self.numbers));
         self.entries.insert(self.last_id, entry);
         self.last_id
     }
@@ -131,10 +134,10 @@ impl RemoteTable {
     /// Asks for the next step of a sequence (P1).
     pub(super) fn ask_pre(&mut self, id: u64, now: Time) {
         if let Some(entry) = self.entries.get_mut(&id)
-            && entry.pre == Ask::None
+            && entry.pre == AskState::None
             && entry.pre_result.is_none()
         {
-            entry.pre = Ask::Queued;
+            entry.pre = AskState::Queued;
             self.queued_since.get_or_insert(now);
         }
     }
@@ -146,12 +149,12 @@ impl RemoteTable {
         };
         // A clone may have an answer already.
         let wanted = match entry.mid {
-            Ask::None => entry.mid_result.is_none(),
-            Ask::Sent => entry.mid_is_stale,
-            Ask::Queued | Ask::Ready => false,
+            AskState::None => entry.mid_result.is_none(),
+            AskState::Sent => entry.mid_is_stale,
+            AskState::Queued | AskState::Ready => false,
         };
         if wanted {
-            entry.mid = Ask::Queued;
+            entry.mid = AskState::Queued;
             self.queued_since.get_or_insert(now);
         }
     }
@@ -163,8 +166,8 @@ impl RemoteTable {
         }
         for entry in self.entries.values_mut() {
             for ask in [&mut entry.pre, &mut entry.mid] {
-                if *ask == Ask::Queued {
-                    *ask = Ask::Ready;
+                if *ask == AskState::Queued {
+                    *ask = AskState::Ready;
                 }
             }
         }
@@ -210,7 +213,7 @@ impl RemoteTable {
     pub(super) fn free(&mut self, id: u64, now: Time) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.dropped = true;
-            entry.pre = Ask::None;
+            entry.pre = AskState::None;
         }
         self.sweep(now);
     }
@@ -233,20 +236,20 @@ impl RemoteTable {
                 continue;
             }
             match self.entries.remove(&id).map(|entry| entry.place) {
-                Some(Place::Live) => {
+                Some(SequencePlace::Live) => {
                     self.freed.push(id);
                     self.freed_since.get_or_insert(now);
                 }
-                Some(Place::Pending(request)) => self.abandoned.push(request),
-                Some(Place::Clone { .. }) | None => {}
+                Some(SequencePlace::Pending(request)) => self.abandoned.push(request),
+                Some(SequencePlace::Clone { .. }) | None => {}
             }
         }
     }
 
     fn has_clones(&self, id: u64) -> bool {
-        self.entries
-            .range(id + 1..)
-            .any(|(_, entry)| matches!(entry.place, Place::Clone { parent, .. } if parent == id))
+        self.entries.range(id + 1..).any(
+            |(_, entry)| matches!(entry.place, SequencePlace::Clone { parent, .. } if parent == id),
+        )
     }
 
     /// Instances that the runtime may drop.
@@ -293,8 +296,8 @@ impl RemoteTable {
             self.freed_since = None;
         }
         let live = self.entries.iter();
-        let live = live.filter(|(_, entry)| entry.place == Place::Live);
-        self.sent = Some(Sent {
+        let live = live.filter(|(_, entry)| entry.place == SequencePlace::Live);
+        self.sent = Some(SentRequest {
             ids: request.ids(),
             freed,
             live: live.map(|(id, _)| *id).collect(),
@@ -330,7 +333,7 @@ impl RemoteTable {
             }
         }
         for entry in self.entries.values_mut() {
-            if entry.pre == Ask::Sent || entry.mid == Ask::Sent {
+            if entry.pre == AskState::Sent || entry.mid == AskState::Sent {
                 let text = "the runtime did not answer for this sequence";
                 entry.fail(CallFailure::new(ErrorReason::BAD_RESULT, text), &mut woken);
             }

@@ -75,6 +75,8 @@ impl Setup {
             },
             forks: 4,
             model: model(),
+            numbers: Arc::default(),
+            step_observer: Arc::new(|_| {}),
         };
         let modules = Arc::new(OneModule);
         let controllers = RemoteControllers::new(options, modules, RemoteStart::OnDemand);
@@ -129,26 +131,43 @@ impl Stub {
 
     /// A process that shakes hands and takes a module.
     fn ready(reports: &Path) -> Self {
+        Self::ready_as(reports, &json!({"vocab_size": model().vocabulary()}))
+    }
+
+    /// As [`Stub::ready`], and it speaks P2.
+    fn ready_p2(reports: &Path) -> Self {
+        let tokens = json!({"vocab_size": model().vocabulary(), "eos_token_id": 0});
+        Self::ready_as(reports, &tokens)
+    }
+
+    fn ready_as(reports: &Path, tokens: &Value) -> Self {
         let mut stub = Self::start(reports);
-        stub.handshake();
+        stub.handshake(tokens);
         let upload = stub.side(&json!({"module_id": ModuleId::of(MODULE).to_string()}));
         assert_eq!(upload["op"], "mk_module");
         assert_eq!(upload["binary"], "AQID");
         stub
     }
 
-    fn handshake(&mut self) {
+    fn handshake(&mut self, tokens: &Value) {
         assert_eq!(self.request()["op"], "ping");
         self.answer(json!({"pong": 1}));
         assert_eq!(self.request()["op"], "tokens");
-        self.answer(json!({"vocab_size": model().vocabulary()}));
+        self.answer(tokens.clone());
     }
 
     fn request(&mut self) -> Value {
-        let (mut message, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
-        let received = self.wire.requests.receive(&mut message, Some(until));
-        assert_eq!(received, Ok(Received::Message));
-        serde_json::from_slice(&message).unwrap()
+        let request = self.next_request(Instant::now() + Duration::from_secs(60));
+        request.expect("a request")
+    }
+
+    fn next_request(&mut self, until: Instant) -> Option<Value> {
+        let mut message = Vec::new();
+        match self.wire.requests.receive(&mut message, Some(until)) {
+            Ok(Received::Message) => Some(serde_json::from_slice(&message).unwrap()),
+            Ok(Received::Nothing) => None,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn answer(&mut self, data: Value) {
@@ -255,6 +274,57 @@ fn ai_854_a_step_is_two_messages_of_p1() {
     assert!(stub.is_gone());
 }
 
+/// As in this process: it is no suspension, and goes on as soon as the runtime's answer is another one.
+#[test]
+fn ai_1005_a_sequence_waits_for_what_only_the_runtime_sees() {
+    let setup = Setup::new(Duration::from_secs(60));
+    let (steer, mut stub) = setup.open(Stub::ready_p2);
+    let (mut steer, bell) = (steer.unwrap(), Arc::new(Bell::default()));
+    let waker: Arc<dyn StepWaker> = Arc::clone(&bell) as _;
+    steer.begin(&[1, 2], &waker);
+    stub.side(&json!({"error": "", "result": {"prompt": [1, 2]}}));
+    assert!(bell.wait(|| steer.begin_poll().transpose()).is_ok());
+    steer.bind(1);
+    let run = || {
+        Ok(Some(Pre::Run {
+            fast_forward: Vec::new(),
+        }))
+    };
+    assert_eq!(steer.pre(), run());
+    steer.mid_begin(&[1]);
+    steer.flush();
+    let answer = |request: &Value, branches: Value| {
+        let id = request["ops"][0]["id"].to_string();
+        json!({"seqs": {id: {"error": "", "result": {"branches": branches}}}, "dtype": "f32",
+               "first_mask_byte_offset": 0, "mask_num_bytes": 0, "mask_num_elts": 0, "num_masks": 0})
+    };
+    let waits = json!([{"splices": [{}], "wait": ["a"]}]);
+    let request = stub.request();
+    stub.answer(answer(&request, waits.clone()));
+    let mid = bell.wait(|| steer.mid_poll().transpose());
+    assert_eq!(mid, Ok(Mid::One(Branch::Noop)));
+    for branches in [waits.clone(), waits, json!([])] {
+        let request = bell.wait(|| {
+            assert_eq!(steer.pre(), Ok(Some(Pre::Wait)));
+            steer.flush();
+            stub.next_request(Instant::now())
+        });
+        assert_eq!(request["ops"][0]["tokens"], json!([]));
+        stub.answer(answer(&request, branches));
+    }
+    let pre = bell.wait(|| match steer.pre() {
+        Ok(Some(Pre::Wait)) => None,
+        other => Some(other),
+    });
+    assert_eq!(pre, run());
+    steer.mid_begin(&[1]);
+    assert_eq!(
+        steer.mid_poll(),
+        Ok(Some(Mid::Stop)),
+        "which was the answer"
+    );
+}
+
 /// What a runtime does instead of answering a step.
 #[derive(Clone, Copy, Debug)]
 enum Misdeed {
@@ -320,7 +390,7 @@ fn ai_850_a_runtime_that_refuses_a_module_refuses_the_request() {
     let setup = Setup::new(Duration::from_secs(60));
     let (refused, stub) = setup.open(|reports| {
         let mut stub = Stub::start(reports);
-        stub.handshake();
+        stub.handshake(&json!({"vocab_size": model().vocabulary()}));
         let (mut message, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
         let received = stub.wire.side_requests.receive(&mut message, Some(until));
         assert_eq!(received, Ok(Received::Message));

@@ -47,8 +47,8 @@ pub(crate) trait Launcher: Send + Sync + 'static {
     /// The size of the vocabulary.
     fn vocabulary(&self) -> usize;
 
-    /// The memory of all controllers, in bytes.
-    fn memory_bytes(&self) -> usize;
+    /// Bytes of memory of all controllers.
+    fn memory_bytes(&self) -> u64;
 }
 
 /// What an instance is started with.

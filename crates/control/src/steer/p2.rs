@@ -39,6 +39,11 @@ pub(crate) struct Following {
 }
 
 impl Following {
+    /// What a branch without effect waits for.
+    pub(crate) const fn wait(&self) -> Option<&Waiting> {
+        self.wait.as_ref()
+    }
+
     /// The tokens that follow `sampled`.
     pub(crate) fn after(self, sampled: Token) -> Vec<Token> {
         if self.unless.contains(&sampled) {

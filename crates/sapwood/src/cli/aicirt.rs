@@ -68,6 +68,9 @@ pub(super) struct AicirtCommand {
     /// Linear memory of one controller
     #[arg(long, default_value_t = 64, value_name = "MIB")]
     wasm_max_memory: u32,
+    /// Memory of all controllers together
+    #[arg(long, default_value_t = 4096, value_name = "MIB")]
+    wasm_max_memory_total: u32,
     /// Time for post and pre together (P1)
     #[arg(long, default_value_t = 4, value_name = "MS")]
     wasm_max_pre_step_time: u64,
@@ -252,6 +255,7 @@ impl AicirtCommand {
         };
         HostConfig {
             memory_bytes: (self.wasm_max_memory as usize) << 20,
+            memory_total_bytes: (self.wasm_max_memory_total as usize) << 20,
             init_time: Duration::from_millis(self.wasm_max_init_time),
             pre_step_time: times.pre_step,
             step_time,

@@ -16,7 +16,7 @@ use sapwood_control::trie::HostModel;
 use sapwood_control::wire::Synchronisation;
 use sapwood_proto::steer::{SteerRefusal, SteerUser};
 
-use super::{Shared, folder, nothing_stored};
+use super::{ModelParts, SharedControllers, folder, nothing_stored};
 use crate::config::controllers::{ControllersConfig, DialectSetting, RuntimeConfig, SyncSetting};
 use crate::trial;
 
@@ -25,10 +25,13 @@ use crate::trial;
 /// # Errors
 /// It is no runtime for this model; for people.
 pub(super) fn configured(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedControllers>,
     runtime: &RuntimeConfig,
-    model: Arc<HostModel>,
-    truncates: bool,
+    ModelParts {
+        model,
+        truncates,
+        step_observer,
+    }: ModelParts,
 ) -> Result<RemoteControllers, String> {
     let config = &shared.config;
     let mut args: Vec<OsString> = runtime.args.iter().map(OsString::from).collect();
@@ -57,6 +60,8 @@ pub(super) fn configured(
         limits: limits(config, STEP_OF_OTHERS),
         forks: config.forks,
         model,
+        numbers: Arc::clone(&shared.remote),
+        step_observer,
     };
     RemoteControllers::new(
         options,
@@ -70,9 +75,12 @@ pub(super) fn configured(
 /// # Errors
 /// There is no folder, or this program cannot be found; for people.
 pub(super) fn own(
-    shared: &Arc<Shared>,
-    model: Arc<HostModel>,
-    truncates: bool,
+    shared: &Arc<SharedControllers>,
+    ModelParts {
+        model,
+        truncates,
+        step_observer,
+    }: ModelParts,
 ) -> Result<RemoteControllers, String> {
     let config = &shared.config;
     let options = RemoteOptions {
@@ -84,12 +92,15 @@ pub(super) fn own(
         },
         dialect: Dialect::P2,
         synchronisation: Synchronisation::Futex,
-        // Modules do not travel; the longest message is a prompt.
-        message_bytes: 32 << 20,
+        // Half of it is for one message, of which the longest is an answer with the longest result for each of `ROWS`
+        // sequences. Pages that are never written cost nothing.
+        message_bytes: 128 << 20,
         mask_bytes: mask_bytes(&model, 1),
         limits: limits(config, Duration::ZERO),
         forks: config.forks,
         model,
+        numbers: Arc::clone(&shared.remote),
+        step_observer,
     };
     RemoteControllers::new(
         options,
@@ -107,6 +118,11 @@ fn arguments(config: &ControllersConfig, folder: &Path, truncates: bool) -> Vec<
     for (flag, value) in [
         ("--wasm-max-forks", u64::from(config.forks)),
         ("--wasm-max-memory", config.memory_bytes.div_ceil(1 << 20)),
+        // Rounded down: it is the limit, and at least that of one, which is checked.
+        (
+            "--wasm-max-memory-total",
+            (config.memory_bytes_total >> 20).clamp(1, u32::MAX.into()),
+        ),
         ("--wasm-max-step-time", config.step_ms),
         ("--wasm-max-init-time", config.init_ms),
     ] {
@@ -129,7 +145,7 @@ fn capabilities(truncates: bool) -> impl Iterator<Item = OsString> {
 }
 
 /// The modules of the server.
-struct ServerModules(Arc<Shared>);
+struct ServerModules(Arc<SharedControllers>);
 
 impl ServerModules {
     fn store(&self) -> Result<&Controllers<Host>, SteerRefusal> {

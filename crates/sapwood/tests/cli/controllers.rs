@@ -57,6 +57,53 @@ impl Steered {
     }
 }
 
+/// What a histogram without other labels has counted for the only model.
+fn counted(server: &Steered, name: &str) -> u64 {
+    let text = server.serving.get("/metrics", "");
+    let sample = format!("{name}_count{{model=\"parrot\"}} ");
+    let mut lines = text.lines();
+    let count = lines.find_map(|line| line.strip_prefix(&sample));
+    count
+        .unwrap_or_else(|| panic!("no {name}: {text}"))
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn oa_801_the_times_of_controllers_and_constraints_are_measured() {
+    let server = Steered::start("controllers-measured");
+    let [step, mask, compile] = [
+        "sapwood_controller_step_seconds",
+        "sapwood_constraint_mask_seconds",
+        "sapwood_constraint_compile_seconds",
+    ];
+    let ran = |arguments: &[&str]| {
+        let ran = server.command(&[&["controller", "run"], arguments].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+    };
+    let uploaded = server.command(&["controller", "upload", "stars.wasm", "--tag", "stars"]);
+    assert_eq!(uploaded.code, 0, "{uploaded:?}");
+    ran(&["stars", "--prompt", "x"]);
+    // Three stars: of each step `pre`, `mid` and `post`, and the start is none of them.
+    let steps = counted(&server, step);
+    assert!((6..=9).contains(&steps), "{steps}");
+    assert_eq!([mask, compile].map(|it| counted(&server, it)), [0; 2]);
+    for _ in 0..2 {
+        ran(&[
+            "sapwood:regex",
+            "--arg",
+            "a+b",
+            "--prompt",
+            "x",
+            "--max-tokens",
+            "4",
+        ]);
+    }
+    assert!(counted(&server, mask) >= 2);
+    assert_eq!(counted(&server, compile), 1, "the second finds it compiled");
+    assert_eq!(counted(&server, step), steps);
+}
+
 fn stored(here: &Path) -> Vec<String> {
     let files = std::fs::read_dir(here.join("store")).unwrap();
     files
@@ -360,7 +407,17 @@ fn ai_1017_a_module_is_tested_against_a_scripted_model() {
     );
     assert_eq!(results[2]["texts"], json!(["***"]));
     assert_eq!(results[2]["steps"], 3);
-    // A module that fails, one that is none, and tests that are none.
+}
+
+/// A module that fails, one that is none, and tests that are none.
+#[test]
+fn ai_1017_a_module_that_cannot_be_tested_is_refused() {
+    let here = folder("controller-test-refused");
+    std::fs::write(
+        here.join("stars.wasm"),
+        wat::parse_str(THREE_STARS).unwrap(),
+    )
+    .unwrap();
     let traps = THREE_STARS.replace(
         "(i32.store (i32.const 1028)",
         "unreachable (i32.store (i32.const 1028)",

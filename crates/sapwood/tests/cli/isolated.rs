@@ -35,6 +35,25 @@ const FORK: &str = r#"
       (else (call $ret (i32.const 256) (i32.const 15))))))
 "#;
 
+/// Waits for a variable that nobody writes, and stops when it is asked again.
+const WAITS: &str = r#"
+(module
+  (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
+  (import "env" "aici_host_return_logit_bias" (func $bias (param i32) (result i32)))
+  (memory (export "memory") 2)
+  (global $n (mut i32) (i32.const 0))
+  (data (i32.const 0) "{\"prompt\":[104]}")
+  (data (i32.const 64) "{\"branches\":[{\"splices\":[{\"backtrack\":0,\"ff_tokens\":[]}],\"wait\":[\"x\"]}]}")
+  (data (i32.const 256) "{\"branches\":[]}")
+  (func (export "aici_create") (result i32) (i32.const 1))
+  (func (export "aici_init_prompt") (param i32) (call $ret (i32.const 0) (i32.const 16)))
+  (func (export "aici_mid_process") (param i32)
+    (global.set $n (i32.add (global.get $n) (i32.const 1)))
+    (if (i32.eq (global.get $n) (i32.const 1))
+      (then (call $ret (i32.const 64) (i32.const LENGTH)))
+      (else (call $ret (i32.const 256) (i32.const 15))))))
+"#;
+
 /// Flags of a runtime: a machine that is busy with other tests makes no step late.
 pub(crate) const PATIENT: &str =
     r#""--wasm-max-pre-step-time", "5000", "--wasm-max-step-time", "5000""#;
@@ -64,9 +83,20 @@ impl Isolated {
         let branches = r#"{"branches":[{"sample_mask":0,"temperature":null,"splices":[]},{"sample_mask":1,"temperature":null,"splices":[]}]}"#;
         let fork = FORK.replace("LENGTH", &branches.len().to_string());
         std::fs::write(here.join("fork.wasm"), wat::parse_str(fork).unwrap()).unwrap();
+        let waits = r#"{"branches":[{"splices":[{"backtrack":0,"ff_tokens":[]}],"wait":["x"]}]}"#;
+        let waits = WAITS.replace("LENGTH", &waits.len().to_string());
+        std::fs::write(here.join("waits.wasm"), wat::parse_str(waits).unwrap()).unwrap();
+        // 768 KiB, of which one fits into a MiB.
+        let big = THREE_STARS.replace(
+            "(memory (export \"memory\") 2)",
+            "(memory (export \"memory\") 12)",
+        );
+        assert_ne!(big, THREE_STARS);
+        let big = big.replace("(i32.const 3)", "(i32.const 1000000)");
+        std::fs::write(here.join("big.wasm"), wat::parse_str(big).unwrap()).unwrap();
         let serving = Serving::start(&here, &[]);
         let server = Self { here, serving };
-        for name in ["three", "endless", "fork"] {
+        for name in ["three", "endless", "fork", "waits", "big"] {
             let file = format!("{name}.wasm");
             let uploaded = server.command(&["controller", "upload", &file, "--tag", name]);
             assert_eq!(uploaded.code, 0, "{uploaded:?}");
@@ -140,6 +170,20 @@ impl Isolated {
 
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.serving.id()).unwrap()).unwrap()
+    }
+
+    /// A number of the metrics, of all labels together.
+    fn metric(&self, name: &str) -> f64 {
+        let text = self.serving.get("/metrics", "");
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let of_name = samples.filter_map(|line| {
+            let (sample, value) = line.rsplit_once(' ')?;
+            let whole = sample.split('{').next()? == name;
+            whole.then(|| value.parse::<f64>().unwrap())
+        });
+        let values: Vec<f64> = of_name.collect();
+        assert!(!values.is_empty(), "no {name}: {text}");
+        values.iter().sum()
     }
 
     /// The process that runs its controllers.
@@ -276,6 +320,56 @@ fn ai_851_a_runtime_that_stops_is_ended_in_time() {
     assert_eq!(rest.matches("runtime-lost").count(), 1, "{rest}");
     server.three_stars();
     server.end();
+}
+
+/// OA-801
+#[test]
+fn ai_701_metrics_and_limits_are_those_of_the_process_that_runs_controllers() {
+    let server = Isolated::start(
+        "isolated-metrics",
+        "isolation = \"process\"\nmemory_bytes_total = 1048576\nmemory_bytes = 1048576",
+        "tokens_per_s = 40.0",
+    );
+    assert_eq!(server.metric("sapwood_controllers_live"), 0.0);
+    let steered = |controller: &str| json!({"text_input": "x", "parameters": {"stream": true, "max_tokens": 3000, "controller": controller}});
+    let mut big = server.stream(&steered("big"));
+    read_until(&mut big, "\"text_output\":\"*\"");
+    assert_eq!(server.metric("sapwood_controllers_live"), 1.0);
+    assert!(server.metric("sapwood_controller_step_seconds_count") >= 1.0);
+    // A second one would take more than all may have, and a small one does not.
+    let mut refused = String::new();
+    server
+        .stream(&steered("big"))
+        .read_to_string(&mut refused)
+        .unwrap();
+    assert!(refused.contains("controller memory exhausted"), "{refused}");
+    server.three_stars();
+    // Asked for every other second, and there are 40 tokens in one.
+    while server.metric("sapwood_controller_memory_bytes") == 0.0 {
+        read_until(&mut big, "\"text_output\":\"*\"");
+    }
+    assert_eq!(server.metric("sapwood_controller_memory_bytes"), 786_432.0);
+    assert_eq!(server.metric("sapwood_runtime_restarts_total"), 0.0);
+    kill_process(server.runtime(), Signal::KILL).unwrap();
+    big.read_to_string(&mut refused).unwrap();
+    server.three_stars();
+    assert_eq!(server.metric("sapwood_runtime_restarts_total"), 1.0);
+    assert_eq!(server.metric("sapwood_controller_memory_bytes"), 0.0);
+    server.end();
+}
+
+/// Where it waits for what does not come, it is asked again after a second, and that is no deadlock.
+#[test]
+fn ai_1005_a_controller_in_another_process_waits_as_one_in_this_does() {
+    for isolation in ["process", "shared"] {
+        let server = Isolated::start(
+            &format!("isolated-waits-{isolation}"),
+            &format!("isolation = \"{isolation}\""),
+            "parallel = 4",
+        );
+        assert_eq!(server.run_texts("waits"), [""], "{isolation}");
+        server.end();
+    }
 }
 
 /// AI-303: either dialect, over either kind of shared memory, by this program under another name.

@@ -71,11 +71,22 @@ struct MetricSources {
     pools: Vec<(String, LmtpPool)>,
     /// The number of dropped log lines.
     log: Option<Arc<AtomicU64>>,
-    controllers: Option<ControllerNumbers>,
+    controllers: Option<ReadControllers>,
 }
 
-/// Reads how many controllers are live, and the bytes of memory that they have.
-pub type ControllerNumbers = Arc<dyn Fn() -> (u64, u64) + Send + Sync>;
+/// Reads the numbers of the process's controllers, without waiting for anything.
+pub type ReadControllers = Arc<dyn Fn() -> ControllerNumbers + Send + Sync>;
+
+/// Numbers of all controllers in WebAssembly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControllerNumbers {
+    /// Sequences that they steer now.
+    pub live: u64,
+    /// Bytes of memory that they have, all together.
+    pub memory_bytes: u64,
+    /// Processes that run them and were started after one that had ended.
+    pub restarts: u64,
+}
 
 /// The final counts of removed engines. They stay part of the sums, because a counter must never fall.
 #[derive(Clone, Copy, Default)]
@@ -290,8 +301,8 @@ impl ServerMetrics {
     }
 
     /// Adds the numbers of the process's controllers, which are read at each rendering.
-    pub fn watch_controllers(&self, numbers: ControllerNumbers) {
-        self.change(|watched| watched.controllers = Some(numbers));
+    pub fn watch_controllers(&self, read: ReadControllers) {
+        self.change(|watched| watched.controllers = Some(read));
     }
 
     /// The models of all kernels, those of upstreams included.
@@ -396,14 +407,16 @@ impl ServerMetrics {
                 dropped.load(Ordering::Relaxed),
             );
         }
-        if let Some(numbers) = &watched.controllers {
-            let (live, bytes) = numbers();
+        if let Some(read) = &watched.controllers {
+            let numbers = read();
             let help = "Sequences that a controller in Wasm steers now.";
             text.family(names::CONTROLLERS_LIVE, "gauge", help);
-            text.sample(names::CONTROLLERS_LIVE, &[], live);
+            text.sample(names::CONTROLLERS_LIVE, &[], numbers.live);
             let help = "Memory of the controllers in Wasm, all together.";
             text.family(names::CONTROLLER_MEMORY, "gauge", help);
-            text.sample(names::CONTROLLER_MEMORY, &[], bytes);
+            text.sample(names::CONTROLLER_MEMORY, &[], numbers.memory_bytes);
+            let help = "Processes of controllers that were started after one that had ended.";
+            text.counter(names::RUNTIME_RESTARTS, help, numbers.restarts);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use sapwood_proto::steer::WAIT_TIME_MAX;
 use serde::{Serialize, Serializer};
 
-use super::{Group, GroupMark, MemberNumber};
+use super::{Group, GroupMark, MemberNumber, VariablesLimits};
 
 /// A suspended controller waits: its callback is not run again before one of some variables changes, a sibling ends, or
 /// [`WAIT_TIME_MAX`] has passed.
@@ -36,6 +36,19 @@ impl Waiting {
             mark,
             member: Some(member),
             until: now + WAIT_TIME_MAX,
+        }
+    }
+
+    /// A wait that begins now for what only another process sees change, so that here only its time ends it.
+    pub(crate) fn in_other_process(names: Vec<String>) -> Self {
+        let group = Group::new(0, VariablesLimits::default());
+        let mark = group.mark();
+        Self {
+            group,
+            names: names.into(),
+            mark,
+            member: None,
+            until: Instant::now() + WAIT_TIME_MAX,
         }
     }
 
@@ -96,7 +109,6 @@ mod tests {
 
     use sapwood_proto::steer::VariableWrite;
 
-    use super::super::VariablesLimits;
     use super::*;
 
     fn set(group: &Group, name: &str, member: MemberNumber) {

@@ -82,7 +82,22 @@ fn sequence(result: Value) -> Value {
 }
 
 fn read(request: &MainRequest, live: &[u64], data: Value) -> Result<StepResults, Broken> {
-    read_step(request, live, data, &Region(vec![0xff; 64]), LIMITS)
+    read_in(request, live, &data, &Region(vec![0xff; 64]))
+}
+
+fn read_in(
+    request: &MainRequest,
+    live: &[u64],
+    data: &Value,
+    region: &Region,
+) -> Result<StepResults, Broken> {
+    let data = serde_json::value::to_raw_value(data).unwrap();
+    read_step(request, live, ReplyData(&data), region, LIMITS)
+}
+
+fn read_start(data: &Value) -> (CallResult, StepReport) {
+    let data = serde_json::value::to_raw_value(data).unwrap();
+    read_begun(ReplyData(&data), LIMITS)
 }
 
 fn mask_of(result: &CallResult) -> SharedMask {
@@ -98,7 +113,7 @@ fn mask_of(result: &CallResult) -> SharedMask {
 fn ai_411_row_i_belongs_to_op_i() {
     let rows = [p1_row(&[3]), p1_row(&[]), p1_row(&[0, 39])].concat();
     let data = json!({"seqs": {"9": sequence(json!(null)), "4": sequence(json!(null)), "5": sequence(json!(null))}, "num_seqs": 3});
-    let results = read_step(&mid(&[4, 5, 9]), &[], data, &Region(rows), LIMITS).unwrap();
+    let results = read_in(&mid(&[4, 5, 9]), &[], &data, &Region(rows)).unwrap();
     let first = mask_of(&results.mid[0].1);
     assert_eq!((first.count(), first.allows(3)), (1, true));
     // All disallowed is no mask (AI-231).
@@ -210,7 +225,7 @@ fn ai_235_masks_of_each_type_are_read_as_bits() {
         assert!(size == 0 || stride == 64 * size);
         let region = Region([vec![0x55; 128], row.clone(), row].concat());
         let data = branches(&[1], &layout(dtype, 128, stride, 64, 2));
-        let results = read_step(&process(&[4]), &[], data, &region, LIMITS).unwrap();
+        let results = read_in(&process(&[4]), &[], &data, &region).unwrap();
         let mask = mask_of(&results.mid[0].1);
         assert_eq!(
             (mask.count(), mask.allows(2), mask.allows(39)),
@@ -225,7 +240,7 @@ fn ai_852_a_mask_outside_of_the_region_costs_the_runtime() {
     let region = || Region(vec![0; 1_000]);
     let check = |row: usize, layout: Value| {
         let data = branches(&[row], &layout);
-        read_step(&process(&[4]), &[], data, &region(), LIMITS).map(drop)
+        read_in(&process(&[4]), &[], &data, &region()).map(drop)
     };
     // Two rows of 64 floats end at 1,000.
     assert_eq!(check(1, layout("f32", 488, 256, 64, 2)), Ok(()));
@@ -274,6 +289,75 @@ fn ai_853_what_is_wrong_with_one_sequence_costs_that_one() {
     }
 }
 
+/// Sequences that append as much as they may are an honest answer; one with more is its own failure.
+#[test]
+fn ai_853_what_one_sequence_answers_too_much_costs_no_other() {
+    let ids: Vec<u64> = (1..=34).collect();
+    let answer = |tokens: usize, seventh: &Value| {
+        // As text: a tree of it would take longer than what is tested.
+        let list = vec!["1"; tokens].join(",");
+        let all =
+            format!(r#"{{"result":{{"branches":[{{"splices":[{{"ff_tokens":[{list}]}}]}}]}}}}"#);
+        let seventh = seventh.to_string();
+        let seqs = ids.iter().map(|id| match id {
+            7 => format!(r#""7":{seventh}"#),
+            id => format!(r#""{id}":{all}"#),
+        });
+        let seqs = seqs.collect::<Vec<_>>().join(",");
+        let layout = layout("f32", 0, 160, 40, 1).to_string();
+        let layout = layout.strip_prefix('{').unwrap();
+        let message = format!(r#"{{"type":"ok","data":{{"seqs":{{{seqs}}},{layout}}}"#);
+        let data = Reply::parse(message.as_bytes()).unwrap().data.unwrap();
+        let region = Region(vec![0xff; 64]);
+        read_step(&process(&ids), &[], data, &region, LIMITS).unwrap()
+    };
+    let writes = |count: usize| {
+        let write =
+            json!({"WriteVar": {"name": "n", "value": "00", "op": "Set", "when_version_is": null}});
+        let mut result = sequence(json!({"branches": []}));
+        result["storage"] = json!(vec![write; count]);
+        result
+    };
+    let lists = |count: usize| {
+        let branch = |count: usize| json!({"splices": [{"ff_tokens": vec![1; count]}]});
+        sequence(json!({"branches": [branch(count), branch(1)]}))
+    };
+    for (tokens, seventh, expect) in [
+        // More than two million values.
+        (TOKENS_MAX, lists(TOKENS_MAX - 1), None),
+        (1, lists(TOKENS_MAX), Some(ErrorReason::BAD_RESULT)),
+        (
+            1,
+            sequence(json!(vec![0; RESULT_VALUES_MAX])),
+            Some(ErrorReason::LIMIT),
+        ),
+        (1, writes(1_024), None),
+        (
+            1,
+            writes(STORAGE_VALUES_MAX / 20 + 1),
+            Some(ErrorReason::LIMIT),
+        ),
+    ] {
+        for (id, result) in answer(tokens, &seventh).mid {
+            let reason = result.err().map(|failure| failure.reason);
+            let expect = expect.filter(|_| id == 7);
+            assert_eq!(reason, expect, "{id}");
+        }
+    }
+}
+
+#[test]
+fn ai_315_a_prompt_has_a_longest() {
+    let begun = |tokens: usize| read_start(&sequence(json!({"prompt": vec![1; tokens]}))).0;
+    assert!(begun(PROMPT_TOKENS_MAX).is_ok());
+    let reason = |result: CallResult| result.unwrap_err().reason;
+    assert_eq!(
+        reason(begun(PROMPT_TOKENS_MAX + 1)),
+        ErrorReason::BAD_RESULT
+    );
+    assert_eq!(reason(begun(PROMPT_TOKENS_MAX + 64)), ErrorReason::LIMIT);
+}
+
 #[test]
 fn ai_932_errors_have_the_reasons_of_the_page() {
     for (error, reason) in [
@@ -290,7 +374,7 @@ fn ai_932_errors_have_the_reasons_of_the_page() {
     let begun = |error: &str, result: Value| {
         let mut data = sequence(result);
         data["error"] = json!(error);
-        read_begun(data, LIMITS).0
+        read_start(&data).0
     };
     let prompt = Ok(Returned::Begun {
         prompt: Some(vec![1]),
@@ -305,10 +389,9 @@ fn ai_932_errors_have_the_reasons_of_the_page() {
 #[test]
 fn ai_301_an_answer_has_a_type() {
     let reply = Reply::parse(br#"{"$rid":"a","type":"ok","data":{"pong":1}}"#).unwrap();
-    assert_eq!(
-        (reply.rid.as_deref(), reply.data),
-        (Some("a"), Ok(json!({"pong": 1})))
-    );
+    assert_eq!(reply.rid.as_deref(), Some("a"));
+    let data: Value = reply.data.unwrap().read().unwrap();
+    assert_eq!(data, json!({"pong": 1}));
     let reply = Reply::parse(br#"{"type":"error","error":"bad op","is_user_error":true}"#);
     let error = reply.unwrap().data.unwrap_err();
     assert_eq!((error.text.as_str(), error.is_user), ("bad op", true));
@@ -407,7 +490,7 @@ proptest! {
     fn ai_853_garbage_is_an_error_and_never_a_panic(data in garbage(), bytes in any::<Vec<u8>>()) {
         let _ = Reply::parse(&bytes);
         let _ = Reply::parse(&serde_json::to_vec(&data).unwrap());
-        let _ = read_begun(data.clone(), LIMITS);
+        let _ = read_start(&data);
         for request in [process(&[4, 5]), mid(&[4, 5]), post_pre()] {
             if let Ok(results) = read(&request, &[4, 5], data.clone()) {
                 let ids: Vec<u64> = results.mid.iter().map(|(id, _)| *id).collect();

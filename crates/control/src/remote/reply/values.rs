@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::super::rows::MaskRows;
 use super::{Broken, CallResult, ResultLimits, bad, shape};
-use crate::host::{CallFailure, MidReturned, Returned, ReturnedBranch, ReturnedSplice};
+use crate::host::{CallFailure, MidReturned, Returned, ReturnedBranch, ReturnedSplice, Waiting};
 
 pub(super) fn read_post(value: Value) -> CallResult {
     #[derive(Deserialize)]
@@ -25,11 +25,15 @@ pub(super) fn read_pre(value: Value, limits: ResultLimits) -> CallResult {
         num_forks: u32,
         #[serde(default)]
         ff_tokens: Vec<Token>,
+        /// Of our own runtime (AI-1005).
+        #[serde(default)]
+        wait: Option<Vec<String>>,
     }
     let Pre {
         suspend,
         num_forks,
         ff_tokens,
+        wait,
     } = serde_json::from_value(value).map_err(shape)?;
     if num_forks > limits.forks {
         return Err(too_many_forks(limits));
@@ -42,7 +46,7 @@ pub(super) fn read_pre(value: Value, limits: ResultLimits) -> CallResult {
         num_forks,
         suspend,
         ff_tokens,
-        wait: None,
+        wait: wait.map(Waiting::in_other_process),
     })
 }
 
@@ -73,39 +77,51 @@ pub(super) fn read_p1_mid(
     }))
 }
 
+/// The result of `mid_process` in P2.
+#[derive(Deserialize)]
+struct AnsweredBranches {
+    branches: Vec<AnsweredBranch>,
+}
+
+#[derive(Deserialize)]
+struct AnsweredBranch {
+    #[serde(default)]
+    sample_mask: Option<usize>,
+    #[serde(default)]
+    temperature: Option<f32>,
+    #[serde(default)]
+    splices: Vec<AnsweredSplice>,
+    /// As in `pre`.
+    #[serde(default)]
+    wait: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct AnsweredSplice {
+    #[serde(default)]
+    when_sampled: Vec<Token>,
+    #[serde(default)]
+    backtrack: u32,
+    #[serde(default)]
+    ff_tokens: Vec<Token>,
+}
+
 pub(super) fn read_branches(
     value: Value,
     limits: ResultLimits,
     rows: &mut MaskRows<'_>,
 ) -> Result<CallResult, Broken> {
-    #[derive(Deserialize)]
-    struct Branches {
-        branches: Vec<Branch>,
-    }
-    #[derive(Deserialize)]
-    struct Branch {
-        #[serde(default)]
-        sample_mask: Option<usize>,
-        #[serde(default)]
-        temperature: Option<f32>,
-        #[serde(default)]
-        splices: Vec<Splice>,
-    }
-    #[derive(Deserialize)]
-    struct Splice {
-        #[serde(default)]
-        when_sampled: Vec<Token>,
-        #[serde(default)]
-        backtrack: u32,
-        #[serde(default)]
-        ff_tokens: Vec<Token>,
-    }
-    let Branches { branches } = match serde_json::from_value(value) {
+    let AnsweredBranches { branches } = match serde_json::from_value(value) {
         Ok(branches) => branches,
         Err(error) => return Ok(Err(shape(error))),
     };
     if branches.len() > limits.forks as usize {
         return Ok(Err(too_many_forks(limits)));
+    }
+    let lists = branches.iter().flat_map(|branch| &branch.splices);
+    let tokens = lists.map(|splice| splice.ff_tokens.len() + splice.when_sampled.len());
+    if tokens.sum::<usize>() > TOKENS_MAX {
+        return Ok(Err(too_many_tokens()));
     }
     let mut returned = Vec::with_capacity(branches.len());
     for branch in branches {
@@ -123,8 +139,8 @@ pub(super) fn read_branches(
             return Ok(Err(bad("a temperature is out of range")));
         }
         for splice in &branch.splices {
-            let checked = check_tokens(&splice.ff_tokens, limits)
-                .and_then(|()| check_tokens(&splice.when_sampled, limits));
+            let checked = in_vocabulary(&splice.ff_tokens, limits)
+                .and_then(|()| in_vocabulary(&splice.when_sampled, limits));
             if let Err(failure) = checked {
                 return Ok(Err(failure));
             }
@@ -132,7 +148,7 @@ pub(super) fn read_branches(
         returned.push(ReturnedBranch {
             mask: branch.sample_mask.map(|row| rows.mask(row)).transpose()?,
             temperature: branch.temperature,
-            wait: None,
+            wait: branch.wait.map(Waiting::in_other_process),
             splices: branch
                 .splices
                 .into_iter()
@@ -147,11 +163,15 @@ pub(super) fn read_branches(
     Ok(Ok(Returned::Branches(returned)))
 }
 
-pub(super) fn check_tokens(tokens: &[Token], limits: ResultLimits) -> Result<(), CallFailure> {
+fn check_tokens(tokens: &[Token], limits: ResultLimits) -> Result<(), CallFailure> {
     if tokens.len() > TOKENS_MAX {
-        return Err(bad("too many tokens"));
+        return Err(too_many_tokens());
     }
     in_vocabulary(tokens, limits)
+}
+
+fn too_many_tokens() -> CallFailure {
+    bad("more than 65536 tokens in one result")
 }
 
 pub(super) fn in_vocabulary(tokens: &[Token], limits: ResultLimits) -> Result<(), CallFailure> {
@@ -162,7 +182,7 @@ pub(super) fn in_vocabulary(tokens: &[Token], limits: ResultLimits) -> Result<()
     }
 }
 
-pub(super) fn too_many_forks(limits: ResultLimits) -> CallFailure {
+fn too_many_forks(limits: ResultLimits) -> CallFailure {
     let text = format!("too many forks (max={})", limits.forks);
     CallFailure::new(ErrorReason::LIMIT, text)
 }
@@ -193,7 +213,7 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     rest.is_empty().then(|| bytes.collect())
 }
 
-/// Tokens of a result (section 11 of the page).
+/// Tokens of a result, in all its lists (section 11 of the page).
 pub(super) const TOKENS_MAX: usize = 65_536;
-pub(super) const SPLICES_MAX: usize = 64;
+const SPLICES_MAX: usize = 64;
 pub(super) const PROMPT_TOKENS_MAX: usize = 1 << 20;

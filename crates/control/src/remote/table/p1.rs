@@ -4,7 +4,7 @@ use sapwood_proto::time::Time;
 
 use super::super::reply::CallResult;
 use super::super::request::{MainRequest, MidOp, PostOp, PreOp};
-use super::entry::{Ask, Place};
+use super::entry::{AskState, SequencePlace};
 use super::{RemoteTable, STOP, Wakers, add_waker};
 use crate::host::Returned;
 
@@ -15,8 +15,8 @@ impl RemoteTable {
         if let Some(ops) = self.p1_mids() {
             for op in &ops {
                 if let Some(entry) = self.entries.get_mut(&op.id) {
-                    entry.place = Place::Live;
-                    entry.mid = Ask::Sent;
+                    entry.place = SequencePlace::Live;
+                    entry.mid = AskState::Sent;
                     // Of the state before that, which is reported later.
                     entry.mid_is_stale = !entry.happened.is_empty();
                 }
@@ -25,17 +25,18 @@ impl RemoteTable {
         }
         let pre_ops = self.p1_bindings();
         let asked = self.entries.values();
-        let asked = asked.filter(|entry| entry.place == Place::Live && entry.pre == Ask::Ready);
+        let asked = asked
+            .filter(|entry| entry.place == SequencePlace::Live && entry.pre == AskState::Ready);
         if asked.count() == 0 && pre_ops.is_empty() && !frees {
             return None;
         }
         let mut post_ops = Vec::new();
         for (id, entry) in &mut self.entries {
-            if entry.place != Place::Live {
+            if entry.place != SequencePlace::Live {
                 continue;
             }
-            if entry.pre == Ask::Ready {
-                entry.pre = Ask::Sent;
+            if entry.pre == AskState::Ready {
+                entry.pre = AskState::Sent;
             }
             if entry.happened.is_empty() || entry.dropped {
                 continue;
@@ -53,9 +54,9 @@ impl RemoteTable {
         }
         for op in &pre_ops {
             if let Some(entry) = self.entries.get_mut(&op.id) {
-                entry.place = Place::Live;
+                entry.place = SequencePlace::Live;
                 entry.pre = match entry.pre {
-                    Ask::Ready => Ask::Sent,
+                    AskState::Ready => AskState::Sent,
                     other => other,
                 };
             }
@@ -73,19 +74,20 @@ impl RemoteTable {
     fn p1_bindings(&self) -> Vec<PreOp> {
         let mut wanted = std::collections::BTreeSet::new();
         for (id, entry) in self.entries.iter().rev() {
-            let asked = entry.pre == Ask::Ready || entry.mid == Ask::Ready || wanted.contains(id);
+            let asked =
+                entry.pre == AskState::Ready || entry.mid == AskState::Ready || wanted.contains(id);
             match &entry.place {
-                Place::Clone { parent, .. } if asked => {
+                SequencePlace::Clone { parent, .. } if asked => {
                     wanted.insert(*parent);
                 }
-                Place::Pending(_) if asked => {
+                SequencePlace::Pending(_) if asked => {
                     wanted.insert(*id);
                 }
                 _ => {}
             }
         }
         let pending = |id: &u64| match &self.entries.get(id)?.place {
-            Place::Pending(request) => Some(PreOp {
+            SequencePlace::Pending(request) => Some(PreOp {
                 id: *id,
                 req_id: request.clone(),
             }),
@@ -99,11 +101,11 @@ impl RemoteTable {
         let waits = |id: u64| {
             self.entries
                 .get(&id)
-                .is_some_and(|parent| parent.place != Place::Live)
+                .is_some_and(|parent| parent.place != SequencePlace::Live)
         };
         let mut ops: Vec<MidOp> = Vec::new();
         for (id, entry) in &self.entries {
-            if let Place::Clone { parent, .. } = entry.place
+            if let SequencePlace::Clone { parent, .. } = entry.place
                 && (!waits(parent) || ops.iter().any(|op| op.id == parent))
             {
                 ops.push(MidOp {
@@ -119,10 +121,10 @@ impl RemoteTable {
         }
         let parents: Vec<u64> = ops.iter().filter_map(|op| op.clone_id).collect();
         for (id, entry) in &self.entries {
-            let asked = entry.mid == Ask::Ready;
+            let asked = entry.mid == AskState::Ready;
             // Of one group with its clones, as far as nothing happened to it.
             let early = parents.contains(id) && entry.may_run_early() && entry.happened.is_empty();
-            if entry.place == Place::Live && (asked || early) && ops.len() < self.ops_max {
+            if entry.place == SequencePlace::Live && (asked || early) && ops.len() < self.ops_max {
                 ops.push(MidOp {
                     id: *id,
                     clone_id: None,
@@ -159,9 +161,9 @@ impl RemoteTable {
         let Some(entry) = self.entries.get_mut(&id) else {
             return;
         };
-        let asked = std::mem::replace(&mut entry.pre, Ask::None);
+        let asked = std::mem::replace(&mut entry.pre, AskState::None);
         let asked = match asked {
-            Ask::Sent => true,
+            AskState::Sent => true,
             // Asked for after this request had been sent.
             other => {
                 entry.pre = other;
@@ -170,12 +172,12 @@ impl RemoteTable {
         };
         // Its post has decided.
         if entry.pre_result.is_some() {
-            entry.pre = Ask::None;
+            entry.pre = AskState::None;
             return add_waker(woken, &entry.waker);
         }
         match result {
             None if asked => {
-                entry.pre = Ask::Queued;
+                entry.pre = AskState::Queued;
                 self.queued_since.get_or_insert(now);
             }
             None => {}
@@ -197,7 +199,7 @@ impl RemoteTable {
                 // What changes nothing is asked for again when the engine wants to know.
                 let trivial = ff_tokens.is_empty() && (*num_forks == 1 || *suspend);
                 if asked || !trivial {
-                    entry.pre = Ask::None;
+                    entry.pre = AskState::None;
                     entry.pre_result = Some(Ok(returned));
                     add_waker(woken, &entry.waker);
                 }

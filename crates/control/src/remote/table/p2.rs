@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::super::request::{MainRequest, ProcessOp};
 use super::RemoteTable;
-use super::entry::{Ask, Place};
+use super::entry::{AskState, SequencePlace};
 
 impl RemoteTable {
     /// The next request, and the ids that it frees. `frees`: those are reason enough for one.
@@ -29,9 +29,9 @@ impl RemoteTable {
                 tokens: happened.tokens,
                 backtrack: happened.backtrack,
             };
-            match std::mem::replace(&mut entry.place, Place::Live) {
-                Place::Pending(request) => op.req_id = Some(request),
-                Place::Clone { parent, index } => {
+            match std::mem::replace(&mut entry.place, SequencePlace::Live) {
+                SequencePlace::Pending(request) => op.req_id = Some(request),
+                SequencePlace::Clone { parent, index } => {
                     // Two forks of one parent may travel together, and an index may be used once.
                     let free = if last_clone.0 == parent {
                         last_clone.1 + 1
@@ -42,9 +42,9 @@ impl RemoteTable {
                     op.clone_id = Some(parent);
                     op.clone_idx = Some(last_clone.1);
                 }
-                Place::Live => {}
+                SequencePlace::Live => {}
             }
-            entry.mid = Ask::Sent;
+            entry.mid = AskState::Sent;
             ops.push(op);
         }
         let freed = std::mem::take(&mut self.freed);
@@ -59,12 +59,12 @@ impl RemoteTable {
     /// without which there are no clones.
     fn p2_ids(&self) -> BTreeSet<u64> {
         let ready = self.entries.iter();
-        let ready = ready.filter(|(_, entry)| entry.mid == Ask::Ready);
+        let ready = ready.filter(|(_, entry)| entry.mid == AskState::Ready);
         let mut ids: BTreeSet<u64> = ready.map(|(id, _)| *id).collect();
         loop {
             let before = ids.len();
             for (id, entry) in &self.entries {
-                let Place::Clone { parent, .. } = entry.place else {
+                let SequencePlace::Clone { parent, .. } = entry.place else {
                     continue;
                 };
                 if ids.contains(&parent) {
@@ -73,7 +73,7 @@ impl RemoteTable {
                     && self
                         .entries
                         .get(&parent)
-                        .is_some_and(|parent| parent.place != Place::Live)
+                        .is_some_and(|parent| parent.place != SequencePlace::Live)
                 {
                     ids.insert(parent);
                 }

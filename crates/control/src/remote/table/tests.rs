@@ -7,7 +7,7 @@ use sapwood_proto::steer::Token;
 use serde_json::{Value, json};
 
 use super::super::reply::read_step;
-use super::super::reply::{ResultLimits, TokensReply};
+use super::super::reply::{ReplyData, ResultLimits, TokensReply};
 use super::super::rows::RowSource;
 use super::*;
 use crate::host::{MidReturned, ReturnedBranch};
@@ -48,7 +48,7 @@ struct Play {
 impl Play {
     fn new(dialect: Abi, ops_max: usize) -> Self {
         Self {
-            table: RemoteTable::new(dialect, ops_max),
+            table: RemoteTable::new(dialect, ops_max, Arc::default()),
             now: Time::from_millis(1_000),
             wakes: Arc::default(),
         }
@@ -233,7 +233,7 @@ fn ai_854_freed_sequences_travel_with_the_next_message_or_soon_alone() {
         play.pre(third);
         play.mid(third);
         if dialect == Abi::P1 {
-            play.table.entries.get_mut(&third).unwrap().mid = Ask::None;
+            play.table.entries.get_mut(&third).unwrap().mid = AskState::None;
         }
         assert_eq!(play.sends()["freed"], json!([second]));
     }
@@ -597,6 +597,8 @@ proptest! {
                 Action::Answer(kinds) => if let Some(request) = open.take() {
                     let live = play.table.sent_live().to_vec();
                     let data = answer_of(&kinds, dialect, &[&request.ids()[..], &live].concat());
+                    let data = serde_json::value::to_raw_value(&data).unwrap();
+                    let data = ReplyData::of_test(&data);
                     if let Ok(results) = read_step(&request, &live, data, &NoMasks, LIMITS) {
                         play.answers(results);
                     }

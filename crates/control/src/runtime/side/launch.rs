@@ -86,8 +86,8 @@ impl<L: Launcher> Launches<L> {
         }
     }
 
-    /// See [`Launcher::memory_bytes`].
-    pub(super) fn memory_bytes(&self) -> usize {
+    /// Bytes of memory of all controllers.
+    pub(super) fn memory_bytes(&self) -> u64 {
         self.launcher.memory_bytes()
     }
 

@@ -136,8 +136,8 @@ impl Launcher for Starter {
         VOCABULARY
     }
 
-    fn memory_bytes(&self) -> usize {
-        123
+    fn memory_bytes(&self) -> u64 {
+        4_096
     }
 }
 
@@ -536,7 +536,7 @@ fn ai_1090_as_many_requests_are_open_as_the_limit_says() {
     );
     let stats = side.ask(r#"{"op":"stats"}"#);
     assert!(stats.contains(r#""side_pending":256"#), "{stats}");
-    assert!(stats.contains(r#""memory_bytes":123"#), "{stats}");
+    assert!(stats.contains(r#""memory_bytes":4096"#), "{stats}");
     // All of one id, before anybody began them.
     side.send(r#"{"op":"cancel","rid":"q"}"#);
     for _ in 0..SIDE_PENDING_MAX {

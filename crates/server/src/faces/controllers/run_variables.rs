@@ -55,7 +55,7 @@ pub(super) fn read(
         ),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     ];
-    Ok((headers, Bytes::from_owner(Shared(value))).into_response())
+    Ok((headers, Bytes::from_owner(SharedValue(value))).into_response())
 }
 
 /// Writes one variable: the body is its new value.
@@ -158,9 +158,9 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// A value that a response sends without a copy.
-struct Shared(Arc<Vec<u8>>);
+struct SharedValue(Arc<Vec<u8>>);
 
-impl AsRef<[u8]> for Shared {
+impl AsRef<[u8]> for SharedValue {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }

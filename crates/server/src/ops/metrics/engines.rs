@@ -168,12 +168,12 @@ const NUMBERS: &[EngineNumber] = &[
 ];
 
 macro_rules! shape {
-    ($name:ident, $vllm:expr, $field:ident, $help:literal) => {
+    ($name:ident, $vllm:expr, $($field:ident).+, $help:literal) => {
         EngineHistogram {
             name: names::$name,
             vllm: $vllm,
             help: $help,
-            pick: |stats| &stats.$field,
+            pick: |stats| &stats.$($field).+,
         }
     };
 }
@@ -195,4 +195,7 @@ const HISTOGRAMS: &[EngineHistogram] = &[
     shape!(STEP_SECONDS, None, step_seconds, "Seconds per step."),
     shape!(STEP_TOKENS, Some(vllm::STEP_TOKENS), step_tokens, "Tokens computed per step."),
     shape!(BATCH_SIZE, None, batch_size, "Sequences per step."),
+    shape!(CONTROLLER_STEP, None, steering.controller_step_seconds, "Seconds of processor time per run of a controller's callbacks."),
+    shape!(CONSTRAINT_COMPILE, None, steering.constraint_compile_seconds, "Seconds that compiling a grammar took."),
+    shape!(CONSTRAINT_MASK, None, steering.constraint_mask_seconds, "Seconds that computing a mask took."),
 ];
