@@ -131,12 +131,7 @@ impl Host {
             p2: imports::linker(&engine, Abi::P2).map_err(failed)?,
             budget: Arc::new(MemoryBudget::new(config.memory_total_bytes)),
             live: Arc::default(),
-            workers: Workers::new(
-                engine.clone(),
-                config.kept_threads(),
-                config.spare_threads,
-                config.stack_bytes,
-            ),
+            workers: Workers::new(engine.clone(), &config),
             engine,
             config,
         })))

@@ -28,7 +28,7 @@ use super::program::Program;
 use super::random::SeededRandom;
 use super::start::Start;
 use super::state::{BestTokens, ControllerState, Surroundings};
-use super::workers::Work;
+use super::workers::{NextWork, Work};
 use super::{Host, LiveInstance};
 
 /// A controller of one sequence. Its calls run one after the other, in order, on threads of the host. Dropping it
@@ -285,9 +285,11 @@ impl Slot {
         self.host.workers().push(Work::Run { slot, late_after });
     }
 
-    /// Does all that is queued. Called by one worker at a time, which [`Phase::Busy`] ensures.
-    pub(super) fn run(self: Arc<Self>) {
+    /// Does all that is queued. Called by one worker at a time, which [`Phase::Busy`] ensures. Returns when more is to be
+    /// expected.
+    pub(super) fn run(self: Arc<Self>) -> NextWork {
         let mut controller = self.lock().controller.take();
+        let mut next = NextWork::Soon;
         loop {
             let mut inner = self.lock();
             inner.running_since = None;
@@ -301,9 +303,13 @@ impl Slot {
                 if let Some(mut controller) = controller {
                     controller.leave();
                 }
-                return;
+                return next;
             };
             inner.running_since = Some(Instant::now());
+            next = match &job {
+                Job::Call(callback) if callback.ends_round() => NextWork::AfterPass,
+                _ => NextWork::Soon,
+            };
             let (number, best) = (inner.number, Arc::clone(&inner.best));
             drop(inner);
             // A defect in a host function ends this sequence and no other (AI-742).
@@ -380,7 +386,10 @@ impl Slot {
         }
         inner.outcomes.push_back(outcome);
         // Whoever queued two calls waits for the second, so one wake-up is enough.
-        let last = !inner.jobs.iter().any(|job| matches!(job, Job::Call(..)));
+        let last = !inner
+            .jobs
+            .iter()
+            .any(|job| matches!(job, Job::Call(..)));
         drop(inner);
         if last {
             self.host.workers().wake_soon(&self.waker);

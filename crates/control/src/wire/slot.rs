@@ -15,7 +15,7 @@ use rustix::fs::Timespec;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use super::spin::Spin;
+use super::Spin;
 use super::system::{NamedSemaphore, SharedRegion};
 
 /// One direction of a channel: one side sends, the other receives.
