@@ -43,6 +43,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::StepReport;
 use wasmtime::{Engine, Linker};
 
+pub use self::artefact::Artefact;
 use self::budget::MemoryBudget;
 pub use self::callback::Callback;
 pub use self::config::{ControllerRandom, HostConfig};
@@ -147,7 +148,7 @@ impl Host {
     ///
     /// # Errors
     /// The compiler cannot compile it.
-    pub fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
+    pub fn compile(&self, module: &CheckedModule) -> Result<Artefact, ModuleError> {
         engine::compile_with(&self.0.engine, module)
     }
 
@@ -160,12 +161,13 @@ impl Host {
 
     /// Loads an artefact of `module`.
     ///
-    /// The artefact is machine code: it must come from [`Host::compile`] or [`compile`] on this machine, through
-    /// storage that nobody else can write, unchanged (AI-321). Uploaded bytes never come here.
-    ///
     /// # Errors
     /// It was compiled for another host, or imports what there is not.
-    pub fn load(&self, module: &CheckedModule, artefact: &[u8]) -> Result<Program, ModuleError> {
+    pub fn load(
+        &self,
+        module: &CheckedModule,
+        artefact: &Artefact,
+    ) -> Result<Program, ModuleError> {
         #[cfg(target_os = "linux")]
         if self.0.processes.is_some() {
             return Program::remote(&self.0.engine, module, artefact);

@@ -8,6 +8,7 @@ use wasmtime::{
     Strategy,
 };
 
+use super::artefact::Artefact;
 use super::config::HostConfig;
 use crate::module::{CheckedModule, ModuleError};
 
@@ -18,7 +19,7 @@ use crate::module::{CheckedModule, ModuleError};
 ///
 /// # Errors
 /// The compiler cannot compile it.
-pub fn compile(config: &HostConfig, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
+pub fn compile(config: &HostConfig, module: &CheckedModule) -> Result<Artefact, ModuleError> {
     let engine = Engine::new(&settings(config)).map_err(|error| host_error(&error))?;
     compile_with(&engine, module)
 }
@@ -26,8 +27,9 @@ pub fn compile(config: &HostConfig, module: &CheckedModule) -> Result<Vec<u8>, M
 pub(super) fn compile_with(
     engine: &Engine,
     module: &CheckedModule,
-) -> Result<Vec<u8>, ModuleError> {
-    engine.precompile_module(&module.instrumented).map_err(|error| {
+) -> Result<Artefact, ModuleError> {
+    let compiled = engine.precompile_module(&module.instrumented);
+    compiled.map(Artefact::vouched_for).map_err(|error| {
         // It passed our checks, so the compiler is at fault, or one of its own limits.
         tracing::warn!(module = %module.id, error = %format_args!("{error:#}"), "a controller cannot be compiled");
         ModuleError::CompileFailed

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use wasmparser::{DataKind, Operator, Parser, Payload};
 use wasmtime::{Engine, InstancePre, Linker};
 
-use super::artefact;
+use super::artefact::{self, Artefact};
 #[cfg(target_os = "linux")]
 use super::failure::Abort;
 use super::state::ControllerState;
@@ -46,13 +46,13 @@ impl Program {
         engine: &Engine,
         linker: &Linker<ControllerState>,
         module: &CheckedModule,
-        artefact: &[u8],
+        artefact: &Artefact,
     ) -> Result<Self, ModuleError> {
         let failed = |error: wasmtime::Error| {
             tracing::error!(module = %module.id, error = %format_args!("{error:#}"), "a controller cannot be loaded");
             ModuleError::Host("the compiled module does not fit this host".to_owned())
         };
-        let compiled = artefact::deserialize(engine, artefact).map_err(failed)?;
+        let compiled = artefact.load(engine).map_err(failed)?;
         Ok(Self(Arc::new(Loaded {
             id: module.id,
             abi: module.abi,
@@ -73,9 +73,9 @@ impl Program {
     pub(super) fn remote(
         engine: &Engine,
         module: &CheckedModule,
-        artefact: &[u8],
+        artefact: &Artefact,
     ) -> Result<Self, ModuleError> {
-        let artefact = memory_file(artefact).map_err(|error| {
+        let artefact = memory_file(artefact.as_ref()).map_err(|error| {
             tracing::error!(%error, "no memory for an artefact");
             ModuleError::Host("the compiled module cannot be kept".to_owned())
         })?;
