@@ -76,9 +76,9 @@ pub struct HostError(String);
 
 /// A Wasm host. Cheap to clone. Its threads start with the first instance.
 #[derive(Clone)]
-pub struct Host(Arc<Shared>);
+pub struct Host(Arc<HostParts>);
 
-struct Shared {
+struct HostParts {
     config: HostConfig,
     engine: Engine,
     p1: Linker<ControllerState>,
@@ -125,7 +125,7 @@ impl Host {
 
     fn with_engine(engine: Engine, config: HostConfig) -> Result<Self, HostError> {
         let failed = |error: wasmtime::Error| HostError(format!("{error:#}"));
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(HostParts {
             #[cfg(target_os = "linux")]
             processes: None,
             p1: imports::linker(&engine, Abi::P1).map_err(failed)?,

@@ -89,12 +89,12 @@ impl CompilerOptions {
 #[derive(Debug)]
 pub(crate) struct Compiler {
     options: CompilerOptions,
-    queue: Mutex<Queue>,
+    queue: Mutex<JobQueue>,
     job_ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct JobQueue {
     running: usize,
     waiting: usize,
 }
@@ -130,7 +130,7 @@ impl Compiler {
                 return Err(ModuleError::Busy);
             }
             queue.waiting += 1;
-            let ready = |queue: &mut Queue| queue.running >= self.options.jobs;
+            let ready = |queue: &mut JobQueue| queue.running >= self.options.jobs;
             queue = self
                 .job_ended
                 .wait_while(queue, ready)

@@ -17,9 +17,9 @@ use crate::module::{Abi, CheckedModule, ForkLayout, MainExport, ModuleError, Mod
 
 /// A loaded module. Cheap to clone; the code is freed with the last clone and instance.
 #[derive(Clone)]
-pub struct Program(Arc<Loaded>);
+pub struct Program(Arc<ProgramParts>);
 
-struct Loaded {
+struct ProgramParts {
     id: ModuleId,
     abi: Abi,
     steers: bool,
@@ -53,7 +53,7 @@ impl Program {
             ModuleError::Host("the compiled module does not fit this host".to_owned())
         };
         let compiled = artefact.load(engine).map_err(failed)?;
-        Ok(Self(Arc::new(Loaded {
+        Ok(Self(Arc::new(ProgramParts {
             id: module.id,
             abi: module.abi,
             steers: module.steers,
@@ -79,7 +79,7 @@ impl Program {
             tracing::error!(%error, "no memory for an artefact");
             ModuleError::Host("the compiled module cannot be kept".to_owned())
         })?;
-        Ok(Self(Arc::new(Loaded {
+        Ok(Self(Arc::new(ProgramParts {
             id: module.id,
             abi: module.abi,
             steers: module.steers,
@@ -99,7 +99,7 @@ impl Program {
         artefact: &[u8],
     ) -> wasmtime::Result<Self> {
         let compiled = artefact::deserialize(linker.engine(), artefact)?;
-        Ok(Self(Arc::new(Loaded {
+        Ok(Self(Arc::new(ProgramParts {
             id,
             abi,
             steers: true,

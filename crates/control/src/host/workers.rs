@@ -57,10 +57,10 @@ pub(super) enum NextWork {
 }
 
 /// The threads of a host. Ends them when it is dropped.
-pub(super) struct Workers(Arc<Pool>);
+pub(super) struct Workers(Arc<WorkerPool>);
 
-struct Pool {
-    state: Mutex<State>,
+struct WorkerPool {
+    state: Mutex<PoolState>,
     /// How much is queued, for workers that spin. Written under the lock.
     queued: AtomicUsize,
     /// For workers without work.
@@ -75,10 +75,10 @@ struct Pool {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// Every slot is in it at most once, so the number of instances bounds it.
     queue: VecDeque<Work>,
-    threads: HashMap<u64, Thread>,
+    threads: HashMap<u64, WorkerThread>,
     next_thread: u64,
     /// Threads that spin for work. They look at the queue before they sleep.
     spinning: usize,
@@ -90,12 +90,12 @@ struct State {
     wakes: Vec<Arc<dyn StepWaker>>,
     /// When the first of them was added.
     wakes_since: Option<Instant>,
-    clock: Clock,
+    clock: ClockState,
     closed: bool,
 }
 
 #[derive(Default, PartialEq)]
-enum Clock {
+enum ClockState {
     #[default]
     NotStarted,
     Asleep,
@@ -104,7 +104,7 @@ enum Clock {
 
 /// A thread as others see it.
 #[derive(Default)]
-struct Thread {
+struct WorkerThread {
     /// When its present work began.
     since: Option<Instant>,
     late_after: Duration,
@@ -118,7 +118,7 @@ struct Thread {
 
 impl Workers {
     pub(super) fn new(engine: Engine, config: &HostConfig) -> Self {
-        Self(Arc::new(Pool {
+        Self(Arc::new(WorkerPool {
             state: Mutex::default(),
             queued: AtomicUsize::new(0),
             work: Condvar::new(),
@@ -166,19 +166,19 @@ impl Drop for Workers {
     }
 }
 
-impl Pool {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl WorkerPool {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // Nothing that can panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publish_queue(&self, state: &State) {
+    fn publish_queue(&self, state: &PoolState) {
         // `Relaxed`: what a spinning thread acts on is the queue, under the lock.
         self.queued.store(state.queue.len(), Ordering::Relaxed);
     }
 
     /// Marks slow threads, and starts threads as long as work waits and there are too few.
-    fn staff(self: &Arc<Self>, state: &mut State, now: Instant) {
+    fn staff(self: &Arc<Self>, state: &mut PoolState, now: Instant) {
         let free = state.idle + state.spinning;
         let waiting = state.queue.len().saturating_sub(free);
         let mut replaced = state
@@ -207,7 +207,7 @@ impl Pool {
         }
     }
 
-    fn start_thread(self: &Arc<Self>, state: &mut State) {
+    fn start_thread(self: &Arc<Self>, state: &mut PoolState) {
         let key = state.next_thread;
         let pool = Arc::clone(self);
         let thread = std::thread::Builder::new()
@@ -217,7 +217,7 @@ impl Pool {
         match thread {
             Ok(_) => {
                 state.next_thread += 1;
-                state.threads.insert(key, Thread::default());
+                state.threads.insert(key, WorkerThread::default());
             }
             // The work stays queued, and is done by the threads there are, or at the next attempt.
             Err(error) => tracing::warn!(%error, "a thread for controllers cannot be started"),
@@ -287,7 +287,7 @@ impl Pool {
     }
 
     /// Wakes the engines whose results are there, without the lock: they come for the next callback at once.
-    fn wake_all<'s>(&'s self, mut state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+    fn wake_all<'s>(&'s self, mut state: MutexGuard<'s, PoolState>) -> MutexGuard<'s, PoolState> {
         state.wakes_since = None;
         let wakes = std::mem::take(&mut state.wakes);
         if wakes.is_empty() {
@@ -300,7 +300,7 @@ impl Pool {
         self.lock()
     }
 
-    fn end_work(self: &Arc<Self>, state: &mut State, key: u64) -> Option<()> {
+    fn end_work(self: &Arc<Self>, state: &mut PoolState, key: u64) -> Option<()> {
         let replaced = state
             .threads
             .values()
@@ -319,7 +319,7 @@ impl Pool {
         Some(())
     }
 
-    fn begin_work(self: &Arc<Self>, state: &mut State, key: u64, work: &Work) {
+    fn begin_work(self: &Arc<Self>, state: &mut PoolState, key: u64, work: &Work) {
         let Some(thread) = state.threads.get_mut(&key) else {
             return;
         };
@@ -333,18 +333,18 @@ impl Pool {
             thread.id = Some(rustix::thread::gettid());
         }
         match state.clock {
-            Clock::Ticking => {}
-            Clock::Asleep => {
-                state.clock = Clock::Ticking;
+            ClockState::Ticking => {}
+            ClockState::Asleep => {
+                state.clock = ClockState::Ticking;
                 self.busy.notify_one();
             }
-            Clock::NotStarted => {
+            ClockState::NotStarted => {
                 let pool = Arc::clone(self);
                 let clock = std::thread::Builder::new()
                     .name("controller-clock".to_owned())
                     .spawn(move || pool.tick());
                 match clock {
-                    Ok(_) => state.clock = Clock::Ticking,
+                    Ok(_) => state.clock = ClockState::Ticking,
                     Err(error) => tracing::error!(%error, "controllers run without time limits"),
                 }
             }
@@ -357,14 +357,14 @@ impl Pool {
         let mut state = self.lock();
         while !(state.closed && state.threads.is_empty()) {
             if quiet > QUIET_TICKS {
-                state.clock = Clock::Asleep;
-                while state.clock == Clock::Asleep && !state.closed {
+                state.clock = ClockState::Asleep;
+                while state.clock == ClockState::Asleep && !state.closed {
                     state = self
                         .busy
                         .wait(state)
                         .unwrap_or_else(PoisonError::into_inner);
                 }
-                state.clock = Clock::Ticking;
+                state.clock = ClockState::Ticking;
                 quiet = 0;
             }
             let waited = self.busy.wait_timeout(state, TICK);
@@ -386,14 +386,14 @@ impl Pool {
     }
 }
 
-impl State {
+impl PoolState {
     fn wakes_are_due(&self, now: Instant) -> bool {
         self.wakes_since
             .is_some_and(|since| now.saturating_duration_since(since) >= WAKE_DELAY)
     }
 }
 
-impl Thread {
+impl WorkerThread {
     fn slow_down(&mut self) {
         self.slowed = true;
         // On Linux a process id means one thread, and its priority can be lowered by anyone, never raised again: such a
