@@ -17,10 +17,13 @@ use sapwood_benches::steering::controllers::{self, Callbacks, trivial_p1};
 use sapwood_benches::steering::gate::Gate;
 use sapwood_benches::steering::table::{Table, number, pair};
 use sapwood_benches::steering::{bare, vocabulary::MadeVocabulary};
-use sapwood_control::compiler::{CompilerOptions, CompilerPlace};
+use sapwood_control::compiler::{
+    ChildLimits, CompilerOptions, CompilerPlace, compile_stdin_to_stdout,
+};
 use sapwood_control::controllers::{Controllers, ControllersOptions};
 use sapwood_control::host::{
-    Callback, Capabilities, Group, Host, Instance, Program, Returned, Start, VariablesLimits,
+    Callback, Capabilities, Group, Host, HostConfig, Instance, Program, Returned, Start,
+    VariablesLimits, compile,
 };
 use sapwood_control::module::ModuleId;
 use sapwood_control::store::StoreOptions;
@@ -34,6 +37,9 @@ struct Args {
     /// Measured rounds
     #[arg(long, default_value_t = 50)]
     rounds: usize,
+    /// Be the child that compiles a module
+    #[arg(long, hide = true)]
+    compiler_child: bool,
     #[command(flatten)]
     report: Report,
 }
@@ -47,6 +53,12 @@ const CACHED_GOAL: f64 = 5.0;
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
+    if args.compiler_child {
+        compile_stdin_to_stdout(ChildLimits::default(), |module| {
+            compile(&HostConfig::default(), module)
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let bench = Bench {
         host: controllers::host()?,
         model: MadeVocabulary::new(32_000, 1).host_model(),
@@ -181,7 +193,7 @@ impl Bench {
         Ok(table)
     }
 
-    /// Uploads to an empty store, again, and after a restart.
+    /// Uploads to an empty store, again, and after a restart; compiled in a child, as a server does.
     fn uploads(&self) -> Result<Table> {
         let mut table = Table::new(
             "Uploads of the large module",
@@ -204,7 +216,9 @@ impl Bench {
             String::new(),
         ]);
         for opened in ["new", "opened again"] {
-            let compiler = CompilerOptions::new(CompilerPlace::InProcess);
+            let program = std::env::current_exe()?.into_os_string();
+            let child = vec![program, "--compiler-child".into()];
+            let compiler = CompilerOptions::new(CompilerPlace::Child(child));
             let options =
                 ControllersOptions::new(StoreOptions::new(folder.path().to_owned()), compiler);
             let store = Controllers::open(self.host.clone(), options)?;

@@ -14,6 +14,7 @@ use clap::Parser;
 use sapwood_benches::measure::{Spread, micros, process_time};
 use sapwood_benches::report::Report;
 use sapwood_benches::steering::controllers::{self, Callbacks, trivial_p1, trivial_p2};
+use sapwood_benches::steering::gate::pause;
 use sapwood_benches::steering::player::Player;
 use sapwood_benches::steering::table::{Table, number, pair};
 use sapwood_benches::steering::{bare, vocabulary::MadeVocabulary};
@@ -28,6 +29,12 @@ const SEQUENCES: [usize; 3] = [1, 10, 40];
 const STEPS: usize = 100;
 /// Steps of a round that are not counted.
 const WARM: usize = 10;
+/// Forward passes that are computed elsewhere, as on a GPU, while controllers compute masks.
+const FORWARD_PASSES: [Duration; 3] = [
+    Duration::ZERO,
+    Duration::from_millis(1),
+    Duration::from_millis(10),
+];
 /// Goals of AI-1103, in microseconds.
 const SEQUENCE_GOAL: f64 = 5.0;
 const FORTY_GOAL: f64 = 500.0;
@@ -62,7 +69,8 @@ fn open(source: &dyn SteerSource, sequences: usize) -> Result<Vec<Box<dyn Steer>
         .collect()
 }
 
-/// Both forms of the trivial controller, in alternating rounds.
+/// Both forms of the trivial controller, in alternating rounds. What is measured of a step is what the forward pass does not
+/// hide.
 fn trivial(model: &Arc<HostModel>, rounds: usize) -> Result<Table> {
     let host = controllers::host()?;
     let sources = [("P1", trivial_p1()), ("P2", trivial_p2())];
@@ -70,15 +78,19 @@ fn trivial(model: &Arc<HostModel>, rounds: usize) -> Result<Table> {
         "Steps in this process, trivial controllers, 32,000 tokens",
         &[
             "Controller",
+            "Forward pass, ms",
             "Sequences",
-            "Step, minimum / median, µs",
+            "Step beside it, minimum / median, µs",
             "Per sequence, µs",
             "Processor time per sequence, µs",
             "Goal of a step",
             "Goal per sequence",
         ],
     );
-    for sequences in SEQUENCES {
+    let cases = FORWARD_PASSES
+        .iter()
+        .flat_map(|&pass| SEQUENCES.map(|sequences| (pass, sequences)));
+    for (pass, sequences) in cases {
         let mut players = Vec::new();
         for (name, text) in &sources {
             let source = controllers::source(&host, model, text)?;
@@ -91,7 +103,7 @@ fn trivial(model: &Arc<HostModel>, rounds: usize) -> Result<Table> {
         }
         for round in 0..=rounds {
             for (_, player, walls, cpus) in &mut players {
-                let (times, cpu) = steps(player)?;
+                let (times, cpu) = steps(player, pass)?;
                 // The first round warms up.
                 if round > 0 {
                     walls.extend(times);
@@ -117,6 +129,7 @@ fn trivial(model: &Arc<HostModel>, rounds: usize) -> Result<Table> {
             let [step_goal, goal] = goals;
             table.row(&[
                 name.to_owned(),
+                pass.as_millis().to_string(),
                 sequences.to_string(),
                 pair(wall),
                 each(wall.median),
@@ -129,15 +142,26 @@ fn trivial(model: &Arc<HostModel>, rounds: usize) -> Result<Table> {
     Ok(table)
 }
 
-/// The times of a round's steps in microseconds, and the processor time of one of them.
-fn steps(player: &mut Player) -> Result<(Vec<f64>, f64)> {
+/// The times of a round's steps without the forward pass in microseconds, and the processor time of one of them.
+fn steps(player: &mut Player, pass: Duration) -> Result<(Vec<f64>, f64)> {
+    let mut step = || {
+        let mut passed = Duration::ZERO;
+        let took = player.step(42, || {
+            if !pass.is_zero() {
+                let begin = Instant::now();
+                pause(pass);
+                passed = begin.elapsed();
+            }
+        })?;
+        Ok::<_, anyhow::Error>(took - passed)
+    };
     for _ in 0..WARM {
-        player.step(42, || {})?;
+        step()?;
     }
     let cpu = process_time()?;
     let mut times = Vec::with_capacity(STEPS);
     for _ in 0..STEPS {
-        times.push(micros(player.step(42, || {})?));
+        times.push(micros(step()?));
     }
     Ok((times, micros(process_time()? - cpu) / STEPS as f64))
 }

@@ -159,6 +159,17 @@ pub fn host() -> Result<Host> {
     Ok(Host::new(HostConfig::default())?)
 }
 
+/// The same for a runtime that serves another process.
+///
+/// # Errors
+/// Those of the Wasm engine.
+pub fn runtime_host() -> Result<Host> {
+    Ok(Host::new(HostConfig {
+        busy_beside: 2,
+        ..HostConfig::default()
+    })?)
+}
+
 /// Compiles and loads a module.
 ///
 /// # Errors

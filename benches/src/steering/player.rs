@@ -12,6 +12,8 @@ use super::gate::Gate;
 pub struct Player {
     steers: Vec<Box<dyn Steer>>,
     gate: Arc<Gate>,
+    /// How long the last forward pass took.
+    decode: Duration,
     /// Buffers of a step.
     missing: Vec<usize>,
 }
@@ -32,6 +34,7 @@ impl Player {
         Ok(Self {
             steers,
             gate,
+            decode: Duration::ZERO,
             missing: Vec::new(),
         })
     }
@@ -57,7 +60,9 @@ impl Player {
         for (number, steer) in (1..).zip(&mut self.steers) {
             steer.mid_begin(&[number]);
         }
+        let pass = Instant::now();
         between();
+        self.decode = pass.elapsed();
         self.gather(|steer| match steer.mid_poll()? {
             Some(Mid::One(branch)) => {
                 std::hint::black_box(branch);
@@ -81,11 +86,12 @@ impl Player {
         let Self {
             steers,
             gate,
+            decode,
             missing,
         } = self;
         missing.clear();
         missing.extend(0..steers.len());
-        gate.wait(|| {
+        gate.wait_beside(*decode, || {
             let mut failed = None;
             missing.retain(|&index| match poll(steers[index].as_mut()) {
                 Ok(done) => !done,

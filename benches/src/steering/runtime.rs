@@ -79,7 +79,7 @@ impl RuntimeFlags {
         aicirt::begin(false)?;
         let compiler = CompilerOptions::new(CompilerPlace::InProcess);
         let options = ControllersOptions::new(StoreOptions::new(self.cache_dir.clone()), compiler);
-        let controllers = Arc::new(Controllers::open(controllers::host()?, options)?);
+        let controllers = Arc::new(Controllers::open(controllers::runtime_host()?, options)?);
         let programs = Arc::clone(&controllers);
         let vocabulary = MadeVocabulary::new(VOCABULARY, SEED);
         let constraints = Arc::new(ConstraintSource::new(

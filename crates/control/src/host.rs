@@ -45,6 +45,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::StepReport;
 use wasmtime::{Engine, Linker};
 
+pub use self::artefact::Artefact;
 use self::budget::MemoryBudget;
 pub use self::callback::Callback;
 pub use self::config::{ControllerRandom, HostConfig};
@@ -77,9 +78,9 @@ pub struct HostError(String);
 
 /// A Wasm host. Cheap to clone. Its threads start with the first instance.
 #[derive(Clone)]
-pub struct Host(Arc<Shared>);
+pub struct Host(Arc<HostParts>);
 
-struct Shared {
+struct HostParts {
     config: HostConfig,
     engine: Engine,
     p1: Linker<ControllerState>,
@@ -126,19 +127,14 @@ impl Host {
 
     fn with_engine(engine: Engine, config: HostConfig) -> Result<Self, HostError> {
         let failed = |error: wasmtime::Error| HostError(format!("{error:#}"));
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(HostParts {
             #[cfg(target_os = "linux")]
             processes: None,
             p1: imports::linker(&engine, Abi::P1).map_err(failed)?,
             p2: imports::linker(&engine, Abi::P2).map_err(failed)?,
             budget: Arc::new(MemoryBudget::new(config.memory_total_bytes)),
             live: Arc::default(),
-            workers: Workers::new(
-                engine.clone(),
-                config.kept_threads(),
-                config.spare_threads,
-                config.stack_bytes,
-            ),
+            workers: Workers::new(engine.clone(), &config),
             engine,
             config,
         })))
@@ -154,7 +150,7 @@ impl Host {
     ///
     /// # Errors
     /// The compiler cannot compile it.
-    pub fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
+    pub fn compile(&self, module: &CheckedModule) -> Result<Artefact, ModuleError> {
         engine::compile_with(&self.0.engine, module)
     }
 
@@ -167,12 +163,13 @@ impl Host {
 
     /// Loads an artefact of `module`.
     ///
-    /// The artefact is machine code: it must come from [`Host::compile`] or [`compile`] on this machine, through
-    /// storage that nobody else can write, unchanged (AI-321). Uploaded bytes never come here.
-    ///
     /// # Errors
     /// It was compiled for another host, or imports what there is not.
-    pub fn load(&self, module: &CheckedModule, artefact: &[u8]) -> Result<Program, ModuleError> {
+    pub fn load(
+        &self,
+        module: &CheckedModule,
+        artefact: &Artefact,
+    ) -> Result<Program, ModuleError> {
         #[cfg(target_os = "linux")]
         if self.0.processes.is_some() {
             return Program::remote(&self.0.engine, module, artefact);

@@ -12,6 +12,7 @@ pub mod module;
 pub mod remote;
 #[cfg(target_os = "linux")]
 pub mod runtime;
+mod spin;
 pub mod steer;
 pub mod store;
 pub mod trie;

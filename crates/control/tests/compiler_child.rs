@@ -77,7 +77,7 @@ fn child(mode: &str) -> io::Result<()> {
         "honest" => compile_stdin_to_stdout(ChildLimits::default(), |module| {
             compile(&HostConfig::default(), module)
         }),
-        "endless" => compile_stdin_to_stdout(limits, |module| {
+        "endless" => compile_stdin_to_stdout::<Vec<u8>>(limits, |module| {
             let mut sum = module.instrumented.len();
             loop {
                 sum = std::hint::black_box(sum.wrapping_mul(3));

@@ -29,8 +29,10 @@ use crate::api::{EngineError, EngineEvent, EventKind};
 #[derive(Debug, Default)]
 pub(crate) struct OwnerWaker {
     woken: AtomicBool,
-    /// A steerer has a result that the present step has perhaps not seen.
-    steered: AtomicBool,
+    /// Wake-ups of steerers.
+    steered: AtomicU32,
+    /// Those of them that came before the present step. Only the owner writes it.
+    steered_before: AtomicU32,
     closing: AtomicBool,
     thread: OnceLock<Thread>,
 }
@@ -59,15 +61,23 @@ impl OwnerWaker {
 
     /// Starts a step, which sees every result that was there before.
     pub(crate) fn begin_step(&self) {
-        // `Acquire` pairs with `StepWaker::wake`, so that the step finds the result.
-        if self.steered.load(Ordering::Relaxed) {
-            self.steered.swap(false, Ordering::Acquire);
-        }
+        self.steered_before.store(self.steered(), Ordering::Relaxed);
+    }
+
+    /// Counts the wake-ups of steerers, and wraps. What led to those counted is seen.
+    pub(crate) fn steered(&self) -> u32 {
+        // `Acquire` pairs with `StepWaker::wake`.
+        self.steered.load(Ordering::Acquire)
     }
 
     /// Returns whether the owner was woken since [`OwnerWaker::begin_step`] and [`OwnerWaker::is_observed`].
     pub(crate) fn is_woken(&self) -> bool {
-        self.steered.load(Ordering::Acquire) || self.woken.load(Ordering::Acquire)
+        self.steered() != self.steered_before() || self.woken.load(Ordering::Acquire)
+    }
+
+    /// What [`OwnerWaker::steered`] was when the present step began.
+    pub(crate) fn steered_before(&self) -> u32 {
+        self.steered_before.load(Ordering::Relaxed)
     }
 
     pub(crate) fn close(&self) {
@@ -94,7 +104,7 @@ impl OwnerWaker {
 /// For steerers, whose wake-ups are frequent: readers are not looked at for them.
 impl StepWaker for OwnerWaker {
     fn wake(&self) {
-        self.steered.store(true, Ordering::Release);
+        self.steered.fetch_add(1, Ordering::Release);
         if let Some(thread) = self.thread.get() {
             thread.unpark();
         }

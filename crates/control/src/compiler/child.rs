@@ -36,17 +36,17 @@ impl Default for ChildLimits {
 ///
 /// # Errors
 /// Limits cannot be set, or the parent went away. An invalid module is no error: it is the result.
-pub fn compile_stdin_to_stdout(
+pub fn compile_stdin_to_stdout<A: AsRef<[u8]>>(
     limits: ChildLimits,
-    compile: impl FnOnce(&CheckedModule) -> Result<Vec<u8>, ModuleError>,
+    compile: impl FnOnce(&CheckedModule) -> Result<A, ModuleError>,
 ) -> io::Result<()> {
     limits.apply()?;
     answer(compile, io::stdin().lock(), io::stdout().lock())
 }
 
 /// Compiles one module from `input`.
-pub(super) fn answer(
-    compile: impl FnOnce(&CheckedModule) -> Result<Vec<u8>, ModuleError>,
+pub(super) fn answer<A: AsRef<[u8]>>(
+    compile: impl FnOnce(&CheckedModule) -> Result<A, ModuleError>,
     mut input: impl Read,
     mut output: impl Write,
 ) -> io::Result<()> {
@@ -55,12 +55,11 @@ pub(super) fn answer(
         return Err(io::ErrorKind::UnexpectedEof.into());
     };
     let checked = module::check(&bytes, &LIMITS_OF_PARENT);
-    let (kind, bytes) = match checked.and_then(|module| compile(&module)) {
-        Ok(artefact) => (ARTEFACT, artefact),
-        Err(ModuleError::Invalid(reason)) => (INVALID, reason.into_bytes()),
-        Err(error) => (FAILED, error.to_string().into_bytes()),
-    };
-    write(&mut output, kind, &bytes)
+    match checked.and_then(|module| compile(&module)) {
+        Ok(artefact) => write(&mut output, ARTEFACT, artefact.as_ref()),
+        Err(ModuleError::Invalid(reason)) => write(&mut output, INVALID, reason.as_bytes()),
+        Err(error) => write(&mut output, FAILED, error.to_string().as_bytes()),
+    }
 }
 
 impl ChildLimits {

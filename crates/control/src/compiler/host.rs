@@ -1,7 +1,7 @@
 //! [`ArtefactCompiler`] for the Wasm host.
 
 use super::ArtefactCompiler;
-use crate::host::{Host, Program};
+use crate::host::{Artefact, Host, Program};
 use crate::module::{CheckedModule, ModuleError};
 use crate::store::ArtefactKey;
 
@@ -12,11 +12,11 @@ impl ArtefactCompiler for Host {
         ArtefactKey::of(self.artefact_key())
     }
 
-    fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
+    fn compile(&self, module: &CheckedModule) -> Result<Artefact, ModuleError> {
         Self::compile(self, module)
     }
 
-    fn load(&self, module: &CheckedModule, artefact: &[u8]) -> Result<Program, ModuleError> {
+    fn load(&self, module: &CheckedModule, artefact: &Artefact) -> Result<Program, ModuleError> {
         Self::load(self, module, artefact)
     }
 

@@ -15,6 +15,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use self::child::{ChildLimits, compile_stdin_to_stdout};
+use crate::host::Artefact;
 use crate::module::{CheckedModule, ModuleError};
 use crate::store::ArtefactKey;
 
@@ -30,14 +31,17 @@ pub trait ArtefactCompiler: Send + Sync {
     ///
     /// # Errors
     /// The engine refuses it.
-    fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError>;
+    fn compile(&self, module: &CheckedModule) -> Result<Artefact, ModuleError>;
 
-    /// Loads an artefact. It is called with artefacts alone that were compiled from this module under the same key; others
-    /// could contain any machine code.
+    /// Loads an artefact, which was compiled from this module under the same key.
     ///
     /// # Errors
     /// The artefact does not fit this engine.
-    fn load(&self, module: &CheckedModule, artefact: &[u8]) -> Result<Self::Program, ModuleError>;
+    fn load(
+        &self,
+        module: &CheckedModule,
+        artefact: &Artefact,
+    ) -> Result<Self::Program, ModuleError>;
 
     /// Whether anything but the given clone uses the program.
     fn in_use(program: &Self::Program) -> bool;
@@ -48,7 +52,7 @@ pub trait ArtefactCompiler: Send + Sync {
 pub enum CompilerPlace {
     /// In this process: for tests, and for a runtime that serves one user.
     InProcess,
-    /// In a child: a program and its arguments.
+    /// In a child: a program and its arguments. What it prints is run as machine code.
     Child(Vec<OsString>),
 }
 
@@ -85,12 +89,12 @@ impl CompilerOptions {
 #[derive(Debug)]
 pub(crate) struct Compiler {
     options: CompilerOptions,
-    queue: Mutex<Queue>,
+    queue: Mutex<JobQueue>,
     job_ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct JobQueue {
     running: usize,
     waiting: usize,
 }
@@ -111,7 +115,7 @@ impl Compiler {
         host: &C,
         module: &CheckedModule,
         bytes: &[u8],
-    ) -> Result<Vec<u8>, ModuleError> {
+    ) -> Result<Artefact, ModuleError> {
         match &self.options.place {
             CompilerPlace::InProcess => host.compile(module),
             CompilerPlace::Child(command) => process::compile(command, bytes, &self.options),
@@ -126,7 +130,7 @@ impl Compiler {
                 return Err(ModuleError::Busy);
             }
             queue.waiting += 1;
-            let ready = |queue: &mut Queue| queue.running >= self.options.jobs;
+            let ready = |queue: &mut JobQueue| queue.running >= self.options.jobs;
             queue = self
                 .job_ended
                 .wait_while(queue, ready)

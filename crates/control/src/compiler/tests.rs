@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::child::{self, answer};
 use super::{ArtefactCompiler, ChildLimits, Compiler, CompilerOptions, CompilerPlace, process};
+use crate::host::Artefact;
 use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
 use crate::store::ArtefactKey;
 
@@ -25,7 +26,7 @@ fn shell(script: &str) -> Vec<OsString> {
     ["/bin/sh", "-c", script].map(OsString::from).to_vec()
 }
 
-fn compile(script: &str, time: Duration) -> Result<Vec<u8>, ModuleError> {
+fn compile(script: &str, time: Duration) -> Result<Artefact, ModuleError> {
     process::compile(&shell(script), b"module", &options(time))
 }
 
@@ -34,15 +35,16 @@ fn ai_732_a_module_travels_to_a_child_and_its_artefact_back() {
     // The script answers with what it got, under another kind.
     assert_eq!(
         compile("printf A; tail -c +2", AMPLE),
-        Ok(b"module".to_vec())
+        Ok(Artefact::vouched_for(b"module".to_vec()))
     );
     let large = vec![7; (1 << 20) - 1];
     let echoed = process::compile(&shell("printf A; tail -c +2"), &large, &options(AMPLE));
-    assert!(echoed == Ok(large));
+    assert!(echoed == Ok(Artefact::vouched_for(large)));
     // AI-1090: an artefact may have the limit and no byte more.
     let script = shell("printf A; tail -c +2");
     let limit = vec![7; 1 << 20];
-    assert!(process::compile(&script, &limit, &options(AMPLE)) == Ok(limit));
+    let answered = process::compile(&script, &limit, &options(AMPLE));
+    assert!(answered == Ok(Artefact::vouched_for(limit)));
     let over = process::compile(&script, &vec![7; (1 << 20) + 1], &options(AMPLE));
     assert!(over == Err(ModuleError::CompileFailed));
 }
@@ -162,17 +164,17 @@ impl ArtefactCompiler for Counting {
         ArtefactKey::of("counting")
     }
 
-    fn compile(&self, _module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
+    fn compile(&self, _module: &CheckedModule) -> Result<Artefact, ModuleError> {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);
         for _ in 0..100 {
             std::thread::yield_now();
         }
         self.running.fetch_sub(1, Ordering::SeqCst);
-        Ok(Vec::new())
+        Ok(Artefact::vouched_for(Vec::new()))
     }
 
-    fn load(&self, _module: &CheckedModule, _artefact: &[u8]) -> Result<(), ModuleError> {
+    fn load(&self, _module: &CheckedModule, _artefact: &Artefact) -> Result<(), ModuleError> {
         Ok(())
     }
 

@@ -70,6 +70,11 @@ impl Callback {
         json.0.into_bytes()
     }
 
+    /// Whether the model computes before the next callback.
+    pub(super) const fn ends_round(&self) -> bool {
+        matches!(self, Self::Mid { .. } | Self::Process { .. })
+    }
+
     /// How long it may run before it is interrupted.
     pub(super) fn time_limit(&self, config: &HostConfig) -> Duration {
         self.step_time(config)

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::spin::{self, SPIN_MAX};
+
 /// Limits of a host. The defaults are those of `sapwood serve`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostConfig {
@@ -39,6 +41,9 @@ pub struct HostConfig {
     pub threads: Option<usize>,
     /// Further threads, started while callbacks are slow.
     pub spare_threads: usize,
+    /// Threads that a step keeps busy beside those for callbacks: the engine's, and of a runtime that serves another
+    /// process its main channel too. With no more cores than that no thread spins before it sleeps.
+    pub busy_beside: usize,
 }
 
 /// What controllers get from `random_get`.
@@ -70,11 +75,21 @@ impl Default for HostConfig {
             result_bytes: 1 << 20,
             threads: None,
             spare_threads: 64,
+            busy_beside: 1,
         }
     }
 }
 
 impl HostConfig {
+    /// How long a thread without work spins before it sleeps.
+    pub(super) fn idle_spin(&self) -> Duration {
+        if spin::cores() > self.busy_beside {
+            SPIN_MAX
+        } else {
+            Duration::ZERO
+        }
+    }
+
     /// How many threads are kept for callbacks.
     pub(super) fn kept_threads(&self) -> usize {
         let one_fewer = || {

@@ -2,32 +2,57 @@
 
 use std::hash::{Hash, Hasher};
 
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use sha2::{Digest, Sha256};
 use wasmtime::{
     Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, RegallocAlgorithm,
     Strategy,
 };
 
+use super::artefact::Artefact;
 use super::config::HostConfig;
 use crate::module::{CheckedModule, ModuleError};
 
 /// Compiles `module` to an artefact for [`Host::load`](super::Host::load) of a host with the same `config`.
 ///
 /// Takes seconds and much memory for a large module, and compilers have defects, so a server calls it in a process of
-/// its own (AI-732). Starts no thread and reserves no memory for instances.
+/// its own (AI-732). Uses up to four cores, with threads that end before it returns, and reserves no memory for instances.
 ///
 /// # Errors
 /// The compiler cannot compile it.
-pub fn compile(config: &HostConfig, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
-    let engine = Engine::new(&settings(config)).map_err(|error| host_error(&error))?;
-    compile_with(&engine, module)
+pub fn compile(config: &HostConfig, module: &CheckedModule) -> Result<Artefact, ModuleError> {
+    let threads = compiler_threads();
+    let mut settings = settings(config);
+    settings.parallel_compilation(threads.is_some());
+    let engine = Engine::new(&settings).map_err(|error| host_error(&error))?;
+    match threads {
+        Some(threads) => threads.install(|| compile_with(&engine, module)),
+        None => compile_with(&engine, module),
+    }
+}
+
+/// `None` with a single core, and where the system gives no more threads: compiled is on the caller's then.
+fn compiler_threads() -> Option<ThreadPool> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.min(COMPILER_THREADS_MAX);
+    if threads == 1 {
+        return None;
+    }
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("compiler-{index}"))
+        .stack_size(COMPILER_STACK_BYTES)
+        .build();
+    pool.inspect_err(|error| tracing::warn!(%error, "a module is compiled on one thread"))
+        .ok()
 }
 
 pub(super) fn compile_with(
     engine: &Engine,
     module: &CheckedModule,
-) -> Result<Vec<u8>, ModuleError> {
-    engine.precompile_module(&module.instrumented).map_err(|error| {
+) -> Result<Artefact, ModuleError> {
+    let compiled = engine.precompile_module(&module.instrumented);
+    compiled.map(Artefact::vouched_for).map_err(|error| {
         // It passed our checks, so the compiler is at fault, or one of its own limits.
         tracing::warn!(module = %module.id, error = %format_args!("{error:#}"), "a controller cannot be compiled");
         ModuleError::CompileFailed
@@ -72,6 +97,8 @@ pub(super) fn artefact_key(engine: &Engine) -> [u8; 32] {
 fn settings(config: &HostConfig) -> Config {
     let mut settings = Config::new();
     settings
+        // Threads that nobody has counted would be started in a server.
+        .parallel_compilation(false)
         .strategy(Strategy::Cranelift)
         .cranelift_regalloc_algorithm(RegallocAlgorithm::Backtracking)
         .epoch_interruption(true)
@@ -116,6 +143,10 @@ fn pool(config: &HostConfig) -> PoolingAllocationConfig {
 }
 
 const TABLES: u32 = 2;
+/// More would need more memory than a compiler child may have, for little: a server has other work.
+const COMPILER_THREADS_MAX: usize = 4;
+/// As much as a process's first thread has.
+const COMPILER_STACK_BYTES: usize = 8 << 20;
 /// What the engine itself keeps for an instance, mostly 32 bytes for each function that a reference can mean; at the
 /// limit of a module's functions it is 8 MB.
 const INSTANCE_BYTES: usize = 16 << 20;

@@ -26,9 +26,9 @@ use super::threads::ThreadInstance;
 
 /// A controller of one sequence. Its calls run one after the other, in order. Dropping it interrupts a call that is
 /// running.
-pub struct Instance(Place);
+pub struct Instance(InstancePlace);
 
-enum Place {
+enum InstancePlace {
     Thread(ThreadInstance),
     #[cfg(target_os = "linux")]
     Process(ProcessInstance),
@@ -45,34 +45,39 @@ impl Instance {
         if let Some(processes) = host.processes() {
             let waker = Arc::clone(&start.waker);
             return match ProcessInstance::start(host, processes, program, start) {
-                Ok(instance) => Self(Place::Process(instance)),
+                Ok(instance) => Self(InstancePlace::Process(instance)),
                 Err(failure) => Self::nowhere(failure, &waker),
             };
         }
-        Self(Place::Thread(ThreadInstance::start(host, program, start)))
+        Self(InstancePlace::Thread(ThreadInstance::start(
+            host, program, start,
+        )))
     }
 
     #[cfg(target_os = "linux")]
     fn nowhere(failure: CallFailure, waker: &Arc<dyn StepWaker>) -> Self {
         waker.wake();
-        Self(Place::Nowhere(VecDeque::from([failure]), Arc::clone(waker)))
+        Self(InstancePlace::Nowhere(
+            VecDeque::from([failure]),
+            Arc::clone(waker),
+        ))
     }
 
     /// Sets the id that the controller sees in the calls from now on. Called before them.
     pub fn bind(&mut self, id: u32) {
         match &self.0 {
-            Place::Thread(instance) => instance.bind(id),
+            InstancePlace::Thread(instance) => instance.bind(id),
             #[cfg(target_os = "linux")]
-            Place::Process(instance) => instance.bind(id),
+            InstancePlace::Process(instance) => instance.bind(id),
             #[cfg(target_os = "linux")]
-            Place::Nowhere(..) => {}
+            InstancePlace::Nowhere(..) => {}
         }
     }
 
     /// Sets the best tokens of the last output row, which the calls from now on see. Only engines in this process have
     /// them, and those run controllers on threads.
     pub fn show_best_tokens(&mut self, best: &[(Token, f32)]) {
-        if let Place::Thread(instance) = &self.0 {
+        if let InstancePlace::Thread(instance) = &self.0 {
             instance.show_best_tokens(best);
         }
     }
@@ -85,11 +90,11 @@ impl Instance {
     /// Queues several calls with one hand-over. Each has an outcome.
     pub fn call_all<const N: usize>(&mut self, callbacks: [Callback; N]) {
         match &mut self.0 {
-            Place::Thread(instance) => instance.call_all(callbacks),
+            InstancePlace::Thread(instance) => instance.call_all(callbacks),
             #[cfg(target_os = "linux")]
-            Place::Process(instance) => instance.call_all(callbacks),
+            InstancePlace::Process(instance) => instance.call_all(callbacks),
             #[cfg(target_os = "linux")]
-            Place::Nowhere(failures, waker) => {
+            InstancePlace::Nowhere(failures, waker) => {
                 failures.extend(callbacks.map(|_| CallFailure::previous()));
                 waker.wake();
             }
@@ -99,11 +104,11 @@ impl Instance {
     /// The next outcome, if there is one. The waker is called when one is there.
     pub fn poll(&mut self) -> Option<Outcome> {
         match &mut self.0 {
-            Place::Thread(instance) => instance.poll(),
+            InstancePlace::Thread(instance) => instance.poll(),
             #[cfg(target_os = "linux")]
-            Place::Process(instance) => instance.poll(),
+            InstancePlace::Process(instance) => instance.poll(),
             #[cfg(target_os = "linux")]
-            Place::Nowhere(failures, _) => failures.pop_front().map(|failure| Outcome {
+            InstancePlace::Nowhere(failures, _) => failures.pop_front().map(|failure| Outcome {
                 result: Err(failure),
                 report: StepReport::default(),
             }),
@@ -114,11 +119,11 @@ impl Instance {
     #[must_use]
     pub fn running_since(&self) -> Option<Instant> {
         match &self.0 {
-            Place::Thread(instance) => instance.running_since(),
+            InstancePlace::Thread(instance) => instance.running_since(),
             #[cfg(target_os = "linux")]
-            Place::Process(instance) => instance.running_since(),
+            InstancePlace::Process(instance) => instance.running_since(),
             #[cfg(target_os = "linux")]
-            Place::Nowhere(..) => None,
+            InstancePlace::Nowhere(..) => None,
         }
     }
 
@@ -129,11 +134,11 @@ impl Instance {
     /// The request or the host has as many instances as it may have, or the system gives no more.
     pub fn fork(&mut self) -> Result<Self, CallFailure> {
         match &self.0 {
-            Place::Thread(instance) => Ok(Self(Place::Thread(instance.fork()?))),
+            InstancePlace::Thread(instance) => Ok(Self(InstancePlace::Thread(instance.fork()?))),
             #[cfg(target_os = "linux")]
-            Place::Process(instance) => Ok(Self(Place::Process(instance.fork()?))),
+            InstancePlace::Process(instance) => Ok(Self(InstancePlace::Process(instance.fork()?))),
             #[cfg(target_os = "linux")]
-            Place::Nowhere(_, waker) => Ok(Self::nowhere(CallFailure::previous(), waker)),
+            InstancePlace::Nowhere(_, waker) => Ok(Self::nowhere(CallFailure::previous(), waker)),
         }
     }
 }
@@ -141,11 +146,11 @@ impl Instance {
 impl fmt::Debug for Instance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match &self.0 {
-            Place::Thread(_) => "thread",
+            InstancePlace::Thread(_) => "thread",
             #[cfg(target_os = "linux")]
-            Place::Process(_) => "process",
+            InstancePlace::Process(_) => "process",
             #[cfg(target_os = "linux")]
-            Place::Nowhere(..) => "nowhere",
+            InstancePlace::Nowhere(..) => "nowhere",
         };
         f.debug_tuple("Instance").field(&place).finish()
     }

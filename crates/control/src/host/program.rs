@@ -9,7 +9,7 @@ use std::sync::Arc;
 use wasmparser::{DataKind, Operator, Parser, Payload};
 use wasmtime::{Engine, InstancePre, Linker};
 
-use super::artefact;
+use super::artefact::{self, Artefact};
 #[cfg(target_os = "linux")]
 use super::failure::Abort;
 use super::state::ControllerState;
@@ -17,9 +17,9 @@ use crate::module::{Abi, CheckedModule, ForkLayout, MainExport, ModuleError, Mod
 
 /// A loaded module. Cheap to clone; the code is freed with the last clone and instance.
 #[derive(Clone)]
-pub struct Program(Arc<Loaded>);
+pub struct Program(Arc<ProgramParts>);
 
-struct Loaded {
+struct ProgramParts {
     id: ModuleId,
     abi: Abi,
     steers: bool,
@@ -46,14 +46,14 @@ impl Program {
         engine: &Engine,
         linker: &Linker<ControllerState>,
         module: &CheckedModule,
-        artefact: &[u8],
+        artefact: &Artefact,
     ) -> Result<Self, ModuleError> {
         let failed = |error: wasmtime::Error| {
             tracing::error!(module = %module.id, error = %format_args!("{error:#}"), "a controller cannot be loaded");
             ModuleError::Host("the compiled module does not fit this host".to_owned())
         };
-        let compiled = artefact::deserialize(engine, artefact).map_err(failed)?;
-        Ok(Self(Arc::new(Loaded {
+        let compiled = artefact.load(engine).map_err(failed)?;
+        Ok(Self(Arc::new(ProgramParts {
             id: module.id,
             abi: module.abi,
             steers: module.steers,
@@ -73,13 +73,13 @@ impl Program {
     pub(super) fn remote(
         engine: &Engine,
         module: &CheckedModule,
-        artefact: &[u8],
+        artefact: &Artefact,
     ) -> Result<Self, ModuleError> {
-        let artefact = memory_file(artefact).map_err(|error| {
+        let artefact = memory_file(artefact.as_ref()).map_err(|error| {
             tracing::error!(%error, "no memory for an artefact");
             ModuleError::Host("the compiled module cannot be kept".to_owned())
         })?;
-        Ok(Self(Arc::new(Loaded {
+        Ok(Self(Arc::new(ProgramParts {
             id: module.id,
             abi: module.abi,
             steers: module.steers,
@@ -99,7 +99,7 @@ impl Program {
         artefact: &[u8],
     ) -> wasmtime::Result<Self> {
         let compiled = artefact::deserialize(linker.engine(), artefact)?;
-        Ok(Self(Arc::new(Loaded {
+        Ok(Self(Arc::new(ProgramParts {
             id,
             abi,
             steers: true,

@@ -28,7 +28,7 @@ use super::program::Program;
 use super::random::SeededRandom;
 use super::start::Start;
 use super::state::{BestTokens, ControllerState, Surroundings};
-use super::workers::Work;
+use super::workers::{NextWork, Work};
 use super::{Host, LiveInstance};
 
 /// A controller of one sequence. Its calls run one after the other, in order, on threads of the host. Dropping it
@@ -43,15 +43,15 @@ pub(super) struct Slot {
     group: Arc<Group>,
     waker: Arc<dyn StepWaker>,
     cancelled: Arc<AtomicBool>,
-    inner: Mutex<Inner>,
+    inner: Mutex<SlotState>,
 }
 
-struct Inner {
-    phase: Phase,
+struct SlotState {
+    phase: SlotPhase,
     /// Absent while it runs, before it exists, and after a failure.
     controller: Option<Box<Controller>>,
     /// At most a few: callers wait for outcomes before they go on.
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<SlotJob>,
     outcomes: VecDeque<Outcome>,
     number: u32,
     best: BestTokens,
@@ -61,14 +61,14 @@ struct Inner {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum SlotPhase {
     Awaiting,
     Idle,
     Busy,
     Failed,
 }
 
-enum Job {
+enum SlotJob {
     Start(Vec<Token>, Registered),
     Call(Callback),
     Fork(Arc<Slot>, Registered),
@@ -92,7 +92,7 @@ impl ThreadInstance {
             Err(CallFailure::new(ErrorReason::INIT, text))
         };
         match registered {
-            Ok(registered) => slot.push([Job::Start(prompt, registered)]),
+            Ok(registered) => slot.push([SlotJob::Start(prompt, registered)]),
             Err(failure) => slot.fail(failure),
         }
         Self(slot)
@@ -110,7 +110,7 @@ impl ThreadInstance {
 
     /// Queues several calls with one wake-up of a worker. Each has an outcome.
     pub(super) fn call_all<const N: usize>(&self, callbacks: [Callback; N]) {
-        self.0.push(callbacks.map(Job::Call));
+        self.0.push(callbacks.map(SlotJob::Call));
     }
 
     /// The next outcome, if there is one. The waker is called when one is there.
@@ -140,7 +140,7 @@ impl ThreadInstance {
         let registered = child.register()?;
         let best = Arc::clone(&parent.lock().best);
         child.lock().best = best;
-        parent.push([Job::Fork(Arc::clone(&child), registered)]);
+        parent.push([SlotJob::Fork(Arc::clone(&child), registered)]);
         Ok(Self(child))
     }
 }
@@ -149,11 +149,11 @@ impl Drop for ThreadInstance {
     fn drop(&mut self) {
         let mut inner = self.0.lock();
         inner.dropped = true;
-        inner.jobs.retain(|job| matches!(job, Job::Fork(..)));
+        inner.jobs.retain(|job| matches!(job, SlotJob::Fork(..)));
         if inner.jobs.is_empty() {
             self.0.cancelled.store(true, Ordering::Relaxed);
         }
-        let controller = if inner.phase == Phase::Idle {
+        let controller = if inner.phase == SlotPhase::Idle {
             inner.controller.take()
         } else {
             None
@@ -221,8 +221,8 @@ impl Slot {
             group,
             waker,
             cancelled: Arc::default(),
-            inner: Mutex::new(Inner {
-                phase: Phase::Awaiting,
+            inner: Mutex::new(SlotState {
+                phase: SlotPhase::Awaiting,
                 controller: None,
                 jobs: VecDeque::new(),
                 outcomes: VecDeque::new(),
@@ -234,7 +234,7 @@ impl Slot {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, SlotState> {
         // Nothing that can panic runs under the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -247,13 +247,13 @@ impl Slot {
     }
 
     /// Queues jobs, and wakes a worker if none has this slot.
-    fn push(self: &Arc<Self>, jobs: impl IntoIterator<Item = Job>) {
+    fn push(self: &Arc<Self>, jobs: impl IntoIterator<Item = SlotJob>) {
         let mut inner = self.lock();
-        if inner.phase == Phase::Failed {
+        if inner.phase == SlotPhase::Failed {
             let mut children = Vec::new();
             for job in jobs {
                 match job {
-                    Job::Fork(child, _) => children.push(child),
+                    SlotJob::Fork(child, _) => children.push(child),
                     _ => inner.outcomes.push_back(failed(CallFailure::previous())),
                 }
             }
@@ -265,10 +265,10 @@ impl Slot {
             return;
         }
         inner.jobs.extend(jobs);
-        let starts = matches!(inner.jobs.front(), Some(Job::Start(..)));
+        let starts = matches!(inner.jobs.front(), Some(SlotJob::Start(..)));
         // A fork that is not made yet starts with what `install` finds queued.
-        if inner.phase == Phase::Idle || (inner.phase == Phase::Awaiting && starts) {
-            inner.phase = Phase::Busy;
+        if inner.phase == SlotPhase::Idle || (inner.phase == SlotPhase::Awaiting && starts) {
+            inner.phase = SlotPhase::Busy;
             drop(inner);
             self.schedule(starts);
         }
@@ -285,15 +285,17 @@ impl Slot {
         self.host.workers().push(Work::Run { slot, late_after });
     }
 
-    /// Does all that is queued. Called by one worker at a time, which [`Phase::Busy`] ensures.
-    pub(super) fn run(self: Arc<Self>) {
+    /// Does all that is queued. Called by one worker at a time, which [`SlotPhase::Busy`] ensures. Returns when more is to be
+    /// expected.
+    pub(super) fn run(self: Arc<Self>) -> NextWork {
         let mut controller = self.lock().controller.take();
+        let mut next = NextWork::Soon;
         loop {
             let mut inner = self.lock();
             inner.running_since = None;
             let Some(job) = inner.jobs.pop_front() else {
-                if inner.phase == Phase::Busy && !inner.dropped {
-                    inner.phase = Phase::Idle;
+                if inner.phase == SlotPhase::Busy && !inner.dropped {
+                    inner.phase = SlotPhase::Idle;
                     inner.controller = controller.take();
                 }
                 drop(inner);
@@ -301,9 +303,13 @@ impl Slot {
                 if let Some(mut controller) = controller {
                     controller.leave();
                 }
-                return;
+                return next;
             };
             inner.running_since = Some(Instant::now());
+            next = match &job {
+                SlotJob::Call(callback) if callback.ends_round() => NextWork::AfterPass,
+                _ => NextWork::Soon,
+            };
             let (number, best) = (inner.number, Arc::clone(&inner.best));
             drop(inner);
             // A defect in a host function ends this sequence and no other (AI-742).
@@ -326,29 +332,29 @@ impl Slot {
     /// Does one thing. Returns the guest, unless it failed.
     fn execute(
         &self,
-        job: Job,
+        job: SlotJob,
         controller: Option<Box<Controller>>,
         (number, best): (u32, BestTokens),
     ) -> (Option<Box<Controller>>, Option<Outcome>) {
         let config = self.host.config();
         match (job, controller) {
-            (Job::Start(prompt, registered), _) => {
+            (SlotJob::Start(prompt, registered), _) => {
                 let state = self.state(registered);
                 let (controller, outcome) =
                     Controller::start(&self.program, state, &prompt, config);
                 (controller, Some(outcome))
             }
-            (Job::Call(callback), Some(mut controller)) => {
+            (SlotJob::Call(callback), Some(mut controller)) => {
                 controller.show_best_tokens(best);
                 let outcome = controller.call(&callback, number, config);
                 (outcome.result.is_ok().then_some(controller), Some(outcome))
             }
-            (Job::Call(..), None) => (None, Some(failed(CallFailure::previous()))),
-            (Job::Fork(child, registered), Some(mut controller)) => {
+            (SlotJob::Call(..), None) => (None, Some(failed(CallFailure::previous()))),
+            (SlotJob::Fork(child, registered), Some(mut controller)) => {
                 child.install(controller.fork(child.state(registered)));
                 (Some(controller), None)
             }
-            (Job::Fork(child, _), None) => {
+            (SlotJob::Fork(child, _), None) => {
                 child.fail(CallFailure::previous());
                 (None, None)
             }
@@ -376,11 +382,14 @@ impl Slot {
     fn publish(&self, outcome: Outcome) {
         let mut inner = self.lock();
         if outcome.result.is_err() {
-            inner.phase = Phase::Failed;
+            inner.phase = SlotPhase::Failed;
         }
         inner.outcomes.push_back(outcome);
         // Whoever queued two calls waits for the second, so one wake-up is enough.
-        let last = !inner.jobs.iter().any(|job| matches!(job, Job::Call(..)));
+        let last = !inner
+            .jobs
+            .iter()
+            .any(|job| matches!(job, SlotJob::Call(..)));
         drop(inner);
         if last {
             self.host.workers().wake_soon(&self.waker);
@@ -399,9 +408,9 @@ impl Slot {
             return drop(controller);
         }
         inner.controller = Some(controller);
-        inner.phase = Phase::Idle;
+        inner.phase = SlotPhase::Idle;
         if !inner.jobs.is_empty() {
-            inner.phase = Phase::Busy;
+            inner.phase = SlotPhase::Busy;
             drop(inner);
             self.schedule(false);
         }
@@ -410,13 +419,13 @@ impl Slot {
     /// Ends an instance that never came to be. Queued calls fail with it, as the first of them shows.
     fn fail(&self, failure: CallFailure) {
         let mut inner = self.lock();
-        inner.phase = Phase::Failed;
+        inner.phase = SlotPhase::Failed;
         inner.outcomes.push_back(failed(failure));
         let jobs = std::mem::take(&mut inner.jobs);
         drop(inner);
         self.waker.wake();
         for job in jobs {
-            if let Job::Fork(child, _) = job {
+            if let SlotJob::Fork(child, _) = job {
                 child.fail(CallFailure::previous());
             }
         }

@@ -14,18 +14,26 @@
 //! waits any more, after a callback that took long, or when the first result has waited for a moment; the clock does it
 //! where a callback that followed turns out to take long.
 //!
+//! A worker whose queue is empty spins for a moment before it sleeps, as long as that has paid lately: on an idle machine
+//! it takes longer to wake a thread than to run most callbacks. It remembers what it gained after `mid`, where a model
+//! computes for milliseconds before the next callback, apart from what it gained after the others, which `mid` follows at
+//! once.
+//!
 //! Nobody joins these threads: the last reference to a host may be dropped on one of them. They end when the host is
 //! dropped and their callback has returned, within its time limit, and hold nothing but their own state.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sapwood_proto::steer::StepWaker;
 use wasmtime::Engine;
 
+use super::config::HostConfig;
 use super::controller::Controller;
 use super::threads::Slot;
+use crate::spin::Spin;
 
 /// What a worker thread does next.
 pub(super) enum Work {
@@ -39,11 +47,22 @@ pub(super) enum Work {
     Discard(Box<Controller>),
 }
 
-/// The threads of a host. Ends them when it is dropped.
-pub(super) struct Workers(Arc<Pool>);
+/// When more work is to be expected after some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NextWork {
+    /// At once, if the sequence goes on.
+    Soon,
+    /// When the model has computed.
+    AfterPass,
+}
 
-struct Pool {
-    state: Mutex<State>,
+/// The threads of a host. Ends them when it is dropped.
+pub(super) struct Workers(Arc<WorkerPool>);
+
+struct WorkerPool {
+    state: Mutex<PoolState>,
+    /// How much is queued, for workers that spin. Written under the lock.
+    queued: AtomicUsize,
     /// For workers without work.
     work: Condvar,
     /// For the clock.
@@ -52,15 +71,18 @@ struct Pool {
     kept: usize,
     spare: usize,
     stack_bytes: usize,
+    idle_spin: Duration,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// Every slot is in it at most once, so the number of instances bounds it.
     queue: VecDeque<Work>,
-    threads: HashMap<u64, Thread>,
+    threads: HashMap<u64, WorkerThread>,
     next_thread: u64,
-    /// Threads that wait for work.
+    /// Threads that spin for work. They look at the queue before they sleep.
+    spinning: usize,
+    /// Threads that sleep until there is work.
     idle: usize,
     /// How many of them were notified and have not run since. One more notification would be a system call for nothing.
     notified: usize,
@@ -68,12 +90,12 @@ struct State {
     wakes: Vec<Arc<dyn StepWaker>>,
     /// When the first of them was added.
     wakes_since: Option<Instant>,
-    clock: Clock,
+    clock: ClockState,
     closed: bool,
 }
 
 #[derive(Default, PartialEq)]
-enum Clock {
+enum ClockState {
     #[default]
     NotStarted,
     Asleep,
@@ -82,7 +104,7 @@ enum Clock {
 
 /// A thread as others see it.
 #[derive(Default)]
-struct Thread {
+struct WorkerThread {
     /// When its present work began.
     since: Option<Instant>,
     late_after: Duration,
@@ -95,15 +117,17 @@ struct Thread {
 }
 
 impl Workers {
-    pub(super) fn new(engine: Engine, kept: usize, spare: usize, stack_bytes: usize) -> Self {
-        Self(Arc::new(Pool {
+    pub(super) fn new(engine: Engine, config: &HostConfig) -> Self {
+        Self(Arc::new(WorkerPool {
             state: Mutex::default(),
+            queued: AtomicUsize::new(0),
             work: Condvar::new(),
             busy: Condvar::new(),
             engine,
-            kept,
-            spare,
-            stack_bytes,
+            kept: config.kept_threads(),
+            spare: config.spare_threads,
+            stack_bytes: config.stack_bytes,
+            idle_spin: config.idle_spin(),
         }))
     }
 
@@ -112,7 +136,10 @@ impl Workers {
         let pool = &self.0;
         let mut state = pool.lock();
         state.queue.push_back(work);
-        if state.idle > state.notified {
+        pool.publish_queue(&state);
+        if state.queue.len() <= state.spinning + state.notified {
+            // Somebody comes for it.
+        } else if state.idle > state.notified {
             state.notified += 1;
             drop(state);
             pool.work.notify_one();
@@ -139,15 +166,21 @@ impl Drop for Workers {
     }
 }
 
-impl Pool {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl WorkerPool {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // Nothing that can panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn publish_queue(&self, state: &PoolState) {
+        // `Relaxed`: what a spinning thread acts on is the queue, under the lock.
+        self.queued.store(state.queue.len(), Ordering::Relaxed);
+    }
+
     /// Marks slow threads, and starts threads as long as work waits and there are too few.
-    fn staff(self: &Arc<Self>, state: &mut State, now: Instant) {
-        let waiting = state.queue.len().saturating_sub(state.idle);
+    fn staff(self: &Arc<Self>, state: &mut PoolState, now: Instant) {
+        let free = state.idle + state.spinning;
+        let waiting = state.queue.len().saturating_sub(free);
         let mut replaced = state
             .threads
             .values()
@@ -174,7 +207,7 @@ impl Pool {
         }
     }
 
-    fn start_thread(self: &Arc<Self>, state: &mut State) {
+    fn start_thread(self: &Arc<Self>, state: &mut PoolState) {
         let key = state.next_thread;
         let pool = Arc::clone(self);
         let thread = std::thread::Builder::new()
@@ -184,7 +217,7 @@ impl Pool {
         match thread {
             Ok(_) => {
                 state.next_thread += 1;
-                state.threads.insert(key, Thread::default());
+                state.threads.insert(key, WorkerThread::default());
             }
             // The work stays queued, and is done by the threads there are, or at the next attempt.
             Err(error) => tracing::warn!(%error, "a thread for controllers cannot be started"),
@@ -193,19 +226,29 @@ impl Pool {
 
     /// The life of a worker.
     fn work(self: Arc<Self>, key: u64) {
+        let mut soon = Spin::new(self.idle_spin);
+        let mut after_pass = Spin::new(self.idle_spin);
+        let mut expected = None;
         loop {
-            let Some(work) = self.next(key) else {
+            let spin = expected.map(|expected| match expected {
+                NextWork::Soon => &mut soon,
+                NextWork::AfterPass => &mut after_pass,
+            });
+            let Some(work) = self.next(key, spin) else {
                 return;
             };
-            match work {
-                Work::Run { slot, .. } => slot.run(),
-                Work::Discard(controller) => drop(controller),
-            }
+            expected = match work {
+                Work::Run { slot, .. } => Some(slot.run()),
+                Work::Discard(controller) => {
+                    drop(controller);
+                    None
+                }
+            };
         }
     }
 
-    /// Ends the work of the thread `key`, and waits for more. `None` if it is not needed any longer.
-    fn next(self: &Arc<Self>, key: u64) -> Option<Work> {
+    /// Ends the work of the thread `key`, and waits for more, first with `spin`. `None` if it is not needed any longer.
+    fn next(self: &Arc<Self>, key: u64, mut spin: Option<&mut Spin>) -> Option<Work> {
         let mut state = self.lock();
         let now = Instant::now();
         let took = state.threads.get(&key).and_then(|thread| thread.since);
@@ -217,12 +260,21 @@ impl Pool {
         goes_on?;
         loop {
             if let Some(work) = state.queue.pop_front() {
+                self.publish_queue(&state);
                 self.begin_work(&mut state, key, &work);
                 return Some(work);
             }
             if state.closed {
                 state.threads.remove(&key);
                 return None;
+            }
+            if let Some(spin) = spin.take() {
+                state.spinning += 1;
+                drop(state);
+                spin.until(|| self.queued.load(Ordering::Relaxed) > 0);
+                state = self.lock();
+                state.spinning -= 1;
+                continue;
             }
             state.idle += 1;
             state = self
@@ -235,7 +287,7 @@ impl Pool {
     }
 
     /// Wakes the engines whose results are there, without the lock: they come for the next callback at once.
-    fn wake_all<'s>(&'s self, mut state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+    fn wake_all<'s>(&'s self, mut state: MutexGuard<'s, PoolState>) -> MutexGuard<'s, PoolState> {
         state.wakes_since = None;
         let wakes = std::mem::take(&mut state.wakes);
         if wakes.is_empty() {
@@ -248,7 +300,7 @@ impl Pool {
         self.lock()
     }
 
-    fn end_work(self: &Arc<Self>, state: &mut State, key: u64) -> Option<()> {
+    fn end_work(self: &Arc<Self>, state: &mut PoolState, key: u64) -> Option<()> {
         let replaced = state
             .threads
             .values()
@@ -267,7 +319,7 @@ impl Pool {
         Some(())
     }
 
-    fn begin_work(self: &Arc<Self>, state: &mut State, key: u64, work: &Work) {
+    fn begin_work(self: &Arc<Self>, state: &mut PoolState, key: u64, work: &Work) {
         let Some(thread) = state.threads.get_mut(&key) else {
             return;
         };
@@ -281,18 +333,18 @@ impl Pool {
             thread.id = Some(rustix::thread::gettid());
         }
         match state.clock {
-            Clock::Ticking => {}
-            Clock::Asleep => {
-                state.clock = Clock::Ticking;
+            ClockState::Ticking => {}
+            ClockState::Asleep => {
+                state.clock = ClockState::Ticking;
                 self.busy.notify_one();
             }
-            Clock::NotStarted => {
+            ClockState::NotStarted => {
                 let pool = Arc::clone(self);
                 let clock = std::thread::Builder::new()
                     .name("controller-clock".to_owned())
                     .spawn(move || pool.tick());
                 match clock {
-                    Ok(_) => state.clock = Clock::Ticking,
+                    Ok(_) => state.clock = ClockState::Ticking,
                     Err(error) => tracing::error!(%error, "controllers run without time limits"),
                 }
             }
@@ -305,14 +357,14 @@ impl Pool {
         let mut state = self.lock();
         while !(state.closed && state.threads.is_empty()) {
             if quiet > QUIET_TICKS {
-                state.clock = Clock::Asleep;
-                while state.clock == Clock::Asleep && !state.closed {
+                state.clock = ClockState::Asleep;
+                while state.clock == ClockState::Asleep && !state.closed {
                     state = self
                         .busy
                         .wait(state)
                         .unwrap_or_else(PoisonError::into_inner);
                 }
-                state.clock = Clock::Ticking;
+                state.clock = ClockState::Ticking;
                 quiet = 0;
             }
             let waited = self.busy.wait_timeout(state, TICK);
@@ -323,20 +375,25 @@ impl Pool {
                 state = self.wake_all(state);
             }
             self.staff(&mut state, now);
+            // A thread that was counted on may not have got a core yet.
+            if !state.queue.is_empty() && state.idle > state.notified {
+                state.notified += 1;
+                self.work.notify_one();
+            }
             let busy = state.threads.values().any(|thread| thread.since.is_some());
             quiet = if busy { 0 } else { quiet + 1 };
         }
     }
 }
 
-impl State {
+impl PoolState {
     fn wakes_are_due(&self, now: Instant) -> bool {
         self.wakes_since
             .is_some_and(|since| now.saturating_duration_since(since) >= WAKE_DELAY)
     }
 }
 
-impl Thread {
+impl WorkerThread {
     fn slow_down(&mut self) {
         self.slowed = true;
         // On Linux a process id means one thread, and its priority can be lowered by anyone, never raised again: such a

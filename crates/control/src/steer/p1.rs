@@ -19,7 +19,7 @@ use crate::host::{Callback, Instance, MidReturned, PreRounds, Returned, Waiting}
 /// Where a sequence of a P1 module is in its step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct P1Steps {
-    state: State,
+    state: P1Phase,
     /// Tokens of this step's `pre` results so far.
     rounds: PreRounds,
     /// What `pre` asks for in the next step, because its tokens come first.
@@ -31,7 +31,7 @@ pub(super) struct P1Steps {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum P1Phase {
     #[default]
     Idle,
     /// `post` and `pre` are queued, the first has not ended.
@@ -45,7 +45,7 @@ impl P1Steps {
         if let Some(deferred) = self.deferred.take() {
             return Ok(Some(deferred));
         }
-        if self.state == State::Idle {
+        if self.state == P1Phase::Idle {
             if let Some(wait) = &self.wait
                 && !wait.is_over(Instant::now())
             {
@@ -53,18 +53,18 @@ impl P1Steps {
             }
             self.wait = None;
             calls.instance()?.call(Callback::Pre);
-            self.state = State::InPre;
+            self.state = P1Phase::InPre;
         }
         loop {
             let Some(returned) = calls.poll()? else {
                 return Ok(None);
             };
             match (self.state, returned) {
-                (State::InPost, Returned::Post { stop: false }) => self.state = State::InPre,
+                (P1Phase::InPost, Returned::Post { stop: false }) => self.state = P1Phase::InPre,
                 // The `pre` that was queued with it has no meaning any more; the sequence ends here.
-                (State::InPost, Returned::Post { stop: true }) => return Ok(Some(Pre::Stop)),
+                (P1Phase::InPost, Returned::Post { stop: true }) => return Ok(Some(Pre::Stop)),
                 (
-                    State::InPre,
+                    P1Phase::InPre,
                     Returned::Pre {
                         num_forks,
                         suspend,
@@ -76,7 +76,7 @@ impl P1Steps {
                         self.report_forced(calls, ff_tokens)?;
                         continue;
                     }
-                    self.state = State::Idle;
+                    self.state = P1Phase::Idle;
                     self.wait = wait;
                     return self.decide(num_forks, suspend, forks_max).map(Some);
                 }
@@ -90,7 +90,7 @@ impl P1Steps {
         let post = self.rounds.add(tokens);
         let post = post.map_err(|failure| failure_of(&failure))?;
         calls.instance()?.call_all([post, Callback::Pre]);
-        self.state = State::InPost;
+        self.state = P1Phase::InPost;
         Ok(())
     }
 
@@ -125,20 +125,20 @@ impl P1Steps {
         }
         let fork_group = group.to_vec();
         instance.call(Callback::Mid { fork_group });
-        self.state = State::InMid;
+        self.state = P1Phase::InMid;
     }
 
     pub(super) fn mid_poll(&mut self, calls: &mut Calls<'_>) -> Steered<Option<Mid>> {
         if std::mem::take(&mut self.skips_mid) {
             return Ok(Some(Mid::One(Branch::Noop)));
         }
-        if self.state != State::InMid {
+        if self.state != P1Phase::InMid {
             return Err(unexpected());
         }
         let Some(returned) = calls.poll()? else {
             return Ok(None);
         };
-        self.state = State::Idle;
+        self.state = P1Phase::Idle;
         let Returned::Mid(mid) = returned else {
             return Err(unexpected());
         };
@@ -165,7 +165,7 @@ impl P1Steps {
             tokens: appended.tokens.to_vec(),
         };
         instance.call_all([post, Callback::Pre]);
-        self.state = State::InPost;
+        self.state = P1Phase::InPost;
         // Another steerer has changed the text of a sequence that waits.
         self.wait = None;
     }

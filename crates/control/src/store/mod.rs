@@ -40,6 +40,7 @@ use self::tag::TagFile;
 pub(crate) use self::tag::looks_hex;
 pub use self::tag::{TagNameError, check_tag_name};
 use self::tag_index::TagIndex;
+use crate::host::Artefact;
 use crate::module::ModuleId;
 
 /// Where a store is and how large it may become.
@@ -84,7 +85,7 @@ pub struct NewModule<'a> {
     /// What is noted beside it, unless the module is in the store already.
     pub record: &'a ModuleRecord,
     /// The compiled form, under `key`.
-    pub artefact: &'a [u8],
+    pub artefact: &'a Artefact,
     /// What the artefact depends on.
     pub key: ArtefactKey,
 }
@@ -167,7 +168,7 @@ impl Store {
         &self,
         id: ModuleId,
         key: ArtefactKey,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
+    ) -> Result<Option<Artefact>, StoreError> {
         let file = self
             .modules
             .read_private(&artefact_name(id, key), self.options.bytes_max);
@@ -179,7 +180,8 @@ impl Store {
             return Ok(None);
         }
         file.drain(..artefact::HEADER_BYTES);
-        Ok(Some(file))
+        // Written by this user, as the folder and the file show, and unchanged, as the checksum does.
+        Ok(Some(Artefact::vouched_for(file)))
     }
 
     /// Stores a module, its record and its artefact; makes room for them first. `in_use` protects modules from that.
@@ -195,9 +197,10 @@ impl Store {
         let needed = (new.bytes.len() + new.artefact.len() + artefact::HEADER_BYTES) as u64;
         self.make_room(needed, new.id, new.key, in_use)?;
         let written = (|| {
-            let header = artefact::header(&new.id, &new.key, new.artefact);
+            let artefact = new.artefact.as_ref();
+            let header = artefact::header(&new.id, &new.key, artefact);
             let name = artefact_name(new.id, new.key);
-            self.modules.write(&name, &[&header, new.artefact])?;
+            self.modules.write(&name, &[&header, artefact])?;
             let known = self.modules.file_use(&wasm_name(new.id))?.is_some();
             let recorded = self.modules.file_use(&record_name(new.id))?.is_some();
             // The first owner stays, also if the module was damaged and is now repaired.
@@ -219,16 +222,16 @@ impl Store {
         &self,
         id: ModuleId,
         key: ArtefactKey,
-        artefact: &[u8],
+        artefact: &Artefact,
         in_use: &dyn Fn(ModuleId) -> bool,
     ) -> Result<(), StoreError> {
         let _lock = self.modules.lock()?;
         let needed = (artefact.len() + artefact::HEADER_BYTES) as u64;
         self.make_room(needed, id, key, in_use)?;
-        let header = artefact::header(&id, &key, artefact);
+        let header = artefact::header(&id, &key, artefact.as_ref());
         let written = self
             .modules
-            .write(&artefact_name(id, key), &[&header, artefact]);
+            .write(&artefact_name(id, key), &[&header, artefact.as_ref()]);
         written.map_err(|error| self.modules.error("write", error))
     }
 

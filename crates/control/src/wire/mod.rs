@@ -13,7 +13,6 @@
 pub(crate) mod fuzz;
 mod objects;
 mod slot;
-mod spin;
 mod system;
 mod word;
 
@@ -26,10 +25,10 @@ use std::io;
 
 pub use self::objects::{EngineWire, RuntimeWire, Synchronisation, WireConfig, WireNames};
 pub use self::slot::{MessageSlot, PeerLost, Received, SendError, SlotLimits};
-pub use self::spin::{SPIN_MAX, Spin};
 pub use self::system::{
     NamedSemaphore, SharedRegion, ask_for_realtime, unlink_region, unlink_semaphore, watch_signals,
 };
+pub use crate::spin::{SPIN_MAX, Spin};
 
 /// Why shared objects could not be opened.
 #[derive(Debug, thiserror::Error)]

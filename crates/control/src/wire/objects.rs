@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use super::WireError;
 use super::slot::{Guard, MessageSlot, SlotLimits};
-use super::spin::Spin;
 use super::system::{self, NamedSemaphore, SharedRegion};
+use super::{Spin, WireError};
 
 /// How the two processes wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::spin::Spin;
+use super::Spin;
 use super::system::{NamedSemaphore, SharedRegion, now};
 
 /// One direction of a channel: one side sends, the other receives.

@@ -1,6 +1,7 @@
 //! [`Admission`]: receives commands, watches readers and deadlines, gives sequences their slots, parks and resumes
 //! them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
@@ -17,7 +18,7 @@ use crate::api::{EngineError, FinishReason};
 use crate::config::{Config, PrefixSharing};
 use crate::inbox::{EngineCommand, OwnerInbox};
 use crate::model::SlotPurpose;
-use crate::outbox::ReaderRequest;
+use crate::outbox::{OwnerWaker, ReaderRequest};
 use crate::prefix_cache::{PrefixMatch, common_prefix};
 use crate::queue::QueuePace;
 use crate::scheduler::SequenceKey;
@@ -65,6 +66,11 @@ impl Admission {
     /// Returns whether the owner was woken for something that this step has not seen.
     pub(super) fn is_woken(&self) -> bool {
         self.inbox.waker.is_woken()
+    }
+
+    /// What steerers wake.
+    pub(super) fn waker(&self) -> Arc<OwnerWaker> {
+        Arc::clone(&self.inbox.waker)
     }
 
     /// Returns whether the engine was dropped.

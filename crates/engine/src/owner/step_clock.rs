@@ -15,7 +15,8 @@ const GRACE_SHARE: u32 = 10;
 /// A source of time, and a way to wait that ends early if a steerer wakes the owner.
 struct RunningClock {
     now: Box<dyn Fn() -> Time + Send>,
-    wait: Box<dyn Fn(Duration) + Send>,
+    /// Receives how long to wait at most, and how long the last decode call took.
+    wait: Box<dyn FnMut(Duration, Duration) + Send>,
 }
 
 /// The clock of an owner.
@@ -30,10 +31,11 @@ pub(super) struct StepClock {
 }
 
 impl StepClock {
-    /// A clock that runs. `wait` returns after the given time or when the owner is woken, whichever is first.
+    /// A clock that runs. `wait` returns after the given time or when the owner is woken, whichever is first; it is also
+    /// given the duration of the last decode call.
     pub(super) fn running(
         now: impl Fn() -> Time + Send + 'static,
-        wait: impl Fn(Duration) + Send + 'static,
+        wait: impl FnMut(Duration, Duration) + Send + 'static,
     ) -> Self {
         Self {
             clock: Some(RunningClock {
@@ -67,18 +69,25 @@ impl StepClock {
     /// Waits until a steerer wakes the owner or the grace is used up, and returns the time. `None`: nothing of the grace
     /// is left.
     pub(super) fn wait(&mut self) -> Option<Time> {
-        let clock = self.clock.as_ref()?;
+        let clock = self.clock.as_mut()?;
         let grace = GRACE_MAX.min(self.decode / GRACE_SHARE);
         let left = grace.checked_sub(self.waited)?;
         if left.is_zero() {
             return None;
         }
         let before = (clock.now)();
-        (clock.wait)(left);
+        (clock.wait)(left, self.decode);
         let now = (clock.now)();
         // At least a microsecond, so that a waker that is called without end does not keep the step.
         self.waited += now.since(before).max(Duration::from_micros(1));
         Some(now)
+    }
+
+    /// Waits between two steps for steerers that were late in the first: until one of them wakes the owner, or for `time`.
+    pub(super) fn wait_for_late(&mut self, time: Duration) {
+        if let Some(clock) = &mut self.clock {
+            (clock.wait)(time, self.decode);
+        }
     }
 }
 
@@ -94,7 +103,7 @@ mod tests {
         let (read, pass) = (Arc::clone(&time), Arc::clone(&time));
         let running = StepClock::running(
             move || *read.lock().unwrap(),
-            move |most| {
+            move |most, _| {
                 let mut now = pass.lock().unwrap();
                 *now = *now + wait(most);
             },

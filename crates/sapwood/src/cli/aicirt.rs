@@ -269,6 +269,8 @@ impl AicirtCommand {
                 Isolation::Sequence => PROCESSES_MAX,
                 Isolation::Shared => HostConfig::default().instances,
             },
+            // The engine's and that of the main channel.
+            busy_beside: 2,
             ..HostConfig::default()
         }
     }

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::{Controllers, ControllersOptions};
 use crate::compiler::{ArtefactCompiler, CompilerOptions, CompilerPlace};
+use crate::host::Artefact;
 use crate::module::{CheckedModule, ModuleError};
 use crate::store::{ArtefactKey, StoreOptions};
 
@@ -37,7 +38,7 @@ impl ArtefactCompiler for Arc<Host> {
         ArtefactKey::of(&self.key)
     }
 
-    fn compile(&self, module: &CheckedModule) -> Result<Vec<u8>, ModuleError> {
+    fn compile(&self, module: &CheckedModule) -> Result<Artefact, ModuleError> {
         self.compiled.fetch_add(1, Ordering::SeqCst);
         // Others that want the same module get the time to ask for it.
         for _ in 0..100 {
@@ -45,11 +46,16 @@ impl ArtefactCompiler for Arc<Host> {
         }
         match &*self.fails.lock().unwrap() {
             Some(error) => Err(error.clone()),
-            None => Ok(module.instrumented.clone()),
+            None => Ok(Artefact::vouched_for(module.instrumented.clone())),
         }
     }
 
-    fn load(&self, module: &CheckedModule, artefact: &[u8]) -> Result<Arc<Vec<u8>>, ModuleError> {
+    fn load(
+        &self,
+        module: &CheckedModule,
+        artefact: &Artefact,
+    ) -> Result<Arc<Vec<u8>>, ModuleError> {
+        let artefact = artefact.as_ref();
         self.loaded.fetch_add(1, Ordering::SeqCst);
         assert_eq!(
             artefact, module.instrumented,

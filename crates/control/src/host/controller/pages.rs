@@ -2,7 +2,11 @@
 //!
 //! Fresh pages are what a copy costs, not bytes: the copy of a page that the guest has never touched would make the
 //! system give it two, one to read and one to write. On Linux the page table, which a process may read of itself, shows
-//! which pages were touched; elsewhere, and where it is hidden, all of the memory is compared.
+//! which pages were touched; elsewhere, and where it is hidden, all of the memory is compared. Where most of a huge page
+//! is to be copied, the copy gets one: the system makes it in a tenth of the time of its 512 pages.
+
+#[cfg(target_os = "linux")]
+mod huge;
 
 use std::ops::Range;
 
@@ -10,10 +14,20 @@ use std::ops::Range;
 /// `initialised`, which data segments have written.
 pub(super) fn copy(from: &[u8], to: &mut [u8], initialised: &Range<usize>) {
     let touched = touched(from);
+    let touched = touched.as_deref();
+    #[cfg(target_os = "linux")]
+    huge::copy_with(to, touched, |to| {
+        copy_pages(from, to, touched, initialised);
+    });
+    #[cfg(not(target_os = "linux"))]
+    copy_pages(from, to, touched, initialised);
+}
+
+fn copy_pages(from: &[u8], to: &mut [u8], touched: Option<&[bool]>, initialised: &Range<usize>) {
     let (from, _) = from.as_chunks::<PAGE>();
     let (to, _) = to.as_chunks_mut::<PAGE>();
     for (index, (from, to)) in from.iter().zip(to).enumerate() {
-        if touched.as_ref().is_some_and(|touched| !touched[index]) {
+        if touched.is_some_and(|touched| !touched[index]) {
             continue;
         }
         let start = index * PAGE;
@@ -91,6 +105,33 @@ mod tests {
         from[7 * PAGE] = 2;
         copy(&from, &mut to, &(PAGE..2 * PAGE + 7));
         assert_eq!(from, to);
+    }
+
+    /// Mapped memory with random pages, some of them dense enough for huge pages.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn ai_711_mapped_memories_are_copied_exactly() {
+        const PAGES: usize = 3 * 512;
+        let mut seed = 7_u64;
+        let mut random = |below: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(seed >> 33).unwrap() % below
+        };
+        let initialised = 100 * PAGE..600 * PAGE + 9;
+        for _ in 0..12 {
+            let mut from = memmap2::MmapMut::map_anon(PAGES * PAGE).unwrap();
+            let mut to = memmap2::MmapMut::map_anon(PAGES * PAGE).unwrap();
+            from[initialised.clone()].fill(3);
+            to[initialised.clone()].fill(3);
+            // Sparse, dense and full.
+            let writes = [20, PAGES, 20 * PAGES][random(3)];
+            for _ in 0..writes {
+                let at = random(PAGES) * PAGE + random(PAGE);
+                from[at] = u8::try_from(random(256)).unwrap();
+            }
+            copy(&from, &mut to, &initialised);
+            assert!(from[..] == to[..]);
+        }
     }
 
     #[cfg(target_os = "linux")]

@@ -59,13 +59,13 @@ pub(in crate::host) enum WriteResult {
 #[derive(Debug)]
 pub struct Variables {
     limits: VariablesLimits,
-    set: Mutex<Set>,
+    set: Mutex<VariableSet>,
     /// In a controller's process: who has them instead.
     home: Option<Arc<dyn Home>>,
 }
 
 #[derive(Debug, Default)]
-struct Set {
+struct VariableSet {
     values: HashMap<String, Variable>,
     total_bytes: usize,
     /// Writes of any variable.
@@ -75,7 +75,7 @@ struct Set {
 #[derive(Debug)]
 struct Variable {
     current: Versioned,
-    /// `Set::changes` after its last write.
+    /// `VariableSet::changes` after its last write.
     changed: u64,
     /// Who wrote it last.
     writer: MemberNumber,
@@ -152,7 +152,7 @@ impl Variables {
         limit("name", write.name.len(), limits.name_bytes)?;
         limit("value", write.value.len(), limits.value_bytes)?;
         let mut set = self.lock();
-        let Set {
+        let VariableSet {
             values,
             total_bytes,
             changes,
@@ -209,7 +209,7 @@ impl Variables {
     }
 
     // No operation leaves the set half changed: limits are checked first, and allocation aborts.
-    fn lock(&self) -> std::sync::MutexGuard<'_, Set> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, VariableSet> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 
 /// A process as `/proc` shows it.
 #[derive(Debug)]
-struct Seen {
+struct SeenProcess {
     pid: Pid,
     parent: i32,
     state: char,
@@ -15,7 +15,7 @@ struct Seen {
 }
 
 /// All processes of a group, also those that have ended and were not reaped.
-fn of_group(group: Pid) -> Vec<Seen> {
+fn of_group(group: Pid) -> Vec<SeenProcess> {
     let entries = std::fs::read_dir("/proc").unwrap();
     let seen = |entry: std::io::Result<std::fs::DirEntry>| {
         let stat = std::fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;
@@ -28,7 +28,7 @@ fn of_group(group: Pid) -> Vec<Seen> {
             return None;
         }
         let mut times = rest.skip(8).map(|time| time.parse::<u64>().unwrap());
-        Some(Seen {
+        Some(SeenProcess {
             pid: Pid::from_raw(pid)?,
             parent,
             state,

@@ -97,15 +97,15 @@ fn controller(code: &str) -> String {
 }
 
 /// What a sequence did, as far as it is the same each time.
-type Seen = (Result<Returned, CallFailure>, String, usize);
+type SeenOutcome = (Result<Returned, CallFailure>, String, usize);
 
-fn seen(outcome: Outcome) -> Seen {
+fn seen(outcome: Outcome) -> SeenOutcome {
     let StepReport { logs, storage, .. } = outcome.report;
     (outcome.result, logs, storage.len())
 }
 
 /// Makes one call of each kind in turn, until the controller fails.
-fn calls(sequence: &mut Sequence, from: usize, count: usize) -> Vec<Seen> {
+fn calls(sequence: &mut Sequence, from: usize, count: usize) -> Vec<SeenOutcome> {
     let mut all = Vec::new();
     for index in from..from + count {
         let outcome = match index % 3 {

@@ -51,7 +51,7 @@ fn ai_322_a_crash_in_an_upload_leaves_nothing_or_all() {
                 // One that exists has everything.
                 assert_eq!(store.record(id).unwrap(), record("anna"));
                 let artefact = store.read_artefact(id, key()).unwrap();
-                assert_eq!(artefact.unwrap(), b"compiled new");
+                assert_eq!(artefact.unwrap().as_ref(), b"compiled new");
             }
             seen.borrow_mut().insert(stored.is_some());
             // What is left over does not stand in the way.

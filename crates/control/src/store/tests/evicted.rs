@@ -46,11 +46,12 @@ fn put(
 ) -> Result<ModuleId, StoreError> {
     let bytes = bytes(number);
     let id = ModuleId::of(&bytes);
+    let artefact = Artefact::vouched_for(bytes.clone());
     let new = NewModule {
         id,
         bytes: &bytes,
         record: &record("anna"),
-        artefact: &bytes,
+        artefact: &artefact,
         key,
     };
     store.insert(new, in_use).map(|()| id)
@@ -110,7 +111,7 @@ fn ai_323_stale_artefacts_go_and_their_modules_stay() {
     tag(&full.store, full.ids[0], &["t"]).unwrap();
     tag(&full.store, full.ids[1], &["u"]).unwrap();
     let newer = ArtefactKey::of("engine 2");
-    let artefact = bytes(0);
+    let artefact = Artefact::vouched_for(bytes(0));
     full.store
         .insert_artefact(full.ids[0], newer, &artefact, UNUSED)
         .unwrap();
@@ -140,7 +141,7 @@ fn ai_323_an_artefact_without_its_module_is_stale() {
     tag(&full.store, full.ids[0], &["t"]).unwrap();
     let orphan = ModuleId::of(b"gone");
     full.store
-        .insert_artefact(orphan, key(), &bytes(1), UNUSED)
+        .insert_artefact(orphan, key(), &Artefact::vouched_for(bytes(1)), UNUSED)
         .unwrap();
     put(&full.store, 9, key(), UNUSED).unwrap();
     assert_eq!(full.store.artefact_size(orphan, key()).unwrap(), None);

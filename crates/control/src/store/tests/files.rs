@@ -107,7 +107,7 @@ fn ai_321_artefacts_are_handed_out_only_if_everything_matches() {
     let folder = tempdir().unwrap();
     let store = open(&folder);
     let id = insert(&store, b"module").unwrap();
-    let artefact = b"compiled module".to_vec();
+    let artefact = Artefact::vouched_for(b"compiled module".to_vec());
     let read = || store.read_artefact(id, key()).unwrap();
     assert_eq!(read(), Some(artefact.clone()));
     assert_eq!(store.artefact_size(id, key()).unwrap(), Some(15));

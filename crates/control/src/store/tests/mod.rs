@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 
 use super::{ArtefactKey, ModuleRecord, NewModule, Store, StoreError, StoreOptions, TagChange};
+use crate::host::Artefact;
 use crate::module::ModuleId;
 
 /// Nothing is in use.
@@ -38,7 +39,7 @@ fn record(owner: &str) -> ModuleRecord {
 
 fn insert(store: &Store, bytes: &[u8]) -> Result<ModuleId, StoreError> {
     let id = ModuleId::of(bytes);
-    let artefact = [b"compiled ", bytes].concat();
+    let artefact = Artefact::vouched_for([b"compiled ", bytes].concat());
     let new = NewModule {
         id,
         bytes,

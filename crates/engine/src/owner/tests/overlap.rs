@@ -63,7 +63,7 @@ fn slow_bench(clock: &TestClock) -> Bench {
     let mut bench = Bench::over(Box::new(model), Config::default());
     let received = clock.clone();
     let waited = clock.clone();
-    let wait = move |most| waited.go_to(waited.now() + most);
+    let wait = move |most, _decode| waited.go_to(waited.now() + most);
     bench.owner.clock = StepClock::running(move || received.now(), wait);
     bench
 }

@@ -1,4 +1,6 @@
-//! Bounded spinning before a wait (AI-214).
+//! Bounded spinning before a wait: of the peers of the wire (AI-214), and of threads that have just run a callback.
+//!
+//! A thread that sleeps on an idle core is woken in 25 to 50 µs, which is more than most callbacks take.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,18 +73,16 @@ impl SpinTurn {
     }
 }
 
-/// The processors of this process. The system is asked once: that takes some twenty system calls, files of control groups
-/// among them, and as long as most spins.
-fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    let ask = || std::thread::available_parallelism().map_or(1, usize::from);
-    *CORES.get_or_init(ask)
-}
-
 impl Drop for SpinTurn {
     fn drop(&mut self) {
         SPINNING.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// The cores that this process may use. Asked for once: the system answers from several files, which takes as long as a spin.
+pub(crate) fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Threads of this process that spin.
