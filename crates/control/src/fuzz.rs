@@ -68,7 +68,9 @@ impl<'a> Choices<'a> {
 mod tests {
     use proptest::prelude::*;
 
-    const TARGETS: &[(&str, fn(&[u8]))] = &[
+    type Target = (&'static str, fn(&[u8]));
+
+    const TARGETS: &[Target] = &[
         ("controller_module", super::controller_module),
         ("controller_results", super::controller_results),
         #[cfg(target_os = "linux")]

@@ -7,6 +7,8 @@
 //! accesses: the model lets all later ones do nothing. An ordinary test:
 //! `cargo test -p sapwood-control --test slot_loom --release`.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 #[expect(
     unreachable_pub,
     dead_code,
@@ -28,6 +30,7 @@ mod spin {
     pub(super) struct Spin;
 
     impl Spin {
+        #[expect(clippy::needless_pass_by_ref_mut, reason = "as in the library")]
         pub(super) fn until(&mut self, mut ready: impl FnMut() -> bool) -> bool {
             ready() || ready()
         }

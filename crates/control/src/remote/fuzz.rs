@@ -30,7 +30,11 @@ pub fn reply(bytes: &[u8]) {
     if setup >= 0xf0 {
         return others(choices.rest());
     }
-    let dialect = if setup % 2 == 0 { Abi::P1 } else { Abi::P2 };
+    let dialect = if setup.is_multiple_of(2) {
+        Abi::P1
+    } else {
+        Abi::P2
+    };
     let mut play = Play::new(dialect, usize::from(setup / 2 % 4) + 1, &mut choices);
     while let Some(op) = choices.next_byte() {
         if !play.operate(op, &mut choices) {

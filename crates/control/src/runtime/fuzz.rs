@@ -145,7 +145,7 @@ impl Play {
             let write = |number: usize| VariableWrite {
                 name: format!("v{}", number % 3),
                 value: vec![0xab; 20],
-                append: number % 2 == 0,
+                append: number.is_multiple_of(2),
                 when_version_is: None,
             };
             sequence = sequence.writing((0..choices.below(30)).map(write).collect());

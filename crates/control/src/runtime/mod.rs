@@ -41,4 +41,6 @@ pub(crate) use self::translated::WireInstance;
 pub(crate) use self::wake::StepWake;
 
 #[cfg(any(test, fuzzing))]
+#[cfg_attr(not(test), expect(dead_code, reason = "tests use more of it"))]
+#[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod scripted;

@@ -128,7 +128,7 @@ impl Channel {
             }
             Err(SendError::TooLarge { .. }) => assert!(message.len() > most),
             Err(SendError::Lost) => assert!(!is_free),
-            Err(SendError::NoMemory) => assert!(self.word() % 4 != 0 || most == 0),
+            Err(SendError::NoMemory) => assert!(!self.word().is_multiple_of(4) || most == 0),
         }
     }
 
@@ -160,7 +160,7 @@ impl Channel {
         }
     }
 
-    fn write_garbage(&mut self, choices: &mut Choices<'_>) {
+    fn write_garbage(&self, choices: &mut Choices<'_>) {
         let (at, bytes) = (choices.byte(), choices.bytes());
         let at = usize::from(at).min(self.sender.region().bytes());
         let room = self.sender.region().bytes() - at;
@@ -168,7 +168,7 @@ impl Channel {
         assert!(self.sender.region().write(at, garbage));
     }
 
-    fn lie(&mut self, choices: &mut Choices<'_>) {
+    fn lie(&self, choices: &mut Choices<'_>) {
         let most = self.receiver.bytes_max() as u32;
         let length = match choices.below(6) {
             0 => most,
