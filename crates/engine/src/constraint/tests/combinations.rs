@@ -97,7 +97,8 @@ impl Sampler {
     fn choose(&mut self, sequence: &Sequence, allowed: &[Token]) -> Option<Token> {
         let few = sequence.tokens.len() < self.min_tokens;
         let mut left = allowed.to_vec();
-        left.retain(|&token| !self.banned.contains(&token) && !(few && small().is_end(token)));
+        let too_early = |token| few && small().is_end(token);
+        left.retain(|&token| !too_early(token) && !self.banned.contains(&token));
         if left.contains(&self.preferred) && self.random.below(2) == 0 {
             return Some(self.preferred);
         }
