@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::answer::{Label, SeqResult, SeqValue};
+use super::super::constraint::CONSTRAINT_PREFIX;
 use super::super::envelope::{Envelope, RequestError};
 use super::super::hello::WireFeatures;
 use super::super::main_channel::{Dialect, DialectCell};
@@ -113,7 +114,7 @@ impl<L: Launcher> Launches<L> {
     ) -> Result<impl FnOnce(Ticket) -> Starting<L::Sequence> + use<L>, RequestError> {
         let user = envelope.user()?;
         let request: Instantiate = envelope.decode()?;
-        let arg = argument(request.module_arg)?;
+        let arg = argument(&request.module_id, request.module_arg)?;
         let prompt = self.prompt(request.prompt)?;
         let reservation = self.pending.reserve(&request.req_id, Instant::now())?;
         let dialect = self.dialect.get();
@@ -306,9 +307,14 @@ fn asks_to_wait(label: Label) -> StartEnd {
     StartEnd::Failed(label, "setup-pre asked for suspend".to_owned())
 }
 
-/// The argument as the controller gets it: a string as it is, other JSON compact (AI-313).
-fn argument(value: Value) -> Result<String, RequestError> {
+/// The argument as the controller gets it: a string as it is, other JSON compact, and `null` if there is none (AI-313). A
+/// native constraint must have one: `null` would be its pattern, and a regex would match these four letters.
+fn argument(controller: &str, value: Value) -> Result<String, RequestError> {
     let text = match value {
+        Value::Null if controller.starts_with(CONSTRAINT_PREFIX) => {
+            let text = "invalid grammar: the pattern is missing: it is the module_arg";
+            return Err(RequestError::user(text));
+        }
         Value::String(text) => text,
         other => other.to_string(),
     };
