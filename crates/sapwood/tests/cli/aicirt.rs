@@ -1,6 +1,7 @@
 //! The AICI runtime as an engine has it: another process behind shared memory.
 
 mod engine;
+mod gguf;
 mod processes;
 
 use std::os::unix::process::CommandExt as _;
