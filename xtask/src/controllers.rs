@@ -25,14 +25,12 @@ const YES_BYTES_MAX: u64 = 20 * 1024;
 /// # Errors
 /// Something does not build, a test fails, or the smallest module is too large.
 pub(crate) fn lane() -> Result<()> {
-    let compiler = Compiler::find().context("no Rust compiler for WebAssembly")?;
-    let modules = root().join("target/controllers");
     // Modules of examples that were renamed would still be run.
-    clear(&modules)?;
+    clear(&folder())?;
     native_tests()?;
+    let modules = modules()?;
+    let compiler = Compiler::find().context(NO_COMPILER)?;
     let examples = root().join("controllers");
-    let built = build(&compiler, &examples, &[])?;
-    copy(&built, &modules, "wasm")?;
     copy(
         &build(&compiler, &examples, &["--features", "p1"])?,
         &modules,
@@ -59,6 +57,25 @@ pub(crate) fn lane() -> Result<()> {
         "--include-ignored",
     ]);
     process::run(tests.env("SAPWOOD_CONTROLLERS", &modules))
+}
+
+/// Builds the modules of the examples in Rust; returns the folder that they are in.
+///
+/// # Errors
+/// There is no compiler, or something does not build.
+pub(crate) fn modules() -> Result<PathBuf> {
+    let compiler = Compiler::find().context(NO_COMPILER)?;
+    let built = build(&compiler, &root().join("controllers"), &[])?;
+    let modules = folder();
+    fs::create_dir_all(&modules)?;
+    copy(&built, &modules, "wasm")?;
+    Ok(modules)
+}
+
+const NO_COMPILER: &str = "no Rust compiler for WebAssembly";
+
+fn folder() -> PathBuf {
+    root().join("target/controllers")
 }
 
 fn clear(modules: &Path) -> Result<()> {
@@ -88,7 +105,7 @@ fn native_tests() -> Result<()> {
 
 /// A target folder of its own, so that neither these features nor this profile build anything of the workspace again.
 fn target() -> PathBuf {
-    root().join("target/controllers/build")
+    folder().join("build")
 }
 
 /// Builds the modules of a project; returns their paths.

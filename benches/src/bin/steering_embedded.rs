@@ -1,7 +1,7 @@
-//! Measures the tokens per second of the embedded engine with and without steerers, on the demo model (AI-1108).
+//! Measures the tokens per second of the embedded engine with and without steerers (AI-1108). Rounds of all cases alternate.
 //!
 //! ```text
-//! steering_embedded [--rounds N] [--model FILE.gguf] [--json] [--gate]
+//! steering_embedded [--model demo|FILE.gguf]... [--sequences N,N] [--tokens N] [--rounds N] [--json] [--gate]
 //! ```
 
 use std::path::PathBuf;
@@ -24,16 +24,19 @@ struct Args {
     /// Measured rounds
     #[arg(long, default_value_t = 4)]
     rounds: usize,
-    /// Another model than the demo's
-    #[arg(long)]
-    model: Option<PathBuf>,
+    /// A model: its file, or `demo`; may be repeated
+    #[arg(long, value_name = "FILE", default_value = "demo")]
+    model: Vec<PathBuf>,
+    /// Sequences at once, one number after the other
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 40])]
+    sequences: Vec<usize>,
+    /// Tokens of each sequence
+    #[arg(long, default_value_t = 48)]
+    tokens: usize,
     #[command(flatten)]
     report: Report,
 }
 
-const SEQUENCES: [usize; 3] = [1, 8, 40];
-/// Tokens of each sequence.
-const TOKENS: usize = 48;
 /// Never complete within so many tokens.
 const LIST: &str = r#"{"type":"array","minItems":1000,"items":{"type":"object","additionalProperties":false,
     "required":["name","age"],"properties":{"name":{"type":"string"},"age":{"type":"integer"}}}}"#;
@@ -42,22 +45,31 @@ const GOAL: f64 = 0.95;
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
-    let path = match args.model {
-        Some(path) => path,
-        None => demo_file()?,
-    };
+    let mut table = Table::new("Tokens per second of the embedded engine", &COLUMNS);
+    for model in &args.model {
+        let path = match model.to_str() {
+            Some("demo") => demo_file()?,
+            _ => model.clone(),
+        };
+        measure(&mut table, path, &args)?;
+    }
+    let json = json!([table.json()]);
+    args.report.print(table.text(), &json)?;
+    Ok(args.report.exit(table.passed()))
+}
+
+fn measure(table: &mut Table, path: PathBuf, args: &Args) -> Result<()> {
     let title = path
         .file_stem()
         .unwrap_or_default()
         .to_string_lossy()
         .into_owned();
     let source = ModelSource::File(path);
-    let mut table = Table::new("Tokens per second of the embedded engine", &COLUMNS);
     let constraints = [
         ("regex of prose", "sapwood:regex", r"(.|\n)*"),
         ("JSON list of objects", "sapwood:json-schema", LIST),
     ];
-    for sequences in SEQUENCES {
+    for &sequences in &args.sequences {
         let options = LoadOptions {
             kept_prefixes: Some(0),
             parallel: u32::try_from(sequences)?,
@@ -68,19 +80,11 @@ fn main() -> Result<ExitCode> {
         let engine = Engine::spawn(Box::new(model), Config::default())?;
         let load = Load {
             sequences,
-            tokens: TOKENS,
+            tokens: args.tokens,
             rounds: args.rounds,
         };
-        compare(
-            &mut table,
-            &title,
-            &engine,
-            cases(&vocabulary, &constraints)?,
-            load,
-            Some(GOAL),
-        )?;
+        let cases = cases(&vocabulary, &constraints)?;
+        compare(table, &title, &engine, cases, load, Some(GOAL))?;
     }
-    let json = json!([table.json()]);
-    args.report.print(table.text(), &json)?;
-    Ok(args.report.exit(table.passed()))
+    Ok(())
 }

@@ -20,10 +20,10 @@ use sapwood_proto::steer::{ControllerStore, SteerCall, SteerSource, Token};
 use crate::host::{Capabilities, Group, Host, Instance, Start, VariablesLimits, end_template};
 use crate::module::Abi;
 use crate::runtime::{
-    AnswerRoom, ConstraintSequence, Dialect, DialectCell, Launch, Launcher, MainChannel,
-    MainConfig, MainReply, MaskType, NoRowFits, Pace as _, Pending, PendingLimits, RequestError,
-    SIDE_WORKERS, SendAnswer, SideChannel, SideParts, StepClock, StepConfig, StepWake,
-    WireFeatures, WireInstance, WireSteering, encode_failure, encode_unreadable,
+    AnswerRoom, CONSTRAINT_PREFIX, ConstraintSequence, Dialect, DialectCell, Launch, Launcher,
+    MainChannel, MainConfig, MainReply, MaskType, NoRowFits, Pace as _, Pending, PendingLimits,
+    RequestError, SIDE_WORKERS, SendAnswer, SideChannel, SideParts, StepClock, StepConfig,
+    StepWake, WireFeatures, WireInstance, WireSteering, encode_failure, encode_unreadable,
 };
 use crate::steer::FindProgram;
 use crate::trie::HostModel;
@@ -412,7 +412,7 @@ impl Launcher for HostLauncher {
             Dialect::P2 => self.capabilities,
             Dialect::Auto | Dialect::P1 | Dialect::P1i => Capabilities::WIRE,
         };
-        let (abi, steering) = if launch.controller.starts_with("sapwood:") {
+        let (abi, steering) = if launch.controller.starts_with(CONSTRAINT_PREFIX) {
             let constraint = self.constrain(&launch, capabilities)?;
             (Abi::P2, WireSteering::Constraint(constraint))
         } else {

@@ -9,6 +9,7 @@
 //! | `pre` | the result; `ff_tokens` are reported to `post`, and `pre` runs again | run |
 //! | `mid` | `mid` | `mid_process` with what was kept; branches become a fork |
 
+mod one_end;
 mod p1;
 pub(crate) mod p2;
 
@@ -28,6 +29,7 @@ use sapwood_proto::steer::{
     VariableWrite, VariablesSharer,
 };
 
+pub use self::one_end::{Ends, OneEnd};
 use self::p1::P1Steps;
 use self::p2::P2Steps;
 use crate::controllers::Controllers;

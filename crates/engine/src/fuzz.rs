@@ -33,6 +33,14 @@ pub fn gguf(bytes: &[u8]) {
     let slow = GgufHeader::read(OneByOne(bytes)).map(reported);
     let slow = slow.map_err(|it| it.to_string());
     assert_eq!(whole, slow, "the split into reads changed the result");
+    if let Ok((header, tokens)) = GgufHeader::read_vocabulary(bytes) {
+        let length = header.length("tokenizer.ggml.tokens").unwrap_or(0);
+        assert_eq!(
+            length,
+            tokens.texts.len() as u64,
+            "not every token was kept"
+        );
+    }
 }
 
 /// A reader that returns one byte per call.

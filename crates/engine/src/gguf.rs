@@ -2,7 +2,7 @@
 //!
 //! Any bytes give a [`GgufHeader`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that is
 //! not bounded by the number of bytes. Arrays are skipped, not stored, except for the merges of a tokenizer, which
-//! llama.cpp reads but does not expose. `embedded::checks` checks what llama.cpp asserts of a header and would end the
+//! llama.cpp reads but does not expose, and, if they are asked for, its tokens. `embedded::checks` checks what llama.cpp asserts of a header and would end the
 //! process for.
 //!
 //! ```text
@@ -77,10 +77,20 @@ pub(super) struct GgufHeader {
     arrays: BTreeMap<String, Array>,
     fractions: BTreeMap<String, f32>,
     merges: Vec<String>,
+    tokens: Option<TokenList>,
     /// Bytes of all tensors of known types.
     pub(super) tensor_bytes: u64,
     /// The minimum of bytes that the complete file has.
     pub(super) file_bytes: u64,
+}
+
+/// The tokens of a vocabulary, in the order of their ids.
+#[derive(Debug, Default)]
+pub(super) struct TokenList {
+    /// As llama.cpp reads them: up to the first NUL, and an empty one has a generated name.
+    pub(super) texts: Vec<Vec<u8>>,
+    /// Their types by GGUF's numbers, 0 for unknown ones; empty if the file has none.
+    pub(super) types: Vec<u8>,
 }
 
 /// A summary of an array.
@@ -107,26 +117,7 @@ impl GgufHeader {
     /// Parses a header; `bytes` may continue after it.
     pub(super) fn read(bytes: impl Read) -> Result<Self, Error> {
         let mut reader = GgufReader { bytes, read: 0 };
-        let mut magic = [0_u8; 4];
-        match reader.exact(&mut magic) {
-            Ok(()) if &magic == b"GGUF" => {}
-            // A file shorter than the magic is no GGUF file either, rather than a damaged one.
-            Ok(()) | Err(Error::Short) => return Err(Error::Magic),
-            Err(error) => return Err(error),
-        }
-        match reader.u32()? {
-            2 | 3 => {}
-            // A version read in the wrong byte order is a huge number; the advice for such a file is another one.
-            version if (1..=3).contains(&version.swap_bytes()) => return Err(Error::BigEndian),
-            version => return Err(Error::Version(version)),
-        }
-        // Limits on counts bound the loops below; what they read is bounded by `HEADER_BYTES_MAX`.
-        let tensors = reader.count(TENSORS_MAX, "tensors")?;
-        let pairs = reader.count(PAIRS_MAX, "key-value pairs")?;
-        let mut header = Self::default();
-        for _ in 0..pairs {
-            header.pair(&mut reader)?;
-        }
+        let (mut header, tensors) = Self::pairs(&mut reader, None)?;
         // Checked before it is used to round up below; `checks` is stricter, as ggml is.
         let alignment = header.number("general.alignment").unwrap_or(32);
         if !alignment.is_power_of_two() || alignment > 1 << 20 {
@@ -153,16 +144,51 @@ impl GgufHeader {
         Ok(header)
     }
 
+    /// Parses what a header has before its tensors, and keeps the tokens of the vocabulary.
+    pub(super) fn read_vocabulary(bytes: impl Read) -> Result<(Self, TokenList), Error> {
+        let mut reader = GgufReader { bytes, read: 0 };
+        let (mut header, _) = Self::pairs(&mut reader, Some(TokenList::default()))?;
+        let tokens = header.tokens.take().unwrap_or_default();
+        Ok((header, tokens))
+    }
+
+    /// Parses up to the tensors, whose number it returns too.
+    fn pairs(
+        reader: &mut GgufReader<impl Read>,
+        tokens: Option<TokenList>,
+    ) -> Result<(Self, u64), Error> {
+        let mut magic = [0_u8; 4];
+        match reader.exact(&mut magic) {
+            Ok(()) if &magic == MAGIC => {}
+            // A file shorter than the magic is no GGUF file either, rather than a damaged one.
+            Ok(()) | Err(Error::Short) => return Err(Error::Magic),
+            Err(error) => return Err(error),
+        }
+        match reader.u32()? {
+            2 | 3 => {}
+            // A version read in the wrong byte order is a huge number; the advice for such a file is another one.
+            version if (1..=3).contains(&version.swap_bytes()) => return Err(Error::BigEndian),
+            version => return Err(Error::Version(version)),
+        }
+        // Limits on counts bound the loops; what they read is bounded by `HEADER_BYTES_MAX`.
+        let tensors = reader.count(TENSORS_MAX, "tensors")?;
+        let pairs = reader.count(PAIRS_MAX, "key-value pairs")?;
+        let mut header = Self {
+            tokens,
+            ..Self::default()
+        };
+        for _ in 0..pairs {
+            header.pair(reader)?;
+        }
+        Ok((header, tensors))
+    }
+
     /// Returns a non-negative integer, or a boolean as 0 or 1.
     pub(super) fn number(&self, key: &str) -> Option<u64> {
         self.numbers.get(key).copied()
     }
 
     /// Returns the floats whose keys begin with this prefix.
-    #[cfg_attr(
-        not(feature = "embedded"),
-        allow(dead_code, reason = "asked for where models are loaded")
-    )]
     pub(super) fn fractions(&self, prefix: &str) -> impl Iterator<Item = (&str, f32)> {
         let fractions = self.fractions.iter();
         fractions
@@ -171,10 +197,6 @@ impl GgufHeader {
     }
 
     /// Returns a float, or an integer as one.
-    #[cfg_attr(
-        not(feature = "embedded"),
-        allow(dead_code, reason = "asked for where models are loaded")
-    )]
     #[expect(clippy::cast_precision_loss, reason = "sampling parameters are small")]
     pub(super) fn fraction(&self, key: &str) -> Option<f32> {
         let whole = || self.number(key).map(|number| number as f32);
@@ -210,10 +232,13 @@ impl GgufHeader {
                 self.texts.insert(key, value);
             }
             ARRAY => {
-                // Two arrays need more than a summary; all others are skipped element by element.
-                let array = match key.as_str() {
-                    "tokenizer.ggml.merges" => texts(reader, &mut self.merges)?,
-                    "tokenizer.ggml.tokens" => tokens(reader)?,
+                // Few arrays need more than a summary; all others are skipped element by element.
+                let array = match (key.as_str(), &mut self.tokens) {
+                    ("tokenizer.ggml.merges", _) => texts(reader, &mut self.merges)?,
+                    ("tokenizer.ggml.tokens", kept) => {
+                        tokens(reader, kept.as_mut().map(|kept| &mut kept.texts))?
+                    }
+                    ("tokenizer.ggml.token_type", Some(kept)) => types(reader, &mut kept.types)?,
                     _ => array(reader)?,
                 };
                 self.arrays.insert(key.clone(), array);
@@ -236,6 +261,9 @@ impl GgufHeader {
     }
 }
 
+/// The first bytes of a file.
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
+const INT32: u32 = 5;
 const FLOAT32: u32 = 6;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
@@ -287,13 +315,20 @@ fn texts(reader: &mut GgufReader<impl Read>, into: &mut Vec<String>) -> Result<A
 }
 
 /// Reads the tokens of a vocabulary and refuses equal ones: llama.cpp asserts that there are none.
-fn tokens(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
+fn tokens(
+    reader: &mut GgufReader<impl Read>,
+    mut kept: Option<&mut Vec<Vec<u8>>>,
+) -> Result<Array, Error> {
     if reader.u32()? != STRING {
         return Err(Error::Damaged("its tokens are not texts"));
     }
     // A smaller limit than for other arrays, because every text is kept until the end, to find equal ones.
     let length = reader.count(TOKENS_MAX, "tokens")?;
     let mut numbers: HashMap<Vec<u8>, u64> = HashMap::new();
+    // Of a key that is there twice, the last value counts, as with others.
+    if let Some(kept) = &mut kept {
+        kept.clear();
+    }
     for second in 0..length {
         let mut token = reader.bytes(TEXT_BYTES_MAX)?;
         // As llama.cpp reads it: up to the first NUL, and an empty token gets a generated name.
@@ -303,6 +338,9 @@ fn tokens(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
             token = format!("[EMPTY_{second}]").into_bytes();
         }
         let shown = token[..token.len().min(SHOWN_BYTES_MAX)].to_vec();
+        if let Some(kept) = &mut kept {
+            kept.push(token.clone());
+        }
         if let Some(first) = numbers.insert(token, second) {
             let text = String::from_utf8_lossy(&shown).into_owned();
             return Err(Error::EqualTokens {
@@ -315,6 +353,25 @@ fn tokens(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     Ok(Array {
         length,
         of: Element::Text,
+        range: None,
+    })
+}
+
+/// Reads the types of tokens.
+fn types(reader: &mut GgufReader<impl Read>, into: &mut Vec<u8>) -> Result<Array, Error> {
+    if reader.u32()? != INT32 {
+        return Err(Error::Damaged(
+            "the types of its tokens are no 32-bit integers",
+        ));
+    }
+    let length = reader.count(ARRAY_MAX, "elements in an array")?;
+    into.clear();
+    for _ in 0..length {
+        into.push(u8::try_from(reader.u32()?).unwrap_or(0));
+    }
+    Ok(Array {
+        length,
+        of: Element::Int32,
         range: None,
     })
 }
@@ -342,8 +399,8 @@ fn array(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     }
     let of = match kind {
         STRING => Element::Text,
-        5 => Element::Int32,
-        6 => Element::Float32,
+        INT32 => Element::Int32,
+        FLOAT32 => Element::Float32,
         _ => Element::Other,
     };
     Ok(Array {

@@ -10,6 +10,8 @@
 
 pub mod api;
 mod bad_words;
+#[cfg(any(feature = "embedded", feature = "tokenizer"))]
+mod byte_pairs;
 mod config;
 #[cfg(feature = "constraints")]
 pub mod constraint;
@@ -19,8 +21,17 @@ pub mod embedded;
 mod engine;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-#[cfg(any(feature = "embedded", test, fuzzing))]
+#[cfg(any(feature = "embedded", feature = "tokenizer", test, fuzzing))]
+#[cfg_attr(
+    not(feature = "embedded"),
+    allow(
+        dead_code,
+        reason = "some of a header is asked for where models are loaded"
+    )
+)]
 mod gguf;
+#[cfg(feature = "tokenizer")]
+pub mod gguf_vocabulary;
 mod inbox;
 pub mod model;
 mod outbox;

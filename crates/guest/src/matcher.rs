@@ -12,7 +12,8 @@ pub struct Matcher<C: Constraint> {
     start: C::State,
     /// The state after each token.
     states: Vec<C::State>,
-    ended: bool,
+    /// How many tokens there were before the first end-of-sequence token among them.
+    ended_after: Option<usize>,
 }
 
 /// Forced bytes of one step; more follow in the next.
@@ -26,7 +27,7 @@ impl<C: Constraint> Matcher<C> {
             start: constraint.start(),
             constraint,
             states: Vec::new(),
-            ended: false,
+            ended_after: None,
         }
     }
 
@@ -36,6 +37,7 @@ impl<C: Constraint> Matcher<C> {
     pub fn follow(&mut self, step: &Step<'_>) -> bool {
         let kept = self.states.len().saturating_sub(step.backtrack as usize);
         self.states.truncate(kept);
+        self.ended_after = self.ended_after.filter(|&before| before < kept);
         step.tokens.iter().all(|&token| self.push(token))
     }
 
@@ -44,8 +46,9 @@ impl<C: Constraint> Matcher<C> {
     #[must_use]
     pub fn push(&mut self, token: Token) -> bool {
         let trie = trie();
-        self.ended |= token == eos_token();
-        let bytes = if trie.is_special(token) {
+        let is_end = token == eos_token();
+        // Whatever the vocabulary has for the end: it is no text.
+        let bytes = if is_end || trie.is_special(token) {
             &[]
         } else {
             trie.token_bytes(token)
@@ -55,6 +58,9 @@ impl<C: Constraint> Matcher<C> {
             .iter()
             .try_fold(first, |state, &byte| self.constraint.next(&state, byte));
         let Some(after) = after else { return false };
+        if is_end {
+            self.ended_after.get_or_insert(self.states.len());
+        }
         self.states.push(after);
         true
     }
@@ -80,7 +86,8 @@ impl<C: Constraint> Matcher<C> {
     /// Whether the text has ended, or nothing can follow it.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.ended || self.is_complete() && self.following(self.state()).next().is_none()
+        self.ended_after.is_some()
+            || self.is_complete() && self.following(self.state()).next().is_none()
     }
 
     /// The bytes that must come next, if there is only one way.

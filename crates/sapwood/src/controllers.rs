@@ -17,7 +17,9 @@ use sapwood_control::host::{Capabilities, Host, HostConfig, HostError, Program};
 use sapwood_control::module::{ModuleLimits, check};
 #[cfg(target_os = "linux")]
 use sapwood_control::remote::RemoteNumbers;
-use sapwood_control::steer::{FindProgram, ModelControllers, RequestLimits, StepObserver};
+use sapwood_control::steer::{
+    Ends, FindProgram, ModelControllers, OneEnd, RequestLimits, StepObserver,
+};
 use sapwood_control::store::StoreOptions;
 use sapwood_control::trie::{HostModel, TokenEntry};
 use sapwood_engine::api::SharedVocabulary;
@@ -122,6 +124,7 @@ impl ProcessControllers {
             truncates: engine.info().truncates,
             vocabulary: Arc::clone(vocabulary),
             modules: OnceLock::new(),
+            ends: OnceLock::new(),
         });
         source.start_runtime()?;
         Ok(Steering {
@@ -280,6 +283,8 @@ struct ModelSteering {
     vocabulary: SharedVocabulary,
     /// Made for the first request with a controller: it holds a copy of every token's bytes.
     modules: OnceLock<Box<dyn SteerSource>>,
+    /// Made with them.
+    ends: OnceLock<Arc<Ends>>,
 }
 
 impl SteerSource for ModelSteering {
@@ -287,7 +292,13 @@ impl SteerSource for ModelSteering {
         if call.controller.starts_with(NAME_PREFIX) {
             return SteerSource::open(&*self.constraints, call);
         }
-        self.modules.get_or_init(|| self.controllers()).open(call)
+        let steer = self.modules.get_or_init(|| self.controllers()).open(call)?;
+        if self.shared.config.runtime.is_some() {
+            // It has a tokenizer of its own, which may know another end.
+            return Ok(steer);
+        }
+        let ends = self.ends.get_or_init(|| Arc::new(ends(&self.vocabulary)));
+        Ok(OneEnd::open(steer, Arc::clone(ends)))
     }
 }
 
@@ -420,12 +431,10 @@ pub(crate) fn host_model(vocabulary: &SharedVocabulary, names: ControlNames) -> 
         }
         TokenEntry::text(vocabulary.bytes(id))
     };
-    // The interface has room for one end; the first is the one that models emit.
-    let eos = ids.clone().find(|&id| vocabulary.is_end(id));
     let tokenizer = Arc::clone(vocabulary);
     HostModel::new(
         ids.map(entry).collect(),
-        eos.unwrap_or_default(),
+        ends(vocabulary).known,
         move |text: &str| {
             let special = names == ControlNames::Tokens;
             // A vocabulary that cannot spell the text does what it can.
@@ -433,4 +442,15 @@ pub(crate) fn host_model(vocabulary: &SharedVocabulary, names: ControlNames) -> 
                 .unwrap_or_else(|| tokenizer.tokenize(text, special))
         },
     )
+}
+
+/// The tokens that end a text. The interface of controllers has room for one, which is that with which the model ends its
+/// turns.
+fn ends(vocabulary: &SharedVocabulary) -> Ends {
+    let ids = 0..Token::try_from(vocabulary.size()).unwrap_or(Token::MAX);
+    let mut others: Vec<Token> = ids.filter(|&id| vocabulary.is_end(id)).collect();
+    let turn = vocabulary.end_of_turn().filter(|end| others.contains(end));
+    let known = turn.or(others.first().copied()).unwrap_or_default();
+    others.retain(|&end| end != known);
+    Ends { known, others }
 }

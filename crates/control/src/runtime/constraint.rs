@@ -18,6 +18,9 @@ use super::sequence::{
 };
 use crate::host::{Instance, Member};
 
+/// What the name of every native constraint begins with, and that of no module.
+pub(crate) const CONSTRAINT_PREFIX: &str = "sapwood:";
+
 /// The constraint of one sequence.
 pub(crate) struct ConstraintSequence {
     steer: Box<dyn Steer>,

@@ -29,7 +29,7 @@ pub use self::main_channel::Dialect;
 pub use self::rows::{MaskType, P1Rows, Row};
 
 pub(crate) use self::answer::AnswerRoom;
-pub(crate) use self::constraint::{ConstraintSequence, WireSteering};
+pub(crate) use self::constraint::{CONSTRAINT_PREFIX, ConstraintSequence, WireSteering};
 pub(crate) use self::envelope::{RequestError, encode_failure, encode_unreadable};
 pub(crate) use self::hello::WireFeatures;
 pub(crate) use self::main_channel::{DialectCell, MainChannel, MainConfig, MainReply, NoRowFits};

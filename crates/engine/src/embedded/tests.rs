@@ -1,6 +1,8 @@
 //! The embedded model on a random Llama of 100 KB: slots, batches, limits, bad files.
 
 mod demo;
+#[cfg(feature = "tokenizer")]
+mod headers;
 mod outline;
 mod reuse;
 mod served;

@@ -97,8 +97,7 @@ impl LlamaVocabulary {
             bytes,
             kinds,
             bos: bos.filter(|_| adds_bos),
-            // Models without a token for the end of a turn end it with EOS.
-            end_of_turn: model.end_of_turn().or_else(|| model.end()),
+            end_of_turn: end_of_turn(&model, header, &special.end),
             template,
             model,
         })
@@ -174,6 +173,20 @@ impl api::Vocabulary for LlamaVocabulary {
     fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         let template = self.template.as_ref().ok_or_else(no_template)?;
         Ok(template::tokens(&template.render(chat)?, self))
+    }
+}
+
+/// Returns the token that ends a turn. If the file does not name it, llama.cpp takes any token with one of several names, of
+/// which a vocabulary may have two; the one that the chat template writes after each message is EOS then.
+fn end_of_turn(model: &llama::LlamaModel, header: &GgufHeader, eos_text: &str) -> Option<Token> {
+    let is_named = header.number("tokenizer.ggml.eot_token_id").is_some();
+    let template = model.chat_template().unwrap_or_default();
+    let names_it = !eos_text.is_empty() && template.contains(eos_text);
+    let is_written = names_it || template.contains("eos_token");
+    match model.end() {
+        Some(end) if !is_named && is_written => Some(end),
+        // Models without a token for the end of a turn end it with EOS.
+        end => model.end_of_turn().or(end),
     }
 }
 

@@ -143,6 +143,29 @@ fn matchers_force_text_and_end_at_the_end_of_the_sequence() {
     );
 }
 
+#[test]
+fn an_end_that_is_taken_back_has_not_ended_the_text() {
+    let variables = Arc::new(SharedVariables::default());
+    let model = Arc::new(ToyModel::new());
+    let mut age = NativeController::<Age>::new(model.clone(), "", variables).unwrap();
+    let text = model.tokenize_text(b"Age: 1");
+    let mut stops = |backtrack: u32, tokens: &[Token]| {
+        let step = Step {
+            backtrack,
+            tokens,
+            ..Step::default()
+        };
+        age.step(step).unwrap().is_empty()
+    };
+    assert!(!stops(0, &text));
+    assert!(stops(0, &[ToyModel::EOS, ToyModel::EOS]));
+    assert!(stops(1, &[]), "the first one is still there");
+    assert!(!stops(1, &[]));
+    assert!(!stops(0, &model.tokenize_text(b"2")));
+    assert!(stops(1, &[ToyModel::EOS]));
+    assert!(!stops(1, &model.tokenize_text(b"3")));
+}
+
 /// Forks into as many sequences as its argument is.
 #[derive(Clone, Default)]
 struct Forks {

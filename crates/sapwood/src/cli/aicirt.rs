@@ -3,6 +3,7 @@
 //! The flags are those of the reference runtime (AI-102), so that an engine starts this one by its path alone: under a file
 //! name that ends in `aicirt`, the binary is this command.
 
+mod longest_tokens;
 mod modules;
 mod saved_trie;
 mod template;
@@ -44,7 +45,7 @@ pub(super) struct AicirtCommand {
     /// Wait on futexes instead of semaphores
     #[arg(long)]
     futex: bool,
-    /// A tokenizer.json, a saved trie, or NAME for NAME.json in the folder of tokenizers
+    /// A tokenizer.json, the .gguf file of a model, a saved trie, or NAME for NAME.json in the folder of tokenizers
     #[arg(short, long, default_value = "llama", value_name = "FILE|NAME")]
     tokenizer: String,
     /// The folder of tokenizers

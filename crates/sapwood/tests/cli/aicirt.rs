@@ -2,6 +2,7 @@
 
 mod engine;
 mod flags;
+mod gguf;
 mod processes;
 
 use std::os::unix::process::CommandExt as _;

@@ -23,6 +23,8 @@ mod process;
 mod remote;
 mod secrets;
 mod server;
+#[cfg(feature = "embedded")]
+mod smollm2;
 mod sockets;
 mod traces;
 #[cfg(all(feature = "embedded", target_os = "linux"))]

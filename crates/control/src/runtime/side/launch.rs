@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::answer::{AnswerRoom, Label, SeqResult, SeqValue, StepAnswer};
+use super::super::constraint::CONSTRAINT_PREFIX;
 use super::super::envelope::{self, Envelope, RequestError};
 use super::super::hello::{AnswerFormat, WireFeatures};
 use super::super::main_channel::{Dialect, DialectCell};
@@ -121,7 +122,7 @@ impl<L: Launcher> Launches<L> {
     ) -> Result<impl FnOnce(Ticket) -> Starting<L::Sequence> + use<L>, RequestError> {
         let user = envelope.user()?;
         let request: Instantiate = envelope.decode()?;
-        let arg = argument(request.module_arg)?;
+        let arg = argument(&request.module_id, request.module_arg)?;
         let prompt = self.prompt(request.prompt)?;
         let reservation = self.pending.reserve(&request.req_id, Instant::now())?;
         let dialect = self.dialect.get();
@@ -312,9 +313,14 @@ fn asks_to_wait(label: Label) -> StartEnd {
     StartEnd::Failed(label, CallFailure::new(ErrorReason::BAD_RESULT, text))
 }
 
-/// The argument as the controller gets it: a string as it is, other JSON compact (AI-313).
-fn argument(value: Value) -> Result<String, RequestError> {
+/// The argument as the controller gets it: a string as it is, other JSON compact, and `null` if there is none (AI-313). A
+/// native constraint must have one: `null` would be its pattern, and a regex would match these four letters.
+fn argument(controller: &str, value: Value) -> Result<String, RequestError> {
     let text = match value {
+        Value::Null if controller.starts_with(CONSTRAINT_PREFIX) => {
+            let text = "invalid grammar: the pattern is missing: it is the module_arg";
+            return Err(RequestError::user(text));
+        }
         Value::String(text) => text,
         other => other.to_string(),
     };

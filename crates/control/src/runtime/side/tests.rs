@@ -461,6 +461,21 @@ fn ai_313_arguments_and_prompts_in_their_forms() {
     assert!(side.instantiate("f", "good", &rest).contains("\"ok\""));
 }
 
+#[test]
+fn ai_841_a_constraint_without_a_pattern_is_refused() {
+    let side = Side::new(Dialect::Auto);
+    for rest in ["", r#","module_arg":null"#] {
+        let refused = side.instantiate("a", "sapwood:regex", rest);
+        let error =
+            r#"{"$rid":"x","type":"error","error":"invalid grammar: the pattern is missing"#;
+        assert!(refused.starts_with(error), "{refused}");
+        assert!(refused.contains(r#""is_user_error":true"#), "{refused}");
+    }
+    // A pattern that happens to be these letters is one.
+    let unknown = side.instantiate("a", "sapwood:regex", r#","module_arg":"null""#);
+    assert!(unknown.contains("tag sapwood:regex not found"), "{unknown}");
+}
+
 /// AI-1004
 #[test]
 fn ai_306_a_slow_request_delays_no_other_and_can_be_cancelled() {

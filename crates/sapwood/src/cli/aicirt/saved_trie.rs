@@ -2,17 +2,15 @@
 //!
 //! The trie has the bytes of the tokens and no rules of a tokenizer, so text becomes the longest tokens that match.
 
-use std::collections::HashMap;
-
 use sapwood_proto::steer::Token;
+
+use super::longest_tokens::LongestTokens;
 
 /// The tokens of a file.
 #[derive(Debug)]
 pub(super) struct SavedTrie {
     tokens: Vec<Vec<u8>>,
-    by_bytes: HashMap<Vec<u8>, Token>,
-    /// Bytes of the longest token.
-    longest: usize,
+    tokenizer: LongestTokens,
     pub(super) eos: Token,
 }
 
@@ -44,17 +42,13 @@ impl SavedTrie {
                 data.get(offset..offset + length).map(<[u8]>::to_vec)
             })
             .collect::<Option<_>>()?;
-        let mut by_bytes = HashMap::new();
-        for (id, token) in (0..).zip(&tokens) {
-            if !token.is_empty() && token[0] != SPECIAL {
-                by_bytes.entry(token.clone()).or_insert(id);
-            }
-        }
+        let text = (0..)
+            .zip(&tokens)
+            .filter(|(_, token)| token.first().is_some_and(|first| *first != SPECIAL));
         Some(Self {
-            longest: tokens.iter().map(Vec::len).max()?,
+            tokenizer: LongestTokens::new(text.map(|(id, token)| (id, &token[..]))),
             eos: Token::try_from(eos).ok()?,
             tokens,
-            by_bytes,
         })
     }
 
@@ -79,21 +73,9 @@ impl SavedTrie {
         }
     }
 
-    /// The longest tokens from the left; bytes that no token begins with are dropped.
-    pub(super) fn tokenize(&self, mut text: &[u8]) -> Vec<Token> {
-        let mut tokens = Vec::new();
-        while !text.is_empty() {
-            let lengths = (1..=self.longest.min(text.len())).rev();
-            let longest = lengths
-                .filter_map(|length| Some((length, *self.by_bytes.get(&text[..length])?)))
-                .next();
-            let length = longest.map_or(1, |(length, token)| {
-                tokens.push(token);
-                length
-            });
-            text = &text[length..];
-        }
-        tokens
+    /// The longest tokens from the left.
+    pub(super) fn tokenize(&self, text: &[u8]) -> Vec<Token> {
+        self.tokenizer.tokenize(text)
     }
 }
 

@@ -8,11 +8,12 @@ use sapwood_control::aicirt::WireConstraints;
 use sapwood_control::trie::HostModel;
 use sapwood_engine::api::SharedVocabulary;
 use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers};
+use sapwood_engine::gguf_vocabulary::{self, GgufVocabulary};
 use sapwood_engine::tokenizer::{FileTokenizer, SpecialTokens, TokenizerFiles};
 use sapwood_proto::steer::Token;
 
 use super::saved_trie::SavedTrie;
-use super::wire_vocabulary::{Tokens, WireVocabulary};
+use super::wire_vocabulary::{GgufTokens, Tokens, WireVocabulary};
 use crate::controllers::{ControlNames, host_model};
 use crate::failure::CliError;
 
@@ -57,24 +58,28 @@ pub(super) fn load(
     let wrong = |what: &dyn std::fmt::Display| {
         CliError::usage(format!("--tokenizer {}: {what}", path.display()))
     };
-    if path
-        .extension()
-        .is_some_and(|extension| extension == "gguf")
-    {
-        return Err(wrong(
-            &"give the tokenizer.json of the model: .gguf files are not read here yet",
-        ));
-    }
-    // Before it is read as JSON: a trie begins with its magic number.
-    let bytes = std::fs::read(&path).map_err(|error| wrong(&error))?;
-    let tokens = match SavedTrie::read(&bytes) {
-        Some(trie) => Tokens::Trie(trie.map_err(|error| wrong(&error))?),
-        None => Tokens::File(Box::new(
-            read_tokenizer(&path).map_err(|error| wrong(&error))?,
-        )),
+    // A model's file may be larger than the memory: only its header is read.
+    let tokens = if gguf_vocabulary::is_gguf(&path).map_err(|error| wrong(&error))? {
+        let read = GgufVocabulary::read(&path).map_err(|error| wrong(&error))?;
+        Tokens::Gguf(GgufTokens::new(read))
+    } else {
+        // Before it is read as JSON: a trie begins with its magic number.
+        let bytes = std::fs::read(&path).map_err(|error| wrong(&error))?;
+        match SavedTrie::read(&bytes) {
+            Some(trie) => Tokens::Trie(trie.map_err(|error| wrong(&error))?),
+            None => Tokens::File(Box::new(
+                read_tokenizer(&path).map_err(|error| wrong(&error))?,
+            )),
+        }
+    };
+    let advice = match &tokens {
+        Tokens::File(_) => "put its tokenizer_config.json beside it",
+        Tokens::Gguf(_) | Tokens::Trie(_) => "give the tokenizer.json of the model",
     };
     let vocabulary = WireVocabulary::new(tokens, size).ok_or_else(|| {
-        wrong(&"it does not say which token ends a text: put its tokenizer_config.json beside it")
+        wrong(&format!(
+            "it does not say which token ends a text: {advice}"
+        ))
     })?;
     Ok(LoadedVocabulary::new(Arc::new(vocabulary)))
 }

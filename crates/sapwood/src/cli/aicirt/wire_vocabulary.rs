@@ -1,10 +1,12 @@
 //! [`WireVocabulary`]: the tokens of the engine on the wire, for constraints and controllers.
 
 use sapwood_engine::api::{ChatRequest, EngineError, Vocabulary};
+use sapwood_engine::gguf_vocabulary::GgufVocabulary;
 use sapwood_engine::template::no_template;
 use sapwood_engine::tokenizer::FileTokenizer;
 use sapwood_proto::steer::Token;
 
+use super::longest_tokens::LongestTokens;
 use super::saved_trie::SavedTrie;
 
 /// A tokenizer, padded to the size that the engine gives.
@@ -19,6 +21,31 @@ pub(super) struct WireVocabulary {
 pub(super) enum Tokens {
     File(Box<FileTokenizer>),
     Trie(SavedTrie),
+    Gguf(GgufTokens),
+}
+
+/// The tokens of a model's file.
+pub(super) struct GgufTokens {
+    tokens: GgufVocabulary,
+    /// Only where the file's own rules are not known.
+    longest: Option<LongestTokens>,
+}
+
+impl GgufTokens {
+    pub(super) fn new(tokens: GgufVocabulary) -> Self {
+        let longest = tokens.tokenize("").is_none().then(|| {
+            let ids = 0..Token::try_from(tokens.size()).unwrap_or(Token::MAX);
+            LongestTokens::new(ids.map(|id| (id, tokens.bytes(id))))
+        });
+        Self { tokens, longest }
+    }
+
+    fn tokenize(&self, text: &str) -> Vec<Token> {
+        match &self.longest {
+            Some(longest) => longest.tokenize(text.as_bytes()),
+            None => self.tokens.tokenize(text).unwrap_or_default(),
+        }
+    }
 }
 
 impl WireVocabulary {
@@ -27,6 +54,7 @@ impl WireVocabulary {
         let (own_size, eos) = match &tokens {
             Tokens::File(file) => (file.size(), end_of(file)?),
             Tokens::Trie(trie) => (trie.size(), trie.eos),
+            Tokens::Gguf(gguf) => (gguf.tokens.size(), gguf.tokens.eos()?),
         };
         Some(Self {
             tokens,
@@ -47,6 +75,8 @@ impl Vocabulary for WireVocabulary {
         match &self.tokens {
             Tokens::File(file) => file.tokenize(text, special),
             Tokens::Trie(trie) => trie.tokenize(text.as_bytes()),
+            // Names of control tokens are text here, as in a saved trie.
+            Tokens::Gguf(gguf) => gguf.tokenize(text),
         }
     }
 
@@ -54,6 +84,7 @@ impl Vocabulary for WireVocabulary {
         match &self.tokens {
             Tokens::File(file) => file.bytes(token),
             Tokens::Trie(trie) => trie.bytes(token),
+            Tokens::Gguf(gguf) => gguf.tokens.bytes(token),
         }
     }
 
@@ -61,6 +92,7 @@ impl Vocabulary for WireVocabulary {
         match &self.tokens {
             Tokens::File(file) => file.is_special(token),
             Tokens::Trie(trie) => trie.name(token).is_some(),
+            Tokens::Gguf(gguf) => gguf.tokens.name(token).is_some(),
         }
     }
 
@@ -68,6 +100,7 @@ impl Vocabulary for WireVocabulary {
         match &self.tokens {
             Tokens::File(file) => file.name(token),
             Tokens::Trie(trie) => trie.name(token),
+            Tokens::Gguf(gguf) => gguf.tokens.name(token).map(str::to_owned),
         }
     }
 
@@ -79,6 +112,7 @@ impl Vocabulary for WireVocabulary {
         match &self.tokens {
             Tokens::File(file) => file.bos(),
             Tokens::Trie(_) => None,
+            Tokens::Gguf(gguf) => gguf.tokens.bos(),
         }
     }
 
