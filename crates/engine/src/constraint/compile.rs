@@ -3,6 +3,9 @@
 //! The library has limits on sizes but none on time, and it recurses over schemas. A thread cannot be stopped from
 //! outside. So each grammar compiles on a thread of its own, with a stack for the deepest schema that is read; the
 //! caller waits for a limited time; and the number of such threads is limited, those included whose callers have stopped waiting.
+//!
+//! A process that is cloned may have no thread that nobody waits for. There the caller waits until the thread has ended,
+//! and whoever has an eye on the process ends all of it if that takes too long.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -96,7 +99,8 @@ impl Compiled {
 
 /// Compiles a limited number of grammars at a time.
 pub(super) struct Compiler {
-    permits: Arc<Permits>,
+    /// `None`: the caller waits for the end of each thread, so there is never more than one.
+    permits: Option<Arc<Permits>>,
     time: Duration,
 }
 
@@ -107,18 +111,16 @@ struct Permits {
 
 /// The right to compile one grammar. The caller or the compiling thread drops it, and then another grammar may take it.
 pub(super) struct Permit {
-    permits: Arc<Permits>,
+    permits: Option<Arc<Permits>>,
     deadline: Instant,
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        *self
-            .permits
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) += 1;
-        self.permits.freed.notify_one();
+        if let Some(permits) = &self.permits {
+            *permits.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            permits.freed.notify_one();
+        }
     }
 }
 
@@ -129,7 +131,17 @@ impl Compiler {
             freed: Condvar::new(),
         };
         Self {
-            permits: Arc::new(permits),
+            permits: Some(Arc::new(permits)),
+            time,
+        }
+    }
+
+    /// A compiler that leaves no thread behind: see [`ConstraintSource::of_cloned_processes`].
+    ///
+    /// [`ConstraintSource::of_cloned_processes`]: super::ConstraintSource::of_cloned_processes
+    pub(super) const fn waiting(time: Duration) -> Self {
+        Self {
+            permits: None,
             time,
         }
     }
@@ -138,13 +150,14 @@ impl Compiler {
     pub(super) fn permit(&self, time: Duration) -> Result<Permit, SteerRefusal> {
         let time = time.min(self.time);
         let deadline = Instant::now() + time;
-        let free = self
-            .permits
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .permits
+        let Some(permits) = &self.permits else {
+            return Ok(Permit {
+                permits: None,
+                deadline,
+            });
+        };
+        let free = permits.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = permits
             .freed
             .wait_timeout_while(free, time, |free| *free == 0);
         let (mut free, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +170,7 @@ impl Compiler {
         }
         *free -= 1;
         Ok(Permit {
-            permits: Arc::clone(&self.permits),
+            permits: Some(Arc::clone(permits)),
             deadline,
         })
     }
@@ -170,7 +183,7 @@ impl Permit {
         factory: &Arc<LazyFactory>,
         text: &GrammarText,
     ) -> Result<Compiled, SteerRefusal> {
-        let deadline = self.deadline;
+        let (deadline, waits) = (self.deadline, self.permits.is_none());
         let (sender, receiver) = sync_channel(1);
         let (factory, text) = (Arc::clone(factory), text.clone());
         let thread = thread::Builder::new()
@@ -184,22 +197,34 @@ impl Permit {
                 let _sent = sender.send(compiled);
                 drop(self);
             });
-        if let Err(error) = thread {
+        let thread = thread.map_err(|error| {
             tracing::error!(%error, "no thread for a grammar");
-            return Err(SteerRefusal {
+            SteerRefusal {
                 code: Code::Overloaded,
                 reason: ErrorReason::ENGINE_BUSY,
                 message: "there is no thread to compile a grammar; try again later".to_owned(),
-            });
+            }
+        })?;
+        if waits {
+            // A panic in it has dropped the sender.
+            let _ended = thread.join();
+            if Instant::now() >= deadline {
+                return Err(failed(LATE));
+            }
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        let late = match receiver.recv_timeout(left) {
-            Ok(compiled) => return compiled,
-            Err(RecvTimeoutError::Timeout) => "it takes too long to compile; make it simpler",
-            Err(RecvTimeoutError::Disconnected) => "it cannot be compiled",
-        };
-        Err(invalid_grammar(GrammarError::new(late.to_owned())))
+        match receiver.recv_timeout(left) {
+            Ok(compiled) => compiled,
+            Err(RecvTimeoutError::Timeout) => Err(failed(LATE)),
+            Err(RecvTimeoutError::Disconnected) => Err(failed("it cannot be compiled")),
+        }
     }
+}
+
+const LATE: &str = "it takes too long to compile; make it simpler";
+
+fn failed(text: &str) -> SteerRefusal {
+    invalid_grammar(GrammarError::new(text.to_owned()))
 }
 
 fn compile(factory: &Factory, text: &GrammarText) -> Result<Compiled, GrammarError> {

@@ -25,13 +25,13 @@ pub(super) struct LoadedVocabulary {
 }
 
 impl LoadedVocabulary {
-    fn new(vocabulary: SharedVocabulary) -> Self {
+    fn new(vocabulary: &SharedVocabulary) -> Self {
         let constraints = Arc::new(ConstraintSource::new(
-            Arc::clone(&vocabulary),
+            Arc::clone(vocabulary),
             ConstraintConfig::default(),
             Arc::new(MaskWorkers::new()),
         ));
-        let model = host_model(&vocabulary).with_constraints(constraints.clone());
+        let model = host_model(vocabulary).with_constraints(constraints.clone());
         Self {
             model: Arc::new(model),
             bos: vocabulary.bos(),
@@ -52,6 +52,26 @@ pub(super) fn load(
     folder: &Path,
     size: Option<usize>,
 ) -> Result<LoadedVocabulary, CliError> {
+    Ok(LoadedVocabulary::new(&read(given, folder, size)?))
+}
+
+/// As [`load`], for the template of controllers' processes: no call of the model leaves a thread behind (AI-702).
+///
+/// # Errors
+/// As [`load`].
+pub(super) fn load_to_be_cloned(
+    given: &str,
+    folder: &Path,
+    size: Option<usize>,
+) -> Result<Arc<HostModel>, CliError> {
+    let vocabulary = read(given, folder, size)?;
+    let constraints =
+        ConstraintSource::of_cloned_processes(Arc::clone(&vocabulary), ConstraintConfig::default());
+    let model = host_model(&vocabulary).with_constraints(Arc::new(constraints));
+    Ok(Arc::new(model))
+}
+
+fn read(given: &str, folder: &Path, size: Option<usize>) -> Result<SharedVocabulary, CliError> {
     let path = find(given, folder)?;
     let wrong = |what: &dyn std::fmt::Display| {
         CliError::usage(format!("--tokenizer {}: {what}", path.display()))
@@ -75,7 +95,7 @@ pub(super) fn load(
     let vocabulary = WireVocabulary::new(tokens, size).ok_or_else(|| {
         wrong(&"it does not say which token ends a text: put its tokenizer_config.json beside it")
     })?;
-    Ok(LoadedVocabulary::new(Arc::new(vocabulary)))
+    Ok(Arc::new(vocabulary))
 }
 
 fn read_tokenizer(path: &Path) -> Result<FileTokenizer, String> {
