@@ -19,6 +19,7 @@ mod home;
 mod imports;
 mod instance;
 mod log;
+mod long_texts;
 #[cfg(target_os = "linux")]
 mod process;
 mod program;
@@ -52,6 +53,7 @@ pub use self::failure::CallFailure;
 pub(crate) use self::group::Member;
 pub use self::group::{Group, Variables, VariablesLimits, Versioned, Waiting};
 pub use self::instance::Instance;
+use self::long_texts::LongTexts;
 #[cfg(target_os = "linux")]
 use self::process::Processes;
 #[cfg(target_os = "linux")]
@@ -85,6 +87,7 @@ struct Shared {
     budget: Arc<MemoryBudget>,
     live: Arc<AtomicU32>,
     workers: Workers,
+    long_texts: Arc<LongTexts>,
     /// In the mode `sequence`.
     #[cfg(target_os = "linux")]
     processes: Option<Arc<Processes>>,
@@ -137,6 +140,7 @@ impl Host {
                 config.spare_threads,
                 config.stack_bytes,
             ),
+            long_texts: Arc::new(LongTexts::new(config.kept_threads())),
             engine,
             config,
         })))
@@ -206,6 +210,10 @@ impl Host {
 
     fn budget(&self) -> &Arc<MemoryBudget> {
         &self.0.budget
+    }
+
+    fn long_texts(&self) -> &Arc<LongTexts> {
+        &self.0.long_texts
     }
 
     #[cfg(target_os = "linux")]

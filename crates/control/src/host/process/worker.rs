@@ -96,8 +96,9 @@ fn begin(
         capabilities: start.capabilities,
         timer_resolution: config.timer_resolution,
         result_bytes: config.result_bytes,
+        long_texts: None,
     };
-    let state = ControllerState::new(
+    let mut state = ControllerState::new(
         surroundings,
         InstanceLimiter::new(budget, config.memory_bytes, config.table_elements),
         // The runtime counts instances; here there is one.

@@ -10,6 +10,8 @@ mod forks;
 mod hostile;
 #[path = "limits.rs"]
 mod limits;
+#[path = "long_texts.rs"]
+mod long_texts;
 #[path = "random.rs"]
 mod random;
 #[path = "random_modules.rs"]
