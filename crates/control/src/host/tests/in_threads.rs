@@ -2,6 +2,8 @@
 
 #[path = "abi.rs"]
 mod abi;
+#[path = "constraint_sources.rs"]
+mod constraint_sources;
 #[path = "constraints.rs"]
 mod constraints;
 #[path = "forks.rs"]
