@@ -21,6 +21,7 @@ mod home;
 mod imports;
 mod instance;
 mod log;
+mod long_texts;
 #[cfg(target_os = "linux")]
 mod process;
 mod program;
@@ -55,6 +56,7 @@ pub use self::failure::CallFailure;
 pub(crate) use self::group::Member;
 pub use self::group::{Group, Variables, VariablesLimits, Versioned, Waiting};
 pub use self::instance::Instance;
+use self::long_texts::LongTexts;
 #[cfg(target_os = "linux")]
 use self::process::Processes;
 #[cfg(target_os = "linux")]
@@ -88,6 +90,7 @@ struct HostParts {
     budget: Arc<MemoryBudget>,
     live: Arc<AtomicU32>,
     workers: Workers,
+    long_texts: Arc<LongTexts>,
     /// In the mode `sequence`.
     #[cfg(target_os = "linux")]
     processes: Option<Arc<Processes>>,
@@ -135,6 +138,7 @@ impl Host {
             budget: Arc::new(MemoryBudget::new(config.memory_total_bytes)),
             live: Arc::default(),
             workers: Workers::new(engine.clone(), &config),
+            long_texts: Arc::new(LongTexts::new(config.kept_threads())),
             engine,
             config,
         })))
@@ -205,6 +209,10 @@ impl Host {
 
     fn budget(&self) -> &Arc<MemoryBudget> {
         &self.0.budget
+    }
+
+    fn long_texts(&self) -> &Arc<LongTexts> {
+        &self.0.long_texts
     }
 
     #[cfg(target_os = "linux")]

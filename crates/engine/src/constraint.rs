@@ -128,6 +128,22 @@ impl ConstraintSource {
         Self { times, ..self }
     }
 
+    /// A source for a process that is cloned, and for its clones. No thread outlives a call of it, since a clone would
+    /// have the thread's locks without the thread. So [`HostConstraintSource::open`] returns only when the grammar has
+    /// compiled, which may be later than its `time`; it is refused then, and what must not wait as long has to end the
+    /// process. The token trie is built by [`HostConstraintSource::prepare`] before the process is cloned.
+    ///
+    /// [`HostConstraintSource::open`]: sapwood_proto::steer::HostConstraintSource::open
+    /// [`HostConstraintSource::prepare`]: sapwood_proto::steer::HostConstraintSource::prepare
+    #[must_use]
+    pub fn of_cloned_processes(vocabulary: SharedVocabulary, config: ConstraintConfig) -> Self {
+        Self {
+            compiler: Arc::new(Compiler::joining(&config)),
+            // They start no thread before a steerer is opened, which no clone does.
+            ..Self::new(vocabulary, config, Arc::new(MaskWorkers::with_threads(1)))
+        }
+    }
+
     /// A source of the same constraints, for sequences that append forced tokens without sampling them, or do not.
     #[must_use]
     pub fn with_fast_forward(&self, fast_forward: bool) -> Self {

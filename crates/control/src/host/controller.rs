@@ -137,6 +137,17 @@ impl Controller {
         self.store.data_mut().best = best;
     }
 
+    /// Goes on after this process was cloned, in the parent or in the clone, with random bytes of its own (AI-1010).
+    #[cfg(target_os = "linux")]
+    pub(super) fn draw_on(&mut self, is_clone: bool) {
+        if let Some(random) = &mut self.store.data_mut().random {
+            let of_clone = random.fork();
+            if is_clone {
+                *random = of_clone;
+            }
+        }
+    }
+
     /// Calls a callback of the sequence `number`. After a failure the guest must be dropped.
     pub(super) fn call(
         &mut self,

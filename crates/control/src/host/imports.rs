@@ -7,9 +7,12 @@ mod constraints;
 mod storage;
 mod wasi;
 
+use std::sync::Arc;
+
 use wasmtime::{Caller, Engine, Linker, Memory};
 
 use super::failure::Abort;
+use super::long_texts::AT_ONCE_BYTES;
 use super::state::{ControllerState, on_epoch, token_blob};
 use crate::module::Abi;
 
@@ -112,9 +115,15 @@ fn tokenize(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
     // Owned, because a tokenizer may take long: nothing of the guest is borrowed meanwhile.
     let text = read(&mut call, "aici_host_tokenize", src, len)?.to_vec();
     let state = call.data();
-    let late = || state.check_deadline().is_err();
-    let model = &state.surroundings.model;
-    let tokens = model.tokenize_until(&text, state.token_view(), &late);
+    let view = state.token_view();
+    let model = Arc::clone(&state.surroundings.model);
+    let tokens = match &state.surroundings.long_texts {
+        Some(threads) if text.len() > AT_ONCE_BYTES => {
+            let work = move |late: &dyn Fn() -> bool| model.tokenize_until(&text, view, late);
+            threads.run(|| state.check_deadline(), work)?
+        }
+        _ => model.tokenize_until(&text, view, &|| state.check_deadline().is_err()),
+    };
     call.data_mut().blobs.tokenized = token_blob(&tokens);
     // A long text may have used up the callback's time.
     call.data().check_deadline()?;

@@ -24,6 +24,8 @@ struct ProgramParts {
     abi: Abi,
     steers: bool,
     wants_best_tokens: bool,
+    #[cfg(target_os = "linux")]
+    opens_constraints: bool,
     main: Option<MainExport>,
     layout: ForkLayout,
     engine: Engine,
@@ -58,6 +60,8 @@ impl Program {
             abi: module.abi,
             steers: module.steers,
             wants_best_tokens: module.imports.iter().any(|name| name == TOP_LOGITS),
+            #[cfg(target_os = "linux")]
+            opens_constraints: false,
             main: module.main,
             layout: module.layout.clone(),
             engine: engine.clone(),
@@ -84,6 +88,7 @@ impl Program {
             abi: module.abi,
             steers: module.steers,
             wants_best_tokens: false,
+            opens_constraints: false,
             main: module.main,
             layout: module.layout.clone(),
             engine: engine.clone(),
@@ -104,6 +109,9 @@ impl Program {
             abi,
             steers: true,
             wants_best_tokens: false,
+            opens_constraints: compiled.imports().any(|import| {
+                (import.module(), import.name()) == (crate::module::SAPWOOD, CONSTRAINT_NEW)
+            }),
             main: None,
             // A fork clones the process, so nothing else of it is needed.
             layout: ForkLayout {
@@ -148,6 +156,12 @@ impl Program {
     /// Whether it imports `top_logits`: then the engine sorts each of its output rows (AI-1009).
     pub(crate) fn wants_best_tokens(&self) -> bool {
         self.0.wants_best_tokens
+    }
+
+    /// Whether it imports `constraint_new`. Known in the template alone, which prepares for it.
+    #[cfg(target_os = "linux")]
+    pub(super) fn opens_constraints(&self) -> bool {
+        self.0.opens_constraints
     }
 
     /// Whether there is another clone, which an instance may have.
@@ -202,6 +216,8 @@ impl fmt::Debug for Program {
 
 /// As the imports of a module are written.
 const TOP_LOGITS: &str = "sapwood.top_logits";
+#[cfg(target_os = "linux")]
+const CONSTRAINT_NEW: &str = "constraint_new";
 
 /// Memory with these bytes, that other processes can map.
 #[cfg(target_os = "linux")]

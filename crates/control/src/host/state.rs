@@ -14,6 +14,7 @@ use super::failure::Abort;
 use super::group::{GroupMark, Member};
 use super::handles::HostHandles;
 use super::log::LogBuffer;
+use super::long_texts::LongTexts;
 use super::random::SeededRandom;
 use super::result::{RawResult, Waits};
 use super::writes::StepWrites;
@@ -68,6 +69,8 @@ pub(super) struct Surroundings {
     pub(super) capabilities: Capabilities,
     pub(super) timer_resolution: Duration,
     pub(super) result_bytes: usize,
+    /// `None` in a controller's process, which is killed when it is late, and may have no second thread (AI-702).
+    pub(super) long_texts: Option<Arc<LongTexts>>,
 }
 
 /// The best tokens of the last output row, with their log-probabilities.

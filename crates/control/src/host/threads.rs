@@ -197,6 +197,7 @@ impl Slot {
             capabilities: start.capabilities,
             timer_resolution: config.timer_resolution,
             result_bytes: config.result_bytes,
+            long_texts: Some(Arc::clone(host.long_texts())),
         };
         Self::new(
             host.clone(),

@@ -7,6 +7,9 @@
 //! A grammar that is late goes on compiling with a lower priority. Another one is compiled in its stead, so that hostile
 //! grammars do not stop those of others, up to a number of late ones; a caller who has half of that number gets nothing compiled
 //! until one of its own ends.
+//!
+//! A process that is cloned may have no thread that nobody waits for. There the caller waits until the thread has ended,
+//! and whoever has an eye on the process ends all of it if that takes too long.
 
 use std::panic::AssertUnwindSafe;
 #[cfg(target_os = "linux")]
@@ -111,6 +114,8 @@ impl Compiled {
 pub(super) struct Compiler {
     permits: Arc<Permits>,
     time: Duration,
+    /// No thread is left behind.
+    joins: bool,
 }
 
 struct Permits {
@@ -132,6 +137,8 @@ struct State {
 pub(super) struct Permit {
     permits: Arc<Permits>,
     user: Option<String>,
+    /// The caller waits for the end of the thread, however late it is.
+    joins: bool,
     deadline: Instant,
     phase: Arc<Mutex<Phase>>,
 }
@@ -180,6 +187,17 @@ impl Compiler {
         Self {
             permits: Arc::new(permits),
             time: config.compile_time,
+            joins: false,
+        }
+    }
+
+    /// A compiler that leaves no thread behind: see [`ConstraintSource::of_cloned_processes`].
+    ///
+    /// [`ConstraintSource::of_cloned_processes`]: super::ConstraintSource::of_cloned_processes
+    pub(super) fn joining(config: &ConstraintConfig) -> Self {
+        Self {
+            joins: true,
+            ..Self::new(config)
         }
     }
 
@@ -213,6 +231,7 @@ impl Compiler {
         Ok(Permit {
             permits: Arc::clone(permits),
             user,
+            joins: self.joins,
             deadline,
             phase: Arc::default(),
         })
@@ -284,7 +303,7 @@ impl Permit {
         text: &GrammarText,
         times: &Arc<SteeringTimes>,
     ) -> Result<Compiled, SteerRefusal> {
-        let (deadline, overrun) = (self.deadline, self.overrun());
+        let (deadline, joins, overrun) = (self.deadline, self.joins, self.overrun());
         let (sender, receiver) = sync_channel(1);
         let (factory, budget) = (Arc::clone(factory), Arc::clone(budget));
         let (text, times) = (text.clone(), Arc::clone(times));
@@ -303,22 +322,29 @@ impl Permit {
                 // If it is late, the receiver is gone.
                 let _sent = sender.send(compiled);
             });
-        if let Err(error) = thread {
+        let thread = thread.map_err(|error| {
             tracing::error!(%error, "no thread for a grammar");
-            return Err(busy(
-                "there is no thread to compile a grammar; try again later",
-            ));
+            busy("there is no thread to compile a grammar; try again later")
+        })?;
+        if joins {
+            // A panic in it has dropped the sender.
+            let _ended = thread.join();
+            if Instant::now() >= deadline {
+                return Err(invalid_grammar(GrammarError::new(LATE.to_owned())));
+            }
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let late = match receiver.recv_timeout(left) {
             Ok(compiled) => return compiled,
-            Err(RecvTimeoutError::Timeout) => "it takes too long to compile; make it simpler",
+            Err(RecvTimeoutError::Timeout) => LATE,
             Err(RecvTimeoutError::Disconnected) => "it cannot be compiled",
         };
         overrun.begin(&compiling);
         Err(invalid_grammar(GrammarError::new(late.to_owned())))
     }
 }
+
+const LATE: &str = "it takes too long to compile; make it simpler";
 
 /// The thread that compiles one grammar, as its caller sees it.
 #[derive(Clone, Default)]

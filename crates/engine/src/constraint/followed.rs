@@ -17,6 +17,11 @@ use super::grammar::Kind;
 use super::steerer::{FORCED_MAX, past_the_beginning};
 
 impl HostConstraintSource for ConstraintSource {
+    fn prepare(&self) {
+        // Why it cannot be made, the first constraint says.
+        let _made = self.factory.get();
+    }
+
     fn open(
         &self,
         kind: &str,

@@ -8,8 +8,13 @@ use super::{SharedMask, Steered, Token};
 
 /// Opens constraints for the controllers of one model.
 pub trait HostConstraintSource: Send + Sync {
+    /// Makes what all constraints have in common, once, if that takes long. Whoever is about to clone its process calls
+    /// it, so that the clones need not. Without it, the first constraint makes it.
+    fn prepare(&self) {}
+
     /// Returns a constraint at its start. `kind` is the name of a native constraint without `sapwood:`, `value` the pattern
-    /// itself. Blocks for at most `time`, and for no longer than any grammar may take to compile.
+    /// itself. Blocks for at most `time`, and for no longer than any grammar may take to compile; a source of processes that
+    /// are ended when they are late may block for longer.
     ///
     /// # Errors
     /// There is no such kind, the pattern is wrong, or it took too long. The text is for the controller's author.

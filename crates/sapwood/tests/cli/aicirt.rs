@@ -164,7 +164,7 @@ fn ai_316_an_engine_of_p1i_has_the_first_pre_and_asks_for_bits() {
     }
 }
 
-/// A module's constraint is over the engine's vocabulary, padding included.
+/// A module's constraint is over the engine's vocabulary, padding included. AI-701
 #[test]
 fn ai_1007_modules_follow_constraints_of_the_runtime() {
     const MODULE: &str = r#"(module
@@ -185,26 +185,77 @@ fn ai_1007_modules_follow_constraints_of_the_runtime() {
       (func (export "aici_mid_process") (param $h i32)
         (drop (call $return (call $mask (local.get $h))))
         (call $ret (i32.const 64) (i32.const 32))))"#;
-    let folder = folder("aicirt_constraints");
-    let setup = EngineSetup {
-        flags: &["--bias-dtype", "bool", "--logits-size", "4100"],
-        ..EngineSetup::isolated("shared")
-    };
-    let mut engine = Engine::start(&folder, &setup);
-    engine.install("follows", MODULE);
-    engine.instantiate("r", "follows");
-    let answer = engine.main_json(&json!({
-        "op": "mid_process", "ops": [{"id": 4, "req_id": "r", "tokens": []}], "freed": [],
-    }));
-    let data = &answer["data"];
-    assert_eq!(data["seqs"]["4"]["error"], "", "{answer}");
-    let number = |name: &str| data[name].as_u64().unwrap() as usize;
-    let row = engine.masks(number("first_mask_byte_offset"), number("mask_num_bytes"));
-    let allows = |token: &usize| row[token / 8] >> (token % 8) & 1 == 1;
-    assert_eq!(
-        (0..row.len() * 8).filter(allows).collect::<Vec<_>>(),
-        [7, 8, 80, 3582]
-    );
+    for isolation in ISOLATIONS {
+        let folder = folder(&format!("aicirt_constraints_{isolation}"));
+        let setup = EngineSetup {
+            flags: &["--bias-dtype", "bool", "--logits-size", "4100"],
+            ..EngineSetup::isolated(isolation)
+        };
+        let mut engine = Engine::start(&folder, &setup);
+        engine.install("follows", MODULE);
+        engine.instantiate("r", "follows");
+        let answer = engine.main_json(&json!({
+            "op": "mid_process", "ops": [{"id": 4, "req_id": "r", "tokens": []}], "freed": [],
+        }));
+        let data = &answer["data"];
+        assert_eq!(data["seqs"]["4"]["error"], "", "{answer}");
+        let number = |name: &str| data[name].as_u64().unwrap() as usize;
+        let row = engine.masks(number("first_mask_byte_offset"), number("mask_num_bytes"));
+        let allows = |token: &usize| row[token / 8] >> (token % 8) & 1 == 1;
+        assert_eq!(
+            (0..row.len() * 8).filter(allows).collect::<Vec<_>>(),
+            [7, 8, 80, 3582]
+        );
+    }
+}
+
+/// What a grammar that takes a while has compiled is there for the clones, and the thread on which it did is not. AI-702,
+/// AI-711
+#[test]
+fn ai_1007_a_controller_forks_as_soon_as_its_constraint_has_compiled() {
+    const MODULE: &str = r#"(module
+      (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
+      (import "env" "aici_host_self_seq_id" (func $id (result i32)))
+      (import "sapwood" "constraint_new" (func $new (param i32 i32 i32 i32) (result i32)))
+      (import "sapwood" "constraint_consume" (func $consume (param i32 i32) (result i32)))
+      (import "sapwood" "constraint_mask" (func $mask (param i32) (result i32)))
+      (import "sapwood" "mask_return" (func $return (param i32) (result i32)))
+      (memory (export "memory") 1)
+      (data (i32.const 0) "{}")
+      (data (i32.const 8) "{\"num_forks\":1,\"suspend\":false,\"ff_tokens\":[]}")
+      (data (i32.const 64) "{\"SampleWithBias\":{}}")
+      (data (i32.const 112) "{\"stop\":false}")
+      (data (i32.const 128) "regex(t13t9|t14t7|t15t8|z(a?){60}a{60})")
+      (func (export "aici_create") (result i32)
+        (call $new (i32.const 128) (i32.const 5) (i32.const 133) (i32.const 34)))
+      (func (export "aici_init_prompt") (param i32) (call $ret (i32.const 0) (i32.const 2)))
+      (func (export "aici_pre_process") (param i32) (call $ret (i32.const 8) (i32.const 46)))
+      (func (export "aici_mid_process") (param $h i32)
+        (if (i32.eqz (call $consume (local.get $h) (i32.add (i32.const 12) (call $id))))
+          (then (unreachable)))
+        (drop (call $return (call $mask (local.get $h))))
+        (call $ret (i32.const 64) (i32.const 21)))
+      (func (export "aici_post_process") (param i32) (call $ret (i32.const 112) (i32.const 14))))"#;
+    for isolation in ISOLATIONS {
+        let folder = folder(&format!("aicirt_constraint_forks_{isolation}"));
+        let mut engine = Engine::start(&folder, &EngineSetup::isolated(isolation));
+        engine.install("follows", MODULE);
+        engine.instantiate("r", "follows");
+        let bind = json!([{"id": 1, "req_id": "r"}]);
+        engine.main_json(&json!({"op": "post_pre_process", "pre_ops": bind}));
+        let answer = engine.main_json(&json!({
+            "op": "mid_process", "ops": [{"id": 1}, {"id": 2, "clone_id": 1}, {"id": 3, "clone_id": 1}],
+        }));
+        for (row, (id, token)) in [("1", 9), ("2", 7), ("3", 8)].into_iter().enumerate() {
+            assert_eq!(answer["data"]["seqs"][id]["error"], "", "{answer}");
+            let row = engine.masks(row * 4 * 4000, 4 * 4000);
+            let allowed = (0..4000).filter(|token| row[4 * token + 2] == 0);
+            assert_eq!(allowed.collect::<Vec<_>>(), [token], "{isolation} {id}");
+        }
+        if isolation == "sequence" {
+            assert_eq!(processes::threads(engine.pid()), [1; 4]);
+        }
+    }
 }
 
 fn constraint() -> Value {

@@ -21,6 +21,7 @@ use super::slot::{HELLO_TIME, KILL_TIME, ProcessSlot, SlotState, SlotSurrounding
 use crate::host::Host;
 use crate::host::budget::MEMORY_EXHAUSTED;
 use crate::host::callback::Callback;
+use crate::host::config::ControllerRandom;
 use crate::host::controller::Outcome;
 use crate::host::failure::CallFailure;
 use crate::host::program::Program;
@@ -64,6 +65,10 @@ impl ProcessInstance {
             capabilities: start.capabilities,
             forks_max: start.group.forks_max(),
             variables: *start.group.variables().limits(),
+            seed: match host.config().random {
+                ControllerRandom::Off => None,
+                ControllerRandom::Seeded => Some(start.group.seed()),
+            },
         };
         let surroundings = SlotSurroundings {
             host: host.clone(),

@@ -139,6 +139,8 @@ pub(super) struct StartMessage {
     pub(super) capabilities: Capabilities,
     pub(super) forks_max: u32,
     pub(super) variables: VariablesLimits,
+    /// The seed of its random bytes, if they have one (AI-1010).
+    pub(super) seed: Option<u64>,
 }
 
 impl StartMessage {
@@ -149,6 +151,7 @@ impl StartMessage {
             capabilities,
             forks_max,
             variables,
+            seed,
         } = self;
         let mut message = ByteWriter::of_kind(START);
         message
@@ -162,7 +165,10 @@ impl StartMessage {
             .size(variables.value_bytes)
             .size(variables.number)
             .size(variables.total_bytes)
-            .size(variables.writes_per_step);
+            .size(variables.writes_per_step)
+            .optional(*seed, |message, seed| {
+                message.long(seed);
+            });
         message.finish()
     }
 
@@ -186,6 +192,7 @@ impl StartMessage {
                 total_bytes: reader.size()?,
                 writes_per_step: reader.size()?,
             },
+            seed: reader.optional(ByteReader::long)?,
         };
         reader.end()?;
         Some(start)

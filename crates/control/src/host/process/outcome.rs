@@ -248,7 +248,8 @@ fn read_branches(
 }
 
 /// The reasons for which callbacks fail (AI-932).
-const REASONS: [ErrorReason; 7] = [
+const REASONS: [ErrorReason; 8] = [
+    ErrorReason::CONSTRAINT_FAILED,
     ErrorReason::TRAP,
     ErrorReason::TIMEOUT,
     ErrorReason::MEMORY,

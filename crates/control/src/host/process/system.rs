@@ -17,7 +17,8 @@ pub(super) enum Forked {
 /// The system has no process or no memory to give.
 pub(super) fn fork() -> io::Result<Forked> {
     // SAFETY: the callers are the template and its clones, whose only thread this is: no other thread could have left a
-    // lock or a structure half changed in the clone.
+    // lock or a structure half changed in the clone. A host function that starts a thread waits for its end
+    // (`HostConstraintSource::open`), and no callback runs now.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Forked::Child),

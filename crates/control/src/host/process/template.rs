@@ -211,6 +211,12 @@ impl LoadedTemplate {
         let id = ModuleId::from_bytes(module.id);
         let parts = (id, module.abi, module.start.clone());
         let program = Program::handed_on(linker, parts, &bytes)?;
+        // Once here rather than in each clone.
+        if program.opens_constraints()
+            && let Some(constraints) = self.model.constraints()
+        {
+            constraints.prepare();
+        }
         let mut left = PROGRAM_BYTES.saturating_sub(bytes.len());
         self.programs.truncate(PROGRAMS - 1);
         self.programs.retain(|(_, bytes)| {

@@ -26,6 +26,7 @@ use crate::host::group::variables::WriteResult;
 use crate::host::group::{Group, Versioned};
 use crate::host::home::Home;
 use crate::host::program::Program;
+use crate::host::random::SeededRandom;
 use crate::host::state::{ControllerState, Surroundings};
 use crate::trie::HostModel;
 
@@ -65,7 +66,12 @@ pub(super) fn work(inherited: &FromTemplate, socket: OwnedFd) -> ! {
                     (Some(present), outcome)
                 });
             }
-            message::FORK => home.lock().fork(),
+            message::FORK => {
+                let forked = home.lock().fork();
+                if let (Some(controller), Some(forked)) = (&mut controller, forked) {
+                    controller.draw_on(matches!(forked, Forked::Child));
+                }
+            }
             _ => system::exit(MISUNDERSTOOD),
         }
     }
@@ -96,14 +102,16 @@ fn begin(
         capabilities: start.capabilities,
         timer_resolution: config.timer_resolution,
         result_bytes: config.result_bytes,
+        long_texts: None,
     };
-    let state = ControllerState::new(
+    let mut state = ControllerState::new(
         surroundings,
         InstanceLimiter::new(budget, config.memory_bytes, config.table_elements),
         // The runtime counts instances; here there is one.
         (member, LiveInstance(Arc::new(AtomicU32::new(1)))),
         Arc::default(),
     );
+    state.random = start.seed.map(SeededRandom::new);
     Controller::start(program, state, &start.prompt, config)
 }
 
@@ -240,11 +248,13 @@ impl Conversation {
     }
 
     /// Clones this process. The clone goes on with a socket of its own, and with nothing that was meant for its parent.
-    fn fork(&mut self) {
+    /// Returns which of the two this is; `None` if there is no clone.
+    fn fork(&mut self) -> Option<Forked> {
         let Some(socket) = self.inbox.descriptor() else {
             system::exit(MISUNDERSTOOD);
         };
-        match system::fork() {
+        let forked = system::fork();
+        match &forked {
             Ok(Forked::Parent) => {
                 drop(socket);
                 self.send(message::forked(None));
@@ -262,6 +272,7 @@ impl Conversation {
                 self.send(message::forked(Some(&error.to_string())));
             }
         }
+        forked.ok()
     }
 }
 

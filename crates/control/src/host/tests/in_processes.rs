@@ -4,6 +4,8 @@
 
 #[path = "abi.rs"]
 mod abi;
+#[path = "constraints.rs"]
+mod constraints;
 #[path = "forks.rs"]
 mod forks;
 #[path = "hostile.rs"]
@@ -12,6 +14,10 @@ mod hostile;
 mod lifetimes;
 #[path = "limits.rs"]
 mod limits;
+#[path = "random.rs"]
+mod random;
+#[path = "random_modules.rs"]
+mod random_modules;
 #[path = "variables.rs"]
 mod variables;
 
@@ -28,7 +34,7 @@ fn new_host(config: HostConfig) -> Host {
 #[test]
 fn the_template_of_tests() {
     if is_template() {
-        process::serve_as_template_of_test(model()).unwrap();
+        process::serve_as_template_of_test(constraints::options_model()).unwrap();
         std::process::exit(0);
     }
 }

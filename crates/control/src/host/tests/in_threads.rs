@@ -2,6 +2,8 @@
 
 #[path = "abi.rs"]
 mod abi;
+#[path = "constraint_sources.rs"]
+mod constraint_sources;
 #[path = "constraints.rs"]
 mod constraints;
 #[path = "forks.rs"]
@@ -10,6 +12,8 @@ mod forks;
 mod hostile;
 #[path = "limits.rs"]
 mod limits;
+#[path = "long_texts.rs"]
+mod long_texts;
 #[path = "random.rs"]
 mod random;
 #[path = "random_modules.rs"]

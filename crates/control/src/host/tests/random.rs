@@ -9,11 +9,10 @@ const DRAW: &str = r#"
     (call $hex (i32.load (i32.const 5000))) (call $hex (i32.load (i32.const 5008)))"#;
 
 fn seeded() -> Host {
-    Host::new(HostConfig {
+    new_host(HostConfig {
         random: ControllerRandom::Seeded,
         ..small()
     })
-    .unwrap()
 }
 
 fn start(host: &Host, body: &str, seed: Option<u64>) -> Sequence {
@@ -91,13 +90,12 @@ fn ai_1010_bytes_past_the_memory_trap() {
 /// AI-731
 #[test]
 fn ai_1010_drawing_for_ever_ends_with_the_callback() {
-    let host = Host::new(HostConfig {
+    let host = new_host(HostConfig {
         random: ControllerRandom::Seeded,
         step_time: Duration::from_millis(20),
         late_steps: 1,
         ..small()
-    })
-    .unwrap();
+    });
     let body = "(drop (memory.grow (i32.const 60)))
         (loop $l (drop (call $random (i32.const 0) (i32.const 4000000))) (br $l))";
     let failure = failure(start(&host, body, Some(7)).process());

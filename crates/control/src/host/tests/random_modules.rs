@@ -123,11 +123,10 @@ fn calls(sequence: &mut Sequence, from: usize, count: usize) -> Vec<SeenOutcome>
 
 /// AI-733: with fuel, an endless loop ends at the same instruction each time.
 fn counted() -> Host {
-    Host::new(HostConfig {
+    new_host(HostConfig {
         fuel: Some(200_000),
         ..small()
     })
-    .unwrap()
 }
 
 /// Fuzzing by seeds: nothing that a module does may break the host, and every fork behaves as its parent would have.

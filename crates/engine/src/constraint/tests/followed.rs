@@ -1,11 +1,14 @@
 //! Constraints that controllers follow through the host's functions (AI-1007).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sapwood_proto::steer::{HostConstraint, HostConstraintSource, Token};
 
 use super::driver::{Random, config, source, source_of};
 use super::vocabulary::{CONTROL, END, END_OF_TURN, lacking, small};
+use crate::api::{ChatRequest, EngineError, SharedVocabulary, Vocabulary};
 use crate::constraint::{ConstraintConfig, ConstraintSource};
 
 type Followed = Box<dyn HostConstraint>;
@@ -187,4 +190,75 @@ fn ai_1007_what_a_constraint_takes_grows_with_its_use() {
     assert_eq!(followed.fork().unwrap().bytes(), after);
     followed.rollback(450).unwrap();
     assert!(followed.bytes() < after);
+}
+
+/// Notes whether it is read after its reader should have ended.
+struct WatchedVocabulary {
+    inner: SharedVocabulary,
+    is_over: AtomicBool,
+    was_read: AtomicBool,
+}
+
+impl Vocabulary for WatchedVocabulary {
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+        self.inner.tokenize(text, special)
+    }
+
+    fn bytes(&self, token: Token) -> &[u8] {
+        let is_over = self.is_over.load(Ordering::SeqCst);
+        self.was_read.fetch_or(is_over, Ordering::SeqCst);
+        self.inner.bytes(token)
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        self.inner.is_special(token)
+    }
+
+    fn name(&self, token: Token) -> Option<String> {
+        self.inner.name(token)
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.inner.is_end(token)
+    }
+
+    fn bos(&self) -> Option<Token> {
+        self.inner.bos()
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        self.inner.end_of_turn()
+    }
+
+    fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
+        self.inner.chat(chat)
+    }
+}
+
+/// Although it is late at once, its thread has ended when it says so: the process may be cloned then.
+#[test]
+fn ai_702_a_source_of_cloned_processes_leaves_no_thread_behind() {
+    let vocabulary = Arc::new(WatchedVocabulary {
+        inner: small(),
+        is_over: AtomicBool::new(false),
+        was_read: AtomicBool::new(false),
+    });
+    let source = ConstraintSource::of_cloned_processes(Arc::clone(&vocabulary) as _, config());
+    let late = refused(&source, "regex", "a{1,90}b{1,90}", Duration::ZERO);
+    assert!(
+        late.ends_with("it takes too long to compile; make it simpler"),
+        "{late}"
+    );
+    vocabulary.is_over.store(true, Ordering::SeqCst);
+    // Waits for a thread that makes it, or makes it.
+    source.prepare();
+    assert!(!vocabulary.was_read.load(Ordering::SeqCst));
+    let mut followed = follow(&source, "options", r#"["hello world"]"#);
+    assert_eq!(text(&followed.forced().unwrap()), "hello world");
+    let wrong = refused(&source, "regex", "(", Duration::MAX);
+    assert!(wrong.starts_with("invalid grammar: "), "{wrong}");
 }

@@ -61,12 +61,12 @@ impl ControllerTemplate {
 
     pub(in crate::cli) fn run(&self) -> Result<Exit, CliError> {
         crate::logs::Logs::start("warn")?;
-        let loaded = vocabulary::load(&self.tokenizer, &self.tokenizer_dir, self.logits_size);
-        let Ok(loaded) = loaded else {
+        let (tokenizer, folder) = (&self.tokenizer, &self.tokenizer_dir);
+        let Ok(model) = vocabulary::load_to_be_cloned(tokenizer, folder, self.logits_size) else {
             // The runtime loads the same file, and says what is wrong with it.
             return Ok(Exit::Usage);
         };
-        serve_as_template(loaded.model)
+        serve_as_template(model)
             .map_err(|error| CliError::new(format!("the template of controllers: {error}")))?;
         Ok(Exit::Ok)
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sapwood_control::aicirt::WireConstraints;
-use sapwood_control::trie::HostModel;
+use sapwood_control::trie::{HostModel, TokenView};
 use sapwood_engine::api::SharedVocabulary;
 use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers};
 use sapwood_engine::gguf_vocabulary::{self, GgufVocabulary};
@@ -26,14 +26,14 @@ pub(super) struct LoadedVocabulary {
 }
 
 impl LoadedVocabulary {
-    fn new(vocabulary: SharedVocabulary) -> Self {
+    fn new(vocabulary: &SharedVocabulary) -> Self {
         let constraints = Arc::new(ConstraintSource::new(
-            Arc::clone(&vocabulary),
+            Arc::clone(vocabulary),
             ConstraintConfig::default(),
             Arc::new(MaskWorkers::new()),
         ));
         let model =
-            host_model(&vocabulary, ControlNames::Tokens).with_constraints(constraints.clone());
+            host_model(vocabulary, ControlNames::Tokens).with_constraints(constraints.clone());
         Self {
             model: Arc::new(model),
             bos: vocabulary.bos(),
@@ -54,6 +54,29 @@ pub(super) fn load(
     folder: &Path,
     size: Option<usize>,
 ) -> Result<LoadedVocabulary, CliError> {
+    Ok(LoadedVocabulary::new(&read(given, folder, size)?))
+}
+
+/// As [`load`], for the template of controllers' processes: no call of the model leaves a thread behind (AI-702).
+///
+/// # Errors
+/// As [`load`].
+pub(super) fn load_to_be_cloned(
+    given: &str,
+    folder: &Path,
+    size: Option<usize>,
+) -> Result<Arc<HostModel>, CliError> {
+    let vocabulary = read(given, folder, size)?;
+    let constraints =
+        ConstraintSource::of_cloned_processes(Arc::clone(&vocabulary), ConstraintConfig::default());
+    let model =
+        host_model(&vocabulary, ControlNames::Tokens).with_constraints(Arc::new(constraints));
+    // What the tokenizer makes at its first use is made here once, and not in each process.
+    let _made = model.tokenize(b"", TokenView::Plain);
+    Ok(Arc::new(model))
+}
+
+fn read(given: &str, folder: &Path, size: Option<usize>) -> Result<SharedVocabulary, CliError> {
     let path = find(given, folder)?;
     let wrong = |what: &dyn std::fmt::Display| {
         CliError::usage(format!("--tokenizer {}: {what}", path.display()))
@@ -81,7 +104,7 @@ pub(super) fn load(
             "it does not say which token ends a text: {advice}"
         ))
     })?;
-    Ok(LoadedVocabulary::new(Arc::new(vocabulary)))
+    Ok(Arc::new(vocabulary))
 }
 
 fn read_tokenizer(path: &Path) -> Result<FileTokenizer, String> {

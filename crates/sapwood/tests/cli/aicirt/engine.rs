@@ -213,6 +213,13 @@ impl Engine {
         receive(&mut self.wire.responses, &mut self.child)
     }
 
+    /// Waits for a message of the main channel that must not come.
+    pub(super) fn receive_nothing(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        let received = self.wire.responses.receive(&mut Vec::new(), Some(until));
+        assert_eq!(received.unwrap(), Received::Nothing);
+    }
+
     /// The same as text, with processor times as 0.
     pub(super) fn main(&mut self, request: &str) -> String {
         without_times(String::from_utf8(self.main_bytes(request.as_bytes())).unwrap())

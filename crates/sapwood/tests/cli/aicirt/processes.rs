@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpgid};
 use sapwood_control::wire::Synchronisation;
 use serde_json::json;
 
-use super::engine::{Engine, EngineSetup, YES};
+use super::engine::{Engine, EngineSetup, ISOLATIONS, YES};
 use crate::process::folder;
 
 /// A process as `/proc` shows it.
@@ -53,6 +53,57 @@ fn family(template: Pid) -> Vec<Seen> {
     let group = template.as_raw_nonzero().get();
     let family = all().into_iter().filter(|seen| seen.group == group);
     family.collect()
+}
+
+/// How many threads each of the template and its clones has.
+pub(super) fn threads(runtime: Pid) -> Vec<usize> {
+    let threads = |seen: Seen| {
+        let tasks = format!("/proc/{}/task", seen.pid);
+        std::fs::read_dir(tasks).unwrap().count()
+    };
+    family(template(runtime)).into_iter().map(threads).collect()
+}
+
+/// Hundredths of a second that these processes have computed.
+fn ticks(processes: &[Pid]) -> u64 {
+    let of = |process: &Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        let rest = stat[stat.rfind(')').unwrap() + 2..].split(' ');
+        let times = rest.skip(11).take(2).map(|time| time.parse::<u64>());
+        times.map(Result::unwrap).sum::<u64>()
+    };
+    processes.iter().map(of).sum()
+}
+
+/// Less than 2 % of one core, spins and the clocks of its threads included. AI-702
+#[test]
+fn ai_214_an_idle_runtime_with_40_sequences_uses_no_processor() {
+    for isolation in ISOLATIONS {
+        let folder = folder(&format!("aicirt_idle_{isolation}"));
+        let mut engine = Engine::start(&folder, &EngineSetup::isolated(isolation));
+        engine.install("yes-latest", YES);
+        let ids = 1..=40;
+        for id in ids.clone() {
+            engine.instantiate(&id.to_string(), "yes-latest");
+        }
+        let bind = |id: i32| json!({"id": id, "req_id": id.to_string()});
+        let bind: Vec<_> = ids.clone().map(bind).collect();
+        engine.main_json(&json!({"op": "post_pre_process", "pre_ops": bind}));
+        let ops: Vec<_> = ids.map(|id| json!({"id": id})).collect();
+        let answer = engine.main_json(&json!({"op": "mid_process", "ops": ops}));
+        assert_eq!(answer["data"]["seqs"]["40"]["error"], "", "{answer}");
+        let mut processes = vec![engine.pid()];
+        if isolation == "sequence" {
+            let family = family(template(engine.pid())).into_iter();
+            processes.extend(family.map(|seen| seen.pid));
+            assert_eq!(processes.len(), 42);
+        }
+        let before = ticks(&processes);
+        engine.receive_nothing(Duration::from_secs(2));
+        let used = ticks(&processes) - before;
+        assert!(used < 4, "{isolation}: {used} hundredths of a second");
+        assert_eq!(engine.stop(), 0);
+    }
 }
 
 fn wait_until(what: &str, families: &[Pid], mut is: impl FnMut() -> bool) {
