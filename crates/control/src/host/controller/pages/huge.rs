@@ -77,36 +77,36 @@ mod tests {
 
     #[test]
     fn ai_1105_huge_pages_are_asked_for_where_most_of_their_pages_are_copied() {
-        let check = |address: usize, wanted: &[Range<usize>], expected: &[Range<usize>]| {
+        let check = |address: usize, wanted: &[(usize, usize)], expected: &[Range<usize>]| {
             let mut pages = vec![false; 4 * PAGES];
-            for range in wanted {
-                pages[range.clone()].fill(true);
+            for &(start, end) in wanted {
+                pages[start..end].fill(true);
             }
             assert_eq!(dense_blocks(address, &pages), expected);
         };
         let whole = 0..4 * HUGE;
-        check(4 * HUGE, &[0..4 * PAGES], std::slice::from_ref(&whole));
+        check(4 * HUGE, &[(0, 4 * PAGES)], std::slice::from_ref(&whole));
         check(
             0,
-            &[0..PAGES, 2 * PAGES..3 * PAGES],
+            &[(0, PAGES), (2 * PAGES, 3 * PAGES)],
             &[0..HUGE, 2 * HUGE..3 * HUGE],
         );
         // Three quarters, and one page less.
-        check(0, &[0..384], std::slice::from_ref(&(0..HUGE)));
-        check(0, &[1..384], &[]);
+        check(0, &[(0, 384)], std::slice::from_ref(&(0..HUGE)));
+        check(0, &[(1, 384)], &[]);
         // Only whole ones, by their addresses.
         check(
             HUGE - PAGE,
-            &[0..4 * PAGES],
+            &[(0, 4 * PAGES)],
             std::slice::from_ref(&(PAGE..PAGE + 3 * HUGE)),
         );
         check(
             HUGE + PAGE,
-            &[PAGES..2 * PAGES],
+            &[(PAGES, 2 * PAGES)],
             std::slice::from_ref(&(HUGE - PAGE..2 * HUGE - PAGE)),
         );
         // No memory of the engine.
-        check(HUGE + 1, &[0..4 * PAGES], &[]);
+        check(HUGE + 1, &[(0, 4 * PAGES)], &[]);
         assert_eq!(dense_blocks(0, &[true; PAGES - 1]), []);
     }
 }
