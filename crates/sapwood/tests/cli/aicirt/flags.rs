@@ -52,13 +52,13 @@ fn ai_102_a_module_is_run_once_with_its_argument() {
     let folder = folder("aicirt_run");
     vocabulary(&folder);
     std::fs::write(folder.join("main.wasm"), wat::parse_str(MAIN).unwrap()).unwrap();
-    std::fs::write(folder.join("arg.txt"), "said\n").unwrap();
+    std::fs::write(folder.join("arg.txt"), "printed\n").unwrap();
     let command = ["aicirt", "-t", "vocabulary.bin", "-m", "main.wasm"];
     let of = |flags: &[&str]| run(&folder, &[&command, flags].concat());
     let ran = of(&["--run", "--run-arg", "arg.txt"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
-    let (said, id) = ran.out.split_once('\n').unwrap();
-    assert_eq!((said, id.trim().len()), ("said", 64), "{}", ran.out);
+    let (printed, id) = ran.out.split_once('\n').unwrap();
+    assert_eq!((printed, id.trim().len()), ("printed", 64), "{}", ran.out);
     // Without the flag it is installed alone.
     let installed = of(&[]);
     assert_eq!((installed.code, &*installed.out), (0, id));
