@@ -79,13 +79,13 @@ impl TestHost {
 
         use super::super::aicirt::{PROCESSES_MAX, template_command};
         use super::module_test::scripted_engine;
-        use crate::controllers::host_model;
+        use crate::controllers::{ControlNames, host_model};
 
         let failed =
             |why: &dyn std::fmt::Display| CliError::new(format!("--isolation sequence: {why}"));
         // Every scripted model of these tests has this vocabulary.
         let engine = scripted_engine("")?;
-        let model = host_model(engine.vocabulary());
+        let model = host_model(engine.vocabulary(), ControlNames::Text);
         engine.end();
         // Without a name, so that nothing of it is left behind.
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
