@@ -450,7 +450,7 @@ fn ends(vocabulary: &SharedVocabulary) -> Ends {
     let ids = 0..Token::try_from(vocabulary.size()).unwrap_or(Token::MAX);
     let mut others: Vec<Token> = ids.filter(|&id| vocabulary.is_end(id)).collect();
     let turn = vocabulary.end_of_turn().filter(|end| others.contains(end));
-    let known = turn.or(others.first().copied()).unwrap_or_default();
+    let known = turn.or_else(|| others.first().copied()).unwrap_or_default();
     others.retain(|&end| end != known);
     Ends { known, others }
 }

@@ -51,7 +51,7 @@ fn others(bytes: &[u8]) {
         return;
     };
     if let Ok(data) = reply.data {
-        let _ = serde_json::from_value::<TokensReply>(data.clone());
+        let _ = data.read::<TokensReply>();
         let (begun, _) = read_begun(data, LIMITS);
         if let Ok(Returned::Begun { prompt }) = begun {
             tokens(&prompt.expect("P2 repeats the prompt"));
@@ -100,7 +100,7 @@ impl Play {
         let pattern = choices.word().to_le_bytes();
         let masks = pattern.into_iter().cycle().take(choices.below(4) * 160);
         Self {
-            table: RemoteTable::new(dialect, ops_max),
+            table: RemoteTable::new(dialect, ops_max, Arc::default()),
             dialect,
             waker: Arc::new(Silent),
             masks: Masks(masks.collect()),

@@ -10,6 +10,7 @@ mod template;
 mod vocabulary;
 mod wire_vocabulary;
 
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -150,6 +151,9 @@ pub(super) struct AicirtCommand {
     /// Ask for realtime priority
     #[arg(long)]
     realtime: bool,
+    /// What the engine logs
+    #[arg(long, hide = true, env = "RUST_LOG", value_name = "FILTER")]
+    rust_log: Option<OsString>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -182,7 +186,7 @@ enum BiasType {
 
 impl AicirtCommand {
     pub(super) fn run(self, common: &Common) -> Result<Exit, CliError> {
-        start_logs(common.log.as_deref())?;
+        start_logs(common.log.as_deref(), self.rust_log.as_deref())?;
         if self.bench || self.fork {
             output::data("--bench and --fork do nothing in this runtime\n")?;
             return Ok(Exit::Ok);
@@ -393,12 +397,10 @@ impl AicirtCommand {
 
 /// Logs as `--log` says, else as `RUST_LOG`. That is the engine's, which waits for ever for a runtime that ends at its
 /// start.
-fn start_logs(given: Option<&str>) -> Result<(), CliError> {
-    let inherited = std::env::var_os("RUST_LOG").filter(|_| given.is_none());
-    let readable = inherited
-        .as_ref()
-        .map(|filter| filter.to_str().and_then(crate::logs::foreign));
-    let filter = given.or(readable.as_ref().and_then(Option::as_deref));
+fn start_logs(given: Option<&str>, inherited: Option<&OsStr>) -> Result<(), CliError> {
+    let inherited = inherited.filter(|_| given.is_none());
+    let readable = inherited.map(|filter| filter.to_str().and_then(crate::logs::foreign));
+    let filter = given.or_else(|| readable.as_ref()?.as_deref());
     crate::logs::Logs::start(filter.unwrap_or("info"))?;
     if readable == Some(None) {
         tracing::warn!(RUST_LOG = ?inherited, "this filter cannot be read; logging at info");
@@ -510,7 +512,7 @@ mod tests {
                 "--wasm-max-init-time 7",
                 HostConfig {
                     init_time: Duration::from_millis(7),
-                    ..default.clone()
+                    ..default
                 },
             ),
         ] {
