@@ -238,7 +238,7 @@ impl Compiler {
     }
 
     /// Grammars that are compiled although nobody waits for them.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn overruns(&self) -> usize {
         self.permits.lock().overruns.len()
     }
