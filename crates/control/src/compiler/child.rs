@@ -6,6 +6,7 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+use super::time_for;
 use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
 
 /// Limits that the child sets itself. A process without unsafe code cannot set them for a child that it starts.
@@ -17,7 +18,10 @@ pub struct ChildLimits {
     /// Bytes of address space. More than the memory, since it also counts the program itself, its libraries, stacks,
     /// and what allocators and the Wasm engine reserve and never touch; it bounds what the other limit does not count.
     pub address_space_bytes: u64,
-    /// Processor time, in whole seconds, rounded up.
+    /// Processor time for a module of usual size, in whole seconds, rounded up; a larger one has more, as
+    /// [`CompilerOptions::time`] says.
+    ///
+    /// [`CompilerOptions::time`]: super::CompilerOptions::time
     pub time: Duration,
 }
 
@@ -41,7 +45,8 @@ pub fn compile_stdin_to_stdout<A: AsRef<[u8]>>(
     compile: impl FnOnce(&CheckedModule) -> Result<A, ModuleError>,
 ) -> io::Result<()> {
     limits.apply()?;
-    answer(compile, io::stdin().lock(), io::stdout().lock())
+    let may_take = |bytes| limits.limit_time(bytes);
+    answer(compile, may_take, io::stdin().lock(), io::stdout().lock())
 }
 
 /// Compiles one module from `input`.
@@ -54,6 +59,7 @@ pub(super) fn answer<A: AsRef<[u8]>>(
     let Some((MODULE, bytes)) = message else {
         return Err(io::ErrorKind::UnexpectedEof.into());
     };
+    may_take(bytes.len())?;
     let checked = module::check(&bytes, &LIMITS_OF_PARENT);
     match checked.and_then(|module| compile(&module)) {
         Ok(artefact) => write(&mut output, ARTEFACT, artefact.as_ref()),
@@ -84,12 +90,20 @@ impl ChildLimits {
         // leaves nothing, or by chance a little, for the module.
         let memory_bytes = self.memory_bytes.saturating_add(private_bytes());
         limit(Resource::Data, memory_bytes, memory_bytes)?;
-        // At the lower one the system sends XCPU, which the parent recognises; at the higher one KILL.
-        let seconds = self.time.as_secs() + u64::from(self.time.subsec_nanos() > 0);
-        limit(Resource::Cpu, seconds, seconds + 1)?;
         // A crash of the code generator must not write what a stranger uploaded to the disk.
         limit(Resource::Core, 0, 0)?;
         Ok(())
+    }
+
+    /// Limits the processor time for a module of so many bytes. Until it is read, the parent's clock alone counts.
+    fn limit_time(self, bytes: usize) -> io::Result<()> {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+
+        let time = time_for(self.time, bytes);
+        let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+        // At the lower one the system sends XCPU, which the parent recognises; at the higher one KILL.
+        let (current, maximum) = (Some(seconds), Some(seconds + 1));
+        Ok(setrlimit(Resource::Cpu, Rlimit { current, maximum })?)
     }
 }
 

@@ -61,7 +61,8 @@ pub enum CompilerPlace {
 pub struct CompilerOptions {
     /// Where.
     pub place: CompilerPlace,
-    /// The longest time that a child may take.
+    /// The longest time that a child may take for a module of usual size, up to 4 MiB. For each further one it has 2.5 s more:
+    /// interpreters of whole languages have fourteen.
     pub time: Duration,
     /// Bytes of the largest artefact.
     pub artefact_bytes_max: u64,
@@ -84,6 +85,16 @@ impl CompilerOptions {
         }
     }
 }
+
+/// The time for a module of so many bytes, where one of usual size has `base`.
+fn time_for(base: Duration, bytes: usize) -> Duration {
+    let further = bytes.saturating_sub(USUAL_BYTES) as u64;
+    // 2.5 s for each MiB, in ns for each byte.
+    base + Duration::from_nanos(further.saturating_mul(2_384))
+}
+
+/// Bytes of a module of usual size at most.
+const USUAL_BYTES: usize = 4 << 20;
 
 /// Compiles a limited number of modules at once; the others wait their turn.
 #[derive(Debug)]

@@ -6,8 +6,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::sync_channel;
 use std::thread;
+use std::time::Duration;
 
-use super::{CompilerOptions, child};
+use super::{CompilerOptions, child, time_for};
 use crate::host::Artefact;
 use crate::module::ModuleError;
 
@@ -17,6 +18,7 @@ pub(super) fn compile(
     module: &[u8],
     options: &CompilerOptions,
 ) -> Result<Artefact, ModuleError> {
+    let time = time_for(options.time, module.len());
     let (mut running, input, output) = Running::start(command)?;
     let (sender, receiver) = sync_channel(1);
     let message = thread::scope(|scope| {
@@ -32,7 +34,7 @@ pub(super) fn compile(
             // The receiver is gone only if the time is over.
             let _ = sender.send(message);
         });
-        let message = receiver.recv_timeout(options.time);
+        let message = receiver.recv_timeout(time);
         running.kill();
         message
     });
@@ -48,28 +50,24 @@ pub(super) fn compile(
             tracing::warn!(%reason, "the compiler failed");
             Err(ModuleError::CompileFailed)
         }
-        Ok(ended) => Err(failure(ended.err(), status.as_ref(), options)),
-        Err(_timeout) => Err(timeout(options)),
+        Ok(ended) => Err(failure(ended.err(), status.as_ref(), time)),
+        Err(_timeout) => Err(timeout(time)),
     }
 }
 
 /// Why a child ended without a result.
-fn failure(
-    error: Option<io::Error>,
-    status: Option<&ExitStatus>,
-    options: &CompilerOptions,
-) -> ModuleError {
+fn failure(error: Option<io::Error>, status: Option<&ExitStatus>, time: Duration) -> ModuleError {
     let signal = status.and_then(ExitStatusExt::signal);
     if signal == Some(rustix::process::Signal::XCPU.as_raw()) {
-        return timeout(options);
+        return timeout(time);
     }
     tracing::warn!(?error, ?status, "the compiler ended without a result");
     ModuleError::CompileFailed
 }
 
-const fn timeout(options: &CompilerOptions) -> ModuleError {
+const fn timeout(time: Duration) -> ModuleError {
     ModuleError::CompileTimeout {
-        seconds: options.time.as_secs(),
+        seconds: time.as_secs(),
     }
 }
 

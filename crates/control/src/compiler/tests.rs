@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::child::{self, answer};
-use super::{ArtefactCompiler, ChildLimits, Compiler, CompilerOptions, CompilerPlace, process};
+use super::{
+    ArtefactCompiler, ChildLimits, Compiler, CompilerOptions, CompilerPlace, process, time_for,
+};
 use crate::host::Artefact;
 use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
 use crate::store::ArtefactKey;
@@ -113,6 +115,17 @@ fn ai_732_a_child_that_takes_too_long_is_killed() {
     );
 }
 
+/// The interpreter of the reference's Python controllers has 14 MB, and takes more than ten seconds of one core.
+#[test]
+fn ai_732_a_larger_module_has_more_time() {
+    let base = Duration::from_secs(10);
+    assert_eq!(time_for(base, 0), base);
+    assert_eq!(time_for(base, 4 << 20), base);
+    let seconds = |mib: usize| time_for(base, mib << 20).as_secs();
+    assert_eq!((seconds(14), seconds(64)), (34, 159));
+    assert!(time_for(base, usize::MAX) > base);
+}
+
 const MAIN: &str = r#"(module (memory (export "memory") 1)
     (func (export "main") (param i32 i32) (result i32) (i32.const 0)))"#;
 
@@ -120,7 +133,7 @@ const MAIN: &str = r#"(module (memory (export "memory") 1)
 fn ai_732_the_child_answers_one_module() {
     let answered = |input: &[u8], result: Result<Vec<u8>, ModuleError>| {
         let mut output = Vec::new();
-        answer(|_| result, input, &mut output)?;
+        answer(|_| result, |_| Ok(()), input, &mut output)?;
         Ok::<_, io::Error>(child::read(&mut &output[..], u64::MAX)?.unwrap())
     };
     let message = |module: &[u8]| {
