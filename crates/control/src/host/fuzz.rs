@@ -62,7 +62,9 @@ pub fn results(bytes: &[u8]) {
     match &read {
         Ok(returned) => check(returned, limits),
         Err(failure) => {
-            assert_eq!(failure.reason, ErrorReason::BAD_RESULT, "{failure}");
+            // The latter for more forks than a request may have.
+            let reasons = [ErrorReason::BAD_RESULT, ErrorReason::LIMIT];
+            assert!(reasons.contains(&failure.reason), "{failure}");
             assert!(failure.message.len() < MESSAGE_BYTES_MAX, "{failure}");
         }
     }
