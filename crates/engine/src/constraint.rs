@@ -60,12 +60,12 @@ pub const NAME_PREFIX: &str = "sapwood:";
 pub struct ConstraintConfig {
     /// Bytes of a constraint's argument.
     pub grammar_bytes: usize,
-    /// How long a request waits for its grammar to compile.
+    /// How long a request waits until its grammar can be compiled, and again until it is.
     pub compile_time: Duration,
     /// Grammars that are compiled at the same time.
     pub compile_threads: usize,
     /// Grammars that are still being compiled although nobody waits for them any more: a compiler cannot be stopped. So many do
-    /// not count as `compile_threads`, so others are compiled meanwhile. A caller with half of them has to wait.
+    /// not count as `compile_threads`, so others are compiled meanwhile. A caller has at most half of both together.
     pub compile_overruns: usize,
     /// Bytes of compiled grammars to keep.
     pub cache_bytes: usize,
@@ -133,10 +133,18 @@ impl ConstraintSource {
     /// compiled, which may be later than its `time`; it is refused then, and what must not wait as long has to end the
     /// process. The token trie is built by [`HostConstraintSource::prepare`] before the process is cloned.
     ///
+    /// Each clone has a cache and a budget of its own, and little memory: they have at most 8 and 64 MiB, whatever `config`
+    /// says.
+    ///
     /// [`HostConstraintSource::open`]: sapwood_proto::steer::HostConstraintSource::open
     /// [`HostConstraintSource::prepare`]: sapwood_proto::steer::HostConstraintSource::prepare
     #[must_use]
     pub fn of_cloned_processes(vocabulary: SharedVocabulary, config: ConstraintConfig) -> Self {
+        let config = ConstraintConfig {
+            cache_bytes: config.cache_bytes.min(CLONED_CACHE_BYTES),
+            memory_bytes: config.memory_bytes.min(CLONED_MEMORY_BYTES),
+            ..config
+        };
         Self {
             compiler: Arc::new(Compiler::joining(&config)),
             // They start no thread before a steerer is opened, which no clone does.
@@ -179,10 +187,7 @@ impl ConstraintSource {
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let compiled = permit.compile(&self.factory, &self.budget, &text, &self.times)?;
-        let compiled = Arc::new(compiled);
-        self.cache.insert(text, Arc::clone(&compiled));
-        Ok(compiled)
+        permit.compile(self, &text)
     }
 
     fn check_bytes(&self, argument: &str) -> Result<(), SteerRefusal> {
@@ -223,6 +228,10 @@ impl SteerSource for ConstraintSource {
         Ok(Box::new(steer))
     }
 }
+
+/// Limits of a cloned process. The budget is the smallest of which one constraint may have as much as a fork copies.
+const CLONED_CACHE_BYTES: usize = 8 << 20;
+const CLONED_MEMORY_BYTES: usize = 64 << 20;
 
 fn invalid_grammar(error: GrammarError) -> SteerRefusal {
     SteerRefusal {

@@ -1,5 +1,7 @@
 //! [`tokenize_continuation`]: tokenises text that stands in the middle of a sequence.
 
+use std::collections::HashSet;
+
 use sapwood_proto::steer::Token;
 
 use crate::api::Vocabulary;
@@ -27,17 +29,21 @@ pub fn tokenize_continuation(
     // each piece.
     let mut tokens = Vec::new();
     let mut rest = text;
+    // A tokenizer may write one token, whose name does not occur, for each character that it does not know.
+    let mut absent = HashSet::new();
     for token in vocabulary.tokenize(text, true) {
-        let name = vocabulary
-            .is_special(token)
-            .then(|| vocabulary.name(token))
-            .flatten();
-        if let Some(name) = name
-            && let Some((before, after)) = rest.split_once(&name)
-        {
-            tokens.extend(plain(vocabulary, before)?);
-            tokens.push(token);
-            rest = after;
+        if !vocabulary.is_special(token) || absent.contains(&token) {
+            continue;
+        }
+        let name = vocabulary.name(token);
+        match name.and_then(|name| rest.split_once(&name)) {
+            Some((before, after)) => {
+                tokens.extend(plain(vocabulary, before)?);
+                tokens.push(token);
+                rest = after;
+            }
+            // Nor later: what is left only becomes shorter.
+            None => drop(absent.insert(token)),
         }
     }
     tokens.extend(plain(vocabulary, rest)?);
@@ -66,4 +72,74 @@ fn spells(vocabulary: &dyn Vocabulary, tokens: &[Token], text: &str) -> bool {
         }
     }
     rest.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::api::{ChatRequest, EngineError};
+
+    /// Knows only the letter `a`, and writes a special token for each other character.
+    struct OneLetter {
+        names: AtomicUsize,
+    }
+
+    const UNKNOWN: Token = 0;
+    const LETTER: Token = 1;
+
+    impl Vocabulary for OneLetter {
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn tokenize(&self, text: &str, _special: bool) -> Vec<Token> {
+            let token = |letter| if letter == 'a' { LETTER } else { UNKNOWN };
+            text.chars().map(token).collect()
+        }
+
+        fn bytes(&self, token: Token) -> &[u8] {
+            if token == LETTER { b"a" } else { b"" }
+        }
+
+        fn is_special(&self, token: Token) -> bool {
+            token == UNKNOWN
+        }
+
+        fn name(&self, _token: Token) -> Option<String> {
+            self.names.fetch_add(1, Ordering::Relaxed);
+            Some("<unk>".to_owned())
+        }
+
+        fn is_end(&self, _token: Token) -> bool {
+            false
+        }
+
+        fn bos(&self) -> Option<Token> {
+            None
+        }
+
+        fn end_of_turn(&self) -> Option<Token> {
+            None
+        }
+
+        fn chat(&self, _chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn ai_605_a_name_that_does_not_occur_is_looked_for_once() {
+        let vocabulary = OneLetter {
+            names: AtomicUsize::new(0),
+        };
+        let text = format!("{}a", "b".repeat(100_000));
+        assert_eq!(tokenize_continuation(&vocabulary, &text, true), None);
+        assert_eq!(vocabulary.names.load(Ordering::Relaxed), 1);
+        // Once more where it occurs.
+        let found = tokenize_continuation(&vocabulary, "a<unk>a", true);
+        assert_eq!(found, Some(vec![LETTER, UNKNOWN, LETTER]));
+        assert_eq!(vocabulary.names.load(Ordering::Relaxed), 3);
+    }
 }

@@ -83,9 +83,23 @@ impl GgufVocabulary {
         let table = TokenTable::new(&header, kind, &list);
         let mut bytes = TokenBytes::default();
         let mut controls = HashMap::new();
+        let mut added = 0;
         for (id, text) in (0..).zip(&list.texts) {
             let token = table.types[id as usize];
-            bytes.push(&token.bytes(kind, text));
+            if text.len() > TOKEN_BYTES_MAX {
+                let length = text.len();
+                return Err(damaged(format!(
+                    "its token {id} has {length} bytes, and {TOKEN_BYTES_MAX} is the most"
+                )));
+            }
+            let decoded = token.bytes(kind, text);
+            added += decoded.len().saturating_sub(text.len());
+            if added > ADDED_BYTES_MAX {
+                return Err(damaged(format!(
+                    "its tokens up to {id} have too many letters that are no bytes"
+                )));
+            }
+            bytes.push(&decoded);
             if token == TokenType::Control {
                 controls.insert(id, String::from_utf8_lossy(text).into_owned());
             }
@@ -196,6 +210,12 @@ fn tokenizer(
         }
     }
 }
+
+/// Bytes of a token's text in the file. The longest of known models are runs of some hundred spaces, of two or three bytes each.
+const TOKEN_BYTES_MAX: usize = 4 << 10;
+/// Bytes that all tokens may have more than their texts: a letter that stands for no byte becomes a text with the whole token
+/// in it ([`byte_level`]), so that a token grows with the square of its length.
+const ADDED_BYTES_MAX: usize = 16 << 20;
 
 /// The kinds of vocabularies that are read, by GGUF's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

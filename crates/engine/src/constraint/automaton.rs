@@ -101,8 +101,15 @@ impl Automaton {
         Ok(automaton)
     }
 
-    /// Copies the state, for a fork or a new sequence.
+    /// Copies the state for a new sequence.
     pub(super) fn copy(&mut self) -> Outcome<Self> {
+        self.copy_charged(Charge::set)
+    }
+
+    fn copy_charged(
+        &mut self,
+        charge: fn(&mut Charge, usize) -> Result<(), Excess>,
+    ) -> Outcome<Self> {
         let mut parser = self.fenced(|parser| Ok(parser.deep_clone()))?;
         // A copy is cancelled on its own.
         let cancellation = parser.enable_cancellation();
@@ -112,7 +119,8 @@ impl Automaton {
             charge: Charge::new(self.charge.budget()),
             kept_items: self.kept_items,
         };
-        copy.charge()?;
+        let bytes = copy.bytes()?;
+        charge(&mut copy.charge, bytes)?;
         Ok(copy)
     }
 
@@ -122,7 +130,8 @@ impl Automaton {
         self.charge.set(bytes).map_err(AutomatonError::from)
     }
 
-    /// As [`Automaton::copy`], for a fork that a controller or a request makes: a large state is refused.
+    /// As [`Automaton::copy`], for a fork that a controller or a request makes: a large state is refused, and no grammar is
+    /// dropped for it, since that takes long and this may be the engine's thread.
     pub(super) fn fork(&mut self) -> Result<Self, SteerFailure> {
         // A copy has all the states of the lexer, and a request may have 64 of them.
         if self.cache_bytes()? > FORK_BYTES_MAX {
@@ -131,7 +140,7 @@ impl Automaton {
                 message: "the constraint is too large to fork".to_owned(),
             });
         }
-        Ok(self.copy()?)
+        Ok(self.copy_charged(Charge::set_quickly)?)
     }
 
     /// Stops a computation that runs on another thread.
@@ -210,7 +219,10 @@ impl Automaton {
             }
         })?;
         self.kept_items = 0;
-        self.charge()
+        // This may be the engine's thread, which drops no grammars.
+        let bytes = self.bytes()?;
+        self.charge.refund_to(bytes);
+        Ok(())
     }
 
     /// Whether all of `tokens` could follow.

@@ -4,9 +4,9 @@
 //! outside. So each grammar compiles on a thread of its own, with a stack for the deepest schema that is read; the
 //! caller waits for a limited time; and the number of such threads is limited.
 //!
-//! A grammar that is late goes on compiling with a lower priority. Another one is compiled in its stead, so that hostile
-//! grammars do not stop those of others, up to a number of late ones; a caller who has half of that number gets nothing compiled
-//! until one of its own ends.
+//! A grammar that is late goes on compiling with a lower priority, and is kept for the next one who asks for it. Another one
+//! is compiled in its stead, so that hostile grammars do not stop those of others, up to a number of late ones. A caller has
+//! at most half of all places, those of late grammars included, and gets nothing compiled while its late ones have them.
 //!
 //! A process that is cloned may have no thread that nobody waits for. There the caller waits until the thread has ended,
 //! and whoever has an eye on the process ends all of it if that takes too long.
@@ -26,8 +26,8 @@ use sapwood_proto::steer::{SteerRefusal, Token};
 use super::automaton::{Automaton, AutomatonError};
 use super::budget::{Budget, Charge};
 use super::grammar::{GrammarError, GrammarText};
-use super::token_env::{Factory, LazyFactory};
-use super::{ConstraintConfig, busy, invalid_grammar, no_automaton};
+use super::token_env::Factory;
+use super::{ConstraintConfig, ConstraintSource, busy, invalid_grammar, no_automaton};
 use crate::stats::SteeringTimes;
 
 /// Stack of a compiling thread, for the deepest grammar and schema that are let through (`PARTS_MAX`, `LEVELS_MAX`) in a
@@ -125,18 +125,33 @@ struct Permits {
     freed: Condvar,
 }
 
+/// Who asks for a grammar. All controllers are one.
+type User = Option<String>;
+
 #[derive(Default)]
 struct State {
-    /// Grammars that are being compiled, those of overruns not counted.
-    running: usize,
+    /// Who waits for the grammars that are being compiled.
+    running: Vec<User>,
     /// Who has asked for the grammars that are compiled although nobody waits for them any more.
-    overruns: Vec<Option<String>>,
+    overruns: Vec<User>,
+}
+
+/// How many of a list are of one user.
+fn count_of(user: &User, list: &[User]) -> usize {
+    list.iter().filter(|other| *other == user).count()
+}
+
+/// Removes one of a user's from a list.
+fn remove_of(user: &User, list: &mut Vec<User>) {
+    if let Some(own) = list.iter().position(|other| other == user) {
+        list.swap_remove(own);
+    }
 }
 
 /// The right to compile one grammar. The caller or the compiling thread drops it, and then another grammar may take it.
 pub(super) struct Permit {
     permits: Arc<Permits>,
-    user: Option<String>,
+    user: User,
     /// The caller waits for the end of the thread, however late it is.
     joins: bool,
     deadline: Instant,
@@ -154,6 +169,11 @@ enum Phase {
 }
 
 impl Permits {
+    /// Grammars that one caller may have: with more, its late ones would take the places of others.
+    fn share(&self) -> usize {
+        ((self.threads + self.overruns) / 2).max(1)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that can panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -164,15 +184,14 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.permits.lock();
-        if *phase == Phase::Overrun {
-            let own = state.overruns.iter().position(|user| *user == self.user);
-            own.map(|own| state.overruns.swap_remove(own));
-        } else {
-            state.running -= 1;
+        match *phase {
+            Phase::Overrun => remove_of(&self.user, &mut state.overruns),
+            _ => remove_of(&self.user, &mut state.running),
         }
         *phase = Phase::Done;
         drop(state);
-        self.permits.freed.notify_one();
+        // All: the one that is woken first may be one whose share is used up.
+        self.permits.freed.notify_all();
     }
 }
 
@@ -201,38 +220,45 @@ impl Compiler {
         }
     }
 
-    /// Waits until another grammar may be compiled. `time`: for that and for compiling, if it is less than usual.
+    /// Waits until another grammar may be compiled. `time`: for that and for compiling. Each of the two takes no longer than
+    /// usual, so that a grammar is not late because others were before it.
     pub(super) fn permit(
         &self,
         user: Option<&str>,
         time: Duration,
     ) -> Result<Permit, SteerRefusal> {
-        let time = time.min(self.time);
-        let deadline = Instant::now() + time;
+        let begun = Instant::now();
         let user = user.map(str::to_owned);
         let permits = &self.permits;
-        let state = permits.lock();
-        let own = state.overruns.iter().filter(|other| **other == user);
-        // One caller cannot have them all: the overruns of others would then keep their places.
-        if own.count() >= (permits.overruns / 2).max(1) {
+        let share = permits.share();
+        let is_late = |state: &State| count_of(&user, &state.overruns) >= share;
+        let must_wait = |state: &mut State| {
+            let own = count_of(&user, &state.running) + count_of(&user, &state.overruns);
+            !is_late(state) && (own >= share || state.running.len() >= permits.threads)
+        };
+        let waited =
+            permits
+                .freed
+                .wait_timeout_while(permits.lock(), time.min(self.time), must_wait);
+        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if is_late(&state) {
             return Err(busy(
                 "grammars of yours are still being compiled after their time; try again later",
             ));
         }
-        let is_full = |state: &mut State| state.running >= permits.threads;
-        let waited = permits.freed.wait_timeout_while(state, time, is_full);
-        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             return Err(busy(
                 "too many grammars are being compiled; try again later",
             ));
         }
-        state.running += 1;
+        state.running.push(user.clone());
+        drop(state);
+        let left = time.saturating_sub(begun.elapsed());
         Ok(Permit {
             permits: Arc::clone(permits),
             user,
             joins: self.joins,
-            deadline,
+            deadline: Instant::now() + left.min(self.time),
             phase: Arc::default(),
         })
     }
@@ -247,7 +273,7 @@ impl Compiler {
 /// What the caller keeps of a permit, to say that it has stopped waiting.
 pub(super) struct Overrun {
     permits: Arc<Permits>,
-    user: Option<String>,
+    user: User,
     phase: Arc<Mutex<Phase>>,
 }
 
@@ -261,10 +287,10 @@ impl Overrun {
             return *phase == Phase::Overrun;
         }
         *phase = Phase::Overrun;
-        state.running -= 1;
+        remove_of(&self.user, &mut state.running);
         state.overruns.push(self.user.clone());
         drop(state);
-        self.permits.freed.notify_one();
+        self.permits.freed.notify_all();
         // Before the phase is unlocked: without that lock the thread cannot end, and its id cannot be that of another one.
         thread.slow_down();
         true
@@ -281,32 +307,30 @@ impl Permit {
         }
     }
 
-    /// Compiles a grammar, within the time that is left; the factory is built first, if it is not yet.
+    /// Compiles a grammar for a source, within the time that is left, and keeps it in the cache, even if it is late. The
+    /// factory is built first, if it is not yet.
     pub(super) fn compile(
         self,
-        factory: &Arc<LazyFactory>,
-        budget: &Arc<Budget>,
+        source: &ConstraintSource,
         text: &GrammarText,
-        times: &Arc<SteeringTimes>,
-    ) -> Result<Compiled, SteerRefusal> {
+    ) -> Result<Arc<Compiled>, SteerRefusal> {
         let begun = Instant::now();
-        let compiled = self.compile_on_thread(factory, budget, text, times);
-        let seconds = &times.constraint_compile_seconds;
+        let compiled = self.compile_on_thread(source, text);
+        let seconds = &source.times.constraint_compile_seconds;
         seconds.observe_span(begun.elapsed());
         compiled
     }
 
     fn compile_on_thread(
         self,
-        factory: &Arc<LazyFactory>,
-        budget: &Arc<Budget>,
+        source: &ConstraintSource,
         text: &GrammarText,
-        times: &Arc<SteeringTimes>,
-    ) -> Result<Compiled, SteerRefusal> {
+    ) -> Result<Arc<Compiled>, SteerRefusal> {
         let (deadline, joins, overrun) = (self.deadline, self.joins, self.overrun());
         let (sender, receiver) = sync_channel(1);
-        let (factory, budget) = (Arc::clone(factory), Arc::clone(budget));
-        let (text, times) = (text.clone(), Arc::clone(times));
+        let (factory, budget) = (Arc::clone(&source.factory), Arc::clone(&source.budget));
+        let (cache, times) = (Arc::clone(&source.cache), Arc::clone(&source.times));
+        let text = text.clone();
         let compiling = CompilingThread::default();
         let shown = compiling.clone();
         let thread = thread::Builder::new()
@@ -316,7 +340,12 @@ impl Permit {
                 shown.begin();
                 let compiled = factory
                     .get()
-                    .and_then(|factory| compile(&factory, &budget, &text, times));
+                    .and_then(|factory| compile(&factory, &budget, &text, times))
+                    .map(Arc::new);
+                if let Ok(compiled) = &compiled {
+                    // Here, so that it need not be compiled again if it is late.
+                    cache.insert(text, Arc::clone(compiled));
+                }
                 // The permit first: a caller that has its grammar finds the next place free.
                 drop(self);
                 // If it is late, the receiver is gone.
@@ -326,25 +355,23 @@ impl Permit {
             tracing::error!(%error, "no thread for a grammar");
             busy("there is no thread to compile a grammar; try again later")
         })?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let received = receiver.recv_timeout(left);
+        if received.is_err() {
+            overrun.begin(&compiling);
+        }
         if joins {
             // A panic in it has dropped the sender.
             let _ended = thread.join();
-            if Instant::now() >= deadline {
-                return Err(invalid_grammar(GrammarError::new(LATE.to_owned())));
-            }
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        let late = match receiver.recv_timeout(left) {
+        let why = match received {
             Ok(compiled) => return compiled,
-            Err(RecvTimeoutError::Timeout) => LATE,
+            Err(RecvTimeoutError::Timeout) => "it takes too long to compile; make it simpler",
             Err(RecvTimeoutError::Disconnected) => "it cannot be compiled",
         };
-        overrun.begin(&compiling);
-        Err(invalid_grammar(GrammarError::new(late.to_owned())))
+        Err(invalid_grammar(GrammarError::new(why.to_owned())))
     }
 }
-
-const LATE: &str = "it takes too long to compile; make it simpler";
 
 /// The thread that compiles one grammar, as its caller sees it.
 #[derive(Clone, Default)]

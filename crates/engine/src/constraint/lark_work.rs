@@ -12,6 +12,8 @@
 //! count is no more than one part: the library repeats it without a copy.
 
 use std::collections::HashMap;
+use std::iter::Peekable;
+use std::str::Chars;
 
 use super::grammar::GrammarError;
 
@@ -24,8 +26,9 @@ pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
         .map(|(index, definition)| (definition.name, index))
         .collect();
     let mut works: Vec<Option<Work>> = vec![None; definitions.len()];
+    let mut entered = vec![false; definitions.len()];
     for index in 0..definitions.len() {
-        expand(&definitions, &names, index, &mut works);
+        expand(&definitions, &names, index, &mut entered, &mut works);
     }
     for (definition, work) in definitions.iter().zip(works) {
         let mut checked = definition.literals.clone();
@@ -39,7 +42,7 @@ pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
 
 /// As [`check`], for a regular expression alone.
 pub(super) fn check_regex(pattern: &str) -> Result<(), GrammarError> {
-    Work::of_regex(pattern).check_optional("")
+    Work::of_regex(pattern).check_alone("")
 }
 
 /// The members that a derivative of a regular expression may have.
@@ -62,6 +65,8 @@ struct Work {
     intersections: f64,
     /// Members of a derivative.
     width: f64,
+    /// It has the flag `x`: `#` then begins a comment, in which this reader would see brackets that the library does not.
+    ignores_spaces: bool,
 }
 
 impl Work {
@@ -69,13 +74,14 @@ impl Work {
         optional: 0.0,
         intersections: 0.0,
         width: 1.0,
+        ignores_spaces: false,
     };
 
     fn of_regex(pattern: &str) -> Self {
         let (mut optional, mut branches, mut unbounded) = (0.0, 0.0, false);
         let mut counts = 1.0;
         let mut characters = pattern.chars().peekable();
-        let mut in_class = false;
+        let (mut in_class, mut ignores_spaces) = (false, false);
         let mut before = '(';
         while let Some(character) = characters.next() {
             match character {
@@ -83,8 +89,11 @@ impl Work {
                 '[' => in_class = true,
                 ']' => in_class = false,
                 _ if in_class => {}
-                // `(?` begins a group with flags.
-                '?' if before == '(' => {}
+                // The alternatives of the group begin behind it.
+                '?' if before == '(' => {
+                    ignores_spaces |= read_flags(&mut characters).contains('x');
+                    continue;
+                }
                 '?' | '*' | '+' => {
                     optional += f64::from(u8::from(character != '+'));
                     unbounded |= character != '?';
@@ -95,7 +104,7 @@ impl Work {
                     optional += 1.0;
                     branches += 1.0;
                 }
-                ')' if before == '|' => optional += 1.0,
+                ')' if matches!(before, '(' | '|') => optional += 1.0,
                 '|' => branches += 1.0,
                 '{' => {
                     let range: String =
@@ -116,12 +125,22 @@ impl Work {
             optional,
             intersections: 0.0,
             width: (1.0 + branches) * rounds,
+            ignores_spaces,
         }
+    }
+
+    /// A regular expression of Lark, as it is written: with slashes and flags.
+    fn of_literal(literal: &str) -> Self {
+        let pattern = literal.trim_start_matches('/');
+        let (pattern, flags) = pattern.rsplit_once('/').unwrap_or((pattern, ""));
+        let mut work = Self::of_regex(pattern);
+        work.ignores_spaces |= flags.contains('x');
+        work
     }
 
     fn check(self, line: usize) -> Result<(), GrammarError> {
         let at = format!("at line {line}, column 1: ");
-        self.check_optional(&at)?;
+        self.check_alone(&at)?;
         if self.intersections > 0.0 && self.width.powf(self.intersections + 1.0) > COMBINATIONS_MAX
         {
             return Err(GrammarError::new(format!(
@@ -131,7 +150,13 @@ impl Work {
         Ok(())
     }
 
-    fn check_optional(self, at: &str) -> Result<(), GrammarError> {
+    /// Checks what does not depend on other operands.
+    fn check_alone(self, at: &str) -> Result<(), GrammarError> {
+        if self.ignores_spaces {
+            return Err(GrammarError::new(format!(
+                "{at}the flag `x` of a pattern is not supported: write it without spaces and comments"
+            )));
+        }
         if self.optional > OPTIONAL_MAX {
             return Err(GrammarError::new(format!(
                 "{at}a pattern may have {OPTIONAL_MAX} parts that can be left out"
@@ -139,6 +164,18 @@ impl Work {
         }
         Ok(())
     }
+}
+
+/// Reads what stands between `(?` and the text of the group. Returns the flags.
+fn read_flags(characters: &mut Peekable<Chars<'_>>) -> String {
+    let is_flag = |next: &char| next.is_ascii_alphabetic() || *next == '-';
+    let flags = std::iter::from_fn(|| characters.next_if(is_flag)).collect();
+    // A name may have brackets, which begin nothing.
+    if characters.next_if_eq(&'<').is_some() {
+        let _name_ends = characters.find(|&next| next == '>');
+    }
+    let _text_begins = characters.next_if_eq(&':');
+    flags
 }
 
 /// Parts of an expression that may be left out: their square is within what one mask may cost.
@@ -167,11 +204,11 @@ fn expand(
     definitions: &[Definition<'_>],
     names: &HashMap<&str, usize>,
     root: usize,
+    entered: &mut [bool],
     works: &mut [Option<Work>],
 ) {
     // With its own stack, because a chain of references may be as long as the text.
     let mut stack = vec![(root, false)];
-    let mut entered = vec![false; definitions.len()];
     while let Some((index, leaves)) = stack.pop() {
         if works[index].is_some() {
             continue;
@@ -225,8 +262,12 @@ fn definitions(lark: &str) -> Result<Vec<Definition<'_>>, GrammarError> {
         };
         match first {
             '{' => {
-                let range = rest.split('}').next().unwrap_or_default();
-                if braces == 0 && is_range(range) {
+                // Not within others: each scan begins behind the end of the one before, so all together are linear.
+                let range = match braces {
+                    0 => rest.split('}').next().filter(|range| is_range(range)),
+                    _ => None,
+                };
+                if let Some(range) = range {
                     let numbers = range.split(',').map(|number| number.trim().parse().ok());
                     let most = numbers.clone().flatten().fold(1.0, f64::max);
                     let least: f64 = numbers.clone().next().flatten().unwrap_or(0.0);
@@ -255,9 +296,7 @@ fn definitions(lark: &str) -> Result<Vec<Definition<'_>>, GrammarError> {
                 definition.own.optional += 1.0;
             }
             '/' if !token.starts_with("//") => {
-                let pattern = token.trim_start_matches('/');
-                let pattern = pattern.rsplit_once('/').map_or(pattern, |(body, _)| body);
-                definition.literals.push(Work::of_regex(pattern));
+                definition.literals.push(Work::of_literal(token));
             }
             _ if is_name(first) => definition.references.push(token),
             _ => {}
@@ -312,11 +351,12 @@ fn token(rest: &str, first: char) -> usize {
             let flags = rest[end..].find(|next: char| !"imslux".contains(next));
             end + flags.unwrap_or(rest.len() - end)
         }
-        // The name of a special token may have any characters but these.
+        // The name of a special token may have any characters but these. As the next `<` ends it, none is looked at twice.
         '<' => {
-            let end = rest.find(|next: char| next == '>' || next.is_whitespace());
+            let name = &rest[1..];
+            let end = name.find(|next: char| "<>".contains(next) || next.is_whitespace());
             match end {
-                Some(end) if rest[end..].starts_with('>') => end + 1,
+                Some(end) if name[end..].starts_with('>') => end + 2,
                 _ => 1,
             }
         }
@@ -386,6 +426,50 @@ mod tests {
             &format!("start: a\na: {}", "\"a\"? ".repeat(max + 1)),
             Ok(()),
         );
+    }
+
+    /// Other readers of the pattern, as the library, would see more parts than this one.
+    #[test]
+    fn ai_841_no_part_of_a_pattern_is_hidden() {
+        let parts = "a?".repeat(OPTIONAL_MAX as usize + 1);
+        let why = "the flag `x` of a pattern is not supported";
+        for pattern in [
+            format!("(?x)# [\n{parts}"),
+            format!("(?ix:# [\n{parts})"),
+            format!("(?i-x:# [\n{parts})"),
+        ] {
+            let error = check_regex(&pattern).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        check_is(&format!("start: /# [\n{parts}/x"), Err(why));
+        check_is("start: a /b/imslux", Err(why));
+        check_is("start: a\nA: B /b(?sx)c/", Err(why));
+        check_is("start: /(?P<x>x\\(?x)/i", Ok(()));
+        let why = "parts that can be left out";
+        for pattern in [
+            format!("(?P<a[>b){parts}"),
+            format!("(?<a[>b){parts}"),
+            "(?:|a)".repeat(OPTIONAL_MAX as usize + 1),
+            "(a|())".repeat(OPTIONAL_MAX as usize + 1),
+        ] {
+            let error = check_regex(&pattern).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    /// Each took minutes, on the thread of the caller.
+    #[test]
+    fn ai_841_the_check_is_linear() {
+        let bytes = 256 << 10;
+        for part in [
+            "<", "{", "<a", "{\"", "{}<", "(?<", "a{", "/", "\"a", "[", ":",
+        ] {
+            let begun = std::time::Instant::now();
+            let text = part.repeat(bytes / part.len());
+            let _checked = (check(&text), check_regex(&text));
+            let took = begun.elapsed();
+            assert!(took.as_secs() < 5, "{part} took {took:?}");
+        }
     }
 
     #[test]

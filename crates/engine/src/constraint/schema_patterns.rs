@@ -16,6 +16,7 @@ pub(super) fn are_too_many(schema: &Value) -> bool {
         schema,
         steps_left: STEPS_MAX,
         checked: HashSet::new(),
+        own: HashMap::new(),
         alternatives: HashMap::new(),
     };
     search.walk(schema) || search.steps_left == 0
@@ -23,12 +24,16 @@ pub(super) fn are_too_many(schema: &Value) -> bool {
 
 /// Parts of a schema that are looked at. A schema where more are combined with each other is refused.
 const STEPS_MAX: usize = 1_000_000;
+/// Bytes of a reference that are read in one step.
+const STEP_BYTES: usize = 64;
 
 struct Search<'s> {
     schema: &'s Value,
     steps_left: usize,
     /// Schemas that were looked at together.
     checked: HashSet<BTreeSet<*const Map<String, Value>>>,
+    /// The operands of the schemas themselves: a pattern may be long, and many may refer to it.
+    own: HashMap<*const Map<String, Value>, Operands>,
     /// What is known of the alternatives of a schema.
     alternatives: HashMap<*const Map<String, Value>, Operands>,
 }
@@ -53,7 +58,7 @@ impl<'s> Search<'s> {
         match value {
             Value::Object(members) => {
                 // Any other schema has nothing that another one is combined with.
-                let combines = members.contains_key("allOf") || own_operands(members).count > 0;
+                let combines = members.contains_key("allOf") || self.own(members).count > 0;
                 (combines && self.is_too_much(vec![value], 0))
                     || members.values().any(|member| self.walk(member))
             }
@@ -77,9 +82,10 @@ impl<'s> Search<'s> {
         let mut operands = Operands::default();
         let mut shared: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
         for &members in &combined {
-            operands.add(own_operands(members));
+            operands.add(self.own(members));
             operands.add(self.widest_alternative(members, depth));
             if combined.len() > 1 {
+                self.steps_left = self.steps_left.saturating_sub(members.len());
                 collect_parts(members, &mut shared);
             }
         }
@@ -108,6 +114,8 @@ impl<'s> Search<'s> {
                 waiting.extend(all);
             }
             let target = members.get("$ref").and_then(Value::as_str);
+            let read = target.map_or(0, str::len) / STEP_BYTES;
+            self.steps_left = self.steps_left.saturating_sub(read);
             waiting.extend(target.and_then(|target| self.target(target)));
         }
         combined
@@ -145,7 +153,7 @@ impl<'s> Search<'s> {
             for option in options {
                 let mut operands = Operands::default();
                 for members in self.combined(vec![option]) {
-                    operands.add(own_operands(members));
+                    operands.add(self.own(members));
                     operands.add(self.widest_alternative(members, depth + 1));
                 }
                 widest.count = widest.count.max(operands.count);
@@ -154,6 +162,12 @@ impl<'s> Search<'s> {
         }
         self.alternatives.insert(members, widest);
         widest
+    }
+
+    /// What a schema itself intersects for a string. Reads each pattern once.
+    fn own(&mut self, members: &'s Map<String, Value>) -> Operands {
+        let known = self.own.entry(std::ptr::from_ref(members));
+        *known.or_insert_with(|| own_operands(members))
     }
 
     /// Counts a step. Returns whether it may be made.
@@ -235,6 +249,22 @@ mod tests {
         assert!(are_too_many(
             &json!({"$defs": definitions, "$ref": "#/$defs/0"})
         ));
+    }
+
+    /// A long pattern, and a long reference, which many properties refer to.
+    #[test]
+    fn ai_841_what_many_refer_to_is_read_once() {
+        let properties: Map<String, Value> = (0..4000)
+            .map(|index| (index.to_string(), json!({"allOf": [{"$ref": "#/$defs/a"}]})))
+            .collect();
+        let refers = |target: Value| json!({"$defs": {"a": target}, "properties": properties});
+        let begun = std::time::Instant::now();
+        let long = json!({"pattern": "a".repeat(128 << 10)});
+        assert!(!are_too_many(&refers(long)));
+        let long = json!({"$ref": format!("#/{}", "a".repeat(128 << 10))});
+        assert!(are_too_many(&refers(long)));
+        let took = begun.elapsed();
+        assert!(took.as_secs() < 5, "{took:?}");
     }
 
     #[test]

@@ -134,6 +134,14 @@ fn what_is_no_vocabulary_is_refused() {
         "{kind}"
     );
     assert!(why(&header("gpt2", &[], &[])).contains("no tokens"));
+    let long = |bytes: usize| header("gpt2", &[("a", 1), (&" ".repeat(bytes), 1)], &[]);
+    // A space is no byte of such a text.
+    assert!(GgufVocabulary::of_header(&long(TOKEN_BYTES_MAX / 2)[..]).is_ok());
+    assert!(why(&long(64 << 10)).contains("its token 1 has 65536 bytes, and 4096 is the most"));
+    assert!(why(&long(TOKEN_BYTES_MAX)).contains("letters that are no bytes"));
+    let usual = header("gpt2", &[("a", 1), (&"\u{120}".repeat(512), 1)], &[]);
+    let usual = GgufVocabulary::of_header(&usual[..]).unwrap();
+    assert_eq!(usual.bytes(1), " ".repeat(512).as_bytes());
     let whole = header("gpt2", &[("a", 1), ("b", 1)], &[]);
     let short = &whole[..whole.len() - 1];
     assert!(why(short).contains("ends within its header"));

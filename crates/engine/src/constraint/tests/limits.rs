@@ -478,6 +478,47 @@ fn ai_841_late_grammars_do_not_stop_those_of_others() {
     assert_eq!(busy("a"), None);
 }
 
+/// Those of one caller that wait for a place, and those that are not late yet, count as well.
+#[test]
+fn ai_841_one_caller_has_half_of_the_places() {
+    let config = ConstraintConfig {
+        compile_threads: 2,
+        compile_overruns: 4,
+        compile_time: Duration::from_secs(60),
+        ..config()
+    };
+    let compiler = Compiler::new(&config);
+    let permit = |user, time| compiler.permit(Some(user), time);
+    let now = Duration::ZERO;
+    // Staggered, so that one is late while the next ones are not.
+    let mut held = Vec::new();
+    for _late in 0..2 {
+        let permit = permit("a", now).unwrap();
+        assert!(permit.overrun().begin(&CompilingThread::default()));
+        held.push(permit);
+    }
+    let third = permit("a", now).unwrap();
+    let wait = |user| {
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| permit(user, LONG).map(drop).map_err(|it| it.message));
+            assert!(third.overrun().begin(&CompilingThread::default()));
+            waiting.join().unwrap()
+        })
+    };
+    assert_eq!(permit("a", now).err().unwrap().code, Code::Overloaded);
+    // It waited for its third one, and that is late now.
+    let refused = wait("a").unwrap_err();
+    assert!(refused.contains("grammars of yours"), "{refused}");
+    for _again in 0..3 {
+        assert!(permit("a", now).is_err());
+    }
+    let other = [permit("b", now).unwrap(), permit("b", now).unwrap()];
+    assert_eq!(compiler.overruns(), 3);
+    drop(held);
+    drop(other);
+    assert!(permit("a", now).is_ok());
+}
+
 /// A caller whose grammar is late gets its error at once, and other grammars are compiled meanwhile.
 #[test]
 fn ai_841_a_late_grammar_is_replaced() {
@@ -497,6 +538,39 @@ fn ai_841_a_late_grammar_is_replaced() {
     );
     let permit = source.compiler.permit(Some("other"), Duration::MAX);
     assert!(permit.is_ok(), "the place is free");
+}
+
+/// What a late grammar has cost is not lost: who asks again finds it.
+#[test]
+fn ai_841_a_late_grammar_is_kept() {
+    let config = ConstraintConfig {
+        compile_time: Duration::ZERO,
+        ..config()
+    };
+    let source = source_of(small(), config);
+    let late = refusal(&source, "sapwood:regex", "a{1,90}b{1,90}");
+    assert!(late.message.contains("too long"), "{}", late.message);
+    let begun = Instant::now();
+    while source.compiler.overruns() > 0 && begun.elapsed() < LONG {
+        std::thread::yield_now();
+    }
+    assert_eq!(source.cache.len(), 1);
+    assert!(open(&source, "sapwood:regex", "a{1,90}b{1,90}").is_ok());
+}
+
+/// The clones of a process have little memory.
+#[test]
+fn ai_841_a_source_of_cloned_processes_keeps_little() {
+    let source = ConstraintSource::of_cloned_processes(small(), ConstraintConfig::default());
+    let config = source.config;
+    assert_eq!(
+        (config.cache_bytes, config.memory_bytes),
+        (8 << 20, 64 << 20)
+    );
+    for pattern in ["a", "b", "c", "d", "e", "f"] {
+        assert!(open(&source, "sapwood:regex", pattern).is_ok());
+    }
+    assert!((2..=4).contains(&source.cache.len()));
 }
 
 /// However many constraints are opened, what they take stays within the budget, and each works or is refused.
