@@ -193,8 +193,10 @@ fn serve_main(
                 }
             }
         };
-        send(&mut responses, None, &answer).map_err(|_| AicirtError::Lost)?;
+        // First: sending waits for an engine that has not read the answer before, and meanwhile somebody must serve what
+        // the processes of controllers ask for.
         wake.end();
+        send(&mut responses, None, &answer).map_err(|_| AicirtError::Lost)?;
     }
 }
 

@@ -64,6 +64,7 @@ pub use self::process::serve_as_template;
 #[cfg(target_os = "linux")]
 pub(crate) use self::process::{OutcomePoll, end_template};
 pub use self::program::Program;
+pub(crate) use self::result::WAIT_NAMES_MAX;
 pub use self::result::{MidReturned, Returned, ReturnedBranch, ReturnedSplice};
 pub(crate) use self::rounds::PreRounds;
 pub use self::start::Start;

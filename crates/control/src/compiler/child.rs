@@ -52,6 +52,7 @@ pub fn compile_stdin_to_stdout<A: AsRef<[u8]>>(
 /// Compiles one module from `input`.
 pub(super) fn answer<A: AsRef<[u8]>>(
     compile: impl FnOnce(&CheckedModule) -> Result<A, ModuleError>,
+    may_take: impl FnOnce(usize) -> io::Result<()>,
     mut input: impl Read,
     mut output: impl Write,
 ) -> io::Result<()> {

@@ -75,11 +75,17 @@ impl Callback {
         matches!(self, Self::Mid { .. } | Self::Process { .. })
     }
 
-    /// How long it may run before it is interrupted.
+    /// How long it may run before it is interrupted. Fuel ends it elsewhere, but not whatever a host function does, and
+    /// there may be much of it, so there is a limit beside fuel, which is far away (AI-733).
     pub(super) fn time_limit(&self, config: &HostConfig) -> Duration {
-        self.step_time(config)
+        let time = self
+            .step_time(config)
             .saturating_mul(config.late_steps.max(1))
-            .saturating_add(config.grace_time)
+            .saturating_add(config.grace_time);
+        match config.fuel {
+            Some(_) => time.saturating_mul(TIMES_BESIDE_FUEL),
+            None => time,
+        }
     }
 
     /// After how long it is late.
@@ -90,6 +96,9 @@ impl Callback {
         }
     }
 }
+
+/// With fuel a callback may run for so many times its usual limit.
+const TIMES_BESIDE_FUEL: u32 = 10;
 
 /// The argument of `aici_init_prompt`.
 pub(super) fn init_argument(prompt: &[Token]) -> Vec<u8> {

@@ -28,8 +28,8 @@ pub struct HostConfig {
     pub late_steps: u32,
     /// Added to every time limit.
     pub grace_time: Duration,
-    /// Instructions of one callback, counted instead of its time (AI-733). Module artefacts depend on whether it is
-    /// set.
+    /// Instructions of one callback, counted instead of its time (AI-733). The start keeps its time limit beside it, and
+    /// other callbacks ten times theirs, so that each ends. Module artefacts depend on whether it is set.
     pub fuel: Option<u64>,
     /// The steps of the clock that P2 controllers see; it stands still at zero, for equal results (AI-607).
     pub timer_resolution: Duration,

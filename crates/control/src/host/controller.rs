@@ -301,20 +301,17 @@ fn new_store(program: &Program, state: ControllerState) -> Store<ControllerState
     store
 }
 
-/// Prepares a store for a call that takes at most `time`.
+/// Prepares a store for a call that takes at most `time`, and at most the fuel of a callback.
 fn arm(
     store: &mut Store<ControllerState>,
     config: &HostConfig,
     argument: Vec<u8>,
     time: Duration,
 ) -> Ended<()> {
-    let deadline = match config.fuel {
-        Some(fuel) => {
-            store.set_fuel(fuel)?;
-            None
-        }
-        None => Instant::now().checked_add(time),
-    };
+    if let Some(fuel) = config.fuel {
+        store.set_fuel(fuel)?;
+    }
+    let deadline = Instant::now().checked_add(time);
     store.data_mut().begin_call(argument, deadline);
     // The clock ticks about once per millisecond, and each tick looks at the deadline.
     store.set_epoch_deadline(1);

@@ -16,7 +16,8 @@ use crate::module::{CheckedModule, ModuleError};
 /// Compiles `module` to an artefact for [`Host::load`](super::Host::load) of a host with the same `config`.
 ///
 /// Takes seconds and much memory for a large module, and compilers have defects, so a server calls it in a process of
-/// its own (AI-732). Uses up to four cores, with threads that end before it returns, and reserves no memory for instances.
+/// its own (AI-732). Uses up to four cores, with threads that end soon after it returns, and reserves no memory for
+/// instances.
 ///
 /// # Errors
 /// The compiler cannot compile it.

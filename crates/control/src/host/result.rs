@@ -110,7 +110,7 @@ pub(super) struct ResultLimits {
 pub(super) const TOKENS_MAX: usize = 65_536;
 pub(super) const SPLICES_MAX: usize = 64;
 /// Variables that one sequence waits for. Each step looks at all of them.
-pub(super) const WAIT_NAMES_MAX: usize = 64;
+pub(crate) const WAIT_NAMES_MAX: usize = 64;
 
 /// Whose results wait, and since when.
 #[derive(Debug)]

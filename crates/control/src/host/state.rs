@@ -123,7 +123,7 @@ pub(super) struct ControllerState {
 /// When a callback is interrupted.
 #[derive(Clone, Debug)]
 pub(super) struct Deadline {
-    /// `None`: fuel limits it.
+    /// `None`: never, as with `--run`.
     pub(super) at: Option<Instant>,
     /// Nobody waits for the result any more.
     pub(super) cancelled: Arc<AtomicBool>,
@@ -191,7 +191,7 @@ impl ControllerState {
         self.deadline.check()
     }
 
-    /// How long the callback may go on; `None` if fuel limits it.
+    /// How long the callback may go on; `None` without a limit.
     pub(super) fn time_left(&self) -> Option<Duration> {
         let at = self.deadline.at?;
         Some(at.saturating_duration_since(Instant::now()))

@@ -375,19 +375,31 @@ impl StepAnswer {
         self.entries().map(|(_, result)| result)
     }
 
-    /// Replaces results of more than `share` bytes by an error. Returns whose they were.
-    fn drop_large_results(&mut self, share: usize) -> Vec<u64> {
-        let mut failed = Vec::new();
-        for (id, result) in self.entries() {
-            keep_oldest(&mut result.error, share);
-            let bytes = serde_json::to_vec(&result.result).map_or(0, |json| json.len());
-            if bytes > share {
-                let compact = result.compact;
-                *result = SeqResult::worker_error(RESULT_TOO_LARGE);
-                result.compact = compact;
-                failed.push(*id);
-            }
+    /// Replaces the largest results by an error, until `excess` bytes are gone, or as many as that can do. Returns whose
+    /// they were.
+    fn drop_largest_results(&mut self, mut excess: usize) -> Vec<u64> {
+        fn encoded(result: &SeqResult) -> usize {
+            serde_json::to_vec(result).map_or(0, |json| json.len())
         }
+        let mut entries: Vec<_> = self
+            .entries()
+            .map(|(id, result)| (encoded(result), *id, result))
+            .collect();
+        entries.sort_by_key(|&(bytes, id, _)| (std::cmp::Reverse(bytes), id));
+        let mut failed = Vec::new();
+        for (bytes, id, result) in entries {
+            let mut error = SeqResult::worker_error(RESULT_TOO_LARGE);
+            error.compact = result.compact;
+            let saved = bytes.saturating_sub(encoded(&error));
+            if excess == 0 || saved == 0 {
+                break;
+            }
+            *result = error;
+            excess = excess.saturating_sub(saved);
+            failed.push(id);
+        }
+        failed.sort_unstable();
+        failed.dedup();
         failed
     }
 
@@ -415,8 +427,9 @@ impl StepAnswer {
     }
 
     /// Encodes the answer in at most `bytes_max` bytes, of a region of `room`: without the oldest logs, then without
-    /// writes that later ones replace, then without logs, then without writes, then without the largest results, whose
-    /// sequences fail, because one must not cost the others their step, and at last as an error (AI-224, AI-441).
+    /// writes that later ones replace, then without logs, then without writes, then without the largest results, as few as
+    /// possible, whose sequences fail, because one must not cost the others their step, and at last as an error (AI-224,
+    /// AI-441).
     pub(crate) fn encode(
         mut self,
         rid: Option<&str>,
@@ -448,7 +461,14 @@ impl StepAnswer {
                 return of(bytes, Vec::new());
             }
         }
-        let failed = self.drop_large_results(bytes_max / 2 / results);
+        let share = bytes_max / 2 / results;
+        self.results()
+            .for_each(|result| keep_oldest(&mut result.error, share));
+        bytes = envelope::encode_data(rid, &self);
+        if bytes.len() <= bytes_max {
+            return of(bytes, Vec::new());
+        }
+        let failed = self.drop_largest_results(bytes.len() - bytes_max);
         bytes = envelope::encode_data(rid, &self);
         if bytes.len() <= bytes_max {
             return of(bytes, failed);

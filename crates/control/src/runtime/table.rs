@@ -67,6 +67,9 @@ pub(crate) struct PhaseLimit {
     pub(crate) deadline: Duration,
     /// How long a request waits at most, with grace.
     pub(crate) wait: Duration,
+    /// Whether the last of the late steps is answered as those before it, and the one after it fails the sequence, as in
+    /// P2. In P1 the last fails it.
+    pub(crate) answers_last: bool,
 }
 
 impl LateSteps {
@@ -84,7 +87,8 @@ impl LateSteps {
             self.counted = Some(now);
         }
         let (deadline, step, most) = (limit.deadline.as_millis(), self.steps, config.late_steps);
-        (step < most).then(|| format!("⏲ timeout [deadline: {deadline}ms; step {step}/{most}]"))
+        let goes_on = step < most || (limit.answers_last && step == most);
+        goes_on.then(|| format!("⏲ timeout [deadline: {deadline}ms; step {step}/{most}]"))
     }
 
     /// A step was in time.

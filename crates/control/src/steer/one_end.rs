@@ -24,6 +24,8 @@ pub struct Ends {
 pub struct OneEnd {
     inner: Box<dyn Steer>,
     ends: Arc<Ends>,
+    /// The other ends with which the controller itself has just asked a text to go on: it knows them.
+    own: Vec<Token>,
 }
 
 impl OneEnd {
@@ -33,7 +35,43 @@ impl OneEnd {
         if ends.others.is_empty() {
             return inner;
         }
-        Box::new(Self { inner, ends })
+        Box::new(Self {
+            inner,
+            ends,
+            own: Vec::new(),
+        })
+    }
+
+    /// Notes tokens that the controller appends.
+    fn note_own(&mut self, tokens: &[Token]) {
+        if let Some(end) = self.other_end(tokens) {
+            self.own.push(end);
+        }
+    }
+
+    fn note_branch(&mut self, branch: &Branch) {
+        match branch {
+            Branch::Splice(splice) => self.note_own(&splice.tokens),
+            Branch::Sample(sample) => {
+                for conditional in &sample.splices {
+                    self.note_own(&conditional.splice.tokens);
+                }
+            }
+            Branch::Noop => {}
+        }
+    }
+
+    /// The end of `tokens`, if it is one that the controller does not know.
+    fn other_end(&self, tokens: &[Token]) -> Option<Token> {
+        let last = tokens.last()?;
+        self.ends.others.contains(last).then_some(*last)
+    }
+
+    /// `tokens` with the known end in the place of another.
+    fn with_known_end(&self, tokens: &[Token]) -> Option<Vec<Token>> {
+        self.other_end(tokens)?;
+        let (_, before) = tokens.split_last()?;
+        Some([before, &[self.ends.known]].concat())
     }
 
     /// Where the one is allowed, all are.
@@ -74,7 +112,11 @@ impl Steer for OneEnd {
     }
 
     fn pre(&mut self) -> Steered<Option<Pre>> {
-        self.inner.pre()
+        let pre = self.inner.pre()?;
+        if let Some(Pre::Run { fast_forward }) = &pre {
+            self.note_own(fast_forward);
+        }
+        Ok(pre)
     }
 
     fn mid_begin(&mut self, group: &[u32]) {
@@ -91,10 +133,14 @@ impl Steer for OneEnd {
 
     fn mid_poll(&mut self) -> Steered<Option<Mid>> {
         let mut mid = self.inner.mid_poll()?;
-        match &mut mid {
-            Some(Mid::One(branch)) => self.widen(branch),
-            Some(Mid::Fork(branches)) => branches.iter_mut().for_each(|branch| self.widen(branch)),
-            Some(Mid::Stop) | None => {}
+        let branches = match &mut mid {
+            Some(Mid::One(branch)) => std::slice::from_mut(branch),
+            Some(Mid::Fork(branches)) => branches,
+            Some(Mid::Stop) | None => &mut [],
+        };
+        for branch in branches {
+            self.note_branch(branch);
+            self.widen(branch);
         }
         Ok(mid)
     }
@@ -104,28 +150,43 @@ impl Steer for OneEnd {
     }
 
     fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
-        let other = appended
-            .sampled
-            .filter(|end| self.ends.others.contains(end));
-        let Some(end) = other else {
-            return self.inner.post(appended);
+        let own = std::mem::take(&mut self.own);
+        let is_other = |end: &Token| self.ends.others.contains(end);
+        let sampled = appended.sampled.map(|token| {
+            if is_other(&token) {
+                self.ends.known
+            } else {
+                token
+            }
+        });
+        // Sampled, or forced by another steerer of the same sequence. What it has forced itself it gets as it is.
+        let is_own = appended.tokens != appended.sampled.as_slice()
+            && appended.tokens.last().is_some_and(|it| own.contains(it));
+        let tokens = if is_own {
+            None
+        } else {
+            self.with_known_end(appended.tokens)
         };
-        let known = [self.ends.known];
-        // After a splice they are the controller's own tokens, which it knows.
-        let is_appended = appended.tokens == [end];
         self.inner.post(Appended {
-            tokens: if is_appended { &known } else { appended.tokens },
-            sampled: Some(self.ends.known),
+            tokens: tokens.as_deref().unwrap_or(appended.tokens),
+            sampled,
             ..appended
         })
     }
 
     fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>> {
-        Ok(Self::open(self.inner.fork(index)?, Arc::clone(&self.ends)))
+        Ok(Box::new(Self {
+            inner: self.inner.fork(index)?,
+            ends: Arc::clone(&self.ends),
+            own: self.own.clone(),
+        }))
     }
 
     fn would_accept(&mut self, backtrack: u32, tokens: &[Token]) -> Steered<bool> {
-        self.inner.would_accept(backtrack, tokens)
+        match self.with_known_end(tokens) {
+            Some(tokens) => self.inner.would_accept(backtrack, &tokens),
+            None => self.inner.would_accept(backtrack, tokens),
+        }
     }
 
     fn ends_at_eos(&self) -> bool {

@@ -15,7 +15,7 @@ pub(super) enum Asked<S> {
         /// Until it is late.
         late: Duration,
         /// Until the process is killed.
-        time: Option<Duration>,
+        time: Duration,
         /// Taken before the call, for a result that waits.
         mark: GroupMark,
     },

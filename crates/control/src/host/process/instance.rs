@@ -123,14 +123,10 @@ impl ProcessInstance {
         let mut messages = Vec::new();
         for callback in callbacks {
             messages.extend(message::call(inner.id, &callback));
-            let time = match config.fuel {
-                Some(_) => None,
-                None => Some(callback.time_limit(config).saturating_add(KILL_TIME)),
-            };
             inner.asked.push_back(Asked::Call {
                 kind: AskedCall::of(&callback),
                 late: callback.step_time(config).saturating_add(config.grace_time),
-                time,
+                time: callback.time_limit(config).saturating_add(KILL_TIME),
                 mark: slot.around.group.mark(),
             });
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, SharedMask, StepReport};
+use sapwood_proto::steer::{Mask, SharedMask, StepReport, Token};
 
 use super::bytes::{ByteReader, ByteWriter};
 use super::message::OUTCOME;
@@ -12,7 +12,8 @@ use crate::host::failure::CallFailure;
 use crate::host::group::{VariablesLimits, Waiting};
 use crate::host::log::LOG_BYTES_MAX;
 use crate::host::result::{
-    MidReturned, ResultLimits, Returned, ReturnedBranch, ReturnedSplice, TEMPERATURE_MAX, Waits,
+    MidReturned, ResultLimits, Returned, ReturnedBranch, ReturnedSplice, SPLICES_MAX,
+    TEMPERATURE_MAX, TOKENS_MAX, Waits,
 };
 use crate::host::state::MASKS_MAX;
 
@@ -168,7 +169,7 @@ fn read_returned(
         2 => Returned::Pre {
             num_forks: forks(reader, limits)?,
             suspend: reader.flag()?,
-            ff_tokens: reader.tokens(vocabulary)?,
+            ff_tokens: tokens(reader, &mut 0, vocabulary)?,
             wait: read_wait(reader, waits)?,
         },
         3 => Returned::Mid(MidReturned::Stop),
@@ -177,7 +178,7 @@ fn read_returned(
         )),
         5 => Returned::Mid(MidReturned::Splice {
             backtrack: reader.word()?,
-            ff_tokens: reader.tokens(vocabulary)?,
+            ff_tokens: tokens(reader, &mut 0, vocabulary)?,
         }),
         6 => Returned::Post {
             stop: reader.flag()?,
@@ -190,6 +191,17 @@ fn read_returned(
 fn forks(reader: &mut ByteReader<'_>, limits: ResultLimits) -> Option<u32> {
     let forks = reader.word()?;
     (forks as usize <= limits.branches).then_some(forks)
+}
+
+/// Tokens of a result that has `so_far` of them.
+fn tokens(
+    reader: &mut ByteReader<'_>,
+    so_far: &mut usize,
+    vocabulary: usize,
+) -> Option<Vec<Token>> {
+    let tokens = reader.tokens(vocabulary)?;
+    *so_far += tokens.len();
+    (*so_far <= TOKENS_MAX).then_some(tokens)
 }
 
 fn mask(reader: &mut ByteReader<'_>, vocabulary: usize) -> Option<SharedMask> {
@@ -218,6 +230,7 @@ fn read_branches(
     if masks.len() > MASKS_MAX || number > limits.branches {
         return None;
     }
+    let mut so_far = 0;
     let branch = |_| {
         let place = reader.optional(ByteReader::size)?;
         let mask = match place {
@@ -229,12 +242,14 @@ fn read_branches(
             return None;
         }
         let splices = reader.size()?;
-        // Not reserved in advance: the number is believed only as far as bytes follow.
+        if splices > SPLICES_MAX {
+            return None;
+        }
         let splices = (0..splices).map(|_| {
             Some(ReturnedSplice {
-                when_sampled: reader.tokens(limits.vocabulary)?,
+                when_sampled: tokens(reader, &mut so_far, limits.vocabulary)?,
                 backtrack: reader.word()?,
-                ff_tokens: reader.tokens(limits.vocabulary)?,
+                ff_tokens: tokens(reader, &mut so_far, limits.vocabulary)?,
             })
         });
         Some(ReturnedBranch {
@@ -400,6 +415,47 @@ mod tests {
         assert!(read(Ok(Returned::Mid(MidReturned::Sample(mask)))).is_some());
         let mask = Some(Arc::new(Mask::all(129)));
         assert!(read(Ok(Returned::Mid(MidReturned::Sample(mask)))).is_none());
+        let pre = |tokens| {
+            let ff_tokens = vec![1; tokens];
+            read(Ok(Returned::Pre {
+                num_forks: 1,
+                suspend: false,
+                ff_tokens,
+                wait: None,
+            }))
+        };
+        assert!(pre(TOKENS_MAX).is_some() && pre(TOKENS_MAX + 1).is_none());
+        let splice = |tokens| {
+            let ff_tokens = vec![1; tokens];
+            let backtrack = 0;
+            read(Ok(Returned::Mid(MidReturned::Splice {
+                backtrack,
+                ff_tokens,
+            })))
+        };
+        assert!(splice(TOKENS_MAX).is_some() && splice(TOKENS_MAX + 1).is_none());
+        // Those of all branches count, in either list.
+        let spliced = |splices, more| {
+            let mut branches = vec![branch(None); 2];
+            branches[0].splices = vec![
+                ReturnedSplice {
+                    when_sampled: vec![1],
+                    backtrack: 0,
+                    ff_tokens: vec![1],
+                };
+                splices
+            ];
+            branches[1].splices = vec![ReturnedSplice {
+                when_sampled: Vec::new(),
+                backtrack: 0,
+                ff_tokens: vec![1; more],
+            }];
+            read(Ok(Returned::Branches(branches)))
+        };
+        let left = TOKENS_MAX - 2 * SPLICES_MAX;
+        assert!(spliced(SPLICES_MAX, left).is_some());
+        assert!(spliced(SPLICES_MAX, left + 1).is_none());
+        assert!(spliced(SPLICES_MAX + 1, 0).is_none());
         // Only a runtime says that.
         let lost = CallFailure::new(ErrorReason::RUNTIME_LOST, "");
         assert!(read(Err(lost)).is_none());

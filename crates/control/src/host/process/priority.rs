@@ -3,8 +3,9 @@
 //!
 //! Anybody may lower a priority; to raise it again takes a right that many containers do not give. A thread that has
 //! lost its priority is replaced, but a process has its controller in it. So the first attempt to give a priority back
-//! shows whether that works. Where it does not, a process keeps the low one, and from then on a process must be late
-//! for half of its time before it is slowed down: by then it has hardly been the machine that was busy.
+//! shows whether that works. Where it does not, a process keeps the low one, and from then on a process must run for
+//! five steps before it is slowed down: by then it has hardly been the machine that was busy, and its sequence has half
+//! of its late steps left.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,11 +30,13 @@ impl LatePriority {
         }
     }
 
-    /// After how long a callback is slowed down, which is late after `late` and is ended after `limit`.
-    pub(super) fn slows_after(&self, late: Duration, limit: Option<Duration>) -> Duration {
-        match limit {
-            Some(limit) if self.is_final.load(Ordering::Relaxed) => late.max(limit / 2),
-            _ => late,
+    /// After how long a callback is slowed down, which is late after `late`. How long it may run at most says little: a
+    /// runtime for another process lets it run for many times the late steps after which the sequence ends.
+    pub(super) fn slows_after(&self, late: Duration) -> Duration {
+        if self.is_final.load(Ordering::Relaxed) {
+            late.saturating_mul(STEPS_UNTIL_FINAL)
+        } else {
+            late
         }
     }
 
@@ -70,6 +73,8 @@ fn set(process: BorrowedFd<'_>, priority: i32) -> std::io::Result<()> {
     }
 }
 
+/// Half of the late steps after which a sequence ends by default.
+const STEPS_UNTIL_FINAL: u32 = 5;
 /// A thirtieth of the usual share, as late threads have in the other mode.
 const LOW_PRIORITY: i32 = 15;
 
@@ -80,11 +85,11 @@ mod tests {
     #[test]
     fn where_a_priority_is_lost_for_good_it_is_lost_later() {
         let priority = LatePriority::new();
-        let (late, limit) = (Duration::from_millis(45), Duration::from_millis(270));
-        assert_eq!(priority.slows_after(late, Some(limit)), late);
+        let late = Duration::from_millis(45);
+        assert_eq!(priority.slows_after(late), late);
         priority.is_final.store(true, Ordering::Relaxed);
-        assert_eq!(priority.slows_after(late, Some(limit)), limit / 2);
-        assert_eq!(priority.slows_after(limit, Some(limit)), limit);
-        assert_eq!(priority.slows_after(late, None), late);
+        // Before ten late steps of 25 ms have ended the sequence.
+        assert_eq!(priority.slows_after(late), Duration::from_millis(225));
+        assert_eq!(priority.slows_after(Duration::MAX), Duration::MAX);
     }
 }

@@ -194,20 +194,19 @@ impl ProcessSlot {
                 inner.deadline = None;
                 return;
             }
-            Some(Asked::Start) if config.fuel.is_some() => None,
             Some(Asked::Start) => {
                 let time = config.init_time.saturating_add(config.grace_time);
-                Some(time.saturating_add(KILL_TIME))
+                time.saturating_add(KILL_TIME)
             }
             Some(Asked::Call { late, time, .. }) => {
-                let slows_after = self.around.processes.priority().slows_after(*late, *time);
+                let slows_after = self.around.processes.priority().slows_after(*late);
                 inner.slows_at = now.checked_add(slows_after);
                 *time
             }
-            Some(Asked::Fork { .. }) => Some(HELLO_TIME),
+            Some(Asked::Fork { .. }) => HELLO_TIME,
         };
         inner.running_since = Some(now);
-        inner.deadline = time.and_then(|time| now.checked_add(time));
+        inner.deadline = now.checked_add(time);
         if let Some(at) = inner.look_at() {
             self.around.processes.poller().look_at(at);
         }

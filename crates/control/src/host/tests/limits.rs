@@ -529,6 +529,38 @@ fn ai_733_fuel_is_counted_instead_of_time() {
     assert!(failure.message.ends_with("fuel exhausted"), "{failure}");
 }
 
+#[test]
+fn ai_733_beside_fuel_there_is_a_limit_of_time() {
+    let endless = Some(u64::MAX >> 1);
+    let host = new_host(HostConfig {
+        fuel: endless,
+        init_time: Duration::from_millis(20),
+        ..small()
+    });
+    let module = P1 {
+        init_prompt: "(loop $l (br $l))",
+        ..P1::default()
+    };
+    let mut sequence = Sequence::start(&host, &load(&host, &module.text()));
+    assert_eq!(failure(sequence.outcome()).reason, ErrorReason::TIMEOUT);
+    drop(sequence);
+    wait_until_free(&host);
+    let host = new_host(HostConfig {
+        fuel: endless,
+        step_time: Duration::from_millis(2),
+        ..small()
+    });
+    let module = P1 {
+        mid: "(loop $l (br $l))",
+        ..P1::default()
+    };
+    let mut sequence = Sequence::start(&host, &load(&host, &module.text())).begun();
+    let begun = Instant::now();
+    assert_eq!(failure(sequence.mid()).reason, ErrorReason::TIMEOUT);
+    // Ten late steps are 40 ms, with the grace; it is ten times as far away.
+    assert!(begun.elapsed() >= Duration::from_millis(400));
+}
+
 /// The check of uploads refuses them first; here the engine itself is asked.
 #[test]
 fn ai_603_the_engine_compiles_no_other_features() {

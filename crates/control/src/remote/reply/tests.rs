@@ -8,7 +8,7 @@ use super::super::request::{MidOp, PreOp, ProcessOp};
 use super::super::rows::RowSource;
 use super::values::TOKENS_MAX;
 use super::*;
-use crate::host::MidReturned;
+use crate::host::{MidReturned, WAIT_NAMES_MAX};
 
 const LIMITS: ResultLimits = ResultLimits {
     vocabulary: 40,
@@ -160,6 +160,35 @@ fn ai_403_results_of_p1_are_those_of_the_page() {
     assert!(splice(json!({"ff_tokens": [40]})).is_err());
     assert!(splice(json!({"ff_tokens": vec![1; TOKENS_MAX]})).is_ok());
     assert!(splice(json!({"ff_tokens": vec![1; TOKENS_MAX + 1]})).is_err());
+}
+
+#[test]
+fn ai_1005_a_sequence_waits_for_so_many_variables_only() {
+    let names = |count| vec!["v"; count];
+    let pre = |count| {
+        let result =
+            json!({"suspend": true, "num_forks": 1, "ff_tokens": [], "wait": names(count)});
+        let data = json!({"post_seqs": {}, "pre_seqs": {"4": sequence(result)}});
+        let mut results = read(&post_pre(), &[4], data).unwrap();
+        results.pre.pop().unwrap().1.unwrap()
+    };
+    assert!(pre(WAIT_NAMES_MAX).is_ok());
+    assert_eq!(
+        pre(WAIT_NAMES_MAX + 1).unwrap_err().reason,
+        ErrorReason::BAD_RESULT
+    );
+    let branch = |count| {
+        let branch = json!({"splices": [{"ff_tokens": []}], "wait": names(count)});
+        let mut data = layout("f32", 0, 0, 0, 0);
+        data["seqs"] = json!({"4": sequence(json!({"branches": [branch]}))});
+        let mut results = read(&process(&[4]), &[], data).unwrap();
+        results.mid.pop().unwrap().1
+    };
+    assert!(branch(WAIT_NAMES_MAX).is_ok());
+    assert_eq!(
+        branch(WAIT_NAMES_MAX + 1).unwrap_err().reason,
+        ErrorReason::BAD_RESULT
+    );
 }
 
 #[test]

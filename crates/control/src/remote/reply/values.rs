@@ -7,7 +7,9 @@ use serde_json::Value;
 
 use super::super::rows::MaskRows;
 use super::{Broken, CallResult, ResultLimits, bad, shape};
-use crate::host::{CallFailure, MidReturned, Returned, ReturnedBranch, ReturnedSplice, Waiting};
+use crate::host::{
+    CallFailure, MidReturned, Returned, ReturnedBranch, ReturnedSplice, WAIT_NAMES_MAX, Waiting,
+};
 
 pub(super) fn read_post(value: Value) -> CallResult {
     #[derive(Deserialize)]
@@ -46,7 +48,7 @@ pub(super) fn read_pre(value: Value, limits: ResultLimits) -> CallResult {
         num_forks,
         suspend,
         ff_tokens,
-        wait: wait.map(Waiting::in_other_process),
+        wait: waiting(wait)?,
     })
 }
 
@@ -138,6 +140,10 @@ pub(super) fn read_branches(
         {
             return Ok(Err(bad("a temperature is out of range")));
         }
+        let wait = match waiting(branch.wait) {
+            Ok(wait) => wait,
+            Err(failure) => return Ok(Err(failure)),
+        };
         for splice in &branch.splices {
             let checked = in_vocabulary(&splice.ff_tokens, limits)
                 .and_then(|()| in_vocabulary(&splice.when_sampled, limits));
@@ -148,7 +154,7 @@ pub(super) fn read_branches(
         returned.push(ReturnedBranch {
             mask: branch.sample_mask.map(|row| rows.mask(row)).transpose()?,
             temperature: branch.temperature,
-            wait: branch.wait.map(Waiting::in_other_process),
+            wait,
             splices: branch
                 .splices
                 .into_iter()
@@ -161,6 +167,14 @@ pub(super) fn read_branches(
         });
     }
     Ok(Ok(Returned::Branches(returned)))
+}
+
+/// What a sequence waits for, which is kept for as long as it waits.
+fn waiting(names: Option<Vec<String>>) -> Result<Option<Waiting>, CallFailure> {
+    match names {
+        Some(names) if names.len() > WAIT_NAMES_MAX => Err(bad("waits for too many variables")),
+        names => Ok(names.map(Waiting::in_other_process)),
+    }
 }
 
 fn check_tokens(tokens: &[Token], limits: ResultLimits) -> Result<(), CallFailure> {

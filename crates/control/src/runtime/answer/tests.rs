@@ -139,6 +139,41 @@ fn ai_441_one_result_that_is_too_large_costs_the_others_nothing() {
     assert_eq!(seqs["4"]["error"], format!("Worker: {}", "x".repeat(242)));
 }
 
+/// AI-742
+#[test]
+fn ai_441_of_large_results_only_the_largest_are_dropped() {
+    let pre = |tokens: usize| {
+        let value = SeqValue::Pre {
+            suspend: false,
+            num_forks: 1,
+            ff_tokens: vec![7; tokens],
+            wait: None,
+        };
+        SeqResult::new(Some(value), StepReport::default())
+    };
+    let failed = |bytes_max| {
+        let mut pre_seqs = SeqResults::default();
+        for (id, tokens) in [(2, 900), (3, 300), (4, 290), (5, 10)] {
+            pre_seqs.push(id, pre(tokens));
+        }
+        let answer = StepAnswer::PostPre {
+            post_seqs: SeqResults::default(),
+            pre_seqs,
+        };
+        let room = AnswerRoom {
+            bytes_max,
+            room: bytes_max,
+        };
+        let encoded = answer.encode(None, room, AnswerFormat::default());
+        assert!(encoded.bytes.len() <= bytes_max && !encoded.lost);
+        encoded.failed
+    };
+    // An eighth of the answer is less than the second and the third have.
+    assert_eq!(failed(2_000), [2]);
+    assert_eq!(failed(1_500), [2, 3]);
+    assert!(failed(4_000).is_empty());
+}
+
 #[test]
 fn ai_224_what_is_still_too_large_is_an_error() {
     let mut seqs = SeqResults::default();

@@ -228,6 +228,7 @@ impl<S: Sequence> P1Live<S> {
                 } else {
                     config.pre_wait()
                 },
+                answers_last: false,
             };
             if let Some(line) = self.late.add(config, limit, now) {
                 let mut pre = SeqResult::new(Some(pre_value(true, 1)), StepReport::default());
@@ -283,6 +284,7 @@ impl<S: Sequence> P1Live<S> {
         let limit = PhaseLimit {
             deadline: config.step_time,
             wait: config.mid_wait(),
+            answers_last: false,
         };
         if let Some(line) = self.late.add(config, limit, now)
             && config.late_mid_skips

@@ -452,9 +452,9 @@ fn ai_507_others_wait_for_a_late_sequence_once() {
 
 /// A step that was not waited for is as long as its engine is quick, and is no measure of a callback.
 #[test]
-fn ai_507_a_late_sequence_has_ten_time_limits_however_many_steps_are_in_them() {
+fn ai_507_ten_late_steps_take_ten_time_limits_however_many_requests_are_in_them() {
     let mut engine = late_beside_another(100_000);
-    for elapsed in (5..225).step_by(5) {
+    for elapsed in (5..250).step_by(5) {
         engine.world.clock.advance(Duration::from_millis(5));
         let answer = engine.mid(json!([{"id": 4}, {"id": 5, "tokens": [8], "sampled": 8}]));
         let step = 1 + elapsed / 25;
@@ -487,13 +487,13 @@ fn ai_507_late_sequences_alone_are_waited_for_until_one_of_them_ends() {
 }
 
 #[test]
-fn ai_507_tokens_for_a_late_sequence_and_ten_late_steps_fail_it() {
+fn ai_507_tokens_for_a_late_sequence_and_an_eleventh_late_step_fail_it() {
     let never = || Line::At(100_000, Returned::Branches(vec![sample(9)]));
     let mut engine = Engine::bound([never()]);
     let result = engine.op(json!({"id": 4, "tokens": [1], "sampled": 1}));
     assert_eq!(result["error"], "Worker: sequence 4 is still running");
     let mut engine = Engine::bound([never()]);
-    for step in 2..10 {
+    for step in 2..=10 {
         let logs = engine.op(json!({"id": 4}))["logs"].clone();
         assert_eq!(
             logs,

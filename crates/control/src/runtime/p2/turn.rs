@@ -140,6 +140,7 @@ impl<S: Sequence> P2Live<S> {
             let limit = PhaseLimit {
                 deadline: config.step_time,
                 wait: config.step_time,
+                answers_last: true,
             };
             let line = self.late.add(config, limit, now);
             let line = line.ok_or_else(|| Failure::op_error("timeout"))?;

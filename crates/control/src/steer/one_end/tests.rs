@@ -12,6 +12,7 @@ type Reported = Arc<Mutex<Vec<(Vec<Token>, Option<Token>)>>>;
 /// Two tokens end a text, 2 and 5, of which it knows 2.
 struct Noting {
     reported: Reported,
+    pres: VecDeque<Pre>,
     mids: VecDeque<Mid>,
 }
 
@@ -19,7 +20,7 @@ impl Steer for Noting {
     fn begin(&mut self, _prompt: &[Token], _waker: &Arc<dyn StepWaker>) {}
 
     fn pre(&mut self) -> Steered<Option<Pre>> {
-        Ok(None)
+        Ok(self.pres.pop_front())
     }
 
     fn mid_begin(&mut self, _group: &[u32]) {}
@@ -37,8 +38,13 @@ impl Steer for Noting {
     fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
         Ok(Box::new(Self {
             reported: Arc::clone(&self.reported),
+            pres: self.pres.clone(),
             mids: self.mids.clone(),
         }))
+    }
+
+    fn would_accept(&mut self, _backtrack: u32, tokens: &[Token]) -> Steered<bool> {
+        Ok(tokens.last() == Some(&2))
     }
 
     fn ends_at_eos(&self) -> bool {
@@ -47,9 +53,17 @@ impl Steer for Noting {
 }
 
 fn opened(mids: impl IntoIterator<Item = Mid>) -> (Box<dyn Steer>, Reported) {
+    opened_with([], mids)
+}
+
+fn opened_with(
+    pres: impl IntoIterator<Item = Pre>,
+    mids: impl IntoIterator<Item = Mid>,
+) -> (Box<dyn Steer>, Reported) {
     let reported = Reported::default();
     let inner = Box::new(Noting {
         reported: Arc::clone(&reported),
+        pres: pres.into_iter().collect(),
         mids: mids.into_iter().collect(),
     });
     let ends = Ends {
@@ -81,8 +95,11 @@ fn ai_804_every_end_that_is_sampled_is_the_one_that_a_controller_knows() {
         (&[5][..], Some(5), (vec![2], Some(2))),
         (&[2], Some(2), (vec![2], Some(2))),
         (&[7], Some(7), (vec![7], Some(7))),
-        // What the controller forces is what it knows.
+        // In the middle of a text it ends nothing.
         (&[5, 7], None, (vec![5, 7], None)),
+        // Another steerer of the sequence has forced it.
+        (&[7, 5], None, (vec![7, 2], None)),
+        (&[5], None, (vec![2], None)),
         (&[7], Some(5), (vec![7], Some(2))),
     ] {
         let appended = Appended {
@@ -93,6 +110,48 @@ fn ai_804_every_end_that_is_sampled_is_the_one_that_a_controller_knows() {
         forked.post(appended).unwrap();
         assert_eq!(reported.lock().unwrap().pop(), Some(expected));
     }
+}
+
+#[test]
+fn ai_804_what_a_controller_forces_itself_it_gets_as_it_is() {
+    let splice = Splice {
+        backtrack: 0,
+        tokens: vec![7, 5],
+    };
+    let fast_forward = vec![7, 5];
+    let (mut steer, reported) = opened_with(
+        [Pre::Run { fast_forward }],
+        [
+            Mid::One(Branch::Splice(splice)),
+            Mid::One(sampling(&[2, 5])),
+        ],
+    );
+    let post = |steer: &mut dyn Steer, tokens, sampled| {
+        steer
+            .post(Appended {
+                backtrack: 0,
+                tokens,
+                sampled,
+            })
+            .unwrap();
+        reported.lock().unwrap().pop().unwrap().0
+    };
+    steer.pre().unwrap();
+    assert_eq!(post(&mut *steer, &[7, 5], None), [7, 5]);
+    steer.mid_poll().unwrap();
+    let mut fork = steer.fork(1).unwrap();
+    assert_eq!(post(&mut *fork, &[7, 5], None), [7, 5]);
+    assert_eq!(post(&mut *steer, &[7, 5], None), [7, 5]);
+    steer.mid_poll().unwrap();
+    assert_eq!(post(&mut *steer, &[5], Some(5)), [2]);
+}
+
+#[test]
+fn ai_803_ai_804_an_end_that_another_steerer_forces_is_accepted_as_the_known_one() {
+    let (mut steer, _) = opened([]);
+    assert!(steer.would_accept(0, &[7, 5]).unwrap());
+    assert!(steer.would_accept(0, &[2]).unwrap());
+    assert!(!steer.would_accept(0, &[5, 7]).unwrap());
 }
 
 #[test]

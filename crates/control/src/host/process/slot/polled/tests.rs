@@ -82,7 +82,7 @@ impl Played {
         inner.asked.push_back(Asked::Call {
             kind: AskedCall::Pre,
             late: Duration::from_secs(1),
-            time: Some(Duration::from_secs(2)),
+            time: Duration::from_secs(2),
             mark: GroupMark::default(),
         });
         self.slot.begin_next(&mut inner);
