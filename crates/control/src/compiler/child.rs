@@ -49,7 +49,7 @@ pub fn compile_stdin_to_stdout<A: AsRef<[u8]>>(
     answer(compile, may_take, io::stdin().lock(), io::stdout().lock())
 }
 
-/// Compiles one module from `input`.
+/// Compiles one module from `input`, whose size it tells `may_take` before.
 pub(super) fn answer<A: AsRef<[u8]>>(
     compile: impl FnOnce(&CheckedModule) -> Result<A, ModuleError>,
     may_take: impl FnOnce(usize) -> io::Result<()>,
