@@ -624,6 +624,29 @@ fn ai_841_constraints_stay_within_their_memory() {
     drop(source);
 }
 
+/// Dropping grammars takes long, and the engine's thread forks.
+#[test]
+fn ai_841_forks_drop_no_kept_grammars() {
+    let config = ConstraintConfig {
+        memory_bytes: 4 << 20,
+        ..config()
+    };
+    let source = source_of(small(), config);
+    for pattern in ["a", "b", "c"] {
+        assert!(open(&source, "sapwood:regex", pattern).is_ok());
+    }
+    let mut live = vec![Sequence::new(
+        open(&source, "sapwood:regex", "[a-z]+").unwrap(),
+    )];
+    assert_eq!(source.cache.len(), 4);
+    while let Ok(fork) = live[0].steer.fork(1) {
+        live.push(Sequence::new(fork));
+    }
+    assert!(live.len() > 3, "{}", live.len());
+    drop(live);
+    assert_eq!(source.cache.len(), 4);
+}
+
 /// One whose states take more than its share ends, and not the others.
 #[test]
 fn ai_841_one_constraint_has_a_share_of_the_memory() {
