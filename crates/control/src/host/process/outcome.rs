@@ -415,6 +415,24 @@ mod tests {
         assert!(read(Ok(Returned::Mid(MidReturned::Sample(mask)))).is_some());
         let mask = Some(Arc::new(Mask::all(129)));
         assert!(read(Ok(Returned::Mid(MidReturned::Sample(mask)))).is_none());
+        // Only a runtime says that.
+        let lost = CallFailure::new(ErrorReason::RUNTIME_LOST, "");
+        assert!(read(Err(lost)).is_none());
+    }
+
+    #[test]
+    fn ai_742_outcomes_with_too_many_tokens_or_splices_are_not_read() {
+        let group = Group::new(4, VariablesLimits::default());
+        let member = group.enter().unwrap();
+        let waits = Waits {
+            member: &member,
+            mark: group.mark(),
+        };
+        let read = |result| {
+            let report = StepReport::default();
+            let message = write_outcome(&Outcome { result, report });
+            read_outcome(&message[5..], LIMITS, &waits)
+        };
         let pre = |tokens| {
             let ff_tokens = vec![1; tokens];
             read(Ok(Returned::Pre {
@@ -436,7 +454,13 @@ mod tests {
         assert!(splice(TOKENS_MAX).is_some() && splice(TOKENS_MAX + 1).is_none());
         // Those of all branches count, in either list.
         let spliced = |splices, more| {
-            let mut branches = vec![branch(None); 2];
+            let branch = ReturnedBranch {
+                mask: None,
+                temperature: None,
+                splices: Vec::new(),
+                wait: None,
+            };
+            let mut branches = vec![branch; 2];
             branches[0].splices = vec![
                 ReturnedSplice {
                     when_sampled: vec![1],
@@ -456,8 +480,5 @@ mod tests {
         assert!(spliced(SPLICES_MAX, left).is_some());
         assert!(spliced(SPLICES_MAX, left + 1).is_none());
         assert!(spliced(SPLICES_MAX + 1, 0).is_none());
-        // Only a runtime says that.
-        let lost = CallFailure::new(ErrorReason::RUNTIME_LOST, "");
-        assert!(read(Err(lost)).is_none());
     }
 }
