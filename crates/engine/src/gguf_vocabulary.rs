@@ -143,7 +143,9 @@ impl GgufVocabulary {
     /// The EOS token, else the first of the tokens that end a text.
     #[must_use]
     pub fn eos(&self) -> Option<Token> {
-        self.eos.or_else(|| self.ends.first().copied())
+        // Some names of tokens say that the one that the header names does not end a text (see `ends`).
+        let named = self.eos.filter(|eos| self.ends.contains(eos));
+        named.or_else(|| self.ends.first().copied())
     }
 
     /// The BOS token, if the model wants one before a text.
