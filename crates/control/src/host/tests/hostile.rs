@@ -14,15 +14,18 @@ fn strict() -> Host {
 
 /// Runs three steps of 39 good sequences while `hostile` makes one call.
 fn beside_39(hostile: P1<'_>) -> Outcome {
-    let host = strict();
+    beside_39_on(&strict(), hostile)
+}
+
+fn beside_39_on(host: &Host, hostile: P1<'_>) -> Outcome {
     let limits = VariablesLimits::default();
-    let good = load(&host, &token_42());
+    let good = load(host, &token_42());
     let group = Group::new(39, limits);
-    let bad = load(&host, &hostile.text());
+    let bad = load(host, &hostile.text());
     let mut others: Vec<_> = (0..39)
-        .map(|_| Sequence::start_in(&host, &good, &group).begun())
+        .map(|_| Sequence::start_in(host, &good, &group).begun())
         .collect();
-    let mut attacker = Sequence::start(&host, &bad).begun();
+    let mut attacker = Sequence::start(host, &bad).begun();
     let fork_group = vec![1];
     attacker.instance.call(Callback::Mid { fork_group });
     for round in 1..=3 {
@@ -47,7 +50,7 @@ fn beside_39(hostile: P1<'_>) -> Outcome {
     }
     let outcome = attacker.outcome();
     drop((attacker, others));
-    wait_until_free(&host);
+    wait_until_free(host);
     outcome
 }
 
@@ -128,11 +131,19 @@ fn ai_953_a_flood_of_variables_ends_at_the_limit() {
         "(loop $l (drop (call $storage (i32.const 4096) (i32.const {}))) (br $l))",
         command.len()
     );
-    let flood = beside_39(P1 {
-        functions: &data,
-        mid: &mid,
-        ..P1::default()
+    // A thousand questions of one process to another may take longer than a step on a busy machine.
+    let host = new_host(HostConfig {
+        step_time: Duration::from_secs(30),
+        ..small()
     });
+    let flood = beside_39_on(
+        &host,
+        P1 {
+            functions: &data,
+            mid: &mid,
+            ..P1::default()
+        },
+    );
     assert_eq!(flood.report.storage.len(), 1024);
     let failure = failure(flood);
     assert_eq!(failure.reason, ErrorReason::LIMIT);
