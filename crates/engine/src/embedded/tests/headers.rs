@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::Path;
 
 use super::*;
-use crate::api::{SharedVocabulary, Vocabulary as _};
+use crate::api::SharedVocabulary;
 use crate::gguf_vocabulary::GgufVocabulary;
 use crate::model::Model as _;
 
