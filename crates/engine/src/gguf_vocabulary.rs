@@ -1,7 +1,7 @@
 //! Vocabularies read from the header of a GGUF file, without its weights and without llama.cpp (AI-102).
 //!
 //! Tokens have the bytes that the embedded engine gives them; tests compare the two. Text is tokenised as there if the
-//! vocabulary is byte-level and its pre-tokenizer is known ([`crate::byte_pairs`]).
+//! vocabulary is byte-level and its pre-tokenizer is known (the module `byte_pairs`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
