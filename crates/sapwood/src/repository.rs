@@ -44,6 +44,7 @@ struct RepositoryInner {
 }
 
 impl ServedModels {
+    /// The models of `planned`, which count as loading from here on.
     pub(crate) fn new(
         kernel: &Kernel,
         shared: &ServerContext,
@@ -52,6 +53,14 @@ impl ServedModels {
         planned: &[PlannedModel],
     ) -> Self {
         let changing = planned.iter().map(|it| (it.name.clone(), Arc::default()));
+        for model in planned {
+            // Here and not in `begin`, which runs beside the server: a probe that came before it would find no part at
+            // all, and a server without parts is ready.
+            shared.health.loading(&model.name);
+            if !model.required {
+                shared.health.optional(&model.name);
+            }
+        }
         let planned = planned.iter();
         Self(Arc::new(RepositoryInner {
             kernel: kernel.clone(),
@@ -74,13 +83,6 @@ impl ServedModels {
     /// Loads the models at the start of the server; requests for a change wait until that is done.
     pub(crate) async fn begin(&self, planned: Vec<PlannedModel>) -> Result<(), CliError> {
         let inner = &self.0;
-        let health = &inner.shared.health;
-        for model in &planned {
-            health.loading(&model.name);
-            if !model.required {
-                health.optional(&model.name);
-            }
-        }
         let mut changing = BTreeMap::new();
         for model in &planned {
             // All are locked before the first is loaded: a request must not load a model that the start is about to
@@ -303,6 +305,7 @@ mod tests {
     use futures::StreamExt;
     use sapwood_kernel::args;
     use sapwood_server::Server;
+    use sapwood_server::ops::health::HealthState;
     use sapwood_server::server;
 
     use super::*;
@@ -322,7 +325,8 @@ mod tests {
         mock = { script = "steps", rules = [{ steps = [{ text = "a" }, { hang = true }] }] }
     "#;
 
-    async fn begun() -> (ServedModels, Kernel, ServerContext) {
+    /// Models that are planned and not yet loaded.
+    fn planned() -> (ServedModels, Vec<PlannedModel>, Kernel, ServerContext) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("sapwood.toml");
         std::fs::write(&file, FILE).unwrap();
@@ -334,8 +338,23 @@ mod tests {
         let shared = builder.shared().clone();
         let controllers = ProcessControllers::new(&config.controllers).unwrap();
         let models = ServedModels::new(&kernel, &shared, &config, &controllers, &planned);
+        (models, planned, kernel, shared)
+    }
+
+    async fn begun() -> (ServedModels, Kernel, ServerContext) {
+        let (models, planned, kernel, shared) = planned();
         models.begin(planned).await.unwrap();
         (models, kernel, shared)
+    }
+
+    /// The port answers before the first model begins to load: a probe must not take that for a server without models.
+    #[tokio::test]
+    async fn oa_902_a_server_is_not_ready_before_its_models_begin_to_load() {
+        let (models, planned, _, shared) = planned();
+        assert_eq!(shared.health.ready().unwrap_err().reason, "model_loading");
+        assert_eq!(shared.health.state("m"), Some(HealthState::Loading));
+        models.begin(planned).await.unwrap();
+        assert!(shared.health.ready().is_ok());
     }
 
     async fn states(kernel: &Kernel) -> Result<String, &'static str> {
