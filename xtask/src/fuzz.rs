@@ -4,9 +4,13 @@
 //! a nightly compiler is needed. Inputs that the fuzzer finds useful stay in `fuzz/target/corpus` from run to run; an
 //! input that breaks something is written to `fuzz/artifacts`, and belongs in `fuzz/corpus`, whose files ordinary tests
 //! replay.
+//!
+//! What no target explores is built without the fuzzer's flags, which cost half of a crate's compile time. Cargo has flags
+//! for all crates or for none, so this program stands between it and the compiler ([`as_compiler`]).
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -22,18 +26,69 @@ const MEMORY_MIB_MAX: u32 = 512;
 /// Maximum seconds for one input.
 const INPUT_SECONDS_MAX: u32 = 20;
 
-/// Compiler flags, as `cargo fuzz --sanitizer none` sets them: report taken branches and compared values to the fuzzer,
-/// and check everything that debug builds check. Our code is safe Rust, so an address sanitizer would find little, and
-/// its memory use would hide ours.
-const FLAGS: &[&str] = &[
-    "--cfg=fuzzing",
+/// Compiler flags of all crates: as in debug builds, everything is checked.
+const FLAGS: &[&str] = &[FUZZING, "-Cdebug-assertions"];
+const FUZZING: &str = "--cfg=fuzzing";
+
+/// Compiler flags of crates that are explored, as `cargo fuzz --sanitizer none` sets them: report taken branches and
+/// compared values to the fuzzer. Our code is safe Rust, so an address sanitizer would find little, and its memory use
+/// would hide ours.
+const COVERAGE: &[&str] = &[
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
     "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
-    "-Cdebug-assertions",
 ];
+
+/// The beginnings of the names of crates that are not explored: the Wasm compiler and its runtime, which run nothing here,
+/// and what servers and clients of sockets consist of.
+const UNEXPLORED: &[&str] = &[
+    "axum",
+    "cranelift",
+    "gimli",
+    "h2",
+    "hyper",
+    "object",
+    "opentelemetry",
+    "pulley",
+    "regalloc2",
+    "ring",
+    "rustls",
+    "tokio",
+    "tonic",
+    "tower",
+    "wasmtime",
+];
+
+/// If cargo has started this program in place of the compiler, whose path and arguments are `arguments`: runs the compiler,
+/// with the flags of the crate.
+pub(crate) fn as_compiler(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let compiler = PathBuf::from(arguments.next()?);
+    // The first argument of every other use is the name of a task.
+    if compiler.file_stem()? != "rustc" {
+        return None;
+    }
+    let arguments: Vec<OsString> = arguments.collect();
+    let mut command = Command::new(compiler);
+    command.args(&arguments);
+    if is_explored(&arguments) {
+        command.args(COVERAGE);
+    }
+    let status = command.status();
+    Some(match status {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// Whether these arguments compile a crate that is explored. Those of build scripts and macros have no flags of ours.
+fn is_explored(arguments: &[OsString]) -> bool {
+    let name = arguments.iter().skip_while(|it| *it != "--crate-name");
+    let name = name.map(|it| it.to_string_lossy()).nth(1);
+    let is_unexplored = |name: &str| UNEXPLORED.iter().any(|it| name.starts_with(it));
+    arguments.iter().any(|it| it == FUZZING) && name.is_some_and(|name| !is_unexplored(&name))
+}
 
 /// Fuzzes every target for a while.
 pub(crate) fn run(settings: &Settings) -> Result<Outcome> {
@@ -110,7 +165,11 @@ fn build() -> Result<PathBuf> {
         "--target",
         host,
     ]);
-    process::run(command.env("RUSTFLAGS", FLAGS.join(" ")))?;
+    let this = std::env::current_exe().context("this program has no path")?;
+    command
+        .env("RUSTFLAGS", FLAGS.join(" "))
+        .env("RUSTC_WRAPPER", this);
+    process::run(&mut command)?;
     Ok(root().join("fuzz/target").join(host).join("release"))
 }
 
@@ -158,4 +217,34 @@ fn fuzz(folder: &Path, target: &str, seed: u32, seconds: u32) -> Result<()> {
         value("stat::peak_rss_mb:")
     ));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_explored_reports_to_the_fuzzer() {
+        let explored = |line: &str| {
+            let arguments: Vec<_> = line.split(' ').map(OsString::from).collect();
+            is_explored(&arguments)
+        };
+        assert!(explored(
+            "--crate-name sapwood_control --edition=2024 --cfg=fuzzing"
+        ));
+        assert!(!explored(
+            "--crate-name wasmtime_environ --edition=2024 --cfg=fuzzing"
+        ));
+        assert!(!explored(
+            "--crate-name serde_derive --crate-type proc-macro"
+        ));
+        assert!(!explored("-vV"));
+    }
+
+    #[test]
+    fn the_name_of_a_task_is_no_compiler() {
+        let arguments = ["ci", "--lane", "fuzz"].map(OsString::from);
+        assert!(as_compiler(arguments.into_iter()).is_none());
+        assert!(as_compiler(std::iter::empty()).is_none());
+    }
 }

@@ -57,6 +57,9 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = fuzz::as_compiler(std::env::args_os().skip(1)) {
+        return code;
+    }
     let result = match Arguments::parse().task {
         Task::Serve(options) => serve::run(&options),
         Task::Check(options) => check::run(&options),
