@@ -11,6 +11,7 @@ mod forks;
 mod harness;
 mod life;
 mod load;
+mod observed;
 mod opening;
 mod overlap;
 mod pieces;

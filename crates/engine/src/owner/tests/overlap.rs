@@ -8,58 +8,17 @@ use sapwood_proto::time::Time;
 
 use super::super::step_clock::StepClock;
 use super::harness::{Bench, TestClock, read, request_for};
+use super::observed::ObservedModel;
 use super::probe::{Probe, free, run};
 use crate::Config;
-use crate::api::{ModelInfo, SharedVocabulary};
-use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
-use crate::scripted::{Config as Script, Scripted};
-
-/// A scripted model whose decode call takes some time.
-struct Slow {
-    model: Scripted,
-    pass: Duration,
-    clock: TestClock,
-}
-
-impl Model for Slow {
-    fn info(&self) -> ModelInfo {
-        self.model.info()
-    }
-    fn vocabulary(&self) -> SharedVocabulary {
-        self.model.vocabulary()
-    }
-    fn capacity(&self) -> Capacity {
-        self.model.capacity()
-    }
-    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
-        self.model.open(slot, opening);
-    }
-    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        self.model.fork(from, to, tokens);
-    }
-    fn truncate(&mut self, slot: SlotId, tokens: u32) {
-        self.model.truncate(slot, tokens);
-    }
-    fn release(&mut self, slot: SlotId) {
-        self.model.release(slot);
-    }
-    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
-        let done = self.model.decode(batch, now);
-        self.clock.go_to(self.clock.now() + self.pass);
-        done
-    }
-    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
-        self.model.row(index, now)
-    }
-}
+use crate::model::BatchEntry;
 
 /// An engine whose decode calls take 20 ms on this clock.
 fn slow_bench(clock: &TestClock) -> Bench {
-    let model = Slow {
-        model: Scripted::new(Script::default()).unwrap(),
-        pass: Duration::from_millis(20),
-        clock: clock.clone(),
-    };
+    let advanced = clock.clone();
+    let model = ObservedModel::new(move |_: &[BatchEntry]| {
+        advanced.go_to(advanced.now() + Duration::from_millis(20));
+    });
     let mut bench = Bench::over(Box::new(model), Config::default());
     let received = clock.clone();
     let waited = clock.clone();
