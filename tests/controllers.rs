@@ -9,7 +9,7 @@ mod variables;
 use std::sync::Arc;
 
 use sapwood_engine::scripted;
-use sapwood_kernel::{Kernel, steered_model};
+use sapwood_kernel::{Kernel, Targets, steered_model};
 use sapwood_server::auth::ApiKey;
 use sapwood_server::auth::scopes::KeyScope;
 use sapwood_server::faces::controllers::Config;
@@ -35,6 +35,9 @@ async fn configured(
 ) -> (Running, Arc<MoveSource>) {
     let kernel = Kernel::new();
     let (steering, source) = steering();
+    kernel
+        .add(sapwood_kernel::generate(Targets::default()))
+        .unwrap();
     for name in models {
         let config = scripted::Config {
             name: (*name).into(),

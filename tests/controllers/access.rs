@@ -1,7 +1,16 @@
 //! Every way to reach a controller, and with whose rights (AI-902). That each route asks for a key at all is the matrix of
 //! the gate (`tests/gate/`); here is what its key may do then.
 
+use sapwood_kernel::args;
+use sapwood_kernel::connect::evergreen::import;
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
+use sapwood_proto::code::Code;
+use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
+use sapwood_proto::generated::inference::model_infer_request::InferInputTensor;
+use sapwood_proto::generated::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
+
 use super::*;
+use crate::generate::grpc::Grpc;
 
 /// A call of a model with the controller of this name.
 struct Way {
@@ -9,7 +18,7 @@ struct Way {
     body: fn(&str) -> String,
 }
 
-/// The routes that run controllers. Streams of LMTP over a WebSocket are in `lmtp.rs`.
+/// The routes that run controllers by one request. Streams of LMTP over a WebSocket are in `lmtp.rs`.
 const WAYS: &[Way] = &[
     Way {
         path: "/v1/run",
@@ -126,5 +135,100 @@ async fn ai_902_managing_controllers_needs_the_scope_control_before_a_byte_is_re
                 assert_eq!(answer.head.status, status, "{who} {method} {path}");
             }
         }
+    }
+}
+
+/// The same at sessions of Evergreen, over gRPC and WebSockets.
+#[tokio::test]
+async fn ai_902_sessions_have_the_rights_of_their_key() {
+    let (server, source) = server(&["demo"], keys()).await;
+    for scheme in ["http", "ws"] {
+        let at = ServerAddress::new(format!("{scheme}://{}", server.address));
+        for (who, is_admin, may_control) in [("anna", false, true), ("app", false, false)] {
+            let address = at.clone().with_key(who);
+            let session = ClientSession::connect(&address, ClientSessionOptions::default());
+            let session = session.await.unwrap();
+            let kernel = Kernel::new();
+            kernel.add_all(import(&session).await.unwrap()).unwrap();
+            let run = |module: &str| {
+                let controller = serde_json::json!({"module": module, "arg": "=a"});
+                let config = serde_json::json!({"controller": controller});
+                kernel.run::<String>("demo", args! { prompt: "x", config: config })
+            };
+            assert_eq!(run("moves").await.unwrap(), "a", "{scheme} {who}");
+            let asked = std::mem::take(&mut *source.users.lock().unwrap());
+            let expect = [(who.to_owned(), is_admin, may_control)];
+            assert_eq!(asked, expect, "{scheme}");
+            if who == "app" {
+                let refused = run("private").await.unwrap_err().to_string();
+                assert!(
+                    refused.contains("only its owner may run private"),
+                    "{refused}"
+                );
+            }
+            source.users.lock().unwrap().clear();
+        }
+        for address in [at.clone(), at.with_key("nobody")] {
+            let refused = ClientSession::connect(&address, ClientSessionOptions::default()).await;
+            assert_eq!(refused.err().unwrap().code, Code::Unauthenticated);
+        }
+    }
+}
+
+/// The same at Triton's gRPC.
+#[tokio::test]
+async fn ai_902_inference_over_grpc_has_the_rights_of_its_key() {
+    let (server, source) = server(&["demo"], keys()).await;
+    let mut grpc = Grpc::connect(&server).await;
+    for (who, is_admin, may_control) in [("anna", false, true), ("app", false, false)] {
+        let asking = |controller: &str| {
+            let mut request = tonic::Request::new(steered(controller));
+            let key = format!("Bearer {who}").parse().unwrap();
+            request.metadata_mut().insert("authorization", key);
+            request
+        };
+        let answer: ModelInferResponse = grpc.send("ModelInfer", asking("moves")).await.unwrap();
+        let raw = answer.raw_output_contents.iter();
+        assert!(raw.into_iter().any(|raw| raw.ends_with(b"a")), "{answer:?}");
+        let asked = std::mem::take(&mut *source.users.lock().unwrap());
+        assert_eq!(asked, [(who.to_owned(), is_admin, may_control)]);
+        if who == "app" {
+            let refused = grpc.send::<_, ModelInferResponse>("ModelInfer", asking("private"));
+            let refused = refused.await.unwrap_err();
+            assert!(
+                refused.message().contains("only its owner may run private"),
+                "{refused}"
+            );
+        }
+        source.users.lock().unwrap().clear();
+    }
+    let without = tonic::Request::new(steered("moves"));
+    let refused = grpc.send::<_, ModelInferResponse>("ModelInfer", without);
+    assert_eq!(
+        refused.await.unwrap_err().code(),
+        tonic::Code::Unauthenticated
+    );
+    assert!(source.users.lock().unwrap().is_empty());
+}
+
+/// A request of Triton's gRPC with this controller.
+fn steered(controller: &str) -> ModelInferRequest {
+    let text = |value: &str| InferParameter {
+        parameter_choice: Some(ParameterChoice::StringParam(value.into())),
+    };
+    let parameters = [("controller", controller), ("controller_arg", "=a")];
+    ModelInferRequest {
+        model_name: "demo".into(),
+        inputs: vec![InferInputTensor {
+            name: "text_input".into(),
+            datatype: "BYTES".into(),
+            shape: vec![1],
+            ..InferInputTensor::default()
+        }],
+        raw_input_contents: vec![[&1_u32.to_le_bytes()[..], b"x"].concat().into()],
+        parameters: parameters
+            .map(|(name, value)| (name.to_owned(), text(value)))
+            .into(),
+        ..ModelInferRequest::default()
     }
 }
