@@ -1,6 +1,7 @@
 //! Every way to reach a controller, and with whose rights (AI-902). That each route asks for a key at all is the matrix of
 //! the gate (`tests/gate/`); here is what its key may do then.
 
+use futures::future::join_all;
 use sapwood_kernel::args;
 use sapwood_kernel::connect::evergreen::import;
 use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
@@ -113,29 +114,35 @@ async fn ai_902_every_way_to_a_controller_has_the_rights_of_its_key() {
 async fn ai_902_managing_controllers_needs_the_scope_control_before_a_byte_is_read() {
     let (server, _) = server(&["demo"], keys()).await;
     let id = "0".repeat(64);
-    for prefix in ["", "/aici/demo"] {
-        for (method, path) in [
-            ("POST", "/v1/controllers".to_owned()),
-            ("GET", "/v1/controllers".to_owned()),
-            ("GET", format!("/v1/controllers/{id}")),
-            ("DELETE", format!("/v1/controllers/{id}")),
-            ("POST", "/v1/controllers/tags".to_owned()),
-            ("DELETE", "/v1/controllers/tags/a".to_owned()),
-        ] {
+    let routes = [
+        ("POST", "/v1/controllers".to_owned()),
+        ("GET", "/v1/controllers".to_owned()),
+        ("GET", format!("/v1/controllers/{id}")),
+        ("DELETE", format!("/v1/controllers/{id}")),
+        ("POST", "/v1/controllers/tags".to_owned()),
+        ("DELETE", "/v1/controllers/tags/a".to_owned()),
+    ];
+    let asked = ["", "/aici/demo"].into_iter().flat_map(|prefix| {
+        let routes = routes.iter();
+        routes.flat_map(move |(method, path)| {
             let path = format!("{prefix}{path}");
-            for (who, status) in [("nobody", 401), ("app", 403)] {
-                // A body that is announced and never comes: whoever may not send it is told at once.
-                let key = format!("api-key: {who}");
-                let headers: &[&str] = match method {
-                    "POST" => &[&key, "content-length: 1000000"],
-                    _ => &[&key],
-                };
-                let request = head(method, &path, headers);
-                let answer = Wire::connect(server.address).await.ask(request).await;
-                assert_eq!(answer.head.status, status, "{who} {method} {path}");
-            }
-        }
-    }
+            [("nobody", 401), ("app", 403)]
+                .map(|(who, status)| (path.clone(), *method, who, status))
+        })
+    });
+    // All at once: an answer waits a moment for the rest of a body, for clients that read nothing before they have sent it.
+    join_all(asked.map(async |(path, method, who, status)| {
+        // A body that is announced and never comes.
+        let key = format!("api-key: {who}");
+        let headers: &[&str] = match method {
+            "POST" => &[&key, "content-length: 1000000"],
+            _ => &[&key],
+        };
+        let request = head(method, &path, headers);
+        let answer = Wire::connect(server.address).await.ask(request).await;
+        assert_eq!(answer.head.status, status, "{who} {method} {path}");
+    }))
+    .await;
 }
 
 /// The same at sessions of Evergreen, over gRPC and WebSockets.
