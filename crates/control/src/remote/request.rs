@@ -115,6 +115,8 @@ pub(super) enum SideOp<'a> {
     Stats {},
     /// Ours alone; other runtimes answer `bad op`, and drop the instance in time.
     Drop { req_id: &'a str },
+    /// Ours alone.
+    Cancel { rid: &'a str },
 }
 
 impl SideRequest<'_> {

@@ -1,5 +1,8 @@
 //! The side channel: uploads and instances, several at once (AI-306).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,7 +34,11 @@ pub(super) struct SideQueue {
 
 #[derive(Default)]
 struct SideState {
+    /// Uploads and starts, in their order.
     queue: VecDeque<SideJob>,
+    /// Sent before them. Without a bound of their own: each drop follows a start, and one that is lost would leave an
+    /// instance in the runtime for minutes.
+    urgent: VecDeque<SideJob>,
     pending: HashMap<String, PendingJob>,
     last_rid: u64,
     closed: bool,
@@ -90,7 +97,9 @@ struct StatsPolls {
 impl StatsPolls {
     /// How long nothing is to be done.
     fn time(&mut self, epoch: &Epoch) -> Duration {
-        let uses = epoch.own && (!epoch.table().is_empty() || epoch.memory.bytes() > 0);
+        // Also while instances start: then the answer to this is what shows that the runtime lives.
+        let uses = epoch.own
+            && (!epoch.table().is_empty() || epoch.memory.bytes() > 0 || epoch.side.is_asked());
         if !uses && self.due.is_none() {
             return LONGEST;
         }
@@ -113,8 +122,26 @@ impl StatsPolls {
 #[derive(Clone, Debug)]
 pub(super) enum UploadError {
     Refused(ReplyError),
-    /// The runtime ended, or there is too much to do.
+    /// There is too much to do.
+    Busy,
+    /// The runtime ended.
     Lost,
+}
+
+/// Why a request is not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotQueued {
+    Full,
+    Closed,
+}
+
+/// What ran out of time.
+#[derive(Default)]
+struct Overdue {
+    /// With the ids of their requests.
+    starts: Vec<(String, Arc<StartingInstance>)>,
+    /// Anything else: the runtime does not answer.
+    is_hung: bool,
 }
 
 /// An instance that is starting.
@@ -167,9 +194,12 @@ impl SideQueue {
         let binary = base64::engine::general_purpose::STANDARD.encode(module);
         let upload = Arc::new(PendingUpload::default());
         let op = SideOp::MkModule { binary };
-        if !self.push(user, op, limit, SidePurpose::Upload(Arc::clone(&upload))) {
-            return Err(UploadError::Lost);
-        }
+        let purpose = SidePurpose::Upload(Arc::clone(&upload));
+        self.push(user, op, limit, purpose)
+            .map_err(|refused| match refused {
+                NotQueued::Full => UploadError::Busy,
+                NotQueued::Closed => UploadError::Lost,
+            })?;
         let mut answer = upload.answer.lock().unwrap_or_else(PoisonError::into_inner);
         // Ends: at the latest the time limit ends the runtime, and that answers everything.
         loop {
@@ -203,26 +233,59 @@ impl SideQueue {
             module_id: call.module,
             module_arg: call.arg,
         };
-        if !self.push(
-            call.user,
-            op,
-            limit,
-            SidePurpose::Start(Arc::clone(&starting)),
-        ) {
-            starting.set(Err(lost()));
+        let purpose = SidePurpose::Start(Arc::clone(&starting));
+        match self.push(call.user, op, limit, purpose) {
+            Ok(()) => {}
+            Err(NotQueued::Full) => {
+                let what = "too many controllers are waiting to be started";
+                let failure = CallFailure::new(ErrorReason::SERVER_OVERLOADED, what);
+                starting.set(Err(failure));
+            }
+            Err(NotQueued::Closed) => {
+                starting.set(Err(lost()));
+            }
         }
         starting
+    }
+
+    /// Takes a start back that nobody waits for any more. Where it is sent already, our own runtime ends it; of another one,
+    /// the instance is dropped when it has started.
+    pub(super) fn take_back(&self, starting: &Arc<StartingInstance>, own: bool, limit: Duration) {
+        let mut state = self.state();
+        let queued = state.queue.iter();
+        let place = queued.enumerate().find(|(_, job)| job.purpose.is(starting));
+        if let Some((place, _)) = place {
+            state.queue.remove(place);
+            return;
+        }
+        let mut pending = state.pending.iter();
+        let sent = pending.find(|(_, job)| job.purpose.is(starting));
+        let Some(rid) = sent.map(|(rid, _)| rid.clone()) else {
+            return;
+        };
+        drop(state);
+        if own {
+            self.cancel(&rid, limit);
+        }
+    }
+
+    /// Lets the runtime stop a request.
+    fn cancel(&self, rid: &str, limit: Duration) {
+        // Refused only when the runtime is gone, and its instances with it.
+        let _ = self.push(NOBODY, SideOp::Cancel { rid }, limit, SidePurpose::Nothing);
     }
 
     /// Lets the runtime drop an instance that no sequence was bound to.
     pub(super) fn abandon(&self, request: &str, limit: Duration) {
         let op = SideOp::Drop { req_id: request };
-        self.push(NOBODY, op, limit, SidePurpose::Nothing);
+        // As above.
+        let _ = self.push(NOBODY, op, limit, SidePurpose::Nothing);
     }
 
     /// Asks what the runtime's controllers use.
     fn ask_for_stats(&self, limit: Duration) {
-        self.push(NOBODY, SideOp::Stats {}, limit, SidePurpose::Stats);
+        // As above.
+        let _ = self.push(NOBODY, SideOp::Stats {}, limit, SidePurpose::Stats);
     }
 
     fn next_number(&self) -> u64 {
@@ -237,7 +300,7 @@ impl SideQueue {
         op: SideOp<'_>,
         limit: Duration,
         purpose: SidePurpose,
-    ) -> bool {
+    ) -> Result<(), NotQueued> {
         let rid = self.next_number().to_string();
         // Without the lock: a module is long.
         let message = SideRequest {
@@ -246,19 +309,27 @@ impl SideQueue {
             op,
         }
         .encode();
-        let mut state = self.state();
-        if state.closed || state.queue.len() >= QUEUE_MAX {
-            return false;
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if state.closed {
+            return Err(NotQueued::Closed);
         }
-        state.queue.push_back(SideJob {
+        let queue = match purpose {
+            SidePurpose::Upload(_) | SidePurpose::Start(_) if state.queue.len() >= QUEUE_MAX => {
+                return Err(NotQueued::Full);
+            }
+            SidePurpose::Upload(_) | SidePurpose::Start(_) => &mut state.queue,
+            SidePurpose::Stats | SidePurpose::Nothing => &mut state.urgent,
+        };
+        queue.push_back(SideJob {
             rid,
             message,
             limit,
             purpose,
         });
-        drop(state);
+        drop(guard);
         self.changed.notify_one();
-        true
+        Ok(())
     }
 
     /// The runtime is gone: everything is answered with that.
@@ -266,6 +337,8 @@ impl SideQueue {
         let mut state = self.state();
         state.closed = true;
         let queued = std::mem::take(&mut state.queue);
+        // Nobody waits for an answer to these.
+        state.urgent.clear();
         let pending = std::mem::take(&mut state.pending);
         drop(state);
         self.changed.notify_all();
@@ -284,9 +357,7 @@ impl SideQueue {
             if state.closed {
                 return None;
             }
-            if state.pending.len() < PENDING_MAX
-                && let Some(job) = state.queue.pop_front()
-            {
+            if let Some(job) = state.pop() {
                 let until = Instant::now() + job.limit;
                 let purpose = job.purpose.clone();
                 state
@@ -312,9 +383,38 @@ impl SideQueue {
         !self.state().pending.is_empty()
     }
 
-    fn is_overdue(&self) -> bool {
-        let now = Instant::now();
-        self.state().pending.values().any(|job| job.until <= now)
+    /// Whether something can be sent at once.
+    fn can_send(&self) -> bool {
+        let state = self.state();
+        state.pending.len() < PENDING_MAX && (!state.queue.is_empty() || !state.urgent.is_empty())
+    }
+
+    /// Forgets the starts that have taken too long, and says which; a late answer is for nobody.
+    fn take_overdue(&self, now: Instant) -> Overdue {
+        let mut overdue = Overdue::default();
+        let mut state = self.state();
+        state.pending.retain(|rid, job| match &job.purpose {
+            _ if job.until > now => true,
+            SidePurpose::Start(starting) => {
+                overdue.starts.push((rid.clone(), Arc::clone(starting)));
+                false
+            }
+            _ => {
+                overdue.is_hung = true;
+                true
+            }
+        });
+        overdue
+    }
+}
+
+impl SideState {
+    /// The next request, if the runtime may have one more.
+    fn pop(&mut self) -> Option<SideJob> {
+        if self.pending.len() >= PENDING_MAX {
+            return None;
+        }
+        self.urgent.pop_front().or_else(|| self.queue.pop_front())
     }
 }
 
@@ -322,11 +422,16 @@ impl SidePurpose {
     fn fail(&self, failure: &CallFailure) {
         match self {
             Self::Upload(upload) => upload.set(Err(UploadError::Lost)),
-            Self::Start(starting) => {
-                starting.set(Err(failure.clone()));
-                starting.waker.wake();
-            }
+            Self::Start(starting) => starting.fail(failure),
             Self::Stats | Self::Nothing => {}
+        }
+    }
+
+    /// Whether it is this start.
+    fn is(&self, starting: &Arc<StartingInstance>) -> bool {
+        match self {
+            Self::Start(mine) => Arc::ptr_eq(mine, starting),
+            _ => false,
         }
     }
 }
@@ -353,6 +458,11 @@ impl StartingInstance {
         None
     }
 
+    fn fail(&self, failure: &CallFailure) {
+        self.set(Err(failure.clone()));
+        self.waker.wake();
+    }
+
     /// The result, once.
     pub(super) fn poll(&self) -> Option<Result<StartedInstance, CallFailure>> {
         self.state().result.take()
@@ -376,10 +486,14 @@ pub(super) fn run(epoch: &Epoch, mut wire: SideWire) {
         {
             return;
         }
-        let until = Instant::now() + SLICE;
+        // While there is more to send, only what is there already is received.
+        let until = match epoch.side.can_send() {
+            true => Instant::now(),
+            false => Instant::now() + SLICE,
+        };
         // `receive` does not look at the time while there is a message: one that answers without end must not keep its limits
         // from being looked at.
-        while epoch.side.is_asked() && Instant::now() < until {
+        while epoch.side.is_asked() {
             match wire.responses.receive(&mut answer, Some(until)) {
                 Ok(Received::Message) => match Reply::parse(&answer) {
                     Ok(reply) => take(epoch, reply),
@@ -391,16 +505,39 @@ pub(super) fn run(epoch: &Epoch, mut wire: SideWire) {
                 }
                 Err(error) => return epoch.kill(&error.to_string()),
             }
+            if Instant::now() >= until {
+                break;
+            }
         }
         answer.clear();
         answer.shrink_to(ANSWER_BYTES_KEPT);
         if polls.take_due() {
             epoch.side.ask_for_stats(epoch.limits.upload);
         }
-        if epoch.side.is_overdue() {
+        if !settle_overdue(epoch) {
             return epoch.kill("it did not answer on the side channel in time");
         }
     }
+}
+
+/// Ends the starts that have taken too long. `false`: the runtime does not answer at all.
+fn settle_overdue(epoch: &Epoch) -> bool {
+    let overdue = epoch.side.take_overdue(Instant::now());
+    // A foreign runtime is asked nothing else that would show whether it lives, and knows no `drop` (AI-851).
+    if overdue.is_hung || !(epoch.own || overdue.starts.is_empty()) {
+        for (_, starting) in overdue.starts {
+            starting.fail(&lost());
+        }
+        return false;
+    }
+    for (rid, starting) in overdue.starts {
+        let what = "the controller did not start in time";
+        starting.fail(&CallFailure::new(ErrorReason::TIMEOUT, what));
+        // Both: it may have started while the first is on its way.
+        epoch.side.cancel(&rid, epoch.limits.upload);
+        epoch.side.abandon(&starting.request, epoch.limits.upload);
+    }
+    true
 }
 
 /// Sends a request. `false`: the process has ended, or has to.

@@ -77,6 +77,7 @@ impl RemoteControllers {
         let stored = match answer {
             Ok(stored) => stored,
             Err(UploadError::Lost) => return Err(NotMirrored::Lost),
+            Err(UploadError::Busy) => return Err(NotMirrored::Refused(busy())),
             Err(UploadError::Refused(error)) => {
                 return Err(NotMirrored::Refused(refusal(&error.text, error.is_user)));
             }
@@ -107,6 +108,14 @@ fn refusal(text: &str, is_user: bool) -> SteerRefusal {
         code,
         reason,
         message: text.to_owned(),
+    }
+}
+
+fn busy() -> SteerRefusal {
+    SteerRefusal {
+        code: Code::Overloaded,
+        reason: ErrorReason::SERVER_OVERLOADED,
+        message: "too many controllers are waiting to be started".to_owned(),
     }
 }
 

@@ -126,7 +126,13 @@ impl RemoteSteer {
             SteerPlace::There(id) => id,
             SteerPlace::Starting(starting) => match starting.abandon() {
                 Some(started) => started.id,
-                None => return,
+                None => {
+                    let epoch = &self.epoch;
+                    epoch
+                        .side
+                        .take_back(&starting, epoch.own, epoch.limits.upload);
+                    return;
+                }
             },
         };
         self.epoch.table().free(id, self.epoch.now());

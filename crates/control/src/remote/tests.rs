@@ -357,6 +357,8 @@ fn ai_852_every_kind_of_death_costs_its_sequences_and_the_next_request_has_anoth
         let (steer, mut stub) = setup.open(Stub::ready);
         let (mut steer, bell) = (steer.unwrap(), Arc::new(Bell::default()));
         stub.begin(&mut *steer, &bell);
+        // Kept: one that nobody waits for would be taken back.
+        let mut other = None;
         match misdeed {
             Misdeed::Garbage => stub.answer_bytes(b"{\"type\":"),
             Misdeed::Empty => stub.answer_bytes(b"{}"),
@@ -369,13 +371,14 @@ fn ai_852_every_kind_of_death_costs_its_sequences_and_the_next_request_has_anoth
             Misdeed::SideGarbage => {
                 // Read while something of the side channel is pending.
                 let waker: Arc<dyn StepWaker> = Arc::clone(&bell) as _;
-                let (other, ()) = setup.open(|_| {});
-                other.unwrap().begin(&[1], &waker);
+                let (opened, ()) = setup.open(|_| {});
+                other.insert(opened.unwrap()).begin(&[1], &waker);
                 stub.wire.side_responses.send(b"[").unwrap();
             }
         }
         let failure = bell.wait(|| steer.pre().transpose()).unwrap_err();
         assert_eq!(failure.reason, ErrorReason::RUNTIME_LOST, "{misdeed:?}");
+        drop(other);
         // Modules are uploaded again.
         let (next, mut second) = setup.open(Stub::ready);
         assert!(stub.is_gone(), "{misdeed:?}");
