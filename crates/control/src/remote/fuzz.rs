@@ -134,7 +134,7 @@ impl Play {
                     tokens,
                     sampled: choices.flag().then_some(token),
                 };
-                self.table.happened(id, appended);
+                let _ = self.table.happened(id, appended);
             }
             5 => {
                 self.table.free(id, self.now);

@@ -74,6 +74,15 @@ impl MainRequest {
         }
     }
 
+    /// The ids of the instances that it binds to sequences.
+    pub(super) fn bound(&self) -> Vec<String> {
+        match self {
+            Self::PostPre { pre_ops, .. } => pre_ops.iter().map(|op| op.req_id.clone()).collect(),
+            Self::Mid { .. } => Vec::new(),
+            Self::Process { ops, .. } => ops.iter().filter_map(|op| op.req_id.clone()).collect(),
+        }
+    }
+
     /// The message.
     pub(super) fn encode(&self) -> Vec<u8> {
         encode(self)

@@ -16,6 +16,7 @@ use super::request::WireAuth;
 use super::side::{StartCall, StartingInstance, drop_abandoned};
 use crate::host::{MidReturned, Returned, Waiting};
 use crate::module::{Abi, ModuleId};
+use crate::runtime::LIST_MAX;
 use crate::steer::p2::{self, Following};
 use crate::steer::{add_report, failure_of, unexpected};
 
@@ -317,12 +318,11 @@ impl Steer for RemoteSteer {
     fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
         let id = self.id()?;
         let mut table = self.epoch.table();
-        match &mut self.steps {
+        let fits = match &mut self.steps {
             RemoteSteps::P1 { known, .. } => {
                 let known = known.take();
-                if appended.backtrack > 0 || known.as_deref() != Some(appended.tokens) {
-                    table.happened(id, appended);
-                }
+                let is_known = appended.backtrack == 0 && known.as_deref() == Some(appended.tokens);
+                is_known || table.happened(id, appended)
             }
             RemoteSteps::P2 {
                 following,
@@ -332,23 +332,31 @@ impl Steer for RemoteSteer {
             } => {
                 // Also where another steerer has changed the text of a sequence that waits.
                 (*wait, *answered) = (None, None);
-                table.happened(id, appended);
+                let fits = table.happened(id, appended);
                 // Of the parent, branch 0; a fork has its own at this place.
                 let following = std::mem::take(following).into_iter().next();
                 if let (Some(sampled), Some(following)) = (appended.sampled, following) {
                     *forced = following.after(sampled);
                     // At once, because a clone's first op may go out before the engine appends them.
-                    table.happened(
-                        id,
-                        Appended {
-                            tokens: forced,
-                            ..Appended::default()
-                        },
-                    );
+                    let appended = Appended {
+                        tokens: forced,
+                        ..Appended::default()
+                    };
+                    fits && table.happened(id, appended)
+                } else {
+                    fits
                 }
             }
+        };
+        drop(table);
+        if fits {
+            return Ok(Post::Continue);
         }
-        Ok(Post::Continue)
+        let message = format!("more than {LIST_MAX} tokens in one step");
+        self.settle(Err(SteerFailure {
+            reason: ErrorReason::BAD_RESULT,
+            message,
+        }))
     }
 
     fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>> {

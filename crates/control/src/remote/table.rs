@@ -30,6 +30,7 @@ use super::reply::{CallResult, ReplyError, StepResults};
 use super::request::MainRequest;
 use crate::host::{CallFailure, Returned};
 use crate::module::Abi;
+use crate::runtime::LIST_MAX;
 use crate::steer::add_report;
 
 /// The sequences of one runtime process.
@@ -55,6 +56,8 @@ pub(super) struct RemoteTable {
 /// The request that is being answered.
 struct SentRequest {
     ids: Vec<u64>,
+    /// The instances that it binds.
+    bound: Vec<String>,
     freed: Vec<u64>,
     /// Every sequence that the runtime has meanwhile.
     live: Vec<u64>,
@@ -118,17 +121,21 @@ impl RemoteTable {
         }
     }
 
-    /// Notes what was done to a sequence, for its next op.
-    pub(super) fn happened(&mut self, id: u64, appended: Appended<'_>) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            let Appended {
-                backtrack,
-                tokens,
-                sampled,
-            } = appended;
-            entry.happened.add(backtrack, tokens, sampled);
-            entry.forget_mid();
-        }
+    /// Notes what was done to a sequence, for its next op. `false`: that is more than an op may have, which would cost every
+    /// sequence of its request (AI-305).
+    #[must_use]
+    pub(super) fn happened(&mut self, id: u64, appended: Appended<'_>) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return true;
+        };
+        let Appended {
+            backtrack,
+            tokens,
+            sampled,
+        } = appended;
+        entry.happened.add(backtrack, tokens, sampled);
+        entry.forget_mid();
+        entry.happened.tokens.len() <= LIST_MAX
     }
 
     /// Asks for the next step of a sequence (P1).
@@ -299,6 +306,7 @@ impl RemoteTable {
         let live = live.filter(|(_, entry)| entry.place == SequencePlace::Live);
         self.sent = Some(SentRequest {
             ids: request.ids(),
+            bound: request.bound(),
             freed,
             live: live.map(|(id, _)| *id).collect(),
         });
@@ -357,7 +365,8 @@ impl RemoteTable {
                 entry.fail(failure, &mut woken);
             }
         }
-        // Nothing was done (AI-305), so these are still there.
+        // Nothing was done (AI-305), so these are still there, and those are not bound: nobody else would drop them.
+        self.abandoned.extend(sent.bound);
         if !sent.freed.is_empty() {
             self.freed.extend(sent.freed);
             self.freed_since.get_or_insert(now);

@@ -36,7 +36,7 @@ pub(crate) use self::main_channel::{DialectCell, MainChannel, MainConfig, MainRe
 pub(crate) use self::pending::{Pending, PendingLimits};
 pub(crate) use self::sequence::Pace;
 pub(crate) use self::side::{Launch, Launcher, SIDE_WORKERS, SendAnswer, SideChannel, SideParts};
-pub(crate) use self::table::{StepClock, StepConfig};
+pub(crate) use self::table::{LIST_MAX, StepClock, StepConfig};
 pub(crate) use self::translated::WireInstance;
 pub(crate) use self::wake::StepWake;
 

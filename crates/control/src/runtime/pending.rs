@@ -173,6 +173,11 @@ impl<T> Pending<T> {
 }
 
 impl<T> Reservation<T> {
+    /// The id of the request.
+    pub(crate) fn request(&self) -> &str {
+        &self.request
+    }
+
     /// From here on the instance can be bound.
     pub(crate) fn ready(mut self, sequence: T, now: Instant) {
         if let Some(member) = self.member.take() {

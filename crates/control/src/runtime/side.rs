@@ -161,10 +161,14 @@ impl<L: Launcher> SideChannel<L> {
         match job {
             Job::Request(ticket, envelope) => self.run(ticket, envelope),
             Job::Begun(number) => {
-                if let Some((ticket, answer)) = self.launches.poll(number)
-                    && self.queue.finish(&ticket)
-                {
-                    (self.send)(ticket.rid.as_deref(), answer);
+                let Some(ended) = self.launches.poll(number) else {
+                    return;
+                };
+                if self.queue.finish(&ended.ticket) {
+                    (self.send)(ended.ticket.rid.as_deref(), ended.answer);
+                } else {
+                    // Cancelled at the last moment: the engine was told that there is no instance.
+                    self.pending.remove(&ended.request);
                 }
             }
             Job::Idle => self.pending.drop_expired(Instant::now()),

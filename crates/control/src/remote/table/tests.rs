@@ -74,7 +74,7 @@ impl Play {
             tokens,
             sampled: Some(token),
         };
-        self.table.happened(id, appended);
+        assert!(self.table.happened(id, appended));
     }
 
     fn free(&mut self, id: u64) {
@@ -343,7 +343,7 @@ fn ai_401_the_transcript_of_p1() {
         tokens: &[1],
         sampled: None,
     };
-    play.table.happened(id, spliced);
+    assert!(play.table.happened(id, spliced));
     play.pre(id);
     let post = json!({"id": id, "tokens": [1], "backtrack": 3});
     assert_eq!(
@@ -467,6 +467,40 @@ fn ai_305_a_refused_request_costs_those_that_it_lists() {
     play.now = play.now + FREE_AFTER;
     play.sends();
     assert!(!play.table.refused(&error, play.now).0, "nobody's fault");
+}
+
+#[test]
+fn ai_305_instances_of_a_refused_request_are_dropped() {
+    for dialect in [Abi::P1, Abi::P2] {
+        let mut play = Play::new(dialect, 9);
+        let id = play.insert("a");
+        match dialect {
+            Abi::P1 => play.pre(id),
+            Abi::P2 => play.mid(id),
+        }
+        assert_ne!(play.sends(), Value::Null);
+        let error = ReplyError {
+            text: "more than 65536 entries".into(),
+            is_user: true,
+        };
+        play.table.refused(&error, play.now);
+        play.free(id);
+        assert_eq!(play.table.take_abandoned(), ["a"], "{dialect:?}");
+    }
+}
+
+#[test]
+fn ai_222_what_happened_to_a_sequence_fits_into_an_op_or_is_its_failure() {
+    let mut play = Play::new(Abi::P2, 9);
+    let id = play.live("a");
+    let appended = |tokens| Appended {
+        backtrack: 0,
+        tokens,
+        sampled: None,
+    };
+    let forced = vec![7; 65_536];
+    assert!(play.table.happened(id, appended(&forced)));
+    assert!(!play.table.happened(id, appended(&[7])));
 }
 
 #[test]

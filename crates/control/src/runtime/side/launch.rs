@@ -64,8 +64,14 @@ enum Prompt {
     Text(String),
 }
 
-/// The answer to a request as it is sent, and which one it is.
-type Answered = (Ticket, Vec<u8>);
+/// A start that has ended.
+pub(super) struct EndedStart {
+    pub(super) ticket: Ticket,
+    /// The id that the instance can be bound by, if there is one now.
+    pub(super) request: String,
+    /// The answer as it is sent.
+    pub(super) answer: Vec<u8>,
+}
 
 impl<L: Launcher> Launches<L> {
     pub(super) fn new(
@@ -171,7 +177,7 @@ impl<L: Launcher> Launches<L> {
     }
 
     /// Looks whether an instance has begun. `None`: not yet, or it was answered before.
-    pub(super) fn poll(&self, number: u64) -> Option<Answered> {
+    pub(super) fn poll(&self, number: u64) -> Option<EndedStart> {
         // The lock is held while it is asked: a wake at this moment queues another look, which finds the entry.
         let mut starting = self.lock();
         let entry = starting.get_mut(&number)?;
@@ -183,9 +189,11 @@ impl<L: Launcher> Launches<L> {
         };
         let begun = starting.remove(&number)?;
         drop(starting);
-        let ticket = begun.ticket.clone();
-        let answer = begun.end(ended, self.features.format(), self.room);
-        Some((ticket, answer))
+        Some(EndedStart {
+            ticket: begun.ticket.clone(),
+            request: begun.reservation.request().to_owned(),
+            answer: begun.end(ended, self.features.format(), self.room),
+        })
     }
 
     /// Drops the instance of a cancelled request, which frees its request id.
