@@ -47,7 +47,7 @@ use sapwood_proto::steer::StepReport;
 use wasmtime::{Engine, Linker};
 
 pub use self::artefact::Artefact;
-use self::budget::MemoryBudget;
+use self::budget::{MEMORY_EXHAUSTED, MemoryBudget};
 pub use self::callback::Callback;
 pub use self::config::{ControllerRandom, HostConfig};
 pub use self::controller::Outcome;
@@ -231,8 +231,17 @@ impl Host {
         &self.0.workers
     }
 
-    /// Counts one more instance, until the returned value is dropped.
-    fn enter(&self) -> Result<LiveInstance, CallFailure> {
+    /// Counts one more instance of a request, until the returned values are dropped, and from the first on what the request's
+    /// variables hold.
+    fn enter(&self, group: &Arc<Group>) -> Result<(Member, LiveInstance), CallFailure> {
+        let member = group.enter()?;
+        if !group.variables().charge_to(self.budget()) {
+            return Err(CallFailure::new(ErrorReason::MEMORY, MEMORY_EXHAUSTED));
+        }
+        Ok((member, self.count_live()?))
+    }
+
+    fn count_live(&self) -> Result<LiveInstance, CallFailure> {
         let limit = self.0.config.instances;
         let add = |live: u32| (live < limit).then_some(live + 1);
         let live = &self.0.live;

@@ -137,12 +137,15 @@ impl InstanceLimiter {
         let text = if self.instantiating {
             MEMORY_EXHAUSTED
         } else {
-            "controller memory exhausted: all instances together have reached their limit"
+            ALL_MEMORY_EXHAUSTED
         };
         Err(Abort::limit(ErrorReason::MEMORY, text))
     }
 }
 
+/// The memory of all instances does not suffice for what one of them asks for.
+pub(super) const ALL_MEMORY_EXHAUSTED: &str =
+    "controller memory exhausted: all instances together have reached their limit";
 /// The memory of all instances does not suffice for a further one.
 pub(super) const MEMORY_EXHAUSTED: &str = "controller memory exhausted";
 

@@ -124,9 +124,11 @@ fn tokenize(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
         }
         _ => model.tokenize_until(&text, view, &|| state.check_deadline().is_err()),
     };
-    call.data_mut().blobs.tokenized = token_blob(&tokens);
+    let state = call.data_mut();
+    state.blobs.tokenized = token_blob(&tokens);
+    state.charge_kept()?;
     // A long text may have used up the callback's time.
-    call.data().check_deadline()?;
+    state.check_deadline()?;
     Ok(BLOB_TOKENIZED)
 }
 

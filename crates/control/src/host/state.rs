@@ -91,6 +91,13 @@ pub(super) struct Blobs {
     pub(super) forced: Vec<u8>,
 }
 
+impl Blobs {
+    /// Bytes of those that a controller can make large.
+    pub(super) fn bytes(&self) -> usize {
+        self.tokenized.capacity() + self.storage.capacity() + self.forced.capacity()
+    }
+}
+
 /// The data of an instance's store.
 pub(super) struct ControllerState {
     pub(super) surroundings: Surroundings,
@@ -197,9 +204,9 @@ impl ControllerState {
         Some(at.saturating_duration_since(Instant::now()))
     }
 
-    /// Charges the handles, of which one has grown or is new.
-    pub(super) fn charge_handles(&mut self) -> Result<(), Abort> {
-        self.limiter.hold(self.handles.bytes())
+    /// Charges handles and blobs, of which one has grown or is new.
+    pub(super) fn charge_kept(&mut self) -> Result<(), Abort> {
+        self.limiter.hold(self.handles.bytes() + self.blobs.bytes())
     }
 
     pub(super) fn token_view(&self) -> TokenView {

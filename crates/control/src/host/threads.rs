@@ -241,10 +241,8 @@ impl Slot {
     }
 
     fn register(&self) -> Result<Registered, CallFailure> {
-        Ok(Registered {
-            member: self.group.enter()?,
-            live: self.host.enter()?,
-        })
+        let (member, live) = self.host.enter(&self.group)?;
+        Ok(Registered { member, live })
     }
 
     /// Queues jobs, and wakes a worker if none has this slot.
@@ -277,13 +275,13 @@ impl Slot {
 
     fn schedule(self: &Arc<Self>, starts: bool) {
         let config = self.host.config();
-        let late_after = if starts {
-            config.init_time
-        } else {
-            config.step_time + config.grace_time
-        };
         let slot = Arc::clone(self);
-        self.host.workers().push(Work::Run { slot, late_after });
+        self.host.workers().push(Work::Run {
+            slot,
+            starts,
+            // Of a start too, which may go on for longer: others need the processor.
+            late_after: config.step_time + config.grace_time,
+        });
     }
 
     /// Does all that is queued. Called by one worker at a time, which [`SlotPhase::Busy`] ensures. Returns when more is to be

@@ -6,6 +6,9 @@
 //! that is past its step limit also loses its priority, because its sequence has missed the step already and others
 //! need the processor.
 //!
+//! Starts of instances have a queue of their own, which is looked at after the other one, and a share of the threads: a burst
+//! of new requests, whose `init` may take a thousand times as long as a step, must not make the steps of others late.
+//!
 //! The *clock* is one further thread. While a callback runs it moves the engine's epoch once per millisecond, at which
 //! all running guests look at their deadlines, and it looks for slow threads. When nothing runs it sleeps.
 //!
@@ -40,6 +43,8 @@ pub(super) enum Work {
     /// Run the calls that wait in this slot.
     Run {
         slot: Arc<Slot>,
+        /// The first of them starts an instance.
+        starts: bool,
         /// How long that may take before its thread loses priority.
         late_after: Duration,
     },
@@ -70,14 +75,20 @@ struct WorkerPool {
     engine: Engine,
     kept: usize,
     spare: usize,
+    /// How many threads may start instances at the same time.
+    starting_max: usize,
     stack_bytes: usize,
     idle_spin: Duration,
 }
 
 #[derive(Default)]
 struct PoolState {
-    /// Every slot is in it at most once, so the number of instances bounds it.
+    /// Every slot is in one of the queues at most once, so the number of instances bounds them.
     queue: VecDeque<Work>,
+    /// Starts of instances.
+    starts: VecDeque<Work>,
+    /// Threads that start one.
+    starting: usize,
     threads: HashMap<u64, WorkerThread>,
     next_thread: u64,
     /// Threads that spin for work. They look at the queue before they sleep.
@@ -108,6 +119,8 @@ struct WorkerThread {
     /// When its present work began.
     since: Option<Instant>,
     late_after: Duration,
+    /// It is a start.
+    starts: bool,
     /// Another thread has been started in its stead.
     replaced: bool,
     /// It has lost its priority, and cannot get it back.
@@ -126,6 +139,8 @@ impl Workers {
             engine,
             kept: config.kept_threads(),
             spare: config.spare_threads,
+            // On an idle machine as many as it has cores, and some for those that wait for their limit in a loop.
+            starting_max: config.kept_threads() + config.spare_threads / 4,
             stack_bytes: config.stack_bytes,
             idle_spin: config.idle_spin(),
         }))
@@ -135,9 +150,12 @@ impl Workers {
     pub(super) fn push(&self, work: Work) {
         let pool = &self.0;
         let mut state = pool.lock();
-        state.queue.push_back(work);
+        match work {
+            Work::Run { starts: true, .. } => state.starts.push_back(work),
+            _ => state.queue.push_back(work),
+        }
         pool.publish_queue(&state);
-        if state.queue.len() <= state.spinning + state.notified {
+        if pool.ready(&state) <= state.spinning + state.notified {
             // Somebody comes for it.
         } else if state.idle > state.notified {
             state.notified += 1;
@@ -174,13 +192,29 @@ impl WorkerPool {
 
     fn publish_queue(&self, state: &PoolState) {
         // `Relaxed`: what a spinning thread acts on is the queue, under the lock.
-        self.queued.store(state.queue.len(), Ordering::Relaxed);
+        self.queued.store(self.ready(state), Ordering::Relaxed);
+    }
+
+    /// How much of what is queued may begin now.
+    fn ready(&self, state: &PoolState) -> usize {
+        let starts = self.starting_max.saturating_sub(state.starting);
+        state.queue.len() + state.starts.len().min(starts)
+    }
+
+    /// What is to be done next.
+    fn pop(&self, state: &mut PoolState) -> Option<Work> {
+        let work = match state.queue.pop_front() {
+            None if state.starting < self.starting_max => state.starts.pop_front()?,
+            work => work?,
+        };
+        self.publish_queue(state);
+        Some(work)
     }
 
     /// Marks slow threads, and starts threads as long as work waits and there are too few.
     fn staff(self: &Arc<Self>, state: &mut PoolState, now: Instant) {
         let free = state.idle + state.spinning;
-        let waiting = state.queue.len().saturating_sub(free);
+        let waiting = self.ready(state).saturating_sub(free);
         let mut replaced = state
             .threads
             .values()
@@ -254,13 +288,12 @@ impl WorkerPool {
         let took = state.threads.get(&key).and_then(|thread| thread.since);
         let was_slow = took.is_some_and(|since| now - since >= WAKE_DELAY);
         let goes_on = self.end_work(&mut state, key);
-        if was_slow || goes_on.is_none() || state.queue.is_empty() || state.wakes_are_due(now) {
+        if was_slow || goes_on.is_none() || self.ready(&state) == 0 || state.wakes_are_due(now) {
             state = self.wake_all(state);
         }
         goes_on?;
         loop {
-            if let Some(work) = state.queue.pop_front() {
-                self.publish_queue(&state);
+            if let Some(work) = self.pop(&mut state) {
                 self.begin_work(&mut state, key, &work);
                 return Some(work);
             }
@@ -309,6 +342,12 @@ impl WorkerPool {
         let active = state.threads.len() - replaced;
         let thread = state.threads.get_mut(&key)?;
         thread.since = None;
+        if std::mem::take(&mut thread.starts) {
+            // Another start may begin now.
+            state.starting -= 1;
+            self.publish_queue(state);
+        }
+        let thread = state.threads.get_mut(&key)?;
         if thread.slowed || (thread.replaced && active >= self.kept) {
             state.threads.remove(&key);
             // Work may wait for just this thread.
@@ -324,9 +363,18 @@ impl WorkerPool {
             return;
         };
         thread.since = Some(Instant::now());
-        thread.late_after = match work {
-            Work::Run { late_after, .. } => *late_after,
-            Work::Discard(_) => Duration::MAX,
+        (thread.late_after, thread.starts) = match work {
+            Work::Run {
+                late_after, starts, ..
+            } => (*late_after, *starts),
+            Work::Discard(_) => (Duration::MAX, false),
+        };
+        if thread.starts {
+            state.starting += 1;
+            self.publish_queue(state);
+        }
+        let Some(thread) = state.threads.get_mut(&key) else {
+            return;
         };
         #[cfg(target_os = "linux")]
         if thread.id.is_none() {
@@ -376,7 +424,7 @@ impl WorkerPool {
             }
             self.staff(&mut state, now);
             // A thread that was counted on may not have got a core yet.
-            if !state.queue.is_empty() && state.idle > state.notified {
+            if self.ready(&state) > 0 && state.idle > state.notified {
                 state.notified += 1;
                 self.work.notify_one();
             }

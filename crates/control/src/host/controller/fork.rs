@@ -19,7 +19,9 @@ impl Controller {
     ) -> Result<Box<Self>, CallFailure> {
         let parent = self.store.data_mut();
         // Charged first: what is over the limit is not copied at all.
-        let charged = state.limiter.hold(parent.handles.bytes());
+        let charged = state
+            .limiter
+            .hold(parent.handles.bytes() + parent.blobs.bytes());
         charged.map_err(|abort| CallFailure::new(abort.reason, abort.message))?;
         let handles = parent.handles.fork();
         state.handles =

@@ -7,6 +7,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{NamedVariable, OutsideWrite, RequestVariables, VariableWrite};
 
 use super::{Group, MemberNumber};
+use crate::host::budget::{ALL_MEMORY_EXHAUSTED, MemoryBudget};
 use crate::host::failure::Abort;
 use crate::host::home::Home;
 
@@ -68,6 +69,8 @@ pub struct Variables {
 struct VariableSet {
     values: HashMap<String, Variable>,
     total_bytes: usize,
+    /// The memory of all controllers, once one of the request lives.
+    budget: Option<Arc<MemoryBudget>>,
     /// Writes of any variable.
     changes: u64,
 }
@@ -97,6 +100,21 @@ impl Variables {
             home: Some(home),
             ..Self::new(limits)
         }
+    }
+
+    /// Charges what they hold to the memory of all controllers, from now on and until the request is gone. `false`: there is not
+    /// enough.
+    pub(in crate::host) fn charge_to(&self, budget: &Arc<MemoryBudget>) -> bool {
+        let mut set = self.lock();
+        if set.budget.is_some() {
+            return true;
+        }
+        // What was written before the first controller came.
+        let charged = budget.charge(held(set.total_bytes, set.values.len()));
+        if charged {
+            set.budget = Some(Arc::clone(budget));
+        }
+        charged
     }
 
     /// The limits.
@@ -155,8 +173,10 @@ impl Variables {
         let VariableSet {
             values,
             total_bytes,
+            budget,
             changes,
         } = &mut *set;
+        let number = values.len();
         let variable = values.get_mut(&write.name);
         if let Some(required) = write.when_version_is
             && variable.as_ref().map(|it| it.current.version) != Some(required)
@@ -165,9 +185,14 @@ impl Variables {
             return Ok(WriteResult::Conflict(current));
         }
         let Some(variable) = variable else {
-            limit("number", values.len() + 1, limits.number)?;
+            limit("number", number + 1, limits.number)?;
             let total = *total_bytes + write.name.len() + write.value.len();
             limit("total", total, limits.total_bytes)?;
+            recharge(
+                budget.as_deref(),
+                held(*total_bytes, number),
+                held(total, number + 1),
+            )?;
             *total_bytes = total;
             *changes += 1;
             let first = Versioned {
@@ -187,6 +212,11 @@ impl Variables {
         limit("value", kept + write.value.len(), limits.value_bytes)?;
         let total = *total_bytes - current.value.len() + kept + write.value.len();
         limit("total", total, limits.total_bytes)?;
+        recharge(
+            budget.as_deref(),
+            held(*total_bytes, number),
+            held(total, number),
+        )?;
         *total_bytes = total;
         // In place, unless a reader still holds the value.
         let value = Arc::make_mut(&mut current.value);
@@ -245,6 +275,35 @@ impl RequestVariables for Group {
 }
 
 /// Fails the callback that goes over a limit: the interface has no reply for it (AI-953).
+/// Bytes that a set of variables takes.
+const fn held(total_bytes: usize, number: usize) -> usize {
+    total_bytes + number * VARIABLE_BYTES
+}
+
+/// Changes what a set of variables is charged.
+fn recharge(budget: Option<&MemoryBudget>, from: usize, to: usize) -> Result<(), Abort> {
+    let Some(budget) = budget else {
+        return Ok(());
+    };
+    if let Some(fewer) = from.checked_sub(to) {
+        budget.refund(fewer);
+    } else if !budget.charge(to - from) {
+        return Err(Abort::limit(ErrorReason::MEMORY, ALL_MEMORY_EXHAUSTED));
+    }
+    Ok(())
+}
+
+impl Drop for VariableSet {
+    fn drop(&mut self) {
+        if let Some(budget) = &self.budget {
+            budget.refund(held(self.total_bytes, self.values.len()));
+        }
+    }
+}
+
+/// What a variable takes beside its name and value.
+const VARIABLE_BYTES: usize = 160;
+
 pub(in crate::host) fn limit(name: &str, value: usize, limit: usize) -> Result<(), Abort> {
     if value > limit {
         let text = format!("storage limit: {name}");

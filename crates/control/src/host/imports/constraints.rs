@@ -70,7 +70,7 @@ fn open(mut call: Call<'_>, kind: u32, kind_len: u32, value: u32, len: u32) -> R
         }
     };
     let handle = state.handles.add_constraint(constraint)?;
-    state.charge_handles()?;
+    state.charge_kept()?;
     Ok(handle)
 }
 
@@ -100,7 +100,9 @@ fn mask(mut call: Call<'_>, handle: u32) -> Returns<u32> {
 /// `constraint_ff`: blob 7, the tokens that must follow, perhaps none.
 fn forced(mut call: Call<'_>, handle: u32) -> Returns<u32> {
     let tokens = follow(&mut call, "constraint_ff", handle, HostConstraint::forced)?;
-    call.data_mut().blobs.forced = token_blob(&tokens);
+    let state = call.data_mut();
+    state.blobs.forced = token_blob(&tokens);
+    state.charge_kept()?;
     Ok(BLOB_FORCED)
 }
 
@@ -118,7 +120,7 @@ fn follow<T>(
         .ok_or_else(|| Abort::trap(format!("{name}: {handle} is not a handle of a constraint")))?;
     let result = stepped
         .map_err(|failure| Abort::limit(failure.reason, format!("{name}: {}", failure.message)))?;
-    state.charge_handles()?;
+    state.charge_kept()?;
     state.check_deadline()?;
     Ok(result)
 }
@@ -183,7 +185,7 @@ fn free(mut call: Call<'_>, handle: u32) -> Returns<()> {
     if !state.handles.free(handle) {
         return Err(Abort::trap(format!("free: {handle} is not a handle")).into());
     }
-    state.charge_handles()?;
+    state.charge_kept()?;
     Ok(())
 }
 
@@ -210,7 +212,7 @@ fn mask_of(call: &mut Call<'_>, name: &str, handle: u32) -> Returns<SharedMask> 
 fn keep(call: &mut Call<'_>, mask: SharedMask) -> Returns<u32> {
     let state = call.data_mut();
     let handle = state.handles.add_mask(mask)?;
-    state.charge_handles()?;
+    state.charge_kept()?;
     Ok(handle)
 }
 

@@ -48,7 +48,9 @@ pub(super) fn command(mut call: Call<'_>, src: u32, len: u32) -> Returns<u32> {
     })?;
     let response = execute(&mut call, command, limits)?;
     let response = serde_json::to_vec(&response).map_err(|error| Abort::trap(error.to_string()))?;
-    call.data_mut().blobs.storage = response;
+    let state = call.data_mut();
+    state.blobs.storage = response;
+    state.charge_kept()?;
     Ok(BLOB_STORAGE)
 }
 

@@ -42,8 +42,7 @@ impl ProcessInstance {
         program: &Program,
         start: Start,
     ) -> Result<Self, CallFailure> {
-        let member = start.group.enter()?;
-        let live = host.enter()?;
+        let (member, live) = host.enter(&start.group)?;
         if !program.steers() {
             let text = "this module has no callbacks to steer a sequence";
             return Err(CallFailure::new(ErrorReason::INIT, text));
@@ -148,8 +147,7 @@ impl ProcessInstance {
     /// Asks the process to clone itself, after the calls queued so far.
     pub(in crate::host) fn fork(&self) -> Result<Self, CallFailure> {
         let parent = &self.0;
-        let member = parent.around.group.enter()?;
-        let live = parent.around.host.enter()?;
+        let (member, live) = parent.around.host.enter(&parent.around.group)?;
         let made = ProcessSlot::make(parent.around.clone(), (member, live));
         let (child, theirs) = made.map_err(|error| no_process(&error))?;
         let mut inner = parent.lock();

@@ -67,6 +67,9 @@ struct HostileSource {
 
 struct HostileConstraint(usize);
 
+/// A constraint of so many bytes has a defect that shows when it is copied.
+const UNFORKABLE: usize = 13;
+
 impl HostConstraintSource for HostileSource {
     fn open(
         &self,
@@ -104,6 +107,7 @@ impl HostConstraint for HostileConstraint {
     }
 
     fn fork(&mut self) -> Steered<Box<dyn HostConstraint>> {
+        assert_ne!(self.0, UNFORKABLE, "a defect in the library");
         Ok(Box::new(Self(self.0)))
     }
 
@@ -200,4 +204,21 @@ fn ai_1007_a_defect_in_a_constraint_ends_its_sequence_alone() {
     };
     let count = |branch: &ReturnedBranch| branch.mask.as_ref().unwrap().count();
     assert_eq!((count(&branches[0]), count(&branches[1])), (40, 60));
+}
+
+/// AI-742
+#[test]
+fn ai_714_a_defect_in_the_copy_of_a_constraint_fails_the_fork_and_is_no_outcome_of_its_parent() {
+    let host = host();
+    let model = hostile_model(UNFORKABLE, false);
+    let body = "(call $start (i32.const 0)) (call $hex (global.get $h))";
+    let mut parent = start(&host, &model, &module(body));
+    assert_eq!(logs(parent.process()), "00000001 ");
+    let mut child = parent.fork();
+    assert_eq!(failure(child.outcome()).reason, ErrorReason::TRAP);
+    assert!(parent.instance.poll().is_none());
+    // Its state is lost with the copy.
+    assert!(parent.process().result.is_err());
+    drop((parent, child));
+    wait_until_free(&host);
 }

@@ -285,3 +285,32 @@ fn ai_413_a_fork_storm_ends_at_the_limit_of_the_request() {
     drop(all);
     wait_until_free(&host);
 }
+
+/// AI-703
+#[test]
+fn ai_441_starts_that_take_long_do_not_hold_up_the_steps_of_others() {
+    let host = new_host(HostConfig {
+        init_time: Duration::from_secs(600),
+        spare_threads: 4,
+        ..small()
+    });
+    let mut other = Sequence::start(&host, &load(&host, &token_42())).begun();
+    let endless = P1 {
+        init_prompt: "(loop $l (br $l))",
+        ..P1::default()
+    };
+    let endless = load(&host, &endless.text());
+    let starting: Vec<_> = (0..20).map(|_| Sequence::start(&host, &endless)).collect();
+    for _ in 0..20 {
+        let fork_group = vec![1];
+        let mid = other.call(Callback::Mid { fork_group });
+        assert!(matches!(mid.result, Ok(Returned::Mid(_))), "{mid:?}");
+        let post = other.post(&[42]);
+        assert!(matches!(post.result, Ok(Returned::Post { .. })), "{post:?}");
+    }
+    // Whoever starts now waits, and starts when the others have gone.
+    drop(starting);
+    drop(Sequence::start(&host, &load(&host, &token_42())).begun());
+    drop(other);
+    wait_until_free(&host);
+}

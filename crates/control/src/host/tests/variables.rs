@@ -1,6 +1,9 @@
 //! Variables, as controllers use them (AI-951 to AI-953).
 
+use sapwood_proto::steer::VariableWrite;
+
 use super::*;
+use crate::host::group::MemberNumber;
 
 /// Runs storage commands in `mid`, and returns what it prints of the responses.
 fn run(commands: &[&str]) -> Outcome {
@@ -130,4 +133,63 @@ fn ai_952_forks_share_one_set_which_outlives_a_failed_sequence() {
     drop(all);
     let value = group.variables().read("x").unwrap();
     assert_eq!((value.version, value.value.len()), (120, 120));
+}
+
+/// A thousand requests with 16 MiB each would otherwise be memory that nobody counts.
+#[test]
+fn ai_741_variables_are_charged_to_the_memory_of_all_controllers() {
+    let host = new_host(HostConfig {
+        memory_total_bytes: 3 << 20,
+        ..small()
+    });
+    let group = Group::new(4, VariablesLimits::default());
+    let write = |name: &str, bytes: usize| {
+        let write = VariableWrite {
+            name: name.to_owned(),
+            value: vec![0; bytes],
+            append: false,
+            when_version_is: None,
+        };
+        let written = group.variables().write(&write, MemberNumber::OUTSIDE);
+        written.map_err(|abort| abort.reason)
+    };
+    // Before there is a controller, and charged when there is one.
+    write("a", 1 << 20).unwrap();
+    assert_eq!(host.memory_bytes(), 0);
+    let one = Sequence::start_in(&host, &load(&host, &token_42()), &group).begun();
+    let with_one = host.memory_bytes();
+    assert!(with_one > 1 << 20, "{with_one}");
+    write("b", 1 << 20).unwrap();
+    assert!(host.memory_bytes() > with_one + (1 << 20));
+    assert_eq!(write("c", 1 << 20).unwrap_err(), ErrorReason::MEMORY);
+    write("b", 0).unwrap();
+    write("c", 1 << 20).unwrap();
+    drop((one, group));
+    wait_until_free(&host);
+}
+
+#[test]
+fn ai_741_blobs_are_charged_to_the_memory_of_all_controllers() {
+    let host = new_host(HostConfig {
+        memory_total_bytes: 2 << 20,
+        ..small()
+    });
+    // 256 KiB of text are as many tokens here, of four bytes each.
+    let module = P1 {
+        globals: "(memory (export \"memory\") 8)",
+        mid: "(drop (call $tokenize (i32.const 65536) (i32.const 262144)))
+              (call $ret (i32.const 64) (i32.const 21))",
+        ..P1::default()
+    };
+    let program = load(&host, &module.text());
+    let mut one = Sequence::start(&host, &program).begun();
+    let before = host.memory_bytes();
+    assert!(one.mid().result.is_ok());
+    let blob = host.memory_bytes() - before;
+    assert!(blob >= 1 << 20, "{blob}");
+    // A fork has a copy of it.
+    let forked = failure(one.fork().outcome());
+    assert_eq!(forked.reason, ErrorReason::MEMORY);
+    drop(one);
+    wait_until_free(&host);
 }

@@ -107,6 +107,6 @@ mod tests {
         );
         // No memory of the engine.
         check(HUGE + 1, &[(0, 4 * PAGES)], &[]);
-        assert_eq!(dense_blocks(0, &[true; PAGES - 1]), []);
+        assert!(dense_blocks(0, &[true; PAGES - 1]).is_empty());
     }
 }

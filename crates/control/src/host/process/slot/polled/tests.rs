@@ -34,7 +34,7 @@ impl Played {
         let command = template_command("host::process::tests::a_rogue_template");
         let host = Host::in_processes(small(), command).unwrap();
         let group = Group::new(4, VariablesLimits::default());
-        let counted = (group.enter().unwrap(), host.enter().unwrap());
+        let counted = host.enter(&group).unwrap();
         let around = SlotSurroundings {
             processes: Arc::clone(host.processes().unwrap()),
             host: host.clone(),
