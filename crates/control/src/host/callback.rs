@@ -75,6 +75,11 @@ impl Callback {
         matches!(self, Self::Mid { .. } | Self::Process { .. })
     }
 
+    /// Whether it is the first of a step of its sequence.
+    pub(super) const fn begins_step(&self) -> bool {
+        matches!(self, Self::Pre | Self::Process { .. })
+    }
+
     /// How long it may run before it is interrupted. Fuel ends it elsewhere, but not whatever a host function does, and
     /// there may be much of it, so there is a limit beside fuel, which is far away (AI-733).
     pub(super) fn time_limit(&self, config: &HostConfig) -> Duration {

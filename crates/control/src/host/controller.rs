@@ -140,7 +140,12 @@ impl Controller {
     /// Goes on after this process was cloned, in the parent or in the clone, with random bytes of its own (AI-1010).
     #[cfg(target_os = "linux")]
     pub(super) fn draw_on(&mut self, is_clone: bool) {
-        if let Some(random) = &mut self.store.data_mut().random {
+        let state = self.store.data_mut();
+        if is_clone {
+            // It is another sequence, whose writes are its own.
+            state.writes.begin_step();
+        }
+        if let Some(random) = &mut state.random {
             let of_clone = random.fork();
             if is_clone {
                 *random = of_clone;
@@ -156,7 +161,11 @@ impl Controller {
         config: &HostConfig,
     ) -> Outcome {
         let cpu = CpuTime::now();
-        self.store.data_mut().number = number;
+        let state = self.store.data_mut();
+        state.number = number;
+        if callback.begins_step() {
+            state.writes.begin_step();
+        }
         let result = self.try_call(callback, config);
         let (result, mut report) = finish(&mut self.store, Some(&self.instance), result);
         report.micros = cpu.micros();

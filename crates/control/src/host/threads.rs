@@ -311,6 +311,10 @@ impl Slot {
             };
             let (number, best) = (inner.number, Arc::clone(&inner.best));
             drop(inner);
+            let child = match &job {
+                SlotJob::Fork(child, _) => Some(Arc::clone(child)),
+                _ => None,
+            };
             // A defect in a host function ends this sequence and no other (AI-742).
             let done = catch_unwind(AssertUnwindSafe(|| {
                 self.execute(job, controller.take(), (number, best))
@@ -320,7 +324,15 @@ impl Slot {
                 tracing::error!("a host function panicked");
                 let text = "the controller could not be run";
                 let failure = CallFailure::new(ErrorReason::TRAP, text);
-                (None, Some(failed(failure)))
+                match child {
+                    // A fork has no outcome of the parent's: the child has it, and the parent's next call fails.
+                    Some(child) => {
+                        self.lock().phase = SlotPhase::Failed;
+                        child.fail(failure);
+                        (None, None)
+                    }
+                    None => (None, Some(failed(failure))),
+                }
             });
             if let Some(outcome) = outcome {
                 self.publish(outcome);

@@ -13,7 +13,12 @@ pub(super) struct StepWrites {
 }
 
 impl StepWrites {
-    /// How many were made, also those that are no longer kept.
+    /// A step begins: its writes are counted from here, over all its callbacks.
+    pub(super) const fn begin_step(&mut self) {
+        self.made = 0;
+    }
+
+    /// How many were made in this step, also those that are no longer kept or were taken.
     pub(super) const fn made(&self) -> usize {
         self.made
     }
@@ -33,9 +38,10 @@ impl StepWrites {
         }
     }
 
-    /// Takes what is kept; the next step begins.
+    /// Takes what is kept.
     pub(super) fn take(&mut self) -> Vec<VariableWrite> {
-        std::mem::take(self).kept.into()
+        self.bytes = 0;
+        std::mem::take(&mut self.kept).into()
     }
 
     /// Drops the writes of a variable before the last that set it as a whole.
@@ -94,6 +100,7 @@ mod tests {
             writes.push(write(name, value, append), 19);
         }
         assert_eq!(kept(&mut writes), ["one", "two", "more", "three"]);
+        writes.begin_step();
         // Without the replaced one there is room for all others.
         for value in ["one", "two", "three", "four"] {
             let name = if value == "two" { "b" } else { "a" };
@@ -101,6 +108,8 @@ mod tests {
         }
         assert_eq!(writes.made(), 4);
         assert_eq!(kept(&mut writes), ["two", "four"]);
+        assert_eq!(writes.made(), 4);
+        writes.begin_step();
         assert_eq!(writes.made(), 0);
         // What nothing has replaced goes in its turn, and what is larger than all of it at once.
         for (value, expect) in [("six", &["two", "six"][..]), ("seven seven", &[])] {

@@ -67,6 +67,11 @@ impl<S> Asked<S> {
 }
 
 impl AskedCall {
+    /// See [`Callback::begins_step`].
+    pub(super) const fn begins_step(self) -> bool {
+        matches!(self, Self::Pre | Self::Process)
+    }
+
     pub(super) const fn of(callback: &Callback) -> Self {
         match callback {
             Callback::Pre => Self::Pre,

@@ -198,7 +198,12 @@ impl ProcessSlot {
                 let time = config.init_time.saturating_add(config.grace_time);
                 time.saturating_add(KILL_TIME)
             }
-            Some(Asked::Call { late, time, .. }) => {
+            Some(Asked::Call {
+                kind, late, time, ..
+            }) => {
+                if kind.begins_step() {
+                    inner.writes.begin_step();
+                }
                 let slows_after = self.around.processes.priority().slows_after(*late);
                 inner.slows_at = now.checked_add(slows_after);
                 *time

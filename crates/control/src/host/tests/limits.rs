@@ -344,7 +344,11 @@ fn ai_606_pointers_at_the_end_of_memory_work_and_one_further_trap() {
 
 #[test]
 fn ai_606_tokenize_takes_a_mebibyte() {
-    let host = host();
+    // As many tokens as bytes here, four times as large.
+    let host = new_host(HostConfig {
+        memory_bytes: 8 << 20,
+        ..small()
+    });
     let check = |len: u32| {
         let module = P1 {
             globals: "(memory (export \"memory\") 20)",

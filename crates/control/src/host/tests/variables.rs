@@ -193,3 +193,52 @@ fn ai_741_blobs_are_charged_to_the_memory_of_all_controllers() {
     drop(one);
     wait_until_free(&host);
 }
+
+/// Of a sequence whose three callbacks each append to a variable.
+#[test]
+fn ai_953_writes_are_counted_over_all_callbacks_of_a_step() {
+    let host = host();
+    let append = r#"{"WriteVar":{"name":"x","value":"01","op":"Append"}}"#;
+    let data = append.replace('"', "\\\"");
+    let data = format!("(data (i32.const 8192) \"{data}\")");
+    let write = format!(
+        "(drop (call $storage (i32.const 8192) (i32.const {})))",
+        append.len()
+    );
+    let default = P1::default();
+    let [pre, mid, post] =
+        [default.pre, default.mid, default.post].map(|body| format!("{write} {body}"));
+    let module = P1 {
+        functions: &data,
+        pre: &pre,
+        mid: &mid,
+        post: &post,
+        ..P1::default()
+    };
+    let program = load(&host, &module.text());
+    let of_step = |writes_per_step| {
+        let limits = VariablesLimits {
+            writes_per_step,
+            ..VariablesLimits::default()
+        };
+        Sequence::start_in(&host, &program, &Group::new(1, limits)).begun()
+    };
+    let mut enough = of_step(3);
+    for _ in 0..3 {
+        for outcome in [enough.pre(), enough.mid(), enough.post(&[5])] {
+            assert!(outcome.result.is_ok(), "{outcome:?}");
+            assert_eq!(outcome.report.storage.len(), 1);
+        }
+    }
+    let mut few = of_step(2);
+    assert!(few.pre().result.is_ok());
+    assert!(few.mid().result.is_ok());
+    let failed = few.post(&[5]);
+    assert!(failed.report.storage.is_empty());
+    let failed = failure(failed);
+    assert_eq!(failed.reason, ErrorReason::LIMIT);
+    assert!(
+        failed.message.ends_with("storage limit: writes per step"),
+        "{failed}"
+    );
+}
