@@ -31,6 +31,7 @@ mod schema_depth;
 mod schema_patterns;
 mod steerer;
 mod token_env;
+mod watchdog;
 
 use std::sync::Arc;
 use std::time::Duration;

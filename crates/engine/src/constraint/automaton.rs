@@ -45,6 +45,12 @@ pub(super) enum AutomatonError {
     /// The sequence has ended meanwhile.
     #[error("the sequence has ended")]
     Cancelled,
+    /// Its work on the engine's thread took too much of the time of all sequences.
+    #[error("the constraint takes too long to follow; make it simpler")]
+    Slow,
+    /// More tokens were forced at once than it follows.
+    #[error("{0} tokens are forced at once; a constraint follows {max}", max = super::steerer::FORCED_MAX)]
+    TooMany(usize),
 }
 
 impl From<Excess> for AutomatonError {
@@ -59,7 +65,10 @@ impl From<Excess> for AutomatonError {
 impl From<AutomatonError> for SteerFailure {
     fn from(error: AutomatonError) -> Self {
         let reason = match error {
-            AutomatonError::TooLarge | AutomatonError::Full => ErrorReason::LIMIT,
+            AutomatonError::TooLarge
+            | AutomatonError::Full
+            | AutomatonError::Slow
+            | AutomatonError::TooMany(_) => ErrorReason::LIMIT,
             _ => ErrorReason::CONSTRAINT_FAILED,
         };
         Self {
@@ -81,6 +90,8 @@ pub(super) struct Automaton {
     charge: Charge,
     /// Items of the rows of the tokens that it has consumed. Those of tokens that were taken back count on: few are.
     kept_items: usize,
+    /// Bytes of its rows that are not charged yet.
+    uncharged: usize,
 }
 
 impl Automaton {
@@ -92,6 +103,7 @@ impl Automaton {
             cancellation,
             charge: Charge::new(Arc::clone(budget)),
             kept_items: 0,
+            uncharged: 0,
         };
         automaton.fenced(|parser| {
             parser.start_without_prompt();
@@ -118,6 +130,7 @@ impl Automaton {
             cancellation,
             charge: Charge::new(self.charge.budget()),
             kept_items: self.kept_items,
+            uncharged: 0,
         };
         let bytes = copy.bytes()?;
         charge(&mut copy.charge, bytes)?;
@@ -127,7 +140,15 @@ impl Automaton {
     /// Charges what it takes now.
     fn charge(&mut self) -> Outcome<()> {
         let bytes = self.bytes()?;
+        self.uncharged = 0;
         self.charge.set(bytes).map_err(AutomatonError::from)
+    }
+
+    /// As [`Automaton::charge`], on the engine's thread, which drops no grammars: that takes long.
+    fn charge_quickly(&mut self) -> Outcome<()> {
+        let bytes = self.bytes()?;
+        self.uncharged = 0;
+        self.charge.set_quickly(bytes).map_err(AutomatonError::from)
     }
 
     /// As [`Automaton::copy`], for a fork that a controller or a request makes: a large state is refused, and no grammar is
@@ -137,7 +158,7 @@ impl Automaton {
         if self.cache_bytes()? > FORK_BYTES_MAX {
             return Err(SteerFailure {
                 reason: ErrorReason::LIMIT,
-                message: "the constraint is too large to fork".to_owned(),
+                message: "the constraint is too large to copy".to_owned(),
             });
         }
         Ok(self.copy_charged(Charge::set_quickly)?)
@@ -188,13 +209,17 @@ impl Automaton {
 
     /// Goes on by one token, which is not an EOG token.
     pub(super) fn consume(&mut self, token: Token) -> Outcome<()> {
-        let before = self.items();
+        let (items, bytes) = (self.items(), self.text().len());
         let consumed = self.fenced(|parser| {
             let backtrack = parser.consume_token(token).map_err(shown)?;
             Ok(backtrack == 0)
         });
-        self.kept_items += self.items() - before;
+        let items = self.items() - items;
+        self.kept_items += items;
+        let bytes = self.text().len().saturating_sub(bytes);
+        self.uncharged += items * ITEM_BYTES + bytes * TEXT_BYTES;
         match consumed {
+            Ok(true) if self.uncharged >= UNCHARGED_MAX => self.charge_quickly(),
             Ok(true) => Ok(()),
             // Without the capability to take back tokens the library never asks for it.
             Ok(false) | Err(AutomatonError::Failed(_)) => Err(AutomatonError::Rejected(token)),
@@ -219,6 +244,7 @@ impl Automaton {
             }
         })?;
         self.kept_items = 0;
+        self.uncharged = 0;
         // This may be the engine's thread, which drops no grammars.
         let bytes = self.bytes()?;
         self.charge.refund_to(bytes);
@@ -306,6 +332,8 @@ fn to_mask(set: &SimpleVob, vocabulary: usize) -> Option<SharedMask> {
     Mask::from_words(words, vocabulary).map(SharedMask::new)
 }
 
+/// What may be appended without being charged: a mask charges it soon, except where a controller forces many tokens.
+const UNCHARGED_MAX: usize = 64 << 10;
 /// What a parser takes at its start, about.
 const PARSER_BYTES: usize = 16 << 10;
 /// What it keeps for each byte of the text: a lexer state, a row, the byte and its token.

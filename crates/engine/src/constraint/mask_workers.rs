@@ -10,6 +10,7 @@ use sapwood_proto::steer::StepWaker;
 
 use super::automaton::{Automaton, AutomatonError, Next};
 use super::compile::Compiled;
+use super::watchdog::{Watch, Watchdog};
 
 /// Stack of a worker: the automata of large grammars are walked on it.
 const STACK_BYTES: usize = 16 << 20;
@@ -19,6 +20,7 @@ pub struct MaskWorkers {
     threads_max: usize,
     queue: Arc<Queue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    watchdog: Watchdog,
 }
 
 #[derive(Default)]
@@ -129,7 +131,13 @@ impl MaskWorkers {
             threads_max: threads.max(1),
             queue: Arc::default(),
             threads: Mutex::default(),
+            watchdog: Watchdog::default(),
         }
+    }
+
+    /// Watches the work of an automaton on the threads of others.
+    pub(super) fn watch(&self, automaton: &Automaton) -> Arc<Watch> {
+        self.watchdog.watch(automaton.cancellation())
     }
 
     /// Computes what follows on another thread.

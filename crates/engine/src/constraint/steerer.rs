@@ -12,6 +12,7 @@ use sapwood_proto::steer::{
 use super::automaton::{Automaton, AutomatonError, Next};
 use super::compile::Compiled;
 use super::mask_workers::{MaskWorkers, PendingMask, Wanted};
+use super::watchdog::Watch;
 
 /// When a sequence ends, besides the end of its grammar, and what is then stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +73,7 @@ pub(super) struct ConstraintSteer {
     workers: Arc<MaskWorkers>,
     fast_forward: bool,
     held: Held,
+    watch: Arc<Watch>,
     committed: Vec<Committed>,
     plan: VecDeque<Token>,
     /// The result of a mask that was collected before it was asked for.
@@ -93,12 +95,14 @@ impl ConstraintSteer {
         workers: Arc<MaskWorkers>,
         fast_forward: bool,
     ) -> Self {
+        let watch = workers.watch(&automaton);
         Self {
             compiled,
             ending,
             workers,
             fast_forward,
             held: Held::Here(Box::new(automaton)),
+            watch,
             committed: Vec::new(),
             plan: VecDeque::new(),
             next: None,
@@ -356,10 +360,92 @@ impl ConstraintSteer {
         mask.allow(token);
         Ok(sample(Arc::new(mask)))
     }
+
+    /// Runs what calls the library on the engine's thread. If that takes too long, the sequence ends.
+    fn watched<T, E>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, E>) -> Steered<T>
+    where
+        SteerFailure: From<E>,
+    {
+        let watch = Arc::clone(&self.watch);
+        let result = watch.during(|| call(self));
+        if watch.is_late() {
+            self.held = Held::Lost(AutomatonError::Slow);
+            return Err(AutomatonError::Slow.into());
+        }
+        Ok(result?)
+    }
+
+    fn post_watched(&mut self, appended: Appended<'_>) -> Steered<Post> {
+        check_count(appended.tokens)?;
+        self.next = None;
+        self.is_forced = false;
+        self.rollback(appended.backtrack)?;
+        let bytes_before = self.bytes();
+        for &token in appended.tokens {
+            self.append(token)?;
+        }
+        // Another steerer may have replaced what this one allowed, also the result of a mask collected just now.
+        self.next = None;
+        Ok(self.check_end(bytes_before)?)
+    }
+
+    /// Whether these tokens could follow after taking back some.
+    fn accepts(&mut self, backtrack: u32, tokens: &[Token]) -> Steered<bool> {
+        check_count(tokens)?;
+        let backtrack = backtrack as usize;
+        let Some(kept) = self.committed.len().checked_sub(backtrack) else {
+            return Err(past_the_beginning(backtrack));
+        };
+        let fed = self.committed[kept..]
+            .iter()
+            .filter(|token| !token.is_end)
+            .count();
+        let ended = self.committed[..kept]
+            .last()
+            .is_some_and(|last| last.is_end);
+        let ends = &self.compiled.ends;
+        let text = tokens.iter().position(|token| ends.contains(token));
+        let (text, end) = tokens.split_at(text.unwrap_or(tokens.len()));
+        // Nothing follows an EOG token, and one is enough.
+        if end.len() > 1 || (ended && !tokens.is_empty()) {
+            return Ok(false);
+        }
+        let end = !end.is_empty();
+        if fed == 0 && !end {
+            return Ok(text.is_empty() || self.automaton()?.accepts(text)?);
+        }
+        // Not `copy`, which may drop grammars and copies states of any size: this is the engine's thread.
+        let mut probe = self.automaton()?.fork()?;
+        // A copy is cancelled on its own.
+        let watch = self.workers.watch(&probe);
+        let accepted = watch.during(|| {
+            probe.rollback(fed)?;
+            if !text.is_empty() && !probe.accepts(text)? {
+                return Ok(false);
+            }
+            for &token in text {
+                probe.consume(token)?;
+            }
+            Ok(!end || probe.is_complete()?)
+        });
+        if watch.is_late() {
+            return Err(AutomatonError::Slow.into());
+        }
+        accepted
+    }
 }
 
 /// Tokens that are forced in one step.
 pub(super) const FORCED_MAX: usize = 1024;
+
+/// A controller can force any number of tokens, and the automaton follows them on the engine's thread.
+fn check_count(tokens: &[Token]) -> Result<(), AutomatonError> {
+    match tokens.len() {
+        0..=FORCED_MAX => Ok(()),
+        more => Err(AutomatonError::TooMany(more)),
+    }
+}
+
 fn sample(mask: Arc<Mask>) -> Mid {
     Mid::One(Branch::Sample(Sample {
         mask: Some(mask),
@@ -380,7 +466,7 @@ impl Steer for ConstraintSteer {
     }
 
     fn pre(&mut self) -> Steered<Option<Pre>> {
-        let forced = self.forced()?;
+        let forced = self.watched(Self::forced)?;
         Ok(forced.map(|fast_forward| Pre::Run { fast_forward }))
     }
 
@@ -416,26 +502,19 @@ impl Steer for ConstraintSteer {
     }
 
     fn post(&mut self, appended: Appended<'_>) -> Steered<Post> {
-        self.next = None;
-        self.is_forced = false;
-        self.rollback(appended.backtrack)?;
-        let bytes_before = self.bytes();
-        for &token in appended.tokens {
-            self.append(token)?;
-        }
-        // Another steerer may have replaced what this one allowed, also the result of a mask collected just now.
-        self.next = None;
-        Ok(self.check_end(bytes_before)?)
+        self.watched(|steer| steer.post_watched(appended))
     }
 
     fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
         let automaton = self.automaton()?.fork()?;
+        let watch = self.workers.watch(&automaton);
         Ok(Box::new(Self {
             compiled: Arc::clone(&self.compiled),
             ending: self.ending.clone(),
             workers: Arc::clone(&self.workers),
             fast_forward: self.fast_forward,
             held: Held::Here(Box::new(automaton)),
+            watch,
             committed: self.committed.clone(),
             plan: self.plan.clone(),
             next: self.next.clone(),
@@ -447,37 +526,7 @@ impl Steer for ConstraintSteer {
     }
 
     fn would_accept(&mut self, backtrack: u32, tokens: &[Token]) -> Steered<bool> {
-        let backtrack = backtrack as usize;
-        let Some(kept) = self.committed.len().checked_sub(backtrack) else {
-            return Err(past_the_beginning(backtrack));
-        };
-        let fed = self.committed[kept..]
-            .iter()
-            .filter(|token| !token.is_end)
-            .count();
-        let ended = self.committed[..kept]
-            .last()
-            .is_some_and(|last| last.is_end);
-        let ends = &self.compiled.ends;
-        let text = tokens.iter().position(|token| ends.contains(token));
-        let (text, end) = tokens.split_at(text.unwrap_or(tokens.len()));
-        // Nothing follows an EOG token, and one is enough.
-        if end.len() > 1 || (ended && !tokens.is_empty()) {
-            return Ok(false);
-        }
-        let end = !end.is_empty();
-        if fed == 0 && !end {
-            return Ok(text.is_empty() || self.automaton()?.accepts(text)?);
-        }
-        let mut probe = self.automaton()?.copy()?;
-        probe.rollback(fed)?;
-        if !text.is_empty() && !probe.accepts(text)? {
-            return Ok(false);
-        }
-        for &token in text {
-            probe.consume(token)?;
-        }
-        Ok(!end || probe.is_complete()?)
+        self.watched(|steer| steer.accepts(backtrack, tokens))
     }
 
     fn take_report(&mut self) -> Option<StepReport> {

@@ -10,3 +10,4 @@ mod limits;
 mod properties;
 mod splits;
 mod vocabulary;
+mod watched;
