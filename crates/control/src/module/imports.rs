@@ -1,5 +1,6 @@
 //! [`HOST_FUNCTIONS`]: every function that a module may import, with its exact signature (AI-606, AI-607).
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use wasmparser::{FuncType, ValType};
@@ -34,8 +35,8 @@ const RETURN_LOGIT_BIAS: &str = "aici_host_return_logit_bias";
 /// The imports of a module, checked.
 #[derive(Debug, Default)]
 pub(super) struct CheckedImports {
-    /// As `module.name`, in order.
-    pub(super) names: Vec<String>,
+    /// As `module.name`, each once: a module may import one function a thousand times, and every listing repeats them.
+    pub(super) names: BTreeSet<String>,
     /// The interface that [`RETURN_LOGIT_BIAS`] shows, if it is imported.
     pub(super) abi: Option<Abi>,
 }
@@ -78,7 +79,7 @@ impl CheckedImports {
         if name == RETURN_LOGIT_BIAS {
             self.add_return_logit_bias(signature)?;
         }
-        self.names.push(format!("{module}.{name}"));
+        self.names.insert(format!("{module}.{name}"));
         Ok(())
     }
 

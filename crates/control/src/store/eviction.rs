@@ -84,7 +84,8 @@ impl Store {
         protected: ModuleId,
         in_use: &dyn Fn(ModuleId) -> bool,
     ) -> Result<Vec<Candidate>, StoreError> {
-        let tagged: HashSet<String> = self.tags()?.into_iter().map(|tag| tag.module_id).collect();
+        let tags = self.listed_tags()?;
+        let tagged: HashSet<String> = tags.into_iter().map(|tag| tag.module_id).collect();
         let mut candidates = Vec::new();
         for (id, files) in files {
             let stays =

@@ -19,6 +19,8 @@ pub(super) struct Folder {
     /// So many steps are made; then everything fails and nothing is cleaned up, as in a crash.
     #[cfg(test)]
     pub(super) steps_left: std::sync::Mutex<Option<usize>>,
+    #[cfg(test)]
+    pub(super) syncs: AtomicU64,
 }
 
 /// A file's place in the order of use, and its size.
@@ -51,6 +53,8 @@ impl Folder {
             path,
             #[cfg(test)]
             steps_left: std::sync::Mutex::default(),
+            #[cfg(test)]
+            syncs: AtomicU64::new(0),
         };
         if !is_ours(&metadata) {
             return Err(StoreError::ForeignOwner(folder.path));
@@ -85,6 +89,12 @@ impl Folder {
 
     /// Replaces a file; `parts` follow each other in it.
     pub(super) fn write(&self, name: &str, parts: &[&[u8]]) -> io::Result<()> {
+        self.put(name, parts)?;
+        self.sync()
+    }
+
+    /// The same, but [`Folder::sync`] makes its name last.
+    pub(super) fn put(&self, name: &str, parts: &[&[u8]]) -> io::Result<()> {
         self.step()?;
         let (temporary, file) = self.create_temporary()?;
         let written = self.write_temporary(&temporary, file, name, parts);
@@ -113,8 +123,7 @@ impl Folder {
         self.step()?;
         file.sync_all()?;
         self.step()?;
-        fs::rename(temporary, self.path.join(name))?;
-        self.sync()
+        fs::rename(temporary, self.path.join(name))
     }
 
     fn create_temporary(&self) -> io::Result<(PathBuf, File)> {
@@ -199,6 +208,8 @@ impl Folder {
     /// Makes the names in the folder last.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.step()?;
+        #[cfg(test)]
+        self.syncs.fetch_add(1, Ordering::Relaxed);
         File::open(&self.path)?.sync_all()
     }
 

@@ -160,6 +160,12 @@ impl Store {
         Ok(found.map(|found| found.bytes.saturating_sub(artefact::HEADER_BYTES as u64)))
     }
 
+    /// Bytes of the file of an artefact; 0 if there is none.
+    fn artefact_bytes(&self, id: ModuleId, key: ArtefactKey) -> Result<u64, StoreError> {
+        let found = self.artefact_size(id, key)?;
+        Ok(found.map_or(0, |bytes| bytes + artefact::HEADER_BYTES as u64))
+    }
+
     /// Reads a module's artefact. `None` if there is none, or anything about it does not match (AI-321).
     ///
     /// # Errors
@@ -195,7 +201,12 @@ impl Store {
     ) -> Result<(), StoreError> {
         let _lock = self.modules.lock()?;
         let needed = (new.bytes.len() + new.artefact.len() + artefact::HEADER_BYTES) as u64;
-        self.make_room(needed, new.id, new.key, in_use)?;
+        let replaced = match self.module_size(new.id)? {
+            Some(bytes) => bytes + self.artefact_bytes(new.id, new.key)?,
+            None => 0,
+        };
+        let more = needed.saturating_sub(replaced);
+        self.make_room(more, new.id, new.key, in_use)?;
         let written = (|| {
             let artefact = new.artefact.as_ref();
             let header = artefact::header(&new.id, &new.key, artefact);
@@ -227,7 +238,12 @@ impl Store {
     ) -> Result<(), StoreError> {
         let _lock = self.modules.lock()?;
         let needed = (artefact.len() + artefact::HEADER_BYTES) as u64;
-        self.make_room(needed, id, key, in_use)?;
+        let replaced = match self.module_size(id)? {
+            Some(_) => self.artefact_bytes(id, key)?,
+            // It is one of those that may go.
+            None => 0,
+        };
+        self.make_room(needed.saturating_sub(replaced), id, key, in_use)?;
         let header = artefact::header(&id, &key, artefact.as_ref());
         let written = self
             .modules
@@ -280,7 +296,9 @@ impl Store {
             return Err(StoreError::ModuleNotFound);
         }
         let text = id.to_string();
-        if let Some(tag) = self.tags()?.into_iter().find(|tag| tag.module_id == text) {
+        // Those of the listing: what others have set under the lock shows in them, and 100,000 files are not opened under it.
+        let tags = self.listed_tags()?;
+        if let Some(tag) = tags.into_iter().find(|tag| tag.module_id == text) {
             return Err(StoreError::ModuleTagged(tag.tag));
         }
         self.remove_files(id)
@@ -366,9 +384,12 @@ impl Store {
             let written = TagFile::from(info.clone())
                 .json()
                 .map_err(Into::into)
-                .and_then(|json| self.tags.write(&tag_name(&info.tag), &[&json]));
+                .and_then(|json| self.tags.put(&tag_name(&info.tag), &[&json]));
             written.map_err(|error| self.tags.error("write", error))?;
         }
+        // Once for all, because others wait for the lock.
+        let lasting = self.tags.sync();
+        lasting.map_err(|error| self.tags.error("write", error))?;
         Ok(infos)
     }
 

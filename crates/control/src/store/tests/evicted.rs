@@ -147,3 +147,16 @@ fn ai_323_an_artefact_without_its_module_is_stale() {
     assert_eq!(full.store.artefact_size(orphan, key()).unwrap(), None);
     assert_eq!(full.there(), [true]);
 }
+
+#[test]
+fn ai_323_what_is_replaced_makes_room_for_its_successor() {
+    let full = full(2, 2 * MODULE_BYTES);
+    let keeps_all: &dyn Fn(ModuleId) -> bool = &|_| true;
+    put(&full.store, 0, key(), keeps_all).unwrap();
+    let artefact = Artefact::vouched_for(bytes(0));
+    let again = full
+        .store
+        .insert_artefact(full.ids[0], key(), &artefact, keeps_all);
+    again.unwrap();
+    assert_eq!(full.there(), [true, true]);
+}

@@ -1,6 +1,7 @@
 //! Tags on disk.
 
 use std::fs;
+use std::sync::atomic::Ordering;
 
 use tempfile::tempdir;
 
@@ -192,4 +193,31 @@ fn ai_1003_tags_are_removed_all_or_none() {
             .count(),
         1
     );
+}
+
+/// It is asked for under the lock, which everybody else waits for.
+#[test]
+fn ai_321_removing_a_module_does_not_read_all_tags_again() {
+    let folder = tempdir().unwrap();
+    let store = open(&folder);
+    let id = insert(&store, b"one").unwrap();
+    tag(&store, id, &["a"]).unwrap();
+    settle(&folder);
+    assert_eq!(store.listed_tags().unwrap().len(), 1);
+    // Broken in place, which shows only to those who read the file.
+    fs::write(folder.path().join("cache/tags/a.json"), b"broken").unwrap();
+    let refused = store.remove_module(id).unwrap_err();
+    assert!(matches!(refused, StoreError::ModuleTagged(tag) if tag == "a"));
+}
+
+/// So that tagging, which anybody may repeat, holds the lock for one wait for the disk per tag and not for two.
+#[test]
+fn ai_322_tags_of_one_call_are_made_to_last_at_once() {
+    let folder = tempdir().unwrap();
+    let store = open(&folder);
+    let id = insert(&store, b"one").unwrap();
+    let names: Vec<String> = (0..10).map(|number| format!("t{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    tag(&store, id, &names).unwrap();
+    assert_eq!(store.tags.syncs.load(Ordering::Relaxed), 1);
 }
