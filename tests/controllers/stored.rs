@@ -314,3 +314,45 @@ async fn tr_609_a_long_list_that_an_http2_client_does_not_read_is_cut() {
         assert!(read.is_err(), "it must not look whole");
     }
 }
+
+/// A store may have a hundred thousand, and each answer is held in memory.
+#[tokio::test]
+async fn ai_902_lists_come_in_pages_of_a_thousand() {
+    let store = MemoryStore::default();
+    let user = SteerUser {
+        name: "localhost",
+        is_admin: true,
+        may_control: true,
+    };
+    store.upload(user, MODULE.into()).unwrap();
+    store.upload(user, b"\0asm00000"[..].into()).unwrap();
+    let tags: Vec<String> = (0..1_001)
+        .map(|number| format!("tag-{number:04}"))
+        .collect();
+    store.set_tags(user, &id(), &tags).unwrap();
+    let config = Config {
+        store: Some(Arc::new(store)),
+        ..Config::default()
+    };
+    let (server, _) = configured(&["demo"], Vec::new(), config).await;
+    let count = async |path: &str, list: &str| {
+        let listed = ask(&server, "", "GET", path, b"").await.json();
+        listed[list].as_array().map(Vec::len)
+    };
+    let tags = "/v1/controllers/tags";
+    for (query, expect) in [
+        ("", 1_000),
+        ("?limit=0", 1_000),
+        ("?limit=5000", 1_000),
+        ("?after=tag-0999", 1),
+    ] {
+        let path = format!("{tags}{query}");
+        assert_eq!(count(&path, "tags").await, Some(expect), "{query}");
+    }
+    let modules = "/v1/controllers";
+    assert_eq!(count(modules, "modules").await, Some(2));
+    let first = format!("{modules}?limit=1");
+    assert_eq!(count(&first, "modules").await, Some(1));
+    let rest = format!("{modules}?after={}", id());
+    assert_eq!(count(&rest, "modules").await, Some(1));
+}
