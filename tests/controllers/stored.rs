@@ -1,5 +1,15 @@
 //! Uploads, tags and the routes that clients find their way with.
 
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use sapwood_proto::steer::{ControllerStore, SteerUser};
+use sapwood_tests::until;
+use tokio::net::TcpStream;
+
 use super::*;
 
 const MODULE: &[u8] = b"\0asm0000";
@@ -260,4 +270,89 @@ async fn ai_901_one_model_has_one_prefix_and_several_have_one_each() {
         .await
         .json();
     assert_eq!(listed["modules"].as_array().unwrap().len(), 1);
+}
+
+/// A client that lets nothing through would otherwise keep each list that it asks for in the server's memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn tr_609_a_long_list_that_an_http2_client_does_not_read_is_cut() {
+    let store = MemoryStore::default();
+    let user = SteerUser {
+        name: "localhost",
+        is_admin: true,
+        may_control: true,
+    };
+    store.upload(user, MODULE.into()).unwrap();
+    let tags: Vec<String> = (0..200).map(|number| format!("tag-{number:03}")).collect();
+    store.set_tags(user, &id(), &tags).unwrap();
+    let faces = Faces {
+        controllers: Config {
+            store: Some(Arc::new(store)),
+            ..Config::default()
+        },
+        ..Faces::default()
+    };
+    let mut config = server::Config::default();
+    config.listener.stall = Duration::from_millis(100);
+    let server = Running::start_faces(config, Kernel::new(), faces, Vec::new()).await;
+    let cancelled = &server.shared.metrics.cancelled;
+    let stalled = cancelled.with_label_values(&["stall"]);
+    // A window for nothing, and one for a part.
+    for (window, cut) in [(0, 1), (100, 2)] {
+        let socket = TokioIo::new(TcpStream::connect(server.address).await.unwrap());
+        let (mut sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(window)
+            .handshake(socket)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let uri = format!("http://{}/v1/controllers/tags", server.address);
+        let request = http::Request::get(uri).body(Empty::<Bytes>::new()).unwrap();
+        let answer = sender.send_request(request).await.unwrap();
+        assert_eq!(answer.status().as_u16(), 200);
+        until("the answer is let go", || stalled.get() == cut).await;
+        let read = answer.into_body().collect().await;
+        assert!(read.is_err(), "it must not look whole");
+    }
+}
+
+/// A store may have a hundred thousand, and each answer is held in memory.
+#[tokio::test]
+async fn ai_902_lists_come_in_pages_of_a_thousand() {
+    let store = MemoryStore::default();
+    let user = SteerUser {
+        name: "localhost",
+        is_admin: true,
+        may_control: true,
+    };
+    store.upload(user, MODULE.into()).unwrap();
+    store.upload(user, b"\0asm00000"[..].into()).unwrap();
+    let tags: Vec<String> = (0..1_001)
+        .map(|number| format!("tag-{number:04}"))
+        .collect();
+    store.set_tags(user, &id(), &tags).unwrap();
+    let config = Config {
+        store: Some(Arc::new(store)),
+        ..Config::default()
+    };
+    let (server, _) = configured(&["demo"], Vec::new(), config).await;
+    let count = async |path: &str, list: &str| {
+        let listed = ask(&server, "", "GET", path, b"").await.json();
+        listed[list].as_array().map(Vec::len)
+    };
+    let tags = "/v1/controllers/tags";
+    for (query, expect) in [
+        ("", 1_000),
+        ("?limit=0", 1_000),
+        ("?limit=5000", 1_000),
+        ("?after=tag-0999", 1),
+    ] {
+        let path = format!("{tags}{query}");
+        assert_eq!(count(&path, "tags").await, Some(expect), "{query}");
+    }
+    let modules = "/v1/controllers";
+    assert_eq!(count(modules, "modules").await, Some(2));
+    let first = format!("{modules}?limit=1");
+    assert_eq!(count(&first, "modules").await, Some(1));
+    let rest = format!("{modules}?after={}", id());
+    assert_eq!(count(&rest, "modules").await, Some(1));
 }

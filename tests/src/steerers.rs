@@ -10,9 +10,9 @@ use sapwood_kernel::Steering;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
-    Appended, Begun, Branch, ControllerStore, Mask, Mid, ModuleInfo, NamedVariable, OutsideWrite,
-    Post, Pre, RequestVariables, Sample, Splice, Steer, SteerCall, SteerFailure, SteerRefusal,
-    SteerSource, SteerUser, Steered, StepReport, StepWaker, TagInfo, TagPage, Token,
+    Appended, Begun, Branch, ControllerStore, Mask, Mid, ModuleInfo, ModulePage, NamedVariable,
+    OutsideWrite, Post, Pre, RequestVariables, Sample, Splice, Steer, SteerCall, SteerFailure,
+    SteerRefusal, SteerSource, SteerUser, Steered, StepReport, StepWaker, TagInfo, TagPage, Token,
     UploadedModule, VariableWrite,
 };
 
@@ -416,11 +416,23 @@ impl ControllerStore for MemoryStore {
         Ok(tags.take(limit).cloned().collect())
     }
 
-    fn modules(&self, user: SteerUser<'_>) -> Result<Vec<ModuleInfo>, SteerRefusal> {
+    fn modules(
+        &self,
+        user: SteerUser<'_>,
+        page: ModulePage<'_>,
+    ) -> Result<Vec<ModuleInfo>, SteerRefusal> {
         let modules = self.modules.lock().unwrap().clone();
         let modules = modules.iter();
         let own = modules.filter(|(_, owner)| user.is_admin || **owner == user.name);
-        own.map(|(id, _)| self.module(user, id)).collect()
+        let own = own.filter(|(id, _)| page.after.is_none_or(|after| &***id > after));
+        let limit = if page.limit == 0 {
+            usize::MAX
+        } else {
+            page.limit
+        };
+        own.take(limit)
+            .map(|(id, _)| self.module(user, id))
+            .collect()
     }
 
     fn module(&self, _user: SteerUser<'_>, module_id: &str) -> Result<ModuleInfo, SteerRefusal> {

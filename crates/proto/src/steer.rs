@@ -28,7 +28,7 @@ pub use self::combined::Combined;
 pub use self::host_constraint::{HostConstraint, HostConstraintSource};
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
-pub use self::store::{ControllerStore, ModuleInfo, TagInfo, TagPage, UploadedModule};
+pub use self::store::{ControllerStore, ModuleInfo, ModulePage, TagInfo, TagPage, UploadedModule};
 pub use self::variables::{NamedVariable, OutsideWrite, RequestVariables, VariablesSharer};
 use crate::error_reason::ErrorReason;
 

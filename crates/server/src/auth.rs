@@ -186,10 +186,12 @@ impl Authenticator {
         match (&caller.identity, caller.fingerprint) {
             (CallerIdentity::Anonymous(_), _) if keys.is_empty() => self.unkeyed(),
             (CallerIdentity::Anonymous(_), _) => Scopes::default(),
-            // By fingerprint and not by name: a rotated key keeps its name, and whoever holds the old secret is out. The plain
+            // By fingerprint and not by name alone: a rotated key keeps its name, and whoever holds the old secret is out. The plain
             // comparison leaks nothing, because both sides are digests of accepted keys and not of what a client sends.
-            (CallerIdentity::Key(_), Some(shown)) => {
-                let key = keys.iter().find(|key| key.fingerprint == Some(shown));
+            // The name too: what is open goes on as this user, whose name another key may have by now.
+            (CallerIdentity::Key(name), Some(shown)) => {
+                let shown = |key: &&ApiKey| key.name == *name && key.fingerprint == Some(shown);
+                let key = keys.iter().find(shown);
                 key.map_or_else(Scopes::default, |key| key.scopes)
             }
             // A certificate that an entry names. Entries without one are skipped, so that two absent certificates never count

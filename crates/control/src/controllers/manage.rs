@@ -6,13 +6,14 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{
-    ControllerStore, ModuleInfo, SteerRefusal, SteerUser, TagInfo, TagPage, UploadedModule,
+    ControllerStore, ModuleInfo, ModulePage, SteerRefusal, SteerUser, TagInfo, TagPage,
+    UploadedModule,
 };
 
 use super::{Controllers, access, name};
 use crate::compiler::ArtefactCompiler;
 use crate::module::{self, ModuleId};
-use crate::store::{FoundInModule, StoreError, TagChange, check_tag_name};
+use crate::store::{FoundInModule, ModuleRecord, StoreError, TagChange, check_tag_name};
 
 impl<C: ArtefactCompiler> ControllerStore for Controllers<C> {
     fn upload(&self, user: SteerUser<'_>, module: Bytes) -> Result<UploadedModule, SteerRefusal> {
@@ -66,15 +67,31 @@ impl<C: ArtefactCompiler> ControllerStore for Controllers<C> {
         Ok(tags)
     }
 
-    fn modules(&self, user: SteerUser<'_>) -> Result<Vec<ModuleInfo>, SteerRefusal> {
+    fn modules(
+        &self,
+        user: SteerUser<'_>,
+        page: ModulePage<'_>,
+    ) -> Result<Vec<ModuleInfo>, SteerRefusal> {
+        let after = page.after.map(name::module_id).transpose()?;
+        let limit = if page.limit == 0 {
+            usize::MAX
+        } else {
+            page.limit
+        };
         let tags = NamedModules::of(self.store.listed_tags()?);
         let mut infos = Vec::new();
         for id in self.store.module_ids()? {
-            let owner = self.store.record(id)?.owner;
-            if !access::sees(user, &owner) {
+            if after.is_some_and(|after| id <= after) {
                 continue;
             }
-            match self.describe(id, &tags) {
+            if infos.len() >= limit {
+                break;
+            }
+            let record = self.store.record(id)?;
+            if !access::sees(user, &record.owner) {
+                continue;
+            }
+            match self.describe(id, record, &tags) {
                 Ok(info) => infos.push(info),
                 // One that is damaged, or was deleted meanwhile, does not hide the others.
                 Err(error) => tracing::warn!(%id, %error, "a module cannot be listed"),
@@ -85,9 +102,9 @@ impl<C: ArtefactCompiler> ControllerStore for Controllers<C> {
 
     fn module(&self, user: SteerUser<'_>, module_id: &str) -> Result<ModuleInfo, SteerRefusal> {
         let id = name::module_id(module_id)?;
-        let owner = self.store.record(id)?.owner;
-        access::may_describe(user, &owner)?;
-        self.describe(id, &NamedModules::of(self.store.listed_tags()?))
+        let record = self.store.record(id)?;
+        access::may_describe(user, &record.owner)?;
+        self.describe(id, record, &NamedModules::of(self.store.listed_tags()?))
     }
 
     fn delete_tags(&self, user: SteerUser<'_>, tags: &[String]) -> Result<(), SteerRefusal> {
@@ -129,10 +146,14 @@ impl NamedModules {
 }
 
 impl<C: ArtefactCompiler> Controllers<C> {
-    fn describe(&self, id: ModuleId, tags: &NamedModules) -> Result<ModuleInfo, SteerRefusal> {
+    fn describe(
+        &self,
+        id: ModuleId,
+        record: ModuleRecord,
+        tags: &NamedModules,
+    ) -> Result<ModuleInfo, SteerRefusal> {
         let wasm_size = self.store.module_size(id)?;
         let wasm_size = wasm_size.ok_or(StoreError::ModuleNotFound)?;
-        let record = self.store.record(id)?;
         let found = match record.found {
             Some(found) => found,
             None => self.examine(id)?,

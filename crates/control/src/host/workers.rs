@@ -89,6 +89,8 @@ struct PoolState {
     starts: VecDeque<Work>,
     /// Threads that start one.
     starting: usize,
+    /// Callbacks that went before a start that waits.
+    before_start: u32,
     threads: HashMap<u64, WorkerThread>,
     next_thread: u64,
     /// Threads that spin for work. They look at the queue before they sleep.
@@ -203,9 +205,16 @@ impl WorkerPool {
 
     /// What is to be done next.
     fn pop(&self, state: &mut PoolState) -> Option<Work> {
-        let work = match state.queue.pop_front() {
-            None if state.starting < self.starting_max => state.starts.pop_front()?,
-            work => work?,
+        let may_start = !state.starts.is_empty() && state.starting < self.starting_max;
+        // Now and then before callbacks: with many sequences those may never end.
+        let starts =
+            may_start && (state.queue.is_empty() || state.before_start >= CALLBACKS_BEFORE_START);
+        let work = if starts {
+            state.before_start = 0;
+            state.starts.pop_front()?
+        } else {
+            state.before_start += u32::from(may_start);
+            state.queue.pop_front()?
         };
         self.publish_queue(state);
         Some(work)
@@ -463,6 +472,8 @@ const TICK: Duration = Duration::from_millis(1);
 const QUIET_TICKS: u32 = 50;
 /// After that time others no longer wait for a callback's thread.
 const SLOW: Duration = Duration::from_millis(2);
+/// So many callbacks go before a start that waits.
+const CALLBACKS_BEFORE_START: u32 = 64;
 /// Stack for what the host does around a guest: host functions, JSON, tokenizers.
 const HOST_STACK_BYTES: usize = 2 << 20;
 /// A thirtieth of the usual share. With the lowest priority of all, a busy machine would not even let it reach its

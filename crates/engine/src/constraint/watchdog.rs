@@ -50,13 +50,13 @@ const LATE: u8 = 2;
 /// How often the watchdog looks.
 const TICK: Duration = Duration::from_millis(10);
 /// Code without optimisation takes many times as long.
-const BUILD_FACTOR: u32 = if cfg!(debug_assertions) { 10 } else { 1 };
+const BUILD_FACTOR: u32 = if cfg!(debug_assertions) { 5 } else { 1 };
 /// What a tick within a call adds. One outside takes away one.
 const BUSY_STEP: u32 = 8;
 
 impl Watchdog {
     /// Ticks of one call. The thread may have been waiting for a processor in some of them.
-    pub(super) const BUSY_MAX: u32 = 5 * BUILD_FACTOR;
+    pub(super) const BUSY_MAX: u32 = 10 * BUILD_FACTOR;
 
     /// Watches an automaton as long as the result lives.
     pub(super) fn watch(&self, cancellation: CancellationHandle) -> Arc<Watch> {

@@ -43,7 +43,7 @@ pub struct ModuleInfo {
     pub module_id: String,
     /// The generation of the interface that it was built for: `p1` or `p2`.
     pub dialect: &'static str,
-    /// The imports, as `module.name`, in order.
+    /// The imports, as `module.name`, each once, in order.
     pub imports: Vec<String>,
     /// Bytes of the upload.
     pub wasm_size: u64,
@@ -65,6 +65,15 @@ pub struct TagPage<'a> {
     /// At most this many; 0 for all.
     pub limit: usize,
     /// Only those after this one, in the order of the listing.
+    pub after: Option<&'a str>,
+}
+
+/// Which modules [`ControllerStore::modules`] lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModulePage<'a> {
+    /// At most this many; 0 for all.
+    pub limit: usize,
+    /// Only those after this id.
     pub after: Option<&'a str>,
 }
 
@@ -94,11 +103,15 @@ pub trait ControllerStore: Send + Sync {
     /// The folder cannot be read.
     fn tags(&self, page: TagPage<'_>) -> Result<Vec<TagInfo>, SteerRefusal>;
 
-    /// Lists the modules that the user may see: all for an admin, their own otherwise.
+    /// Lists the modules that the user may see, by id: all for an admin, their own otherwise.
     ///
     /// # Errors
-    /// The folder cannot be read.
-    fn modules(&self, user: SteerUser<'_>) -> Result<Vec<ModuleInfo>, SteerRefusal>;
+    /// `after` is no module id, or the folder cannot be read.
+    fn modules(
+        &self,
+        user: SteerUser<'_>,
+        page: ModulePage<'_>,
+    ) -> Result<Vec<ModuleInfo>, SteerRefusal>;
 
     /// Describes one module.
     ///

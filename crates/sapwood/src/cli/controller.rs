@@ -140,7 +140,7 @@ impl Server {
         let answer = answer.await.map_err(|error| self.failure(&error))?;
         let id = text(&answer, "module_id")?;
         // Printed before the tags are set: if a tag is refused, the upload is not lost.
-        output::data(format!("{id}\n"))?;
+        output::foreign(&format!("{id}\n"))?;
         if !tags.is_empty() {
             self.tag(id, tags).await?;
         }
@@ -172,7 +172,9 @@ impl Server {
             .iter()
             .filter_map(|tag| tag.get("tag")?.as_str())
             .map(str::len)
-            .max();
+            .max()
+            // A tag has 50 bytes at most, and formatting panics at a width that a hostile server could ask for.
+            .map(|width| width.min(50));
         let lines = tags.iter().map(|tag| line(tag, width.unwrap_or(0)));
         output::foreign(&lines.collect::<String>())?;
         Ok(Exit::Ok)

@@ -36,9 +36,9 @@ struct StallWatchShared {
 /// One body that is being sent.
 #[derive(Debug)]
 struct WatchedBody {
-    body: Mutex<Option<Body>>,
-    /// Milliseconds from the connection's opening to the last piece that hyper took, if it has not polled since; else
-    /// [`MOVING`].
+    body: Mutex<Option<SentBody>>,
+    /// Milliseconds from the connection's opening to the last piece that hyper took, or to the body's beginning, if it has
+    /// not polled since; else [`MOVING`].
     since: AtomicU64,
     /// Nothing else is sent over the connection meanwhile.
     alone: bool,
@@ -46,8 +46,22 @@ struct WatchedBody {
     let_go: Arc<AtomicBool>,
 }
 
+/// What is left of a body.
+#[derive(Debug)]
+struct SentBody {
+    body: Body,
+    /// What is left of a long piece of a complete body; empty for others.
+    rest: Bytes,
+    /// It was complete when it began, and is sent in pieces of [`PIECE_BYTES`].
+    complete: bool,
+}
+
 /// The client is not behind: it has read everything, or the face has nothing to send.
 const MOVING: u64 = u64::MAX;
+
+/// Bytes that hyper takes at once of a complete body. A shorter body is not watched: what a connection can hold of those is
+/// small.
+const PIECE_BYTES: usize = 16 << 10;
 
 /// The result of one check of all bodies.
 enum WatchResult {
@@ -78,13 +92,20 @@ impl WriteStallWatch {
         metrics: Arc<ServerMetrics>,
         let_go: Arc<AtomicBool>,
     ) -> Body {
-        if body.is_end_stream() || body.size_hint().exact().is_some() {
-            // Behind a complete body no work waits that a slow client could hold up.
+        let length = body.size_hint().exact();
+        if body.is_end_stream() || length.is_some_and(|length| length <= PIECE_BYTES as u64) {
+            // No work waits behind it, and it takes little memory.
             return body;
         }
+        let sent = SentBody {
+            body,
+            rest: Bytes::new(),
+            complete: length.is_some(),
+        };
         let leaf = Arc::new(WatchedBody {
-            body: Mutex::new(Some(body)),
-            since: AtomicU64::new(MOVING),
+            body: Mutex::new(Some(sent)),
+            // On HTTP/2 hyper does not even poll for the first piece before the client's window has room for it.
+            since: AtomicU64::new(since(self.0.opened)),
             alone,
             metrics,
             let_go,
@@ -163,7 +184,7 @@ impl WriteStallWatch {
 }
 
 impl WatchedBody {
-    fn body(&self) -> MutexGuard<'_, Option<Body>> {
+    fn body(&self) -> MutexGuard<'_, Option<SentBody>> {
         self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -178,6 +199,51 @@ impl WatchedBody {
         }
         body.is_some()
     }
+}
+
+impl SentBody {
+    fn poll_piece(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.rest.is_empty() {
+            let polled = Pin::new(&mut self.body).poll_frame(cx);
+            if !self.complete {
+                return polled;
+            }
+            match polled {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(frame) => return Poll::Ready(Some(Ok(frame))),
+                },
+                polled => return polled,
+            }
+        }
+        let piece = self.rest.split_to(self.rest.len().min(PIECE_BYTES));
+        // A copy: hyper may hold the last piece for long, and a part of the whole would hold all of it.
+        let piece = Bytes::copy_from_slice(&piece);
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.rest.len() as u64;
+        let behind = self.body.size_hint();
+        let mut hint = SizeHint::default();
+        hint.set_lower(behind.lower() + rest);
+        if let Some(upper) = behind.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
+    }
+}
+
+/// Milliseconds since the connection was opened.
+fn since(opened: Instant) -> u64 {
+    u64::try_from(opened.elapsed().as_millis()).unwrap_or(0)
 }
 
 /// A body whose client has to keep reading.
@@ -201,13 +267,11 @@ impl hyper::body::Body for UnreadBody {
                 "the client does not read this response",
             ))));
         };
-        let polled = Pin::new(body).poll_frame(cx);
+        let polled = body.poll_piece(cx);
         // A piece starts the clock and the next poll stops it: hyper polls again as soon as it has room. While the face has
         // nothing (`Pending`) the clock stands still, because the client has then read all that there is.
         let since = match &polled {
-            Poll::Ready(Some(Ok(_))) => {
-                u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(0)
-            }
+            Poll::Ready(Some(Ok(_))) => since(self.opened),
             _ => MOVING,
         };
         self.leaf.since.store(since, Ordering::Relaxed);
@@ -215,14 +279,17 @@ impl hyper::body::Body for UnreadBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.leaf.body().as_ref().is_some_and(Body::is_end_stream)
+        self.leaf
+            .body()
+            .as_ref()
+            .is_some_and(SentBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
         let retained = self.leaf.body();
         retained
             .as_ref()
-            .map_or_else(SizeHint::default, |body| body.size_hint())
+            .map_or_else(SizeHint::default, SentBody::size_hint)
     }
 }
 
@@ -318,8 +385,36 @@ mod tests {
         live.clear();
     }
 
+    /// Otherwise one poll would take a whole list, and no other would show that its client does not read it.
     #[tokio::test(start_paused = true)]
-    async fn complete_and_dropped_bodies_are_not_watched() {
+    async fn tr_609_a_long_complete_body_is_sent_in_pieces_and_may_stall_too() {
+        let write_stalls = WriteStallWatch::new();
+        let whole: Bytes = (0..40_000_u32).map(|at| (at % 251) as u8).collect();
+        let metrics = Arc::new(ServerMetrics::new().unwrap());
+        let watched = |body: Bytes| {
+            let metrics = Arc::clone(&metrics);
+            write_stalls.watching(Body::from(body), false, metrics, Arc::default())
+        };
+        let mut body = watched(whole.clone());
+        assert_eq!(body.size_hint().exact(), Some(40_000));
+        let mut pieces = Vec::new();
+        while let Some(piece) = body.frame().await {
+            pieces.push(piece.unwrap().into_data().unwrap());
+            let sent: usize = pieces.iter().map(Bytes::len).sum();
+            assert_eq!(body.size_hint().exact(), Some(40_000 - sent as u64));
+            assert_eq!(body.is_end_stream(), sent == 40_000);
+        }
+        assert_eq!(pieces.iter().map(Bytes::len).max(), Some(PIECE_BYTES));
+        assert_eq!(pieces.concat(), whole);
+        // One that hyper never polls, because the client's window is closed.
+        let mut unread = watched(whole);
+        let _ = timeout(LIMIT * 2, write_stalls.stalled(LIMIT)).await;
+        assert!(unread.frame().await.unwrap().is_err(), "it was dropped");
+        assert_eq!(metrics.cancelled.with_label_values(&["stall"]).get(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_complete_and_dropped_bodies_are_not_watched() {
         let write_stalls = WriteStallWatch::new();
         let metrics = Arc::new(ServerMetrics::new().unwrap());
         let whole = write_stalls.watching(Body::from("whole"), true, metrics, Arc::default());

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use sapwood_proto::steer::ModuleInfo;
+use sapwood_proto::steer::{ModuleInfo, ModulePage};
 
 use super::*;
 
@@ -12,7 +12,12 @@ fn ai_1003_modules_are_listed_to_their_owners_and_admins() {
     let mine = fixture.controllers.upload(ANNA, module(1).into()).unwrap();
     fixture.upload(BERT, &module(2));
     fixture.tag(ADMIN, &mine.module_id, &["z", "a"]).unwrap();
-    let listed = |user| fixture.controllers.modules(user).unwrap();
+    let listed = |user| {
+        fixture
+            .controllers
+            .modules(user, ModulePage::default())
+            .unwrap()
+    };
     assert_eq!((listed(ADMIN).len(), listed(INFER).len()), (2, 0));
     let expected = ModuleInfo {
         module_id: mine.module_id.clone(),
@@ -32,6 +37,26 @@ fn ai_1003_modules_are_listed_to_their_owners_and_admins() {
     let refused = |id: &str| fixture.controllers.module(ADMIN, id).unwrap_err().message;
     assert_eq!(refused("a"), "invalid module_id");
     assert_eq!(refused(&"0".repeat(64)), "module not found");
+}
+
+#[test]
+fn ai_1003_modules_are_listed_in_pages() {
+    let fixture = Fixture::new();
+    let mut ids: Vec<_> = (1..=3)
+        .map(|number| fixture.upload(ANNA, &module(number)))
+        .collect();
+    fixture.upload(BERT, &module(4));
+    ids.sort_unstable();
+    let page = |after, limit| {
+        let page = ModulePage { limit, after };
+        let listed = fixture.controllers.modules(ANNA, page)?;
+        Ok(listed.into_iter().map(|info| info.module_id).collect())
+    };
+    let (first, rest) = ids.split_at(2);
+    assert_eq!(page(None, 2), Ok(first.to_vec()));
+    assert_eq!(page(Some(&first[1]), 2), Ok(rest.to_vec()));
+    let wrong: Result<Vec<String>, SteerRefusal> = page(Some("a"), 2);
+    assert_eq!(wrong.unwrap_err().message, "invalid module_id");
 }
 
 /// AI-321
@@ -66,11 +91,20 @@ fn ai_1003_modules_of_the_reference_are_described_too() {
             ..before
         }
     );
-    assert!(fixture.controllers.modules(ANNA).unwrap().is_empty());
+    assert!(
+        fixture
+            .controllers
+            .modules(ANNA, ModulePage::default())
+            .unwrap()
+            .is_empty()
+    );
     // A file that is no module does not hide others.
     let other = fixture.upload(ANNA, &module(2));
     fs::write(fixture.folder.path().join(format!("cache/{id}.wasm")), "x").unwrap();
-    let listed = fixture.controllers.modules(ADMIN).unwrap();
+    let listed = fixture
+        .controllers
+        .modules(ADMIN, ModulePage::default())
+        .unwrap();
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].module_id, other);
 }

@@ -3,6 +3,7 @@
 use std::fs;
 
 use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::ModulePage;
 
 use super::*;
 
@@ -96,7 +97,13 @@ fn ai_311_a_refused_module_is_not_stored() {
     }
     *fixture.host.fails.lock().unwrap() = Some(ModuleError::Busy);
     assert_eq!(refused(module(1)).code, Code::Overloaded);
-    assert!(fixture.controllers.modules(ADMIN).unwrap().is_empty());
+    assert!(
+        fixture
+            .controllers
+            .modules(ADMIN, ModulePage::default())
+            .unwrap()
+            .is_empty()
+    );
     // Nothing of these failures is remembered.
     *fixture.host.fails.lock().unwrap() = None;
     fixture.upload(ADMIN, &module(1));
@@ -177,5 +184,12 @@ fn ai_323_a_module_in_use_is_not_evicted() {
     drop(running);
     fixture.now.fetch_add(1000, Ordering::SeqCst);
     fixture.upload(ANNA, &module(4));
-    assert_eq!(fixture.controllers.modules(ADMIN).unwrap().len(), 2);
+    assert_eq!(
+        fixture
+            .controllers
+            .modules(ADMIN, ModulePage::default())
+            .unwrap()
+            .len(),
+        2
+    );
 }

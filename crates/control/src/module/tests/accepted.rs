@@ -24,6 +24,18 @@ fn ai_602_the_interface_is_recognised() {
     assert_eq!((Abi::P1.name(), Abi::P2.name()), ("p1", "p2"));
 }
 
+/// Listings show them, and the limit of imports is a thousand.
+#[test]
+fn ai_1003_an_import_is_listed_once() {
+    let stop = r#"(import "env" "aici_host_stop" (func))"#;
+    let token = r#"(import "env" "aici_host_eos_token" (func (result i32)))"#;
+    let found = accepted(&controller(&format!("{stop} {token} {stop}"), ""));
+    assert_eq!(
+        found.imports,
+        ["env.aici_host_stop", "env.aici_host_eos_token"]
+    );
+}
+
 #[test]
 fn ai_604_a_main_function_alone_is_good_for_running() {
     let main = r#"(func (export "main") (param i32 i32) (result i32) (i32.const 0))"#;

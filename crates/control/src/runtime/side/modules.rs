@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use sapwood_proto::steer::{ControllerStore, ModuleInfo, SteerUser, TagInfo, TagPage};
+use sapwood_proto::steer::{ControllerStore, ModuleInfo, ModulePage, SteerUser, TagInfo, TagPage};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ pub(super) fn run(
         "set_tags" => set_tags(store, user, envelope),
         "get_tags" => get_tags(store, envelope),
         "list_modules" => {
-            let modules = store.modules(user)?;
+            let modules = store.modules(user, ModulePage::default())?;
             Ok(json!({"modules": modules.iter().map(module).collect::<Vec<_>>()}))
         }
         "describe_module" => {

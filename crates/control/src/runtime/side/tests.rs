@@ -8,7 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{ModuleInfo, SteerRefusal, TagInfo, TagPage, UploadedModule};
+use sapwood_proto::steer::{
+    ModuleInfo, ModulePage, SteerRefusal, TagInfo, TagPage, UploadedModule,
+};
 
 use super::super::scripted::{Line, Scripted, VOCABULARY, World, post, pre, runs};
 use super::super::sequence::Returned;
@@ -69,7 +71,11 @@ impl ControllerStore for Memory {
         Ok(listed.cloned().collect())
     }
 
-    fn modules(&self, _: SteerUser<'_>) -> Result<Vec<ModuleInfo>, SteerRefusal> {
+    fn modules(
+        &self,
+        _: SteerUser<'_>,
+        _: ModulePage<'_>,
+    ) -> Result<Vec<ModuleInfo>, SteerRefusal> {
         Ok(Vec::new())
     }
 

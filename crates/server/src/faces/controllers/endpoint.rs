@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{RawPathParams, Request};
 use axum::response::IntoResponse;
 use http::request::Parts;
-use http::{Response, StatusCode};
+use http::{Response, StatusCode, header};
 use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_kernel::{Kernel, SteerRights};
 use sapwood_proto::code::Code;
@@ -189,10 +189,10 @@ async fn act(
         Action::Info => models::info(context, &asked),
         Action::Models => models::list(context, &asked)?,
         Action::Upload => modules::upload(context, asked).await?,
-        Action::Modules => modules::list(context, asked).await?,
-        Action::Module => modules::describe(context, asked).await?,
-        Action::Tags => modules::tags(context, asked).await?,
-        Action::SetTags => modules::set_tags(context, asked).await?,
+        Action::Modules => return modules::list(context, asked).await.map(json),
+        Action::Module => return modules::describe(context, asked).await.map(json),
+        Action::Tags => return modules::tags(context, asked).await.map(json),
+        Action::SetTags => return modules::set_tags(context, asked).await.map(json),
         Action::DeleteTag => {
             let tag = asked.take_name();
             modules::delete_tag(context, asked, tag).await?;
@@ -204,6 +204,11 @@ async fn act(
         }
     };
     Ok(axum::Json(answer).into_response())
+}
+
+/// An answer whose JSON is there already.
+fn json(bytes: Bytes) -> Response<Body> {
+    ([(header::CONTENT_TYPE, "application/json")], bytes).into_response()
 }
 
 fn no_store() -> Rejection {

@@ -1,9 +1,13 @@
 //! Uploads modules and manages their tags (AI-901, AI-902).
 
+use axum::body::Bytes;
 use sapwood_proto::clip;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{ModuleInfo, SteerRefusal, TagInfo, TagPage, UploadedModule};
+use sapwood_proto::steer::{
+    ModuleInfo, ModulePage, SteerRefusal, TagInfo, TagPage, UploadedModule,
+};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::endpoint::{AskedAction, ControllersContext};
@@ -43,28 +47,37 @@ pub(super) async fn upload(
     }))
 }
 
-/// `GET /v1/controllers`.
+/// `GET /v1/controllers`, with the optional `limit` and `after` of the query.
 pub(super) async fn list(
     context: &ControllersContext,
     asked: AskedAction,
-) -> Result<Value, Rejection> {
+) -> Result<Bytes, Rejection> {
     asked.require_control()?;
+    let page = AskedPage::of(asked.parts.uri.query().unwrap_or_default())?;
     let rights = asked.rights;
-    let modules = context.ask_store(move |store| store.modules(rights.as_user()));
-    let modules: Vec<_> = modules.await?.into_iter().map(described).collect();
-    Ok(json!({"modules": modules}))
+    let modules = context.ask_store(move |store| {
+        let page = ModulePage {
+            limit: page.limit,
+            after: page.after.as_deref(),
+        };
+        module_list(&store.modules(rights.as_user(), page)?)
+    });
+    modules.await
 }
 
 /// `GET /v1/controllers/ID`.
 pub(super) async fn describe(
     context: &ControllersContext,
     mut asked: AskedAction,
-) -> Result<Value, Rejection> {
+) -> Result<Bytes, Rejection> {
     asked.require_control()?;
     let id = asked.take_name();
     let rights = asked.rights;
-    let module = context.ask_store(move |store| store.module(rights.as_user(), &id));
-    Ok(described(module.await?))
+    let module = context.ask_store(move |store| {
+        let module = store.module(rights.as_user(), &id)?;
+        encoded(&ShownModule::from(&module))
+    });
+    module.await
 }
 
 /// `DELETE /v1/controllers/ID`.
@@ -84,23 +97,23 @@ pub(super) async fn delete(
 pub(super) async fn tags(
     context: &ControllersContext,
     asked: AskedAction,
-) -> Result<Value, Rejection> {
+) -> Result<Bytes, Rejection> {
     let page = AskedPage::of(asked.parts.uri.query().unwrap_or_default())?;
     let rights = asked.rights;
     let tags = context.ask_store(move |store| {
         if rights.is_admin || rights.may_control {
-            return store.tags(page.asked());
+            return tag_list(&store.tags(page.asked())?);
         }
-        page.of_user(store.tags(TagPage::default())?, &rights.user)
+        tag_list(&page.of_user(store.tags(TagPage::default())?, &rights.user)?)
     });
-    Ok(tagged(tags.await?))
+    tags.await
 }
 
 /// `POST /v1/controllers/tags`.
 pub(super) async fn set_tags(
     context: &ControllersContext,
     asked: AskedAction,
-) -> Result<Value, Rejection> {
+) -> Result<Bytes, Rejection> {
     asked.require_control()?;
     let AskedAction {
         parts,
@@ -113,8 +126,9 @@ pub(super) async fn set_tags(
     let members = body::object(&bytes)?;
     let module_id = text(&members, "module_id")?;
     let tags = names_of_tags(members.get("tags"))?;
-    let set = context.ask_store(move |store| store.set_tags(rights.as_user(), &module_id, &tags));
-    Ok(tagged(set.await?))
+    let set = context
+        .ask_store(move |store| tag_list(&store.set_tags(rights.as_user(), &module_id, &tags)?));
+    set.await
 }
 
 /// `DELETE /v1/controllers/tags/TAG`.
@@ -130,10 +144,10 @@ pub(super) async fn delete_tag(
         .await
 }
 
-/// The page of tags that a query asks for.
-#[derive(Default)]
+/// The page of tags or modules that a query asks for.
 struct AskedPage {
     prefix: String,
+    /// From 1 to [`PAGE_MAX`].
     limit: usize,
     after: Option<String>,
 }
@@ -166,14 +180,16 @@ impl AskedPage {
             tags.drain(..=position);
         }
         tags.retain(|info| info.tag.starts_with(&self.prefix));
-        if self.limit > 0 {
-            tags.truncate(self.limit);
-        }
+        tags.truncate(self.limit);
         Ok(tags)
     }
 
     fn of(query: &str) -> Result<Self, Rejection> {
-        let mut page = Self::default();
+        let mut page = Self {
+            prefix: String::new(),
+            limit: PAGE_MAX,
+            after: None,
+        };
         for pair in query.split('&') {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = percent_encoding::percent_decode_str(value).decode_utf8();
@@ -184,7 +200,10 @@ impl AskedPage {
                 "limit" => {
                     let limit = value.parse().ok();
                     let wrong = || refusals::invalid("limit must be a number, 0 or more");
-                    page.limit = limit.ok_or_else(wrong)?;
+                    page.limit = match limit.ok_or_else(wrong)? {
+                        0 => PAGE_MAX,
+                        limit => PAGE_MAX.min(limit),
+                    };
                 }
                 _ => {}
             }
@@ -217,45 +236,90 @@ fn names_of_tags(value: Option<&Value>) -> Result<Vec<String>, Rejection> {
     Ok(tags)
 }
 
-fn tagged(tags: Vec<TagInfo>) -> Value {
-    let tags: Vec<_> = tags
-        .into_iter()
-        .map(|info| {
-            let TagInfo {
-                tag,
-                module_id,
-                updated_at,
-                updated_by,
-                wasm_size,
-                compiled_size,
-                public,
-            } = info;
-            json!({
-                "tag": tag, "module_id": module_id, "updated_at": updated_at, "updated_by": updated_by,
-                "wasm_size": wasm_size, "compiled_size": compiled_size, "public": public,
-            })
-        })
-        .collect();
-    json!({"tags": tags})
+/// The JSON of a list, made where waiting is allowed: it may have a megabyte.
+fn tag_list(tags: &[TagInfo]) -> Result<Bytes, SteerRefusal> {
+    let tags = tags.iter().map(ShownTag::from).collect();
+    encoded(&TagList { tags })
 }
 
-fn described(module: ModuleInfo) -> Value {
-    let ModuleInfo {
-        module_id,
-        dialect,
-        imports,
-        wasm_size,
-        compiled_size,
-        owner,
-        created,
-        tags,
-    } = module;
-    json!({
-        "module_id": module_id, "dialect": dialect, "imports": imports, "wasm_size": wasm_size,
-        "compiled_size": compiled_size, "owner": owner, "created": created, "tags": tags,
-    })
+fn module_list(modules: &[ModuleInfo]) -> Result<Bytes, SteerRefusal> {
+    let modules = modules.iter().map(ShownModule::from).collect();
+    encoded(&ModuleList { modules })
 }
 
+fn encoded(value: &impl Serialize) -> Result<Bytes, SteerRefusal> {
+    let json = serde_json::to_vec(value).map_err(|error| SteerRefusal {
+        code: Code::Internal,
+        reason: ErrorReason::INTERNAL_ERROR,
+        message: error.to_string(),
+    });
+    json.map(Bytes::from)
+}
+
+#[derive(Serialize)]
+struct TagList<'a> {
+    tags: Vec<ShownTag<'a>>,
+}
+
+#[derive(Serialize)]
+struct ShownTag<'a> {
+    tag: &'a str,
+    module_id: &'a str,
+    updated_at: u64,
+    updated_by: &'a str,
+    wasm_size: u64,
+    compiled_size: u64,
+    public: bool,
+}
+
+impl<'a> From<&'a TagInfo> for ShownTag<'a> {
+    fn from(info: &'a TagInfo) -> Self {
+        Self {
+            tag: &info.tag,
+            module_id: &info.module_id,
+            updated_at: info.updated_at,
+            updated_by: &info.updated_by,
+            wasm_size: info.wasm_size,
+            compiled_size: info.compiled_size,
+            public: info.public,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ModuleList<'a> {
+    modules: Vec<ShownModule<'a>>,
+}
+
+#[derive(Serialize)]
+struct ShownModule<'a> {
+    module_id: &'a str,
+    dialect: &'a str,
+    imports: &'a [String],
+    wasm_size: u64,
+    compiled_size: u64,
+    owner: &'a str,
+    created: u64,
+    tags: &'a [String],
+}
+
+impl<'a> From<&'a ModuleInfo> for ShownModule<'a> {
+    fn from(module: &'a ModuleInfo) -> Self {
+        Self {
+            module_id: &module.module_id,
+            dialect: module.dialect,
+            imports: &module.imports,
+            wasm_size: module.wasm_size,
+            compiled_size: module.compiled_size,
+            owner: &module.owner,
+            created: module.created,
+            tags: &module.tags,
+        }
+    }
+}
+
+/// Tags or modules of one answer: a store may have a hundred thousand.
+const PAGE_MAX: usize = 1_000;
 /// Tags of one request.
 const TAGS_MAX: usize = 64;
 /// Bytes of such a request: 64 tags of 50 bytes need far less.
@@ -296,6 +360,7 @@ mod tests {
             ("ann", "limit=2", Ok("ann.b all")),
             ("ann", "limit=1&after=ann.b", Ok("all")),
             ("ann", "prefix=ann&after=all", Ok("ann.a")),
+            ("ann", "limit=0&after=all", Ok("ann.a")),
             // That it exists does not show either.
             ("ann", "after=ben.x", Err(Code::NotFound)),
             ("ben", "prefix=ben", Ok("ben.x")),
