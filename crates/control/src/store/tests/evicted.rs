@@ -147,3 +147,20 @@ fn ai_323_an_artefact_without_its_module_is_stale() {
     assert_eq!(full.store.artefact_size(orphan, key()).unwrap(), None);
     assert_eq!(full.there(), [true]);
 }
+
+#[test]
+fn ai_323_a_store_that_evicts_nothing_is_full_instead() {
+    let folder = tempdir().unwrap();
+    let options = StoreOptions {
+        bytes_max: 2 * MODULE_BYTES,
+        evicts: false,
+        ..options(&folder)
+    };
+    let store = Store::open(options).unwrap();
+    for number in 0..2 {
+        put(&store, number, key(), UNUSED).unwrap();
+    }
+    let refused = put(&store, 2, key(), UNUSED);
+    assert!(matches!(refused, Err(StoreError::Full)), "{refused:?}");
+    assert_eq!(store.module_ids().unwrap().len(), 2);
+}
