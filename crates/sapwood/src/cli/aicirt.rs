@@ -43,6 +43,15 @@ pub(super) struct AicirtCommand {
     /// Prefix of the names of shared objects
     #[arg(short, long, default_value = "/aici0-", value_name = "PREFIX")]
     name: String,
+    /// Regions without names, instead of those of --name: of a server that runs this program as its own runtime
+    #[arg(
+        long,
+        hide = true,
+        requires = "futex",
+        value_delimiter = ',',
+        value_name = "FILES"
+    )]
+    regions: Vec<String>,
     /// Wait on futexes instead of semaphores
     #[arg(long)]
     futex: bool,
@@ -367,6 +376,7 @@ impl AicirtCommand {
             message_bytes: size(self.json_size, 8, 128),
             mask_bytes: size(self.bin_size, 16, 64),
             spin: Duration::from_millis(self.busy_wait_time),
+            files: self.regions.clone().try_into().ok(),
             ..WireConfig::new(&self.name)
         }
     }
