@@ -107,7 +107,16 @@ impl<C: ArtefactCompiler> Controllers<C> {
     /// # Errors
     /// There is no such controller, the user may not run it, it cannot steer, or it cannot be compiled any more.
     pub fn find(&self, user: SteerUser<'_>, name: &str) -> Result<C::Program, SteerRefusal> {
-        let found = self.find_loaded(user, name)?;
+        self.prepare(self.resolve(user, name)?)
+    }
+
+    /// Returns the program of a module that can steer; afterwards its artefact is stored, for who shares the folder. The
+    /// module is in use as long as somebody has the program.
+    ///
+    /// # Errors
+    /// There is no such module, it cannot steer, or it cannot be compiled any more.
+    pub fn prepare(&self, id: ModuleId) -> Result<C::Program, SteerRefusal> {
+        let found = self.program(id)?;
         if !found.steers {
             return Err(ModuleError::invalid(
                 "it has no callbacks, so it can only be run by itself",

@@ -215,7 +215,13 @@ impl RuntimeShared {
         let options = &self.options;
         let config = self.wire_config();
         let failed = |error: &dyn fmt::Display| Broken(format!("it cannot be started: {error}"));
-        let wire = EngineWire::create(&config).map_err(|error| failed(&error))?;
+        // Without names for our own: nothing stays behind, whenever both processes are killed.
+        let created = match options.command.own {
+            true => EngineWire::create_nameless(&config).map(|(wire, files)| (wire, Some(files))),
+            false => EngineWire::create(&config).map(|wire| (wire, None)),
+        };
+        let (wire, files) = created.map_err(|error| failed(&error))?;
+        let config = WireConfig { files, ..config };
         // Open until the process has answered, which it does not before it has read its vocabulary.
         let vocabulary = match options.command.own {
             true => Some(VocabularyFile::new(&options.model).map_err(|error| failed(&error))?),
@@ -258,10 +264,6 @@ impl RuntimeShared {
             }
             Err(broken) => return Err(broken),
         }
-        if options.command.own {
-            // It has opened them all: now nothing stays behind, even if both processes are killed.
-            running.names.remove();
-        }
         Ok(running)
     }
 
@@ -285,8 +287,12 @@ impl RuntimeShared {
     fn arguments(&self, config: &WireConfig, vocabulary: Option<&VocabularyFile>) -> Vec<OsString> {
         let mut args = self.options.command.args.clone();
         let mib = |bytes: usize| OsString::from((bytes >> 20).to_string());
-        args.extend(["--server", "--name"].map(OsString::from));
-        args.extend([OsString::from(&config.prefix), "--json-size".into()]);
+        args.push("--server".into());
+        match &config.files {
+            Some(files) => args.extend(["--regions".into(), files.join(",").into()]),
+            None => args.extend(["--name".into(), OsString::from(&config.prefix)]),
+        }
+        args.push("--json-size".into());
         args.extend([mib(config.message_bytes), "--bin-size".into()]);
         args.push(mib(config.mask_bytes));
         if config.synchronisation == Synchronisation::Futex {

@@ -15,6 +15,7 @@ use super::request::WireAuth;
 use super::runtime::{RemoteRuntime, unavailable};
 use super::side::UploadError;
 use super::steerer::RemoteSteer;
+use crate::host::Program;
 use crate::module::ModuleId;
 
 /// Finds modules by a controller's name, with the permissions of the user.
@@ -24,6 +25,13 @@ pub trait FindModule: Send + Sync {
     /// # Errors
     /// There is none, or the user may not run it.
     fn find(&self, user: SteerUser<'_>, name: &str) -> Result<ModuleId, SteerRefusal>;
+
+    /// Prepares a module for a runtime of this program, so that the runtime finds it compiled. It is in use as long as the
+    /// program that is returned.
+    ///
+    /// # Errors
+    /// It cannot steer, or cannot be compiled any more.
+    fn prepare(&self, id: ModuleId) -> Result<Program, SteerRefusal>;
 
     /// Its bytes, for a runtime that does not have it.
     ///
@@ -146,6 +154,11 @@ impl SteerSource for RemoteControllers {
             });
         }
         let module = self.modules.find(call.user, call.controller)?;
+        let program = match self.runtime.options().command.own {
+            // Here and not there: the runtime has to start it in a time that others' controllers wait too.
+            true => Some(self.modules.prepare(module)?),
+            false => None,
+        };
         let user = WireAuth {
             user: call.user.name,
             is_admin: call.user.is_admin,
@@ -154,7 +167,7 @@ impl SteerSource for RemoteControllers {
         for _ in 0..2 {
             let epoch = self.runtime.epoch()?;
             match self.mirror(&epoch, user, module) {
-                Ok(()) => return Ok(Box::new(RemoteSteer::new(epoch, module, call))),
+                Ok(()) => return Ok(Box::new(RemoteSteer::new(epoch, module, program, call))),
                 Err(NotMirrored::Refused(refusal)) => return Err(refusal),
                 Err(NotMirrored::Lost) => {}
             }

@@ -14,7 +14,7 @@ use super::epoch::{Epoch, lost};
 use super::reply::CallResult;
 use super::request::WireAuth;
 use super::side::{StartCall, StartingInstance, drop_abandoned};
-use crate::host::{MidReturned, Returned, Waiting};
+use crate::host::{MidReturned, Program, Returned, Waiting};
 use crate::module::{Abi, ModuleId};
 use crate::runtime::LIST_MAX;
 use crate::steer::p2::{self, Following};
@@ -27,6 +27,8 @@ pub(super) struct RemoteSteer {
     steps: RemoteSteps,
     watched: bool,
     report: StepReport,
+    /// Held alone: the module is in use as long as it is.
+    _program: Option<Program>,
 }
 
 /// Where the sequence is in the runtime.
@@ -68,7 +70,12 @@ enum RemoteSteps {
 }
 
 impl RemoteSteer {
-    pub(super) fn new(epoch: Arc<Epoch>, module: ModuleId, call: SteerCall<'_>) -> Self {
+    pub(super) fn new(
+        epoch: Arc<Epoch>,
+        module: ModuleId,
+        program: Option<Program>,
+        call: SteerCall<'_>,
+    ) -> Self {
         let dialect = epoch.table().dialect();
         Self {
             epoch,
@@ -92,6 +99,7 @@ impl RemoteSteer {
             },
             watched: call.watched,
             report: StepReport::default(),
+            _program: program,
         }
     }
 
@@ -386,6 +394,7 @@ impl Steer for RemoteSteer {
             steps,
             watched: self.watched,
             report: StepReport::default(),
+            _program: self._program.clone(),
         }))
     }
 

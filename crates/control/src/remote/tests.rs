@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
     Appended, Branch, Mid, Pre, Steer, SteerCall, SteerRefusal, SteerSource, SteerUser, StepWaker,
@@ -13,6 +14,7 @@ use sapwood_proto::steer::{
 use serde_json::{Value, json};
 
 use super::*;
+use crate::host::Program;
 use crate::host::tests::{Bell, model};
 use crate::module::ModuleId;
 use crate::runtime::Dialect;
@@ -35,6 +37,14 @@ impl FindModule for OneModule {
         Ok(ModuleId::of(MODULE))
     }
 
+    fn prepare(&self, _: ModuleId) -> Result<Program, SteerRefusal> {
+        Err(SteerRefusal {
+            code: Code::InvalidRequest,
+            reason: ErrorReason::INVALID_MODULE,
+            message: "it does not compile".to_owned(),
+        })
+    }
+
     fn bytes(&self, _: ModuleId) -> Result<Vec<u8>, SteerRefusal> {
         Ok(MODULE.to_vec())
     }
@@ -49,6 +59,10 @@ struct Stub {
 
 impl Setup {
     fn new(step: Duration) -> Self {
+        Self::of(step, false)
+    }
+
+    fn of(step: Duration, own: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let reports = folder.path().join("reports");
         let kind = rustix::fs::FileType::Fifo;
@@ -61,7 +75,7 @@ impl Setup {
                 program: "/bin/sh".into(),
                 args: ["-c", &script, "runtime"].map(Into::into).into(),
                 environment: vec![("PATH".into(), "/usr/bin:/bin".into())],
-                own: false,
+                own,
             },
             dialect: Dialect::Auto,
             synchronisation: Synchronisation::Futex,
@@ -106,6 +120,14 @@ impl Setup {
             (opening.join().unwrap(), served)
         })
     }
+}
+
+/// One that takes minutes to compile must not take the runtime's time for the start of an instance.
+#[test]
+fn ai_852_a_module_is_prepared_before_our_own_runtime_gets_it() {
+    let setup = Setup::of(Duration::from_secs(60), true);
+    let (opened, ()) = setup.open(|_| ());
+    assert_eq!(opened.err().unwrap().message, "it does not compile");
 }
 
 impl Stub {

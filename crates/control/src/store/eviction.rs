@@ -53,6 +53,9 @@ impl Store {
         else {
             return Ok(());
         };
+        if !self.options.evicts {
+            return Err(StoreError::Full);
+        }
         let mut candidates = self.candidates(files, protected, in_use)?;
         candidates.sort_by_key(|candidate| candidate.used);
         let evictable: u64 = candidates.iter().map(|candidate| candidate.bytes).sum();

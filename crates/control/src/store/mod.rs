@@ -52,6 +52,9 @@ pub struct StoreOptions {
     pub bytes_max: u64,
     /// Tags.
     pub tags_max: usize,
+    /// Modules may go to make room. Not in a process that does not know which ones are in use: another that shares the folder
+    /// does.
+    pub evicts: bool,
 }
 
 impl StoreOptions {
@@ -62,6 +65,7 @@ impl StoreOptions {
             folder,
             bytes_max: 10 << 30,
             tags_max: 100_000,
+            evicts: true,
         }
     }
 }

@@ -23,7 +23,9 @@ mod sync {
 
 use std::io;
 
-pub use self::objects::{EngineWire, RuntimeWire, Synchronisation, WireConfig, WireNames};
+pub use self::objects::{
+    EngineWire, RegionFiles, RuntimeWire, Synchronisation, WireConfig, WireNames,
+};
 pub use self::slot::{MessageSlot, PeerLost, Received, SendError, SlotLimits};
 pub use self::system::{
     NamedSemaphore, SharedRegion, ask_for_realtime, unlink_region, unlink_semaphore, watch_signals,

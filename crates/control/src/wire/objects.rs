@@ -31,7 +31,12 @@ pub struct WireConfig {
     pub spin: Duration,
     /// How long the peer may keep a slot.
     pub limits: SlotLimits,
+    /// The regions are these files instead, which have no names of their own.
+    pub files: Option<RegionFiles>,
 }
+
+/// Paths of regions without names: those of the requests, the answers, the same of the side channel, and the masks.
+pub type RegionFiles = [String; 5];
 
 impl WireConfig {
     /// The defaults of the reference, with this prefix.
@@ -47,10 +52,14 @@ impl WireConfig {
                 stall: STALL,
                 unread: UNREAD,
             },
+            files: None,
         }
     }
 
     fn region(&self, channel: Channel) -> String {
+        if let Some(files) = &self.files {
+            return files[channel as usize].clone();
+        }
         // The suffix exists only with semaphores, where the plain names with `-wr` and `-rd` are taken.
         let suffix = match self.synchronisation {
             Synchronisation::Semaphores => "-shm",
@@ -60,6 +69,9 @@ impl WireConfig {
     }
 
     fn masks(&self) -> String {
+        if let Some([.., masks]) = &self.files {
+            return masks.clone();
+        }
         format!("{}bin-shm", self.prefix)
     }
 
@@ -70,7 +82,7 @@ impl WireConfig {
     fn slot(
         &self,
         channel: Channel,
-        region: impl Fn(&str, usize) -> Result<SharedRegion, WireError>,
+        region: impl FnOnce(&str, usize) -> Result<SharedRegion, WireError>,
         semaphore: impl Fn(&str, u32) -> Result<NamedSemaphore, WireError>,
     ) -> Result<MessageSlot, WireError> {
         let region = region(&self.region(channel), self.message_bytes)?;
@@ -166,15 +178,19 @@ impl RuntimeWire {
     /// # Errors
     /// [`WireError`].
     pub fn open(config: &WireConfig) -> Result<Self, WireError> {
-        let slot = |channel| config.slot(channel, SharedRegion::open, NamedSemaphore::open);
+        let open = match config.files {
+            Some(_) => SharedRegion::open_file,
+            None => SharedRegion::open,
+        };
+        let slot = |channel| config.slot(channel, open, NamedSemaphore::open);
         let wire = Self {
             requests: slot(Channel::Requests)?,
             responses: slot(Channel::Responses)?,
             side_requests: slot(Channel::SideRequests)?,
             side_responses: slot(Channel::SideResponses)?,
-            masks: SharedRegion::open(&config.masks(), config.mask_bytes)?,
+            masks: open(&config.masks(), config.mask_bytes)?,
         };
-        if config.synchronisation == Synchronisation::Futex {
+        if config.synchronisation == Synchronisation::Futex && config.files.is_none() {
             for channel in Channel::ALL {
                 system::unlink_region(&config.region(channel))?;
             }
@@ -209,7 +225,7 @@ impl EngineWire {
     pub fn create(config: &WireConfig) -> Result<Self, WireError> {
         config.unlink()?;
         // Before the first object is created: if the third cannot be, the first two are removed.
-        let names = WireNames(config.clone());
+        let names = WireNames::of(config, true);
         let slot = |channel| {
             config.slot(
                 channel,
@@ -230,25 +246,62 @@ impl EngineWire {
     /// Returns what the names begin with.
     #[must_use]
     pub fn prefix(&self) -> &str {
-        &self.names.0.prefix
+        &self.names.config.prefix
+    }
+
+    /// Creates objects without names, of which nothing is left behind however the processes end. Returns where a child of this
+    /// process finds them as long as they are open here. The processes wait on futexes: semaphores have names.
+    ///
+    /// # Errors
+    /// [`WireError`].
+    pub fn create_nameless(config: &WireConfig) -> Result<(Self, RegionFiles), WireError> {
+        let config = WireConfig {
+            synchronisation: Synchronisation::Futex,
+            ..config.clone()
+        };
+        let mut files = RegionFiles::default();
+        let mut region = |place: usize, name: &str, bytes| {
+            let (region, path) = SharedRegion::create_nameless(name, bytes)?;
+            files[place] = path;
+            Ok(region)
+        };
+        let mut slot = |channel: Channel| {
+            let create = |name: &str, bytes| region(channel as usize, name, bytes);
+            config.slot(channel, create, NamedSemaphore::create)
+        };
+        let wire = Self {
+            requests: slot(Channel::Requests)?,
+            responses: slot(Channel::Responses)?,
+            side_requests: slot(Channel::SideRequests)?,
+            side_responses: slot(Channel::SideResponses)?,
+            masks: region(Channel::ALL.len(), &config.masks(), config.mask_bytes)?,
+            names: WireNames::of(&config, false),
+        };
+        Ok((wire, files))
     }
 }
 
-/// Removes the names when it is dropped.
+/// Removes the names, if there are any, when it is dropped.
 #[derive(Debug)]
-pub struct WireNames(WireConfig);
+pub struct WireNames {
+    config: WireConfig,
+    /// The objects have names.
+    named: bool,
+}
 
 impl WireNames {
-    /// Removes the names; the objects stay for those who have opened them.
-    pub fn remove(&self) {
-        // Nothing can be done about a failure here; the next engine of this name removes what is left.
-        let _ = self.0.unlink();
+    fn of(config: &WireConfig, named: bool) -> Self {
+        let config = config.clone();
+        Self { config, named }
     }
 }
 
 impl Drop for WireNames {
     fn drop(&mut self) {
-        self.remove();
+        if self.named {
+            // Nothing can be done about a failure here; the next engine of this name removes what is left.
+            let _ = self.config.unlink();
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant, SystemTime};
@@ -39,10 +40,26 @@ impl SharedRegion {
             Err(WireError::Open { error, .. }) if error.kind() == io::ErrorKind::AlreadyExists => {}
             created => return created,
         }
-        let failed = |error| WireError::open(name, error);
         let flags = shm::OFlags::RDWR;
-        let file = shm::open(name, flags, Mode::empty()).map_err(failed)?;
-        let status = rustix::fs::fstat(&file).map_err(failed)?;
+        let file = shm::open(name, flags, Mode::empty());
+        let file = file.map_err(|error| WireError::open(name, error))?;
+        Self::map_whole(name, &file, bytes)
+    }
+
+    /// Opens a region that is the file of this path.
+    ///
+    /// # Errors
+    /// As [`SharedRegion::open`]; a file that is missing is not created.
+    pub fn open_file(path: &str, bytes: usize) -> Result<Self, WireError> {
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty());
+        let file = file.map_err(|error| WireError::open(path, error))?;
+        Self::map_whole(path, &file, bytes)
+    }
+
+    fn map_whole(name: &str, file: &OwnedFd, bytes: usize) -> Result<Self, WireError> {
+        let failed = |error| WireError::open(name, error);
+        let status = rustix::fs::fstat(file).map_err(failed)?;
         let actual = usize::try_from(status.st_size).unwrap_or(0);
         if actual != bytes {
             return Err(WireError::Size {
@@ -51,7 +68,7 @@ impl SharedRegion {
                 expected: bytes,
             });
         }
-        Self::map(name, &file, bytes)
+        Self::map(name, file, bytes)
     }
 
     /// Creates a region that must not exist yet, with mode 0600 (AI-203).
@@ -73,6 +90,25 @@ impl SharedRegion {
             file: Some(file),
             ..region
         })
+    }
+
+    /// As [`SharedRegion::create_guarded`], without a name; `name` is for people. Returns its path for processes of the same
+    /// user, which is one as long as the region is open.
+    ///
+    /// # Errors
+    /// [`WireError::Open`].
+    pub fn create_nameless(name: &str, bytes: usize) -> Result<(Self, String), WireError> {
+        let failed = |error| WireError::open(name, error);
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = rustix::fs::memfd_create(name, flags).map_err(failed)?;
+        rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        let region = Self::map(name, &file, bytes)?;
+        let region = Self {
+            file: Some(file),
+            ..region
+        };
+        Ok((region, path))
     }
 
     fn create_file(name: &str, bytes: usize) -> Result<OwnedFd, WireError> {

@@ -105,6 +105,39 @@ fn ai_201_the_names_are_exact_and_the_engine_removes_them() {
     }
 }
 
+/// AI-223
+#[test]
+fn ai_852_objects_without_names_are_found_by_their_paths() {
+    let named = config(Synchronisation::Futex);
+    let (mut engine, files) = EngineWire::create_nameless(&named).unwrap();
+    assert_eq!(left(&named), Vec::<String>::new());
+    let given = WireConfig {
+        files: Some(files),
+        ..named.clone()
+    };
+    let mut runtime = RuntimeWire::open(&given).unwrap();
+    assert_eq!(left(&named), Vec::<String>::new());
+    let until = || Some(Instant::now() + Duration::from_secs(60));
+    let mut message = Vec::new();
+    for (sender, receiver) in [
+        (&mut engine.requests, &mut runtime.requests),
+        (&mut runtime.responses, &mut engine.responses),
+        (&mut engine.side_requests, &mut runtime.side_requests),
+        (&mut runtime.side_responses, &mut engine.side_responses),
+    ] {
+        sender.send(b"x").unwrap();
+        let received = receiver.receive(&mut message, until());
+        assert_eq!((received, &message[..]), (Ok(Received::Message), &b"x"[..]));
+    }
+    assert!(runtime.masks.write(8, b"mask"));
+    message.clear();
+    assert!(engine.masks.read(8, 4, &mut message));
+    assert_eq!(message, b"mask");
+    // A file that is not there any more is not made anew.
+    drop(engine);
+    assert!(RuntimeWire::open(&given).is_err());
+}
+
 /// AI-221
 #[test]
 fn ai_205_the_longest_message_passes_and_one_byte_more_is_refused() {

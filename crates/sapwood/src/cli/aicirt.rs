@@ -43,6 +43,15 @@ pub(super) struct AicirtCommand {
     /// Prefix of the names of shared objects
     #[arg(short, long, default_value = "/aici0-", value_name = "PREFIX")]
     name: String,
+    /// Regions without names, instead of those of --name: of a server that runs this program as its own runtime
+    #[arg(
+        long,
+        hide = true,
+        requires = "futex",
+        value_delimiter = ',',
+        value_name = "FILES"
+    )]
+    regions: Vec<String>,
     /// Wait on futexes instead of semaphores
     #[arg(long)]
     futex: bool,
@@ -145,6 +154,9 @@ pub(super) struct AicirtCommand {
     /// The folder of modules and tags
     #[arg(long, default_value = "./cache", value_name = "DIR")]
     cache_dir: PathBuf,
+    /// Bytes of that folder; a server that shares it makes room there, and this runtime never does
+    #[arg(long, hide = true, value_name = "BYTES")]
+    cache_limit: Option<u64>,
     /// Outlive the process that started this one
     #[arg(long)]
     keep: bool,
@@ -300,13 +312,25 @@ impl AicirtCommand {
         let fuel = self.wasm_max_fuel.is_some();
         let child = super::compile_controller::command(program.into(), fuel);
         let compiler = CompilerOptions::new(CompilerPlace::Child(child));
-        let store = StoreOptions::new(self.cache_dir.clone());
+        let store = self.store_options();
         let mut options = ControllersOptions::new(store, compiler);
         // A module whose smallest memory is larger could never be started.
         options.limits.memory_bytes = u64::from(self.wasm_max_memory) << 20;
         Controllers::open(host, options).map_err(|error| {
             CliError::usage(format!("--cache-dir {}: {error}", self.cache_dir.display()))
         })
+    }
+
+    fn store_options(&self) -> StoreOptions {
+        let store = StoreOptions::new(self.cache_dir.clone());
+        match self.cache_limit {
+            Some(bytes_max) => StoreOptions {
+                bytes_max,
+                evicts: false,
+                ..store
+            },
+            None => store,
+        }
     }
 
     fn manage(&self) -> Result<(), CliError> {
@@ -352,6 +376,7 @@ impl AicirtCommand {
             message_bytes: size(self.json_size, 8, 128),
             mask_bytes: size(self.bin_size, 16, 64),
             spin: Duration::from_millis(self.busy_wait_time),
+            files: self.regions.clone().try_into().ok(),
             ..WireConfig::new(&self.name)
         }
     }
@@ -476,6 +501,16 @@ mod tests {
             assert_eq!([fork, backtrack, ff_tokens], can, "{flags}");
             assert!(!logits, "{flags}");
         }
+    }
+
+    #[test]
+    fn ai_323_a_runtime_of_a_server_has_its_limit_and_evicts_nothing() {
+        let store = |flags: &str| {
+            let options = parsed(flags).store_options();
+            (options.bytes_max, options.evicts)
+        };
+        assert_eq!(store(""), (10 << 30, true));
+        assert_eq!(store("--cache-limit 77"), (77, false));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_control::controllers::Controllers;
-use sapwood_control::host::{Host, HostConfig};
+use sapwood_control::host::{Host, HostConfig, Program};
 use sapwood_control::module::ModuleId;
 use sapwood_control::remote::{
     FindModule, RemoteCommand, RemoteControllers, RemoteLimits, RemoteOptions, RemoteStart,
@@ -125,6 +125,7 @@ fn arguments(config: &ControllersConfig, folder: &Path, truncates: bool) -> Vec<
         ),
         ("--wasm-max-step-time", config.step_ms),
         ("--wasm-max-init-time", config.init_ms),
+        ("--cache-limit", config.store_bytes),
     ] {
         args.extend([flag.into(), value.to_string().into()]);
     }
@@ -157,6 +158,10 @@ impl ServerModules {
 impl FindModule for ServerModules {
     fn find(&self, user: SteerUser<'_>, name: &str) -> Result<ModuleId, SteerRefusal> {
         self.store()?.find_module(user, name)
+    }
+
+    fn prepare(&self, id: ModuleId) -> Result<Program, SteerRefusal> {
+        self.store()?.prepare(id)
     }
 
     fn bytes(&self, id: ModuleId) -> Result<Vec<u8>, SteerRefusal> {

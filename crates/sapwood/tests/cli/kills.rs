@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::isolated::{Isolated, PATIENT, bytes_vocabulary, shared_objects};
 use crate::process::folder;
@@ -23,6 +23,15 @@ fn ai_852_after_a_thousand_kills_nothing_is_left() {
     kill_any(1_000, 0x5eed_1000);
 }
 
+/// The objects of an own runtime have no names, so that nobody has to remove these.
+#[test]
+fn ai_852_a_server_killed_while_its_runtime_starts_leaves_nothing() {
+    set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    for _ in 0..3 {
+        Life::end_at_start("kills-at-start");
+    }
+}
+
 /// Kills so many processes. The choices are those of the seed, the moments are the machine's too.
 fn kill_any(kills: usize, seed: u64) {
     // Whom the killed leave behind becomes a child of this process: at the end of a server it has none.
@@ -36,6 +45,10 @@ fn kill_any(kills: usize, seed: u64) {
         while done.all() < kills && life.go_on(&mut chance, &mut done) {}
         life.end();
         done.servers += 1;
+        if done.all() < kills && chance.below(2) == 0 {
+            Life::end_at_start(&name);
+            done.servers += 1;
+        }
     }
     #[expect(clippy::print_stdout, reason = "the figures are for whoever runs it")]
     {
@@ -97,9 +110,24 @@ impl Life {
                 here.join("cache").display(),
             )
         };
-        let server = Isolated::start(name, &controllers, "tokens_per_s = 200.0, parallel = 8");
-        // A server that is killed while it starts a runtime leaves what it has created for that; see `end`.
-        server.three_stars();
+        let life = Self::of(Isolated::start(name, &controllers, MODEL), is_own);
+        // A server that is killed while it starts the runtime of another leaves what it has created for that; see `end`.
+        life.server.three_stars();
+        life
+    }
+
+    /// Kills a server as soon as it has the process of its own runtime, which has not answered yet.
+    fn end_at_start(name: &str) {
+        let server = Isolated::start(name, "isolation = \"process\"", MODEL);
+        let mut life = Self::of(server, true);
+        life.streams.push(life.server.stream(&endless()));
+        wait_until("there is no runtime", || {
+            life.server.find_runtime().is_some()
+        });
+        life.end();
+    }
+
+    const fn of(server: Isolated, is_own: bool) -> Self {
         Self {
             server,
             is_own,
@@ -111,10 +139,7 @@ impl Life {
     /// Kills somebody. Returns whether the server still runs.
     fn go_on(&mut self, chance: &mut Chance, done: &mut Kills) -> bool {
         while self.streams.len() < 3 {
-            let stream = self.server.stream(&json!({
-                "text_input": "x",
-                "parameters": {"stream": true, "max_tokens": 100_000, "controller": "endless"},
-            }));
+            let stream = self.server.stream(&endless());
             // Long after everything that a server waits for.
             let time = Some(Duration::from_secs(120));
             stream.get_ref().set_read_timeout(time).unwrap();
@@ -164,8 +189,8 @@ impl Life {
         true
     }
 
-    /// Kills the server, and sees what is left. It has no runtime that is still starting: the names of the objects are
-    /// removed when both ends have opened them, and before that nobody is left to do so.
+    /// Kills the server, and sees what is left. It has no runtime of another that is still starting: the names of the objects
+    /// are removed when both ends have opened them, and before that nobody is left to do so.
     fn end(self) {
         let prefix = format!("sw{}.", self.server.pid().as_raw_nonzero());
         self.server.kill();
@@ -190,6 +215,16 @@ impl Life {
             std::fs::remove_file(format!("/dev/shm/{name}")).unwrap();
         }
     }
+}
+
+const MODEL: &str = "tokens_per_s = 200.0, parallel = 8";
+
+/// A stream that does not end.
+fn endless() -> Value {
+    json!({
+        "text_input": "x",
+        "parameters": {"stream": true, "max_tokens": 100_000, "controller": "endless"},
+    })
 }
 
 fn kill(process: Pid) {

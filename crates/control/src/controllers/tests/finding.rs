@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::*;
+use crate::module::ModuleId;
 
 #[test]
 fn ai_313_a_controller_is_found_by_id_and_by_tag() {
@@ -227,4 +228,26 @@ fn ai_323_uses_are_noted_in_the_store() {
     fixture.now.store(START + 60, Ordering::SeqCst);
     fixture.find(ANNA, &id).unwrap();
     assert_eq!(used(), START + 60);
+}
+
+/// What another process that shares the folder then loads needs no compiler.
+#[test]
+fn ai_852_a_prepared_module_has_its_artefact_and_stays_in_use() {
+    let fixture = Fixture::new();
+    let id = ModuleId::parse(&fixture.upload(ANNA, &module(1))).unwrap();
+    let server = fixture.restarted("host 2");
+    let program = server.controllers.prepare(id).unwrap();
+    assert_eq!(server.compiled(), 1);
+    assert!(server.controllers.loaded().in_use(&id));
+    let host = Arc::new(Host {
+        key: "host 2".to_owned(),
+        ..Host::default()
+    });
+    let store = StoreOptions::new(server.folder.path().join("cache"));
+    let options = ControllersOptions::new(store, CompilerOptions::new(CompilerPlace::InProcess));
+    let runtime = Controllers::open(Arc::clone(&host), options).unwrap();
+    runtime.find(ANNA, &id.to_string()).unwrap();
+    assert_eq!(host.compiled.load(Ordering::SeqCst), 0);
+    drop(program);
+    assert!(!server.controllers.loaded().in_use(&id));
 }

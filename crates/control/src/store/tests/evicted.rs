@@ -160,3 +160,20 @@ fn ai_323_what_is_replaced_makes_room_for_its_successor() {
     again.unwrap();
     assert_eq!(full.there(), [true, true]);
 }
+
+#[test]
+fn ai_323_a_store_that_evicts_nothing_is_full_instead() {
+    let folder = tempdir().unwrap();
+    let options = StoreOptions {
+        bytes_max: 2 * MODULE_BYTES,
+        evicts: false,
+        ..options(&folder)
+    };
+    let store = Store::open(options).unwrap();
+    for number in 0..2 {
+        put(&store, number, key(), UNUSED).unwrap();
+    }
+    let refused = put(&store, 2, key(), UNUSED);
+    assert!(matches!(refused, Err(StoreError::Full)), "{refused:?}");
+    assert_eq!(store.module_ids().unwrap().len(), 2);
+}
