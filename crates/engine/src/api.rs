@@ -420,7 +420,12 @@ impl EngineError {
 
 impl From<SteerFailure> for EngineError {
     fn from(failure: SteerFailure) -> Self {
-        Self::new(Code::ControllerFailed, failure.reason, failure.message)
+        // Not the controller's fault: it has not begun.
+        let code = match failure.reason {
+            ErrorReason::SERVER_OVERLOADED => Code::Overloaded,
+            _ => Code::ControllerFailed,
+        };
+        Self::new(code, failure.reason, failure.message)
     }
 }
 

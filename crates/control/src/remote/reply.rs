@@ -361,7 +361,9 @@ fn limited(value: &RawValue, values_max: usize) -> Result<Value, CallFailure> {
 
 /// A line of the runtime says that a callback has more time than its limit.
 fn is_late(report: &StepReport) -> bool {
-    report.logs.contains("⏲ timeout [deadline:")
+    // It is the last one: those before it are what the controller has printed.
+    let last = report.logs.trim_end_matches('\n').rsplit('\n').next();
+    last.is_some_and(|line| line.starts_with("⏲ timeout [deadline:"))
 }
 
 /// The failure that an error text stands for (AI-421, AI-431, AI-932).

@@ -166,13 +166,15 @@ impl P1Steps {
         };
         instance.call_all([post, Callback::Pre]);
         self.state = P1Phase::InPost;
-        // Another steerer has changed the text of a sequence that waits.
-        self.wait = None;
+        // Another steerer has changed the text: what was to follow is decided anew.
+        (self.wait, self.deferred, self.skips_mid) = (None, None, false);
     }
 
     /// The steps of a fork, which is made between callbacks.
     pub(super) fn fork(&self) -> Self {
         Self {
+            // Nothing of its own is outstanding.
+            state: P1Phase::Idle,
             wait: None,
             ..self.clone()
         }

@@ -254,6 +254,31 @@ fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
 }
 
 #[test]
+fn ai_405_other_tokens_than_the_forced_ones_end_what_was_to_follow() {
+    let (some, forks) = (r#"{"ff_tokens":[5]}"#, r#"{"num_forks":3}"#);
+    let pre = format!(
+        "(if (i32.eq (global.get $n) (i32.const 1))
+           (then (call $ret (i32.const 3000) (i32.const {})))
+           (else (if (i32.eq (global.get $n) (i32.const 2))
+             (then (call $ret (i32.const 3100) (i32.const {})))
+             (else (call $ret (i32.const 8) (i32.const 46))))))",
+        some.len(),
+        forks.len()
+    );
+    let data = json(3000, some) + &json(3100, forks);
+    let mut player = Player::begun(&p1_with(&pre, &data));
+    assert_eq!(player.pre(), run(&[5]));
+    // A constraint beside it forces more.
+    player.sampled(6);
+    assert_eq!(player.pre(), run(&[]), "the answer to that");
+    let mut child = player.fork(1, 4);
+    for steered in [&mut player, &mut child] {
+        let mid = steered.mid(&[3, 4]);
+        assert!(matches!(mid, Ok(Mid::One(Branch::Sample(_)))), "{mid:?}");
+    }
+}
+
+#[test]
 fn ai_413_more_forks_than_a_request_may_have_fail() {
     let check = |forks: u32| {
         let forks = format!("{{\"num_forks\":{forks}}}");

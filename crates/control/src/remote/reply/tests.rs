@@ -192,6 +192,21 @@ fn ai_1005_a_sequence_waits_for_so_many_variables_only() {
 }
 
 #[test]
+fn ai_441_what_a_controller_prints_does_not_make_it_late() {
+    let line = |logs: &str| StepReport {
+        logs: logs.to_owned(),
+        ..StepReport::default()
+    };
+    assert!(is_late(&line("hi\n⏲ timeout [deadline: 4ms; step 1/10]\n")));
+    assert!(!is_late(&line(
+        "⏲ timeout [deadline: 4ms; step 1/10]\nwaits\n"
+    )));
+    assert!(!is_late(&line(
+        "not ⏲ timeout [deadline: 4ms; step 1/10]\n"
+    )));
+}
+
+#[test]
 fn ai_441_a_late_pre_is_no_result_yet() {
     let mut late = sequence(json!({"suspend": true, "num_forks": 1, "ff_tokens": []}));
     late["logs"] = json!("⏲ timeout [deadline: 4ms; step 1/10]\n");

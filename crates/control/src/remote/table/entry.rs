@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sapwood_proto::steer::{StepReport, StepWaker};
+use sapwood_proto::time::Time;
 
 use super::super::numbers::CountedSequence;
 use super::super::reply::CallResult;
@@ -17,6 +18,8 @@ pub(super) struct TableEntry {
     pub(super) happened: Unreported,
     /// P1.
     pub(super) pre: AskState,
+    /// Since when its `pre` is late in every answer.
+    pub(super) late_since: Option<Time>,
     pub(super) mid: AskState,
     /// Something happened while `mid` was on its way: what it answers is of no use.
     pub(super) mid_is_stale: bool,
@@ -63,6 +66,7 @@ impl TableEntry {
             waker,
             happened: Unreported::default(),
             pre: AskState::None,
+            late_since: None,
             mid: AskState::None,
             mid_is_stale: false,
             pre_result: None,

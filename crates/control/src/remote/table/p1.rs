@@ -1,12 +1,15 @@
 //! The requests and the results of P1 (AI-401 to AI-412, AI-441).
 
+use std::time::Duration;
+
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::super::reply::CallResult;
 use super::super::request::{MainRequest, MidOp, PostOp, PreOp};
 use super::entry::{AskState, SequencePlace};
 use super::{RemoteTable, STOP, Wakers, add_waker};
-use crate::host::Returned;
+use crate::host::{CallFailure, Returned};
 
 impl RemoteTable {
     /// The next request, and the ids that it frees. `frees`: those are reason enough for one.
@@ -175,6 +178,16 @@ impl RemoteTable {
             entry.pre = AskState::None;
             return add_waker(woken, &entry.waker);
         }
+        // Its runtime would have ended it by now: it only says so, and would never be suspended.
+        let since = *entry.late_since.get_or_insert(now);
+        match &result {
+            Some(_) => entry.late_since = None,
+            None if now.since(since) >= LATE_MAX => {
+                let text = "the controller was late for too long";
+                return entry.fail(CallFailure::new(ErrorReason::TIMEOUT, text), woken);
+            }
+            None => {}
+        }
         match result {
             None if asked => {
                 entry.pre = AskState::Queued;
@@ -207,3 +220,6 @@ impl RemoteTable {
         }
     }
 }
+
+/// How long a callback may be late in a row: longer than the late steps of any runtime take.
+const LATE_MAX: Duration = Duration::from_secs(60);

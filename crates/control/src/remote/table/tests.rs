@@ -430,6 +430,27 @@ fn ai_441_a_late_pre_is_asked_for_again() {
 }
 
 #[test]
+fn ai_441_a_pre_is_not_late_for_ever() {
+    let mut play = Play::new(Abi::P1, 9);
+    let id = play.live("a");
+    let mut late = || {
+        play.pre(id);
+        play.sends();
+        play.answers(StepResults {
+            pre: vec![(id, None)],
+            ..StepResults::default()
+        });
+        play.now = play.now + Duration::from_secs(20);
+        play.table.poll_pre(id)
+    };
+    for _ in 0..3 {
+        assert_eq!(late(), None);
+    }
+    let failure = late().expect("it has ended").unwrap_err();
+    assert_eq!(failure.reason, ErrorReason::TIMEOUT);
+}
+
+#[test]
 fn ai_853_a_sequence_without_an_answer_fails_and_others_do_not() {
     for dialect in [Abi::P1, Abi::P2] {
         let mut play = Play::new(dialect, 9);
