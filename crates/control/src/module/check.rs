@@ -34,7 +34,7 @@ pub fn check(bytes: &[u8], limits: &ModuleLimits) -> Result<CheckedModule, Modul
         main: exports.main,
         has_init: exports.has(INIT),
         has_panic: exports.has(PANIC),
-        imports: imports.names.into_iter().collect(),
+        imports: imports.names,
         instrumented,
         layout,
     })

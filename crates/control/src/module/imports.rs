@@ -1,6 +1,5 @@
 //! [`HOST_FUNCTIONS`]: every function that a module may import, with its exact signature (AI-606, AI-607).
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use wasmparser::{FuncType, ValType};
@@ -35,8 +34,8 @@ const RETURN_LOGIT_BIAS: &str = "aici_host_return_logit_bias";
 /// The imports of a module, checked.
 #[derive(Debug, Default)]
 pub(super) struct CheckedImports {
-    /// As `module.name`, each once: a module may import one function a thousand times, and every listing repeats them.
-    pub(super) names: BTreeSet<String>,
+    /// As `module.name`, each once, in order.
+    pub(super) names: Vec<String>,
     /// The interface that [`RETURN_LOGIT_BIAS`] shows, if it is imported.
     pub(super) abi: Option<Abi>,
 }
@@ -79,7 +78,11 @@ impl CheckedImports {
         if name == RETURN_LOGIT_BIAS {
             self.add_return_logit_bias(signature)?;
         }
-        self.names.insert(format!("{module}.{name}"));
+        // Once each: a module may import one function a thousand times, and listings show these names.
+        let name = format!("{module}.{name}");
+        if !self.names.contains(&name) {
+            self.names.push(name);
+        }
         Ok(())
     }
 
