@@ -27,8 +27,8 @@ pub(super) struct RemoteSteer {
     steps: RemoteSteps,
     watched: bool,
     report: StepReport,
-    /// Held alone: the module is in use as long as it is.
-    _program: Option<Program>,
+    /// Our own runtime's: the module is in use as long as this is held.
+    program: Option<Program>,
 }
 
 /// Where the sequence is in the runtime.
@@ -99,7 +99,7 @@ impl RemoteSteer {
             },
             watched: call.watched,
             report: StepReport::default(),
-            _program: program,
+            program,
         }
     }
 
@@ -394,7 +394,7 @@ impl Steer for RemoteSteer {
             steps,
             watched: self.watched,
             report: StepReport::default(),
-            _program: self._program.clone(),
+            program: self.program.clone(),
         }))
     }
 

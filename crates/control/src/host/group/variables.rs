@@ -274,7 +274,6 @@ impl RequestVariables for Group {
     }
 }
 
-/// Fails the callback that goes over a limit: the interface has no reply for it (AI-953).
 /// Bytes that a set of variables takes.
 const fn held(total_bytes: usize, number: usize) -> usize {
     total_bytes + number * VARIABLE_BYTES
@@ -301,9 +300,7 @@ impl Drop for VariableSet {
     }
 }
 
-/// What a variable takes beside its name and value.
-const VARIABLE_BYTES: usize = 160;
-
+/// Fails the callback that goes over a limit: the interface has no reply for it (AI-953).
 pub(in crate::host) fn limit(name: &str, value: usize, limit: usize) -> Result<(), Abort> {
     if value > limit {
         let text = format!("storage limit: {name}");
@@ -311,6 +308,9 @@ pub(in crate::host) fn limit(name: &str, value: usize, limit: usize) -> Result<(
     }
     Ok(())
 }
+
+/// What a variable takes beside its name and value.
+const VARIABLE_BYTES: usize = 160;
 
 #[cfg(test)]
 mod tests {
