@@ -67,8 +67,8 @@ fn main() -> Result<ExitCode> {
             ..options.clone()
         };
         let eager = Config {
-            prefill_tokens_alone: forgetful.batch_tokens,
-            step_tokens: forgetful.batch_tokens,
+            // So long that every prompt is computed in one step.
+            step_ms: 3_600_000,
             ..Config::default()
         };
         let mut alone = model(&forgetful)?;

@@ -25,15 +25,10 @@ pub struct Config {
     pub queue_timeout_ms: u64,
     /// Unread token events per choice at which its sequence is parked.
     pub outbox_events: u32,
-    /// Prompt tokens computed in a step in which no sequence decodes. A new request waits until the running decode call
-    /// returns, so a larger number costs time to the first token; raise it where a decode call is fast (a GPU).
-    pub prefill_tokens_alone: u32,
-    /// Tokens of a step in which sequences decode. What decoding leaves of this budget is spent on prefill.
-    pub step_tokens: u32,
-    /// The minimum of prompt tokens computed per step for each prompt that waits, as far as the model's batch allows; 0
-    /// counts as 1.
-    /// One new request then hardly slows the running ones, and many new requests do not wait for one another.
-    pub prefill_tokens_min: u32,
+    /// Milliseconds that a step should take at most: a step computes as many prompt tokens as fit in this time, by what
+    /// earlier steps took. Streams and new requests wait for the end of a step. Where decoding alone takes longer, prompts
+    /// get half as much time in addition.
+    pub step_ms: u64,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
     pub steer_ms: u64,
     /// Bounds 2 x sampled + processed tokens of a steered request, forks included (AI-825). `None`: ten times the context.
@@ -59,9 +54,7 @@ impl Default for Config {
             queue_tokens: 4_194_304,
             queue_timeout_ms: 60_000,
             outbox_events: 256,
-            prefill_tokens_alone: 128,
-            step_tokens: 128,
-            prefill_tokens_min: 64,
+            step_ms: 200,
             steer_ms: 25,
             fuel_tokens: None,
             ageing_turns: 8,

@@ -181,6 +181,11 @@ pub trait Model: Send {
     /// Returns its capacity; the same at every call.
     fn capacity(&self) -> Capacity;
 
+    /// Returns the time of one prompt token as it was measured while the model was loaded; `None` if it was not.
+    fn token_time(&self) -> Option<Duration> {
+        None
+    }
+
     /// Receives the flag that aborts a running [`Model::decode`]; called once, before anything else. It is raised when
     /// the engine is dropped, so that a long decode call does not delay the shutdown. A model with long decode calls
     /// calls [`DecodeSignals::pulse`] within them, so that the watchdog does not report it as stalled (OA-901).

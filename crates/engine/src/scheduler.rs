@@ -386,19 +386,14 @@ pub(crate) struct StepShare {
 pub(crate) struct StepBudget {
     /// The batch size of the model.
     pub(crate) batch: usize,
-    /// Prefill tokens of a step without decodes.
-    pub(crate) alone: usize,
-    /// Tokens of a step with decodes.
-    pub(crate) step: usize,
-    /// Minimum of prefill tokens for each prompt that waits.
-    pub(crate) prefill_min: usize,
+    /// Prompt tokens of this step; 0 counts as 1, because a prompt that never advances would keep its slot for nothing.
+    pub(crate) prefill: usize,
     /// KV cells that are free or can be evicted.
     pub(crate) room: usize,
 }
 
-/// Plans a step: every decode first, then prefill tokens; the minimum of prefill grows with the number of prompts.
-/// `work` is oldest first. Returns false if there is no room for every decode and, if there are prompts, one prefill
-/// token; then one sequence has to be preempted.
+/// Plans a step: every decode first, then prefill tokens. `work` is oldest first. Returns false if there is no room for
+/// every decode and, if there are prompts, one prefill token; then one sequence has to be preempted.
 ///
 /// A quarter of the prefill goes to the oldest prompt, so that it always progresses; the rest goes to the shortest
 /// prompts first, so that a short prompt does not wait behind a long one.
@@ -425,15 +420,7 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
     if prompts == 0 {
         return true;
     }
-    // Without decodes, a longer step delays only requests that have not arrived yet.
-    let wanted = match decoding {
-        0 => budget.alone,
-        _ => budget.step.saturating_sub(decoding),
-    };
-    // This may exceed the budget of the step, so that many new prompts do not wait for one another. At least a token
-    // each: a prompt that never advances would keep its slot for nothing.
-    let least = budget.prefill_min.max(1).saturating_mul(prompts);
-    let mut left = wanted.max(least).min(most - decoding);
+    let mut left = budget.prefill.max(1).min(most - decoding);
     // A batch that is full of decodes is no lack of room: the prompts go on in a later step, and preempting would not
     // help.
     if left == 0 {

@@ -106,7 +106,7 @@ struct ModelFlags {
     /// Context size of a sequence in tokens; 0 is the model's training context, at most 8192
     #[arg(long, value_name = "TOKENS")]
     ctx: Option<u32>,
-    /// Compute threads; 0 is all cores but one
+    /// Compute threads; 0 is as many as are fastest
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
     /// Sequences that are decoded together (slots)

@@ -146,8 +146,12 @@ impl Default for Config {
 pub(crate) struct EngineConfig {
     /// Tokens of context per sequence; 0: what the model was trained for, at most 8,192.
     pub(crate) ctx: u32,
-    /// Threads that compute; 0: one less than there are cores, so that the rest of the server has one.
+    /// Threads that compute the next token of each sequence; 0: as many as are fastest, measured while it runs.
     pub(crate) threads: u32,
+    /// Threads that compute prompts; 0: as `threads`, and measured separately if that is 0 too.
+    pub(crate) threads_batch: u32,
+    /// Milliseconds that a step should take at most, prompts included; at least 1. Streams wait for the end of a step.
+    pub(crate) step_ms: u64,
     /// Sequences that are decoded together (slots); from 1 to 65,536.
     pub(crate) parallel: u32,
     /// Size of the prefix cache in sequences, at most 65,536: a prompt that begins with a cached one is prefilled only
@@ -188,6 +192,8 @@ impl Default for EngineConfig {
         Self {
             ctx: 0,
             threads: 0,
+            threads_batch: 0,
+            step_ms: 200,
             parallel: 8,
             kept_prefixes: 32,
             cache_tokens: 0,
@@ -228,6 +234,9 @@ pub(crate) struct ServedModelConfig {
     /// Overrides `engine.threads`.
     #[serde(default)]
     pub(crate) threads: Option<u32>,
+    /// Overrides `engine.threads_batch`.
+    #[serde(default)]
+    pub(crate) threads_batch: Option<u32>,
     /// Overrides `engine.parallel`.
     #[serde(default)]
     pub(crate) parallel: Option<u32>,
@@ -564,6 +573,10 @@ impl Config {
     /// Memory is reserved for each sequence and each cached prefix at the start, so their number is bounded.
     fn check_sequences(&self) -> Result<(), CliError> {
         let engine = &self.engine;
+        if engine.step_ms == 0 {
+            let what = "engine.step_ms: must be at least 1";
+            return Err(CliError::usage(what));
+        }
         let of_engine = ("engine", Some(engine.parallel), Some(engine.kept_prefixes));
         let of_models = self.models.iter();
         let of_models = of_models.map(|model| ("models", model.parallel, model.kept_prefixes));

@@ -48,6 +48,7 @@ pub(crate) struct PlannedModel {
 pub(crate) struct ModelSize {
     ctx: u32,
     threads: u32,
+    threads_batch: u32,
     parallel: u32,
     kept_prefixes: u32,
     /// Whether the number of cached prefixes was configured explicitly, so that fewer are worth a warning.
@@ -63,6 +64,7 @@ impl ModelSize {
         embedded::LoadOptions {
             context_tokens: unless_zero(self.ctx),
             threads: unless_zero(self.threads),
+            threads_batch: unless_zero(self.threads_batch),
             parallel: self.parallel,
             kept_prefixes: self.prefixes_asked.then_some(self.kept_prefixes),
             cache_tokens: unless_zero(self.cache_tokens),
@@ -101,6 +103,7 @@ fn size(engine: &crate::config::EngineConfig, model: &ServedModelConfig) -> Mode
     ModelSize {
         ctx: model.ctx.unwrap_or(engine.ctx),
         threads: model.threads.unwrap_or(engine.threads),
+        threads_batch: model.threads_batch.unwrap_or(engine.threads_batch),
         parallel: model.parallel.unwrap_or(engine.parallel),
         kept_prefixes: model.kept_prefixes.unwrap_or(engine.kept_prefixes),
         // The default is no request: a small model may have less room, and that is not worth a warning.
@@ -225,6 +228,7 @@ fn limits(config: &Config) -> sapwood_engine::Config {
         prefix_tokens_min: config.engine.prefix_tokens_min,
         ageing_turns: config.engine.ageing_turns,
         steer_ms: config.controllers.step_ms,
+        step_ms: config.engine.step_ms,
         fuel_tokens: match config.controllers.fuel_tokens {
             0 => None,
             tokens => Some(tokens),

@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::available_parallelism;
 
-use super::llama::ContextSize;
+use super::llama::{ContextSize, ThreadLimits};
 use super::memory::{self, Estimate, MemoryReservation, readable};
 use super::vocabulary::LlamaVocabulary;
 use super::{Embedded, checks, llama};
@@ -63,10 +62,12 @@ pub struct LoadOptions {
     pub kept_prefixes: Option<u32>,
     /// The maximum of tokens of one batch.
     pub batch_tokens: u32,
-    /// Threads of one decode call. `None`: one less than the processors that this process may use. The threads of a
-    /// decode call wait for each other without sleeping, several hundred times per token, so one that is kept from its
-    /// processor delays all: with a busy neighbour, two threads on two processors were 7 times slower than one.
+    /// Threads of a decode call that computes the last token of each sequence. `None`: as many as are fastest, by what
+    /// calls took; at most the processor cores that this process may use. With a fixed number, equal batches give equal
+    /// logits.
     pub threads: Option<u32>,
+    /// Threads of a decode call with prompt tokens. `None`: `threads` if that is given, else as for `threads`.
+    pub threads_batch: Option<u32>,
     /// How long idle worker threads spin before they sleep, from 0 (not at all) to 100.
     pub poll: u32,
     /// Layers to compute on a GPU; needs a cargo feature for one.
@@ -86,20 +87,12 @@ impl Default for LoadOptions {
             kept_prefixes: None,
             batch_tokens: 512,
             threads: None,
+            threads_batch: None,
             poll: 0,
             gpu_layers: 0,
             mmap: true,
             memory_bytes: None,
         }
-    }
-}
-
-impl LoadOptions {
-    /// Returns the threads of one decode call.
-    fn threads(&self) -> u32 {
-        let processors = available_parallelism().map_or(1, |count| count.get() as u32);
-        let spared = processors.saturating_sub(1).max(1);
-        self.threads.unwrap_or(spared).min(llama::THREADS_MAX)
     }
 }
 
@@ -300,7 +293,7 @@ fn embed(
         model = name,
         cells = context.cells(),
         per_slot = size.per_slot,
-        threads = size.threads,
+        threads = %size.threads,
         sliding_window = facts.sliding_window,
         "loaded the weights and allocated the KV cache"
     );
@@ -318,11 +311,14 @@ fn embed(
         deterministic: false,
         sampling: recommended(header),
     };
-    Ok(Embedded {
+    let mut embedded = Embedded {
         info,
         vocabulary,
         context,
-    })
+        token_time: None,
+    };
+    embedded.warm_up();
+    Ok(embedded)
 }
 
 /// Returns how many KV cells are missing for the requested cached prefixes, with a per-slot KV cache.
@@ -349,6 +345,7 @@ impl LoadPlan {
         }
         if options.context_tokens == Some(0)
             || options.threads == Some(0)
+            || options.threads_batch == Some(0)
             || options.batch_tokens == 0
         {
             return Err(LoadError::Option(
@@ -391,7 +388,10 @@ impl LoadPlan {
             per_slot,
             batch_tokens: options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX),
             slots,
-            threads: options.threads(),
+            threads: ThreadLimits {
+                decode: options.threads,
+                prefill: options.threads_batch.or(options.threads),
+            },
             poll: options.poll,
         };
         // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.

@@ -16,14 +16,17 @@ mod load;
 mod marks;
 mod memory;
 mod outline;
+mod processors;
 pub mod random;
 #[cfg(test)]
 mod tests;
+mod thread_choice;
 mod tokenizer_json;
 mod trial;
 mod vocabulary;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
@@ -42,6 +45,8 @@ pub struct Embedded {
     info: ModelInfo,
     vocabulary: Arc<LlamaVocabulary>,
     context: llama::LlamaContext,
+    /// The time of a prompt token, as the warm-up measured it.
+    token_time: Option<Duration>,
 }
 
 impl Model for Embedded {
@@ -60,6 +65,10 @@ impl Model for Embedded {
             batch_tokens: self.context.batch_tokens(),
             rows: self.context.rows(),
         }
+    }
+
+    fn token_time(&self) -> Option<Duration> {
+        self.token_time
     }
 
     fn interrupt(&mut self, flag: Interrupt) {

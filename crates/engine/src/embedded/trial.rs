@@ -4,6 +4,8 @@
 //! failed assertion ends the process. No list of checks is complete, so a process with other work has a file loaded and
 //! tried in another process first.
 
+use std::time::Instant;
+
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
@@ -55,6 +57,31 @@ impl Embedded {
         Ok(())
     }
 
+    /// Computes a short prompt twice in a free slot, and takes the time of the second. The first brings the weights into
+    /// memory and starts the threads, so that the first request does not wait for that.
+    pub(super) fn warm_up(&mut self) {
+        let most = self.info.context_tokens.min(self.capacity().batch_tokens);
+        let prompt: Vec<BatchEntry> = (0..WARM_UP_TOKENS.min(most))
+            .map(|position| BatchEntry {
+                slot: 0,
+                position,
+                token: position as Token % self.info.vocabulary_tokens.max(1),
+                row: false,
+            })
+            .collect();
+        for _ in 0..2 {
+            let began = Instant::now();
+            let computed = self.compute(&prompt);
+            let took = began.elapsed();
+            self.release(0);
+            // What a model cannot do is said by its first request, or by a trial before it is served.
+            if computed.is_err() {
+                return;
+            }
+            self.token_time = Some(took / u32::try_from(prompt.len()).unwrap_or(1).max(1));
+        }
+    }
+
     /// Decodes a batch and checks its output rows.
     fn compute(&mut self, batch: &[BatchEntry]) -> Result<(), String> {
         if batch.is_empty() {
@@ -81,3 +108,5 @@ impl Embedded {
 }
 
 const PROMPT_TOKENS: u32 = 4;
+/// Enough for the kernels that compute several tokens at once.
+const WARM_UP_TOKENS: u32 = 32;

@@ -1,19 +1,22 @@
 //! [`Batch`]: plans the batch of a step, decodes it, and handles failures of the model.
 
+use std::time::Duration;
+
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
 use super::steer_rounds::{begin_mid, flush};
+use super::step_pace::StepPace;
 use crate::api::{EngineError, ModelInfo};
-use crate::config::Config;
 use crate::model::{BatchEntry, Capacity, DecodeStop};
 use crate::scheduler::{Runnable, SequenceKey, StepBudget, StepShare, plan};
 
 /// The limits of a batch, and the batch of the last step.
 pub(super) struct Batch {
     limits: BatchLimits,
+    pace: StepPace,
     /// Buffers that retain their allocations. `work` and `shares` are the plan, `entries` what is decoded.
     work: Vec<Runnable>,
     shares: Vec<StepShare>,
@@ -24,8 +27,8 @@ pub(super) struct Batch {
 
 #[derive(Clone, Copy)]
 struct BatchLimits {
-    /// Without the room, which changes from step to step.
-    budget: StepBudget,
+    /// Entries of one batch of the model.
+    batch: usize,
     /// Output rows beyond one for each running sequence.
     spare_rows: usize,
     /// Whether the model can shorten a slot.
@@ -41,16 +44,11 @@ pub(super) enum Decoded {
 }
 
 impl Batch {
-    pub(super) fn new(config: &Config, info: &ModelInfo, capacity: Capacity) -> Self {
+    pub(super) fn new(pace: StepPace, info: &ModelInfo, capacity: Capacity) -> Self {
         Self {
+            pace,
             limits: BatchLimits {
-                budget: StepBudget {
-                    batch: capacity.batch_tokens as usize,
-                    alone: config.prefill_tokens_alone as usize,
-                    step: config.step_tokens as usize,
-                    prefill_min: config.prefill_tokens_min as usize,
-                    room: 0,
-                },
+                batch: capacity.batch_tokens as usize,
                 // Each of at most `parallel` running sequences needs one row; only what is left can go to further rows
                 // of scored tokens.
                 spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
@@ -66,6 +64,13 @@ impl Batch {
     /// The output rows of the last decode call.
     pub(super) fn rows(&self) -> &[(SequenceKey, usize)] {
         &self.rows
+    }
+
+    /// Takes the time of the last decode call.
+    pub(super) fn took(&mut self, time: Duration) {
+        let decoding = self.shares.iter().filter(|share| share.tokens == 1).count();
+        self.pace
+            .observe(decoding, self.entries.len() - decoding, time);
     }
 
     /// Plans a batch and decodes it.
@@ -130,9 +135,11 @@ impl Batch {
             let running = requests.scheduler.running();
             self.work
                 .extend(running.filter_map(|key| self.limits.work_of(requests, key)));
+            let decoding = self.work.iter().filter(|work| work.pending == 1).count();
             let budget = StepBudget {
+                batch: self.limits.batch,
+                prefill: self.pace.prefill_tokens(decoding),
                 room: requests.slots.room(),
-                ..self.limits.budget
             };
             if plan(&self.work, &budget, &mut self.shares) || self.work.is_empty() {
                 self.ration_rows(requests);

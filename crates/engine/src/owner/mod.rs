@@ -18,6 +18,7 @@
 //! | [`batch::Batch`] | the plan and entries of a batch | what is computed in this step |
 //! | [`sampling::RowSampling`] | the sampler | which token a row gives |
 //! | [`step_clock::StepClock`] | the time of a step | how long a step waits for steerers |
+//! | [`step_pace::StepPace`] | the measured cost of tokens | how many prompt tokens a step computes |
 //! | [`progress::ProgressReports`] | a timer | when followers are notified |
 //! | [`requests::Requests`] | requests, sequences, the scheduler | nothing: appends tokens, ends and preempts sequences |
 //! | [`kv_slots::KvSlots`] | the model and its prefix cache | which cached prefix is evicted |
@@ -47,6 +48,7 @@ mod sequence;
 mod steer_rounds;
 mod steering;
 mod step_clock;
+mod step_pace;
 mod thread;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,6 +72,7 @@ use sampling::RowSampling;
 use steer_rounds::SteerRounds;
 use steering::SteerRules;
 use step_clock::StepClock;
+use step_pace::StepPace;
 
 pub use report::{SequenceId, StepReport};
 pub(crate) use thread::run;
@@ -95,6 +98,7 @@ impl EngineOwner {
         // An engine whose first step has not begun counts as idle, so that the watchdog does not report it as stalled
         // (OA-901).
         stats.idle.set(1);
+        let pace = StepPace::new(Duration::from_millis(config.step_ms), model.token_time());
         let slots = KvSlots::new(model, config.prefix_tokens_min);
         let scheduler = Scheduler::new(info.parallel as usize, config.ageing_turns);
         let rules = SteerRules {
@@ -107,7 +111,7 @@ impl EngineOwner {
         Self {
             admission: Admission::new(inbox, config, info.truncates),
             steering: SteerRounds::new(rules),
-            batch: Batch::new(config, &info, capacity),
+            batch: Batch::new(pace, &info, capacity),
             sampling: RowSampling::new(rules),
             progress: ProgressReports::default(),
             requests: Requests::new(slots, vocabulary, scheduler, stats, queue, fuel),
@@ -157,8 +161,10 @@ impl EngineOwner {
         };
         // A decode call takes most of the step, and the times of tokens are measured after it.
         let after = self.clock.now_or(now);
-        if computed > 0 {
-            self.clock.decoded(after.since(before));
+        if computed > 0 && self.clock.is_running() {
+            let took = after.since(before);
+            self.clock.decoded(took);
+            self.batch.took(took);
         }
         requests.now = after;
         self.sampling

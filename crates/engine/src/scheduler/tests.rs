@@ -184,9 +184,7 @@ fn victims_are_parked_then_lowest_priority_then_youngest_and_never_the_last() {
 
 const BUDGET: StepBudget = StepBudget {
     batch: 512,
-    alone: 256,
-    step: 128,
-    prefill_min: 64,
+    prefill: 128,
     room: 10_000,
 };
 
@@ -211,54 +209,41 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
     let many: Vec<(SequenceKey, usize)> =
         (0..100).map(|key| (key, 1)).chain([(100, 900)]).collect();
     let tight = |room| StepBudget { room, ..BUDGET };
-    let without_minimum = StepBudget {
-        alone: 0,
-        step: 2,
-        prefill_min: 0,
+    let without_prefill = StepBudget {
+        prefill: 0,
         ..BUDGET
     };
     let cases = [
         (vec![(0, 1), (1, 1)], BUDGET, true, vec![(0, 1), (1, 1)]),
-        (vec![(0, 900)], BUDGET, true, vec![(0, 256)]),
-        (vec![(0, 1), (1, 900)], BUDGET, true, vec![(0, 1), (1, 127)]),
+        (vec![(0, 900)], BUDGET, true, vec![(0, 128)]),
+        (vec![(0, 1), (1, 900)], BUDGET, true, vec![(0, 1), (1, 128)]),
         // The oldest prompt gets its quarter, the shortest prompt the rest.
         (
             vec![(0, 900), (1, 20), (2, 500)],
             BUDGET,
             true,
-            vec![(1, 20), (2, 172), (0, 64)],
+            vec![(1, 20), (2, 76), (0, 32)],
         ),
         (vec![(0, 1), (1, 900)], tight(5), true, vec![(0, 1), (1, 4)]),
         (vec![(0, 1), (1, 900)], tight(1), false, vec![(0, 1)]),
         (vec![(0, 1), (1, 1)], tight(1), false, vec![(0, 1)]),
         (vec![], BUDGET, true, vec![]),
-        // Without a minimum of prefill: each prompt advances by a token, and nothing has to be preempted.
+        // Without time for prompts: the oldest advances by a token, and nothing has to be preempted.
         (
             vec![(0, 1), (1, 1), (2, 900)],
-            without_minimum,
+            without_prefill,
             true,
             vec![(0, 1), (1, 1), (2, 1)],
         ),
-        (vec![(0, 900)], without_minimum, true, vec![(0, 1)]),
+        (vec![(0, 900)], without_prefill, true, vec![(0, 1)]),
     ];
     for (work, budget, fits, expected) in cases {
         assert_eq!(shares(&work, &budget), (fits, expected), "{work:?}");
     }
     assert_eq!(
         shares(&many, &BUDGET).1.last(),
-        Some(&(100, 64)),
-        "the minimum holds beside 100 decodes"
-    );
-    let waiting =
-        |count| -> Vec<(SequenceKey, usize)> { (1..=count).map(|key| (key, 40)).collect() };
-    let computed = |count: usize| -> usize {
-        let work = [vec![(0, 1)], waiting(count)].concat();
-        shares(&work, &BUDGET).1.iter().map(|share| share.1).sum()
-    };
-    assert_eq!(
-        [1, 3, 8, 20].map(computed),
-        [41, 121, 321, 512],
-        "many waiting prompts do not wait for one another"
+        Some(&(100, 128)),
+        "prompts advance beside 100 decodes"
     );
 }
 
@@ -266,9 +251,9 @@ proptest! {
     #[test]
     fn a_plan_keeps_its_limits_and_advances_the_oldest_prompt(
         pending in prop::collection::vec(prop_oneof![Just(1_usize), 2..600_usize], 0..40),
-        batch in 40..600_usize, alone in 1..600_usize, step in 1..200_usize, prefill_min in 1..100_usize, room in 0..800_usize,
+        batch in 40..600_usize, prefill in 0..600_usize, room in 0..800_usize,
     ) {
-        let budget = StepBudget { batch, alone, step, prefill_min, room };
+        let budget = StepBudget { batch, prefill, room };
         let work: Vec<Runnable> = pending.iter().enumerate().map(|(key, &pending)| Runnable { key, pending }).collect();
         let mut shares = Vec::new();
         let fits = plan(&work, &budget, &mut shares);

@@ -1,12 +1,16 @@
 //! [`LlamaContext`]: the KV cache and the decode calls. Its `SAFETY` comments refer to the arguments in [`super`].
 
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 use llama_cpp_sys_2 as sys;
 
 use super::super::guard::{guarded, throwing};
+use super::super::processors;
+use super::super::thread_choice::{ThreadChoice, worth_trying};
 use super::batch::LlamaBatch;
 use super::model::LlamaModel;
 use super::{LAST_ERROR, take_last_error};
@@ -50,6 +54,69 @@ pub(in super::super) const SLOTS_MAX: u32 = 256;
 /// Output rows of a batch for scored tokens, in addition to one for each slot.
 pub(in super::super) const SCORED_ROWS: u32 = 64;
 
+/// The numbers of threads that were asked for, each at least 1; `None`: whichever is fastest.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct ThreadLimits {
+    /// Of a call that computes one token of each sequence.
+    pub(in super::super) decode: Option<u32>,
+    /// Of a call with prompt tokens.
+    pub(in super::super) prefill: Option<u32>,
+}
+
+impl ThreadLimits {
+    fn choices(self) -> ThreadChoices {
+        let choice = |asked: Option<u32>| {
+            let numbers = match asked {
+                Some(asked) => vec![asked.clamp(1, THREADS_MAX)],
+                None => worth_trying(processors::usable().min(THREADS_MAX)),
+            };
+            ThreadChoice::among(numbers)
+        };
+        ThreadChoices {
+            decode: choice(self.decode),
+            prefill: choice(self.prefill),
+        }
+    }
+}
+
+impl fmt::Display for ThreadLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |asked: Option<u32>| {
+            asked.map_or_else(|| "measured".to_owned(), |asked| asked.to_string())
+        };
+        write!(
+            f,
+            "{}, {} for prompts",
+            number(self.decode),
+            number(self.prefill)
+        )
+    }
+}
+
+/// The numbers of threads of the two kinds of decode calls, which differ in what limits them: memory, and arithmetic.
+#[derive(Debug)]
+struct ThreadChoices {
+    decode: ThreadChoice,
+    prefill: ThreadChoice,
+}
+
+impl ThreadChoices {
+    /// The choice for a batch.
+    fn of(&mut self, entries: &[BatchEntry]) -> &mut ThreadChoice {
+        let single = entries.windows(2).all(|pair| pair[0].slot != pair[1].slot);
+        if single {
+            &mut self.decode
+        } else {
+            &mut self.prefill
+        }
+    }
+
+    /// The maximum of threads of either.
+    fn most(&self) -> u32 {
+        self.decode.threads().max(self.prefill.threads())
+    }
+}
+
 /// The size of a context.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct ContextSize {
@@ -60,7 +127,7 @@ pub(in super::super) struct ContextSize {
     pub(in super::super) per_slot: bool,
     pub(in super::super) batch_tokens: u32,
     pub(in super::super) slots: u32,
-    pub(in super::super) threads: u32,
+    pub(in super::super) threads: ThreadLimits,
     /// How long idle worker threads spin before they sleep, 0 to 100.
     pub(in super::super) poll: u32,
 }
@@ -85,8 +152,6 @@ impl ContextSize {
         params.n_seq_max = self.slots;
         params.n_outputs_max = rows;
         params.n_outputs_max_per_seq = rows;
-        params.n_threads = self.threads.cast_signed();
-        params.n_threads_batch = self.threads.cast_signed();
         // With a unified KV cache a fork copies nothing, but every token attends over all cells.
         params.kv_unified = !self.per_slot;
         // Allocates as many cells for sliding-window layers as for the others, so that most prefixes of such models can
@@ -132,6 +197,7 @@ pub(in super::super) struct LlamaContext {
     rows: u32,
     batch: LlamaBatch,
     interrupt: Interrupt,
+    threads: ThreadChoices,
     /// Tokens that a sliding-window layer attends to; 0 if every layer attends to all.
     window: u32,
     /// Its state is recurrent, not a list of KV cells.
@@ -154,16 +220,16 @@ impl LlamaContext {
         // llama.cpp asserts that a batch has room for one row per slot, and pads the number of cells itself.
         let batch_tokens = size.batch_tokens.max(slots);
         let cells = size.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
-        let threads = size.threads.clamp(1, THREADS_MAX);
-        let pool =
-            ComputeThreads::new(threads, size.poll).ok_or("ggml could not start its threads")?;
+        // Each choice begins with its largest number.
+        let threads = size.threads.choices();
+        let pool = ComputeThreads::new(threads.most(), size.poll)
+            .ok_or("ggml could not start its threads")?;
         // One output row per slot, and some for slots with several scored tokens.
         let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
         let size = ContextSize {
             cells,
             batch_tokens,
             slots,
-            threads,
             ..size
         };
         let params = size.params(rows);
@@ -207,6 +273,7 @@ impl LlamaContext {
             rows,
             batch: LlamaBatch::new(batch_tokens as usize),
             interrupt,
+            threads,
             window: facts.sliding_window,
             recurrent: facts.recurrent,
             model,
@@ -257,6 +324,12 @@ impl LlamaContext {
         self.check(entries)?;
         self.batch.fill(entries);
         let (context, batch) = (self.context.as_ptr(), self.batch.raw());
+        let choice = self.threads.of(entries);
+        let threads = choice.threads().cast_signed();
+        // SAFETY: the context is live and not computing. llama.cpp takes the second number for every batch of more than
+        // one token.
+        unsafe { sys::llama_set_n_threads(context, threads, threads) };
+        let began = Instant::now();
         // SAFETY: `check` has compared every number with the context's limits; the batch's arrays are as long as it
         // says and live during the call, which copies them.
         let decode = || unsafe { throwing::llama_decode(context, batch) };
@@ -268,6 +341,11 @@ impl LlamaContext {
             THROWN
         });
         if code == 0 {
+            // Rows are read at once, so nothing is lost by waiting for a device that computes by itself, and times are
+            // those of the work.
+            // SAFETY: the context is live.
+            unsafe { sys::llama_synchronize(context) };
+            choice.observe(entries.len(), began.elapsed());
             for entry in entries {
                 self.cells_held[entry.slot as usize] += 1;
             }

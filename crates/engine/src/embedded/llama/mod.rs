@@ -28,7 +28,7 @@ use std::sync::Once;
 use llama_cpp_sys_2 as sys;
 
 pub(super) use self::context::{
-    CELLS_STEP, ContextSize, DecodeError, LlamaContext, SCORED_ROWS, SLOTS_MAX, THREADS_MAX,
+    CELLS_STEP, ContextSize, DecodeError, LlamaContext, SCORED_ROWS, SLOTS_MAX, ThreadLimits,
 };
 pub(super) use self::model::{LlamaModel, TokenAttributes};
 

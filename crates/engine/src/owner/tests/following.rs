@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::harness::{Bench, read, request_for};
+use crate::RequestHandle;
 use crate::api::GenerationRequest;
 use crate::request_phase::{Follower, RequestPhase};
 use crate::scripted::{Config as Script, Script as Name};
-use crate::{Config, RequestHandle};
 
 /// Ten tokens a second, one sequence at a time.
 fn slow() -> Script {
@@ -80,13 +80,10 @@ fn lm_921_prefill_progress_is_reported() {
     let script = Script {
         script: Name::Text,
         text: "x".to_owned(),
+        batch_tokens: 100,
         ..Script::default()
     };
-    let config = Config {
-        prefill_tokens_alone: 100,
-        ..Config::default()
-    };
-    let mut bench = Bench::with(script, config);
+    let mut bench = Bench::new(script);
     let mut prompt = request_for("");
     prompt.prompt = crate::api::Prompt::Tokens(vec![97; 1000]);
     let (mut handle, follower) = followed(&bench, prompt);

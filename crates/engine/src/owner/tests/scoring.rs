@@ -172,9 +172,10 @@ fn lm_312_the_first_scored_token_is_no_part_of_an_empty_prompt() {
 
 /// Many steps, a pace that makes it wait, few cells, and sequences that cannot be truncated.
 fn ways() -> [(Script, Config); 4] {
-    let small = Config {
-        prefill_tokens_alone: 16,
-        ..Config::default()
+    let small = Script {
+        batch_tokens: 16,
+        parallel: 16,
+        ..wanders()
     };
     let paced = Script {
         tokens_per_s: 1000.0,
@@ -191,7 +192,7 @@ fn ways() -> [(Script, Config); 4] {
         ..paced.clone()
     };
     [
-        (wanders(), small),
+        (small, Config::default()),
         (paced, Config::default()),
         (tight, Config::default()),
         (recurrent, Config::default()),

@@ -1,0 +1,264 @@
+//! [`ThreadChoice`]: how many threads compute a batch, from how long batches took.
+//!
+//! The threads of a decode call wait for each other without sleeping, several hundred times per token. On a quiet
+//! machine every processor helps. Where something else keeps one of the threads from its processor, all the others wait:
+//! beside one busy process, two threads on two processors were 7 times slower than one. What else runs changes while a
+//! model is served, so the number of threads is not decided when it is loaded: now and then another number is tried, and
+//! taken if it was faster.
+
+use std::time::Duration;
+
+/// The calls of a trial, in which the tried number and the present one alternate.
+const TRIAL_CALLS: usize = 6;
+/// Another number is taken if its calls took at most this share of the time of the others.
+const FASTER: f64 = 0.93;
+/// A trial ends after its first call if that took so much longer: two more of them would be felt.
+const MUCH_SLOWER: f64 = 1.3;
+/// A call that took so much longer than usual says that the machine has changed, and causes a trial.
+const UNUSUAL: f64 = 1.6;
+/// Calls between two trials: at first and after a change, and at most. It doubles with each trial that changes nothing.
+const CALLS_MIN: u32 = 8;
+const CALLS_MAX: u32 = 1_024;
+/// The share of a call in what is usual.
+const NEW_SHARE: f64 = 0.1;
+
+/// A number of threads that is learned from the times of calls of one kind.
+#[derive(Debug)]
+pub(super) struct ThreadChoice {
+    /// What may be chosen, most first.
+    numbers: Vec<u32>,
+    current: usize,
+    /// The place in `numbers` of the next trial.
+    next: usize,
+    trial: Option<Trial>,
+    /// Calls until the next trial.
+    pause: u32,
+    interval: u32,
+    /// The usual time of an entry with the current number, and in which class of batches.
+    usual: Option<(u32, f64)>,
+}
+
+/// A comparison of two numbers of threads.
+#[derive(Debug)]
+struct Trial {
+    tried: usize,
+    /// The class of batches that is compared.
+    class: u32,
+    /// Times of an entry: of the tried number at even places, of the current one at odd places.
+    times: Vec<f64>,
+}
+
+impl ThreadChoice {
+    /// A choice among the given numbers, which are not empty, most first. It begins with the first.
+    pub(super) fn among(numbers: Vec<u32>) -> Self {
+        Self {
+            numbers,
+            current: 0,
+            next: 1,
+            trial: None,
+            pause: CALLS_MIN,
+            interval: CALLS_MIN,
+            usual: None,
+        }
+    }
+
+    /// Returns the number of threads of the next call.
+    pub(super) fn threads(&self) -> u32 {
+        let index = match &self.trial {
+            Some(trial) if trial.times.len().is_multiple_of(2) => trial.tried,
+            _ => self.current,
+        };
+        self.numbers.get(index).copied().unwrap_or(1)
+    }
+
+    /// Takes the time of the call for which [`ThreadChoice::threads`] was asked, and its number of entries.
+    pub(super) fn observe(&mut self, entries: usize, took: Duration) {
+        if self.numbers.len() < 2 || entries == 0 {
+            return;
+        }
+        // Batches of similar size, whose entries take a similar time.
+        let class = entries.ilog2();
+        #[expect(clippy::cast_precision_loss, reason = "entries of a batch are few")]
+        let entry = took.as_secs_f64() / entries as f64;
+        match self.trial.take() {
+            // The batches have changed and cannot be compared; the next trial will do.
+            Some(trial) if trial.class != class => self.end_trial(false),
+            Some(trial) => self.go_on(trial, entry),
+            None => self.watch(class, entry),
+        }
+    }
+
+    fn go_on(&mut self, mut trial: Trial, entry: f64) {
+        trial.times.push(entry);
+        let usual = self.usual.filter(|(class, _)| *class == trial.class);
+        if let (1, Some((_, usual))) = (trial.times.len(), usual)
+            && entry > usual * MUCH_SLOWER
+        {
+            return self.end_trial(false);
+        }
+        if trial.times.len() < TRIAL_CALLS {
+            self.trial = Some(trial);
+            return;
+        }
+        let of = |parity: usize| median(trial.times.iter().skip(parity).step_by(2));
+        let faster = of(0) < of(1) * FASTER;
+        if faster {
+            self.current = trial.tried;
+            self.usual = None;
+        }
+        self.end_trial(faster);
+    }
+
+    fn end_trial(&mut self, changed: bool) {
+        self.interval = if changed {
+            CALLS_MIN
+        } else {
+            (self.interval * 2).min(CALLS_MAX)
+        };
+        self.pause = self.interval;
+        // All of them in turn: a step to a neighbour may gain too little to be noticed where a longer one gains much.
+        self.next = (self.next + 1) % self.numbers.len();
+    }
+
+    /// Looks at a call outside of a trial, and starts one if it is time.
+    fn watch(&mut self, class: u32, entry: f64) {
+        self.pause = self.pause.saturating_sub(1);
+        let unusual = match &mut self.usual {
+            Some((known, usual)) if *known == class => {
+                let unusual = entry > *usual * UNUSUAL;
+                *usual += (entry - *usual) * NEW_SHARE;
+                unusual
+            }
+            // Another kind of batch: what is usual is learned anew.
+            usual => {
+                *usual = Some((class, entry));
+                false
+            }
+        };
+        if unusual && self.interval > CALLS_MIN {
+            self.interval = CALLS_MIN;
+            self.pause = self.pause.min(CALLS_MIN);
+            // One less first: the likeliest cause is that another process has taken a processor.
+            self.next = self.current + 1;
+        }
+        if self.pause == 0 {
+            // Only the current one has its own place; the next after it is another.
+            let tried = if self.next == self.current {
+                self.next + 1
+            } else {
+                self.next
+            };
+            self.trial = Some(Trial {
+                tried: tried % self.numbers.len(),
+                class,
+                times: Vec::with_capacity(TRIAL_CALLS),
+            });
+        }
+    }
+}
+
+/// Returns the numbers of threads that are worth trying with so many processors, most first.
+pub(super) fn worth_trying(processors: u32) -> Vec<u32> {
+    let most = processors.max(1);
+    let mut numbers: Vec<u32> = [most, most - 1, most * 3 / 4, most / 2, most / 4, 1]
+        .into_iter()
+        .filter(|&number| number > 0)
+        .collect();
+    // Already sorted, except where the machine is so small that some are equal or change places.
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    numbers.dedup();
+    numbers
+}
+
+fn median<'a>(times: impl Iterator<Item = &'a f64>) -> f64 {
+    let mut times: Vec<f64> = times.copied().collect();
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes calls of 8 entries on a machine where `time` gives the microseconds for a number of threads; returns the
+    /// time of all of them.
+    fn run(choice: &mut ThreadChoice, calls: u32, time: impl Fn(u32) -> u64) -> u64 {
+        (0..calls)
+            .map(|_| {
+                let took = time(choice.threads());
+                choice.observe(8, Duration::from_micros(took));
+                took
+            })
+            .sum()
+    }
+
+    /// All of the processors are free.
+    fn quiet(threads: u32) -> u64 {
+        40_000 / u64::from(threads)
+    }
+
+    /// One of two processors is busy with something else.
+    fn busy(threads: u32) -> u64 {
+        if threads == 1 { 40_000 } else { 150_000 }
+    }
+
+    #[test]
+    fn every_processor_is_used_on_a_quiet_machine_at_little_cost() {
+        let mut choice = ThreadChoice::among(worth_trying(2));
+        assert_eq!(choice.threads(), 2);
+        run(&mut choice, 5_000, quiet);
+        let all = run(&mut choice, 10_000, quiet);
+        assert!(all < 10_000 * quiet(2) * 101 / 100, "{all}");
+    }
+
+    #[test]
+    fn a_processor_that_becomes_busy_is_left_and_one_that_becomes_free_is_taken_again() {
+        let mut choice = ThreadChoice::among(worth_trying(2));
+        run(&mut choice, 5_000, quiet);
+        let change = run(&mut choice, 16, busy);
+        assert!(
+            change < 14 * busy(2) + 2 * busy(1),
+            "noticed within {change}"
+        );
+        let all = run(&mut choice, 10_000, busy);
+        assert!(all < 10_000 * busy(1) * 102 / 100, "{all}");
+        let back = run(&mut choice, 1_100, quiet);
+        assert!(back < 1_100 * quiet(1), "tried within the longest pause");
+        let all = run(&mut choice, 10_000, quiet);
+        assert!(all < 10_000 * quiet(2) * 102 / 100, "{all}");
+    }
+
+    #[test]
+    fn the_best_of_many_numbers_is_found() {
+        assert_eq!(worth_trying(16), [16, 15, 12, 8, 4, 1]);
+        assert_eq!(worth_trying(3), [3, 2, 1]);
+        assert_eq!((worth_trying(1), worth_trying(0)), (vec![1], vec![1]));
+        for best in worth_trying(16) {
+            let mut choice = ThreadChoice::among(worth_trying(16));
+            let slower = |threads: u32| 10_000 + 3_000 * u64::from(threads.abs_diff(best));
+            run(&mut choice, 20_000, slower);
+            let of_1000 = run(&mut choice, 1_000, slower);
+            assert!(of_1000 < 1_000 * 10_200, "{best}: {of_1000}");
+        }
+    }
+
+    #[test]
+    fn one_slow_call_or_another_kind_of_batch_changes_nothing() {
+        let mut choice = ThreadChoice::among(worth_trying(2));
+        run(&mut choice, 5_000, quiet);
+        choice.observe(8, Duration::from_secs(1));
+        run(&mut choice, 100, quiet);
+        for entries in [1, 300, 2, 40, 1, 700] {
+            choice.observe(entries, Duration::from_millis(100));
+        }
+        let all = run(&mut choice, 1_000, quiet);
+        assert!(all < 1_000 * quiet(2) * 103 / 100, "{all}");
+    }
+
+    #[test]
+    fn a_single_number_is_never_changed() {
+        let mut choice = ThreadChoice::among(vec![3]);
+        run(&mut choice, 100, quiet);
+        assert_eq!(choice.threads(), 3);
+    }
+}
