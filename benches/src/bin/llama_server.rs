@@ -151,8 +151,8 @@ impl Side {
     /// The text of one answer.
     async fn text(&self, args: &Args) -> Result<String> {
         let body = (self.body)(&prompt(0, args.words), args.tokens).to_string();
-        let (_, reply) = answer(self.server.address, self.path, &body).await?;
-        let reply = String::from_utf8_lossy(&reply);
+        let answer = answer(self.server.address, self.path, &body).await?;
+        let reply = String::from_utf8_lossy(&answer.reply);
         let events = reply.lines().filter_map(|line| line.strip_prefix("data: "));
         let mut text = String::new();
         for event in events {
@@ -189,7 +189,7 @@ impl Side {
             &answered.first,
             answered.took,
             used,
-            answered.bytes,
+            answered.bytes(),
             requests * args.tokens as usize,
         );
         Ok(())

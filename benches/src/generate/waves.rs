@@ -30,8 +30,29 @@ pub struct Answered {
     pub first: Vec<Duration>,
     /// Time from the start of the first stream to the end of the last.
     pub took: Duration,
+    /// Times between two reads with events of the same stream, of all streams.
+    pub gaps: Vec<Duration>,
+    /// The response to each body, by its place, including the head of HTTP.
+    pub replies: Vec<(usize, Vec<u8>)>,
+}
+
+impl Answered {
     /// Bytes read, including those of HTTP.
-    pub bytes: usize,
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.replies.iter().map(|(_, reply)| reply.len()).sum()
+    }
+}
+
+/// The response to one request.
+#[derive(Debug)]
+pub struct Answer {
+    /// Time from connecting to the first event.
+    pub first: Duration,
+    /// Times between two reads with events.
+    pub gaps: Vec<Duration>,
+    /// The whole response.
+    pub reply: Vec<u8>,
 }
 
 impl Waves {
@@ -46,33 +67,41 @@ impl Waves {
         for _ in 0..self.at_once {
             tasks.spawn(self.clone().one_after_the_other(Arc::clone(&next)));
         }
-        let (mut first, mut bytes) = (Vec::new(), 0);
+        let mut answered = Answered {
+            first: Vec::new(),
+            took: Duration::ZERO,
+            gaps: Vec::new(),
+            replies: Vec::new(),
+        };
         while let Some(ended) = tasks.join_next().await {
-            for (waited, read) in ended?? {
-                first.push(waited);
-                bytes += read;
+            for (place, answer) in ended?? {
+                answered.first.push(answer.first);
+                answered.gaps.extend(answer.gaps);
+                answered.replies.push((place, answer.reply));
             }
         }
-        let took = began.elapsed();
-        Ok(Answered { first, took, bytes })
+        answered.took = began.elapsed();
+        Ok(answered)
     }
 
-    async fn one_after_the_other(self, next: Arc<AtomicU32>) -> Result<Vec<(Duration, usize)>> {
-        let mut answered = Vec::new();
+    async fn one_after_the_other(self, next: Arc<AtomicU32>) -> Result<Vec<(usize, Answer)>> {
+        let mut answers = Vec::new();
         let take = || next.fetch_add(1, Ordering::Relaxed) as usize;
-        while let Some(body) = self.bodies.get(take()) {
-            let (waited, reply) = answer(self.address, self.path, body).await?;
-            answered.push((waited, reply.len()));
+        loop {
+            let place = take();
+            let Some(body) = self.bodies.get(place) else {
+                return Ok(answers);
+            };
+            answers.push((place, answer(self.address, self.path, body).await?));
         }
-        Ok(answered)
     }
 }
 
-/// Sends one request: returns the time to the first event, and the whole response.
+/// Sends one request and reads its response to the end.
 ///
 /// # Errors
 /// If the server refuses, or sends no event.
-pub async fn answer(address: SocketAddr, path: &str, body: &str) -> Result<(Duration, Vec<u8>)> {
+pub async fn answer(address: SocketAddr, path: &str, body: &str) -> Result<Answer> {
     let began = Instant::now();
     let mut io = TcpStream::connect(address).await?;
     io.set_nodelay(true)?;
@@ -82,21 +111,35 @@ pub async fn answer(address: SocketAddr, path: &str, body: &str) -> Result<(Dura
         body.len()
     );
     io.write_all((head + body).as_bytes()).await?;
-    let (mut reply, mut waited) = (Vec::with_capacity(ROOM_BYTES), None);
-    while io.read_buf(&mut reply).await? > 0 {
-        if waited.is_none() && holds(&reply, b"\ndata: ") {
-            waited = Some(began.elapsed());
+    let (mut reply, mut first) = (Vec::with_capacity(ROOM_BYTES), None);
+    let (mut gaps, mut last) = (Vec::new(), began);
+    loop {
+        let before = reply.len();
+        if io.read_buf(&mut reply).await? == 0 {
+            break;
         }
+        // An event's beginning may have come with the read before.
+        if !holds(&reply[before.saturating_sub(EVENT.len() - 1)..], EVENT) {
+            continue;
+        }
+        let now = Instant::now();
+        match first {
+            None => first = Some(now - began),
+            Some(_) => gaps.push(now - last),
+        }
+        last = now;
     }
     let rejection = || String::from_utf8_lossy(&reply).into_owned();
     ensure!(reply.starts_with(b"HTTP/1.1 200"), "{}", rejection());
-    let waited = waited.with_context(rejection)?;
-    Ok((waited, reply))
+    let first = first.with_context(rejection)?;
+    Ok(Answer { first, gaps, reply })
 }
 
 fn holds(reply: &[u8], what: &[u8]) -> bool {
     reply.windows(what.len()).any(|part| part == what)
 }
 
+/// The beginning of an event, after the line before.
+const EVENT: &[u8] = b"\ndata: ";
 /// Approximate bytes of a stream.
 const ROOM_BYTES: usize = 64 * 1024;
