@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use sapwood_proto::steer::{Branch, ConditionalSplice, Splice};
+use sapwood_proto::steer::{Branch, ConditionalSplice, Mask, Splice};
 
 use super::*;
 use crate::host::tests::{Bell, P1, host, load, model, p2_returning, token_42};
+use crate::host::{ReturnedBranch, ReturnedSplice};
 
 /// One sequence, and the waker of its request.
 struct Player {
@@ -396,8 +397,9 @@ fn ai_505_p2_splices_that_keep_the_sampled_token() {
         panic!("a sample is expected");
     };
     assert_eq!(sample.temperature, Some(0.5));
-    let splice = |when, backtrack, tokens: &[Token]| ConditionalSplice {
-        when_sampled: vec![when],
+    let splice = |when: &[Token], keeps_sampled, backtrack, tokens: &[Token]| ConditionalSplice {
+        when_sampled: when.to_vec(),
+        keeps_sampled,
         splice: Splice {
             backtrack,
             tokens: tokens.to_vec(),
@@ -406,11 +408,7 @@ fn ai_505_p2_splices_that_keep_the_sampled_token() {
     // What comes after a splice that always applies is never reached.
     assert_eq!(
         sample.splices,
-        [
-            splice(2, 2, &[8]),
-            splice(3, 0, &[3, 9]),
-            splice(4, 0, &[4, 9])
-        ]
+        [splice(&[2], false, 2, &[8]), splice(&[3, 4], true, 0, &[9])]
     );
     // An ordinary sample is followed by what applies always.
     player.sampled(5);
@@ -421,9 +419,36 @@ fn ai_505_p2_splices_that_keep_the_sampled_token() {
         player.logs(),
         r#"{"backtrack":0,"tokens":[5,6,7],"sampled":5,"fork_group":[3]}"#
     );
-    // A splice that drops the sampled token and appends it again is not.
+    // A splice is not.
     player.sampled(3);
     assert_eq!(player.pre(), run(&[]));
+}
+
+/// Each of them would be a copy of the tokens that follow.
+#[test]
+fn ai_505_p2_splices_after_many_tokens_take_no_more_than_they_were_written_with() {
+    let returned = ReturnedSplice {
+        when_sampled: (0..1000).collect(),
+        backtrack: 0,
+        ff_tokens: (0..1000).collect(),
+    };
+    let splices = vec![returned; 32];
+    let mask = Some(Arc::new(Mask::all(1000)));
+    let branch = ReturnedBranch {
+        mask,
+        temperature: None,
+        splices,
+        wait: None,
+    };
+    let mid = p2::decide(vec![branch], &mut Vec::new()).unwrap();
+    let Mid::One(Branch::Sample(sample)) = mid else {
+        panic!("a sample is expected");
+    };
+    let sizes = sample
+        .splices
+        .iter()
+        .map(|it| (it.when_sampled.len(), it.splice.tokens.len()));
+    assert_eq!(sizes.collect::<Vec<_>>(), [(1000, 1000); 32]);
 }
 
 #[test]
