@@ -423,8 +423,8 @@ fn compile(
     times: Arc<SteeringTimes>,
 ) -> Result<Compiled, SteerRefusal> {
     let input = text.to_input().map_err(invalid_grammar)?;
-    let built =
-        panic_utils::catch_unwind(AssertUnwindSafe(|| factory.parsers.create_parser(input)));
+    let create = || factory.parsers.create_parser(input.grammar);
+    let built = panic_utils::catch_unwind(AssertUnwindSafe(create));
     let parser = built.map_err(|error| invalid_grammar(text.error(&error.to_string())))?;
     let mut prototype = Automaton::start(parser, budget).map_err(no_automaton)?;
     // The first mask is computed here: it is the most expensive one, and here the time is limited. It also is what sets
@@ -436,7 +436,7 @@ fn compile(
         Err(AutomatonError::Empty) => {}
         Err(error) => return Err(no_automaton(error)),
     }
-    let grammar = GRAMMAR_BYTES + text.bytes() * TEXT_FACTOR;
+    let grammar = GRAMMAR_BYTES + input.bytes * TEXT_FACTOR;
     let mut charge = Charge::new(Arc::clone(budget));
     charge
         .set(grammar)
