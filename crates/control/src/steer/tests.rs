@@ -222,8 +222,8 @@ fn ai_405_the_eleventh_round_fails() {
     );
 }
 
-#[test]
-fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
+/// A P1 controller that has just forced the token 5, and becomes three sequences next.
+fn forwards_and_forks() -> Player {
     let (some, forks) = (r#"{"ff_tokens":[5]}"#, r#"{"num_forks":3}"#);
     let pre = format!(
         "(if (i32.eq (global.get $n) (i32.const 1))
@@ -237,6 +237,12 @@ fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
     let data = json(3000, some) + &json(3100, forks);
     let mut player = Player::begun(&p1_with(&pre, &data));
     assert_eq!(player.pre(), run(&[5]));
+    player
+}
+
+#[test]
+fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
+    let mut player = forwards_and_forks();
     assert_eq!(player.mid(&[3]), Ok(Mid::One(Branch::Noop)));
     assert_eq!(player.pre(), Ok(Pre::Fork(3)));
     player.logs();
@@ -256,19 +262,7 @@ fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
 
 #[test]
 fn ai_405_other_tokens_than_the_forced_ones_end_what_was_to_follow() {
-    let (some, forks) = (r#"{"ff_tokens":[5]}"#, r#"{"num_forks":3}"#);
-    let pre = format!(
-        "(if (i32.eq (global.get $n) (i32.const 1))
-           (then (call $ret (i32.const 3000) (i32.const {})))
-           (else (if (i32.eq (global.get $n) (i32.const 2))
-             (then (call $ret (i32.const 3100) (i32.const {})))
-             (else (call $ret (i32.const 8) (i32.const 46))))))",
-        some.len(),
-        forks.len()
-    );
-    let data = json(3000, some) + &json(3100, forks);
-    let mut player = Player::begun(&p1_with(&pre, &data));
-    assert_eq!(player.pre(), run(&[5]));
+    let mut player = forwards_and_forks();
     // A constraint beside it forces more.
     player.sampled(6);
     assert_eq!(player.pre(), run(&[]), "the answer to that");
