@@ -9,7 +9,7 @@
 use compact_str::CompactString;
 
 /// The decoder of one choice's text.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChoiceText {
     /// The first bytes of an incomplete character.
     unfinished: Vec<u8>,

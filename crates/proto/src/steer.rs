@@ -124,7 +124,9 @@ pub struct Sample {
 pub struct ConditionalSplice {
     /// It applies if the sampled token is one of these, or if there are none.
     pub when_sampled: Vec<Token>,
-    /// What happens. Here `backtrack` counts the committed tokens alone: the sampled token is dropped in any case.
+    /// The sampled token is appended before the tokens of the splice; otherwise it is dropped.
+    pub keeps_sampled: bool,
+    /// What happens. Here `backtrack` counts the committed tokens alone, and not the sampled token.
     pub splice: Splice,
 }
 

@@ -162,11 +162,18 @@ impl Steer for OneEnd {
         // Sampled, or forced by another steerer of the same sequence. What it has forced itself it gets as it is.
         let is_own = appended.tokens != appended.sampled.as_slice()
             && appended.tokens.last().is_some_and(|it| own.contains(it));
-        let tokens = if is_own {
+        let mut tokens = if is_own {
             None
         } else {
             self.with_known_end(appended.tokens)
         };
+        // A splice has kept the sampled token.
+        if let [first, _, ..] = appended.tokens
+            && appended.sampled == Some(*first)
+            && is_other(first)
+        {
+            tokens.get_or_insert_with(|| appended.tokens.to_vec())[0] = self.ends.known;
+        }
         self.inner.post(Appended {
             tokens: tokens.as_deref().unwrap_or(appended.tokens),
             sampled,

@@ -2,15 +2,13 @@
 //! next.
 //!
 //! A P2 splice counts the sampled token among those it takes back; one that takes back nothing keeps it and appends
-//! others. The engine's splices always drop the sampled token, so the second kind is expressed as a splice that appends
-//! the sampled token again, and where that is not possible (it applies after any token), as tokens forced in the next
-//! `pre`.
+//! others. Where it keeps any token, it is expressed as an ordinary sample and tokens forced in the next `pre`: that sample
+//! has its own log-probability.
 
 use std::time::Instant;
 
-use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
-    Appended, Branch, ConditionalSplice, Mid, Pre, Sample, Splice, SteerFailure, Steered, Token,
+    Appended, Branch, ConditionalSplice, Mid, Pre, Sample, Splice, Steered, Token,
 };
 
 use super::{Calls, unexpected};
@@ -147,7 +145,7 @@ fn translate(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
         return Ok((Branch::Noop, following));
     }
     if branch.mask.is_some() {
-        return sample(branch);
+        return Ok(sample(branch));
     }
     // Exactly one, which the host has checked. Nothing is sampled, so `backtrack` counts committed tokens alone.
     let Some(splice) = branch.splices.into_iter().next() else {
@@ -161,7 +159,7 @@ fn translate(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
 }
 
 /// A branch that samples.
-fn sample(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
+fn sample(branch: ReturnedBranch) -> (Branch, Following) {
     let ReturnedBranch {
         mask,
         temperature,
@@ -170,7 +168,6 @@ fn sample(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
     } = branch;
     let mut conditional = Vec::with_capacity(splices.len());
     let mut following = Following::default();
-    let mut appended = 0;
     for splice in splices {
         let ReturnedSplice {
             when_sampled,
@@ -179,33 +176,18 @@ fn sample(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
         } = splice;
         let always = when_sampled.is_empty();
         following.unless.extend_from_slice(&when_sampled);
-        match backtrack.checked_sub(1) {
-            Some(backtrack) => {
-                let tokens = ff_tokens;
-                let splice = Splice { backtrack, tokens };
-                conditional.push(ConditionalSplice {
-                    when_sampled,
-                    splice,
-                });
-            }
-            None if always => following.tokens = ff_tokens,
-            None => {
-                appended += when_sampled.len() * (ff_tokens.len() + 1);
-                if appended > APPENDED_MAX {
-                    return Err(SteerFailure {
-                        reason: ErrorReason::LIMIT,
-                        message: format!(
-                            "the splices of a branch append more than {APPENDED_MAX} tokens"
-                        ),
-                    });
-                }
-                conditional.extend(when_sampled.into_iter().map(|token| {
-                    let mut tokens = Vec::with_capacity(ff_tokens.len() + 1);
-                    tokens.push(token);
-                    tokens.extend_from_slice(&ff_tokens);
-                    keeping(token, tokens)
-                }));
-            }
+        let keeps_sampled = backtrack == 0;
+        if keeps_sampled && always {
+            following.tokens = ff_tokens;
+        } else {
+            conditional.push(ConditionalSplice {
+                when_sampled,
+                keeps_sampled,
+                splice: Splice {
+                    backtrack: backtrack.saturating_sub(1),
+                    tokens: ff_tokens,
+                },
+            });
         }
         if always {
             // The first that applies wins, and this one always does.
@@ -218,19 +200,5 @@ fn sample(branch: ReturnedBranch) -> Steered<(Branch, Following)> {
         temperature,
         splices: conditional,
     };
-    Ok((Branch::Sample(sample), following))
+    (Branch::Sample(sample), following)
 }
-
-/// A splice that appends the sampled token again, and others after it.
-fn keeping(token: Token, tokens: Vec<Token>) -> ConditionalSplice {
-    ConditionalSplice {
-        when_sampled: vec![token],
-        splice: Splice {
-            backtrack: 0,
-            tokens,
-        },
-    }
-}
-
-/// Tokens in all alternatives of a branch, of which one at most is used.
-const APPENDED_MAX: usize = 1 << 20;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use sapwood_proto::steer::{Branch, ConditionalSplice, Splice};
+use sapwood_proto::steer::{Branch, ConditionalSplice, Mask, Splice};
 
 use super::*;
 use crate::host::tests::{Bell, P1, host, load, model, p2_returning, token_42};
+use crate::host::{ReturnedBranch, ReturnedSplice};
 
 /// One sequence, and the waker of its request.
 struct Player {
@@ -221,8 +222,8 @@ fn ai_405_the_eleventh_round_fails() {
     );
 }
 
-#[test]
-fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
+/// A P1 controller that has just forced the token 5, and becomes three sequences next.
+fn forwards_and_forks() -> Player {
     let (some, forks) = (r#"{"ff_tokens":[5]}"#, r#"{"num_forks":3}"#);
     let pre = format!(
         "(if (i32.eq (global.get $n) (i32.const 1))
@@ -236,6 +237,12 @@ fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
     let data = json(3000, some) + &json(3100, forks);
     let mut player = Player::begun(&p1_with(&pre, &data));
     assert_eq!(player.pre(), run(&[5]));
+    player
+}
+
+#[test]
+fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
+    let mut player = forwards_and_forks();
     assert_eq!(player.mid(&[3]), Ok(Mid::One(Branch::Noop)));
     assert_eq!(player.pre(), Ok(Pre::Fork(3)));
     player.logs();
@@ -255,19 +262,7 @@ fn ai_405_what_follows_fast_forwarded_tokens_waits_a_step() {
 
 #[test]
 fn ai_405_other_tokens_than_the_forced_ones_end_what_was_to_follow() {
-    let (some, forks) = (r#"{"ff_tokens":[5]}"#, r#"{"num_forks":3}"#);
-    let pre = format!(
-        "(if (i32.eq (global.get $n) (i32.const 1))
-           (then (call $ret (i32.const 3000) (i32.const {})))
-           (else (if (i32.eq (global.get $n) (i32.const 2))
-             (then (call $ret (i32.const 3100) (i32.const {})))
-             (else (call $ret (i32.const 8) (i32.const 46))))))",
-        some.len(),
-        forks.len()
-    );
-    let data = json(3000, some) + &json(3100, forks);
-    let mut player = Player::begun(&p1_with(&pre, &data));
-    assert_eq!(player.pre(), run(&[5]));
+    let mut player = forwards_and_forks();
     // A constraint beside it forces more.
     player.sampled(6);
     assert_eq!(player.pre(), run(&[]), "the answer to that");
@@ -396,8 +391,9 @@ fn ai_505_p2_splices_that_keep_the_sampled_token() {
         panic!("a sample is expected");
     };
     assert_eq!(sample.temperature, Some(0.5));
-    let splice = |when, backtrack, tokens: &[Token]| ConditionalSplice {
-        when_sampled: vec![when],
+    let splice = |when: &[Token], keeps_sampled, backtrack, tokens: &[Token]| ConditionalSplice {
+        when_sampled: when.to_vec(),
+        keeps_sampled,
         splice: Splice {
             backtrack,
             tokens: tokens.to_vec(),
@@ -406,11 +402,7 @@ fn ai_505_p2_splices_that_keep_the_sampled_token() {
     // What comes after a splice that always applies is never reached.
     assert_eq!(
         sample.splices,
-        [
-            splice(2, 2, &[8]),
-            splice(3, 0, &[3, 9]),
-            splice(4, 0, &[4, 9])
-        ]
+        [splice(&[2], false, 2, &[8]), splice(&[3, 4], true, 0, &[9])]
     );
     // An ordinary sample is followed by what applies always.
     player.sampled(5);
@@ -421,9 +413,36 @@ fn ai_505_p2_splices_that_keep_the_sampled_token() {
         player.logs(),
         r#"{"backtrack":0,"tokens":[5,6,7],"sampled":5,"fork_group":[3]}"#
     );
-    // A splice that drops the sampled token and appends it again is not.
+    // A splice is not.
     player.sampled(3);
     assert_eq!(player.pre(), run(&[]));
+}
+
+/// Each of them would be a copy of the tokens that follow.
+#[test]
+fn ai_505_p2_splices_after_many_tokens_take_no_more_than_they_were_written_with() {
+    let returned = ReturnedSplice {
+        when_sampled: (0..1000).collect(),
+        backtrack: 0,
+        ff_tokens: (0..1000).collect(),
+    };
+    let splices = vec![returned; 32];
+    let mask = Some(Arc::new(Mask::all(1000)));
+    let branch = ReturnedBranch {
+        mask,
+        temperature: None,
+        splices,
+        wait: None,
+    };
+    let mid = p2::decide(vec![branch], &mut Vec::new()).unwrap();
+    let Mid::One(Branch::Sample(sample)) = mid else {
+        panic!("a sample is expected");
+    };
+    let sizes = sample
+        .splices
+        .iter()
+        .map(|it| (it.when_sampled.len(), it.splice.tokens.len()));
+    assert_eq!(sizes.collect::<Vec<_>>(), [(1000, 1000); 32]);
 }
 
 #[test]

@@ -112,8 +112,8 @@ impl Argument {
             }
             (_, Pattern::Json(_)) => Err(GrammarError::new("`value` must be a string".to_owned())),
             (Kind::Regex, Pattern::Text(text)) => Ok(GrammarText::regex(text, &self.prefix)),
-            (Kind::Lark, Pattern::Text(text)) => GrammarText::lark(text, &self.prefix),
-            (Kind::Gbnf, Pattern::Text(text)) => GrammarText::gbnf(text, &self.prefix),
+            (Kind::Lark, Pattern::Text(text)) => Ok(GrammarText::lark(text, &self.prefix)),
+            (Kind::Gbnf, Pattern::Text(text)) => Ok(GrammarText::gbnf(text, &self.prefix)),
             (Kind::Substring, Pattern::Text(text)) => GrammarText::substring(text, &self.prefix),
         }
     }

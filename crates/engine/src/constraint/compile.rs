@@ -34,7 +34,8 @@ use crate::stats::SteeringTimes;
 /// build without optimisation, twice over. Only the touched part takes memory.
 const STACK_BYTES: usize = 512 << 20;
 
-/// Automata of ended sequences that are kept for the next ones, for each grammar, and the bytes that each may have.
+/// Automata of ended sequences that are kept for the next ones, for each grammar, and the bytes that each may have. Larger
+/// ones are freed on the threads of masks.
 const IDLE_MAX: usize = 2;
 const IDLE_BYTES_MAX: usize = 1 << 20;
 
@@ -87,16 +88,25 @@ impl Compiled {
         }
     }
 
-    /// Keeps the automaton of an ended sequence, which has consumed `tokens` tokens, for another sequence.
-    pub(super) fn recycle(&self, mut automaton: Automaton, tokens: usize) {
+    /// Keeps the automaton of an ended sequence, which has consumed `tokens` tokens, for another sequence. Returns it if it
+    /// is large, or so broken that its size is not known: freeing it may take long.
+    pub(super) fn recycle(&self, mut automaton: Automaton, tokens: usize) -> Option<Automaton> {
         let fits = |bytes| bytes <= IDLE_BYTES_MAX;
-        if !automaton.cache_bytes().is_ok_and(fits) || automaton.reset(tokens).is_err() {
-            return;
+        if !automaton.cache_bytes().is_ok_and(fits) {
+            return Some(automaton);
         }
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < IDLE_MAX {
-            idle.push(automaton);
+        if automaton.reset(tokens).is_ok() {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < IDLE_MAX {
+                idle.push(automaton);
+            }
         }
+        None
+    }
+
+    /// Whether freeing it may take long.
+    pub(super) const fn is_large(&self) -> bool {
+        self.bytes > IDLE_BYTES_MAX
     }
 
     /// Bytes that it may take in the cache, those of its idle automata included.
@@ -413,8 +423,8 @@ fn compile(
     times: Arc<SteeringTimes>,
 ) -> Result<Compiled, SteerRefusal> {
     let input = text.to_input().map_err(invalid_grammar)?;
-    let built =
-        panic_utils::catch_unwind(AssertUnwindSafe(|| factory.parsers.create_parser(input)));
+    let create = || factory.parsers.create_parser(input.grammar);
+    let built = panic_utils::catch_unwind(AssertUnwindSafe(create));
     let parser = built.map_err(|error| invalid_grammar(text.error(&error.to_string())))?;
     let mut prototype = Automaton::start(parser, budget).map_err(no_automaton)?;
     // The first mask is computed here: it is the most expensive one, and here the time is limited. It also is what sets
@@ -426,7 +436,7 @@ fn compile(
         Err(AutomatonError::Empty) => {}
         Err(error) => return Err(no_automaton(error)),
     }
-    let grammar = GRAMMAR_BYTES + text.bytes() * TEXT_FACTOR;
+    let grammar = GRAMMAR_BYTES + input.bytes * TEXT_FACTOR;
     let mut charge = Charge::new(Arc::clone(budget));
     charge
         .set(grammar)

@@ -106,16 +106,25 @@ pub(super) struct GrammarText {
     body: Body,
 }
 
+/// It is checked and translated by the compiling thread, because that is the only one whose time is limited, and of which
+/// a caller has a share.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Body {
     /// Lark as the caller wrote it.
     Lark(String),
     /// Lark made from something else.
     Generated(String),
-    /// Checked and translated by the compiling thread: it is the only one whose time is limited.
+    Gbnf(String),
     Regex(String),
     /// JSON text, because a JSON value cannot be a key.
     Schema(String),
+}
+
+/// What the compiler reads.
+pub(super) struct CompilerInput {
+    pub(super) grammar: TopLevelGrammar,
+    /// Bytes of its text.
+    pub(super) bytes: usize,
 }
 
 impl fmt::Debug for GrammarText {
@@ -139,32 +148,38 @@ fn check_parts(lark: &str) -> Result<(), GrammarError> {
     }
 }
 
+/// Refuses a Lark grammar over which the compiler may recurse too deeply, or of which one step of it could be without
+/// bounds.
+fn check_lark(text: &str) -> Result<(), GrammarError> {
+    // A definition begins its line; no other line begins with a letter, but for one within a regex.
+    let begins = |line: &str| {
+        line.trim_start()
+            .starts_with(|c: char| c.is_ascii_alphabetic() || "!?_".contains(c))
+    };
+    let mut definitions = text.lines().zip(1..).filter(|(line, _)| begins(line));
+    if let Some((_, line)) = definitions.nth(RULES_MAX) {
+        return Err(GrammarError::new(format!(
+            "at line {line}, column 1: a grammar may have {RULES_MAX} rules and terminals"
+        )));
+    }
+    check_parts(text)?;
+    lark_work::check(text)?;
+    // A schema within a grammar recurses as one alone does.
+    for (at, key) in text.match_indices("%json") {
+        let schema = serde_json::Deserializer::from_str(&text[at + key.len()..]);
+        if let Some(Ok(schema)) = schema.into_iter::<Value>().next() {
+            schema_depth::check(&schema)?;
+        }
+    }
+    Ok(())
+}
+
 impl GrammarText {
-    pub(super) fn lark(text: &str, prefix: &str) -> Result<Self, GrammarError> {
-        // A definition begins its line; no other line begins with a letter, but for one within a regex.
-        let begins = |line: &str| {
-            line.trim_start()
-                .starts_with(|c: char| c.is_ascii_alphabetic() || "!?_".contains(c))
-        };
-        let mut definitions = text.lines().zip(1..).filter(|(line, _)| begins(line));
-        if let Some((_, line)) = definitions.nth(RULES_MAX) {
-            return Err(GrammarError::new(format!(
-                "at line {line}, column 1: a grammar may have {RULES_MAX} rules and terminals"
-            )));
-        }
-        check_parts(text)?;
-        lark_work::check(text)?;
-        // A schema within a grammar recurses as one alone does.
-        for (at, key) in text.match_indices("%json") {
-            let schema = serde_json::Deserializer::from_str(&text[at + key.len()..]);
-            if let Some(Ok(schema)) = schema.into_iter::<Value>().next() {
-                schema_depth::check(&schema)?;
-            }
-        }
-        Ok(Self {
+    pub(super) fn lark(text: &str, prefix: &str) -> Self {
+        Self {
             prefix: prefix.to_owned(),
             body: Body::Lark(text.to_owned()),
-        })
+        }
     }
 
     fn generated(lark: String, prefix: &str) -> Self {
@@ -181,11 +196,11 @@ impl GrammarText {
         }
     }
 
-    pub(super) fn gbnf(text: &str, prefix: &str) -> Result<Self, GrammarError> {
-        let lark = gbnf::to_lark(text)?;
-        check_parts(&lark)?;
-        lark_work::check(&lark)?;
-        Ok(Self::generated(lark, prefix))
+    pub(super) fn gbnf(text: &str, prefix: &str) -> Self {
+        Self {
+            prefix: prefix.to_owned(),
+            body: Body::Gbnf(text.to_owned()),
+        }
     }
 
     pub(super) fn substring(text: &str, prefix: &str) -> Result<Self, GrammarError> {
@@ -215,7 +230,6 @@ impl GrammarText {
     }
 
     pub(super) fn schema(schema: Value, prefix: &str) -> Result<Self, GrammarError> {
-        schema_depth::check(&schema)?;
         let mut schema = match schema {
             Value::Object(members) => members,
             // Allows every value; as an object it can carry the compiler's options.
@@ -231,28 +245,28 @@ impl GrammarText {
         })
     }
 
-    /// Bytes of the text.
-    pub(super) fn bytes(&self) -> usize {
-        let (Body::Lark(text) | Body::Generated(text) | Body::Regex(text) | Body::Schema(text)) =
-            &self.body;
-        self.prefix.len() + text.len()
-    }
-
     /// The error for a message of the compiler about it.
     pub(super) fn error(&self, message: &str) -> GrammarError {
         let is_own_text = matches!(self.body, Body::Lark(_));
         GrammarError::from_compiler(message).with_position(is_own_text)
     }
 
-    /// The input of the compiler.
-    pub(super) fn to_input(&self) -> Result<TopLevelGrammar, GrammarError> {
-        let mut body = match &self.body {
-            Body::Lark(text) | Body::Generated(text) => GrammarWithLexer::from_lark(text.clone()),
-            Body::Regex(pattern) => GrammarWithLexer::from_lark(regex_to_lark(pattern)?),
+    /// Checks the text and makes the input of the compiler. Takes milliseconds for a long text.
+    pub(super) fn to_input(&self) -> Result<CompilerInput, GrammarError> {
+        let of_lark = |lark: String| (lark.len(), GrammarWithLexer::from_lark(lark));
+        let (bytes, mut body) = match &self.body {
+            Body::Lark(text) => {
+                check_lark(text)?;
+                of_lark(text.clone())
+            }
+            Body::Generated(text) => of_lark(text.clone()),
+            Body::Gbnf(text) => of_lark(gbnf_to_lark(text)?),
+            Body::Regex(pattern) => of_lark(regex_to_lark(pattern)?),
             Body::Schema(text) => {
                 let schema = serde_json::from_str(text);
                 let schema = schema.map_err(|error| GrammarError::new(error.to_string()))?;
-                GrammarWithLexer::from_json_schema(schema)
+                schema_depth::check(&schema)?;
+                (text.len(), GrammarWithLexer::from_json_schema(schema))
             }
         };
         let mut grammars = Vec::new();
@@ -266,9 +280,12 @@ impl GrammarText {
             body.name = Some("body".to_owned());
         }
         grammars.push(body);
-        Ok(TopLevelGrammar {
-            grammars,
-            max_tokens: None,
+        Ok(CompilerInput {
+            grammar: TopLevelGrammar {
+                grammars,
+                max_tokens: None,
+            },
+            bytes: self.prefix.len() + bytes,
         })
     }
 }
@@ -297,6 +314,13 @@ pub(super) fn quote(text: &str, lark: &mut String) {
         }
     }
     lark.push('"');
+}
+
+fn gbnf_to_lark(text: &str) -> Result<String, GrammarError> {
+    let lark = gbnf::to_lark(text)?;
+    check_parts(&lark)?;
+    lark_work::check(&lark)?;
+    Ok(lark)
 }
 
 fn regex_to_lark(pattern: &str) -> Result<String, GrammarError> {

@@ -1,4 +1,5 @@
-//! [`MaskWorkers`]: threads that compute masks while the model runs (AI-811).
+//! [`MaskWorkers`]: threads that compute masks while the model runs (AI-811), and free what the engine's thread would take long
+//! to free.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,7 +30,7 @@ struct Queue {
     changed: Condvar,
 }
 
-/// Bounded by the number of sequences: each has one job at most.
+/// Bounded by the number of sequences: each has one mask at most, and [`FREED_MAX`] bounds the rest.
 #[derive(Default)]
 struct Jobs {
     waiting: Turns<Job>,
@@ -75,6 +76,10 @@ impl<J> Turns<J> {
         job
     }
 
+    fn count_of(&self, grammar: usize) -> usize {
+        self.by_grammar.get(&grammar).map_or(0, VecDeque::len)
+    }
+
     fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
@@ -91,7 +96,21 @@ pub(super) enum Wanted {
     Either,
 }
 
-struct Job {
+enum Job {
+    Mask(Box<MaskJob>),
+    /// Only dropped.
+    Free(Garbage),
+}
+
+/// Values that take long to free.
+type Garbage = Box<dyn Send>;
+
+/// Takes turns with the grammars. None has this address.
+const GARBAGE: usize = 0;
+/// Values that wait to be freed. Their memory is in use until then.
+pub(super) const FREED_MAX: usize = 64;
+
+struct MaskJob {
     automaton: Automaton,
     compiled: Arc<Compiled>,
     wanted: Wanted,
@@ -156,19 +175,33 @@ impl MaskWorkers {
         };
         // The job keeps it alive, so no other grammar has this address as long as it waits.
         let grammar = Arc::as_ptr(&compiled).addr();
-        let job = Job {
+        let job = Job::Mask(Box::new(MaskJob {
             automaton,
             compiled,
             wanted,
             slot: Arc::clone(&pending.slot),
             waker,
-        };
+        }));
         self.queue.jobs().waiting.push(grammar, job);
         self.queue.changed.notify_one();
         pending
     }
 
-    fn start(&self) {
+    /// Frees a value on another thread. Where too many wait for that, or there is no thread, it is freed here.
+    pub(super) fn free(&self, garbage: Garbage) {
+        if self.start() == 0 {
+            return;
+        }
+        let mut jobs = self.queue.jobs();
+        if jobs.waiting.count_of(GARBAGE) < FREED_MAX {
+            jobs.waiting.push(GARBAGE, Job::Free(garbage));
+            drop(jobs);
+            self.queue.changed.notify_one();
+        }
+    }
+
+    /// Starts the threads that are missing. Returns how many there are.
+    fn start(&self) -> usize {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         while threads.len() < self.threads_max {
             let queue = Arc::clone(&self.queue);
@@ -181,10 +214,11 @@ impl MaskWorkers {
                 Err(error) => {
                     // Tried again with the next mask. Without any thread the sequences are late and end with an error.
                     tracing::error!(%error, "no thread for masks");
-                    return;
+                    break;
                 }
             }
         }
+        threads.len()
     }
 }
 
@@ -225,14 +259,15 @@ impl Queue {
             let jobs = self.changed.wait_while(self.jobs(), waits);
             let job = jobs.unwrap_or_else(PoisonError::into_inner).waiting.pop();
             match job {
-                Some(job) => job.run(),
+                Some(Job::Mask(job)) => job.run(),
+                Some(Job::Free(garbage)) => drop(garbage),
                 None => return,
             }
         }
     }
 }
 
-impl Job {
+impl MaskJob {
     fn run(self) {
         let mut automaton = self.automaton;
         let ends = &self.compiled.ends;

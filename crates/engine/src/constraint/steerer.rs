@@ -139,6 +139,22 @@ impl ConstraintSteer {
         }
     }
 
+    /// Goes on without the automaton. This is the engine's thread, so a large one is freed elsewhere.
+    fn lose(&mut self, error: AutomatonError) {
+        let automaton = match std::mem::replace(&mut self.held, Held::Lost(error)) {
+            Held::Here(automaton) => Some(*automaton),
+            // If the mask is not complete, the drop of its `PendingMask` cancels it, and the worker frees the automaton.
+            Held::Away(mut pending) => pending.poll().map(|(automaton, _)| automaton),
+            Held::Lost(_) => None,
+        };
+        let fed = self.committed.iter().filter(|token| !token.is_end).count();
+        if let Some(automaton) = automaton
+            && let Some(large) = self.compiled.recycle(automaton, fed)
+        {
+            self.workers.free(Box::new(large));
+        }
+    }
+
     fn bytes(&self) -> usize {
         self.committed.last().map_or(0, |last| last.bytes)
     }
@@ -369,7 +385,7 @@ impl ConstraintSteer {
         let watch = Arc::clone(&self.watch);
         let result = watch.during(|| call(self));
         if watch.is_late() {
-            self.held = Held::Lost(AutomatonError::Slow);
+            self.lose(AutomatonError::Slow);
             return Err(AutomatonError::Slow.into());
         }
         Ok(result?)
@@ -546,11 +562,10 @@ impl Steer for ConstraintSteer {
 
 impl Drop for ConstraintSteer {
     fn drop(&mut self) {
-        let lost = Held::Lost(AutomatonError::Cancelled);
-        // One that is away is cancelled by the drop of its `PendingMask`.
-        if let Held::Here(automaton) = std::mem::replace(&mut self.held, lost) {
-            let fed = self.committed.iter().filter(|token| !token.is_end).count();
-            self.compiled.recycle(*automaton, fed);
+        self.lose(AutomatonError::Cancelled);
+        // The cache has dropped its grammar meanwhile, and no other sequence has it.
+        if Arc::strong_count(&self.compiled) == 1 && self.compiled.is_large() {
+            self.workers.free(Box::new(Arc::clone(&self.compiled)));
         }
     }
 }

@@ -5,6 +5,7 @@ mod combinations;
 mod driver;
 mod endings;
 mod followed;
+mod freeing;
 mod kinds;
 mod limits;
 mod properties;

@@ -44,18 +44,22 @@ impl Detokenizer {
         terms.push_text(&mut sequence.text, &bytes, sequence.appended + 1)
     }
 
-    /// Rebuilds a text from the tokens of an output, and what of it is ready to be sent. The same tokens give the same
-    /// text, so this is the text that had been sent when the output ended there.
-    pub(super) fn replay(&self, terms: &RequestTerms, output: &[Sampled]) -> (ChoiceText, String) {
-        let (mut text, mut shown) = (ChoiceText::default(), String::new());
+    /// Adds the text of tokens that were appended before, and appends to `shown` what is ready to be sent. The same tokens
+    /// give the same text, so this is the text that had been sent when the output ended there.
+    pub(super) fn replay(
+        &self,
+        terms: &RequestTerms,
+        output: &[Sampled],
+        text: &mut ChoiceText,
+        shown: &mut String,
+    ) {
         let hidden = |sampled: &&Sampled| !sampled.forced && self.is_end(terms, sampled.id);
         // An EOG token adds no text when it is sampled, so it adds none here (LM-307).
         for sampled in output.iter().filter(|sampled| !hidden(sampled)) {
             // No stop string ended the output then, so none is searched for.
             let bytes = terms.bytes(&*self.vocabulary, sampled.id);
-            text.push(&bytes, &terms.stop, false, &mut shown);
+            text.push(&bytes, &terms.stop, false, shown);
         }
-        (text, shown)
     }
 
     /// A [`Sampled`] with the token alone: no log-probability, rank or alternatives.

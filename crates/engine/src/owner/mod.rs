@@ -46,6 +46,7 @@ mod sampling;
 mod scoring;
 mod sequence;
 mod steer_rounds;
+mod steered_output;
 mod steering;
 mod step_clock;
 mod step_pace;

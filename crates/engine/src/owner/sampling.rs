@@ -2,7 +2,9 @@
 
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Branch, Mask, Mid, Sample as SteeredSample, Splice, Token};
+use sapwood_proto::steer::{
+    Branch, ConditionalSplice, Mask, Mid, Sample as SteeredSample, Splice, Token,
+};
 use sapwood_proto::time::Time;
 
 use super::kv_slots::KvSlots;
@@ -64,6 +66,20 @@ pub(super) enum RowOutcome {
 pub(super) struct StepSplice {
     pub(super) splice: Splice,
     pub(super) sampled: Option<Token>,
+}
+
+impl StepSplice {
+    /// A splice that applies to a sampled token.
+    fn after(conditional: ConditionalSplice, sampled: Token) -> Self {
+        let mut splice = conditional.splice;
+        if conditional.keeps_sampled {
+            splice.tokens.insert(0, sampled);
+        }
+        Self {
+            splice,
+            sampled: Some(sampled),
+        }
+    }
 }
 
 /// Whether the steerer's mask allowed no other token, apart from further EOG tokens if it is one (AI-804).
@@ -277,10 +293,7 @@ impl RowSampling {
                 let applies = |when: &[Token]| when.is_empty() || when.contains(&token);
                 let mut splices = steered.splices.into_iter();
                 match splices.find(|conditional| applies(&conditional.when_sampled)) {
-                    Some(conditional) => RowOutcome::Splice(StepSplice {
-                        splice: conditional.splice,
-                        sampled: Some(token),
-                    }),
+                    Some(conditional) => RowOutcome::Splice(StepSplice::after(conditional, token)),
                     None => RowOutcome::Sampled(sample, sole),
                 }
             }

@@ -180,7 +180,7 @@ impl RunningSequence {
         self.tokens.len() - self.computed
     }
 
-    /// Appends a token to the output; `context` is the token that the model sees.
+    /// Appends a token to the output; its text was added before. `context` is the token that the model sees.
     #[inline]
     pub(super) fn record(&mut self, sampled: &Sampled, context: Token) {
         self.tokens.to_mut().push(context);
@@ -188,7 +188,7 @@ impl RunningSequence {
             history.append(sampled.id);
         }
         if let Some(steering) = &mut self.steering {
-            steering.output.push(sampled.clone());
+            steering.output.push(sampled.clone(), &self.text);
         }
     }
 

@@ -21,7 +21,7 @@ use sapwood_proto::steer::{
 use sapwood_proto::time::Time;
 
 use super::sequence::RunningSequence;
-use crate::api::Sampled;
+use super::steered_output::SteeredOutput;
 use crate::stats::Counter;
 
 /// A steerer whose result stays late for this many times its deadline (`steer_ms`) fails (AI-812). The limit is
@@ -85,7 +85,7 @@ pub(super) struct Steering {
     /// What belongs into the next report; `None`: nobody asked for reports.
     pending_report: Option<StepReport>,
     /// The reported output, for rollbacks and forks.
-    pub(super) output: Vec<Sampled>,
+    pub(super) output: SteeredOutput,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +127,7 @@ impl Steering {
             noops: 0,
             temperature: None,
             pending_report: watched.then(StepReport::default),
-            output: Vec::new(),
+            output: SteeredOutput::default(),
         }
     }
 

@@ -17,6 +17,7 @@ mod overlap;
 mod pieces;
 mod probe;
 mod reference;
+mod rollbacks;
 mod scoring;
 mod steering;
 mod waits;

@@ -101,6 +101,10 @@ fn ai_804_every_end_that_is_sampled_is_the_one_that_a_controller_knows() {
         (&[7, 5], None, (vec![7, 2], None)),
         (&[5], None, (vec![2], None)),
         (&[7], Some(5), (vec![7], Some(2))),
+        // A splice has kept it.
+        (&[5, 7], Some(5), (vec![2, 7], Some(2))),
+        (&[5, 5], Some(5), (vec![2, 2], Some(2))),
+        (&[7, 5, 7], Some(5), (vec![7, 5, 7], Some(2))),
     ] {
         let appended = Appended {
             backtrack: 1,
@@ -179,6 +183,7 @@ fn ai_804_a_splice_after_the_known_end_is_one_after_every_end() {
         Mid::One(Branch::Sample(Sample {
             splices: vec![ConditionalSplice {
                 when_sampled: when_sampled.to_vec(),
+                keeps_sampled: true,
                 splice: Splice {
                     backtrack: 0,
                     tokens: vec![7],

@@ -1,9 +1,13 @@
 //! The forms of an argument, and the errors of wrong ones.
 
+use std::time::Duration;
+
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 
-use super::driver::{open, output, refusal, source};
+use super::super::ConstraintConfig;
+use super::driver::{config, open, output, refusal, source, source_of};
+use super::vocabulary::small;
 
 #[track_caller]
 fn check(controller: &str, arg: &str, message: &str) {
@@ -146,5 +150,32 @@ fn ai_841_errors_are_short_and_show_no_internals() {
     assert!(refusal.message.len() < 600, "{}", refusal.message);
     for internal in ["backtrace", "non-verbose", "panicked", "src/"] {
         assert!(!refusal.message.contains(internal), "{}", refusal.message);
+    }
+}
+
+/// Checking a long text takes milliseconds. That is part of what a caller has a share of, and no work of the thread that asks.
+#[test]
+fn ai_841_a_text_is_checked_when_it_may_be_compiled() {
+    let config = ConstraintConfig {
+        compile_threads: 1,
+        compile_time: Duration::from_millis(50),
+        ..config()
+    };
+    let source = source_of(small(), config);
+    let patterns: serde_json::Map<String, serde_json::Value> = (0..65)
+        .map(|name| (format!("^a{name}$"), true.into()))
+        .collect();
+    let schema = serde_json::json!({ "patternProperties": patterns }).to_string();
+    for (controller, arg) in [
+        ("sapwood:lark", "start: a::b"),
+        ("sapwood:gbnf", "root ::= ("),
+        ("sapwood:json-schema", &*schema),
+        ("sapwood:regex", "("),
+    ] {
+        let permit = source.compiler.permit(None, Duration::MAX).unwrap();
+        let code = || refusal(&source, controller, arg).code;
+        assert_eq!(code(), Code::Overloaded, "{controller}");
+        drop(permit);
+        assert_eq!(code(), Code::InvalidRequest, "{controller}");
     }
 }

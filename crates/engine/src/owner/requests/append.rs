@@ -208,28 +208,23 @@ impl Requests {
         sequence.charged = sequence.charged.min(left);
         if let Some(steering) = &mut sequence.steering {
             let rest = steering.output.len() - count;
-            for removed in steering.output.drain(rest..) {
+            for removed in steering.output.truncate(rest) {
                 if let Some(history) = &mut sequence.history {
                     history.remove(removed.id);
                 }
             }
         }
-        let before = sequence.text.shown();
-        // The text cannot be shortened by bytes: a removed token may have completed a character, or released text that
-        // was held back before it.
-        let (text, _) = self.replay(key);
-        let sequence = &mut self.sequences[key];
-        sequence.text = text;
+        let steering = sequence.steering.as_ref();
+        let (mut text, replayed) = steering
+            .map(|steering| steering.output.since_checkpoint())
+            .unwrap_or_default();
+        let terms = &self.jobs[sequence.job].submission.terms;
+        self.tokens
+            .replay(terms, replayed, &mut text, &mut String::new());
+        let before = std::mem::replace(&mut sequence.text, text).shown();
         let withdrawn = before.saturating_sub(sequence.text.shown());
         self.truncate(key, left);
         u32::try_from(withdrawn).unwrap_or(u32::MAX)
-    }
-
-    /// The text of a steered sequence, made again from its output.
-    fn replay(&self, key: SequenceKey) -> (ChoiceText, String) {
-        let steering = self.sequences[key].steering.as_ref();
-        let output = steering.map_or(&[][..], |steering| &steering.output);
-        self.tokens.replay(self.terms(key), output)
     }
 
     /// Adds a branch of a steered sequence to its request: a sequence with the same output so far.
@@ -242,10 +237,13 @@ impl Requests {
         let fork_of = Some(parent.choice);
         // Before the prompt is computed, the branch waits for its parent to compute it, and then shares it.
         let after = (!parent.can_share_prompt()).then(|| self.prompt_of(key));
-        let sent = steering.output.clone();
+        let sent = steering.output.to_vec();
         let tokens = parent.tokens.clone();
         let born = self.add_sequence(parent.job, tokens, Some(steering), after);
-        let (text, shown) = self.replay(key);
+        let (mut text, mut shown) = (ChoiceText::default(), String::new());
+        let terms = self.terms(born);
+        // From the start, because all of the text is sent, as all of the tokens are.
+        self.tokens.replay(terms, &sent, &mut text, &mut shown);
         if let Some((parent, branch)) = self.sequences.get2_mut(key, born) {
             branch.history.clone_from(&parent.history);
             // Inherited tokens count towards the branch's limit and move its random draws on, but nothing was computed

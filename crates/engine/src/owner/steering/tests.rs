@@ -297,6 +297,7 @@ fn results_outside_the_vocabulary_are_refused() {
     let splicing = |tokens| Sample {
         splices: vec![ConditionalSplice {
             when_sampled: Vec::new(),
+            keeps_sampled: false,
             splice: Splice {
                 backtrack: 9,
                 tokens,

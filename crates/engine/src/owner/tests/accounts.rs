@@ -18,6 +18,7 @@ const EOS: Token = 257;
 fn when(when_sampled: &[Token], backtrack: u32, tokens: &[Token]) -> ConditionalSplice {
     ConditionalSplice {
         when_sampled: when_sampled.to_vec(),
+        keeps_sampled: false,
         splice: Splice {
             backtrack,
             tokens: tokens.to_vec(),
@@ -57,6 +58,42 @@ fn ai_505_the_first_splice_that_applies_replaces_the_sampled_token() {
     );
     let usage = answer.usage.unwrap();
     assert_eq!(usage.completion_tokens, 4, "dropped tokens do not count");
+}
+
+/// The sampled token is appended as the tokens after it are, so that it is not drawn again.
+#[test]
+fn ai_505_a_splice_that_keeps_the_sampled_token_appends_others_after_it() {
+    let mut probe = Probe::new();
+    probe.mid = |_| {
+        let keeping = |when_sampled: &[Token], tokens: &[Token]| ConditionalSplice {
+            keeps_sampled: true,
+            ..when(when_sampled, 0, tokens)
+        };
+        Ok(Some(sample(Sample {
+            splices: vec![
+                keeping(&[97, 98], &[120, 121]),
+                keeping(&[100], &[]),
+                // The first that applies wins.
+                keeping(&[97], &[122]),
+            ],
+            ..Sample::default()
+        })))
+    };
+    let mut request = steered("abcdef", &probe);
+    request.params.max_tokens = Some(5);
+    let answer = echo().answer(request);
+    // a, and x and y in the places of b and c.
+    assert_eq!(answer.text(), "axyde");
+    let log = probe.log.lock().unwrap();
+    let posts: Vec<&String> = log.iter().filter(|line| line.starts_with("post")).collect();
+    assert_eq!(
+        posts,
+        [
+            "post 0 [97, 120, 121] Some(97)",
+            "post 0 [100] Some(100)",
+            "post 0 [101] Some(101)"
+        ]
+    );
 }
 
 #[test]

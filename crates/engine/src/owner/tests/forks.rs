@@ -35,6 +35,7 @@ fn forking() -> Probe {
                 Branch::Sample(Sample {
                     splices: vec![ConditionalSplice {
                         when_sampled: Vec::new(),
+                        keeps_sampled: false,
                         splice: Splice {
                             backtrack: 1,
                             tokens: vec![119],

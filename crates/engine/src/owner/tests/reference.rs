@@ -99,6 +99,7 @@ impl Random {
                     let letters = (0..10).map(|_| 97 + self.letter()).collect();
                     sample.splices = vec![ConditionalSplice {
                         when_sampled: letters,
+                        keeps_sampled: false,
                         splice: self.splice(),
                     }];
                 }

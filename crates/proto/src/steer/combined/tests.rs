@@ -369,6 +369,7 @@ fn ai_803_splices_must_satisfy_the_others() {
         mids: [Some(sample(Sample {
             splices: vec![ConditionalSplice {
                 when_sampled: vec![1],
+                keeps_sampled: false,
                 splice: splice(0, &[6]),
             }],
             ..Sample::default()
