@@ -444,7 +444,7 @@ pub(crate) fn add_report(total: &mut StepReport, report: StepReport) {
     let mut bytes = 0_usize;
     let newest_first = total.storage.iter().rev();
     let kept = newest_first.take_while(|write| {
-        bytes = bytes.saturating_add(write.name.len() + write.value.len());
+        bytes = bytes.saturating_add(write.held_bytes());
         bytes <= REPORT_BYTES_MAX
     });
     let kept = kept.count();

@@ -189,6 +189,17 @@ pub struct VariableWrite {
     pub when_version_is: Option<u64>,
 }
 
+impl VariableWrite {
+    /// Bytes of memory that it takes, about: many small ones take far more than their names and values.
+    #[must_use]
+    pub const fn held_bytes(&self) -> usize {
+        WRITE_BYTES + self.name.len() + self.value.len()
+    }
+}
+
+/// What a write takes beside its texts: itself, and two allocations.
+const WRITE_BYTES: usize = 128;
+
 /// Steers one sequence. The engine calls the methods in the order of the module's diagram, all from one thread.
 pub trait Steer: Send {
     /// Sets the seed of the request, for steerers that draw at random. Called once, before [`Steer::begin`].
