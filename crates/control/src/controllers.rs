@@ -9,7 +9,8 @@
 //! find ─► store ─► check ─► artefact, or compile ─► load ┘
 //! ```
 //!
-//! Each module is prepared at most once at a time: others that want it wait for the same result.
+//! Each module is loaded at most once at a time, and accepted at most once: others that want the same wait for its result.
+//! Not for that of the other one: a load may find none where an upload brings one.
 
 mod access;
 mod loaded;
@@ -69,6 +70,8 @@ impl ControllersOptions {
     }
 }
 
+type Prepared<C> = Once<ModuleId, Result<LoadedProgram<C>, SteerRefusal>>;
+
 /// Uploaded controllers. `C` is the Wasm host.
 pub struct Controllers<C: ArtefactCompiler> {
     host: C,
@@ -78,7 +81,8 @@ pub struct Controllers<C: ArtefactCompiler> {
     limits: ModuleLimits,
     clock: Clock,
     loaded: Mutex<LoadedModules<C>>,
-    preparing: Once<ModuleId, Result<LoadedProgram<C>, SteerRefusal>>,
+    loading: Prepared<C>,
+    accepting: Prepared<C>,
 }
 
 impl<C: ArtefactCompiler> Controllers<C> {
@@ -98,7 +102,8 @@ impl<C: ArtefactCompiler> Controllers<C> {
                 unused_bytes_max: options.loaded_bytes_max,
                 used_bytes_max: options.used_bytes_max,
             })),
-            preparing: Once::default(),
+            loading: Once::default(),
+            accepting: Once::default(),
         })
     }
 
@@ -207,7 +212,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
             Some(found) => found,
             None => {
                 // What this call has is not evicted, so that it is gone only if the module was deleted.
-                let _loaded = self.preparing.get(id, || self.load(id))?;
+                let _loaded = self.loading.get(id, || self.load(id))?;
                 let claimed = self.loaded().claim(&id)?;
                 claimed.ok_or(StoreError::ModuleNotFound)?
             }
@@ -278,7 +283,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
         let compiled_size = match self.stored_artefact_size(id, bytes)? {
             Some(size) => size,
             None => {
-                self.preparing
+                self.accepting
                     .get(id, || self.accept(user, id, bytes))?
                     .compiled_bytes
             }
