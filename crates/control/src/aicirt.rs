@@ -419,11 +419,13 @@ impl Launcher for HostLauncher {
             (Abi::P2, WireSteering::Constraint(constraint))
         } else {
             let program = self.programs.find(launch.user, launch.controller)?;
+            let group = Group::new(self.forks, VariablesLimits::default());
+            group.set_caller(launch.user.name);
             let start = Start {
                 model: Arc::clone(&self.model),
                 arg: launch.arg.into(),
                 prompt: launch.prompt,
-                group: Group::new(self.forks, VariablesLimits::default()),
+                group,
                 capabilities,
                 waker: launch.waker,
             };

@@ -153,6 +153,7 @@ impl SteerSource for ModelControllers {
             });
         }
         let group = Group::new(self.limits.forks, self.limits.variables);
+        group.set_caller(call.user.name);
         if let Some(sharer) = call.sharer {
             share(&group, sharer)?;
         }

@@ -170,20 +170,20 @@ impl ConstraintSource {
         }
     }
 
-    /// Finds or compiles a grammar, in at most `time` if that is less than the configuration says. `user`: who asks; all
-    /// controllers are one.
+    /// Finds or compiles a grammar, in at most `time` if that is less than the configuration says. `user`: who asks, also
+    /// through a controller.
     fn compiled(
         &self,
         kind: Kind,
         argument: &Argument,
-        user: Option<&str>,
+        user: &str,
         time: Duration,
     ) -> Result<Arc<Compiled>, SteerRefusal> {
         let text = argument.grammar(kind).map_err(invalid_grammar)?;
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let permit = self.compiler.permit(user, time)?;
+        let permit = self.compiler.permit(Some(user), time)?;
         // Requests often come in groups with one grammar: the others find what the first one compiled.
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
@@ -217,7 +217,7 @@ impl SteerSource for ConstraintSource {
         let argument = Argument::parse(kind, call.arg).map_err(invalid_grammar)?;
         // Not within the time of a grammar: building it takes long for a large vocabulary, once.
         self.factory.get()?;
-        let compiled = self.compiled(kind, &argument, Some(call.user.name), Duration::MAX)?;
+        let compiled = self.compiled(kind, &argument, call.user.name, Duration::MAX)?;
         let automaton = compiled.automaton().map_err(no_automaton)?;
         let steer = ConstraintSteer::new(
             compiled,

@@ -25,7 +25,7 @@ pub use self::choice::{
     CONTROLLER_ARG_BYTES_MAX, ConstraintChoice, ConstraintKind, ControllerChoice, InvalidChoice,
 };
 pub use self::combined::Combined;
-pub use self::host_constraint::{HostConstraint, HostConstraintSource};
+pub use self::host_constraint::{HostConstraint, HostConstraintCall, HostConstraintSource};
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, ModulePage, TagInfo, TagPage, UploadedModule};

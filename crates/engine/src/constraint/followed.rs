@@ -3,10 +3,10 @@
 //! It computes on the caller's thread, which is one for callbacks and never the engine's, so it needs no worker.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use sapwood_proto::steer::{
-    HostConstraint, HostConstraintSource, Mask, SharedMask, SteerRefusal, Steered, Token,
+    HostConstraint, HostConstraintCall, HostConstraintSource, Mask, SharedMask, SteerRefusal,
+    Steered, Token,
 };
 
 use super::ConstraintSource;
@@ -22,21 +22,16 @@ impl HostConstraintSource for ConstraintSource {
         let _made = self.factory.get();
     }
 
-    fn open(
-        &self,
-        kind: &str,
-        value: &str,
-        time: Duration,
-    ) -> Result<Box<dyn HostConstraint>, String> {
-        let kind = Kind::from_name(kind).ok_or_else(|| {
+    fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String> {
+        let kind = Kind::from_name(call.kind).ok_or_else(|| {
             let names = Kind::NAMES.replace(super::NAME_PREFIX, "");
             format!("there is no constraint of this name; use one of {names}")
         })?;
         let message = |refusal: SteerRefusal| refusal.message;
-        self.check_bytes(value).map_err(message)?;
-        let argument = Argument::of_pattern(value);
+        self.check_bytes(call.value).map_err(message)?;
+        let argument = Argument::of_pattern(call.value);
         let compiled = self
-            .compiled(kind, &argument, None, time)
+            .compiled(kind, &argument, call.user, call.time)
             .map_err(message)?;
         let automaton = compiled.automaton().map_err(|error| error.to_string())?;
         Ok(Box::new(FollowedConstraint {

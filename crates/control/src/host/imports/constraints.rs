@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_proto::steer::{HostConstraint, Mask, SharedMask, Steered, Token};
+use sapwood_proto::steer::{HostConstraint, HostConstraintCall, Mask, SharedMask, Steered, Token};
 use wasmtime::Linker;
 
 use super::{BLOB_FORCED, Call, Returns, copy_out, memory, out_of_bounds, range, read};
@@ -56,7 +56,12 @@ fn open(mut call: Call<'_>, kind: u32, kind_len: u32, value: u32, len: u32) -> R
     state.handles.check_room()?;
     let time = state.time_left().unwrap_or(Duration::MAX);
     let opened = value.and_then(|value| match state.surroundings.model.constraints() {
-        Some(source) => source.open(&kind, &value, time),
+        Some(source) => source.open(HostConstraintCall {
+            kind: &kind,
+            value: &value,
+            user: state.member().group().caller(),
+            time,
+        }),
         None => Err("this runtime has no constraints".to_owned()),
     });
     // First: a controller whose time is up does not go on with an error that the lack of time has made.

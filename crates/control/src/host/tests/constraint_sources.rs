@@ -1,7 +1,11 @@
 //! Sources of constraints that are hostile, or that there are none of, and what an engine shows (AI-1007, AI-1009). Their
 //! models are not those of the template, so these run on threads alone.
 
-use sapwood_proto::steer::{HostConstraint, HostConstraintSource, Mask, SharedMask, Steered};
+use std::sync::mpsc::sync_channel;
+
+use sapwood_proto::steer::{
+    HostConstraint, HostConstraintCall, HostConstraintSource, Mask, SharedMask, Steered,
+};
 
 use super::constraints::{logs, module, returning, start};
 use super::*;
@@ -71,15 +75,10 @@ struct HostileConstraint(usize);
 const UNFORKABLE: usize = 13;
 
 impl HostConstraintSource for HostileSource {
-    fn open(
-        &self,
-        _kind: &str,
-        _value: &str,
-        time: Duration,
-    ) -> Result<Box<dyn HostConstraint>, String> {
+    fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String> {
         if self.endless {
-            let (_sender, receiver) = std::sync::mpsc::sync_channel::<()>(0);
-            let _late = receiver.recv_timeout(time);
+            let (_sender, receiver) = sync_channel::<()>(0);
+            let _late = receiver.recv_timeout(call.time);
             return Err("it takes too long to compile".to_owned());
         }
         Ok(Box::new(HostileConstraint(self.bytes)))
@@ -113,6 +112,34 @@ impl HostConstraint for HostileConstraint {
 
     fn bytes(&mut self) -> usize {
         self.0
+    }
+}
+
+/// Refuses all callers but one.
+struct OwnSource;
+
+impl HostConstraintSource for OwnSource {
+    fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String> {
+        match call.user {
+            "anna" => Ok(Box::new(HostileConstraint(0))),
+            other => Err(format!("of {other:?}")),
+        }
+    }
+}
+
+/// AI-841
+#[test]
+fn ai_1007_a_source_of_constraints_knows_whose_request_it_is() {
+    let host = host();
+    let model = Arc::new(bare_model().with_constraints(Arc::new(OwnSource)));
+    let body = "(call $hex (call $open)) (call $blob_text (i32.const 6))";
+    let program = load(&host, &module(body));
+    for (caller, expected) in [("anna", "00000001 "), ("bert", "00000000 of \"bert\"")] {
+        let group = Group::new(4, VariablesLimits::default());
+        group.set_caller(caller);
+        let around = (Arc::clone(&model), "arg");
+        let mut sequence = Sequence::start_of(&host, &program, &group, around).begun();
+        assert_eq!(logs(sequence.process()), expected);
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sapwood_proto::steer::{HostConstraint, HostConstraintSource, Token};
+use sapwood_proto::steer::{HostConstraint, HostConstraintCall, HostConstraintSource, Token};
 
 use super::driver::{Random, config, source, source_of};
 use super::vocabulary::{CONTROL, END, END_OF_TURN, lacking, small};
@@ -14,13 +14,22 @@ use crate::constraint::{ConstraintConfig, ConstraintSource};
 type Followed = Box<dyn HostConstraint>;
 
 fn follow(source: &ConstraintSource, kind: &str, value: &str) -> Followed {
-    let opened = HostConstraintSource::open(source, kind, value, Duration::MAX);
+    let opened = HostConstraintSource::open(source, call(kind, value, Duration::MAX));
     opened.unwrap_or_else(|error| panic!("{kind} {value}: {error}"))
 }
 
 fn refused(source: &ConstraintSource, kind: &str, value: &str, time: Duration) -> String {
-    let opened = HostConstraintSource::open(source, kind, value, time);
+    let opened = HostConstraintSource::open(source, call(kind, value, time));
     opened.err().expect("it is refused")
+}
+
+fn call<'a>(kind: &'a str, value: &'a str, time: Duration) -> HostConstraintCall<'a> {
+    HostConstraintCall {
+        kind,
+        value,
+        user: "anna",
+        time,
+    }
 }
 
 fn text(tokens: &[Token]) -> String {
@@ -176,6 +185,28 @@ fn ai_1007_a_constraint_does_not_compile_for_longer_than_its_caller_has() {
             .consume(u32::from(b'a'))
             .unwrap()
     );
+}
+
+/// AI-841
+#[test]
+fn ai_1007_the_grammars_of_one_caller_leave_others_their_share() {
+    let config = ConstraintConfig {
+        compile_threads: 4,
+        compile_overruns: 0,
+        ..config()
+    };
+    let source = source_of(small(), config);
+    // Her own is half of the threads.
+    let own = || source.compiler.permit(Some("anna"), Duration::MAX);
+    let permits = [own().unwrap(), own().unwrap()];
+    let short = Duration::from_millis(20);
+    assert!(refused(&source, "regex", "abc", short).contains("too many grammars"));
+    let other = HostConstraintCall {
+        user: "bert",
+        ..call("regex", "abc", Duration::MAX)
+    };
+    assert!(HostConstraintSource::open(&source, other).is_ok());
+    drop(permits);
 }
 
 #[test]
