@@ -99,6 +99,8 @@ pub struct ConstraintSource {
     compiler: Arc<Compiler>,
     workers: Arc<MaskWorkers>,
     times: Arc<SteeringTimes>,
+    /// A thread ends the late calls of controllers. Not in processes that are cloned.
+    watches_followed: bool,
 }
 
 impl ConstraintSource {
@@ -120,6 +122,7 @@ impl ConstraintSource {
             compiler: Arc::new(Compiler::new(&config)),
             workers,
             times: Arc::default(),
+            watches_followed: true,
         }
     }
 
@@ -148,6 +151,7 @@ impl ConstraintSource {
         };
         Self {
             compiler: Arc::new(Compiler::joining(&config)),
+            watches_followed: false,
             // They start no thread before a steerer is opened, which no clone does.
             ..Self::new(vocabulary, config, Arc::new(MaskWorkers::with_threads(1)))
         }
@@ -167,6 +171,7 @@ impl ConstraintSource {
             compiler: Arc::clone(&self.compiler),
             workers: Arc::clone(&self.workers),
             times: Arc::clone(&self.times),
+            watches_followed: self.watches_followed,
         }
     }
 

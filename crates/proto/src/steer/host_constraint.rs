@@ -36,6 +36,10 @@ pub struct HostConstraintCall<'a> {
 /// Where one sequence is in a constraint. Every method computes on the calling thread, within the limits that the masks of
 /// native constraints have.
 pub trait HostConstraint: Send {
+    /// For how long, from now on, the calls that follow may go on; `None` without a limit. One that is late fails, and the
+    /// constraint cannot be followed any more. A source of processes that are ended when they are late need not look at it.
+    fn limit_time(&mut self, _left: Option<Duration>) {}
+
     /// Goes on by one token. Returns whether the constraint allows it; if not, nothing changes.
     ///
     /// # Errors

@@ -120,9 +120,17 @@ fn follow<T>(
 ) -> Returns<T> {
     let state = call.data_mut();
     state.check_deadline()?;
-    let stepped = state.handles.with_constraint(handle, step);
+    let time = state.time_left();
+    let stepped = state.handles.with_constraint(handle, |constraint| {
+        constraint.limit_time(time);
+        step(constraint)
+    });
     let stepped = stepped
         .ok_or_else(|| Abort::trap(format!("{name}: {handle} is not a handle of a constraint")))?;
+    if stepped.is_err() {
+        // First: what the lack of time has made is not the constraint's failure.
+        state.check_deadline()?;
+    }
     let result = stepped
         .map_err(|failure| Abort::limit(failure.reason, format!("{name}: {}", failure.message)))?;
     state.charge_kept()?;

@@ -4,7 +4,8 @@
 use std::sync::mpsc::sync_channel;
 
 use sapwood_proto::steer::{
-    HostConstraint, HostConstraintCall, HostConstraintSource, Mask, SharedMask, Steered,
+    HostConstraint, HostConstraintCall, HostConstraintSource, Mask, SharedMask, SteerFailure,
+    Steered,
 };
 
 use super::constraints::{logs, module, returning, start};
@@ -115,23 +116,79 @@ impl HostConstraint for HostileConstraint {
     }
 }
 
-/// Refuses all callers but one.
-struct OwnSource;
+/// Its masks take as long as they may. Refuses all callers but one.
+struct SlowSource;
 
-impl HostConstraintSource for OwnSource {
+struct SlowConstraint(Option<Duration>);
+
+impl HostConstraintSource for SlowSource {
     fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String> {
         match call.user {
-            "anna" => Ok(Box::new(HostileConstraint(0))),
+            "anna" => Ok(Box::new(SlowConstraint(None))),
             other => Err(format!("of {other:?}")),
         }
     }
+}
+
+impl HostConstraint for SlowConstraint {
+    fn limit_time(&mut self, left: Option<Duration>) {
+        self.0 = left;
+    }
+
+    fn consume(&mut self, _token: Token) -> Steered<bool> {
+        Ok(true)
+    }
+
+    fn rollback(&mut self, _tokens: u32) -> Steered<()> {
+        Ok(())
+    }
+
+    fn mask(&mut self) -> Steered<SharedMask> {
+        let (_sender, receiver) = sync_channel::<()>(0);
+        let _late = receiver.recv_timeout(self.0.unwrap());
+        Err(SteerFailure {
+            reason: ErrorReason::LIMIT,
+            message: "it takes too long to follow".to_owned(),
+        })
+    }
+
+    fn forced(&mut self) -> Steered<Vec<Token>> {
+        Ok(Vec::new())
+    }
+
+    fn fork(&mut self) -> Steered<Box<dyn HostConstraint>> {
+        Ok(Box::new(Self(self.0)))
+    }
+
+    fn bytes(&mut self) -> usize {
+        0
+    }
+}
+
+/// AI-731
+#[test]
+fn ai_1007_a_mask_that_takes_too_long_ends_with_the_callback() {
+    let host = Host::new(HostConfig {
+        step_time: Duration::from_millis(20),
+        late_steps: 1,
+        ..small()
+    })
+    .unwrap();
+    let model = Arc::new(bare_model().with_constraints(Arc::new(SlowSource)));
+    let program = load(&host, &module("(drop (call $mask (call $open)))"));
+    let group = Group::new(4, VariablesLimits::default());
+    group.set_caller("anna");
+    let around = (Arc::clone(&model), "arg");
+    let mut sequence = Sequence::start_of(&host, &program, &group, around).begun();
+    // Of the time, and not of the constraint, which has failed for the lack of it.
+    assert_eq!(failure(sequence.process()).reason, ErrorReason::TIMEOUT);
 }
 
 /// AI-841
 #[test]
 fn ai_1007_a_source_of_constraints_knows_whose_request_it_is() {
     let host = host();
-    let model = Arc::new(bare_model().with_constraints(Arc::new(OwnSource)));
+    let model = Arc::new(bare_model().with_constraints(Arc::new(SlowSource)));
     let body = "(call $hex (call $open)) (call $blob_text (i32.const 6))";
     let program = load(&host, &module(body));
     for (caller, expected) in [("anna", "00000001 "), ("bert", "00000000 of \"bert\"")] {
