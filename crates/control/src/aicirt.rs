@@ -55,6 +55,8 @@ pub struct AicirtOptions {
     pub logits: usize,
     /// Time limits of steps.
     pub times: StepTimes,
+    /// How long an instance waits for its first step.
+    pub pending_time: Duration,
     /// Live sequences of one request.
     pub forks: u32,
     /// Uploads are refused.
@@ -327,6 +329,7 @@ impl AicirtOptions {
         let instances = self.host.config().instances as usize;
         PendingLimits {
             sequences: limits.sequences.min(instances),
+            ttl: self.pending_time,
             ..limits
         }
     }
