@@ -114,6 +114,7 @@ impl RuntimeFlags {
                 late_steps: 10,
                 late_mid_skips: false,
             },
+            pending_time: Duration::from_secs(300),
             forks: 16,
             restricted: false,
         })?;

@@ -55,6 +55,8 @@ pub struct AicirtOptions {
     pub logits: usize,
     /// Time limits of steps.
     pub times: StepTimes,
+    /// How long an instance waits for its first step.
+    pub pending_time: Duration,
     /// Live sequences of one request.
     pub forks: u32,
     /// Uploads are refused.
@@ -327,6 +329,7 @@ impl AicirtOptions {
         let instances = self.host.config().instances as usize;
         PendingLimits {
             sequences: limits.sequences.min(instances),
+            ttl: self.pending_time,
             ..limits
         }
     }
@@ -419,11 +422,13 @@ impl Launcher for HostLauncher {
             (Abi::P2, WireSteering::Constraint(constraint))
         } else {
             let program = self.programs.find(launch.user, launch.controller)?;
+            let group = Group::new(self.forks, VariablesLimits::default());
+            group.set_caller(launch.user.name);
             let start = Start {
                 model: Arc::clone(&self.model),
                 arg: launch.arg.into(),
                 prompt: launch.prompt,
-                group: Group::new(self.forks, VariablesLimits::default()),
+                group,
                 capabilities,
                 waker: launch.waker,
             };

@@ -9,7 +9,8 @@
 //! find ─► store ─► check ─► artefact, or compile ─► load ┘
 //! ```
 //!
-//! Each module is prepared at most once at a time: others that want it wait for the same result.
+//! Each module is loaded at most once at a time, and accepted at most once: others that want the same wait for its result.
+//! Not for that of the other one: a load may find none where an upload brings one.
 
 mod access;
 mod loaded;
@@ -26,7 +27,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use sapwood_proto::steer::{SteerRefusal, SteerUser, UploadedModule};
 
-use self::loaded::{LoadedModules, LoadedProgram};
+use self::loaded::{LoadedLimits, LoadedModules, LoadedProgram};
 use self::name::ControllerName;
 pub use self::name::tag_of_release;
 use self::once::Once;
@@ -48,6 +49,8 @@ pub struct ControllersOptions {
     pub limits: ModuleLimits,
     /// Bytes of compiled programs in memory that nothing uses; what is in use is not counted against it.
     pub loaded_bytes_max: u64,
+    /// Bytes of compiled programs that requests run, together. At the limit only those programs are started again.
+    pub used_bytes_max: u64,
     /// The time of day.
     pub clock: Clock,
 }
@@ -61,10 +64,13 @@ impl ControllersOptions {
             compiler,
             limits: ModuleLimits::default(),
             loaded_bytes_max: 512 << 20,
+            used_bytes_max: 2 << 30,
             clock: Arc::new(SystemTime::now),
         }
     }
 }
+
+type Prepared<C> = Once<ModuleId, Result<LoadedProgram<C>, SteerRefusal>>;
 
 /// Uploaded controllers. `C` is the Wasm host.
 pub struct Controllers<C: ArtefactCompiler> {
@@ -75,7 +81,8 @@ pub struct Controllers<C: ArtefactCompiler> {
     limits: ModuleLimits,
     clock: Clock,
     loaded: Mutex<LoadedModules<C>>,
-    preparing: Once<ModuleId, Result<LoadedProgram<C>, SteerRefusal>>,
+    loading: Prepared<C>,
+    accepting: Prepared<C>,
 }
 
 impl<C: ArtefactCompiler> Controllers<C> {
@@ -91,8 +98,12 @@ impl<C: ArtefactCompiler> Controllers<C> {
             compiler: Compiler::new(options.compiler),
             limits: options.limits,
             clock: options.clock,
-            loaded: Mutex::new(LoadedModules::new(options.loaded_bytes_max)),
-            preparing: Once::default(),
+            loaded: Mutex::new(LoadedModules::new(LoadedLimits {
+                unused_bytes_max: options.loaded_bytes_max,
+                used_bytes_max: options.used_bytes_max,
+            })),
+            loading: Once::default(),
+            accepting: Once::default(),
         })
     }
 
@@ -196,10 +207,15 @@ impl<C: ArtefactCompiler> Controllers<C> {
         if self.store.module_size(id)?.is_none() {
             return Err(StoreError::ModuleNotFound.into());
         }
-        let loaded = self.loaded().get(&id);
-        let found = match loaded {
+        let claimed = self.loaded().claim(&id)?;
+        let found = match claimed {
             Some(found) => found,
-            None => self.preparing.get(id, || self.load(id))?,
+            None => {
+                // What this call has is not evicted, so that it is gone only if the module was deleted.
+                let _loaded = self.loading.get(id, || self.load(id))?;
+                let claimed = self.loaded().claim(&id)?;
+                claimed.ok_or(StoreError::ModuleNotFound)?
+            }
         };
         let now = (self.clock)();
         if self.loaded().was_used(&id, now) {
@@ -215,22 +231,41 @@ impl<C: ArtefactCompiler> Controllers<C> {
             .read_module(id, self.limits.module_bytes as u64)?;
         let bytes = stored.ok_or(StoreError::ModuleNotFound)?;
         let checked = module::check(&bytes, &self.limits)?;
-        if let Some(artefact) = self.store.read_artefact(id, self.key)? {
-            match self.host.load(&checked, &artefact) {
-                Ok(program) => return Ok(self.retain(&checked, program, artefact.len())),
-                Err(error) => tracing::warn!(%id, %error, "the stored artefact does not load"),
-            }
+        if let Some(loaded) = self.load_stored(&checked)? {
+            return Ok(loaded);
         }
         let job = self.compiler.start_job()?;
         let artefact = self.compiler.compile(&job, &self.host, &checked, &bytes)?;
-        drop(job);
+        // With the job, which bounds how many are loaded at once as it does how many are compiled.
         let program = self.host.load(&checked, &artefact)?;
+        drop(job);
         let in_use = |id| self.loaded().in_use(&id);
         // It serves to be faster the next time alone.
         if let Err(error) = self.store.insert_artefact(id, self.key, &artefact, &in_use) {
             tracing::warn!(%id, %error, "cannot store an artefact");
         }
         Ok(self.retain(&checked, program, artefact.len()))
+    }
+
+    /// Loads a module's stored artefact. `None` if there is none of this compiler, or it does not load.
+    fn load_stored(
+        &self,
+        module: &CheckedModule,
+    ) -> Result<Option<LoadedProgram<C>>, SteerRefusal> {
+        let Some(bytes) = self.store.artefact_size(module.id, self.key)? else {
+            return Ok(None);
+        };
+        let _room = LoadingRoom::reserve(&self.loaded, bytes)?;
+        let Some(artefact) = self.store.read_artefact(module.id, self.key)? else {
+            return Ok(None);
+        };
+        match self.host.load(module, &artefact) {
+            Ok(program) => Ok(Some(self.retain(module, program, artefact.len()))),
+            Err(error) => {
+                tracing::warn!(id = %module.id, %error, "the stored artefact does not load");
+                Ok(None)
+            }
+        }
     }
 
     fn upload_module(
@@ -248,7 +283,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
         let compiled_size = match self.stored_artefact_size(id, bytes)? {
             Some(size) => size,
             None => {
-                self.preparing
+                self.accepting
                     .get(id, || self.accept(user, id, bytes))?
                     .compiled_bytes
             }
@@ -288,9 +323,9 @@ impl<C: ArtefactCompiler> Controllers<C> {
         let job = self.compiler.start_job()?;
         let checked = module::check(bytes, &self.limits)?;
         let artefact = self.compiler.compile(&job, &self.host, &checked, bytes)?;
-        drop(job);
         // What cannot be loaded must not be stored: the request that runs it would fail instead.
         let program = self.host.load(&checked, &artefact)?;
+        drop(job);
         let record = ModuleRecord {
             created: self.unix_seconds(),
             owner: user.name.to_owned(),
@@ -325,14 +360,42 @@ impl<C: ArtefactCompiler> Controllers<C> {
     }
 
     fn loaded(&self) -> MutexGuard<'_, LoadedModules<C>> {
-        // Its operations leave nothing half done.
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.loaded)
     }
 
     fn unix_seconds(&self) -> u64 {
         let since = (self.clock)().duration_since(UNIX_EPOCH);
         since.unwrap_or_default().as_secs()
     }
+}
+
+/// Memory in which a program is loaded.
+struct LoadingRoom<'a, C: ArtefactCompiler> {
+    loaded: &'a Mutex<LoadedModules<C>>,
+    bytes: u64,
+}
+
+impl<'a, C: ArtefactCompiler> LoadingRoom<'a, C> {
+    fn reserve(
+        loaded: &'a Mutex<LoadedModules<C>>,
+        artefact_bytes: u64,
+    ) -> Result<Self, ModuleError> {
+        // The artefact, and the code that is made of it.
+        let bytes = artefact_bytes.saturating_mul(2);
+        lock(loaded).begin_loading(bytes)?;
+        Ok(Self { loaded, bytes })
+    }
+}
+
+impl<C: ArtefactCompiler> Drop for LoadingRoom<'_, C> {
+    fn drop(&mut self) {
+        lock(self.loaded).end_loading(self.bytes);
+    }
+}
+
+fn lock<C: ArtefactCompiler>(loaded: &Mutex<LoadedModules<C>>) -> MutexGuard<'_, LoadedModules<C>> {
+    // Its operations leave nothing half done.
+    loaded.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<C: ArtefactCompiler> fmt::Debug for Controllers<C> {

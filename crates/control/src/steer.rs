@@ -153,6 +153,7 @@ impl SteerSource for ModelControllers {
             });
         }
         let group = Group::new(self.limits.forks, self.limits.variables);
+        group.set_caller(call.user.name);
         if let Some(sharer) = call.sharer {
             share(&group, sharer)?;
         }
@@ -444,7 +445,7 @@ pub(crate) fn add_report(total: &mut StepReport, report: StepReport) {
     let mut bytes = 0_usize;
     let newest_first = total.storage.iter().rev();
     let kept = newest_first.take_while(|write| {
-        bytes = bytes.saturating_add(write.name.len() + write.value.len());
+        bytes = bytes.saturating_add(write.held_bytes());
         bytes <= REPORT_BYTES_MAX
     });
     let kept = kept.count();

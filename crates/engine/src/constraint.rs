@@ -99,6 +99,8 @@ pub struct ConstraintSource {
     compiler: Arc<Compiler>,
     workers: Arc<MaskWorkers>,
     times: Arc<SteeringTimes>,
+    /// A thread ends the late calls of controllers. Not in processes that are cloned.
+    watches_followed: bool,
 }
 
 impl ConstraintSource {
@@ -120,6 +122,7 @@ impl ConstraintSource {
             compiler: Arc::new(Compiler::new(&config)),
             workers,
             times: Arc::default(),
+            watches_followed: true,
         }
     }
 
@@ -148,6 +151,7 @@ impl ConstraintSource {
         };
         Self {
             compiler: Arc::new(Compiler::joining(&config)),
+            watches_followed: false,
             // They start no thread before a steerer is opened, which no clone does.
             ..Self::new(vocabulary, config, Arc::new(MaskWorkers::with_threads(1)))
         }
@@ -167,23 +171,24 @@ impl ConstraintSource {
             compiler: Arc::clone(&self.compiler),
             workers: Arc::clone(&self.workers),
             times: Arc::clone(&self.times),
+            watches_followed: self.watches_followed,
         }
     }
 
-    /// Finds or compiles a grammar, in at most `time` if that is less than the configuration says. `user`: who asks; all
-    /// controllers are one.
+    /// Finds or compiles a grammar, in at most `time` if that is less than the configuration says. `user`: who asks, also
+    /// through a controller.
     fn compiled(
         &self,
         kind: Kind,
         argument: &Argument,
-        user: Option<&str>,
+        user: &str,
         time: Duration,
     ) -> Result<Arc<Compiled>, SteerRefusal> {
         let text = argument.grammar(kind).map_err(invalid_grammar)?;
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
         }
-        let permit = self.compiler.permit(user, time)?;
+        let permit = self.compiler.permit(Some(user), time)?;
         // Requests often come in groups with one grammar: the others find what the first one compiled.
         if let Some(compiled) = self.cache.get(&text) {
             return Ok(compiled);
@@ -217,7 +222,7 @@ impl SteerSource for ConstraintSource {
         let argument = Argument::parse(kind, call.arg).map_err(invalid_grammar)?;
         // Not within the time of a grammar: building it takes long for a large vocabulary, once.
         self.factory.get()?;
-        let compiled = self.compiled(kind, &argument, Some(call.user.name), Duration::MAX)?;
+        let compiled = self.compiled(kind, &argument, call.user.name, Duration::MAX)?;
         let automaton = compiled.automaton().map_err(no_automaton)?;
         let steer = ConstraintSteer::new(
             compiled,

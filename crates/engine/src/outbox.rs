@@ -375,7 +375,7 @@ fn weight(event: &EventKind) -> u32 {
             // Steerers decide how long a report is: some bytes count as much as an event.
             let writes = report.storage.iter();
             let bytes = writes.fold(report.logs.len(), |bytes, write| {
-                bytes.saturating_add(write.name.len() + write.value.len())
+                bytes.saturating_add(write.held_bytes())
             });
             u32::try_from(bytes / REPORT_BYTES)
                 .unwrap_or(u32::MAX)

@@ -25,7 +25,7 @@ pub use self::choice::{
     CONTROLLER_ARG_BYTES_MAX, ConstraintChoice, ConstraintKind, ControllerChoice, InvalidChoice,
 };
 pub use self::combined::Combined;
-pub use self::host_constraint::{HostConstraint, HostConstraintSource};
+pub use self::host_constraint::{HostConstraint, HostConstraintCall, HostConstraintSource};
 pub use self::mask::{Mask, SharedMask};
 pub use self::source::{SteerCall, SteerRefusal, SteerSource, SteerUser};
 pub use self::store::{ControllerStore, ModuleInfo, ModulePage, TagInfo, TagPage, UploadedModule};
@@ -190,6 +190,17 @@ pub struct VariableWrite {
     /// The version that the write required, if it required one.
     pub when_version_is: Option<u64>,
 }
+
+impl VariableWrite {
+    /// Bytes of memory that it takes, about: many small ones take far more than their names and values.
+    #[must_use]
+    pub const fn held_bytes(&self) -> usize {
+        WRITE_BYTES + self.name.len() + self.value.len()
+    }
+}
+
+/// What a write takes beside its texts: itself, and two allocations.
+const WRITE_BYTES: usize = 128;
 
 /// Steers one sequence. The engine calls the methods in the order of the module's diagram, all from one thread.
 pub trait Steer: Send {

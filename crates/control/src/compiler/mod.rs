@@ -79,7 +79,7 @@ impl CompilerOptions {
         Self {
             place,
             time: Duration::from_secs(10),
-            artefact_bytes_max: 1 << 30,
+            artefact_bytes_max: 256 << 20,
             jobs: 1,
             waiting_max: 32,
         }

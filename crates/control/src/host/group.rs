@@ -24,6 +24,7 @@ pub struct Group {
     forks_max: u32,
     variables: Variables,
     seed: OnceLock<u64>,
+    caller: OnceLock<Box<str>>,
 }
 
 /// The state of a group at one moment, to be compared with a later one.
@@ -55,6 +56,7 @@ impl Group {
             forks_max,
             variables: Variables::new(limits),
             seed: OnceLock::new(),
+            caller: OnceLock::new(),
         })
     }
 
@@ -66,6 +68,16 @@ impl Group {
 
     pub(super) fn seed(&self) -> u64 {
         self.seed.get().copied().unwrap_or_default()
+    }
+
+    /// Sets who makes the request, before its first instance starts: callers have shares of what all use (AI-841).
+    pub fn set_caller(&self, name: &str) {
+        let _set = self.caller.set(name.into());
+    }
+
+    /// Empty if it is not known.
+    pub(super) fn caller(&self) -> &str {
+        self.caller.get().map_or("", |name| name)
     }
 
     /// A request of the runtime, seen from a controller's process.
@@ -82,6 +94,7 @@ impl Group {
             forks_max,
             variables: Variables::of_home(limits, home),
             seed: OnceLock::new(),
+            caller: OnceLock::new(),
         })
     }
 

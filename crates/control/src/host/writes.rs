@@ -26,7 +26,7 @@ impl StepWrites {
     /// Adds a write, and keeps at most so many bytes: first those go that a later one has replaced, then the oldest.
     pub(super) fn push(&mut self, write: VariableWrite, bytes_max: usize) {
         self.made += 1;
-        self.bytes = self.bytes.saturating_add(bytes(&write));
+        self.bytes = self.bytes.saturating_add(write.held_bytes());
         self.kept.push_back(write);
         if self.bytes > bytes_max {
             self.drop_replaced();
@@ -34,7 +34,7 @@ impl StepWrites {
         while self.bytes > bytes_max
             && let Some(oldest) = self.kept.pop_front()
         {
-            self.bytes -= bytes(&oldest);
+            self.bytes -= oldest.held_bytes();
         }
     }
 
@@ -58,13 +58,8 @@ impl StepWrites {
             })
             .collect();
         self.kept.retain(|_| stays.pop().unwrap_or(true));
-        self.bytes = self.kept.iter().map(bytes).sum();
+        self.bytes = self.kept.iter().map(VariableWrite::held_bytes).sum();
     }
-}
-
-/// What a write takes in a report.
-fn bytes(write: &VariableWrite) -> usize {
-    write.name.len() + write.value.len()
 }
 
 #[cfg(test)]
@@ -91,20 +86,21 @@ mod tests {
     #[test]
     fn ai_953_the_reported_writes_of_a_step_are_bounded_in_bytes() {
         let mut writes = StepWrites::default();
+        let each = write("", "", false).held_bytes();
         for (name, value, append) in [
             ("a", "one", false),
             ("b", "two", false),
             ("b", "more", true),
             ("a", "three", false),
         ] {
-            writes.push(write(name, value, append), 19);
+            writes.push(write(name, value, append), 4 * each + 19);
         }
         assert_eq!(kept(&mut writes), ["one", "two", "more", "three"]);
         writes.begin_step();
         // Without the replaced one there is room for all others.
         for value in ["one", "two", "three", "four"] {
             let name = if value == "two" { "b" } else { "a" };
-            writes.push(write(name, value, false), 10);
+            writes.push(write(name, value, false), 2 * each + 10);
         }
         assert_eq!(writes.made(), 4);
         assert_eq!(kept(&mut writes), ["two", "four"]);
@@ -112,9 +108,10 @@ mod tests {
         writes.begin_step();
         assert_eq!(writes.made(), 0);
         // What nothing has replaced goes in its turn, and what is larger than all of it at once.
-        for (value, expect) in [("six", &["two", "six"][..]), ("seven seven", &[])] {
-            writes.push(write("b", "two", true), 9);
-            writes.push(write("a", value, true), 9);
+        let large = "7".repeat(2 * each);
+        for (value, expect) in [("six", &["two", "six"][..]), (&large, &[])] {
+            writes.push(write("b", "two", true), 2 * each + 8);
+            writes.push(write("a", value, true), 2 * each + 8);
             assert_eq!(kept(&mut writes), expect);
         }
     }

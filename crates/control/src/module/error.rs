@@ -31,6 +31,9 @@ pub enum ModuleError {
     /// Too many modules are being compiled already.
     #[error("too many modules are being compiled: try again later")]
     Busy,
+    /// The programs that requests run take all memory that programs may.
+    #[error("the controllers that run leave no memory for another: try again later")]
+    ProgramsInUse,
     /// This host failed, not the module. The cause is logged; the text is safe for strangers.
     #[error("the module cannot be stored or loaded: {0}")]
     Host(String),
@@ -52,7 +55,9 @@ impl From<ModuleError> for SteerRefusal {
                 (Code::InvalidRequest, ErrorReason::INVALID_MODULE)
             }
             ModuleError::TooLarge { .. } => (Code::LimitExceeded, ErrorReason::INVALID_MODULE),
-            ModuleError::Busy => (Code::Overloaded, ErrorReason::CONTROLLERS_UNAVAILABLE),
+            ModuleError::Busy | ModuleError::ProgramsInUse => {
+                (Code::Overloaded, ErrorReason::CONTROLLERS_UNAVAILABLE)
+            }
             ModuleError::Host(_) => (Code::Internal, ErrorReason::INTERNAL_ERROR),
         };
         Self {

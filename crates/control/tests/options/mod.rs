@@ -1,10 +1,10 @@
 //! A source of constraints for tests: the kind `options` over any vocabulary, without the crate that has real ones.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use sapwood_proto::steer::{
-    HostConstraint, HostConstraintSource, Mask, SharedMask, SteerFailure, Steered, Token,
+    HostConstraint, HostConstraintCall, HostConstraintSource, Mask, SharedMask, SteerFailure,
+    Steered, Token,
 };
 
 /// Opens constraints over a vocabulary.
@@ -24,17 +24,12 @@ impl OptionsSource {
 }
 
 impl HostConstraintSource for OptionsSource {
-    fn open(
-        &self,
-        kind: &str,
-        value: &str,
-        _time: Duration,
-    ) -> Result<Box<dyn HostConstraint>, String> {
-        if kind != "options" {
-            return Err(format!("there is no constraint {kind}"));
+    fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String> {
+        if call.kind != "options" {
+            return Err(format!("there is no constraint {}", call.kind));
         }
-        let options: Vec<String> =
-            serde_json::from_str(value).map_err(|error| format!("invalid grammar: {error}"))?;
+        let options: Vec<String> = serde_json::from_str(call.value)
+            .map_err(|error| format!("invalid grammar: {error}"))?;
         if options.is_empty() {
             return Err("invalid grammar: there is no option".to_owned());
         }

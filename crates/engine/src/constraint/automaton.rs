@@ -45,7 +45,8 @@ pub(super) enum AutomatonError {
     /// The sequence has ended meanwhile.
     #[error("the sequence has ended")]
     Cancelled,
-    /// Its work on the engine's thread took too much of the time of all sequences.
+    /// Its work on the engine's thread took too much of the time of all sequences, or that for a controller went on after the
+    /// time of the callback.
     #[error("the constraint takes too long to follow; make it simpler")]
     Slow,
     /// More tokens were forced at once than it follows.

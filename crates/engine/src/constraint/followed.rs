@@ -3,10 +3,11 @@
 //! It computes on the caller's thread, which is one for callbacks and never the engine's, so it needs no worker.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sapwood_proto::steer::{
-    HostConstraint, HostConstraintSource, Mask, SharedMask, SteerRefusal, Steered, Token,
+    HostConstraint, HostConstraintCall, HostConstraintSource, Mask, SharedMask, SteerRefusal,
+    Steered, Token,
 };
 
 use super::ConstraintSource;
@@ -14,7 +15,9 @@ use super::argument::Argument;
 use super::automaton::{Automaton, AutomatonError, Next};
 use super::compile::Compiled;
 use super::grammar::Kind;
+use super::mask_workers::MaskWorkers;
 use super::steerer::{FORCED_MAX, past_the_beginning};
+use super::watchdog::TimedWatch;
 
 impl HostConstraintSource for ConstraintSource {
     fn prepare(&self) {
@@ -22,29 +25,46 @@ impl HostConstraintSource for ConstraintSource {
         let _made = self.factory.get();
     }
 
-    fn open(
-        &self,
-        kind: &str,
-        value: &str,
-        time: Duration,
-    ) -> Result<Box<dyn HostConstraint>, String> {
-        let kind = Kind::from_name(kind).ok_or_else(|| {
+    fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String> {
+        let kind = Kind::from_name(call.kind).ok_or_else(|| {
             let names = Kind::NAMES.replace(super::NAME_PREFIX, "");
             format!("there is no constraint of this name; use one of {names}")
         })?;
         let message = |refusal: SteerRefusal| refusal.message;
-        self.check_bytes(value).map_err(message)?;
-        let argument = Argument::of_pattern(value);
+        self.check_bytes(call.value).map_err(message)?;
+        let argument = Argument::of_pattern(call.value);
         let compiled = self
-            .compiled(kind, &argument, None, time)
+            .compiled(kind, &argument, call.user, call.time)
             .map_err(message)?;
         let automaton = compiled.automaton().map_err(|error| error.to_string())?;
         Ok(Box::new(FollowedConstraint {
             compiled,
+            timing: Timing::new(&automaton, self.watches_followed.then_some(&self.workers)),
             automaton: Some(automaton),
             consumed: Vec::new(),
             automaton_bytes: 0,
         }))
+    }
+}
+
+/// Ends calls that go on for longer than the callback which makes them.
+struct Timing {
+    deadline: Option<Instant>,
+    /// `None` in processes that are cloned.
+    watch: Option<(Arc<TimedWatch>, Arc<MaskWorkers>)>,
+}
+
+impl Timing {
+    fn new(automaton: &Automaton, workers: Option<&Arc<MaskWorkers>>) -> Self {
+        Self {
+            deadline: None,
+            watch: workers.map(|workers| (workers.watch_timed(automaton), Arc::clone(workers))),
+        }
+    }
+
+    /// For a copy of the automaton, which is cancelled on its own.
+    fn of_copy(&self, automaton: &Automaton) -> Self {
+        Self::new(automaton, self.watch.as_ref().map(|(_, workers)| workers))
     }
 }
 
@@ -54,6 +74,7 @@ struct FollowedConstraint {
     /// Taken out only to be kept for another sequence.
     automaton: Option<Automaton>,
     consumed: Vec<Consumed>,
+    timing: Timing,
     /// What the automaton took when it last said so.
     automaton_bytes: usize,
 }
@@ -72,6 +93,19 @@ impl FollowedConstraint {
         self.consumed.last().is_some_and(|last| last.is_end)
     }
 
+    /// Runs what calls the library for long. It is cancelled when the callback is late.
+    fn timed<T>(&mut self, call: impl FnOnce(&mut Self) -> Steered<T>) -> Steered<T> {
+        let (Some(deadline), Some((watch, _))) = (self.timing.deadline, &self.timing.watch) else {
+            return call(self);
+        };
+        let watch = Arc::clone(watch);
+        let result = watch.during(deadline, || call(self));
+        if watch.is_late() {
+            return Err(AutomatonError::Slow.into());
+        }
+        result
+    }
+
     /// Goes on by one token. Returns whether the grammar allows it.
     fn step(&mut self, token: Token) -> Result<bool, AutomatonError> {
         let automaton = self.automaton()?;
@@ -85,37 +119,8 @@ impl FollowedConstraint {
         automaton.consume(token)?;
         Ok(true)
     }
-}
 
-impl HostConstraint for FollowedConstraint {
-    fn consume(&mut self, token: Token) -> Steered<bool> {
-        if self.has_ended() {
-            return Ok(false);
-        }
-        let is_end = self.compiled.ends.contains(&token);
-        let allowed = if is_end {
-            self.automaton()?.is_complete()?
-        } else {
-            self.step(token)?
-        };
-        if allowed {
-            self.consumed.push(Consumed { is_end });
-        }
-        Ok(allowed)
-    }
-
-    fn rollback(&mut self, tokens: u32) -> Steered<()> {
-        let tokens = tokens as usize;
-        let Some(kept) = self.consumed.len().checked_sub(tokens) else {
-            return Err(past_the_beginning(tokens));
-        };
-        let fed = fed(&self.consumed[kept..]);
-        self.automaton()?.rollback(fed)?;
-        self.consumed.truncate(kept);
-        Ok(())
-    }
-
-    fn mask(&mut self) -> Steered<SharedMask> {
+    fn compute_mask(&mut self) -> Steered<SharedMask> {
         let has_ended = self.has_ended();
         let compiled = Arc::clone(&self.compiled);
         let automaton = self.automaton()?;
@@ -131,12 +136,51 @@ impl HostConstraint for FollowedConstraint {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+impl HostConstraint for FollowedConstraint {
+    fn limit_time(&mut self, left: Option<Duration>) {
+        self.timing.deadline = left.and_then(|left| Instant::now().checked_add(left));
+    }
+
+    fn consume(&mut self, token: Token) -> Steered<bool> {
+        if self.has_ended() {
+            return Ok(false);
+        }
+        let is_end = self.compiled.ends.contains(&token);
+        let allowed = self.timed(|this| {
+            Ok(if is_end {
+                this.automaton()?.is_complete()?
+            } else {
+                this.step(token)?
+            })
+        })?;
+        if allowed {
+            self.consumed.push(Consumed { is_end });
+        }
+        Ok(allowed)
+    }
+
+    fn rollback(&mut self, tokens: u32) -> Steered<()> {
+        let tokens = tokens as usize;
+        let Some(kept) = self.consumed.len().checked_sub(tokens) else {
+            return Err(past_the_beginning(tokens));
+        };
+        let fed = fed(&self.consumed[kept..]);
+        self.timed(|this| Ok(this.automaton()?.rollback(fed)?))?;
+        self.consumed.truncate(kept);
+        Ok(())
+    }
+
+    fn mask(&mut self) -> Steered<SharedMask> {
+        self.timed(Self::compute_mask)
+    }
 
     fn forced(&mut self) -> Steered<Vec<Token>> {
         if self.has_ended() {
             return Ok(Vec::new());
         }
-        let mut tokens = self.automaton()?.forced()?;
+        let mut tokens = self.timed(|this| Ok(this.automaton()?.forced()?))?;
         tokens.truncate(FORCED_MAX);
         Ok(tokens)
     }
@@ -145,6 +189,7 @@ impl HostConstraint for FollowedConstraint {
         let automaton = self.automaton()?.fork()?;
         Ok(Box::new(Self {
             compiled: Arc::clone(&self.compiled),
+            timing: self.timing.of_copy(&automaton),
             automaton: Some(automaton),
             consumed: self.consumed.clone(),
             automaton_bytes: self.automaton_bytes,

@@ -11,7 +11,7 @@ use sapwood_proto::steer::StepWaker;
 
 use super::automaton::{Automaton, AutomatonError, Next};
 use super::compile::Compiled;
-use super::watchdog::{Watch, Watchdog};
+use super::watchdog::{TimedWatch, Watch, Watchdog};
 
 /// Stack of a worker: the automata of large grammars are walked on it.
 const STACK_BYTES: usize = 16 << 20;
@@ -157,6 +157,17 @@ impl MaskWorkers {
     /// Watches the work of an automaton on the threads of others.
     pub(super) fn watch(&self, automaton: &Automaton) -> Arc<Watch> {
         self.watchdog.watch(automaton.cancellation())
+    }
+
+    /// As [`MaskWorkers::watch`], where each call has a deadline of its own.
+    pub(super) fn watch_timed(&self, automaton: &Automaton) -> Arc<TimedWatch> {
+        self.watchdog.watch_timed(automaton.cancellation())
+    }
+
+    /// Whether the watchdog's thread runs.
+    #[cfg(test)]
+    pub(super) fn has_watchdog(&self) -> bool {
+        self.watchdog.is_running()
     }
 
     /// Computes what follows on another thread.

@@ -6,11 +6,13 @@
 //!
 //! What is looked at so often takes as large a part of its thread's time. So a constraint ends after one call that goes on for
 //! [`Watchdog::BUSY_MAX`] ticks, and after many that together take more than a ninth of the time.
+//!
+//! The calls of a controller are on a thread of its own, and end with its callback ([`TimedWatch`]).
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use llguidance::CancellationHandle;
 
@@ -30,6 +32,7 @@ struct Shared {
 #[derive(Default)]
 struct Watches {
     list: Vec<Arc<Watch>>,
+    timed: Vec<Arc<TimedWatch>>,
     closed: bool,
 }
 
@@ -38,6 +41,13 @@ pub(super) struct Watch {
     state: AtomicU8,
     /// Eighths of ticks. Only the watchdog writes it.
     busy: AtomicU32,
+    cancellation: CancellationHandle,
+}
+
+/// Watches one automaton whose calls have deadlines.
+pub(super) struct TimedWatch {
+    /// When the call that is running is late.
+    deadline: Mutex<Option<Instant>>,
     cancellation: CancellationHandle,
 }
 
@@ -64,6 +74,20 @@ impl Watchdog {
         let watch = self.shared.add(cancellation);
         self.shared.changed.notify_one();
         watch
+    }
+
+    /// As [`Watchdog::watch`].
+    pub(super) fn watch_timed(&self, cancellation: CancellationHandle) -> Arc<TimedWatch> {
+        self.start();
+        let watch = self.shared.add_timed(cancellation);
+        self.shared.changed.notify_one();
+        watch
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_running(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.is_some()
     }
 
     fn start(&self) {
@@ -109,9 +133,18 @@ impl Shared {
         watch
     }
 
+    fn add_timed(&self, cancellation: CancellationHandle) -> Arc<TimedWatch> {
+        let watch = Arc::new(TimedWatch {
+            deadline: Mutex::default(),
+            cancellation,
+        });
+        self.watches().timed.push(Arc::clone(&watch));
+        watch
+    }
+
     fn run(&self) {
         loop {
-            let sleeps = |watches: &mut Watches| watches.list.is_empty() && !watches.closed;
+            let sleeps = |watches: &mut Watches| watches.is_empty() && !watches.closed;
             let watches = self.changed.wait_while(self.watches(), sleeps);
             let watches = watches.unwrap_or_else(PoisonError::into_inner);
             let open = |watches: &mut Watches| !watches.closed;
@@ -120,18 +153,60 @@ impl Shared {
             if watches.closed {
                 return;
             }
-            watches.tick();
+            watches.tick(Instant::now());
         }
     }
 }
 
 impl Watches {
-    fn tick(&mut self) {
+    fn is_empty(&self) -> bool {
+        self.list.is_empty() && self.timed.is_empty()
+    }
+
+    fn tick(&mut self, now: Instant) {
         // The others are dropped.
         self.list.retain(|watch| Arc::strong_count(watch) > 1);
+        self.timed.retain(|watch| Arc::strong_count(watch) > 1);
         for watch in &self.list {
             watch.tick();
         }
+        for watch in &self.timed {
+            watch.tick(now);
+        }
+    }
+}
+
+impl TimedWatch {
+    /// Runs a call of the automaton, which is cancelled soon after the deadline. Only one thread at a time does.
+    pub(super) fn during<T>(&self, deadline: Instant, call: impl FnOnce() -> T) -> T {
+        *self.deadline() = Some(deadline);
+        let _running = RunningTimed(self);
+        call()
+    }
+
+    /// Whether the automaton was cancelled because a call was late.
+    pub(super) fn is_late(&self) -> bool {
+        self.cancellation.is_cancelled()
+    }
+
+    fn tick(&self, now: Instant) {
+        // Under the lock, which the end of the call waits for: another sequence may have the automaton after it.
+        let deadline = self.deadline();
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            self.cancellation.cancel();
+        }
+    }
+
+    fn deadline(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct RunningTimed<'a>(&'a TimedWatch);
+
+impl Drop for RunningTimed<'_> {
+    fn drop(&mut self) {
+        *self.0.deadline() = None;
     }
 }
 
@@ -199,7 +274,7 @@ mod tests {
 
     fn ticks(shared: &Shared, count: u32) {
         for _tick in 0..count {
-            shared.watches().tick();
+            shared.watches().tick(Instant::now());
         }
     }
 
@@ -238,6 +313,24 @@ mod tests {
     }
 
     #[test]
+    fn ai_731_a_call_with_a_deadline_is_cancelled_after_it_and_not_between_calls() {
+        let shared = Shared::default();
+        let handle = CancellationHandle::default();
+        let watch = shared.add_timed(handle.clone());
+        let deadline = Instant::now();
+        let tick = |after: u64| {
+            let now = deadline + Duration::from_millis(after);
+            shared.watches().tick(now);
+        };
+        let early = deadline + Duration::from_millis(5);
+        watch.during(early, || tick(4));
+        tick(1000);
+        assert!(!watch.is_late() && !handle.is_cancelled());
+        watch.during(early, || tick(5));
+        assert!(watch.is_late() && handle.is_cancelled());
+    }
+
+    #[test]
     fn what_is_dropped_is_no_longer_watched() {
         let shared = Shared::default();
         let (first, _) = watch(&shared);
@@ -246,7 +339,11 @@ mod tests {
         ticks(&shared, 1);
         assert_eq!(shared.watches().list.len(), 1);
         drop(second);
+        let timed = shared.add_timed(CancellationHandle::default());
         ticks(&shared, 1);
-        assert!(shared.watches().list.is_empty());
+        assert!(shared.watches().list.is_empty() && !shared.watches().is_empty());
+        drop(timed);
+        ticks(&shared, 1);
+        assert!(shared.watches().is_empty());
     }
 }

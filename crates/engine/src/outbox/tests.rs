@@ -1,6 +1,6 @@
 use futures::task::{ArcWake, waker};
 
-use sapwood_proto::steer::StepReport;
+use sapwood_proto::steer::{StepReport, VariableWrite};
 
 use super::*;
 use crate::api::{ChoiceEnd, FinishReason, TokenUsage, Tokens};
@@ -73,6 +73,31 @@ fn reports_weigh_by_their_bytes() {
     }
     handle.try_next();
     assert!(sender.has_room(0) && waker.is_observed());
+}
+
+/// Many small writes take the memory of a large report.
+#[test]
+fn reports_weigh_by_the_number_of_their_writes() {
+    let (mut sender, _handle) = outbox(1, 10, Arc::default());
+    let write = VariableWrite {
+        name: "n".to_owned(),
+        value: vec![0],
+        append: false,
+        when_version_is: None,
+    };
+    let report = |writes: usize| EngineEvent {
+        step: 1,
+        choice: 0,
+        kind: EventKind::Report(StepReport {
+            storage: vec![write.clone(); writes],
+            ..StepReport::default()
+        }),
+    };
+    // Each takes 130 bytes.
+    for (writes, has_room) in [(31, true), (126, true), (127, false)] {
+        sender.publish(report(writes));
+        assert_eq!(sender.has_room(0), has_room, "{writes}");
+    }
 }
 
 /// The events that end other choices may follow the tokens of a parked one.

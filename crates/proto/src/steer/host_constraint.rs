@@ -12,23 +12,34 @@ pub trait HostConstraintSource: Send + Sync {
     /// it, so that the clones need not. Without it, the first constraint makes it.
     fn prepare(&self) {}
 
-    /// Returns a constraint at its start. `kind` is the name of a native constraint without `sapwood:`, `value` the pattern
-    /// itself. Blocks for at most `time`, and for no longer than any grammar may take to compile; a source of processes that
-    /// are ended when they are late may block for longer.
+    /// Returns a constraint at its start. Blocks for at most the time of the call, and for no longer than any grammar may
+    /// take to compile; a source of processes that are ended when they are late may block for longer.
     ///
     /// # Errors
     /// There is no such kind, the pattern is wrong, or it took too long. The text is for the controller's author.
-    fn open(
-        &self,
-        kind: &str,
-        value: &str,
-        time: Duration,
-    ) -> Result<Box<dyn HostConstraint>, String>;
+    fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String>;
+}
+
+/// Which constraint a controller asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct HostConstraintCall<'a> {
+    /// The name of a native constraint without `sapwood:`.
+    pub kind: &'a str,
+    /// The pattern itself.
+    pub value: &'a str,
+    /// Who runs the controller: callers have shares of the compiler.
+    pub user: &'a str,
+    /// How long the controller can wait.
+    pub time: Duration,
 }
 
 /// Where one sequence is in a constraint. Every method computes on the calling thread, within the limits that the masks of
 /// native constraints have.
 pub trait HostConstraint: Send {
+    /// For how long, from now on, the calls that follow may go on; `None` without a limit. One that is late fails, and the
+    /// constraint cannot be followed any more. A source of processes that are ended when they are late need not look at it.
+    fn limit_time(&mut self, _left: Option<Duration>) {}
+
     /// Goes on by one token. Returns whether the constraint allows it; if not, nothing changes.
     ///
     /// # Errors

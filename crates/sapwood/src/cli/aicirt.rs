@@ -94,6 +94,9 @@ pub(super) struct AicirtCommand {
     /// Time for the callbacks at the start
     #[arg(long, default_value_t = 1000, value_name = "MS")]
     wasm_max_init_time: u64,
+    /// Time of a request between its start and its first step; then its controller is dropped
+    #[arg(long, default_value_t = 300, value_name = "S")]
+    pending_time: u64,
     /// Count instructions of each callback instead of its time, and end it after so many
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     wasm_max_fuel: Option<u64>,
@@ -413,6 +416,7 @@ impl AicirtCommand {
             },
             logits: self.logits_size.unwrap_or(0),
             times: self.times(),
+            pending_time: Duration::from_secs(self.pending_time),
             forks: self.wasm_max_forks,
             restricted: self.restricted,
         })
@@ -557,6 +561,12 @@ mod tests {
         assert_eq!(
             ["", "--late-mid fail", "--late-mid=skip"].map(late),
             [false, false, true]
+        );
+        let pending = |flags: &str| parsed(flags).pending_time;
+        assert_eq!(
+            ["", "--pending-time 86400"].map(pending),
+            [300, 86_400],
+            "AI-314"
         );
     }
 }

@@ -126,6 +126,7 @@ fn arguments(config: &ControllersConfig, folder: &Path, truncates: bool) -> Vec<
         ("--wasm-max-step-time", config.step_ms),
         ("--wasm-max-init-time", config.init_ms),
         ("--cache-limit", config.store_bytes),
+        ("--pending-time", PENDING_TIME.as_secs()),
     ] {
         args.extend([flag.into(), value.to_string().into()]);
     }
@@ -191,6 +192,23 @@ fn environment() -> Vec<(OsString, OsString)> {
         .collect()
 }
 
+/// A request may wait in a queue for as long as the configuration says, and then for its prompt, before its controller has a
+/// step. The server drops what it starts and does not need, so this is the last resort.
+const PENDING_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// Other runtimes have 150 ms for a step by default.
 const STEP_OF_OTHERS: Duration = Duration::from_millis(150);
 const ROWS: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its own time is 5 minutes, which requests of a long queue exceed.
+    #[test]
+    fn ai_314_our_own_runtime_drops_nothing_that_waits_for_a_slot() {
+        let args = arguments(&ControllersConfig::default(), Path::new("folder"), false);
+        let flag = args.iter().position(|arg| arg == "--pending-time").unwrap();
+        let seconds: u64 = args[flag + 1].to_str().unwrap().parse().unwrap();
+        assert!(seconds >= 12 * 60 * 60, "{seconds}");
+    }
+}

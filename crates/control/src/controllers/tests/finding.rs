@@ -208,6 +208,55 @@ fn ai_313_programs_that_nothing_uses_leave_memory() {
     assert_eq!(fixture.compiled(), 2);
 }
 
+/// AI-1090
+#[test]
+fn ai_313_programs_in_use_take_at_most_so_many_bytes_together() {
+    let bytes = Fixture::new()
+        .controllers
+        .upload(ANNA, module(1).into())
+        .unwrap()
+        .compiled_size;
+    let fixture = Fixture::with(|options| options.used_bytes_max = 2 * bytes);
+    let ids = [1, 2, 3].map(|number| fixture.upload(ANNA, &module(number)));
+    let overloaded = (
+        Code::Overloaded,
+        "the controllers that run leave no memory for another: try again later".to_owned(),
+    );
+    let [first, second] = [0, 1].map(|place: usize| fixture.find(ANNA, &ids[place]).unwrap());
+    assert_eq!(fixture.refused(ANNA, &ids[2]), overloaded);
+    // What runs has its memory already.
+    drop(fixture.find(ANNA, &ids[0]).unwrap());
+    drop(second);
+    drop(fixture.find(ANNA, &ids[2]).unwrap());
+    // One that is deleted while it runs stays in memory too.
+    let second = fixture.find(ANNA, &ids[1]).unwrap();
+    fixture.controllers.delete_module(ADMIN, &ids[0]).unwrap();
+    fixture.upload(ANNA, &module(1));
+    assert_eq!(fixture.refused(ANNA, &ids[0]), overloaded);
+    drop(first);
+    drop(fixture.find(ANNA, &ids[0]).unwrap());
+    drop(second);
+}
+
+/// AI-1090
+#[test]
+fn ai_313_programs_that_are_loaded_take_memory_twice() {
+    let fixture = Fixture::new();
+    let uploaded = fixture.controllers.upload(ANNA, module(1).into()).unwrap();
+    let second = fixture.upload(ANNA, &module(2));
+    let limited = |folder, bytes| {
+        Fixture::in_folder(folder, "host 1", move |options| {
+            options.used_bytes_max = bytes;
+        })
+    };
+    let fixture = limited(fixture.folder, 2 * uploaded.compiled_size - 1);
+    let refused = fixture.refused(ANNA, &uploaded.module_id);
+    assert_eq!((refused.0, fixture.loaded()), (Code::Overloaded, 0));
+    let fixture = limited(fixture.folder, 2 * uploaded.compiled_size);
+    drop(fixture.find(ANNA, &uploaded.module_id).unwrap());
+    drop(fixture.find(ANNA, &second).unwrap());
+}
+
 #[test]
 fn ai_323_uses_are_noted_in_the_store() {
     let fixture = Fixture::new();

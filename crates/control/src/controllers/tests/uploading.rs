@@ -160,6 +160,21 @@ fn ai_321_uploading_again_repairs_what_is_damaged() {
     assert_eq!(fixture.controllers.module(ANNA, &id).unwrap().owner, "anna");
 }
 
+/// A load that has read the damaged file does not end the upload that repairs it.
+#[test]
+fn ai_321_a_load_that_finds_nothing_does_not_fail_an_upload() {
+    let fixture = Fixture::new();
+    let bytes = module(1);
+    let id = crate::module::ModuleId::of(&bytes);
+    let found = fixture.controllers.loading.get(id, || {
+        // The upload would have the result of this load, and wait for it.
+        fixture.upload(ANNA, &bytes);
+        Err(crate::store::StoreError::ModuleNotFound.into())
+    });
+    assert_eq!(found.err().unwrap().message, "module not found");
+    fixture.find(ANNA, &id.to_string()).unwrap();
+}
+
 #[test]
 fn ai_323_a_module_in_use_is_not_evicted() {
     let stored = |bytes: &[u8]| {

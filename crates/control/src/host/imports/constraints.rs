@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_proto::steer::{HostConstraint, Mask, SharedMask, Steered, Token};
+use sapwood_proto::steer::{HostConstraint, HostConstraintCall, Mask, SharedMask, Steered, Token};
 use wasmtime::Linker;
 
 use super::{BLOB_FORCED, Call, Returns, copy_out, memory, out_of_bounds, range, read};
@@ -56,7 +56,12 @@ fn open(mut call: Call<'_>, kind: u32, kind_len: u32, value: u32, len: u32) -> R
     state.handles.check_room()?;
     let time = state.time_left().unwrap_or(Duration::MAX);
     let opened = value.and_then(|value| match state.surroundings.model.constraints() {
-        Some(source) => source.open(&kind, &value, time),
+        Some(source) => source.open(HostConstraintCall {
+            kind: &kind,
+            value: &value,
+            user: state.member().group().caller(),
+            time,
+        }),
         None => Err("this runtime has no constraints".to_owned()),
     });
     // First: a controller whose time is up does not go on with an error that the lack of time has made.
@@ -115,9 +120,17 @@ fn follow<T>(
 ) -> Returns<T> {
     let state = call.data_mut();
     state.check_deadline()?;
-    let stepped = state.handles.with_constraint(handle, step);
+    let time = state.time_left();
+    let stepped = state.handles.with_constraint(handle, |constraint| {
+        constraint.limit_time(time);
+        step(constraint)
+    });
     let stepped = stepped
         .ok_or_else(|| Abort::trap(format!("{name}: {handle} is not a handle of a constraint")))?;
+    if stepped.is_err() {
+        // First: what the lack of time has made is not the constraint's failure.
+        state.check_deadline()?;
+    }
     let result = stepped
         .map_err(|failure| Abort::limit(failure.reason, format!("{name}: {}", failure.message)))?;
     state.charge_kept()?;

@@ -1,7 +1,12 @@
 //! Sources of constraints that are hostile, or that there are none of, and what an engine shows (AI-1007, AI-1009). Their
 //! models are not those of the template, so these run on threads alone.
 
-use sapwood_proto::steer::{HostConstraint, HostConstraintSource, Mask, SharedMask, Steered};
+use std::sync::mpsc::sync_channel;
+
+use sapwood_proto::steer::{
+    HostConstraint, HostConstraintCall, HostConstraintSource, Mask, SharedMask, SteerFailure,
+    Steered,
+};
 
 use super::constraints::{logs, module, returning, start};
 use super::*;
@@ -71,15 +76,10 @@ struct HostileConstraint(usize);
 const UNFORKABLE: usize = 13;
 
 impl HostConstraintSource for HostileSource {
-    fn open(
-        &self,
-        _kind: &str,
-        _value: &str,
-        time: Duration,
-    ) -> Result<Box<dyn HostConstraint>, String> {
+    fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String> {
         if self.endless {
-            let (_sender, receiver) = std::sync::mpsc::sync_channel::<()>(0);
-            let _late = receiver.recv_timeout(time);
+            let (_sender, receiver) = sync_channel::<()>(0);
+            let _late = receiver.recv_timeout(call.time);
             return Err("it takes too long to compile".to_owned());
         }
         Ok(Box::new(HostileConstraint(self.bytes)))
@@ -113,6 +113,90 @@ impl HostConstraint for HostileConstraint {
 
     fn bytes(&mut self) -> usize {
         self.0
+    }
+}
+
+/// Its masks take as long as they may. Refuses all callers but one.
+struct SlowSource;
+
+struct SlowConstraint(Option<Duration>);
+
+impl HostConstraintSource for SlowSource {
+    fn open(&self, call: HostConstraintCall<'_>) -> Result<Box<dyn HostConstraint>, String> {
+        match call.user {
+            "anna" => Ok(Box::new(SlowConstraint(None))),
+            other => Err(format!("of {other:?}")),
+        }
+    }
+}
+
+impl HostConstraint for SlowConstraint {
+    fn limit_time(&mut self, left: Option<Duration>) {
+        self.0 = left;
+    }
+
+    fn consume(&mut self, _token: Token) -> Steered<bool> {
+        Ok(true)
+    }
+
+    fn rollback(&mut self, _tokens: u32) -> Steered<()> {
+        Ok(())
+    }
+
+    fn mask(&mut self) -> Steered<SharedMask> {
+        let (_sender, receiver) = sync_channel::<()>(0);
+        let _late = receiver.recv_timeout(self.0.unwrap());
+        Err(SteerFailure {
+            reason: ErrorReason::LIMIT,
+            message: "it takes too long to follow".to_owned(),
+        })
+    }
+
+    fn forced(&mut self) -> Steered<Vec<Token>> {
+        Ok(Vec::new())
+    }
+
+    fn fork(&mut self) -> Steered<Box<dyn HostConstraint>> {
+        Ok(Box::new(Self(self.0)))
+    }
+
+    fn bytes(&mut self) -> usize {
+        0
+    }
+}
+
+/// AI-731
+#[test]
+fn ai_1007_a_mask_that_takes_too_long_ends_with_the_callback() {
+    let host = Host::new(HostConfig {
+        step_time: Duration::from_millis(20),
+        late_steps: 1,
+        ..small()
+    })
+    .unwrap();
+    let model = Arc::new(bare_model().with_constraints(Arc::new(SlowSource)));
+    let program = load(&host, &module("(drop (call $mask (call $open)))"));
+    let group = Group::new(4, VariablesLimits::default());
+    group.set_caller("anna");
+    let around = (Arc::clone(&model), "arg");
+    let mut sequence = Sequence::start_of(&host, &program, &group, around).begun();
+    // Of the time, and not of the constraint, which has failed for the lack of it.
+    assert_eq!(failure(sequence.process()).reason, ErrorReason::TIMEOUT);
+}
+
+/// AI-841
+#[test]
+fn ai_1007_a_source_of_constraints_knows_whose_request_it_is() {
+    let host = host();
+    let model = Arc::new(bare_model().with_constraints(Arc::new(SlowSource)));
+    let body = "(call $hex (call $open)) (call $blob_text (i32.const 6))";
+    let program = load(&host, &module(body));
+    for (caller, expected) in [("anna", "00000001 "), ("bert", "00000000 of \"bert\"")] {
+        let group = Group::new(4, VariablesLimits::default());
+        group.set_caller(caller);
+        let around = (Arc::clone(&model), "arg");
+        let mut sequence = Sequence::start_of(&host, &program, &group, around).begun();
+        assert_eq!(logs(sequence.process()), expected);
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sapwood_proto::steer::{HostConstraint, HostConstraintSource, Token};
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::{HostConstraint, HostConstraintCall, HostConstraintSource, Token};
 
 use super::driver::{Random, config, source, source_of};
 use super::vocabulary::{CONTROL, END, END_OF_TURN, lacking, small};
@@ -14,13 +15,22 @@ use crate::constraint::{ConstraintConfig, ConstraintSource};
 type Followed = Box<dyn HostConstraint>;
 
 fn follow(source: &ConstraintSource, kind: &str, value: &str) -> Followed {
-    let opened = HostConstraintSource::open(source, kind, value, Duration::MAX);
+    let opened = HostConstraintSource::open(source, call(kind, value, Duration::MAX));
     opened.unwrap_or_else(|error| panic!("{kind} {value}: {error}"))
 }
 
 fn refused(source: &ConstraintSource, kind: &str, value: &str, time: Duration) -> String {
-    let opened = HostConstraintSource::open(source, kind, value, time);
+    let opened = HostConstraintSource::open(source, call(kind, value, time));
     opened.err().expect("it is refused")
+}
+
+fn call<'a>(kind: &'a str, value: &'a str, time: Duration) -> HostConstraintCall<'a> {
+    HostConstraintCall {
+        kind,
+        value,
+        user: "anna",
+        time,
+    }
 }
 
 fn text(tokens: &[Token]) -> String {
@@ -178,6 +188,62 @@ fn ai_1007_a_constraint_does_not_compile_for_longer_than_its_caller_has() {
     );
 }
 
+/// AI-841
+#[test]
+fn ai_1007_the_grammars_of_one_caller_leave_others_their_share() {
+    let config = ConstraintConfig {
+        compile_threads: 4,
+        compile_overruns: 0,
+        ..config()
+    };
+    let source = source_of(small(), config);
+    // Her own is half of the threads.
+    let own = || source.compiler.permit(Some("anna"), Duration::MAX);
+    let permits = [own().unwrap(), own().unwrap()];
+    let short = Duration::from_millis(20);
+    assert!(refused(&source, "regex", "abc", short).contains("too many grammars"));
+    let other = HostConstraintCall {
+        user: "bert",
+        ..call("regex", "abc", Duration::MAX)
+    };
+    assert!(HostConstraintSource::open(&source, other).is_ok());
+    drop(permits);
+}
+
+/// The n-th byte costs as much as the square of n.
+const AMBIGUOUS: &str = "start: s\ns: s s | \"a\"";
+
+/// AI-731
+#[test]
+fn ai_1007_a_constraint_is_followed_no_longer_than_its_callback_lasts() {
+    let source = source();
+    let follow_for = |followed: &mut Followed, time: Duration| {
+        let began = Instant::now();
+        followed.limit_time(Some(time));
+        let late = (0..4000).find_map(|_| followed.consume(u32::from(b'a')).err());
+        let late = late.expect("each token takes longer than those before");
+        assert_eq!(late.reason, ErrorReason::LIMIT, "{}", late.message);
+        assert!(late.message.contains("takes too long to follow"));
+        began.elapsed()
+    };
+    let mut followed = follow(&source, "lark", AMBIGUOUS);
+    assert!(followed.consume(u32::from(b'a')).unwrap());
+    let mut fork = followed.fork().unwrap();
+    assert!(follow_for(&mut followed, Duration::from_millis(100)) >= Duration::from_millis(100));
+    // A copy is cancelled on its own.
+    assert!(fork.consume(u32::from(b'a')).unwrap());
+    follow_for(&mut fork, Duration::from_millis(100));
+    // Without a deadline nothing is cancelled, and what was stays so.
+    followed.limit_time(None);
+    assert!(followed.mask().is_err());
+    drop((followed, fork));
+    assert!(
+        follow(&source, "lark", AMBIGUOUS)
+            .consume(u32::from(b'a'))
+            .unwrap()
+    );
+}
+
 #[test]
 fn ai_1007_what_a_constraint_takes_grows_with_its_use() {
     let mut followed = follow(&source(), "regex", "([a-z]+ ?)*");
@@ -258,7 +324,9 @@ fn ai_702_a_source_of_cloned_processes_leaves_no_thread_behind() {
     source.prepare();
     assert!(!vocabulary.was_read.load(Ordering::SeqCst));
     let mut followed = follow(&source, "options", r#"["hello world"]"#);
+    followed.limit_time(Some(Duration::ZERO));
     assert_eq!(text(&followed.forced().unwrap()), "hello world");
+    assert!(!source.workers.has_watchdog());
     let wrong = refused(&source, "regex", "(", Duration::MAX);
     assert!(wrong.starts_with("invalid grammar: "), "{wrong}");
 }
