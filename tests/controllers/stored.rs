@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -40,6 +42,27 @@ async fn ai_901_an_upload_is_the_raw_module_and_is_answered_as_mk_module() {
             .unwrap()
             .starts_with("invalid module: ")
     );
+}
+
+/// D-54
+#[tokio::test]
+async fn ai_901_one_upload_of_a_caller_waits_for_its_turn() {
+    let (store, gate) = MemoryStore::gated();
+    let config = Config {
+        store: Some(Arc::new(store)),
+        ..Config::default()
+    };
+    let (server, _) = configured(&["demo"], keys(), config).await;
+    let upload = async |who| ask(&server, who, "POST", "/v1/controllers", MODULE).await;
+    let mut uploads: FuturesUnordered<_> = (0..3).map(|_| upload("anna")).collect();
+    // One is compiled and one waits.
+    let refused = uploads.next().await.unwrap();
+    assert_eq!(error(&refused), (429, "server_overloaded".into()));
+    // That is anna's limit, and not that of others.
+    uploads.push(upload("root"));
+    drop(gate);
+    let answers: Vec<_> = uploads.map(|answer| answer.head.status).collect().await;
+    assert_eq!(answers, [200; 3]);
 }
 
 /// AI-1090: the limit and one byte more.

@@ -221,7 +221,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
                 Err(error) => tracing::warn!(%id, %error, "the stored artefact does not load"),
             }
         }
-        let job = self.compiler.start_job()?;
+        let job = self.compiler.start_job(id)?;
         let artefact = self.compiler.compile(&job, &self.host, &checked, &bytes)?;
         drop(job);
         let program = self.host.load(&checked, &artefact)?;
@@ -285,8 +285,9 @@ impl<C: ArtefactCompiler> Controllers<C> {
         bytes: &[u8],
     ) -> Result<LoadedProgram<C>, SteerRefusal> {
         // Checking a hostile module takes seconds too.
-        let job = self.compiler.start_job()?;
-        let checked = module::check(bytes, &self.limits)?;
+        let job = self.compiler.start_job(id)?;
+        let checked = module::check(bytes, &self.limits)
+            .inspect_err(|error| self.compiler.note(id, error))?;
         let artefact = self.compiler.compile(&job, &self.host, &checked, bytes)?;
         drop(job);
         // What cannot be loaded must not be stored: the request that runs it would fail instead.

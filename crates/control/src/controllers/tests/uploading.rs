@@ -85,12 +85,12 @@ fn ai_311_a_refused_module_is_not_stored() {
         (refusal.code, refusal.reason),
         (Code::InvalidRequest, ErrorReason::INVALID_MODULE)
     );
-    for error in [
-        ModuleError::CompileFailed,
-        ModuleError::CompileTimeout { seconds: 10 },
+    for (number, error) in [
+        (1, ModuleError::CompileFailed),
+        (2, ModuleError::CompileTimeout { seconds: 10 }),
     ] {
         *fixture.host.fails.lock().unwrap() = Some(error.clone());
-        let refusal = refused(module(1));
+        let refusal = refused(module(number));
         assert_eq!(refusal.message, error.to_string());
         assert!(refusal.message.starts_with("invalid module: comp"));
         assert_eq!(refusal.code, Code::InvalidRequest);
@@ -104,9 +104,16 @@ fn ai_311_a_refused_module_is_not_stored() {
             .unwrap()
             .is_empty()
     );
-    // Nothing of these failures is remembered.
+    // Of these failures one is remembered: a module that took too long would take as long again.
     *fixture.host.fails.lock().unwrap() = None;
     fixture.upload(ADMIN, &module(1));
+    let compiled = fixture.compiled();
+    let refusal = refused(module(2));
+    assert_eq!(
+        refusal.message,
+        "invalid module: compilation took longer than 10 s"
+    );
+    assert_eq!(fixture.compiled(), compiled);
 }
 
 /// AI-1090
