@@ -112,13 +112,18 @@ pub struct TagChange<'a> {
 }
 
 impl Store {
-    /// Opens the folder, or creates it.
+    /// Opens the folder, or creates it. Removes what processes have left behind that were killed while they wrote.
     ///
     /// # Errors
     /// It belongs to another user, or a system call fails.
     pub fn open(options: StoreOptions) -> Result<Self, StoreError> {
         let modules = Folder::open(options.folder.clone())?;
         let tags = Folder::open(modules.path().join("tags"))?;
+        // Each file of both folders is written under this lock.
+        let lock = modules.lock()?;
+        modules.remove_temporaries()?;
+        tags.remove_temporaries()?;
+        drop(lock);
         Ok(Self {
             modules,
             tags,
