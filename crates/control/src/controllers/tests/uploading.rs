@@ -179,18 +179,19 @@ fn ai_323_a_module_in_use_is_not_evicted() {
     };
     let room = stored(&module(1)) + stored(&module(2));
     let fixture = Fixture::with(|options| options.store.bytes_max = room);
-    let first = fixture.upload(ANNA, &module(1));
-    let second = fixture.upload(ANNA, &module(2));
+    // As an admin, who may have all of it.
+    let first = fixture.upload(ADMIN, &module(1));
+    let second = fixture.upload(ADMIN, &module(2));
     // The first was used before the second, and is in use.
     let running = fixture.find(ANNA, &first).unwrap();
     fixture.now.fetch_add(1000, Ordering::SeqCst);
     drop(fixture.find(ANNA, &second).unwrap());
-    fixture.upload(ANNA, &module(3));
+    fixture.upload(ADMIN, &module(3));
     fixture.find(ANNA, &first).unwrap();
     assert_eq!(fixture.refused(ANNA, &second).1, "module not found");
     drop(running);
     fixture.now.fetch_add(1000, Ordering::SeqCst);
-    fixture.upload(ANNA, &module(4));
+    fixture.upload(ADMIN, &module(4));
     assert_eq!(
         fixture
             .controllers
