@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -16,6 +18,32 @@ const MODULE: &[u8] = b"\0asm0000";
 
 fn id() -> String {
     format!("{:064x}", MODULE.len())
+}
+
+/// The face over this store.
+fn over(store: MemoryStore) -> Config {
+    Config {
+        store: Some(Arc::new(store)),
+        ..Config::default()
+    }
+}
+
+/// A store with the module, and these tags of it.
+fn filled(tags: &[String]) -> MemoryStore {
+    let store = MemoryStore::default();
+    let user = SteerUser {
+        name: "localhost",
+        is_admin: true,
+        may_control: true,
+    };
+    store.upload(user, MODULE.into()).unwrap();
+    store.set_tags(user, &id(), tags).unwrap();
+    store
+}
+
+/// A server without keys that has the module.
+async fn with_module() -> Running {
+    configured(&["demo"], Vec::new(), over(filled(&[]))).await.0
 }
 
 fn tagging(tags: &str) -> Vec<u8> {
@@ -42,13 +70,29 @@ async fn ai_901_an_upload_is_the_raw_module_and_is_answered_as_mk_module() {
     );
 }
 
+/// D-54
+#[tokio::test]
+async fn ai_901_one_upload_of_a_caller_waits_for_its_turn() {
+    let (store, gate) = MemoryStore::gated();
+    let (server, _) = configured(&["demo"], keys(), over(store)).await;
+    let upload = async |who| ask(&server, who, "POST", "/v1/controllers", MODULE).await;
+    let mut uploads: FuturesUnordered<_> = (0..3).map(|_| upload("anna")).collect();
+    // One is compiled and one waits.
+    let refused = uploads.next().await.unwrap();
+    assert_eq!(error(&refused), (429, "server_overloaded".into()));
+    // That is anna's limit, and not that of others.
+    uploads.push(upload("root"));
+    drop(gate);
+    let answers: Vec<_> = uploads.map(|answer| answer.head.status).collect().await;
+    assert_eq!(answers, [200; 3]);
+}
+
 /// AI-1090: the limit and one byte more.
 #[tokio::test]
 async fn ai_901_a_module_has_a_limit() {
     let config = Config {
-        store: Some(Arc::new(MemoryStore::default())),
         module_bytes: MODULE.len(),
-        ..Config::default()
+        ..over(MemoryStore::default())
     };
     let (server, _) = configured(&["demo"], Vec::new(), config).await;
     let answer = ask(&server, "", "POST", "/v1/controllers", MODULE).await;
@@ -111,9 +155,8 @@ async fn ai_901_tags_are_set_listed_and_removed() {
 
 #[tokio::test]
 async fn ai_901_requests_to_tag_are_checked() {
-    let (server, _) = server(&["demo"], Vec::new()).await;
+    let server = with_module().await;
     let many = |count: usize| format!("[{}]", vec!["\"a\""; count].join(","));
-    ask(&server, "", "POST", "/v1/controllers", MODULE).await;
     for (body, status, code) in [
         (b"{".to_vec(), 400, "invalid_json"),
         (b"[]".to_vec(), 400, "invalid_json"),
@@ -139,8 +182,7 @@ async fn ai_901_requests_to_tag_are_checked() {
 
 #[tokio::test]
 async fn ai_901_modules_are_described_and_removed() {
-    let (server, _) = server(&["demo"], Vec::new()).await;
-    ask(&server, "", "POST", "/v1/controllers", MODULE).await;
+    let server = with_module().await;
     ask(
         &server,
         "",
@@ -275,20 +317,9 @@ async fn ai_901_one_model_has_one_prefix_and_several_have_one_each() {
 /// A client that lets nothing through would otherwise keep each list that it asks for in the server's memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn tr_609_a_long_list_that_an_http2_client_does_not_read_is_cut() {
-    let store = MemoryStore::default();
-    let user = SteerUser {
-        name: "localhost",
-        is_admin: true,
-        may_control: true,
-    };
-    store.upload(user, MODULE.into()).unwrap();
     let tags: Vec<String> = (0..200).map(|number| format!("tag-{number:03}")).collect();
-    store.set_tags(user, &id(), &tags).unwrap();
     let faces = Faces {
-        controllers: Config {
-            store: Some(Arc::new(store)),
-            ..Config::default()
-        },
+        controllers: over(filled(&tags)),
         ..Faces::default()
     };
     let mut config = server::Config::default();
@@ -318,23 +349,11 @@ async fn tr_609_a_long_list_that_an_http2_client_does_not_read_is_cut() {
 /// A store may have a hundred thousand, and each answer is held in memory.
 #[tokio::test]
 async fn ai_902_lists_come_in_pages_of_a_thousand() {
-    let store = MemoryStore::default();
-    let user = SteerUser {
-        name: "localhost",
-        is_admin: true,
-        may_control: true,
-    };
-    store.upload(user, MODULE.into()).unwrap();
-    store.upload(user, b"\0asm00000"[..].into()).unwrap();
     let tags: Vec<String> = (0..1_001)
         .map(|number| format!("tag-{number:04}"))
         .collect();
-    store.set_tags(user, &id(), &tags).unwrap();
-    let config = Config {
-        store: Some(Arc::new(store)),
-        ..Config::default()
-    };
-    let (server, _) = configured(&["demo"], Vec::new(), config).await;
+    let (server, _) = configured(&["demo"], Vec::new(), over(filled(&tags))).await;
+    ask(&server, "", "POST", "/v1/controllers", b"\0asm00000").await;
     let count = async |path: &str, list: &str| {
         let listed = ask(&server, "", "GET", path, b"").await.json();
         listed[list].as_array().map(Vec::len)

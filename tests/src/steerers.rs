@@ -3,6 +3,7 @@
 //! They are for the scripted model's vocabulary of bytes.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -350,6 +351,8 @@ pub fn steering() -> (Steering, Arc<MoveSource>) {
 pub struct MemoryStore {
     modules: Mutex<BTreeMap<String, String>>,
     tags: Mutex<BTreeMap<String, TagInfo>>,
+    /// Each upload takes one.
+    gate: Option<Mutex<Receiver<()>>>,
 }
 
 impl ControllerStore for MemoryStore {
@@ -361,6 +364,10 @@ impl ControllerStore for MemoryStore {
                 ErrorReason::INVALID_MODULE,
                 message,
             ));
+        }
+        if let Some(gate) = &self.gate {
+            // An error says that it is open.
+            let _ = gate.lock().unwrap().recv();
         }
         let module_id = format!("{:064x}", module.len());
         let mut modules = self.modules.lock().unwrap();
@@ -470,6 +477,16 @@ impl ControllerStore for MemoryStore {
 }
 
 impl MemoryStore {
+    /// A store in which an upload takes until something is sent, and none takes long once the sender is dropped.
+    pub fn gated() -> (Self, SyncSender<()>) {
+        let (open, gate) = sync_channel(1);
+        let store = Self {
+            gate: Some(Mutex::new(gate)),
+            ..Self::default()
+        };
+        (store, open)
+    }
+
     /// The owner of a module.
     fn known(&self, module_id: &str) -> Result<String, SteerRefusal> {
         let owner = self.modules.lock().unwrap().get(module_id).cloned();

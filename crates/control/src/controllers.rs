@@ -234,7 +234,7 @@ impl<C: ArtefactCompiler> Controllers<C> {
         if let Some(loaded) = self.load_stored(&checked)? {
             return Ok(loaded);
         }
-        let job = self.compiler.start_job()?;
+        let job = self.compiler.start_job(id)?;
         let artefact = self.compiler.compile(&job, &self.host, &checked, &bytes)?;
         // With the job, which bounds how many are loaded at once as it does how many are compiled.
         let program = self.host.load(&checked, &artefact)?;
@@ -320,8 +320,9 @@ impl<C: ArtefactCompiler> Controllers<C> {
         bytes: &[u8],
     ) -> Result<LoadedProgram<C>, SteerRefusal> {
         // Checking a hostile module takes seconds too.
-        let job = self.compiler.start_job()?;
-        let checked = module::check(bytes, &self.limits)?;
+        let job = self.compiler.start_job(id)?;
+        let checked = module::check(bytes, &self.limits)
+            .inspect_err(|error| self.compiler.note(id, error))?;
         let artefact = self.compiler.compile(&job, &self.host, &checked, bytes)?;
         // What cannot be loaded must not be stored: the request that runs it would fail instead.
         let program = self.host.load(&checked, &artefact)?;

@@ -36,6 +36,10 @@ const TESTS: &[(&str, Test)] = &[
         "ai_732_a_child_ends_at_its_limit_of_memory",
         ai_732_a_child_ends_at_its_limit_of_memory,
     ),
+    (
+        "ai_732_a_child_yields_to_its_parent",
+        ai_732_a_child_yields_to_its_parent,
+    ),
 ];
 
 fn main() -> io::Result<()> {
@@ -91,6 +95,9 @@ fn child(mode: &str) -> io::Result<()> {
             }
             Ok(module.instrumented.clone())
         }),
+        "nice" => compile_stdin_to_stdout::<Vec<u8>>(ChildLimits::default(), |_| {
+            Err(ModuleError::Invalid(niceness().to_string()))
+        }),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
@@ -134,6 +141,17 @@ fn ai_732_a_child_ends_at_its_limit_of_processor_time() {
 fn ai_732_a_child_ends_at_its_limit_of_memory() {
     let (_controllers, uploaded) = upload("greedy");
     assert_eq!(uploaded.unwrap_err(), "invalid module: compile failed");
+}
+
+fn niceness() -> i32 {
+    rustix::process::getpriority_process(None).unwrap()
+}
+
+fn ai_732_a_child_yields_to_its_parent() {
+    let (_controllers, uploaded) = upload("nice");
+    // 19 is the most that there is.
+    let expected = (niceness() + 5).min(19);
+    assert_eq!(uploaded.unwrap_err(), format!("invalid module: {expected}"));
 }
 
 const MODULE: &str = r#"(module

@@ -10,7 +10,8 @@
 //! - **Sizes.** At least one thread is reserved for small work, so that a short prompt never waits for a long one, and
 //!   one may always do large work, so that small work cannot starve it.
 //! - **Turns.** Work of one size is taken from the callers in turn (D-54): a caller with a long backlog delays only
-//!   itself.
+//!   itself. One more thread is reserved for large work of another caller than the one that has all others: what arrives
+//!   later does not wait until somebody's long work ends.
 //! - **Ends.** Dropping the future removes the work from its queue, or requests it to stop ([`stop`]). A panic ends
 //!   that work alone.
 //! - **Bounds.** [`QUEUE_MAX`] pieces of work may wait in all, and [`QUEUE_EACH_MAX`] of one caller.
@@ -45,8 +46,8 @@ pub const QUEUE_MAX: usize = 4096;
 /// Pieces of work of one caller that may wait.
 pub const QUEUE_EACH_MAX: usize = 1024;
 /// Threads that compile grammars and modules. More than processors need, because modules are compiled by a child for
-/// which the thread only waits.
-const COMPILING_THREADS: usize = 4;
+/// which the thread only waits. One caller may have three of them.
+const COMPILING_THREADS: usize = 5;
 /// Work on a text of this many bytes or more is large: at some megabytes a second it takes milliseconds.
 pub const LARGE_BYTES: usize = 16 << 10;
 
@@ -92,7 +93,8 @@ struct PoolState {
     large: FairQueue,
     started: usize,
     running: usize,
-    running_large: usize,
+    /// The turns of large work that is running.
+    running_large: Vec<u64>,
     next_id: u64,
 }
 
@@ -129,13 +131,14 @@ impl BlockingPool {
         }))
     }
 
-    /// The pool of this process: one thread per processor, but at least two and at most eight.
+    /// The pool of this process: one thread per processor, but at least two and at most eight, and one more, which a single
+    /// caller with large work leaves to others.
     #[must_use]
     pub fn global() -> &'static Self {
         static POOL: OnceLock<BlockingPool> = OnceLock::new();
         POOL.get_or_init(|| {
             let processors = std::thread::available_parallelism().map_or(2, usize::from);
-            Self::new(processors.min(8))
+            Self::new(processors.clamp(2, 8) + 1)
         })
     }
 
@@ -298,22 +301,46 @@ impl PoolState {
         }
     }
 
-    /// Takes the next piece of work for a free thread.
-    fn next(&mut self, threads: usize) -> Option<(TaskSize, QueuedJob)> {
-        // The last free thread stays for small work.
-        let for_large = self.running_large + 1 < threads;
+    /// Takes the next piece of work, with its turn, for a free thread.
+    fn next(&mut self, threads: usize) -> Option<(TaskSize, u64, QueuedJob)> {
+        let anybody = |_| true;
         // One thread always does large work, so that small work cannot starve it.
-        if self.running_large == 0
+        if self.running_large.is_empty()
             && self.running > 0
-            && let Some(job) = self.large.pop()
+            && let Some((turn, job)) = self.large.pop(anybody)
         {
-            return Some((TaskSize::Large, job));
+            return Some((TaskSize::Large, turn, job));
         }
-        if let Some(job) = self.small.pop() {
-            return Some((TaskSize::Small, job));
+        if let Some((turn, job)) = self.small.pop(anybody) {
+            return Some((TaskSize::Small, turn, job));
         }
-        let job = for_large.then(|| self.large.pop()).flatten()?;
-        Some((TaskSize::Large, job))
+        // The last free thread stays for small work.
+        if self.running_large.len() + 1 >= threads {
+            return None;
+        }
+        // The one before stays for another caller than the one with all others. With two threads there is none.
+        let each_max = threads.saturating_sub(2).max(1);
+        let running = &self.running_large;
+        let has_room = |turn| running.iter().filter(|other| **other == turn).count() < each_max;
+        let (turn, job) = self.large.pop(has_room)?;
+        Some((TaskSize::Large, turn, job))
+    }
+
+    fn began(&mut self, size: TaskSize, turn: u64) {
+        self.running += 1;
+        if size == TaskSize::Large {
+            self.running_large.push(turn);
+        }
+    }
+
+    fn ended(&mut self, size: TaskSize, turn: u64) {
+        self.running -= 1;
+        let mut large = self.running_large.iter();
+        if size == TaskSize::Large
+            && let Some(position) = large.position(|other| *other == turn)
+        {
+            self.running_large.swap_remove(position);
+        }
     }
 }
 
@@ -338,20 +365,16 @@ fn work_until_closed(pool: &std::sync::Weak<PoolShared>) {
                 break None;
             }
         };
-        let Some((size, job)) = next else {
+        let Some((size, turn, job)) = next else {
             continue;
         };
-        state.running += 1;
-        state.running_large += usize::from(size == TaskSize::Large);
+        state.began(size, turn);
         drop(state);
         let waited = u64::try_from(job.entered.elapsed().as_micros()).unwrap_or(u64::MAX);
         shared.waited_us.fetch_add(waited, Ordering::Relaxed);
         (job.run)();
         shared.done.fetch_add(1, Ordering::Relaxed);
-        let mut state = shared.state();
-        state.running -= 1;
-        state.running_large -= usize::from(size == TaskSize::Large);
-        drop(state);
+        shared.state().ended(size, turn);
         // Work that this one prevented from starting may start now: wakes one idle thread for it.
         shared.wake.notify_one();
     }

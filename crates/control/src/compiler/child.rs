@@ -6,7 +6,7 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use super::time_for;
+use super::{code_bytes, time_for};
 use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
 
 /// Limits that the child sets itself. A process without unsafe code cannot set them for a child that it starts.
@@ -18,7 +18,7 @@ pub struct ChildLimits {
     /// Bytes of address space. More than the memory, since it also counts the program itself, its libraries, stacks,
     /// and what allocators and the Wasm engine reserve and never touch; it bounds what the other limit does not count.
     pub address_space_bytes: u64,
-    /// Processor time for a module of usual size, in whole seconds, rounded up; a larger one has more, as
+    /// Processor time for a module of usual size, in whole seconds, rounded up; one with more code has more, as
     /// [`CompilerOptions::time`] says.
     ///
     /// [`CompilerOptions::time`]: super::CompilerOptions::time
@@ -45,11 +45,11 @@ pub fn compile_stdin_to_stdout<A: AsRef<[u8]>>(
     compile: impl FnOnce(&CheckedModule) -> Result<A, ModuleError>,
 ) -> io::Result<()> {
     limits.apply()?;
-    let may_take = |bytes| limits.limit_time(bytes);
+    let may_take = |code_bytes| limits.limit_time(code_bytes);
     answer(compile, may_take, io::stdin().lock(), io::stdout().lock())
 }
 
-/// Compiles one module from `input`, whose size it tells `may_take` before.
+/// Compiles one module from `input`, the size of whose code it tells `may_take` before.
 pub(super) fn answer<A: AsRef<[u8]>>(
     compile: impl FnOnce(&CheckedModule) -> Result<A, ModuleError>,
     may_take: impl FnOnce(usize) -> io::Result<()>,
@@ -60,7 +60,7 @@ pub(super) fn answer<A: AsRef<[u8]>>(
     let Some((MODULE, bytes)) = message else {
         return Err(io::ErrorKind::UnexpectedEof.into());
     };
-    may_take(bytes.len())?;
+    may_take(code_bytes(&bytes))?;
     let checked = module::check(&bytes, &LIMITS_OF_PARENT);
     match checked.and_then(|module| compile(&module)) {
         Ok(artefact) => write(&mut output, ARTEFACT, artefact.as_ref()),
@@ -78,6 +78,8 @@ impl ChildLimits {
         // process waits for it, so its end is the parent's.
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // Whoever uploads can wait; those whose tokens the processors are for cannot.
+        rustix::process::nice(NICENESS)?;
         let limit = |resource, soft, hard| {
             let (current, maximum) = (Some(soft), Some(hard));
             setrlimit(resource, Rlimit { current, maximum })
@@ -96,11 +98,11 @@ impl ChildLimits {
         Ok(())
     }
 
-    /// Limits the processor time for a module of so many bytes. Until it is read, the parent's clock alone counts.
-    fn limit_time(self, bytes: usize) -> io::Result<()> {
+    /// Limits the processor time for a module with so many bytes of code. Until it is read, the parent's clock alone counts.
+    fn limit_time(self, code_bytes: usize) -> io::Result<()> {
         use rustix::process::{Resource, Rlimit, setrlimit};
 
-        let time = time_for(self.time, bytes);
+        let time = time_for(self.time, code_bytes);
         let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
         // At the lower one the system sends XCPU, which the parent recognises; at the higher one KILL.
         let (current, maximum) = (Some(seconds), Some(seconds + 1));
@@ -157,6 +159,10 @@ const LIMITS_OF_PARENT: ModuleLimits = ModuleLimits {
     dropped_segments: u32::MAX,
     check_time: Duration::MAX,
 };
+
+/// What the child adds to its niceness: beside one busy thread of the server it has a quarter of a processor. More would make
+/// modules late on a machine that is always busy.
+const NICENESS: i32 = 5;
 
 /// The kinds of messages: a module to compile.
 pub(super) const MODULE: u8 = b'M';

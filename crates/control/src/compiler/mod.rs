@@ -9,14 +9,18 @@ mod host;
 mod process;
 #[cfg(test)]
 mod tests;
+mod timed_out;
 
 use std::ffi::OsString;
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use wasmparser::{Parser, Payload};
 
 pub use self::child::{ChildLimits, compile_stdin_to_stdout};
+use self::timed_out::TimedOutModules;
 use crate::host::Artefact;
-use crate::module::{CheckedModule, ModuleError};
+use crate::module::{CheckedModule, ModuleError, ModuleId};
 use crate::store::ArtefactKey;
 
 /// Compiles modules and loads what was compiled; implemented by the Wasm host.
@@ -61,8 +65,9 @@ pub enum CompilerPlace {
 pub struct CompilerOptions {
     /// Where.
     pub place: CompilerPlace,
-    /// The longest time that a child may take for a module of usual size, up to 4 MiB. For each further one it has 2.5 s more:
-    /// interpreters of whole languages have fourteen.
+    /// Processor time that a child may take for a module of usual size, with up to 4 MiB of code. For each further one it has
+    /// 2.5 s more: interpreters of whole languages have several. The child yields to whatever else runs, so by the clock it
+    /// may take four times as long.
     pub time: Duration,
     /// Bytes of the largest artefact.
     pub artefact_bytes_max: u64,
@@ -86,15 +91,27 @@ impl CompilerOptions {
     }
 }
 
-/// The time for a module of so many bytes, where one of usual size has `base`.
-fn time_for(base: Duration, bytes: usize) -> Duration {
-    let further = bytes.saturating_sub(USUAL_BYTES) as u64;
+/// The time for a module with so many bytes of code, where one of usual size has `base`.
+fn time_for(base: Duration, code_bytes: usize) -> Duration {
+    let further = code_bytes.saturating_sub(USUAL_CODE_BYTES) as u64;
     // 2.5 s for each MiB, in ns for each byte.
     base + Duration::from_nanos(further.saturating_mul(2_384))
 }
 
-/// Bytes of a module of usual size at most.
-const USUAL_BYTES: usize = 4 << 20;
+/// Bytes of the code of a module, which need not be valid. The other sections cost the code generator next to nothing, so
+/// filling one of them must not buy time.
+fn code_bytes(module: &[u8]) -> usize {
+    let mut payloads = Parser::new(0).parse_all(module).map_while(Result::ok);
+    let found = payloads.find_map(|payload| match payload {
+        Payload::CodeSectionStart { size, .. } => Some(size as usize),
+        _ => None,
+    });
+    // What a section claims is believed as far as there are bytes.
+    found.unwrap_or_default().min(module.len())
+}
+
+/// Bytes of the code of a module of usual size at most.
+const USUAL_CODE_BYTES: usize = 4 << 20;
 
 /// Compiles a limited number of modules at once; the others wait their turn.
 #[derive(Debug)]
@@ -102,6 +119,7 @@ pub(crate) struct Compiler {
     options: CompilerOptions,
     queue: Mutex<JobQueue>,
     job_ended: Condvar,
+    timed_out: TimedOutModules,
 }
 
 #[derive(Debug, Default)]
@@ -116,6 +134,7 @@ impl Compiler {
             options,
             queue: Mutex::default(),
             job_ended: Condvar::new(),
+            timed_out: TimedOutModules::default(),
         }
     }
 
@@ -127,14 +146,24 @@ impl Compiler {
         module: &CheckedModule,
         bytes: &[u8],
     ) -> Result<Artefact, ModuleError> {
-        match &self.options.place {
+        let compiled = match &self.options.place {
             CompilerPlace::InProcess => host.compile(module),
             CompilerPlace::Child(command) => process::compile(command, bytes, &self.options),
+        };
+        compiled.inspect_err(|error| self.note(module.id, error))
+    }
+
+    /// Remembers a module that took too long to check or to compile.
+    pub(crate) fn note(&self, id: ModuleId, error: &ModuleError) {
+        if let ModuleError::CompileTimeout { seconds } = *error {
+            self.timed_out.insert(id, seconds, Instant::now());
         }
     }
 
-    /// Waits its turn. That does not count towards the time limit.
-    pub(crate) fn start_job(&self) -> Result<CompilerJob<'_>, ModuleError> {
+    /// Waits its turn, which does not count towards the time limit. A module that has taken too long a while ago is refused
+    /// at once.
+    pub(crate) fn start_job(&self, id: ModuleId) -> Result<CompilerJob<'_>, ModuleError> {
+        self.timed_out.check(id, Instant::now())?;
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.running >= self.options.jobs {
             if queue.waiting >= self.options.waiting_max {

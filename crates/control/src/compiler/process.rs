@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-use super::{CompilerOptions, child, time_for};
+use super::{CompilerOptions, child, code_bytes, time_for};
 use crate::host::Artefact;
 use crate::module::ModuleError;
 
@@ -18,7 +18,7 @@ pub(super) fn compile(
     module: &[u8],
     options: &CompilerOptions,
 ) -> Result<Artefact, ModuleError> {
-    let time = time_for(options.time, module.len());
+    let time = time_for(options.time, code_bytes(module));
     let (mut running, input, output) = Running::start(command)?;
     let (sender, receiver) = sync_channel(1);
     let message = thread::scope(|scope| {
@@ -34,7 +34,7 @@ pub(super) fn compile(
             // The receiver is gone only if the time is over.
             let _ = sender.send(message);
         });
-        let message = receiver.recv_timeout(time);
+        let message = receiver.recv_timeout(time.saturating_mul(CLOCK_FACTOR));
         running.kill();
         message
     });
@@ -70,6 +70,10 @@ const fn timeout(time: Duration) -> ModuleError {
         seconds: time.as_secs(),
     }
 }
+
+/// How much longer than its processor time a child may take by the clock. Its low priority leaves it a quarter of a
+/// processor that one busy thread wants too.
+const CLOCK_FACTOR: u32 = 4;
 
 /// A child that is killed and waited for at the latest when this is dropped.
 struct Running(Option<Child>);

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::child::{self, answer};
+use super::timed_out::{MODULES_MAX, REFUSED_FOR, TimedOutModules};
 use super::{
-    ArtefactCompiler, ChildLimits, Compiler, CompilerOptions, CompilerPlace, process, time_for,
+    ArtefactCompiler, ChildLimits, Compiler, CompilerOptions, CompilerPlace, code_bytes, process,
+    time_for,
 };
 use crate::host::Artefact;
-use crate::module::{self, CheckedModule, ModuleError, ModuleLimits};
+use crate::module::{self, CheckedModule, ModuleError, ModuleId, ModuleLimits};
 use crate::store::ArtefactKey;
 
 fn options(time: Duration) -> CompilerOptions {
@@ -97,7 +99,8 @@ fn ai_732_a_child_that_takes_too_long_is_killed() {
         "kill -STOP $$",
         "exec > /dev/null; while :; do :; done",
     ] {
-        let large = vec![7; 1 << 20];
+        // Bytes that are no code give it no more time.
+        let large = padded(6 << 20);
         let result = process::compile(&shell(script), &large, &options(time));
         // The last closes its output, which cannot be told from a crash.
         let error = result.unwrap_err().to_string();
@@ -117,13 +120,69 @@ fn ai_732_a_child_that_takes_too_long_is_killed() {
 
 /// The interpreter of the reference's Python controllers has 14 MB, and takes more than ten seconds of one core.
 #[test]
-fn ai_732_a_larger_module_has_more_time() {
+fn ai_732_a_module_with_more_code_has_more_time() {
     let base = Duration::from_secs(10);
     assert_eq!(time_for(base, 0), base);
     assert_eq!(time_for(base, 4 << 20), base);
     let seconds = |mib: usize| time_for(base, mib << 20).as_secs();
     assert_eq!((seconds(14), seconds(64)), (34, 159));
     assert!(time_for(base, usize::MAX) > base);
+}
+
+/// A module whose code is followed by a section of so many bytes that nothing reads.
+fn padded(bytes: usize) -> Vec<u8> {
+    let mut module = wat::parse_str(MAIN).unwrap();
+    let (name, data) = ("padding".into(), vec![0; bytes].into());
+    let section = wasm_encoder::CustomSection { name, data };
+    wasm_encoder::Section::append_to(&section, &mut module);
+    module
+}
+
+#[test]
+fn ai_732_the_code_of_a_module_alone_counts() {
+    let main = wat::parse_str(MAIN).unwrap();
+    let code = code_bytes(&main);
+    assert!(code > 0 && code < main.len(), "{code} of {}", main.len());
+    assert_eq!(code_bytes(&padded(8 << 20)), code);
+    let mut reported = None;
+    let input = {
+        let mut message = Vec::new();
+        child::write(&mut message, child::MODULE, &padded(8 << 20)).unwrap();
+        message
+    };
+    let may_take = |bytes| {
+        reported = Some(bytes);
+        Ok(())
+    };
+    answer(|_| Ok(b"code"), may_take, &input[..], io::sink()).unwrap();
+    assert_eq!(reported, Some(code));
+    // No module, and one whose section of code claims 2 GiB.
+    assert_eq!(code_bytes(b"text"), 0);
+    let lie = b"\0asm\x01\0\0\0\x0a\xff\xff\xff\xff\x07\x01";
+    assert!(code_bytes(lie) <= lie.len());
+}
+
+#[test]
+fn ai_732_a_module_that_took_too_long_is_refused_for_a_while() {
+    let (modules, now) = (TimedOutModules::default(), Instant::now());
+    let id = |number: usize| ModuleId::of(&number.to_le_bytes());
+    modules.insert(id(0), 10, now);
+    let refused = Err(ModuleError::CompileTimeout { seconds: 10 });
+    assert_eq!(modules.check(id(0), now), refused);
+    assert_eq!(modules.check(id(1), now), Ok(()));
+    let last = now + REFUSED_FOR - Duration::from_nanos(1);
+    assert_eq!(modules.check(id(0), last), refused);
+    assert_eq!(modules.check(id(0), now + REFUSED_FOR), Ok(()));
+    // It is a bounded list, which the first one leaves first.
+    for number in 0..=MODULES_MAX {
+        modules.insert(id(number), 10, now);
+    }
+    assert_eq!(modules.check(id(0), now), Ok(()));
+    assert_eq!(modules.check(id(1), now), refused);
+    // One that is noted again takes no second place.
+    modules.insert(id(1), 10, now);
+    modules.insert(id(1), 10, now);
+    assert_eq!(modules.check(id(2), now), refused);
 }
 
 const MAIN: &str = r#"(module (memory (export "memory") 1)
@@ -209,7 +268,7 @@ fn ai_732_few_modules_are_compiled_at_once() {
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
-                let job = compiler.start_job().unwrap();
+                let job = compiler.start_job(module.id).unwrap();
                 compiler.compile(&job, &host, &module, &bytes).unwrap();
             });
         }
@@ -221,10 +280,11 @@ fn ai_732_few_modules_are_compiled_at_once() {
         waiting_max: 0,
         ..options(AMPLE)
     });
-    let job = compiler.start_job().unwrap();
-    assert!(matches!(compiler.start_job(), Err(ModuleError::Busy)));
+    let job = compiler.start_job(module.id).unwrap();
+    let refused = compiler.start_job(module.id);
+    assert!(matches!(refused, Err(ModuleError::Busy)));
     drop(job);
-    assert!(compiler.start_job().is_ok());
+    assert!(compiler.start_job(module.id).is_ok());
 }
 
 #[test]

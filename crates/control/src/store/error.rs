@@ -27,9 +27,19 @@ pub enum StoreError {
     /// What may not be removed fills the store.
     #[error("the controller store is full: delete tags and modules, or raise store_bytes")]
     Full,
+    /// Its owner has as much of it as one may have.
+    #[error(
+        "you have half of the controller store, and one caller may have no more: delete tags and modules of yours"
+    )]
+    ShareFull,
     /// There are as many tags as there may be.
     #[error("too many tags")]
     TooManyTags,
+    /// One caller has as many as it may have.
+    #[error(
+        "too many tags: you have half of all that there may be, and one caller may have no more"
+    )]
+    TagShareFull,
     /// There is no such module.
     #[error("module not found")]
     ModuleNotFound,
@@ -53,7 +63,10 @@ impl From<StoreError> for SteerRefusal {
                     message: "the controller store failed".to_owned(),
                 };
             }
-            StoreError::Full | StoreError::TooManyTags => (Code::LimitExceeded, ErrorReason::NONE),
+            StoreError::Full
+            | StoreError::ShareFull
+            | StoreError::TooManyTags
+            | StoreError::TagShareFull => (Code::LimitExceeded, ErrorReason::NONE),
             StoreError::ModuleNotFound | StoreError::TagNotFound(_) => {
                 (Code::NotFound, ErrorReason::UNKNOWN_CONTROLLER)
             }

@@ -1,15 +1,31 @@
 //! Eviction: keeps the store within its bytes (AI-323).
 //!
-//! What goes, least recently used first: stale artefacts, which are those of another key or without a module, and
-//! modules without a tag, with all their artefacts. What is in use stays.
+//! What goes: stale artefacts, which are those of another key or without a module, and modules without a tag, with all
+//! their artefacts. What is in use stays. Of whoever has most bytes in the store something goes first, and of each owner what
+//! was used longest ago: so nobody pushes out the modules of those who have less.
+//!
+//! One owner has at most half of the bytes, unless it is an admin, who may delete what all others have.
 
-use std::collections::{BTreeMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::time::SystemTime;
 
 use super::folder::FileUse;
-use super::{ArtefactKey, Store, StoreError};
+use super::{ArtefactKey, ModuleRecord, Store, StoreError};
 use crate::module::ModuleId;
+
+/// What room is made for.
+pub(super) struct NeededRoom<'a> {
+    /// Bytes beyond what is replaced.
+    pub(super) bytes: u64,
+    /// The module that they belong to, which stays.
+    pub(super) id: ModuleId,
+    /// The key of artefacts that are not stale.
+    pub(super) key: ArtefactKey,
+    /// Who uploads the module; `None` if it is in the store already, as its first owner's.
+    pub(super) record: Option<&'a ModuleRecord>,
+}
 
 /// The files of one module.
 #[derive(Default)]
@@ -28,42 +44,56 @@ struct Candidate {
     what: Removal,
 }
 
+/// What one owner has in the store.
+#[derive(Default)]
+struct OwnedBytes {
+    bytes: u64,
+    /// What may go, the least recently used first.
+    candidates: VecDeque<Candidate>,
+}
+
+/// By the owner's name, which is empty where it is unknown.
+type Owners = BTreeMap<String, OwnedBytes>;
+
 enum Removal {
     Artefact(String),
     Module(ModuleId),
 }
 
 impl Store {
-    /// Removes what may go until `needed` bytes more fit. Called under the lock.
+    /// Removes what may go until what is needed fits. Called under the lock.
     ///
     /// # Errors
-    /// [`StoreError::Full`]: they do not fit even so, and nothing was removed. Or a system call fails.
+    /// [`StoreError::Full`] or [`StoreError::ShareFull`]: it does not fit even so, and nothing was removed. Or a system call fails.
     pub(super) fn make_room(
         &self,
-        needed: u64,
-        protected: ModuleId,
-        key: ArtefactKey,
+        needed: &NeededRoom<'_>,
         in_use: &dyn Fn(ModuleId) -> bool,
     ) -> Result<(), StoreError> {
-        let files = self.files(key)?;
-        let total: u64 = files.values().map(ModuleFiles::total).sum();
-        let Some(mut excess) = (total + needed)
-            .checked_sub(self.options.bytes_max)
-            .filter(|excess| *excess > 0)
-        else {
+        let files = self.files(needed.key)?;
+        let total = needed.bytes + files.values().map(ModuleFiles::total).sum::<u64>();
+        let limited = needed.record.filter(|record| !record.by_admin);
+        let share = limited.map_or(u64::MAX, |_| self.options.bytes_max / 2);
+        // Then the owner has no more than that either, and the owners of all modules need not be read.
+        if total <= self.options.bytes_max.min(share) {
             return Ok(());
-        };
-        if !self.options.evicts {
+        }
+        let (mut owners, owner_of_new) = self.owners(files, needed, in_use)?;
+        let excess = total.saturating_sub(self.options.bytes_max);
+        let own = owners.entry(owner_of_new.clone()).or_default();
+        own.bytes += needed.bytes;
+        let own_excess = own.bytes.saturating_sub(share);
+        let evictable =
+            |owned: &OwnedBytes| -> u64 { owned.candidates.iter().map(|one| one.bytes).sum() };
+        if own_excess > 0 && (!self.options.evicts || own_excess > evictable(own)) {
+            return Err(StoreError::ShareFull);
+        }
+        let evictable: u64 = owners.values().map(evictable).sum();
+        if excess > 0 && (!self.options.evicts || excess > evictable) {
             return Err(StoreError::Full);
         }
-        let mut candidates = self.candidates(files, protected, in_use)?;
-        candidates.sort_by_key(|candidate| candidate.used);
-        let evictable: u64 = candidates.iter().map(|candidate| candidate.bytes).sum();
-        if evictable < excess {
-            return Err(StoreError::Full);
-        }
-        for candidate in candidates {
-            match candidate.what {
+        for removal in chosen(owners, &owner_of_new, own_excess, excess) {
+            match removal {
                 Removal::Module(id) => {
                     tracing::info!(%id, "evicts a module: the controller store is full");
                     self.remove_files(id)?;
@@ -73,41 +103,42 @@ impl Store {
                     removed.map_err(|error| self.modules.error("write", error))?;
                 }
             }
-            excess = excess.saturating_sub(candidate.bytes);
-            if excess == 0 {
-                break;
-            }
         }
         Ok(())
     }
 
-    fn candidates(
+    /// What each owner has, and the owner of what room is made for.
+    fn owners(
         &self,
         files: BTreeMap<ModuleId, ModuleFiles>,
-        protected: ModuleId,
+        needed: &NeededRoom<'_>,
         in_use: &dyn Fn(ModuleId) -> bool,
-    ) -> Result<Vec<Candidate>, StoreError> {
+    ) -> Result<(Owners, String), StoreError> {
         let tags = self.listed_tags()?;
         let tagged: HashSet<String> = tags.into_iter().map(|tag| tag.module_id).collect();
-        let mut candidates = Vec::new();
+        let mut owners = Owners::new();
+        let mut owner_of_new = needed.record.map(|record| record.owner.clone());
         for (id, files) in files {
-            let stays =
-                !files.stored || id == protected || in_use(id) || tagged.contains(&id.to_string());
-            if !stays {
-                candidates.push(Candidate {
-                    used: files.used.unwrap_or(SystemTime::UNIX_EPOCH),
-                    bytes: files.total(),
-                    what: Removal::Module(id),
-                });
-                continue;
+            // What an eviction or a crash has left behind of a record is of no module.
+            let owner = if files.stored {
+                self.record(id)?.owner
+            } else {
+                String::new()
+            };
+            if id == needed.id {
+                owner_of_new.get_or_insert_with(|| owner.clone());
             }
-            candidates.extend(files.stale.into_iter().map(|(name, file)| Candidate {
-                used: file.used,
-                bytes: file.bytes,
-                what: Removal::Artefact(name),
-            }));
+            let owned = owners.entry(owner).or_default();
+            owned.bytes += files.total();
+            let stays =
+                !files.stored || id == needed.id || in_use(id) || tagged.contains(&id.to_string());
+            owned.candidates.extend(files.into_candidates(id, stays));
         }
-        Ok(candidates)
+        for owned in owners.values_mut() {
+            let candidates = owned.candidates.make_contiguous();
+            candidates.sort_by_key(|candidate| candidate.used);
+        }
+        Ok((owners, owner_of_new.unwrap_or_default()))
     }
 
     /// The files of all modules.
@@ -175,6 +206,58 @@ impl ModuleFiles {
     fn total(&self) -> u64 {
         self.bytes + self.stale.iter().map(|(_, file)| file.bytes).sum::<u64>()
     }
+
+    /// The whole module, or where that stays its stale artefacts.
+    fn into_candidates(self, id: ModuleId, stays: bool) -> Vec<Candidate> {
+        if !stays {
+            return vec![Candidate {
+                used: self.used.unwrap_or(SystemTime::UNIX_EPOCH),
+                bytes: self.total(),
+                what: Removal::Module(id),
+            }];
+        }
+        let stale = self.stale.into_iter().map(|(name, file)| Candidate {
+            used: file.used,
+            bytes: file.bytes,
+            what: Removal::Artefact(name),
+        });
+        stale.collect()
+    }
+}
+
+/// Chooses what goes: first what `owner_of_new` has beyond its share, then what the store has beyond its limit.
+fn chosen(
+    mut owners: Owners,
+    owner_of_new: &str,
+    mut own_excess: u64,
+    mut excess: u64,
+) -> Vec<Removal> {
+    let mut removals = Vec::new();
+    while own_excess > 0 || excess > 0 {
+        let next = if own_excess > 0 {
+            owners.get_mut(owner_of_new)
+        } else {
+            let with_some = owners
+                .values_mut()
+                .filter(|owned| !owned.candidates.is_empty());
+            with_some.max_by_key(|owned| {
+                let oldest = owned.candidates.front().map(|candidate| candidate.used);
+                (owned.bytes, Reverse(oldest))
+            })
+        };
+        // The caller has found enough that may go.
+        let Some((owned, candidate)) = next.and_then(|owned| {
+            let candidate = owned.candidates.pop_front()?;
+            Some((owned, candidate))
+        }) else {
+            break;
+        };
+        owned.bytes -= candidate.bytes;
+        own_excess = own_excess.saturating_sub(candidate.bytes);
+        excess = excess.saturating_sub(candidate.bytes);
+        removals.push(candidate.what);
+    }
+    removals
 }
 
 /// The id and the key in an artefact's name.

@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use super::StoreError;
 
@@ -35,7 +35,7 @@ pub(super) struct FileUse {
 pub(super) struct FolderLock(#[expect(dead_code, reason = "its descriptor holds the lock")] File);
 
 impl Folder {
-    /// Opens a folder, and creates it if it is missing. Removes what a crash has left behind.
+    /// Opens a folder, and creates it if it is missing.
     pub(super) fn open(path: PathBuf) -> Result<Self, StoreError> {
         let opened = (|| {
             DirBuilder::new()
@@ -64,9 +64,6 @@ impl Folder {
             fs::set_permissions(&folder.path, Permissions::from_mode(0o700))
                 .map_err(|error| folder.error("protect", error))?;
         }
-        folder
-            .remove_temporaries(SystemTime::now())
-            .map_err(|error| folder.error("tidy", error))?;
         Ok(folder)
     }
 
@@ -263,16 +260,16 @@ impl Folder {
         locked.map_err(|error| self.error("lock", error))
     }
 
-    /// Removes temporary files of crashed processes: those too old to be still written.
-    fn remove_temporaries(&self, now: SystemTime) -> io::Result<()> {
-        let mut old = Vec::new();
-        self.for_each(|name, found| {
-            let age = now.duration_since(found.used).unwrap_or_default();
-            if name.starts_with(TEMPORARY) && age > TEMPORARY_AGE_MAX {
-                old.push(name.to_owned());
+    /// Removes the temporary files of processes that were killed. Under the lock, so nobody else is writing one.
+    pub(super) fn remove_temporaries(&self) -> Result<(), StoreError> {
+        let mut left = Vec::new();
+        let listed = self.for_each_name(|name| {
+            if name.starts_with(TEMPORARY) {
+                left.push(name.to_owned());
             }
-        })?;
-        old.iter().try_for_each(|name| self.remove(name))
+        });
+        let removed = listed.and_then(|()| left.iter().try_for_each(|name| self.remove(name)));
+        removed.map_err(|error| self.error("tidy", error))
     }
 
     /// A point at which the process could die.
@@ -325,9 +322,6 @@ fn is_crash(error: &io::Error) -> bool {
 const TEMPORARY: &str = ".tmp-";
 
 const LOCK: &str = ".lock";
-
-/// No write takes as long.
-const TEMPORARY_AGE_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// The mode bits of everybody but the owner.
 const OTHERS: u32 = 0o077;

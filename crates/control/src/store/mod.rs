@@ -34,6 +34,7 @@ use sapwood_proto::steer::TagInfo;
 
 pub use self::artefact::ArtefactKey;
 pub use self::error::StoreError;
+use self::eviction::NeededRoom;
 use self::folder::Folder;
 pub use self::record::{FoundInModule, ModuleRecord};
 use self::tag::TagFile;
@@ -48,9 +49,9 @@ use crate::module::ModuleId;
 pub struct StoreOptions {
     /// The folder; created if it is missing.
     pub folder: PathBuf,
-    /// Bytes of modules and artefacts together.
+    /// Bytes of modules and artefacts together. One owner who is no admin has at most half of them.
     pub bytes_max: u64,
-    /// Tags.
+    /// Tags; of one user who is no admin at most half of them.
     pub tags_max: usize,
     /// Modules may go to make room. Not in a process that does not know which ones are in use: another that shares the folder
     /// does.
@@ -105,20 +106,25 @@ pub struct TagChange<'a> {
     pub updated_by: &'a str,
     /// When, in Unix seconds.
     pub updated_at: u64,
-    /// Everybody may run them.
+    /// Everybody may run them, because an admin sets them.
     pub public: bool,
     /// The artefact whose size is noted.
     pub key: ArtefactKey,
 }
 
 impl Store {
-    /// Opens the folder, or creates it.
+    /// Opens the folder, or creates it. Removes what processes have left behind that were killed while they wrote.
     ///
     /// # Errors
     /// It belongs to another user, or a system call fails.
     pub fn open(options: StoreOptions) -> Result<Self, StoreError> {
         let modules = Folder::open(options.folder.clone())?;
         let tags = Folder::open(modules.path().join("tags"))?;
+        // Each file of both folders is written under this lock.
+        let lock = modules.lock()?;
+        modules.remove_temporaries()?;
+        tags.remove_temporaries()?;
+        drop(lock);
         Ok(Self {
             modules,
             tags,
@@ -205,12 +211,18 @@ impl Store {
     ) -> Result<(), StoreError> {
         let _lock = self.modules.lock()?;
         let needed = (new.bytes.len() + new.artefact.len() + artefact::HEADER_BYTES) as u64;
-        let replaced = match self.module_size(new.id)? {
+        let stored = self.module_size(new.id)?;
+        let replaced = match stored {
             Some(bytes) => bytes + self.artefact_bytes(new.id, new.key)?,
             None => 0,
         };
-        let more = needed.saturating_sub(replaced);
-        self.make_room(more, new.id, new.key, in_use)?;
+        let room = NeededRoom {
+            bytes: needed.saturating_sub(replaced),
+            id: new.id,
+            key: new.key,
+            record: stored.is_none().then_some(new.record),
+        };
+        self.make_room(&room, in_use)?;
         let written = (|| {
             let artefact = new.artefact.as_ref();
             let header = artefact::header(&new.id, &new.key, artefact);
@@ -247,7 +259,13 @@ impl Store {
             // It is one of those that may go.
             None => 0,
         };
-        self.make_room(needed.saturating_sub(replaced), id, key, in_use)?;
+        let room = NeededRoom {
+            bytes: needed.saturating_sub(replaced),
+            id,
+            key,
+            record: None,
+        };
+        self.make_room(&room, in_use)?;
         let header = artefact::header(&id, &key, artefact.as_ref());
         let written = self
             .modules
@@ -372,6 +390,14 @@ impl Store {
         names.dedup();
         if names.len() > self.options.tags_max {
             return Err(StoreError::TooManyTags);
+        }
+        // All tags that others than admins set begin so. Their files, which say who has set them, are not read under the lock.
+        let own = |name: &&String| {
+            let rest = name.strip_prefix(change.updated_by);
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        if !change.public && names.iter().filter(own).count() > self.options.tags_max / 2 {
+            return Err(StoreError::TagShareFull);
         }
         let compiled_size = self.artefact_size(change.module_id, change.key)?;
         let info = |tag: &String| TagInfo {

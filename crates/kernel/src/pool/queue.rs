@@ -47,9 +47,11 @@ impl FairQueue {
         self.len += 1;
     }
 
-    pub(super) fn pop(&mut self) -> Option<QueuedJob> {
+    /// Takes the next piece of work of a caller that may have one done now, with its turn.
+    pub(super) fn pop(&mut self, may: impl Fn(u64) -> bool) -> Option<(u64, QueuedJob)> {
         // A caller with more work goes to the back, so a long backlog delays only itself (D-54).
-        let turn = self.order.pop_front()?;
+        let position = self.order.iter().position(|turn| may(*turn))?;
+        let turn = self.order.remove(position)?;
         let jobs = self.jobs.get_mut(&turn)?;
         let job = jobs.pop_front();
         if jobs.is_empty() {
@@ -58,7 +60,7 @@ impl FairQueue {
             self.order.push_back(turn);
         }
         self.len -= usize::from(job.is_some());
-        job
+        Some((turn, job?))
     }
 
     /// Removes a piece of work whose future was dropped, if it still waits.

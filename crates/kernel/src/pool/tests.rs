@@ -81,6 +81,29 @@ fn small_work_does_not_wait_for_large_work_nor_large_for_all_small() {
     assert_eq!(drain(&read), ["large", "small"]);
 }
 
+/// Otherwise what arrives later would wait for the longest work of somebody else, whatever its turn.
+#[test]
+fn d_54_a_caller_with_large_work_leaves_a_thread_to_others() {
+    let pool = BlockingPool::new(4);
+    let (_first, _go) = busy(&pool, 1, TaskSize::Large);
+    let (second, go_second) = busy(&pool, 1, TaskSize::Large);
+    let (notes, read) = mpsc::sync_channel(8);
+    let third = noted(&pool, 1, TaskSize::Large, "third", &notes);
+    block_on(noted(&pool, 2, TaskSize::Large, "other", &notes)).unwrap();
+    block_on(noted(&pool, 1, TaskSize::Small, "small", &notes)).unwrap();
+    assert_eq!(drain(&read), ["other", "small"]);
+    // The other caller's thread is not the third one's either, and then there is none left for a third caller.
+    let (_other, _gate) = busy(&pool, 2, TaskSize::Large);
+    let last = noted(&pool, 3, TaskSize::Large, "last", &notes);
+    block_on(noted(&pool, 2, TaskSize::Small, "small", &notes)).unwrap();
+    assert_eq!(drain(&read), ["small"]);
+    drop(go_second);
+    block_on(second).unwrap();
+    block_on(third).unwrap();
+    block_on(last).unwrap();
+    assert_eq!(drain(&read), ["third", "last"]);
+}
+
 #[test]
 fn work_of_a_dropped_future_is_removed_or_asked_to_stop() {
     let pool = BlockingPool::new(2);

@@ -14,7 +14,7 @@ use crate::failure::CliError;
 pub(crate) struct ControllersConfig {
     /// The folder of uploaded modules and tags; `None`: `controllers` in the user's state folder.
     pub(crate) dir: Option<PathBuf>,
-    /// Bytes that this folder may hold; above it modules without a tag go, least recently used first.
+    /// Bytes that this folder may hold; above it modules without a tag go, of the owner with most bytes the least recently used one.
     pub(crate) store_bytes: u64,
     /// Milliseconds that a controller has for one step before its sequence skips steps (AI-812).
     pub(crate) step_ms: u64,

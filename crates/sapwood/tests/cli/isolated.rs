@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 use crate::controllers::THREE_STARS;
 use crate::process::{Ended, Serving, folder, run};
 
-/// Forks into a sequence that writes `*` and one that writes `+`, each of which then stops.
-const FORK: &str = r#"
+/// Runs `BEFORE` and returns `BRANCHES` in its first step, and stops in the second.
+const TWO_STEPS: &str = r#"
 (module
   (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
   (import "env" "aici_host_return_logit_bias" (func $bias (param i32) (result i32)))
   (memory (export "memory") 2)
   (global $n (mut i32) (i32.const 0))
   (data (i32.const 0) "{\"prompt\":[104]}")
-  (data (i32.const 64) "{\"branches\":[{\"sample_mask\":0,\"temperature\":null,\"splices\":[]},{\"sample_mask\":1,\"temperature\":null,\"splices\":[]}]}")
+  (data (i32.const 64) "BRANCHES")
   (data (i32.const 256) "{\"branches\":[]}")
   (func (export "aici_create") (result i32) (i32.const 1))
   (func (export "aici_init_prompt") (param i32) (call $ret (i32.const 0) (i32.const 16)))
@@ -27,32 +27,39 @@ const FORK: &str = r#"
     (global.set $n (i32.add (global.get $n) (i32.const 1)))
     (if (i32.eq (global.get $n) (i32.const 1))
       (then
-        (i32.store (i32.const 1028) (i32.const 0x400))
-        (drop (call $bias (i32.const 1024)))
-        (i32.store (i32.const 1028) (i32.const 0x800))
-        (drop (call $bias (i32.const 1024)))
+        BEFORE
         (call $ret (i32.const 64) (i32.const LENGTH)))
       (else (call $ret (i32.const 256) (i32.const 15))))))
 "#;
 
+/// Forks into a sequence that writes `*` and one that writes `+`, each of which then stops.
+fn fork() -> String {
+    let masks = "(i32.store (i32.const 1028) (i32.const 0x400))
+        (drop (call $bias (i32.const 1024)))
+        (i32.store (i32.const 1028) (i32.const 0x800))
+        (drop (call $bias (i32.const 1024)))";
+    let branch = |mask| json!({"sample_mask": mask, "temperature": null, "splices": []});
+    two_steps(masks, &json!({"branches": [branch(0), branch(1)]}))
+}
+
 /// Waits for a variable that nobody writes, and stops when it is asked again.
-const WAITS: &str = r#"
-(module
-  (import "env" "aici_host_return_process_result" (func $ret (param i32 i32)))
-  (import "env" "aici_host_return_logit_bias" (func $bias (param i32) (result i32)))
-  (memory (export "memory") 2)
-  (global $n (mut i32) (i32.const 0))
-  (data (i32.const 0) "{\"prompt\":[104]}")
-  (data (i32.const 64) "{\"branches\":[{\"splices\":[{\"backtrack\":0,\"ff_tokens\":[]}],\"wait\":[\"x\"]}]}")
-  (data (i32.const 256) "{\"branches\":[]}")
-  (func (export "aici_create") (result i32) (i32.const 1))
-  (func (export "aici_init_prompt") (param i32) (call $ret (i32.const 0) (i32.const 16)))
-  (func (export "aici_mid_process") (param i32)
-    (global.set $n (i32.add (global.get $n) (i32.const 1)))
-    (if (i32.eq (global.get $n) (i32.const 1))
-      (then (call $ret (i32.const 64) (i32.const LENGTH)))
-      (else (call $ret (i32.const 256) (i32.const 15))))))
-"#;
+fn waits() -> String {
+    let splice = json!({"backtrack": 0, "ff_tokens": []});
+    two_steps(
+        "",
+        &json!({"branches": [{"splices": [splice], "wait": ["x"]}]}),
+    )
+}
+
+fn two_steps(before: &str, branches: &Value) -> String {
+    let branches = branches.to_string();
+    // It ends where the next text begins.
+    assert!(branches.len() <= 192);
+    TWO_STEPS
+        .replace("BEFORE", before)
+        .replace("BRANCHES", &branches.replace('"', "\\\""))
+        .replace("LENGTH", &branches.len().to_string())
+}
 
 /// Flags of a runtime: a machine that is busy with other tests makes no step late.
 pub(crate) const PATIENT: &str =
@@ -80,12 +87,8 @@ impl Isolated {
             let file = here.join(format!("{name}.wasm"));
             std::fs::write(file, wat::parse_str(module).unwrap()).unwrap();
         }
-        let branches = r#"{"branches":[{"sample_mask":0,"temperature":null,"splices":[]},{"sample_mask":1,"temperature":null,"splices":[]}]}"#;
-        let fork = FORK.replace("LENGTH", &branches.len().to_string());
-        std::fs::write(here.join("fork.wasm"), wat::parse_str(fork).unwrap()).unwrap();
-        let waits = r#"{"branches":[{"splices":[{"backtrack":0,"ff_tokens":[]}],"wait":["x"]}]}"#;
-        let waits = WAITS.replace("LENGTH", &waits.len().to_string());
-        std::fs::write(here.join("waits.wasm"), wat::parse_str(waits).unwrap()).unwrap();
+        std::fs::write(here.join("fork.wasm"), wat::parse_str(fork()).unwrap()).unwrap();
+        std::fs::write(here.join("waits.wasm"), wat::parse_str(waits()).unwrap()).unwrap();
         // 768 KiB, of which one fits into a MiB.
         let big = THREE_STARS.replace(
             "(memory (export \"memory\") 2)",

@@ -18,6 +18,7 @@ mod run;
 mod run_request;
 mod run_steps;
 mod run_variables;
+mod upload_turns;
 
 use std::fmt;
 use std::sync::Arc;

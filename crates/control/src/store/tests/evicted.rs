@@ -38,7 +38,22 @@ fn full(modules: u8, room: u64) -> Full {
     }
 }
 
+/// As an admin, who has no share of its own.
 fn put(
+    store: &Store,
+    number: u8,
+    key: ArtefactKey,
+    in_use: &dyn Fn(ModuleId) -> bool,
+) -> Result<ModuleId, StoreError> {
+    let record = ModuleRecord {
+        by_admin: true,
+        ..record("root")
+    };
+    put_of(&record, store, number, key, in_use)
+}
+
+fn put_of(
+    record: &ModuleRecord,
     store: &Store,
     number: u8,
     key: ArtefactKey,
@@ -50,7 +65,7 @@ fn put(
     let new = NewModule {
         id,
         bytes: &bytes,
-        record: &record("anna"),
+        record,
         artefact: &artefact,
         key,
     };
@@ -103,6 +118,104 @@ fn ai_323_tagged_modules_and_those_in_use_stay() {
     assert!(matches!(error, StoreError::Full), "{error}");
     assert_eq!(full.there(), [true, true, false]);
     assert_eq!(full.store.module_ids().unwrap().len(), 3);
+}
+
+/// A store with room for some modules, which several users share.
+struct Shared {
+    store: Store,
+    folder: TempDir,
+}
+
+impl Shared {
+    fn new(room: u64) -> Self {
+        let folder = tempdir().unwrap();
+        let options = StoreOptions {
+            bytes_max: room * MODULE_BYTES,
+            ..options(&folder)
+        };
+        let store = Store::open(options).unwrap();
+        Self { store, folder }
+    }
+
+    /// Uploads a module, which was used at that time.
+    fn put(&self, owner: &str, number: u8) -> Result<ModuleId, StoreError> {
+        let put = put_of(&record(owner), &self.store, number, key(), UNUSED);
+        put.inspect(|id| self.store.touch(*id, key(), at(u64::from(number))))
+    }
+
+    fn numbers(&self) -> Vec<u8> {
+        let there = |number: &u8| {
+            let id = ModuleId::of(&bytes(*number));
+            self.store.module_size(id).unwrap().is_some()
+        };
+        (0..100).filter(there).collect()
+    }
+}
+
+/// AI-1090
+#[test]
+fn ai_323_one_owner_has_at_most_half_of_the_store() {
+    let shared = Shared::new(4);
+    for number in [1, 2] {
+        let id = shared.put("anna", number).unwrap();
+        tag(&shared.store, id, &[&format!("anna.{number}")]).unwrap();
+    }
+    let error = shared.put("anna", 3).unwrap_err();
+    assert!(matches!(error, StoreError::ShareFull), "{error}");
+    shared.put("bert", 4).unwrap();
+    assert_eq!(shared.numbers(), [1, 2, 4]);
+    // One module may go now, and the owner's next one takes its place, though there is room for it elsewhere.
+    shared.store.remove_tags(&["anna.2".to_owned()]).unwrap();
+    shared.put("anna", 5).unwrap();
+    assert_eq!(shared.numbers(), [1, 4, 5]);
+    // Whoever uploads what is there already has no more by it.
+    shared.put("anna", 4).unwrap();
+    assert_eq!(shared.numbers(), [1, 4, 5]);
+    // An admin may have all of it.
+    let admin = Shared::new(4);
+    for number in 0..4 {
+        put(&admin.store, number, key(), UNUSED).unwrap();
+    }
+    assert_eq!(admin.numbers(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn ai_323_who_has_most_gives_first() {
+    let shared = Shared::new(6);
+    // Used longest ago.
+    shared.put("bert", 0).unwrap();
+    shared.put("carl", 1).unwrap();
+    shared.put("carl", 2).unwrap();
+    for number in 10..20 {
+        shared.put("anna", number).unwrap();
+    }
+    assert_eq!(shared.numbers(), [0, 1, 2, 17, 18, 19]);
+    // Anna has more than whoever uploads now.
+    shared.put("dora", 30).unwrap();
+    assert_eq!(shared.numbers(), [0, 1, 2, 18, 19, 30]);
+    // What has a tag stays, and then the next largest owner gives.
+    for number in [18, 19] {
+        let id = ModuleId::of(&bytes(number));
+        tag(&shared.store, id, &[&format!("anna.{number}")]).unwrap();
+    }
+    shared.put("dora", 31).unwrap();
+    assert_eq!(shared.numbers(), [0, 2, 18, 19, 30, 31]);
+}
+
+/// Another process may have a smaller limit, and then it does not evict for its own owner either.
+#[test]
+fn ai_323_a_store_that_evicts_nothing_refuses_at_the_share() {
+    let shared = Shared::new(4);
+    shared.put("anna", 1).unwrap();
+    shared.put("anna", 2).unwrap();
+    let store = Store::open(StoreOptions {
+        bytes_max: 4 * MODULE_BYTES,
+        evicts: false,
+        ..options(&shared.folder)
+    });
+    let refused = put_of(&record("anna"), &store.unwrap(), 3, key(), UNUSED);
+    assert!(matches!(refused, Err(StoreError::ShareFull)), "{refused:?}");
+    assert_eq!(shared.numbers(), [1, 2]);
 }
 
 #[test]

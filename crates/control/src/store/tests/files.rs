@@ -3,7 +3,6 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::time::SystemTime;
 
 use tempfile::tempdir;
 
@@ -251,16 +250,19 @@ fn ai_323_a_folder_of_another_user_is_refused() {
 fn ai_322_temporary_files_of_crashed_processes_are_removed() {
     let folder = tempdir().unwrap();
     let cache = folder.path().join("cache");
-    fs::create_dir(&cache).unwrap();
-    let (old, new) = (cache.join(".tmp-1-0"), cache.join(".tmp-1-1"));
-    fs::write(&old, "x").unwrap();
-    fs::write(&new, "x").unwrap();
-    fs::File::open(&old).unwrap().set_modified(at(0)).unwrap();
-    open(&folder);
-    // The other may still be written.
-    assert_eq!((old.exists(), new.exists()), (false, true));
-    let age = SystemTime::now() - Duration::from_secs(60 * 60 + 60);
-    fs::File::open(&new).unwrap().set_modified(age).unwrap();
-    open(&folder);
-    assert!(!new.exists());
+    let store = open(&folder);
+    let left = [cache.join(".tmp-1-0"), cache.join("tags/.tmp-1-0")];
+    for left in &left {
+        fs::write(left, "x").unwrap();
+    }
+    let there = || left.each_ref().map(|left| left.exists());
+    // Who writes one holds the lock, so they are left alone until that is released.
+    let lock = store.modules.lock().unwrap();
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| drop(open(&folder)));
+        assert_eq!(there(), [true; 2]);
+        drop(lock);
+        opening.join().unwrap();
+    });
+    assert_eq!(there(), [false; 2]);
 }

@@ -160,6 +160,36 @@ fn ai_312_there_are_at_most_so_many_tags() {
     assert_eq!(store.tags().unwrap().len(), 3);
 }
 
+/// AI-1090
+#[test]
+fn ai_312_one_user_has_at_most_half_of_the_tags() {
+    let folder = tempdir().unwrap();
+    let mut options = options(&folder);
+    options.tags_max = 7;
+    let store = Store::open(options).unwrap();
+    let id = insert(&store, b"module").unwrap();
+    tag(&store, id, &["anna.a", "anna.b"]).unwrap();
+    // Of others.
+    tag(&store, id, &["annabel.a"]).unwrap();
+    let error = tag(&store, id, &["anna.c", "anna.d"]).unwrap_err();
+    assert!(matches!(error, StoreError::TagShareFull), "{error}");
+    tag(&store, id, &["anna.c", "anna.a"]).unwrap();
+    tag(&store, id, &["anna.d"]).unwrap_err();
+    assert_eq!(store.tags().unwrap().len(), 4);
+    // An admin sets any.
+    let names = ["anna.d", "anna.e", "x"].map(str::to_owned);
+    let change = TagChange {
+        tags: &names,
+        module_id: id,
+        updated_by: "anna",
+        updated_at: 1_790_000_001,
+        public: true,
+        key: key(),
+    };
+    store.set_tags(change).unwrap();
+    assert_eq!(store.tags().unwrap().len(), 7);
+}
+
 #[test]
 fn ai_1003_tags_are_removed_all_or_none() {
     let folder = tempdir().unwrap();

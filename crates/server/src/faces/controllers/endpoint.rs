@@ -13,10 +13,10 @@ use sapwood_kernel::{Kernel, SteerRights};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{ControllerStore, SteerRefusal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::live_runs::LiveRuns;
+use super::upload_turns::{UploadTurn, UploadTurns};
 use super::{Config, models, modules, refusals, run, run_variables};
 use crate::auth::caller::Caller;
 use crate::auth::scopes::KeyScope;
@@ -32,7 +32,7 @@ pub(super) struct ControllersContext {
     /// When the models of this process were made, for clients that show it.
     pub(super) began: u64,
     pub(super) runs: Arc<LiveRuns>,
-    uploads: Arc<Semaphore>,
+    uploads: UploadTurns,
 }
 
 /// What a route does.
@@ -75,21 +75,14 @@ impl ControllersContext {
             config,
             began: models::unix_seconds(),
             runs: Arc::default(),
-            uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
+            uploads: UploadTurns::default(),
         }
     }
 
-    /// Waits for the turn of an upload, which ends when the permit is dropped. Waiting here keeps no thread.
-    pub(super) async fn upload_permit(&self) -> Result<OwnedSemaphorePermit, Rejection> {
-        let permit = Arc::clone(&self.uploads).acquire_owned();
-        let permit = timeout(UPLOAD_WAIT, permit).await;
-        // The semaphore is never closed.
-        let permit = permit.ok().and_then(Result::ok);
-        permit.ok_or_else(|| {
-            let message = "Other modules are being compiled: try again later.";
-            Rejection::new(Code::Overloaded, ErrorReason::SERVER_OVERLOADED, message)
-                .with_status(StatusCode::TOO_MANY_REQUESTS)
-        })
+    /// Waits for the turn of an upload of the present caller.
+    pub(super) async fn upload_turn(&self) -> Result<UploadTurn, Rejection> {
+        let caller = request_trace::present_turn().caller;
+        self.uploads.acquire(caller).await
     }
 
     /// Asks the store, on a thread where waiting is allowed.
@@ -225,8 +218,3 @@ pub(super) fn time_left(parts: &Parts) -> Duration {
         deadline.0.saturating_duration_since(Instant::now())
     })
 }
-
-/// Modules that are compiled at once: each takes whole processors for seconds.
-const UPLOADS_MAX: usize = 1;
-/// How long an upload waits for those before it.
-const UPLOAD_WAIT: Duration = Duration::from_secs(30);

@@ -30,10 +30,10 @@ pub(super) async fn upload(
     let max = context.config.module_bytes;
     let module = body::whole(&parts, body, max, "invalid module: a module").await?;
     // After the body: a slow client delays no other.
-    let permit = context.upload_permit().await?;
+    let turn = context.upload_turn().await?;
     let uploaded = context.ask_store(move |store| {
         // Until the compiler has ended, also where nobody waits for the answer any more.
-        let _permit = permit;
+        let _turn = turn;
         store.upload(rights.as_user(), module)
     });
     let UploadedModule {

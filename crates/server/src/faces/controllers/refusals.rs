@@ -37,11 +37,7 @@ fn refused(code: Code, reason: ErrorReason, message: &str) -> Rejection {
         (Code::PermissionDenied, _) => (code, ErrorReason::INSUFFICIENT_SCOPE),
         (Code::Unimplemented, _) => return unsupported(&message),
         (Code::RateLimited, _) => (code, RATE_LIMIT),
-        // 429, as OpenAI's clients know it (D-30).
-        (Code::Overloaded, _) => {
-            let rejection = Rejection::new(code, ErrorReason::SERVER_OVERLOADED, message);
-            return rejection.with_status(StatusCode::TOO_MANY_REQUESTS);
-        }
+        (Code::Overloaded, _) => return overloaded(&message),
         (_, ErrorReason::PROMPT_TOO_LONG) => (Code::InvalidRequest, CONTEXT),
         (Code::InvalidRequest, ErrorReason::INVALID_MODULE | ErrorReason::INVALID_GRAMMAR) => {
             (code, reason)
@@ -62,6 +58,12 @@ pub(super) fn invalid(message: impl Into<String>) -> Rejection {
         ErrorReason::INVALID_VALUE,
         clip::message(message.into()),
     )
+}
+
+/// Too much waits already. 429, as OpenAI's clients know it (D-30).
+pub(super) fn overloaded(message: &str) -> Rejection {
+    Rejection::new(Code::Overloaded, ErrorReason::SERVER_OVERLOADED, message)
+        .with_status(StatusCode::TOO_MANY_REQUESTS)
 }
 
 /// Something of this server failed.
