@@ -110,6 +110,15 @@ pub struct Capacity {
     pub rows: u32,
 }
 
+/// What decode calls take, as far as it is known before the first request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmTimes {
+    /// A call with one token.
+    pub decode: Duration,
+    /// What each further token of a prompt adds.
+    pub token: Duration,
+}
+
 /// The request that a slot is opened for. Real models ignore it; a scripted model computes its output rows from it.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotPurpose<'a> {
@@ -181,8 +190,8 @@ pub trait Model: Send {
     /// Returns its capacity; the same at every call.
     fn capacity(&self) -> Capacity;
 
-    /// Returns the time of one prompt token as it was measured while the model was loaded; `None` if it was not.
-    fn token_time(&self) -> Option<Duration> {
+    /// Returns what decode calls took while the model was loaded; `None` if that was not measured.
+    fn warm_times(&self) -> Option<WarmTimes> {
         None
     }
 

@@ -315,7 +315,7 @@ fn embed(
         info,
         vocabulary,
         context,
-        token_time: None,
+        warm_times: None,
     };
     embedded.warm_up();
     Ok(embedded)

@@ -26,7 +26,6 @@ mod trial;
 mod vocabulary;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
@@ -36,7 +35,7 @@ pub use self::outline::outline;
 use self::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{
-    BatchEntry, Capacity, DecodeStop, Interrupt, Model, OutputRow, SlotId, SlotPurpose,
+    BatchEntry, Capacity, DecodeStop, Interrupt, Model, OutputRow, SlotId, SlotPurpose, WarmTimes,
 };
 
 /// A loaded model with its KV cache.
@@ -45,8 +44,8 @@ pub struct Embedded {
     info: ModelInfo,
     vocabulary: Arc<LlamaVocabulary>,
     context: llama::LlamaContext,
-    /// The time of a prompt token, as the warm-up measured it.
-    token_time: Option<Duration>,
+    /// What the warm-up measured.
+    warm_times: Option<WarmTimes>,
 }
 
 impl Model for Embedded {
@@ -67,8 +66,8 @@ impl Model for Embedded {
         }
     }
 
-    fn token_time(&self) -> Option<Duration> {
-        self.token_time
+    fn warm_times(&self) -> Option<WarmTimes> {
+        self.warm_times
     }
 
     fn interrupt(&mut self, flag: Interrupt) {

@@ -4,13 +4,14 @@
 //! failed assertion ends the process. No list of checks is complete, so a process with other work has a file loaded and
 //! tried in another process first.
 
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::Embedded;
-use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
+use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose, WarmTimes};
 
 impl Embedded {
     /// Computes a short prompt in two slots at once and one more token in each, as requests do. The slots are free
@@ -57,29 +58,37 @@ impl Embedded {
         Ok(())
     }
 
-    /// Computes a short prompt twice in a free slot, and takes the time of the second. The first brings the weights into
-    /// memory and starts the threads, so that the first request does not wait for that.
+    /// Computes a short prompt, one token, and the prompt again, each in a free slot, and takes the times of the latter two.
+    /// The first brings the weights into memory and starts the threads, so that the first request does not wait for that.
     pub(super) fn warm_up(&mut self) {
+        // One model at a time: their threads would keep each other from the processors, and what is measured would say
+        // nothing.
+        let _alone = WARMING.lock().unwrap_or_else(PoisonError::into_inner);
         let most = self.info.context_tokens.min(self.capacity().batch_tokens);
-        let prompt: Vec<BatchEntry> = (0..WARM_UP_TOKENS.min(most))
-            .map(|position| BatchEntry {
-                slot: 0,
-                position,
-                token: position as Token % self.info.vocabulary_tokens.max(1),
-                row: false,
-            })
-            .collect();
-        for _ in 0..2 {
-            let began = Instant::now();
-            let computed = self.compute(&prompt);
-            let took = began.elapsed();
-            self.release(0);
-            // What a model cannot do is said by its first request, or by a trial before it is served.
-            if computed.is_err() {
-                return;
-            }
-            self.token_time = Some(took / u32::try_from(prompt.len()).unwrap_or(1).max(1));
+        let prompt = WARM_UP_TOKENS.min(most);
+        // What a model cannot do is said by its first request, or by a trial before it is served.
+        let Ok(_) = self.time_of(prompt) else { return };
+        if let (Ok(decode), Ok(all)) = (self.time_of(1), self.time_of(prompt)) {
+            let more = all.saturating_sub(decode);
+            let token = more / prompt.saturating_sub(1).max(1);
+            self.warm_times = Some(WarmTimes { decode, token });
         }
+    }
+
+    /// Computes so many tokens in a free slot.
+    fn time_of(&mut self, tokens: u32) -> Result<Duration, String> {
+        let entry = |position: u32| BatchEntry {
+            slot: 0,
+            position,
+            token: position as Token % self.info.vocabulary_tokens.max(1),
+            row: false,
+        };
+        let batch: Vec<BatchEntry> = (0..tokens).map(entry).collect();
+        let began = Instant::now();
+        let computed = self.compute(&batch);
+        let took = began.elapsed();
+        self.release(0);
+        computed.map(|()| took)
     }
 
     /// Decodes a batch and checks its output rows.
@@ -110,3 +119,5 @@ impl Embedded {
 const PROMPT_TOKENS: u32 = 4;
 /// Enough for the kernels that compute several tokens at once.
 const WARM_UP_TOKENS: u32 = 32;
+/// Held while a model warms up.
+static WARMING: Mutex<()> = Mutex::new(());

@@ -99,7 +99,7 @@ impl EngineOwner {
         // An engine whose first step has not begun counts as idle, so that the watchdog does not report it as stalled
         // (OA-901).
         stats.idle.set(1);
-        let pace = StepPace::new(Duration::from_millis(config.step_ms), model.token_time());
+        let pace = StepPace::new(Duration::from_millis(config.step_ms), model.warm_times());
         let slots = KvSlots::new(model, config.prefix_tokens_min);
         let scheduler = Scheduler::new(info.parallel as usize, config.ageing_turns);
         let rules = SteerRules {

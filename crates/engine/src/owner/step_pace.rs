@@ -6,31 +6,41 @@
 
 use std::time::Duration;
 
+use crate::model::WarmTimes;
+
 /// Prompt tokens of a step before anything was measured.
 const UNMEASURED_TOKENS: usize = 128;
 /// Prompt tokens of a step, however slow they are. Where memory is what limits a step, so few cost hardly more than one.
 const TOKENS_MIN: usize = 8;
-/// The share of a new measurement in an estimate. One step that was kept from its processor says little.
+/// The share of a new measurement in an estimate.
 const NEW_SHARE: f64 = 0.25;
+/// A measurement counts as at most so many times the estimate, and at least as its inverse. A machine that slept says
+/// nothing about its speed; one that has become slower says so in each step.
+const CHANGE_MAX: f64 = 2.0;
+/// A step that took so many times longer than it should lowers the limit for the next ones.
+const OVER: f64 = 1.2;
 
-/// Estimates what a decoding sequence and a prompt token add to the time of a step.
+/// Estimates what decoding sequences and prompt tokens add to the time of a step.
 #[derive(Debug)]
 pub(super) struct StepPace {
     /// The time of a step, in nanoseconds, as all times here.
     step: f64,
-    /// One decoding sequence; `None` before a step without prompt tokens.
-    decode: Option<f64>,
+    /// A step without prompt tokens, and with how many sequences; `None` before the first.
+    decode: Option<(f64, f64)>,
     /// One prompt token.
     prefill: Option<f64>,
+    /// No more prompt tokens than this, because so many took too long. It grows again with each step that does not.
+    most: f64,
 }
 
 impl StepPace {
-    /// Aims at steps of at most `step`. `token` is the time of a prompt token, if it is known already.
-    pub(super) fn new(step: Duration, token: Option<Duration>) -> Self {
+    /// Aims at steps of at most `step`, with what is known from the loading of the model.
+    pub(super) fn new(step: Duration, known: Option<WarmTimes>) -> Self {
         Self {
             step: nanoseconds(step),
-            decode: None,
-            prefill: token.map(nanoseconds),
+            decode: known.map(|times| (nanoseconds(times.decode), 1.0)),
+            prefill: known.map(|times| nanoseconds(times.token)),
+            most: f64::INFINITY,
         }
     }
 
@@ -39,12 +49,32 @@ impl StepPace {
         let Some(token) = self.prefill else {
             return UNMEASURED_TOKENS;
         };
-        let decodes = self.decode.unwrap_or(token) * count(decoding);
-        // Where decoding alone takes longer than a step should, a third of the step is for prompts nevertheless: they
-        // would never be computed otherwise.
-        let left = (self.step - decodes).max(decodes / 2.0);
+        let left = self.time_for(decoding) - self.without_prompts(decoding);
         // A cast saturates: a token that takes no time gives a number that the model's batch limits.
-        ((left / token.max(1.0)) as usize).max(TOKENS_MIN)
+        let tokens = (left / token.max(1.0)).min(self.most) as usize;
+        tokens.max(TOKENS_MIN)
+    }
+
+    /// How long a step should take. Where a step takes long whatever is in it, prompts have a part of it nevertheless, or
+    /// they would never be computed: a third beside streams, and two thirds where none of them waits.
+    fn time_for(&self, decoding: usize) -> f64 {
+        let without = self.without_prompts(decoding);
+        self.step.max(if decoding == 0 {
+            3.0 * without
+        } else {
+            1.5 * without
+        })
+    }
+
+    /// The time of a step with so many decoding sequences alone.
+    fn without_prompts(&self, decoding: usize) -> f64 {
+        let Some((time, measured)) = self.decode else {
+            return 0.0;
+        };
+        // Rather too little than too much: what is missing here counts as time of the prompt tokens, and the step is as long as
+        // it should be all the same.
+        let more = (count(decoding) / measured - 1.0).max(0.0);
+        time * (1.0 + more / 16.0)
     }
 
     /// Takes the time of a decode call with so many decoding sequences and prompt tokens.
@@ -52,21 +82,36 @@ impl StepPace {
         let took = nanoseconds(took);
         if prompt_tokens == 0 {
             if decoding > 0 {
-                average(&mut self.decode, took / count(decoding));
+                let known = self.decode.map(|_| self.without_prompts(decoding));
+                self.decode = Some((average(known, took), count(decoding)));
             }
             return;
         }
-        let equal = took / count(decoding + prompt_tokens);
-        // What decoding takes is known from steps without prompts, but not exactly for as many sequences as these. The
-        // minimum keeps an estimate that is too large from making prompt tokens look free.
-        let beside = self.decode.unwrap_or(equal) * count(decoding);
-        let token = ((took - beside) / count(prompt_tokens)).max(equal / 4.0);
-        average(&mut self.prefill, token);
+        // The whole includes the decoding, so that was no longer.
+        if let Some((time, measured)) = &mut self.decode
+            && count(decoding) >= *measured
+        {
+            *time = time.min(took);
+        }
+        let should = self.time_for(decoding);
+        let all = count(decoding + prompt_tokens);
+        // The minimum keeps an estimate that is too large from making prompt tokens look free.
+        let token = (took - self.without_prompts(decoding)) / count(prompt_tokens);
+        self.prefill = Some(average(self.prefill, token.max(took / all / 4.0)));
+        self.most = if took > should * OVER {
+            count(prompt_tokens) * (should / took).max(0.5)
+        } else {
+            self.most * 1.25
+        };
     }
 }
 
-fn average(estimate: &mut Option<f64>, new: f64) {
-    *estimate = Some(estimate.map_or(new, |old| old + (new - old) * NEW_SHARE));
+/// The estimate with a new measurement; the first one is taken as it is.
+fn average(estimate: Option<f64>, new: f64) -> f64 {
+    let Some(old) = estimate else { return new };
+    // An estimate of nothing could never grow.
+    let old = old.max(1.0);
+    old + (new.clamp(old / CHANGE_MAX, old * CHANGE_MAX) - old) * NEW_SHARE
 }
 
 fn nanoseconds(time: Duration) -> f64 {
@@ -82,23 +127,44 @@ fn count(tokens: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// A machine on which a step takes 10 ms, 5 ms for each decoding sequence, and this many microseconds for each
-    /// prompt token.
-    fn took(decoding: usize, prompt_tokens: usize, token_us: u64) -> Duration {
-        let tokens = Duration::from_micros(token_us) * u32::try_from(prompt_tokens).unwrap();
-        Duration::from_millis(10)
-            + Duration::from_millis(5) * u32::try_from(decoding).unwrap()
-            + tokens
+    /// A machine: the time of a step whatever is in it, of each decoding sequence, and of each prompt token.
+    #[derive(Clone, Copy, Debug)]
+    struct Machine {
+        fixed_ms: u64,
+        sequence_ms: u64,
+        token_us: u64,
     }
 
-    /// Steps until the pace is steady, and returns the time of the last step.
-    fn steady(pace: &mut StepPace, decoding: usize, token_us: u64) -> Duration {
-        (0..40).fold(Duration::ZERO, |_, _| {
-            let tokens = pace.prefill_tokens(decoding).min(4_096);
-            let time = took(decoding, tokens, token_us);
-            pace.observe(decoding, tokens, time);
-            time
-        })
+    impl Machine {
+        fn takes(self, decoding: usize, prompt_tokens: usize) -> Duration {
+            let of = |count: usize| u32::try_from(count).unwrap();
+            Duration::from_millis(self.fixed_ms)
+                + Duration::from_millis(self.sequence_ms) * of(decoding)
+                + Duration::from_micros(self.token_us) * of(prompt_tokens)
+        }
+
+        /// Steps until the pace is steady, with prompts waiting all the time; returns the tokens and the time of the last.
+        fn steady(self, pace: &mut StepPace, decoding: usize) -> (usize, Duration) {
+            (0..60).fold((0, Duration::ZERO), |_, _| {
+                let tokens = pace.prefill_tokens(decoding).min(4_096);
+                let time = self.takes(decoding, tokens);
+                pace.observe(decoding, tokens, time);
+                (tokens, time)
+            })
+        }
+    }
+
+    const STEP: Duration = Duration::from_millis(200);
+    const USUAL: Machine = Machine {
+        fixed_ms: 10,
+        sequence_ms: 5,
+        token_us: 2_000,
+    };
+
+    fn assert_near(time: Duration, expected_ms: u64, what: &dyn std::fmt::Debug) {
+        let expected = Duration::from_millis(expected_ms);
+        let range = expected * 7 / 10..=expected * 12 / 10;
+        assert!(range.contains(&time), "{what:?}: {time:?} for {expected:?}");
     }
 
     #[test]
@@ -111,57 +177,88 @@ mod tests {
             (8, 9_000),
             (20, 500),
         ] {
-            for known in [None, Some(Duration::from_micros(token_us / 2))] {
-                let mut pace = StepPace::new(Duration::from_millis(200), known);
+            for known in [false, true] {
+                let machine = Machine { token_us, ..USUAL };
+                let known = known.then_some(WarmTimes {
+                    decode: machine.takes(1, 0),
+                    token: Duration::from_micros(token_us / 2),
+                });
+                let mut pace = StepPace::new(STEP, known);
                 for _ in 0..10 {
-                    pace.observe(decoding, 0, took(decoding, 0, token_us));
+                    pace.observe(decoding, 0, machine.takes(decoding, 0));
                 }
-                let time = steady(&mut pace, decoding, token_us);
-                // Never fewer than the least, which takes 72 ms here at most.
-                let range = Duration::from_millis(170)..=Duration::from_millis(215);
-                assert!(range.contains(&time), "{decoding}, {token_us}: {time:?}");
+                let (_, time) = machine.steady(&mut pace, decoding);
+                assert_near(time, 200, &(decoding, token_us));
             }
         }
     }
 
     #[test]
-    fn a_step_without_known_decodes_is_as_long_too() {
-        let mut pace = StepPace::new(Duration::from_millis(200), None);
-        let time = steady(&mut pace, 6, 2_000);
-        let range = Duration::from_millis(150)..=Duration::from_millis(250);
-        assert!(range.contains(&time), "{time:?}");
-    }
-
-    #[test]
-    fn prompts_advance_beside_decodes_that_take_longer_than_a_step_should() {
-        let mut pace = StepPace::new(Duration::from_millis(200), None);
-        for _ in 0..10 {
-            pace.observe(100, 0, took(100, 0, 0));
+    fn what_one_sequence_takes_says_little_about_many() {
+        for (fixed_ms, sequence_ms, token_us) in [(100, 4, 16_000), (40, 2, 5_000), (10, 5, 2_000)]
+        {
+            let machine = Machine {
+                fixed_ms,
+                sequence_ms,
+                token_us,
+            };
+            let mut pace = StepPace::new(STEP, None);
+            for _ in 0..10 {
+                pace.observe(1, 0, machine.takes(1, 0));
+            }
+            let (tokens, time) = machine.steady(&mut pace, 7);
+            assert!(time < STEP * 16 / 10, "{machine:?}: {time:?}");
+            assert!(tokens >= TOKENS_MIN);
         }
-        // 510 ms for the decodes, and half of that for prompts.
-        let time = steady(&mut pace, 100, 1_000);
-        let range = Duration::from_millis(700)..=Duration::from_millis(800);
-        assert!(range.contains(&time), "{time:?}");
+        // Nothing but steps with both.
+        let (_, time) = USUAL.steady(&mut StepPace::new(STEP, None), 6);
+        assert_near(time, 200, &"unknown");
     }
 
     #[test]
-    fn a_single_slow_step_changes_little_and_a_slower_machine_much() {
-        let mut pace = StepPace::new(Duration::from_millis(200), None);
-        steady(&mut pace, 0, 1_000);
-        let before = pace.prefill_tokens(0);
-        pace.observe(0, before, took(0, before, 4_000));
-        assert!(pace.prefill_tokens(0) > before / 2);
-        steady(&mut pace, 0, 4_000);
-        assert!(pace.prefill_tokens(0) < before / 3);
+    fn prompts_advance_where_a_step_takes_longer_than_it_should_without_them() {
+        let machine = Machine {
+            fixed_ms: 300,
+            sequence_ms: 0,
+            token_us: 5_000,
+        };
+        for (decoding, expected_ms) in [(1, 450), (0, 900)] {
+            let mut pace = StepPace::new(STEP, None);
+            pace.observe(1, 0, machine.takes(1, 0));
+            let (_, time) = machine.steady(&mut pace, decoding);
+            assert_near(time, expected_ms, &decoding);
+        }
+    }
+
+    #[test]
+    fn a_machine_that_slept_changes_little_and_a_slower_one_much() {
+        for slept in [Duration::from_secs(20), Duration::from_secs(3_600)] {
+            for decoding in [0, 1, 8] {
+                let mut pace = StepPace::new(STEP, None);
+                pace.observe(1, 0, USUAL.takes(1, 0));
+                let (before, _) = USUAL.steady(&mut pace, decoding);
+                pace.observe(decoding.max(1), 0, slept);
+                pace.observe(decoding, before, slept);
+                assert!(pace.prefill_tokens(decoding) >= before / 3, "{decoding}");
+                let (_, time) = USUAL.steady(&mut pace, decoding);
+                assert_near(time, 200, &(slept, decoding));
+                let slower = Machine {
+                    token_us: 8_000,
+                    ..USUAL
+                };
+                let (_, time) = slower.steady(&mut pace, decoding);
+                assert_near(time, 200, &(slept, decoding));
+            }
+        }
     }
 
     #[test]
     fn the_number_of_tokens_has_bounds() {
-        let mut pace = StepPace::new(Duration::from_millis(200), None);
+        let mut pace = StepPace::new(STEP, None);
         assert_eq!(pace.prefill_tokens(3), UNMEASURED_TOKENS);
         pace.observe(0, 100, Duration::ZERO);
         assert!(pace.prefill_tokens(0) > 1_000_000);
-        let mut slow = StepPace::new(Duration::from_millis(200), None);
+        let mut slow = StepPace::new(STEP, None);
         slow.observe(0, 1, Duration::from_secs(1_000));
         assert_eq!(slow.prefill_tokens(0), TOKENS_MIN);
     }

@@ -113,7 +113,7 @@ impl ThreadChoices {
 
     /// The maximum of threads of either.
     fn most(&self) -> u32 {
-        self.decode.threads().max(self.prefill.threads())
+        self.decode.most().max(self.prefill.most())
     }
 }
 
@@ -220,7 +220,6 @@ impl LlamaContext {
         // llama.cpp asserts that a batch has room for one row per slot, and pads the number of cells itself.
         let batch_tokens = size.batch_tokens.max(slots);
         let cells = size.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
-        // Each choice begins with its largest number.
         let threads = size.threads.choices();
         let pool = ComputeThreads::new(threads.most(), size.poll)
             .ok_or("ggml could not start its threads")?;
@@ -325,7 +324,7 @@ impl LlamaContext {
         self.batch.fill(entries);
         let (context, batch) = (self.context.as_ptr(), self.batch.raw());
         let choice = self.threads.of(entries);
-        let threads = choice.threads().cast_signed();
+        let threads = choice.threads(entries.len()).cast_signed();
         // SAFETY: the context is live and not computing. llama.cpp takes the second number for every batch of more than
         // one token.
         unsafe { sys::llama_set_n_threads(context, threads, threads) };
