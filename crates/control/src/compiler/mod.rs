@@ -67,7 +67,7 @@ pub struct CompilerOptions {
     pub place: CompilerPlace,
     /// Processor time that a child may take for a module of usual size, with up to 4 MiB of code. For each further one it has
     /// 2.5 s more: interpreters of whole languages have several. The child yields to whatever else runs, so by the clock it
-    /// may take four times as long.
+    /// may take ten times as long.
     pub time: Duration,
     /// Bytes of the largest artefact.
     pub artefact_bytes_max: u64,

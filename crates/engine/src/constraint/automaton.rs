@@ -237,6 +237,10 @@ impl Automaton {
     pub(super) fn reset(&mut self, tokens: usize) -> Outcome<()> {
         self.fenced(|parser| {
             parser.rollback(tokens).map_err(shown)?;
+            // A token that was consumed and then found too expensive is not among those that the caller counts.
+            if !parser.final_bytes().is_empty() {
+                return Err("it is not at its start".to_owned());
+            }
             // Taking back nothing succeeds in every state.
             let error = parser.parser.get_error().map(|error| error.message());
             match (error, parser.stop_reason()) {

@@ -85,6 +85,20 @@ fn ai_843_a_recycled_automaton_is_like_new() {
     }
 }
 
+/// A token that it consumed and nobody counts, because there was no memory for it, would be the beginning of another
+/// sequence.
+#[test]
+fn ai_843_an_automaton_that_is_not_at_its_start_is_not_recycled() {
+    let source = source();
+    assert!(open(&source, "sapwood:regex", "[a-c]{2,5}").is_ok());
+    let text = super::super::grammar::GrammarText::regex("[a-c]{2,5}", "");
+    let compiled = source.cache.get(&text).unwrap();
+    let mut automaton = compiled.automaton().unwrap();
+    automaton.consume(u32::from(b'a')).unwrap();
+    assert!(automaton.reset(0).is_err());
+    assert!(automaton.reset(1).is_ok());
+}
+
 /// Opens a hostile constraint and, if it compiles, takes some steps. All of it must be over soon.
 #[track_caller]
 fn survive(controller: &str, arg: &str) {

@@ -90,11 +90,34 @@ impl ControllersContext {
         &self,
         ask: impl FnOnce(&dyn ControllerStore) -> Result<T, SteerRefusal> + Send + 'static,
     ) -> Result<T, Rejection> {
+        self.ask_store_as(TaskSize::Large, ask).await
+    }
+
+    /// Asks the store in the turn of an upload. Not behind the other large work of its caller: that would keep everybody's
+    /// turn. There is one upload at a time, and the thread for small work is free for it.
+    pub(super) async fn ask_store_in_turn<T: Send + 'static>(
+        &self,
+        turn: UploadTurn,
+        ask: impl FnOnce(&dyn ControllerStore) -> Result<T, SteerRefusal> + Send + 'static,
+    ) -> Result<T, Rejection> {
+        self.ask_store_as(TaskSize::Small, move |store| {
+            // Until the compiler has ended, also where nobody waits for the answer any more.
+            let _turn = turn;
+            ask(store)
+        })
+        .await
+    }
+
+    async fn ask_store_as<T: Send + 'static>(
+        &self,
+        size: TaskSize,
+        ask: impl FnOnce(&dyn ControllerStore) -> Result<T, SteerRefusal> + Send + 'static,
+    ) -> Result<T, Rejection> {
         let store = self.config.store.clone().ok_or_else(no_store)?;
         let turn = request_trace::present_turn().caller;
         // Not that of prompts, which would wait for modules to compile.
         let pool = BlockingPool::compiling();
-        let asked = pool.run(turn, TaskSize::Large, move || ask(&*store)).await;
+        let asked = pool.run(turn, size, move || ask(&*store)).await;
         let asked = asked.map_err(|error| refusals::of_call(&error))?;
         asked.map_err(|refusal| refusals::of_store(&refusal))
     }

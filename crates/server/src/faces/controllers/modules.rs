@@ -31,11 +31,8 @@ pub(super) async fn upload(
     let module = body::whole(&parts, body, max, "invalid module: a module").await?;
     // After the body: a slow client delays no other.
     let turn = context.upload_turn().await?;
-    let uploaded = context.ask_store(move |store| {
-        // Until the compiler has ended, also where nobody waits for the answer any more.
-        let _turn = turn;
-        store.upload(rights.as_user(), module)
-    });
+    let uploaded =
+        context.ask_store_in_turn(turn, move |store| store.upload(rights.as_user(), module));
     let UploadedModule {
         module_id,
         wasm_size,

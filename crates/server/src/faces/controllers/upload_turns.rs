@@ -40,7 +40,7 @@ impl UploadTurns {
     /// Waits for the turn of the caller with this number. Waiting here keeps no thread.
     ///
     /// # Errors
-    /// An upload of this caller waits already, or it waited for too long.
+    /// As many uploads of this caller wait already as may, or it waited for too long.
     pub(super) async fn acquire(&self, caller: u64) -> Result<UploadTurn, Rejection> {
         let granted = {
             let mut state = locked(&self.0);
@@ -50,8 +50,13 @@ impl UploadTurns {
             }
             // Of requests that were given up in the meantime.
             state.waiting.retain(|waiting| !waiting.turn.is_closed());
-            if state.waiting.iter().any(|waiting| waiting.caller == caller) {
-                let message = "One upload of yours is waiting already: send the next one after it.";
+            let own = state
+                .waiting
+                .iter()
+                .filter(|waiting| waiting.caller == caller);
+            if own.count() >= WAITING_EACH_MAX {
+                let message =
+                    "Several uploads of yours are waiting already: send the next one after them.";
                 return Err(refusals::overloaded(message));
             }
             let (turn, granted) = oneshot::channel();
@@ -91,6 +96,8 @@ fn locked(state: &Mutex<TurnState>) -> MutexGuard<'_, TurnState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Uploads of one caller that may wait: each holds its module in memory, and a project may have several controllers.
+const WAITING_EACH_MAX: usize = 4;
 /// How long an upload waits for its turn: a module of usual size that is running has ended by then, on a busy machine too.
 const UPLOAD_WAIT: Duration = Duration::from_secs(60);
 
@@ -137,21 +144,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn d_54_one_upload_of_a_caller_waits() {
+    async fn d_54_few_uploads_of_a_caller_wait() {
         let turns = UploadTurns::default();
         let running = turns.acquire(1).await.ok().unwrap();
-        let mut waiting = Box::pin(turns.acquire(1));
-        assert!(now(&mut waiting).is_none());
+        let wait = || {
+            let mut waiting = Box::pin(turns.acquire(1));
+            assert!(now(&mut waiting).is_none());
+            waiting
+        };
+        let mut waiting: Vec<_> = (0..WAITING_EACH_MAX).map(|_| wait()).collect();
         let refused = turns.acquire(1).await.err().unwrap();
         assert_eq!(refused.code, Code::Overloaded);
         assert!(refused.message.contains("of yours"), "{}", refused.message);
         // One that is given up waits no more, and is not waited for.
-        drop(waiting);
-        let mut waiting = Box::pin(turns.acquire(1));
-        assert!(now(&mut waiting).is_none());
+        waiting.pop();
+        waiting.push(wait());
         let mut other = Box::pin(turns.acquire(2));
         assert!(now(&mut other).is_none());
-        drop(waiting);
+        waiting.clear();
         drop(running);
         assert!(now(&mut other).unwrap().is_ok());
     }
