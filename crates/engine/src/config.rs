@@ -25,9 +25,9 @@ pub struct Config {
     pub queue_timeout_ms: u64,
     /// Unread token events per choice at which its sequence is parked.
     pub outbox_events: u32,
-    /// Milliseconds that a step should take at most: a step computes as many prompt tokens as fit in this time, by what
-    /// earlier steps took. Streams and new requests wait for the end of a step. Where decoding alone takes longer, prompts
-    /// get half as much time in addition.
+    /// Milliseconds that a step should take at most beside streams, and twice as many where none waits: a step computes as
+    /// many prompt tokens as fit in this time, by what earlier steps took. Streams and new requests wait for the end of a
+    /// step. Where decoding alone takes longer, prompts get half as much time in addition.
     pub step_ms: u64,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
     pub steer_ms: u64,
@@ -42,6 +42,10 @@ pub struct Config {
     /// per-slot KV cache, using a prefix copies all KV cells of a slot, which costs about as much as computing this
     /// many tokens.
     pub prefix_tokens_min: u32,
+    /// Bytes of memory for prefixes that have lost their KV cells, from where they are copied back when a prompt begins
+    /// with them. `None`: what the model recommends, for an embedded one an eighth of the memory that was available when
+    /// it was loaded, at most 8 GiB. 0: they are dropped.
+    pub prefix_ram_bytes: Option<usize>,
     /// Requests without a seed get one derived from this number. `None`: derived from the operating system's
     /// randomness.
     pub seed: Option<u64>,
@@ -60,6 +64,7 @@ impl Default for Config {
             ageing_turns: 8,
             prefix_sharing: PrefixSharing::default(),
             prefix_tokens_min: 16,
+            prefix_ram_bytes: None,
             seed: None,
         }
     }

@@ -37,6 +37,7 @@ pub mod model;
 mod outbox;
 mod owner;
 mod prefix_cache;
+mod prefix_store;
 mod queue;
 pub mod ranking;
 pub mod recommended;

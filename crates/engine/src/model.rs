@@ -223,6 +223,34 @@ pub trait Model: Send {
     /// Frees a slot.
     fn release(&mut self, slot: SlotId);
 
+    /// Returns whether every token that is decoded scans the cells of all slots, so that cached prefixes cost time while
+    /// others are decoded.
+    fn scans_all_cells(&self) -> bool {
+        false
+    }
+
+    /// Returns how many bytes of memory saved slots may take by default; 0 if slots cannot be saved.
+    fn saved_bytes_max(&self) -> usize {
+        0
+    }
+
+    /// Returns whether a slot that was restored can be truncated to any number of tokens and continue there.
+    fn restores_in_part(&self) -> bool {
+        self.info().truncates
+    }
+
+    /// Returns the state of a slot as bytes, from which [`Model::restore`] of the same loaded model makes it again.
+    /// `None` if that is not possible.
+    fn save(&mut self, _slot: SlotId) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Fills an open, empty slot with a saved state, which held so many tokens. Returns false, with an empty slot, if that
+    /// is not possible, for example for lack of cells.
+    fn restore(&mut self, _slot: SlotId, _state: &[u8], _tokens: u32) -> bool {
+        false
+    }
+
     /// Decodes the batch: at most [`Capacity::batch_tokens`] entries, those of one slot adjacent and in order, with at
     /// most [`Capacity::rows`] output rows.
     ///

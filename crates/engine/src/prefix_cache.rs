@@ -63,6 +63,14 @@ struct Cell {
     pins: u32,
 }
 
+/// A cached prefix that lost its slot. The model still holds it there until the caller releases the slot.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct EvictedPrefix {
+    pub(crate) slot: SlotId,
+    pub(crate) scope: u64,
+    pub(crate) tokens: Vec<Token>,
+}
+
 /// A slot whose tokens begin as a prompt does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixMatch {
@@ -99,9 +107,20 @@ impl PrefixCache {
         self.cells.len() - self.pinned
     }
 
+    /// Returns the number of cells that only cached prefixes hold.
+    pub(crate) fn idle_cells(&self) -> usize {
+        self.room() - self.free.len()
+    }
+
     /// Returns the number of cells in use.
     pub(crate) fn used(&self) -> usize {
         self.cells.len() - self.free.len()
+    }
+
+    /// Returns the scope and the tokens of a slot.
+    pub(crate) fn contents(&self, slot: SlotId) -> (u64, &[Token]) {
+        let slot = self.cached_slot(slot);
+        (slot.scope, &slot.tokens)
     }
 
     /// Returns the number of tokens in a slot.
@@ -215,11 +234,11 @@ impl PrefixCache {
         self.touch(from);
     }
 
-    /// Appends tokens to a live slot. The caller has freed enough cells with [`PrefixCache::evict_for`].
+    /// Appends tokens to a live slot. The caller has freed enough cells by evicting.
     #[inline]
     pub(crate) fn append(&mut self, slot: SlotId, tokens: &[Token]) {
         for &token in tokens {
-            // Does not happen after `evict_for`. If it did, the cache would know fewer tokens than the slot holds, and
+            // Does not happen after enough was evicted. If it did, the cache would know fewer tokens than the slot holds, and
             // a lookup would share less.
             let Some(cell) = self.free.pop() else { return };
             self.cells[cell as usize] = Cell {
@@ -337,7 +356,20 @@ impl PrefixCache {
     /// Frees a cached slot other than `spare`. Evicts first those whose prompt is also that of a slot used later, so
     /// that many answers to one prompt do not evict another conversation; then the least recently used. The caller
     /// releases the slot in the model.
-    pub(crate) fn evict(&mut self, spare: Option<SlotId>) -> Option<SlotId> {
+    pub(crate) fn evict(&mut self, spare: Option<SlotId>) -> Option<EvictedPrefix> {
+        let slot = self.next_evicted(|slot| Some(slot) != spare)?;
+        Some(self.take_cached(slot))
+    }
+
+    /// As [`PrefixCache::evict`], but only a slot with cells that no live slot holds.
+    pub(crate) fn evict_idle(&mut self) -> Option<EvictedPrefix> {
+        let is_idle = |cell: &u32| self.cells[*cell as usize].pins == 0;
+        let slot = self.next_evicted(|slot| self.cached_slot(slot).cells.iter().any(is_idle))?;
+        Some(self.take_cached(slot))
+    }
+
+    /// Returns the first to be evicted of the cached slots for which `may` is true.
+    fn next_evicted(&self, may: impl Fn(SlotId) -> bool) -> Option<SlotId> {
         let cached = |cached_slot: &CachedSlot| match cached_slot.usage {
             SlotUse::Cached(cached) => Some((cached_slot.scope, cached)),
             _ => None,
@@ -349,15 +381,26 @@ impl PrefixCache {
             *used = cached.used.max(*used);
         }
         let candidates = (0..).zip(&self.slots).filter_map(|(slot, cached_slot)| {
-            let (scope, cached) = cached(cached_slot).filter(|_| Some(slot) != spare)?;
+            let (scope, cached) = cached(cached_slot).filter(|_| may(slot))?;
             // `used` is unique for each use of a slot, except for slots that `warm` marks together. False sorts before
             // true.
             let last = latest.get(&(scope, cached.prompt)) == Some(&cached.used);
             Some((last, cached.used, slot))
         });
         let (_, _, slot) = candidates.min()?;
-        self.discard(slot);
         Some(slot)
+    }
+
+    /// Frees a cached slot and returns what it held.
+    fn take_cached(&mut self, slot: SlotId) -> EvictedPrefix {
+        let scope = self.cached_slot(slot).scope;
+        let tokens = std::mem::take(&mut self.cached_slot_mut(slot).tokens);
+        self.discard(slot);
+        EvictedPrefix {
+            slot,
+            scope,
+            tokens,
+        }
     }
 
     /// Frees a cached slot. The caller releases it in the model.
@@ -370,15 +413,9 @@ impl PrefixCache {
         cached_slot.usage = SlotUse::Free;
     }
 
-    /// Evicts until `cells` cells are free; returns the slots that the caller then releases in the model.
-    pub(crate) fn evict_for(&mut self, cells: usize) -> Vec<SlotId> {
-        let mut evicted = Vec::new();
-        // One slot may free fewer cells than it holds: those that it shares with others stay in use.
-        while self.free.len() < cells {
-            let Some(slot) = self.evict(None) else { break };
-            evicted.push(slot);
-        }
-        evicted
+    /// Returns whether this many cells are free.
+    pub(crate) fn has_free_cells(&self, cells: usize) -> bool {
+        self.free.len() >= cells
     }
 
     /// Marks every cached slot of this scope with this `key` as just used.

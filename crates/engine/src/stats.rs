@@ -209,6 +209,10 @@ pub struct EngineStats {
     pub prefix_queries: Counter,
     /// Prompt tokens found in the prefix cache.
     pub prefix_hits: Counter,
+    /// Prompt tokens that were copied back from saved prefixes; they are among `prefix_hits`.
+    pub prefix_restored: Counter,
+    /// Bytes of the prefixes that are saved in memory.
+    pub prefix_saved_bytes: Gauge,
     pub preemptions: Counter,
     /// Choices that ended, by reason: stop, length, controller, cancelled.
     pub finished: [Counter; 4],
@@ -293,6 +297,8 @@ impl Default for EngineStats {
             generation_tokens: Counter::default(),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
+            prefix_restored: Counter::default(),
+            prefix_saved_bytes: Gauge::default(),
             preemptions: Counter::default(),
             finished: Default::default(),
             failed: Counter::default(),

@@ -165,6 +165,9 @@ pub(crate) struct EngineConfig {
     pub(crate) prefix_cache_scope: PrefixScope,
     /// Minimum length in tokens of a common prefix that is reused.
     pub(crate) prefix_tokens_min: u32,
+    /// Bytes of memory for cached prefixes that have lost their KV cells; 0: an eighth of the memory that is available when
+    /// the model is loaded, at most 8 GiB. Nothing is kept there if `kept_prefixes` is 0.
+    pub(crate) prefix_ram_bytes: u64,
     /// Ageing: one of so many admissions goes to the request that has waited longest, whatever its priority; 0: off.
     pub(crate) ageing_turns: u32,
     /// Memory limit of an embedded model in bytes; 0: what the system and its control group have available.
@@ -199,6 +202,7 @@ impl Default for EngineConfig {
             cache_tokens: 0,
             prefix_cache_scope: PrefixScope::Key,
             prefix_tokens_min: 16,
+            prefix_ram_bytes: 0,
             ageing_turns: 8,
             memory_bytes: 0,
             try_files: true,

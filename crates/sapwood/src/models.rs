@@ -226,6 +226,11 @@ fn limits(config: &Config) -> sapwood_engine::Config {
             PrefixScope::Server => PrefixSharing::All,
         },
         prefix_tokens_min: config.engine.prefix_tokens_min,
+        prefix_ram_bytes: match (config.engine.kept_prefixes, config.engine.prefix_ram_bytes) {
+            (0, _) => Some(0),
+            (_, 0) => None,
+            (_, bytes) => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
+        },
         ageing_turns: config.engine.ageing_turns,
         steer_ms: config.controllers.step_ms,
         step_ms: config.engine.step_ms,

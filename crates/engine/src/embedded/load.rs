@@ -68,7 +68,9 @@ pub struct LoadOptions {
     pub threads: Option<u32>,
     /// Threads of a decode call with prompt tokens. `None`: `threads` if that is given, else as for `threads`.
     pub threads_batch: Option<u32>,
-    /// How long idle worker threads spin before they sleep, from 0 (not at all) to 100.
+    /// How long idle worker threads spin before they sleep: from 0, not at all, to 100. By default 1, some milliseconds:
+    /// they then stay awake from one step to the next of a stream, and each keeps its processor. A thread that has slept is
+    /// often woken on the processor of the thread that waits for it.
     pub poll: u32,
     /// Layers to compute on a GPU; needs a cargo feature for one.
     pub gpu_layers: u32,
@@ -88,7 +90,7 @@ impl Default for LoadOptions {
             batch_tokens: 512,
             threads: None,
             threads_batch: None,
-            poll: 0,
+            poll: 1,
             gpu_layers: 0,
             mmap: true,
             memory_bytes: None,
@@ -316,6 +318,7 @@ fn embed(
         vocabulary,
         context,
         warm_times: None,
+        saved_bytes_max: memory::for_saved_slots(options.memory_bytes),
     };
     embedded.warm_up();
     Ok(embedded)

@@ -122,6 +122,16 @@ pub(super) fn available() -> Option<u64> {
     }
 }
 
+/// Returns how many bytes saved slots of a loaded model may take: they are a cache, and leave most of what is available to
+/// others.
+pub(super) fn for_saved_slots(limit: Option<u64>) -> usize {
+    const MAX: u64 = 8 << 30;
+    const UNKNOWN: u64 = 8 << 30;
+    let available = available().unwrap_or(UNKNOWN);
+    let bytes = limit.unwrap_or(u64::MAX).min(available) / 8;
+    usize::try_from(bytes.min(MAX)).unwrap_or(usize::MAX)
+}
+
 /// Bytes reserved for models that are being loaded: they will be used, but the system does not count them yet.
 static RESERVED: Mutex<u64> = Mutex::new(0);
 static RELEASED: Condvar = Condvar::new();

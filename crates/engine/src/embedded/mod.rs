@@ -46,6 +46,8 @@ pub struct Embedded {
     context: llama::LlamaContext,
     /// What the warm-up measured.
     warm_times: Option<WarmTimes>,
+    /// Memory for saved slots.
+    saved_bytes_max: usize,
 }
 
 impl Model for Embedded {
@@ -111,6 +113,26 @@ impl Model for Embedded {
 
     fn release(&mut self, slot: SlotId) {
         self.context.clear(slot);
+    }
+
+    fn scans_all_cells(&self) -> bool {
+        self.context.scans_all_cells()
+    }
+
+    fn saved_bytes_max(&self) -> usize {
+        self.saved_bytes_max
+    }
+
+    fn restores_in_part(&self) -> bool {
+        self.context.restores_in_part()
+    }
+
+    fn save(&mut self, slot: SlotId) -> Option<Vec<u8>> {
+        self.context.save(slot)
+    }
+
+    fn restore(&mut self, slot: SlotId, state: &[u8], tokens: u32) -> bool {
+        self.context.restore(slot, state, tokens)
     }
 
     fn decode(&mut self, batch: &[BatchEntry], _: Time) -> Result<(), DecodeStop> {

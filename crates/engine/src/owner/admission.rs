@@ -9,6 +9,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::fuel::SpentFuel;
+use super::kv_slots::FoundPrefix;
 use super::opening::poll_opening;
 use super::requests::Requests;
 use super::scoring::score_first;
@@ -19,7 +20,7 @@ use crate::config::{Config, PrefixSharing};
 use crate::inbox::{EngineCommand, OwnerInbox};
 use crate::model::SlotPurpose;
 use crate::outbox::{OwnerWaker, ReaderRequest};
-use crate::prefix_cache::{PrefixMatch, common_prefix};
+use crate::prefix_cache::common_prefix;
 use crate::queue::QueuePace;
 use crate::scheduler::SequenceKey;
 
@@ -401,6 +402,9 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
         let stats = &requests.stats;
         stats.prefix_queries.add(request.prompt.len() as u64);
         stats.prefix_hits.add(computed as u64);
+        if matches!(shared, Some(FoundPrefix::Saved(_))) {
+            stats.prefix_restored.add(computed as u64);
+        }
     }
     sequence.slot = Some(slot);
     sequence.computed = computed;
@@ -410,7 +414,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
 
 /// Makes room for a sequence's tokens, one more cell for each running sequence, and a slot. Preempts only sequences
 /// that do not run. Returns the shared prefix, if any; `None` if the sequence does not fit.
-fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<PrefixMatch>> {
+fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<FoundPrefix>> {
     loop {
         let sequence = &requests.sequences[key];
         // Looked up anew in each round: preempting a victim may have released the very slot that held the shared

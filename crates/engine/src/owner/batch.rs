@@ -215,6 +215,10 @@ impl Batch {
             let request = &mut requests.jobs[sequence.job];
             requests.fuel.charge_processed(request, sequence, until);
             sequence.computed = until;
+            // From here the same prompt, or one with another last message, can be answered once more.
+            if !self.limits.truncates && until + 1 == sequence.prompt_tokens {
+                requests.slots.checkpoint(slot);
+            }
         }
         self.entries.len()
     }
@@ -242,10 +246,10 @@ impl BatchLimits {
         // A model that cannot truncate can share a prompt only from a slot that ends there, so prefill stops once
         // before the last token of the prompt.
         let shared = sequence.prompt_tokens.saturating_sub(1);
-        // A request with one choice has no sibling to share its prompt with, and the extra step would only delay its
-        // first token.
-        let has_siblings = requests.jobs[sequence.job].members.len() > 1;
-        if !self.truncates && sequence.computed < shared && has_siblings {
+        // Otherwise the extra step would only delay its first token.
+        let is_shared =
+            || requests.jobs[sequence.job].members.len() > 1 || requests.slots.saves(shared);
+        if !self.truncates && sequence.computed < shared && is_shared() {
             pending = shared - sequence.computed;
         }
         Some(Runnable { key, pending })

@@ -4,6 +4,14 @@
 //! - A slot that the prefix cache counts as taken or cached is open in the model and holds the same tokens there.
 //! - A running sequence's slot holds exactly the first `computed` of its tokens.
 //! - The model is never asked to truncate or fork to a length from which it cannot resume (D-48).
+//!
+//! A cached prefix that loses its cells is saved in memory ([`crate::prefix_store`]):
+//!
+//! ```text
+//!   running ── retain ──► cached in KV cells ── evict: save ──► saved in memory ── acquire: restore ──► running
+//!      ▲                        │
+//!      └──── acquire: fork ─────┘
+//! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,14 +22,41 @@ use sapwood_proto::time::Time;
 use super::fenced;
 use super::sequence::RunningSequence;
 use crate::api::{EngineError, ModelInfo};
+use crate::config::Config;
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
-use crate::prefix_cache::{PrefixCache, PrefixMatch};
+use crate::prefix_cache::{EvictedPrefix, PrefixCache, PrefixMatch};
+use crate::prefix_store::{PrefixStore, SavedMatch};
 use crate::stats::Counter;
+
+/// Shorter prefixes are not saved: to compute so few tokens takes one step, as it does to compute a single one.
+const SAVED_TOKENS_MIN: usize = 32;
+
+/// A saved prefix is restored if it gives so many tokens more than one in KV cells.
+const RESTORED_TOKENS_MIN: usize = 32;
+
+/// A saved prefix is restored if at least one in so many of its tokens are in common: all are copied, and copying is so much
+/// faster than computing, with some reserve.
+const RESTORED_SHARE: usize = 32;
+
+/// Cached prefixes may keep one in so many of all cells while others are decoded, if decoding scans them too.
+const IDLE_SHARE: usize = 16;
+
+/// A prefix that a sequence can begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FoundPrefix {
+    /// In the KV cells of a slot.
+    Slot(PrefixMatch),
+    /// Saved in memory.
+    Saved(SavedMatch),
+}
 
 /// The model, and what each of its slots holds.
 pub(super) struct KvSlots {
     model: Box<dyn Model>,
     cache: PrefixCache,
+    store: PrefixStore,
+    /// The cells that cached prefixes may keep when another sequence gets a slot.
+    idle_cells_max: usize,
     /// Whether the model can shorten a slot.
     truncates: bool,
     /// Shorter prefixes are neither looked up nor cached.
@@ -29,12 +64,26 @@ pub(super) struct KvSlots {
 }
 
 impl KvSlots {
-    pub(super) fn new(model: Box<dyn Model>, prefix_min: u32) -> Self {
+    pub(super) fn new(model: Box<dyn Model>, config: &Config) -> Self {
         let truncates = model.info().truncates;
+        let saved = config.prefix_ram_bytes.unwrap_or(usize::MAX);
+        // A model that cannot save recommends 0, which stays 0.
+        let saved = match model.saved_bytes_max() {
+            0 => 0,
+            recommended if saved == usize::MAX => recommended,
+            _ => saved,
+        };
+        let cells = model.capacity().cells as usize;
         Self {
             cache: PrefixCache::new(model.capacity(), truncates),
+            store: PrefixStore::new(saved, model.restores_in_part()),
+            idle_cells_max: if model.scans_all_cells() {
+                cells / IDLE_SHARE
+            } else {
+                usize::MAX
+            },
             truncates,
-            prefix_min: prefix_min as usize,
+            prefix_min: config.prefix_tokens_min as usize,
             model,
         }
     }
@@ -53,37 +102,53 @@ impl KvSlots {
         self.cache.used()
     }
 
-    /// Finds the longest usable cached or running prefix of `tokens` in the same scope.
-    pub(super) fn find(&self, scope: u64, tokens: &[Token]) -> Option<PrefixMatch> {
-        self.cache
-            .find(scope, tokens, self.prefix_min, |slot, tokens| {
-                can_resume(&*self.model, slot, tokens)
-            })
-    }
-
-    /// Returns whether there is a slot and `cells` KV cells for a sequence that shares the given prefix.
-    pub(super) fn fits(&self, cells: usize, shared: Option<PrefixMatch>) -> bool {
-        // Cached cells of the prefix that nothing pins count as room, but this sequence pins them.
-        let saved = shared.map_or(0, |shared| {
-            shared.tokens - self.cache.unpinned(shared.slot, shared.tokens)
+    /// Finds the longest usable prefix of `tokens` in the same scope: running, cached or saved.
+    pub(super) fn find(&self, scope: u64, tokens: &[Token]) -> Option<FoundPrefix> {
+        let resumes = |slot, tokens| can_resume(&*self.model, slot, tokens);
+        let in_slot = self.cache.find(scope, tokens, self.prefix_min, resumes);
+        let in_cells = in_slot.map_or(0, |found| found.tokens);
+        // The last token is always computed, as in `PrefixCache::find`.
+        let usable = tokens.split_last().map_or(tokens, |(_, rest)| rest);
+        let saved = self.store.find(scope, usable).filter(|saved| {
+            saved.tokens >= in_cells + RESTORED_TOKENS_MIN
+                && saved.tokens >= self.prefix_min
+                && saved.tokens >= saved.saved / RESTORED_SHARE
+                // All of it comes back before it is truncated.
+                && saved.saved <= self.cache.room()
         });
-        self.cache.room() + saved >= cells && self.cache.has_slot()
+        let saved = saved.map(FoundPrefix::Saved);
+        saved.or(in_slot.map(FoundPrefix::Slot))
     }
 
-    /// Opens a slot that shares a prefix, and returns it with the number of tokens that it holds. The caller has
+    /// Returns whether there is a slot and `cells` KV cells for a sequence that begins with the given prefix.
+    pub(super) fn fits(&self, cells: usize, prefix: Option<FoundPrefix>) -> bool {
+        // Cached cells of the prefix that nothing pins count as room, but this sequence pins them.
+        let shared = match prefix {
+            Some(FoundPrefix::Slot(shared)) => {
+                shared.tokens - self.cache.unpinned(shared.slot, shared.tokens)
+            }
+            Some(FoundPrefix::Saved(_)) | None => 0,
+        };
+        self.cache.room() + shared >= cells && self.cache.has_slot()
+    }
+
+    /// Opens a slot that begins with a prefix, and returns it with the number of tokens that it holds. The caller has
     /// checked [`KvSlots::fits`]; `None` if no slot is left nevertheless.
     pub(super) fn acquire(
         &mut self,
         scope: u64,
-        shared: Option<PrefixMatch>,
+        prefix: Option<FoundPrefix>,
         purpose: &SlotPurpose<'_>,
     ) -> Option<(SlotId, usize)> {
-        let wanted = shared.map(|shared| shared.slot);
+        let wanted = match prefix {
+            Some(FoundPrefix::Slot(shared)) => Some(shared.slot),
+            _ => None,
+        };
         if !self.cache.has_free_slot() {
             // Evicts another cached prefix before the one that this sequence needs, unless only one slot is left.
             let evicted = self.cache.evict(wanted).or_else(|| self.cache.evict(None));
-            if let Some(slot) = evicted {
-                self.model.release(slot);
+            if let Some(evicted) = evicted {
+                self.save(evicted);
             }
         }
         // Before `acquire`, which takes the first free slot: that is then the one which the move has emptied. The
@@ -92,24 +157,92 @@ impl KvSlots {
             self.move_cached(cached, free);
         }
         let slot = self.cache.acquire(scope)?;
-        // `fork` expects an open, empty target.
+        // `fork` and `restore` expect an open, empty slot.
         self.model.open(slot, purpose);
-        // The eviction may have taken the shared prefix, and its slot may be the one that was opened.
-        let shared = shared
-            .filter(|shared| self.cache.holds(shared.slot, shared.tokens) && shared.slot != slot);
-        let Some(shared) = shared else {
-            return Some((slot, 0));
+        let computed = match prefix {
+            Some(FoundPrefix::Slot(shared)) => self.share(shared, slot),
+            Some(FoundPrefix::Saved(saved)) => self.restore(saved, slot, purpose),
+            None => 0,
         };
+        // After the prefix is shared: its cells are then in use, and are not evicted.
+        self.evict_idle();
+        Some((slot, computed))
+    }
+
+    /// Shares the cells of a prefix with an empty slot; returns the number of tokens.
+    fn share(&mut self, shared: PrefixMatch, slot: SlotId) -> usize {
+        // An eviction may have taken the shared prefix, and its slot may be the one that was opened.
+        if !self.cache.holds(shared.slot, shared.tokens) || shared.slot == slot {
+            return 0;
+        }
         // A copy rather than the cached slot itself: the model has opened the new slot for this request's purpose, and
         // the cached tokens may go on beyond the shared ones.
         self.model.fork(shared.slot, slot, length(shared.tokens));
         self.cache.fork(shared.slot, slot, shared.tokens);
         if shared.cached && shared.whole {
+            if !self.truncates {
+                // The new slot cannot return to where this one ends.
+                self.checkpoint(shared.slot);
+            }
             // A prompt with this prefix can use the new slot instead.
             self.cache.discard(shared.slot);
             self.model.release(shared.slot);
         }
-        Some((slot, shared.tokens))
+        shared.tokens
+    }
+
+    /// Fills an empty slot from memory and truncates it to the common tokens; returns their number.
+    fn restore(&mut self, saved: SavedMatch, slot: SlotId, purpose: &SlotPurpose<'_>) -> usize {
+        // Held, because evicting saves others, for which this one may go.
+        let Some((tokens, state)) = self.store.take(saved.id) else {
+            return 0;
+        };
+        self.evict_for(tokens.len());
+        if !self.model.restore(slot, &state, length(tokens.len())) {
+            // It would fail again and again.
+            self.store.remove(saved.id);
+            return 0;
+        }
+        self.cache.append(slot, &tokens);
+        if saved.tokens < tokens.len() && !self.truncate(slot, saved.tokens) {
+            // Nothing of it can be used, so the slot begins anew.
+            self.cache.truncate(slot, 0);
+            self.model.release(slot);
+            self.model.open(slot, purpose);
+            return 0;
+        }
+        saved.tokens
+    }
+
+    /// Evicts cached prefixes from cells that every decoded token would scan.
+    fn evict_idle(&mut self) {
+        while self.cache.idle_cells() > self.idle_cells_max
+            && let Some(evicted) = self.cache.evict_idle()
+        {
+            self.save(evicted);
+        }
+    }
+
+    /// Returns whether a prefix of so many tokens would be saved.
+    pub(super) fn saves(&self, tokens: usize) -> bool {
+        tokens >= SAVED_TOKENS_MIN && !self.store.is_off()
+    }
+
+    /// Saves the state of a slot that goes on, for models that cannot return to it.
+    pub(super) fn checkpoint(&mut self, slot: SlotId) {
+        let (scope, tokens) = self.cache.contents(slot);
+        save(&mut *self.model, &mut self.store, slot, scope, tokens);
+    }
+
+    /// Frees an evicted slot in the model, after its state was saved if that is worth it.
+    fn save(&mut self, evicted: EvictedPrefix) {
+        let EvictedPrefix {
+            slot,
+            scope,
+            tokens,
+        } = evicted;
+        save(&mut *self.model, &mut self.store, slot, scope, &tokens);
+        self.model.release(slot);
     }
 
     /// Moves a cached prefix behind the slots in use: a model may compute adjacent slots in one decode call.
@@ -173,19 +306,27 @@ impl KvSlots {
 
     /// Evicts cached prefixes until `cells` KV cells are free.
     pub(super) fn evict_for(&mut self, cells: usize) {
-        for slot in self.cache.evict_for(cells) {
-            self.model.release(slot);
+        // One slot may free fewer cells than it holds: those that it shares with others stay in use.
+        while !self.cache.has_free_cells(cells)
+            && let Some(evicted) = self.cache.evict(None)
+        {
+            self.save(evicted);
         }
     }
 
     /// Evicts every cached prefix; returns whether there was one.
     pub(super) fn evict_all(&mut self) -> bool {
-        let mut evicted = false;
-        while let Some(slot) = self.cache.evict(None) {
-            self.model.release(slot);
-            evicted = true;
+        let mut any = false;
+        while let Some(evicted) = self.cache.evict(None) {
+            self.save(evicted);
+            any = true;
         }
-        evicted
+        any
+    }
+
+    /// Returns the bytes of saved prefixes.
+    pub(super) fn saved_bytes(&self) -> usize {
+        self.store.bytes()
     }
 
     /// Decodes a batch. A panic of the model is a failure of the batch.
@@ -223,7 +364,25 @@ impl KvSlots {
         // The cache may be inconsistent after a panic in the middle of a change, so every slot is released, those that
         // were free as well.
         self.cache = PrefixCache::new(capacity, self.truncates);
+        self.store = self.store.emptied();
         (0..capacity.slots).all(|slot| fenced(|| self.model.release(slot)))
+    }
+}
+
+/// Saves the state of a slot that holds these tokens, if that is worth it.
+fn save(
+    model: &mut dyn Model,
+    store: &mut PrefixStore,
+    slot: SlotId,
+    scope: u64,
+    tokens: &[Token],
+) {
+    let worth = tokens.len() >= SAVED_TOKENS_MIN && !store.is_off();
+    if worth
+        && !store.covers(scope, tokens)
+        && let Some(state) = model.save(slot)
+    {
+        store.insert(scope, tokens, state);
     }
 }
 
@@ -249,14 +408,85 @@ fn guarded<R>(panics: &Counter, message: &str, call: impl FnOnce() -> R) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scripted::{Config, Scripted};
+    use crate::scripted::{Config as Script, Scripted};
 
     fn slots(truncates: bool) -> KvSlots {
-        let script = Config {
+        let script = Script {
             truncates,
+            ..Script::default()
+        };
+        slots_of(script)
+    }
+
+    fn slots_of(script: Script) -> KvSlots {
+        let config = Config {
+            prefix_tokens_min: 4,
             ..Config::default()
         };
-        KvSlots::new(Box::new(Scripted::new(script).unwrap()), 4)
+        KvSlots::new(Box::new(Scripted::new(script).unwrap()), &config)
+    }
+
+    /// A prompt whose tokens differ from those of every other one.
+    fn text(of: u32, tokens: u32) -> Vec<Token> {
+        (0..tokens).map(|token| (of * 31 + token) % 256).collect()
+    }
+
+    /// Computes a prompt from what is found of it, and keeps it; returns how many tokens were there.
+    fn prefill(slots: &mut KvSlots, prompt: &[Token]) -> usize {
+        let found = slots.find(0, prompt);
+        assert!(slots.fits(prompt.len(), found));
+        let (slot, computed) = slots.acquire(0, found, &PURPOSE).unwrap();
+        slots.evict_for(prompt.len() - computed);
+        fill_from(slots, slot, computed, &prompt[computed..]);
+        slots.retain(slot, prompt.len(), None);
+        computed
+    }
+
+    #[test]
+    fn a_prefix_that_lost_its_cells_is_restored() {
+        for truncates in [true, false] {
+            let mut slots = slots_of(Script {
+                truncates,
+                saves: true,
+                context_tokens: 256,
+                cells: Some(256),
+                kept_prefixes: 2,
+                ..Script::default()
+            });
+            for of in 0..6 {
+                assert_eq!(prefill(&mut slots, &text(of, 100)), 0);
+                assert!(slots.used() <= 200, "one that runs, and one that ran last");
+            }
+            for of in 0..5 {
+                let longer = [text(of, 100), vec![300; 5]].concat();
+                assert_eq!(prefill(&mut slots, &longer), 100, "{of} {truncates}");
+            }
+            // From within, if the model can.
+            let other = [text(0, 80), vec![301; 5]].concat();
+            let expected = if truncates { 80 } else { 0 };
+            assert_eq!(prefill(&mut slots, &other), expected);
+            assert!(slots.saved_bytes() > 5 * 800);
+        }
+    }
+
+    #[test]
+    fn a_saved_prefix_with_too_little_in_common_is_not_copied() {
+        let mut slots = slots_of(Script {
+            saves: true,
+            context_tokens: 4096,
+            cells: Some(4096),
+            ..Script::default()
+        });
+        prefill(&mut slots, &text(0, 2000));
+        prefill(&mut slots, &text(1, 2000));
+        let shares = |tokens| [text(0, tokens), vec![300; 5]].concat();
+        for (tokens, found) in [(30, false), (61, false), (70, true)] {
+            let is_saved = matches!(
+                slots.find(0, &shares(tokens)),
+                Some(FoundPrefix::Saved(saved)) if saved.tokens == tokens as usize
+            );
+            assert_eq!(is_saved, found, "{tokens}");
+        }
     }
 
     const PURPOSE: SlotPurpose<'static> = SlotPurpose {
@@ -267,7 +497,11 @@ mod tests {
     };
 
     fn fill(slots: &mut KvSlots, slot: SlotId, tokens: &[Token]) {
-        let batch: Vec<BatchEntry> = (0..)
+        fill_from(slots, slot, 0, tokens);
+    }
+
+    fn fill_from(slots: &mut KvSlots, slot: SlotId, from: usize, tokens: &[Token]) {
+        let batch: Vec<BatchEntry> = (length(from)..)
             .zip(tokens)
             .map(|(position, &token)| BatchEntry {
                 slot,

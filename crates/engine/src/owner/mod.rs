@@ -100,7 +100,7 @@ impl EngineOwner {
         // (OA-901).
         stats.idle.set(1);
         let pace = StepPace::new(Duration::from_millis(config.step_ms), model.warm_times());
-        let slots = KvSlots::new(model, config.prefix_tokens_min);
+        let slots = KvSlots::new(model, config);
         let scheduler = Scheduler::new(info.parallel as usize, config.ageing_turns);
         let rules = SteerRules {
             deadline_budget: Duration::from_millis(config.steer_ms),
@@ -239,6 +239,8 @@ impl EngineOwner {
         let parked = requests.scheduler.parked().count();
         stats.streams_parked.set(parked as u64);
         stats.cells_used.set(requests.slots.used() as u64);
+        let saved = requests.slots.saved_bytes() as u64;
+        stats.prefix_saved_bytes.set(saved);
         stats.preemptions.add(report.preempted.len() as u64);
         stats.generation_tokens.add(u64::from(report.appended));
         // A step that only polled steerers or cancelled requests is not a decode step, and would distort the histograms

@@ -17,6 +17,8 @@ const NEW_SHARE: f64 = 0.25;
 /// A measurement counts as at most so many times the estimate, and at least as its inverse. A machine that slept says
 /// nothing about its speed; one that has become slower says so in each step.
 const CHANGE_MAX: f64 = 2.0;
+/// A step beside which no stream waits may take so many times longer.
+const ALONE: f64 = 2.0;
 /// A step that took so many times longer than it should lowers the limit for the next ones.
 const OVER: f64 = 1.2;
 
@@ -59,11 +61,12 @@ impl StepPace {
     /// they would never be computed: a third beside streams, and two thirds where none of them waits.
     fn time_for(&self, decoding: usize) -> f64 {
         let without = self.without_prompts(decoding);
-        self.step.max(if decoding == 0 {
-            3.0 * without
+        if decoding == 0 {
+            // Only a request that arrives meanwhile waits, and larger batches take less time for each token.
+            (self.step * ALONE).max(3.0 * without)
         } else {
-            1.5 * without
-        })
+            self.step.max(1.5 * without)
+        }
     }
 
     /// The time of a step with so many decoding sequences alone.
@@ -161,6 +164,11 @@ mod tests {
         token_us: 2_000,
     };
 
+    /// How long a step takes beside so many streams.
+    fn step_ms(decoding: usize) -> u64 {
+        if decoding == 0 { 400 } else { 200 }
+    }
+
     fn assert_near(time: Duration, expected_ms: u64, what: &dyn std::fmt::Debug) {
         let expected = Duration::from_millis(expected_ms);
         let range = expected * 7 / 10..=expected * 12 / 10;
@@ -188,7 +196,7 @@ mod tests {
                     pace.observe(decoding, 0, machine.takes(decoding, 0));
                 }
                 let (_, time) = machine.steady(&mut pace, decoding);
-                assert_near(time, 200, &(decoding, token_us));
+                assert_near(time, step_ms(decoding), &(decoding, token_us));
             }
         }
     }
@@ -241,13 +249,13 @@ mod tests {
                 pace.observe(decoding, before, slept);
                 assert!(pace.prefill_tokens(decoding) >= before / 3, "{decoding}");
                 let (_, time) = USUAL.steady(&mut pace, decoding);
-                assert_near(time, 200, &(slept, decoding));
+                assert_near(time, step_ms(decoding), &(slept, decoding));
                 let slower = Machine {
                     token_us: 8_000,
                     ..USUAL
                 };
                 let (_, time) = slower.steady(&mut pace, decoding);
-                assert_near(time, 200, &(slept, decoding));
+                assert_near(time, step_ms(decoding), &(slept, decoding));
             }
         }
     }

@@ -29,6 +29,10 @@ fn retain(cache: &mut PrefixCache, slot: SlotId, key: Option<u64>) -> Vec<SlotId
     cache.retain(slot, prompt, key, everywhere)
 }
 
+fn evict(cache: &mut PrefixCache, spare: Option<SlotId>) -> Option<SlotId> {
+    cache.evict(spare).map(|evicted| evicted.slot)
+}
+
 fn find(cache: &PrefixCache, scope: u64, prompt: &[Token]) -> Option<PrefixMatch> {
     cache.find(scope, prompt, 1, everywhere)
 }
@@ -81,10 +85,10 @@ fn the_least_recently_used_prefix_is_evicted_first_and_its_key_warms_it() {
         retain(&mut cache, slot, key);
     }
     cache.warm(0, 7);
-    assert_eq!(cache.evict(Some(slots[1])), Some(slots[2]));
-    assert_eq!(cache.evict(None), Some(slots[1]));
-    assert_eq!(cache.evict(None), Some(slots[0]));
-    assert_eq!((cache.evict(None), cache.used()), (None, 0));
+    assert_eq!(evict(&mut cache, Some(slots[1])), Some(slots[2]));
+    assert_eq!(evict(&mut cache, None), Some(slots[1]));
+    assert_eq!(evict(&mut cache, None), Some(slots[0]));
+    assert_eq!((evict(&mut cache, None), cache.used()), (None, 0));
 }
 
 #[test]
@@ -155,11 +159,11 @@ fn answers_to_one_prompt_are_evicted_before_another_conversation() {
     let conversation = add(&mut cache, 0, 7, 1);
     let answers = [1, 2, 3].map(|answer| add(&mut cache, 0, 8, answer));
     let other = add(&mut cache, 1, 8, 4);
-    assert_eq!(cache.evict(None), Some(answers[0]));
-    assert_eq!(cache.evict(None), Some(answers[1]));
-    assert_eq!(cache.evict(None), Some(conversation));
-    assert_eq!(cache.evict(None), Some(answers[2]));
-    assert_eq!(cache.evict(None), Some(other));
+    assert_eq!(evict(&mut cache, None), Some(answers[0]));
+    assert_eq!(evict(&mut cache, None), Some(answers[1]));
+    assert_eq!(evict(&mut cache, None), Some(conversation));
+    assert_eq!(evict(&mut cache, None), Some(answers[2]));
+    assert_eq!(evict(&mut cache, None), Some(other));
 }
 
 #[test]
@@ -286,7 +290,8 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             }
         }
         Act::Append(slot, count) if live(naive, slot) && cache.room() >= count => {
-            for evicted in cache.evict_for(count) {
+            while !cache.has_free_cells(count) {
+                let evicted = cache.evict(None).unwrap().slot;
                 assert!(
                     !live(naive, evicted as usize),
                     "a live slot is never evicted"
@@ -326,7 +331,7 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             naive[slot] = None;
         }
         Act::Evict => {
-            if let Some(slot) = cache.evict(None) {
+            if let Some(slot) = evict(cache, None) {
                 assert!(!live(naive, slot as usize));
                 naive[slot as usize] = None;
             }

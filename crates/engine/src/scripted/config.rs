@@ -44,6 +44,8 @@ pub struct Config {
     pub parallel: u32,
     /// Slots in addition to `parallel`, for cached prefixes.
     pub kept_prefixes: u32,
+    /// Slots can be saved, and all share one cache that is scanned for every token.
+    pub saves: bool,
     /// Tokens of one batch.
     pub batch_tokens: u32,
     /// KV cells; by default enough for every slot.
@@ -78,6 +80,7 @@ impl Default for Config {
             context_tokens: 4096,
             parallel: 64,
             kept_prefixes: 16,
+            saves: false,
             batch_tokens: 2048,
             cells: None,
             tokens_per_chunk: 1,

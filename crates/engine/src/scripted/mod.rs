@@ -29,6 +29,7 @@ pub use vocabulary::ScriptedVocabulary;
 /// The model. It never runs out of KV cells by itself, and never fails a whole batch.
 #[derive(Debug)]
 pub struct Scripted {
+    saves: bool,
     info: ModelInfo,
     capacity: Capacity,
     vocabulary: Arc<ScriptedVocabulary>,
@@ -83,10 +84,12 @@ impl Scripted {
             // Rows in closed form need no memory.
             rows: config.batch_tokens.max(info.parallel),
         };
+        let saves = config.saves;
         let distribution = ZipfDistribution::new(vocabulary_tokens, config.gap);
         let library = Library::new(config, Arc::clone(&vocabulary))?;
         let slots = (0..slots).map(|_| None).collect();
         Ok(Self {
+            saves,
             info,
             capacity,
             vocabulary,
@@ -152,6 +155,32 @@ impl Model for Scripted {
         if let Some(position) = self.slots.get_mut(slot as usize) {
             *position = None;
         }
+    }
+
+    fn scans_all_cells(&self) -> bool {
+        self.saves
+    }
+
+    fn saved_bytes_max(&self) -> usize {
+        if self.saves { 1 << 20 } else { 0 }
+    }
+
+    fn save(&mut self, slot: SlotId) -> Option<Vec<u8>> {
+        let hashes = &self.sequence(slot)?.hashes;
+        let bytes = hashes.iter().flat_map(|hash| hash.to_le_bytes());
+        Some(bytes.collect())
+    }
+
+    fn restore(&mut self, slot: SlotId, state: &[u8], tokens: u32) -> bool {
+        let (hashes, rest) = state.as_chunks();
+        let Some(sequence) = self.sequence(slot) else {
+            return false;
+        };
+        sequence.hashes = hashes
+            .iter()
+            .map(|&hash| u64::from_le_bytes(hash))
+            .collect();
+        rest.is_empty() && sequence.hashes.len() == tokens as usize
     }
 
     fn decode(&mut self, batch: &[BatchEntry], _now: Time) -> Result<(), DecodeStop> {

@@ -510,6 +510,63 @@ impl LlamaContext {
         done
     }
 
+    /// Returns whether every decoded token scans the cells of all slots.
+    pub(in super::super) fn scans_all_cells(&self) -> bool {
+        self.cells_per_slot.is_none() && !self.recurrent
+    }
+
+    /// Returns whether a restored slot can be truncated to any number of tokens and continue there. The window of
+    /// sliding-window layers is saved where it stands.
+    pub(in super::super) fn restores_in_part(&self) -> bool {
+        !self.recurrent && self.window == 0
+    }
+
+    /// Returns the state of a slot.
+    pub(in super::super) fn save(&mut self, slot: u32) -> Option<Vec<u8>> {
+        let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
+        if self.cells_held(slot) == 0 {
+            return None;
+        }
+        // SAFETY: the context is live and not computing, and a slot that holds tokens is in range.
+        let size = guarded(|| unsafe { throwing::llama_state_seq_get_size(context, seq) }).ok()?;
+        let mut state: Vec<u8> = Vec::new();
+        // An eviction must not end the server: without the memory the prefix is computed again.
+        state.try_reserve_exact(size).ok()?;
+        let buffer = state.as_mut_ptr();
+        // SAFETY: as above, and the buffer has room for `size` bytes.
+        let copy = || unsafe { throwing::llama_state_seq_get_data(context, buffer, size, seq) };
+        let written = guarded(copy).ok().filter(|&written| written == size)?;
+        // SAFETY: so many bytes were reserved, and llama.cpp has written them.
+        unsafe { state.set_len(written) };
+        Some(state)
+    }
+
+    /// Fills an empty slot with a saved state of this context, which held so many tokens. Returns false, with an empty slot,
+    /// if llama.cpp cannot.
+    pub(in super::super) fn restore(&mut self, slot: u32, state: &[u8], tokens: u32) -> bool {
+        if self.cells_held.get(slot as usize) != Some(&0) {
+            return false;
+        }
+        let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
+        let (data, size) = (state.as_ptr(), state.len());
+        // SAFETY: the context is live and not computing, the slot is in range, and llama.cpp reads no more than `size` bytes.
+        let copy = || unsafe { throwing::llama_state_seq_set_data(context, data, size, seq) };
+        let read = guarded(copy).unwrap_or(0);
+        // SAFETY: the memory lives with its context; the call only reads.
+        let last = unsafe { sys::llama_memory_seq_pos_max(self.memory.as_ptr(), seq) };
+        if read == size && i64::from(last) + 1 == i64::from(tokens) {
+            self.cells_held[slot as usize] = tokens;
+            return true;
+        }
+        tracing::warn!(
+            slot,
+            tokens,
+            "a saved prefix cannot be restored, and is computed again"
+        );
+        self.clear(slot);
+        false
+    }
+
     /// Empties a slot, whatever state llama.cpp left there after a failure.
     pub(in super::super) fn clear(&mut self, slot: u32) {
         if let Some(held) = self.cells_held.get_mut(slot as usize) {

@@ -72,7 +72,7 @@ impl Answer {
         for (warm, cold) in self.choices.iter().zip(&cold.choices) {
             for (at, (warm, cold)) in warm.iter().zip(cold).enumerate() {
                 let far = (warm.1 - cold.1).abs();
-                assert!(far < 0.012, "{what}: token {at}: {warm:?} for {cold:?}");
+                assert!(far < 0.02, "{what}: token {at}: {warm:?} for {cold:?}");
                 if warm.0 != cold.0 {
                     // A tie: the text differs from here on.
                     break;
@@ -145,9 +145,11 @@ fn shapes() -> [(&'static str, RandomModelShape); 4] {
 #[test]
 fn d_48_a_warm_and_a_cold_cache_give_equal_text() {
     for (kind, shape) in shapes() {
-        for cache_tokens in [None, Some(1024)] {
+        // The last one keeps next to nothing in KV cells, so that what is reused was restored.
+        for (cache_tokens, kept_prefixes) in [(None, 4), (Some(1024), 4), (Some(1024), 0)] {
             let options = LoadOptions {
                 cache_tokens,
+                kept_prefixes: Some(kept_prefixes),
                 ..options()
             };
             let mut warm = Bench::new(&shape, &options);
@@ -157,7 +159,7 @@ fn d_48_a_warm_and_a_cold_cache_give_equal_text() {
                     .iter()
                     .map(|(prompt, tokens, n)| generated(prompt, *tokens, *n));
                 let answers = warm.answers(requests.collect());
-                let what = format!("{kind}, cache {cache_tokens:?}, round {index}");
+                let what = format!("{kind}, cache {cache_tokens:?} {kept_prefixes}, round {index}");
                 let cold = |request| {
                     Bench::new(&shape, &options)
                         .answers(vec![request])
@@ -191,10 +193,14 @@ fn d_48_a_warm_and_a_cold_cache_give_equal_text() {
                     &format!("{what}, scored"),
                 );
             }
+            if kept_prefixes == 0 {
+                let restored = warm.engine.stats().prefix_restored.get();
+                assert!(restored > 50, "{kind}: {restored} restored");
+            }
             // Only prefixes that the model can resume from are used.
             assert!(
                 cached > 100,
-                "{kind}, cache {cache_tokens:?}: {cached} reused"
+                "{kind}, cache {cache_tokens:?} {kept_prefixes}: {cached} reused"
             );
         }
     }
@@ -241,4 +247,56 @@ fn d_48_a_sliding_window_slot_cannot_resume_before_its_window() {
     fresh.open(0, &opening());
     fill(&mut fresh, 0, 0, &text(2, 41));
     alike(&row(&mut fresh, &entries(0, 41, &[7])), &next);
+}
+
+/// A slot that was saved, and filled again after others had used its cells, is the same as one that never lost them.
+#[test]
+fn d_48_a_restored_slot_gives_the_rows_of_the_saved_one() {
+    for (kind, shape) in shapes() {
+        for cache_tokens in [None, Some(1024)] {
+            let options = LoadOptions {
+                cache_tokens,
+                ..options()
+            };
+            let bytes: &'static [u8] = written(&shape).leak();
+            let source = ModelSource::Bytes(bytes);
+            let mut model = load("m", &source, &options, &mut |_| true).unwrap();
+            let fill = |model: &mut Embedded, slot, seed, tokens| {
+                model.open(slot, &opening());
+                let prompt = text(seed, tokens);
+                for (index, part) in prompt.chunks(40).enumerate() {
+                    let batch = entries(slot, 40 * index as u32, part);
+                    model.decode(&batch, Time::ZERO).unwrap();
+                }
+            };
+            fill(&mut model, 0, 1, 150);
+            let state = model.save(0).unwrap();
+            let expected = row(&mut model, &entries(0, 150, &[7]));
+            model.release(0);
+            fill(&mut model, 1, 2, 100);
+            fill(&mut model, 0, 3, 20);
+            model.release(0);
+            model.open(0, &opening());
+            assert!(model.restore(0, &state, 150), "{kind} {cache_tokens:?}");
+            let restored = row(&mut model, &entries(0, 150, &[7]));
+            let pairs = expected.iter().zip(&restored);
+            let far = pairs.map(|(before, after)| (before - after).abs());
+            let far = far.fold(0.0, f32::max);
+            assert!(far < 1e-4, "{kind} {cache_tokens:?}: {far}");
+            // What is no saved state leaves an empty slot that can be used.
+            model.release(0);
+            for broken in [
+                &state[..0],
+                &state[..9],
+                &state[..state.len() / 2],
+                &state[..state.len() - 1],
+            ] {
+                model.open(0, &opening());
+                assert!(!model.restore(0, broken, 150), "{kind} {}", broken.len());
+                assert!(!model.restore(0, &state, 151), "another number of tokens");
+                fill(&mut model, 0, 1, 150);
+                model.release(0);
+            }
+        }
+    }
 }

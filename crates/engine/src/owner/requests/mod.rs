@@ -391,14 +391,15 @@ impl Requests {
         }
     }
 
-    /// Preempts a sequence: frees its KV cells; its tokens are computed again after it is admitted again.
+    /// Preempts a sequence: its KV cells become those of a cached prefix, which others may evict. What is left of it when it
+    /// is admitted again is not computed again.
     pub(super) fn preempt(&mut self, key: SequenceKey) {
         let sequence = &mut self.sequences[key];
-        // The tokens stay: prompt and output are computed again as one prefill, and no event is repeated.
+        // The tokens stay: prompt and output are prefilled as one prompt, and no event is repeated.
         sequence.computed = 0;
         sequence.cached_row = None;
         if let Some(slot) = sequence.slot.take() {
-            self.slots.release(slot);
+            self.slots.retain(slot, sequence.prompt_tokens, None);
         }
         self.report.preempted.push(sequence.number);
         // Only a running sequence changes its stage; a parked or waiting one merely loses its slot.

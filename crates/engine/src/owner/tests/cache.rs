@@ -403,3 +403,74 @@ fn a_full_context_ends_with_length() {
     );
     assert_eq!(answer.usage.unwrap().completion_tokens, 14);
 }
+
+/// A model whose state cannot be truncated: what it had before it went on is saved.
+#[test]
+fn d_48_an_answer_is_regenerated_and_a_turn_edited_from_saved_states() {
+    let script = Script {
+        truncates: false,
+        saves: true,
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let first = "a question that is longer than thirty-two tokens";
+    let length = first.len() as u32 + 1;
+    let cached = |bench: &mut Bench, prompt: &str| {
+        let answer = bench.answer(request_for(prompt));
+        (
+            answer.text().to_owned(),
+            answer.usage.unwrap().cached_tokens,
+        )
+    };
+    assert_eq!(cached(&mut bench, first).1, 0);
+    assert_eq!(
+        cached(&mut bench, first),
+        (first.to_owned(), length - 1),
+        "regenerated"
+    );
+    let turn = |question: &str| format!("{first}{first}{question}");
+    assert_eq!(cached(&mut bench, &turn("a second one")).1, 2 * length - 1);
+    // The second turn has gone on from there, and another one still can.
+    assert_eq!(
+        cached(&mut bench, &turn("another one")).1,
+        2 * length - 1,
+        "edited"
+    );
+}
+
+/// Conversations in turn, of which the KV cache holds only a few: each finds what it said before.
+#[test]
+fn conversations_that_lost_their_cells_go_on_where_they_were() {
+    for truncates in [true, false] {
+        let script = Script {
+            truncates,
+            saves: true,
+            parallel: 2,
+            kept_prefixes: 2,
+            context_tokens: 600,
+            cells: Some(600),
+            ..Script::default()
+        };
+        let mut bench = Bench::new(script);
+        let mut texts: Vec<String> = (0..20)
+            .map(|number| format!("conversation {number:02} begins with a question"))
+            .collect();
+        for round in 0..3 {
+            for text in &mut texts {
+                let answer = bench.answer(request_for(text));
+                let cached = answer.usage.unwrap().cached_tokens as usize;
+                if round > 0 {
+                    assert!(
+                        cached >= text.len() - 10,
+                        "{truncates} {round}: {cached} of {}",
+                        text.len()
+                    );
+                }
+                text.push_str(answer.text());
+                text.push_str(" and so on");
+            }
+        }
+        assert!(bench.engine.stats().prefix_restored.get() > 3_000);
+        assert!(bench.engine.stats().prefix_saved_bytes.get() > 20 * 8 * 40);
+    }
+}

@@ -304,11 +304,13 @@ proptest! {
     fn ai_821_ai_822_ai_823_steered_outputs_are_those_of_the_reference(
         seeds in prop::collection::vec(any::<u64>(), 1..4),
         truncates in any::<bool>(),
+        saves in any::<bool>(),
         parallel in 1..6_u32,
         full in any::<bool>(),
     ) {
         let script = Script {
             truncates,
+            saves,
             parallel,
             context_tokens: 160,
             cells: full.then_some(200),

@@ -160,6 +160,8 @@ const NUMBERS: &[EngineNumber] = &[
     },
     number!("counter" PREFIX_QUERIES, Some(vllm::PREFIX_QUERIES), prefix_queries, "Prompt tokens looked up in the prefix cache."),
     number!("counter" PREFIX_HITS, Some(vllm::PREFIX_HITS), prefix_hits, "Prompt tokens found in the prefix cache."),
+    number!("counter" PREFIX_RESTORED, None, prefix_restored, "Prompt tokens copied back from prefixes saved in memory."),
+    number!("gauge" PREFIX_SAVED_BYTES, None, prefix_saved_bytes, "Bytes of prefixes saved in memory."),
     number!("counter" PREEMPTIONS, Some(vllm::PREEMPTIONS), preemptions, "Sequences preempted because the KV cache was full."),
     number!("counter" PROMPT_TOKENS, Some(vllm::PROMPT_TOKENS), prompt_tokens, "Prompt tokens of started requests."),
     number!("counter" GENERATION_TOKENS, Some(vllm::GENERATION_TOKENS), generation_tokens, "Tokens generated."),

@@ -1,0 +1,251 @@
+//! [`PrefixStore`]: the second tier of the prefix cache. It holds the state of evicted slots as bytes in memory, from
+//! which the model can fill a slot again.
+//!
+//! Cached prefixes in KV cells are free to use, but they are few, and where all slots share the cells, every token that
+//! is decoded scans them. Bytes in memory cost nothing until they are copied back, which is hundreds of times faster
+//! than computing them.
+//!
+//! Entries are ordered by their tokens: the entry with the longest common prefix is then next to where a prompt would
+//! be, before or behind it, as in a radix tree.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sapwood_proto::steer::Token;
+
+use crate::prefix_cache::common_prefix;
+
+/// What an entry needs beside its tokens and its state, rounded up.
+const ENTRY_BYTES: usize = 512;
+
+/// Identifies an entry while it exists.
+pub(crate) type SavedId = u64;
+
+/// Saved slots, by scope and tokens. It is pure: it does not call the model.
+#[derive(Debug, Default)]
+pub(crate) struct PrefixStore {
+    /// The maximum of [`PrefixStore::bytes`].
+    limit: usize,
+    /// Whether an entry serves prompts that share only a part of it. If not, they must begin with the whole entry.
+    partial: bool,
+    entries: HashMap<SavedId, SavedPrefix>,
+    by_tokens: BTreeMap<u64, BTreeMap<Arc<[Token]>, SavedId>>,
+    /// The first is evicted first.
+    by_value: BTreeSet<(EntryValue, SavedId)>,
+    /// The value of the entry that was evicted last: what was used since counts for more than what was not.
+    age: u64,
+    uses: u64,
+    next: SavedId,
+    bytes: usize,
+}
+
+/// What an entry saves for each byte, and when it was last used. Greedy dual: as least recently used if all entries have
+/// as many bytes for a token, and for longer prefixes where the state of a slot has the same size whatever it holds.
+type EntryValue = (u64, u64);
+
+#[derive(Debug)]
+struct SavedPrefix {
+    scope: u64,
+    tokens: Arc<[Token]>,
+    state: Arc<[u8]>,
+    value: EntryValue,
+}
+
+/// An entry that begins as a prompt does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SavedMatch {
+    pub(crate) id: SavedId,
+    /// The number of common tokens.
+    pub(crate) tokens: usize,
+    /// The number of tokens of the entry: all of them come back.
+    pub(crate) saved: usize,
+}
+
+impl PrefixStore {
+    pub(crate) fn new(limit: usize, partial: bool) -> Self {
+        Self {
+            limit,
+            partial,
+            ..Self::default()
+        }
+    }
+
+    /// Returns an empty store with the same limit.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::new(self.limit, self.partial)
+    }
+
+    /// Returns the bytes in use.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns whether nothing would be stored.
+    pub(crate) fn is_off(&self) -> bool {
+        self.limit == 0
+    }
+
+    /// Marks an entry that serves all prompts which these tokens could serve as used; returns false if there is none.
+    pub(crate) fn covers(&mut self, scope: u64, tokens: &[Token]) -> bool {
+        let Some(of_scope) = self.by_tokens.get(&scope) else {
+            return false;
+        };
+        let next = range(of_scope, Bound::Included(tokens), Bound::Unbounded).next();
+        let Some((other, &id)) = next else {
+            return false;
+        };
+        let covered = other.starts_with(tokens) && (self.partial || other.len() == tokens.len());
+        if covered {
+            self.touch(id);
+        }
+        covered
+    }
+
+    /// Adds an entry and evicts others until all fit. Ignored if it does not fit alone, or is covered already.
+    pub(crate) fn insert(&mut self, scope: u64, tokens: &[Token], state: Vec<u8>) {
+        let bytes = bytes_of(tokens.len(), state.len());
+        if tokens.is_empty() || bytes > self.limit || self.covers(scope, tokens) {
+            return;
+        }
+        // No entry is the beginning of another, so the one that these tokens make redundant comes directly before them.
+        while self.partial
+            && let Some(id) = self.beginning_of(scope, tokens)
+        {
+            self.remove(id);
+        }
+        while self.bytes + bytes > self.limit && self.evict() {}
+        let id = self.next;
+        self.next += 1;
+        let tokens: Arc<[Token]> = tokens.into();
+        let value = self.value(tokens.len(), state.len());
+        let of_scope = self.by_tokens.entry(scope).or_default();
+        of_scope.insert(Arc::clone(&tokens), id);
+        self.by_value.insert((value, id));
+        self.bytes += bytes;
+        let entry = SavedPrefix {
+            scope,
+            tokens,
+            state: state.into(),
+            value,
+        };
+        self.entries.insert(id, entry);
+    }
+
+    /// Returns the entry that shares most of its first tokens with these.
+    pub(crate) fn find(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
+        if self.partial {
+            self.longest_common(scope, tokens)
+        } else {
+            self.longest_whole(scope, tokens)
+        }
+    }
+
+    fn longest_common(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
+        let of_scope = self.by_tokens.get(&scope)?;
+        let before = range(of_scope, Bound::Unbounded, Bound::Excluded(tokens)).next_back();
+        let behind = range(of_scope, Bound::Included(tokens), Bound::Unbounded).next();
+        let matches = before
+            .into_iter()
+            .chain(behind)
+            .map(|(saved, &id)| SavedMatch {
+                id,
+                tokens: common_prefix(saved, tokens),
+                saved: saved.len(),
+            });
+        let common = matches.filter(|found| found.tokens > 0);
+        // Of equally long ones the shorter entry: less is copied.
+        common.max_by_key(|found| (found.tokens, std::cmp::Reverse(found.saved)))
+    }
+
+    fn longest_whole(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
+        let id = self.beginning_of(scope, tokens)?;
+        let saved = self.entries.get(&id)?.tokens.len();
+        Some(SavedMatch {
+            id,
+            tokens: saved,
+            saved,
+        })
+    }
+
+    /// Returns the longest entry with which these tokens begin.
+    fn beginning_of(&self, scope: u64, tokens: &[Token]) -> Option<SavedId> {
+        let of_scope = self.by_tokens.get(&scope)?;
+        let mut until = tokens;
+        // Each round is shorter: whatever lies between a beginning and these tokens shares the beginning with them.
+        loop {
+            let before = range(of_scope, Bound::Unbounded, Bound::Included(until)).next_back();
+            let (saved, &id) = before?;
+            let common = common_prefix(saved, until);
+            if common == saved.len() {
+                return Some(id);
+            }
+            until = &until[..common];
+        }
+    }
+
+    /// Returns the tokens and the state of an entry that still exists, and marks it as used.
+    pub(crate) fn take(&mut self, id: SavedId) -> Option<(Arc<[Token]>, Arc<[u8]>)> {
+        self.touch(id);
+        let entry = self.entries.get(&id)?;
+        Some((Arc::clone(&entry.tokens), Arc::clone(&entry.state)))
+    }
+
+    /// Removes an entry.
+    pub(crate) fn remove(&mut self, id: SavedId) {
+        let Some(entry) = self.entries.remove(&id) else {
+            return;
+        };
+        self.by_value.remove(&(entry.value, id));
+        self.bytes -= bytes_of(entry.tokens.len(), entry.state.len());
+        if let Some(of_scope) = self.by_tokens.get_mut(&entry.scope) {
+            of_scope.remove(&entry.tokens);
+            if of_scope.is_empty() {
+                self.by_tokens.remove(&entry.scope);
+            }
+        }
+    }
+
+    fn evict(&mut self) -> bool {
+        let Some(&((value, _), id)) = self.by_value.first() else {
+            return false;
+        };
+        self.age = value;
+        self.remove(id);
+        true
+    }
+
+    fn touch(&mut self, id: SavedId) {
+        let Some(entry) = self.entries.get(&id) else {
+            return;
+        };
+        let value = self.value(entry.tokens.len(), entry.state.len());
+        if let Some(entry) = self.entries.get_mut(&id) {
+            self.by_value.remove(&(entry.value, id));
+            entry.value = value;
+            self.by_value.insert((value, id));
+        }
+    }
+
+    fn value(&mut self, tokens: usize, state: usize) -> EntryValue {
+        self.uses += 1;
+        // Tokens for each MiB; the age keeps what was valuable long ago from staying for ever.
+        let saves = (tokens as u64).saturating_mul(1 << 20) / (state as u64).max(1);
+        (self.age.saturating_add(saves), self.uses)
+    }
+}
+
+fn bytes_of(tokens: usize, state: usize) -> usize {
+    state + tokens * size_of::<Token>() + ENTRY_BYTES
+}
+
+fn range<'a>(
+    of_scope: &'a BTreeMap<Arc<[Token]>, SavedId>,
+    from: Bound<&[Token]>,
+    until: Bound<&[Token]>,
+) -> std::collections::btree_map::Range<'a, Arc<[Token]>, SavedId> {
+    of_scope.range::<[Token], _>((from, until))
+}
+
+#[cfg(test)]
+mod tests;

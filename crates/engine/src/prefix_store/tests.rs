@@ -1,0 +1,124 @@
+//! The store compared with a list that is searched from end to end.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMIT: usize = 8 * (ENTRY_BYTES + 100);
+
+fn insert(store: &mut PrefixStore, scope: u64, tokens: &[Token]) {
+    let state = vec![0; tokens.len() * 4];
+    store.insert(scope, tokens, state);
+}
+
+fn found(store: &PrefixStore, scope: u64, tokens: &[Token]) -> Option<(usize, usize)> {
+    let found = store.find(scope, tokens)?;
+    Some((found.tokens, found.saved))
+}
+
+#[test]
+fn the_entry_with_the_longest_common_prefix_of_its_scope_is_found() {
+    let mut store = PrefixStore::new(LIMIT, true);
+    insert(&mut store, 0, &[1, 2, 3, 4]);
+    insert(&mut store, 0, &[1, 2, 9]);
+    insert(&mut store, 1, &[1, 2, 3, 4, 5, 6]);
+    assert_eq!(found(&store, 0, &[1, 2, 3, 7]), Some((3, 4)));
+    assert_eq!(found(&store, 0, &[1, 2, 9, 9, 9]), Some((3, 3)));
+    assert_eq!(
+        found(&store, 0, &[1, 2, 5]),
+        Some((2, 3)),
+        "the shorter of two"
+    );
+    assert_eq!(found(&store, 0, &[2]), None);
+    assert_eq!(found(&store, 2, &[1, 2]), None, "another scope");
+}
+
+#[test]
+fn where_a_part_is_of_no_use_the_longest_whole_entry_is_found() {
+    let mut store = PrefixStore::new(LIMIT, false);
+    for tokens in [&[1, 2][..], &[1, 2, 3, 4], &[1, 2, 3, 9], &[1, 2, 3, 4, 5]] {
+        insert(&mut store, 0, tokens);
+    }
+    assert_eq!(found(&store, 0, &[1, 2, 3, 4, 7]), Some((4, 4)));
+    assert_eq!(found(&store, 0, &[1, 2, 3, 7]), Some((2, 2)));
+    assert_eq!(found(&store, 0, &[1]), None);
+}
+
+#[test]
+fn an_entry_that_another_one_contains_is_not_stored_twice() {
+    let mut store = PrefixStore::new(LIMIT, true);
+    insert(&mut store, 0, &[1, 2]);
+    insert(&mut store, 0, &[1, 2, 3]);
+    assert_eq!(store.entries.len(), 1);
+    insert(&mut store, 0, &[1]);
+    insert(&mut store, 0, &[1, 2, 3]);
+    assert_eq!(
+        (store.entries.len(), found(&store, 0, &[1])),
+        (1, Some((1, 3)))
+    );
+}
+
+#[test]
+fn the_least_recently_used_entry_is_evicted_and_an_entry_that_never_fits_is_not_stored() {
+    let mut store = PrefixStore::new(3 * (ENTRY_BYTES + 8), true);
+    for token in [1, 2, 3] {
+        insert(&mut store, 0, &[token]);
+    }
+    let first = store.find(0, &[1]).unwrap();
+    assert!(store.take(first.id).is_some());
+    insert(&mut store, 0, &[4]);
+    let left = [1, 2, 3, 4].map(|token| store.find(0, &[token]).is_some());
+    assert_eq!(left, [true, false, true, true]);
+    store.insert(0, &[5], vec![0; 3 * ENTRY_BYTES]);
+    assert_eq!(store.entries.len(), 3);
+}
+
+/// The state of a recurrent model has the same size after any number of tokens.
+#[test]
+fn of_equal_sizes_the_one_that_saves_more_tokens_stays() {
+    let state = 1000;
+    let long: Vec<Token> = (0..200).collect();
+    let mut store = PrefixStore::new(3 * (state + ENTRY_BYTES) + 4 * 250, false);
+    store.insert(0, &long, vec![0; state]);
+    for token in 1000..1010 {
+        store.insert(0, &[token, 1, 2], vec![0; state]);
+    }
+    assert_eq!(found(&store, 0, &long), Some((200, 200)));
+    // Not for ever.
+    for token in 1000..201_000 {
+        store.insert(0, &[token, 2], vec![0; state]);
+        if store.find(0, &long).is_none() {
+            return;
+        }
+    }
+    panic!("an entry that nobody uses stays");
+}
+
+proptest! {
+    /// Whatever was stored and evicted: the best of all entries is found, the bytes are counted, and the limit holds.
+    #[test]
+    fn a_store_finds_what_a_search_of_all_entries_finds(
+        partial in any::<bool>(),
+        texts in prop::collection::vec((0_u64..2, prop::collection::vec(0_u32..3, 1..8)), 1..60),
+        prompts in prop::collection::vec((0_u64..2, prop::collection::vec(0_u32..3, 0..9)), 1..20),
+    ) {
+        let mut store = PrefixStore::new(LIMIT, partial);
+        for (scope, tokens) in &texts {
+            insert(&mut store, *scope, tokens);
+            prop_assert!(store.bytes() <= LIMIT);
+            prop_assert!(store.covers(*scope, tokens), "the last one is there");
+        }
+        let bytes = store.entries.values().map(|it| bytes_of(it.tokens.len(), it.state.len()));
+        prop_assert_eq!(bytes.sum::<usize>(), store.bytes());
+        prop_assert_eq!(store.entries.len(), store.by_value.len());
+        let indexed: usize = store.by_tokens.values().map(BTreeMap::len).sum();
+        prop_assert_eq!(store.entries.len(), indexed);
+        for (scope, prompt) in &prompts {
+            let of_scope = store.entries.values().filter(|it| it.scope == *scope);
+            let lengths = of_scope.map(|it| (common_prefix(&it.tokens, prompt), it.tokens.len()));
+            let usable = lengths.filter(|&(common, saved)| common > 0 && (partial || common == saved));
+            let best = usable.map(|(common, _)| common).max();
+            prop_assert_eq!(store.find(*scope, prompt).map(|it| it.tokens), best);
+        }
+    }
+}
