@@ -223,10 +223,10 @@ pub trait Model: Send {
     /// Frees a slot.
     fn release(&mut self, slot: SlotId);
 
-    /// Returns whether every token that is decoded scans the cells of all slots, so that cached prefixes cost time while
-    /// others are decoded.
-    fn scans_all_cells(&self) -> bool {
-        false
+    /// Returns how many cells cached prefixes may keep while other slots are decoded. Where every decoded token scans the
+    /// cells of all slots, more would cost time; asked once, after the model was loaded.
+    fn idle_cells_max(&self) -> usize {
+        usize::MAX
     }
 
     /// Returns how many bytes of memory saved slots may take by default; 0 if slots cannot be saved.

@@ -290,14 +290,18 @@ fn embed(
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
-    // Whether the model is served is decided when it is registered; this line tells how it was loaded.
-    tracing::debug!(
+    let saved_bytes_max = memory::for_saved_slots(options.memory_bytes);
+    // Whether the model is served is decided when it is registered; this line tells how it was loaded, and why so.
+    tracing::info!(
         model = name,
-        cells = context.cells(),
-        per_slot = size.per_slot,
-        threads = %size.threads,
+        kv_cache = %layout(header, plan, size, facts.recurrent),
+        kv_type = "f16",
+        flash_attention = "where it is supported",
         sliding_window = facts.sliding_window,
-        "loaded the weights and allocated the KV cache"
+        batch = size.batch_tokens,
+        threads = %size.threads,
+        saved_prefixes = readable(saved_bytes_max as u64),
+        "chose settings for this model and this machine"
     );
     let info = ModelInfo {
         name: name.to_owned(),
@@ -318,10 +322,32 @@ fn embed(
         vocabulary,
         context,
         warm_times: None,
-        saved_bytes_max: memory::for_saved_slots(options.memory_bytes),
+        saved_bytes_max,
     };
     embedded.warm_up();
     Ok(embedded)
+}
+
+/// Describes the KV cache, and why it was laid out so.
+fn layout(header: &GgufHeader, plan: &LoadPlan, size: ContextSize, recurrent: bool) -> String {
+    let ContextSize { cells, slots, .. } = size;
+    if recurrent {
+        return format!("a state for each of {slots} slots");
+    }
+    let each = plan.context_tokens;
+    let bytes = memory::cell_bytes(header);
+    if size.per_slot {
+        let all = readable(bytes.saturating_mul(u64::from(cells)));
+        return format!("{each} cells for each of {slots} slots, {all}");
+    }
+    let own = bytes
+        .saturating_mul(u64::from(each))
+        .saturating_mul(u64::from(slots));
+    let (shared, own) = (
+        readable(bytes.saturating_mul(u64::from(cells))),
+        readable(own),
+    );
+    format!("{cells} cells for all of {slots} slots, {shared}: {each} for each would take {own}")
 }
 
 /// Returns how many KV cells are missing for the requested cached prefixes, with a per-slot KV cache.

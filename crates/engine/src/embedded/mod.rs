@@ -26,6 +26,7 @@ mod trial;
 mod vocabulary;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
@@ -49,6 +50,23 @@ pub struct Embedded {
     /// Memory for saved slots.
     saved_bytes_max: usize,
 }
+
+/// Returns how many cells of cached prefixes a token may scan, so that this takes a fiftieth of its time. A small model does
+/// little for a token beside scanning, and a copy of its state is small; a large one is the other way round.
+fn idle_cells_max(token: Option<Duration>, steps_of_cell: u64) -> usize {
+    // What llama.cpp's attention takes on a processor core to find that a cell is not of this sequence, for each head of each
+    // layer. Several threads share it, and may keep more cells than this: rather too few.
+    const STEP_NANOS: u128 = 1;
+    const SHARE: u128 = 50;
+    let token = token.map_or(0, |token| token.as_nanos());
+    let cell = STEP_NANOS * u128::from(steps_of_cell.max(1));
+    usize::try_from(token / SHARE / cell)
+        .unwrap_or(usize::MAX)
+        .max(IDLE_CELLS_MIN)
+}
+
+/// Cells that cached prefixes may always keep.
+const IDLE_CELLS_MIN: usize = 256;
 
 impl Model for Embedded {
     fn info(&self) -> ModelInfo {
@@ -115,8 +133,12 @@ impl Model for Embedded {
         self.context.clear(slot);
     }
 
-    fn scans_all_cells(&self) -> bool {
-        self.context.scans_all_cells()
+    fn idle_cells_max(&self) -> usize {
+        if !self.context.scans_all_cells() {
+            return usize::MAX;
+        }
+        let token = self.warm_times.map(|times| times.token);
+        idle_cells_max(token, self.context.scan_steps())
     }
 
     fn saved_bytes_max(&self) -> usize {

@@ -38,9 +38,6 @@ const RESTORED_TOKENS_MIN: usize = 32;
 /// faster than computing, with some reserve.
 const RESTORED_SHARE: usize = 32;
 
-/// Cached prefixes may keep one in so many of all cells while others are decoded, if decoding scans them too.
-const IDLE_SHARE: usize = 16;
-
 /// A prefix that a sequence can begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FoundPrefix {
@@ -73,15 +70,10 @@ impl KvSlots {
             recommended if saved == usize::MAX => recommended,
             _ => saved,
         };
-        let cells = model.capacity().cells as usize;
         Self {
             cache: PrefixCache::new(model.capacity(), truncates),
             store: PrefixStore::new(saved, model.restores_in_part()),
-            idle_cells_max: if model.scans_all_cells() {
-                cells / IDLE_SHARE
-            } else {
-                usize::MAX
-            },
+            idle_cells_max: model.idle_cells_max(),
             truncates,
             prefix_min: config.prefix_tokens_min as usize,
             model,

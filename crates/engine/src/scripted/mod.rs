@@ -157,8 +157,8 @@ impl Model for Scripted {
         }
     }
 
-    fn scans_all_cells(&self) -> bool {
-        self.saves
+    fn idle_cells_max(&self) -> usize {
+        if self.saves { 32 } else { usize::MAX }
     }
 
     fn saved_bytes_max(&self) -> usize {

@@ -515,6 +515,11 @@ impl LlamaContext {
         self.cells_per_slot.is_none() && !self.recurrent
     }
 
+    /// Returns how often a token looks at each cell: once for each head of each layer.
+    pub(in super::super) fn scan_steps(&self) -> u64 {
+        self.model.facts().heads
+    }
+
     /// Returns whether a restored slot can be truncated to any number of tokens and continue there. The window of
     /// sliding-window layers is saved where it stands.
     pub(in super::super) fn restores_in_part(&self) -> bool {

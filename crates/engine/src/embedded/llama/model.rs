@@ -36,6 +36,8 @@ pub(in super::super) struct LlamaFacts {
     /// It predicts the next token of a prefix; no other kind of model can be served.
     pub(in super::super) generates: bool,
     pub(in super::super) sliding_window: u32,
+    /// Attention heads of all layers.
+    pub(in super::super) heads: u64,
 }
 
 /// The attributes of a token.
@@ -123,6 +125,10 @@ impl LlamaModel {
                     && !sys::llama_model_has_encoder(model)
                     && !sys::llama_model_is_diffusion(model),
                 sliding_window: u32::try_from(sys::llama_model_n_swa(model)).unwrap_or(0),
+                heads: heads(
+                    sys::llama_model_n_head(model),
+                    sys::llama_model_n_layer(model),
+                ),
             }
         }
     }
@@ -332,4 +338,9 @@ unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
     // SAFETY: `LlamaModel::load` passes the address of its `&mut dyn FnMut`, which lives until the loading returns.
     let progress = unsafe { &mut *data.cast::<&mut dyn FnMut(f32) -> bool>() };
     progress(fraction)
+}
+
+fn heads(of_layer: i32, layers: i32) -> u64 {
+    let positive = |number: i32| u64::try_from(number).unwrap_or(0);
+    positive(of_layer) * positive(layers)
 }
