@@ -221,18 +221,31 @@ impl ModelCache {
                 siblings.into_iter().map(PathBuf::from).collect()
             }
             ModelSource::Hub(hub) => {
-                let selected = folder.listing(hub).and_then(|listing| {
+                let below = folder.of_repo(hub);
+                let joined = |selected: Vec<String>| -> Vec<PathBuf> {
+                    selected.iter().map(|path| below.join(path)).collect()
+                };
+                let listed = folder.listing(hub).and_then(|listing| {
                     // A name that the stored list does not have may be in a newer one.
                     select(&listed_paths(&listing), &hub.choice).ok()
                 });
-                let Some(selected) = selected else {
+                if let Some(files) = listed.map(joined)
+                    && files.iter().all(|file| file.is_file())
+                {
+                    return Ok(Some(files));
+                }
+                // What has left the repository, or was copied here without the list. Which quantisation is the usual
+                // one depends on the others.
+                if hub.choice == ModelChoice::Usual {
                     return Ok(None);
-                };
-                let below = folder.of_repo(hub);
-                selected.iter().map(|path| below.join(path)).collect()
+                }
+                let local = complete_below(&below)?;
+                let local: Vec<&str> = local.iter().map(String::as_str).collect();
+                joined(select(&local, &hub.choice).unwrap_or_default())
             }
         };
-        Ok(files.iter().all(|file| file.is_file()).then_some(files))
+        let all = !files.is_empty() && files.iter().all(|file| file.is_file());
+        Ok(all.then_some(files))
     }
 
     /// Asks the hub for the files of a model.
@@ -244,8 +257,8 @@ impl ModelCache {
     ) -> Result<Vec<WantedFile>, CliError> {
         let named = ModelSource::Hub(source.clone());
         let explain = |error: HubError| explained(&named, client, &error.into());
-        let listing = download::retried(self.policy(), async || {
-            client.list(&source.repo, &source.revision).await
+        let listing = download::retried(self.policy(), || {
+            client.list(&source.repo, &source.revision)
         });
         let listing = listing.await.map_err(explain)?;
         let wrong = |why: String| CliError::new(format!("{}: {why}", source.place()));
@@ -377,6 +390,17 @@ fn remove_all(files: &[CachedFile]) -> Result<(), CliError> {
     Ok(())
 }
 
+/// The complete files below a folder, relative to it.
+fn complete_below(folder: &Path) -> Result<Vec<String>, CliError> {
+    let files = ModelFolder::files(folder).map_err(|error| unreadable(folder, &error))?;
+    let complete = files.into_iter().filter(|file| file.is_complete);
+    let relative = complete.map(|file| {
+        let path = file.path.strip_prefix(folder).unwrap_or(&file.path);
+        path.to_string_lossy().into_owned()
+    });
+    Ok(relative.collect())
+}
+
 fn removed(path: &Path) -> Result<(), CliError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -424,7 +448,8 @@ fn explained(source: &ModelSource, client: &HubClient, error: &DownloadError) ->
             format!("; check the name and the revision at {page}")
         }
         DownloadError::Hub(HubError::Unreachable { .. }) => {
-            "; it is not downloaded yet, which needs a network. HF_ENDPOINT (hub.endpoint) names a mirror".to_owned()
+            "; a model that is not downloaded yet needs a network. HF_ENDPOINT (hub.endpoint) names a mirror"
+                .to_owned()
         }
         DownloadError::Hub(error) if error.is_transient() => {
             "; what was received stays, and the next try goes on from there".to_owned()
@@ -453,3 +478,6 @@ const LOCK_POLL: Duration = Duration::from_millis(50);
 const LOCK_TRIES: u32 = 100;
 /// The maximum of names in an error.
 const SHOWN_MAX: usize = 10;
+
+#[cfg(test)]
+mod tests;

@@ -137,9 +137,9 @@ pub(super) async fn download(
 ///
 /// # Errors
 /// The error of the last attempt.
-pub(super) async fn retried<T>(
+pub(super) async fn retried<T, F: Future<Output = Result<T, HubError>>>(
     policy: RetryPolicy,
-    mut request: impl AsyncFnMut() -> Result<T, HubError>,
+    request: impl Fn() -> F,
 ) -> Result<T, HubError> {
     let mut retry = Retry::new(policy);
     loop {

@@ -269,6 +269,8 @@ impl FileLock {
         match lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(NoLock::Held),
+            // Some network file systems have no locks; a model there can be loaded as any other file.
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
             Err(TryLockError::Error(error)) => return Err(NoLock::Io(error)),
         }
         let mine = file.metadata().map_err(NoLock::Io)?;

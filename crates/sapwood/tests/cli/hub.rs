@@ -726,6 +726,20 @@ fn doctor_and_config_know_named_models() {
     ok(&user.run(&["pull", "hf:o/r:Q8_0"]));
     let after = run(&["doctor"]);
     assert!(after.out.contains("hf:o/r:Q8_0 is downloaded"), "{after:?}");
+    let mut command = sapwood(&user.here, &["config", "show"]);
+    command.envs([
+        ("HF_ENDPOINT", "http://mirror:1"),
+        ("HF_TOKEN", "hush"),
+        ("HF_HUB_OFFLINE", "0"),
+    ]);
+    let origins = run_with(command, "");
+    for line in [
+        "hub.endpoint = \"http://mirror:1\"  # environment HF_ENDPOINT\n",
+        "hub.token = \"***\"  # environment HF_TOKEN\n",
+        "hub.offline = false  # environment HF_HUB_OFFLINE\n",
+    ] {
+        assert!(origins.out.contains(line), "{origins:?}");
+    }
     config("hf:nonsense");
     let wrong = run(&["config", "check"]);
     assert_eq!(wrong.code, 2);
