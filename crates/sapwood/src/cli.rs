@@ -169,7 +169,8 @@ fn model_entry(given: &str) -> Result<Value, CliError> {
     let name = name.map_or_else(|| source.default_name(), str::to_owned);
     if name.is_empty() || path.is_empty() {
         return Err(CliError::usage(format!(
-            "--model {shown}: write --model PATH, hf:OWNER/REPO or a URL, with or without NAME= before it"
+            "--model {}: write --model PATH or --model NAME=PATH; in place of a path also hf:OWNER/REPO or a URL",
+            masked(given)
         )));
     }
     Ok(Value::from(Dict::from([

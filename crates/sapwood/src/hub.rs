@@ -257,9 +257,12 @@ impl ModelCache {
     ) -> Result<Vec<WantedFile>, CliError> {
         let named = ModelSource::Hub(source.clone());
         let explain = |error: HubError| explained(&named, client, &error.into());
-        let listing = download::retried(self.policy(), || {
-            client.list(&source.repo, &source.revision)
-        });
+        // Fewer than for a transfer: nothing is lost yet, and without a network somebody waits for the error.
+        let policy = RetryPolicy {
+            retries: self.policy().retries.min(LISTING_RETRIES_MAX),
+            ..self.policy()
+        };
+        let listing = download::retried(policy, || client.list(&source.repo, &source.revision));
         let listing = listing.await.map_err(explain)?;
         let wrong = |why: String| CliError::new(format!("{}: {why}", source.place()));
         let selected = select(&listed_paths(&listing), &source.choice).map_err(wrong)?;
@@ -476,6 +479,8 @@ fn default_folder() -> Option<PathBuf> {
 /// How often a file that is being replaced is looked at again.
 const LOCK_POLL: Duration = Duration::from_millis(50);
 const LOCK_TRIES: u32 = 100;
+/// The maximum of further attempts to get a list of files.
+const LISTING_RETRIES_MAX: u32 = 2;
 /// The maximum of names in an error.
 const SHOWN_MAX: usize = 10;
 

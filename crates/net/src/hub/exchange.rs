@@ -52,7 +52,7 @@ impl Exchange {
                 linked_etag = linked_etag.or_else(|| linked("x-linked-etag"));
                 linked_size = linked_size.or_else(|| linked("x-linked-size"));
             }
-            match redirected(&url, &response)? {
+            match redirected(&url, response.status(), response.headers())? {
                 Some(next) => url = next,
                 None => {
                     return Ok(HubAnswer {
@@ -116,12 +116,16 @@ impl Exchange {
 }
 
 /// The target of a redirect, if the response is one.
-fn redirected(from: &Url, response: &Response<ResponseBody>) -> Result<Option<Url>, HubError> {
-    if !REDIRECTS.contains(&response.status()) {
+fn redirected(
+    from: &Url,
+    status: StatusCode,
+    headers: &HeaderMap,
+) -> Result<Option<Url>, HubError> {
+    if !REDIRECTS.contains(&status) {
         return Ok(None);
     }
     let nowhere = HubError::Protocol("its redirect has no valid target");
-    let location = response.headers().get(LOCATION);
+    let location = headers.get(LOCATION);
     let location = location.and_then(|location| location.to_str().ok());
     let to = location.and_then(|location| from.join(location).ok());
     let to = to.ok_or(nowhere)?;
@@ -151,3 +155,37 @@ const REDIRECTS: [StatusCode; 5] = [
     StatusCode::TEMPORARY_REDIRECT,
     StatusCode::PERMANENT_REDIRECT,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_leads_to_the_web_and_not_out_of_tls() {
+        for (from, location, to) in [
+            (
+                "https://h/a/b",
+                "https://cdn/x?sig=1",
+                Some("https://cdn/x?sig=1"),
+            ),
+            ("https://h/a/b", "/c", Some("https://h/c")),
+            ("https://h/a/b", "c", Some("https://h/a/c")),
+            ("http://h/a", "https://h/a", Some("https://h/a")),
+            ("https://h/a", "http://h/a", None),
+            ("https://h/a", "//cdn/a", Some("https://cdn/a")),
+            ("http://h/a", "file:///etc/passwd", None),
+            ("http://h/a", "data:,x", None),
+            ("http://h/a", "http://[", None),
+        ] {
+            let from = Url::parse(from).unwrap();
+            let headers = HeaderMap::from_iter([(LOCATION, location.parse().unwrap())]);
+            let redirect = redirected(&from, StatusCode::FOUND, &headers);
+            let redirect = redirect.ok().flatten();
+            assert_eq!(redirect.as_ref().map(Url::as_str), to, "{location}");
+            // What it says does not count on another status.
+            assert_eq!(redirected(&from, StatusCode::OK, &headers), Ok(None));
+        }
+        let from = Url::parse("https://h/").unwrap();
+        assert!(redirected(&from, StatusCode::FOUND, &HeaderMap::new()).is_err());
+    }
+}

@@ -86,7 +86,6 @@ pub(super) async fn download(
     };
     bar.set_bytes(version.bytes);
     if is_there(&file.path, &version) {
-        bar.set(version.bytes);
         return Ok(());
     }
     // Before anything is received for nothing. The lock is not held meanwhile: the file that is there can be loaded.
@@ -106,19 +105,20 @@ pub(super) async fn download(
         .await
         .map_err(io)?;
     part.check_room(&version)?;
+    let mut furthest = part.bytes;
     while part.bytes < version.bytes {
-        match part
-            .receive(client, file, &version, opened.take(), bar)
-            .await
-        {
+        let received = part.receive(client, file, &version, opened.take(), bar);
+        match received.await {
             Ok(()) => {}
-            Err((received, DownloadError::Hub(error))) => {
-                if received >= PROGRESS_BYTES {
+            Err(DownloadError::Hub(error)) => {
+                // By how far it came, and not by what it received: a server without ranges begins again each time.
+                if part.bytes >= furthest.saturating_add(PROGRESS_BYTES) {
+                    furthest = part.bytes;
                     retry = Retry::new(policy);
                 }
                 retry.after(error).await?;
             }
-            Err((_, error)) => return Err(error),
+            Err(error) => return Err(error),
         }
     }
     let replaced = replaceable(&file.path)?;
@@ -286,7 +286,7 @@ impl Part {
         }
     }
 
-    /// Receives the rest, or as much of it as comes; an error has the number of bytes that were received before it.
+    /// Receives the rest, or as much of it as comes.
     async fn receive(
         &mut self,
         client: &HubClient,
@@ -294,8 +294,7 @@ impl Part {
         version: &FileRecord,
         opened: Option<FileContent>,
         bar: &DownloadBar,
-    ) -> Result<(), (u64, DownloadError)> {
-        let before = self.bytes;
+    ) -> Result<(), DownloadError> {
         let missing = Missing {
             from: self.bytes,
             // The checksum is for the whole file, and content networks have validators of their own.
@@ -304,17 +303,17 @@ impl Part {
                 .as_deref()
                 .filter(|_| version.sha256.is_none()),
         };
-        let content = match opened.filter(|_| before == 0) {
+        let content = match opened.filter(|_| self.bytes == 0) {
             Some(content) => Ok(content),
             None => client.open(&file.url, missing).await,
         };
         let mut content = match content {
             Ok(content) => content,
             Err(HubError::RangeRefused) => {
-                self.restart().map_err(|error| (0, error))?;
-                return Err((0, HubError::Cut.into()));
+                self.restart()?;
+                return Err(HubError::Cut.into());
             }
-            Err(error) => return Err((0, error.into())),
+            Err(error) => return Err(error.into()),
         };
         if content.bytes.is_some_and(|bytes| bytes != version.bytes) {
             let bytes = content.bytes.unwrap_or_default();
@@ -322,15 +321,13 @@ impl Part {
                 "the server has {bytes} bytes of it, and {} were announced",
                 version.bytes
             );
-            return Err((0, self.discard(&what)));
+            return Err(self.discard(&what));
         }
         if content.offset != self.bytes {
-            self.restart().map_err(|error| (0, error))?;
+            self.restart()?;
         }
         bar.set(self.bytes);
-        let begin = self.bytes;
-        let ended = self.write(&mut content, version, bar).await;
-        ended.map_err(|error| (self.bytes.saturating_sub(begin), error))
+        self.write(&mut content, version, bar).await
     }
 
     async fn write(
@@ -523,7 +520,8 @@ const CHUNKS_QUEUED: usize = 16;
 const LOCK_POLL: Duration = Duration::from_millis(250);
 /// The longest wait before a transfer is tried again.
 const WAIT_MAX: Duration = Duration::from_secs(120);
-/// An attempt that receives so many bytes has not failed for nothing. One byte at a time would keep a process busy for ever.
+/// An attempt that comes so many bytes further has not failed for nothing. One byte at a time would keep a process busy for
+/// ever.
 const PROGRESS_BYTES: u64 = 1 << 20;
 /// Bytes that are left free on the disk.
 const SPARE_BYTES: u64 = 64 << 20;

@@ -112,7 +112,8 @@ impl ModelFolder {
             }
             WEB => {
                 let rest = text.split_once('/').map_or("", |(_, rest)| rest);
-                format!("https://{}", rest.replacen("%3A", ":", 1))
+                let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+                format!("https://{}/{path}", host.replace("%3A", ":"))
             }
             _ => text.into_owned(),
         }

@@ -219,6 +219,27 @@ fn a_cut_transfer_is_resumed() {
     assert_eq!(files(&user.models()).len(), 3, "list, file and record");
 }
 
+/// Each attempt receives much, and none comes further than the first.
+#[test]
+fn a_server_that_always_cuts_and_always_begins_again_is_given_up() {
+    let whole = gguf(2 << 20);
+    let hub = FakeHub::with(
+        &[(Q4, whole.clone())],
+        |_| None,
+        move |_| {
+            Some(Reply {
+                cut: Some(3 << 19),
+                ..Reply::new(200, &*whole)
+            })
+        },
+    );
+    let user = User::new("hub-always", &hub.hub);
+    let mut command = user.command(&["pull", "hf:o/r"]);
+    command.env("SAPWOOD_HUB__RETRIES", "2");
+    fails(&run_with(command, ""), &["connection was lost"]);
+    assert_eq!(hub.ranges(), ["", "bytes=1572864-", "bytes=1572864-"]);
+}
+
 #[test]
 fn a_later_process_goes_on_where_an_earlier_one_has_stopped() {
     let cut = |request: &crate::hub_server::Request| {
