@@ -4,6 +4,7 @@ mod address;
 mod connection;
 pub mod evergreen;
 mod http1;
+pub mod hub;
 pub mod lmtp;
 #[cfg(feature = "otlp")]
 pub mod otlp;

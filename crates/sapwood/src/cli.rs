@@ -22,12 +22,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use figment::value::{Dict, Value};
-use sapwood_proto::secret::{Secret, SecretUrl};
+use sapwood_proto::secret::{Secret, SecretUrl, masked};
 
 use crate::client::HERE;
 use crate::config::layers::{Flags, Layers, list};
 use crate::config::{Config, DEMO};
 use crate::failure::{CliError, Exit};
+use crate::hub::ModelSource;
 
 /// One server, runtime and library for streaming generative AI.
 #[derive(Debug, Parser)]
@@ -64,7 +65,7 @@ enum CliCommand {
     Chat(chat::ChatArgs),
     /// Call a function and print its output as it arrives
     Run(run::RunArgs),
-    /// List the models and functions that can be called
+    /// List the models and functions that can be called; download, list and remove models
     Models(models::ModelsCommand),
     /// Check this machine and report what would keep Sapwood from working
     Doctor(doctor::DoctorCommand),
@@ -97,8 +98,9 @@ enum CliCommand {
 /// Which models, and how they run.
 #[derive(Debug, Default, Args)]
 struct ModelFlags {
-    /// Serve this GGUF file, under its file name or under NAME; may be repeated
-    #[arg(long, value_name = "[NAME=]PATH")]
+    /// Serve this GGUF file, under its file name or under NAME: a path, hf:OWNER/REPO[:QUANTISATION or FILE] of the
+    /// Hugging Face hub, or a URL, which are downloaded once; may be repeated
+    #[arg(long, value_name = "[NAME=]PATH|hf:OWNER/REPO|URL")]
     model: Vec<String>,
     /// The model for calls that name none
     #[arg(long, value_name = "NAME")]
@@ -149,27 +151,26 @@ impl ModelFlags {
     }
 }
 
-/// `NAME=PATH`, or `PATH` under the name of the file without its extension; `demo` is the demo model.
+/// `NAME=PATH`, or `PATH` under its default name; `demo` is the demo model.
 fn model_entry(given: &str) -> Result<Value, CliError> {
     // Before the path: a file of this name can still be given as `./demo`.
     if given == DEMO {
         let demo = Dict::from([("name".into(), Value::from(DEMO))]);
         return Ok(Value::from(demo));
     }
-    let (name, path) = match given.split_once('=') {
-        Some((name, path)) => (name.to_owned(), path),
-        None => {
-            let stem = Path::new(given).file_stem();
-            (
-                stem.map(|stem| stem.to_string_lossy().into_owned())
-                    .unwrap_or_default(),
-                given,
-            )
-        }
-    };
+    // A URL without a name may have an equals sign in its query.
+    let named = given
+        .split_once('=')
+        .filter(|_| !ModelSource::has_scheme(given));
+    let (name, path) = named.map_or((None, given), |(name, path)| (Some(name), path));
+    let shown = masked(path);
+    let source = ModelSource::read(Path::new(path));
+    let source = source.map_err(|why| CliError::usage(format!("--model {shown}: {why}")))?;
+    let name = name.map_or_else(|| source.default_name(), str::to_owned);
     if name.is_empty() || path.is_empty() {
         return Err(CliError::usage(format!(
-            "--model {given}: write --model PATH or --model NAME=PATH"
+            "--model {}: write --model PATH or --model NAME=PATH; in place of a path also hf:OWNER/REPO or a URL",
+            masked(given)
         )));
     }
     Ok(Value::from(Dict::from([
@@ -250,8 +251,11 @@ impl TargetFlags {
 fn log_filter<'a>(config: &'a Config, given: Option<&'a str>) -> &'a str {
     match given {
         Some(filter) => filter,
-        // A command that answers a person is quiet, unless the configuration asks for more.
-        None if config.log == Config::default().log => "warn",
+        // A command that answers a person is quiet, unless the configuration asks for more. Downloads may take long, and
+        // show their progress.
+        None if config.log == Config::default().log => {
+            "warn,sapwood::progress=info,sapwood::hub=info"
+        }
         None => &config.log,
     }
 }

@@ -18,6 +18,7 @@ use crate::config::endpoint::ServerAccess;
 use crate::config::{Config, DEMO};
 use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
+use crate::hub::ModelCache;
 use crate::models::PlannedModel;
 use crate::{model_loading, models};
 
@@ -32,6 +33,8 @@ pub(crate) struct ClientTarget {
     demo: Option<String>,
     /// The session with the server, if there is one.
     session: Option<ClientSession>,
+    /// Holds the locks of models in this process.
+    cache: ModelCache,
 }
 
 impl ClientTarget {
@@ -96,6 +99,7 @@ impl ClientTarget {
             url: None,
             demo: demo.map(|model| model.name.clone()),
             session: None,
+            cache: ModelCache::new(&config.hub),
         }
     }
 
@@ -228,6 +232,7 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<ClientTa
         url: Some(masked(url)),
         demo: None,
         session: Some(session),
+        cache: ModelCache::new(&config.hub),
     })
 }
 
@@ -328,7 +333,8 @@ async fn here(config: &Config) -> Result<ClientTarget, CliError> {
     let kernel = model_loading::kernel(config, &planned)?;
     let target = ClientTarget::of_this_process(kernel, config, &planned);
     let controllers = ProcessControllers::new(&config.controllers)?;
-    model_loading::load(&target.kernel, &controllers, planned, |_, _, _| {}).await?;
+    let cache = &target.cache;
+    model_loading::load(&target.kernel, &controllers, cache, planned, |_, _, _| {}).await?;
     Ok(target)
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod controllers;
 pub(crate) mod endpoint;
 pub(crate) mod environment;
 pub(crate) mod generate;
+pub(crate) mod hub;
 pub(crate) mod keys;
 pub(crate) mod layers;
 pub(crate) mod lmtp;
@@ -20,12 +21,14 @@ use std::time::Duration;
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
 use sapwood_server::listener::tls;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::failure::CliError;
+use crate::hub::ModelSource;
 use controllers::ControllersConfig;
 use endpoint::EndpointConfig;
 use generate::{GenerateFaceConfig, ModelCompat, TensorConfig};
+use hub::HubConfig;
 use lmtp::LmtpConfig;
 use ports::Preset;
 use references::ReferencesConfig;
@@ -42,7 +45,7 @@ pub(crate) fn may_hold_secret(key: &str) -> bool {
 
 /// Whether the value of a dotted key is always text, even if it looks like a number.
 pub(crate) fn is_text(key: &str) -> bool {
-    matches!(key, "auth.key" | "client.key")
+    matches!(key, "auth.key" | "client.key" | "hub.token")
         || key.starts_with("references.store_options.")
         || (is_named_by_user(key) && key.ends_with(".value"))
 }
@@ -104,6 +107,7 @@ pub(crate) struct Config {
     pub(crate) trace: TraceConfig,
     pub(crate) client: ClientConfig,
     pub(crate) references: ReferencesConfig,
+    pub(crate) hub: HubConfig,
     /// Other servers whose functions are served here too.
     pub(crate) upstreams: Vec<EndpointConfig>,
     /// The models served. Without any, the demo model.
@@ -134,6 +138,7 @@ impl Default for Config {
             trace: TraceConfig::default(),
             client: ClientConfig::default(),
             references: ReferencesConfig::default(),
+            hub: HubConfig::default(),
             upstreams: Vec::new(),
             models: Vec::new(),
         }
@@ -220,8 +225,9 @@ pub(crate) struct ServedModelConfig {
     /// What computes it.
     #[serde(default)]
     pub(crate) backend: BackendConfig,
-    /// The GGUF file of an embedded model; the model `demo` has none if it is that of the binary.
-    #[serde(default)]
+    /// The GGUF file of an embedded model, or what [`ModelSource`] names it by; the model `demo` has none if it is that of
+    /// the binary.
+    #[serde(default, serialize_with = "shown_path")]
     pub(crate) path: Option<PathBuf>,
     /// The server is ready only with it, and does not start if it cannot be loaded. Default: true.
     #[serde(default)]
@@ -547,6 +553,12 @@ impl Config {
                 );
                 return Err(CliError::usage(what));
             }
+            if let Some(path) = &model.path {
+                let read = ModelSource::read(path);
+                read.map_err(|why| {
+                    CliError::usage(format!("models.path: the model `{}`: {why}", model.name))
+                })?;
+            }
             model.check_upstream()?;
             model.check_served()?;
             names.push(&model.name);
@@ -567,6 +579,7 @@ impl Config {
         self.controllers.check()?;
         check_message_bytes("limits.max_message_bytes", self.limits.max_message_bytes)?;
         self.check_ports()?;
+        self.hub.check()?;
         self.lmtp.check()?;
         self.generate.check()?;
         // Whether the files belong together; they are read when the server starts, and by `config check`.
@@ -688,6 +701,15 @@ fn check_upstream(upstream: &EndpointConfig) -> Result<(), CliError> {
     }
 }
 
+/// A path as it is; the query of a URL may have a signature in it.
+fn shown_path<S: Serializer>(path: &Option<PathBuf>, to: S) -> Result<S::Ok, S::Error> {
+    let shown = path.as_deref().map(|path| match ModelSource::read(path) {
+        Ok(source @ ModelSource::Url(_)) => source.to_string().into(),
+        _ => path.to_owned(),
+    });
+    shown.serialize(to)
+}
+
 /// An empty key counts as none.
 fn secret<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error> {
     let secret = Option::<Secret>::deserialize(from)?;
@@ -699,10 +721,11 @@ const MESSAGE_BYTES_LEAST: usize = 1 << 10;
 const MESSAGE_BYTES_MOST: usize = 1 << 30;
 
 /// Keys that are secret, with everything below them.
-const SECRETS: [&str; 8] = [
+const SECRETS: [&str; 9] = [
     "auth.key",
     "client.key",
     "client.server",
+    "hub.token",
     "trace.endpoint",
     "trace.headers",
     "references.store_options",

@@ -6,6 +6,7 @@ mod client;
 mod config;
 mod controllers;
 mod failure;
+mod hub;
 mod listening;
 mod log_queue;
 mod logs;

@@ -17,6 +17,7 @@ use sapwood_kernel::{
 use crate::config::Config;
 use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
+use crate::hub::ModelCache;
 use crate::models::PlannedModel;
 use crate::progress::LoadingBar;
 use crate::trial;
@@ -87,15 +88,17 @@ pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
 pub(crate) async fn load(
     kernel: &Kernel,
     controllers: &ProcessControllers,
+    cache: &ModelCache,
     planned: Vec<PlannedModel>,
     loaded: impl Fn(&str, Result<&Engine, &CliError>, Duration),
 ) -> Result<(), CliError> {
     let all = planned.into_iter().map(|one| async {
         let (name, required) = (one.name.clone(), one.required);
-        // First, because a client of LMTP gives up after 5 s, and loading takes longer (LM-332).
-        announce(kernel, &one).await;
         let began = Instant::now();
         let loading = async {
+            let one = one.located(cache).await?;
+            // First, because a client of LMTP gives up after 5 s, and loading takes longer (LM-332).
+            announce(kernel, &one).await;
             // A required model needs no trial: without it the server does not start, so it may as well end with it.
             if !required {
                 trial::pass(&one).await?;
@@ -113,6 +116,7 @@ pub(crate) async fn load(
             // Dropping the other loads stops them (`Stopper`).
             Err(failure) if required => return Err(failure),
             Err(failure) => {
+                cache.release(&name);
                 kernel.replace(absent(&name, "could not be loaded"));
                 loaded(&name, Err(&failure), began.elapsed());
             }
@@ -158,6 +162,10 @@ mod tests {
     }
     use crate::config::layers::{Flags, Layers};
 
+    fn cache() -> ModelCache {
+        ModelCache::new(&Config::default().hub)
+    }
+
     #[tokio::test]
     async fn oa_902_a_loading_model_is_unavailable_with_a_retry_time_and_others_serve() {
         let folder = tempfile::tempdir().unwrap();
@@ -169,7 +177,7 @@ mod tests {
         let mut planned = crate::models::plan(&config).unwrap();
         let kernel = kernel(&config, &planned).unwrap();
         planned.truncate(1);
-        load(&kernel, &controllers(), planned, |_, _, _| {})
+        load(&kernel, &controllers(), &cache(), planned, |_, _, _| {})
             .await
             .unwrap();
         let ask = |model: &str| kernel.run::<String>(model, args! { prompt: "hello" });
@@ -197,7 +205,8 @@ mod tests {
         let planned = crate::models::plan(&config).unwrap();
         let kernel = kernel(&config, &planned).unwrap();
         let controllers = controllers();
-        let loading = load(&kernel, &controllers, planned, |_, loaded, _| {
+        let cache = cache();
+        let loading = load(&kernel, &controllers, &cache, planned, |_, loaded, _| {
             assert!(loaded.is_ok())
         });
         loading.await.unwrap();
@@ -224,7 +233,8 @@ mod tests {
             let kernel = kernel(&config, &planned).unwrap();
             let reported = std::sync::Mutex::new(Vec::new());
             let controllers = controllers();
-            let loaded = load(&kernel, &controllers, planned, |name, loaded, _| {
+            let cache = cache();
+            let loaded = load(&kernel, &controllers, &cache, planned, |name, loaded, _| {
                 reported
                     .lock()
                     .unwrap()

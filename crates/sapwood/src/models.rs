@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{BackendConfig, Config, PrefixScope, ServedModelConfig};
 use crate::failure::{CliError, Exit};
+use crate::hub::{ModelCache, ModelSource};
 
 /// One model that can be loaded.
 #[derive(Clone, Debug)]
@@ -78,6 +79,9 @@ impl ModelSize {
 enum PlannedSource {
     #[cfg(feature = "embedded")]
     File(std::path::PathBuf),
+    /// A file that may have to be downloaded.
+    #[cfg(feature = "embedded")]
+    Named(ModelSource),
     #[cfg(feature = "demo-model")]
     Demo,
     Scripted(Box<scripted::Config>),
@@ -137,8 +141,10 @@ pub(crate) fn planned(
                 }));
             }
             // Not an error: a model that is not required may be missing, and requests for it fail with the reason.
-            if let (Some(path), true) = (&model.path, model.required.unwrap_or(true)) {
-                look_at(&model.name, path)?;
+            if let (ModelSource::File(path), true) =
+                (source(model)?, model.required.unwrap_or(true))
+            {
+                look_at(&model.name, &path)?;
             }
             weights(model)?
         }
@@ -271,9 +277,22 @@ pub(crate) fn is_gguf(path: &Path) -> Result<(), String> {
 
 const NO_GGUF: &str = "it is not a GGUF file";
 
+/// Where the file of a model is.
+///
+/// # Errors
+/// [`Exit::Usage`].
+fn source(model: &ServedModelConfig) -> Result<ModelSource, CliError> {
+    let path = model.path.as_deref().unwrap_or_else(|| Path::new(""));
+    ModelSource::read(path)
+        .map_err(|why| CliError::usage(format!("models.path: the model `{}`: {why}", model.name)))
+}
+
 #[cfg(feature = "embedded")]
 fn weights(model: &ServedModelConfig) -> Result<PlannedSource, CliError> {
-    Ok(PlannedSource::File(model.path.clone().unwrap_or_default()))
+    Ok(match source(model)? {
+        ModelSource::File(path) => PlannedSource::File(path),
+        named => PlannedSource::Named(named),
+    })
 }
 
 #[cfg(not(feature = "embedded"))]
@@ -328,7 +347,7 @@ impl PlannedModel {
             #[cfg(feature = "demo-model")]
             PlannedSource::Demo => true,
             #[cfg(feature = "embedded")]
-            PlannedSource::File(_) => false,
+            PlannedSource::File(_) | PlannedSource::Named(_) => false,
             PlannedSource::Scripted(_) => false,
         }
     }
@@ -347,7 +366,7 @@ impl PlannedModel {
                 ..usual
             },
             #[cfg(feature = "embedded")]
-            PlannedSource::File(_) => generate::ModelOptions {
+            PlannedSource::File(_) | PlannedSource::Named(_) => generate::ModelOptions {
                 platform: "llama.cpp".into(),
                 ..usual
             },
@@ -376,7 +395,7 @@ impl PlannedModel {
     #[cfg(feature = "embedded")]
     pub(crate) fn outline(&self) -> Option<ModelFacts> {
         let source = match &self.source {
-            PlannedSource::Scripted(_) => return None,
+            PlannedSource::Scripted(_) | PlannedSource::Named(_) => return None,
             #[cfg(feature = "demo-model")]
             PlannedSource::Demo => embedded::ModelSource::Bytes(sapwood_demo::MODEL),
             PlannedSource::File(path) => embedded::ModelSource::File(path.clone()),
@@ -404,6 +423,33 @@ impl PlannedModel {
     #[cfg(not(feature = "embedded"))]
     pub(crate) fn trial(&self) -> Option<Vec<OsString>> {
         None
+    }
+
+    /// The same model with its file on this machine: downloaded if it is named otherwise and not there, and locked until
+    /// the cache [releases](ModelCache::release) it.
+    ///
+    /// # Errors
+    /// [`Exit::Model`] with one line that names a remedy.
+    #[cfg(feature = "embedded")]
+    pub(crate) async fn located(self, cache: &ModelCache) -> Result<Self, CliError> {
+        let PlannedSource::Named(source) = &self.source else {
+            return Ok(self);
+        };
+        let path = cache.acquire(&self.name, source).await.map_err(|why| {
+            let what = format!("cannot load the model `{}`: {why}", self.name);
+            CliError::exit(Exit::Model, what)
+        })?;
+        Ok(Self {
+            source: PlannedSource::File(path),
+            ..self
+        })
+    }
+
+    /// Without llama.cpp no model has a file.
+    #[cfg(not(feature = "embedded"))]
+    #[expect(clippy::unused_async, reason = "asynchronous where there are files")]
+    pub(crate) async fn located(self, _: &ModelCache) -> Result<Self, CliError> {
+        Ok(self)
     }
 
     /// Scripted models have no file.
@@ -444,6 +490,11 @@ impl PlannedModel {
                     embedded::load(&name, &source, &options, progress)
                         .map_err(|why| failed(why.to_string()))?,
                 )
+            }
+            // Only a file is loaded: see `located`.
+            #[cfg(feature = "embedded")]
+            PlannedSource::Named(source) => {
+                return Err(failed(format!("{source} is not downloaded")));
             }
             #[cfg(feature = "embedded")]
             PlannedSource::File(path) => {

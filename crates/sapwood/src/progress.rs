@@ -1,10 +1,12 @@
 //! A progress bar for long work, on terminals only.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use crate::plain::plain;
 
 /// The progress bars on standard error, one set per process.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
@@ -80,6 +82,87 @@ impl LoadingBar {
 }
 
 impl Drop for LoadingBar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// The progress of downloading one file: a bar on a terminal, else a log line for each tenth.
+pub(crate) struct DownloadBar {
+    bar: ProgressBar,
+    name: String,
+    is_shown: bool,
+    has_moved: AtomicBool,
+    /// The tenths that were logged.
+    tenths: AtomicU64,
+}
+
+impl DownloadBar {
+    /// A bar for the file `name`.
+    pub(crate) fn new(name: &str) -> Self {
+        let bar = BARS.add(ProgressBar::no_length());
+        let template =
+            "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        // A name may come from another server.
+        bar.set_message(plain(name).into_owned());
+        Self {
+            bar,
+            name: name.to_owned(),
+            is_shown: io::stderr().is_terminal(),
+            has_moved: AtomicBool::new(false),
+            tenths: AtomicU64::new(0),
+        }
+    }
+
+    /// Sets the bytes of the whole file.
+    pub(crate) fn set_bytes(&self, bytes: u64) {
+        self.bar.set_length(bytes);
+    }
+
+    /// Shows that so many bytes are there already; the speed is that of the rest.
+    pub(crate) fn begin_at(&self, bytes: u64) {
+        self.has_moved.store(true, Ordering::Relaxed);
+        self.bar.set_position(bytes);
+        self.bar.reset_eta();
+        let tenths = self.tenths_of(bytes);
+        self.tenths.store(tenths, Ordering::Relaxed);
+        if !self.is_shown {
+            let total = self.bar.length().unwrap_or_default();
+            tracing::info!(
+                file = self.name,
+                bytes = total,
+                there = bytes,
+                "downloading"
+            );
+        }
+    }
+
+    /// Shows that so many bytes are there.
+    pub(crate) fn set(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+        let tenths = self.tenths_of(bytes);
+        // Lines stay in a log, so one for each chunk would be too many.
+        if !self.is_shown && self.tenths.fetch_max(tenths, Ordering::Relaxed) < tenths {
+            tracing::info!(file = self.name, percent = tenths * 10, "downloading");
+        }
+    }
+
+    /// Whether anything had to be downloaded.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.has_moved.load(Ordering::Relaxed)
+    }
+
+    fn tenths_of(&self, bytes: u64) -> u64 {
+        let total = self.bar.length().unwrap_or_default().max(1);
+        // By division first: a size near the largest number must not overflow.
+        (bytes / total.div_ceil(10)).min(10)
+    }
+}
+
+impl Drop for DownloadBar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep};
 use crate::config::{Config, ServedModelConfig};
 use crate::controllers::ProcessControllers;
 use crate::failure::CliError;
+use crate::hub::ModelCache;
 use crate::model_loading;
 use crate::models::{self, PlannedModel};
 use crate::trial;
@@ -37,6 +38,7 @@ struct RepositoryInner {
     shared: ServerContext,
     config: Config,
     controllers: ProcessControllers,
+    cache: ModelCache,
     planned: BTreeMap<String, PlannedModel>,
     engines: Mutex<BTreeMap<String, Engine>>,
     /// A lock per model: changes of one model are serialised, changes of different models are concurrent.
@@ -67,6 +69,7 @@ impl ServedModels {
             shared: shared.clone(),
             config: config.clone(),
             controllers: controllers.clone(),
+            cache: ModelCache::new(&config.hub),
             planned: planned.map(|it| (it.name.clone(), it.clone())).collect(),
             engines: Mutex::default(),
             changing: changing.collect(),
@@ -93,6 +96,7 @@ impl ServedModels {
         model_loading::load(
             &inner.kernel,
             &inner.controllers,
+            &inner.cache,
             planned,
             |name, loaded, took| {
                 // The lock is released for each model on its own, so that a slow one holds up no change of the others.
@@ -159,9 +163,10 @@ impl RepositoryInner {
         self.shared.health.loading(name);
         self.kernel
             .replace(model_loading::absent(name, "is still loading"));
-        model_loading::announce(&self.kernel, &planned).await;
         let began = Instant::now();
         let loading = async {
+            let planned = planned.located(&self.cache).await?;
+            model_loading::announce(&self.kernel, &planned).await;
             // A crash of llama.cpp would end the requests of all other models.
             trial::pass(&planned).await?;
             let engine = model_loading::engine(planned).await?;
@@ -178,6 +183,7 @@ impl RepositoryInner {
             }
             Err(failure) => {
                 tracing::error!(model = name, %failure, "a model could not be loaded");
+                self.cache.release(name);
                 self.kernel
                     .replace(model_loading::absent(name, "could not be loaded"));
                 self.shared.health.unloaded(name);
@@ -265,6 +271,7 @@ impl RepositoryInner {
         engine.end();
         // The last handle joins the engine's thread, which may be in the middle of a step.
         let _ = tokio::task::spawn_blocking(move || drop(engine)).await;
+        self.cache.release(name);
         self.shared.health.unloaded(name);
         tracing::info!(model = name, "unloaded");
     }

@@ -11,6 +11,7 @@ use crate::config::layers::Flags;
 use crate::config::ports::ConfiguredPort;
 use crate::config::{BackendConfig, Config};
 use crate::failure::{CliError, Exit};
+use crate::hub::{ModelCache, ModelSource};
 use crate::listening;
 use crate::output::{self, TextStyle, paint};
 use sapwood_proto::secret::SecretUrl;
@@ -109,12 +110,17 @@ fn examine(config: &Config) -> Vec<CheckResult> {
     let mut findings = vec![configuration(config), cpu(), memory(), descriptors(config)];
     findings.push(port(&config.common_port()));
     findings.extend(config.own_ports().iter().map(port));
-    findings.extend(
-        config
-            .models
-            .iter()
-            .filter_map(|model| Some(file(model.path.as_deref()?))),
-    );
+    let cache = ModelCache::new(&config.hub);
+    let paths = config
+        .models
+        .iter()
+        .filter_map(|model| model.path.as_deref());
+    findings.extend(paths.map(|path| match ModelSource::read(path) {
+        // One that is wrong is an error of the configuration.
+        Ok(ModelSource::File(path)) => file(&path),
+        Ok(named) => downloaded(&cache, &named, config.hub.offline),
+        Err(why) => CheckResult::new("model file", Verdict::Fail, why, "correct its path"),
+    }));
     findings.push(models(config));
     findings.extend(
         config
@@ -262,6 +268,21 @@ fn file(path: &Path) -> CheckResult {
             CheckResult::new("model file", Verdict::Fail, format!("{shown}: {why}"), hint)
         }
     }
+}
+
+/// Whether a model that is named and not at a path is there.
+fn downloaded(cache: &ModelCache, source: &ModelSource, offline: bool) -> CheckResult {
+    if cache.has(source) {
+        let found = format!("{source} is downloaded");
+        return CheckResult::new("model file", Verdict::Ok, found, "");
+    }
+    let found = format!("{source} is not downloaded yet");
+    if offline {
+        let hint = "hub.offline keeps it from being downloaded: remove that, or copy the folder of hub.dir here";
+        return CheckResult::new("model file", Verdict::Fail, found, hint);
+    }
+    let hint = "the first start downloads it; `sapwood models pull` does so now";
+    CheckResult::new("model file", Verdict::Warn, found, hint)
 }
 
 fn models(config: &Config) -> CheckResult {

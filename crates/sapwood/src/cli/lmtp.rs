@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::config::layers::Flags;
 use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
+use crate::hub::ModelCache;
 use crate::logs::Logs;
 use crate::{model_loading, models};
 
@@ -75,7 +76,9 @@ impl LmtpCommand {
         let kernel = model_loading::kernel(&config, &planned)?;
         // Before the first line is read: unlike a port, a pipe keeps its input until then.
         let controllers = ProcessControllers::new(&config.controllers)?;
-        model_loading::load(&kernel, &controllers, planned, |_, _, _| {}).await?;
+        // Its locks last as long as the models are served.
+        let cache = ModelCache::new(&config.hub);
+        model_loading::load(&kernel, &controllers, &cache, planned, |_, _, _| {}).await?;
         let lmtp = LmtpService::new(
             shared.clone(),
             kernel,

@@ -5,7 +5,9 @@
 //! called `sapwood`.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
+use etcetera::BaseStrategy;
 use figment::providers::Env;
 use figment::value::{Dict, Map, Value};
 use figment::{Metadata, Profile, Provider};
@@ -43,15 +45,49 @@ const SHORT: [(&str, &str); 3] = [
     ("SAPWOOD_CLIENT_KEY", "client.key"),
 ];
 
+/// Variables of the hub's own tools. A variable with our prefix takes precedence.
+const OF_HUB: [(&str, &str); 3] = [
+    ("HF_ENDPOINT", "hub.endpoint"),
+    ("HF_HUB_OFFLINE", "hub.offline"),
+    ("HF_TOKEN", "hub.token"),
+];
+
 impl Environment {
     /// The environment of this process.
     pub(super) fn read() -> Self {
         let all = Env::raw();
-        let all = all
+        let all: Vec<_> = all
             .iter()
             // Case does not matter, as in figment's own provider for the environment.
-            .map(|(name, value)| (name.as_str().to_ascii_uppercase(), value));
-        Self::of(all.filter(|(name, _)| name.starts_with(PREFIX)))
+            .map(|(name, value)| (name.as_str().to_ascii_uppercase(), value))
+            .collect();
+        let ours = all.iter().filter(|(name, _)| name.starts_with(PREFIX));
+        let mut read = Self::of(ours.cloned());
+        read.add_of_hub(all.into_iter());
+        read
+    }
+
+    /// Adds what the variables of the hub's tools set.
+    fn add_of_hub(&mut self, variables: impl Iterator<Item = (String, String)>) {
+        for (name, value) in variables {
+            let known = OF_HUB.iter().find(|(known, _)| *known == name);
+            let Some((_, key)) = known.filter(|_| !value.is_empty()) else {
+                continue;
+            };
+            if self.set.iter().any(|variable| variable.key == *key) {
+                continue;
+            }
+            let value = match *key {
+                // As the tools read it.
+                "hub.offline" => {
+                    let yes = ["1", "on", "yes", "true"];
+                    Value::from(yes.contains(&value.to_ascii_lowercase().as_str()))
+                }
+                _ => Value::from(value),
+            };
+            let key = (*key).to_owned();
+            self.set.push(Variable { name, key, value });
+        }
     }
 
     fn of(variables: impl Iterator<Item = (String, String)>) -> Self {
@@ -186,6 +222,24 @@ pub(crate) fn of_clouds() -> Vec<(String, Secret)> {
         .map(|(name, value)| (name.as_str().to_ascii_lowercase(), Secret::from(value)))
         .filter(|(name, _)| of_cloud(name))
         .collect()
+}
+
+/// The token in the file that the hub's own tools write at a login, if there is one.
+pub(crate) fn hub_token() -> Option<Secret> {
+    let variable = |name: &str| {
+        let all = Env::raw().only(&[name]);
+        let mut values = all.iter().map(|(_, value)| value);
+        values.find(|value| !value.is_empty()).map(PathBuf::from)
+    };
+    let cache = || Some(etcetera::choose_base_strategy().ok()?.cache_dir());
+    let of_home = || {
+        let home = variable("hf_home").or_else(|| Some(cache()?.join("huggingface")));
+        Some(home?.join("token"))
+    };
+    let path = variable("hf_token_path").or_else(of_home)?;
+    let token = std::fs::read_to_string(path).ok()?;
+    let token = token.trim();
+    (!token.is_empty()).then(|| token.into())
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ mod chat;
 mod controllers;
 #[cfg(feature = "demo-model")]
 mod demo;
+mod hub;
+mod hub_server;
 #[cfg(target_os = "linux")]
 mod isolated;
 #[cfg(target_os = "linux")]

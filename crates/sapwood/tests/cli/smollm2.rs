@@ -5,6 +5,7 @@
 
 mod constrained;
 mod controlled;
+mod named;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,0 +1,488 @@
+//! Models by name: downloads them from a hub or a URL into a folder, and locks what is loaded (`docs/models.md`).
+//!
+//! ```text
+//!   hf:OWNER/REPO:Q4_K_M ─► stored list of files ─► all there? ─► lock ─► path
+//!                            ▲ missing                 │ no
+//!                            └── the hub's list ◄──────┴─► download ─► lock ─► path
+//! ```
+
+mod download;
+mod folder;
+mod selection;
+mod source;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use etcetera::BaseStrategy;
+use sapwood_net::hub::{self, HubClient, HubError, HubListing};
+use tokio::time::sleep;
+
+use self::download::{DownloadError, RetryPolicy, WantedFile, download};
+use self::folder::{CachedFile, FileLock, FileRecord, ModelFolder, NoLock};
+use self::selection::select;
+use self::source::{HubSource, ModelChoice};
+use crate::config::environment;
+use crate::config::hub::HubConfig;
+use crate::failure::CliError;
+use crate::progress::DownloadBar;
+
+pub(crate) use self::download::shown_bytes;
+pub(crate) use self::source::ModelSource;
+
+/// The downloaded models, and those that this process has loaded. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelCache(Arc<CacheInner>);
+
+#[derive(Debug)]
+struct CacheInner {
+    config: HubConfig,
+    /// The locks of loaded models, by the names under which they are served.
+    loaded: Mutex<BTreeMap<String, Vec<FileLock>>>,
+}
+
+/// A downloaded model.
+#[derive(Debug)]
+pub(crate) struct CachedModel {
+    /// What `--model` and `models rm` take.
+    pub(crate) name: String,
+    /// The bytes of all its files.
+    pub(crate) bytes: u64,
+    /// Whether all of it is there.
+    pub(crate) is_complete: bool,
+    /// When it was last loaded or written.
+    pub(crate) used: SystemTime,
+    /// Its first file.
+    pub(crate) path: PathBuf,
+}
+
+impl ModelCache {
+    /// The models of this configuration. Nothing is read yet.
+    pub(crate) fn new(config: &HubConfig) -> Self {
+        Self(Arc::new(CacheInner {
+            config: config.clone(),
+            loaded: Mutex::default(),
+        }))
+    }
+
+    /// The path of a model's first file, for the model that is served under `name`: downloaded if it is not there, and
+    /// locked until [`Self::release`].
+    ///
+    /// # Errors
+    /// Why it cannot be had, and a remedy.
+    #[cfg_attr(
+        not(feature = "embedded"),
+        allow(dead_code, reason = "no model is loaded from a file")
+    )]
+    pub(crate) async fn acquire(
+        &self,
+        name: &str,
+        source: &ModelSource,
+    ) -> Result<PathBuf, CliError> {
+        for _ in 0..LOCK_TRIES {
+            let there = self.there(source)?;
+            let files = match there {
+                Some(files) => files,
+                None => self.pull(source).await?.0,
+            };
+            match files.iter().map(|file| FileLock::shared(file)).collect() {
+                Ok(locks) => {
+                    let mut loaded = self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+                    loaded.insert(name.to_owned(), locks);
+                    return Ok(files.into_iter().next().unwrap_or_default());
+                }
+                // Somebody replaces or removes it: either takes no time.
+                Err(NoLock::Held | NoLock::Gone) => sleep(LOCK_POLL).await,
+                Err(NoLock::Io(error)) => {
+                    return Err(CliError::new(format!("cannot read {source}: {error}")));
+                }
+            }
+        }
+        Err(CliError::new(format!(
+            "{source} is being replaced or removed by another process; try again"
+        )))
+    }
+
+    /// Unlocks the files of the model that is served under `name`.
+    pub(crate) fn release(&self, name: &str) {
+        let mut loaded = self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.remove(name);
+    }
+
+    /// Whether a model is there, so that it can be loaded without a network.
+    pub(crate) fn has(&self, source: &ModelSource) -> bool {
+        matches!(self.there(source), Ok(Some(_)))
+    }
+
+    /// Downloads the newest version of a model unless it is there; returns its files, and whether any was downloaded.
+    ///
+    /// # Errors
+    /// Why it cannot be had, and a remedy.
+    pub(crate) async fn pull(
+        &self,
+        source: &ModelSource,
+    ) -> Result<(Vec<PathBuf>, bool), CliError> {
+        let folder = self.folder()?;
+        if self.0.config.offline {
+            return Err(CliError::new(format!(
+                "{source} is not in {}, and nothing is downloaded while hub.offline is set (SAPWOOD_HUB__OFFLINE, \
+                 HF_HUB_OFFLINE)",
+                folder.0.display()
+            )));
+        }
+        let client = self.client()?;
+        let wanted = match source {
+            ModelSource::File(path) => return Ok((vec![path.clone()], false)),
+            ModelSource::Hub(hub) => self.listed(&client, &folder, hub).await?,
+            ModelSource::Url(url) => folder::siblings(url.path())
+                .into_iter()
+                .map(|path| {
+                    let mut url = url.clone();
+                    url.set_path(&path);
+                    WantedFile {
+                        path: folder.of_url(&url),
+                        url,
+                        listed: None,
+                    }
+                })
+                .collect(),
+        };
+        let mut is_new = false;
+        for file in &wanted {
+            let bar = DownloadBar::new(&file_name(&file.path));
+            let policy = self.policy();
+            let downloaded = download(&client, policy, file, &bar).await;
+            downloaded.map_err(|error| explained(source, &client, &error))?;
+            is_new |= bar.has_moved();
+        }
+        Ok((wanted.into_iter().map(|file| file.path).collect(), is_new))
+    }
+
+    /// All downloaded models, in the order of their names.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub(crate) fn models(&self) -> Result<Vec<CachedModel>, CliError> {
+        let folder = self.folder()?;
+        let files = ModelFolder::files(&folder.0).map_err(|error| unreadable(&folder.0, &error))?;
+        Ok(models(&folder, files))
+    }
+
+    /// Removes a model, or all models of a repository if the name has no choice; returns the bytes that are free again.
+    ///
+    /// # Errors
+    /// There is none of this name, or a process has it loaded.
+    pub(crate) fn remove(&self, name: &str) -> Result<u64, CliError> {
+        let folder = self.folder()?;
+        let source = ModelSource::read(Path::new(name)).map_err(CliError::usage)?;
+        let (below, path) = match &source {
+            ModelSource::Hub(hub) => (folder.of_repo(hub), None),
+            ModelSource::Url(url) => {
+                let path = folder.of_url(url);
+                (path.parent().unwrap_or(&folder.0).to_owned(), Some(path))
+            }
+            ModelSource::File(_) => return Err(self.unknown(name)),
+        };
+        let files = ModelFolder::files(&below).map_err(|error| unreadable(&below, &error))?;
+        let relative = |path: &Path| {
+            let path = path.strip_prefix(&below).unwrap_or(path);
+            path.to_string_lossy().into_owned()
+        };
+        let paths: Vec<String> = files.iter().map(|file| relative(&file.path)).collect();
+        let selected = match (&source, path) {
+            (ModelSource::Hub(hub), _) if hub.choice == ModelChoice::Usual => paths,
+            (ModelSource::Hub(hub), _) => chosen(&paths, &hub.choice),
+            (_, Some(path)) => folder::siblings(&relative(&path)),
+            (_, None) => Vec::new(),
+        };
+        let removed: Vec<CachedFile> = files
+            .into_iter()
+            .filter(|file| selected.contains(&relative(&file.path)))
+            .collect();
+        if removed.is_empty() {
+            return Err(self.unknown(name));
+        }
+        remove_all(&removed)?;
+        folder.prune(&below);
+        Ok(removed.iter().map(|file| file.bytes).sum())
+    }
+
+    /// The files of a model that is there.
+    fn there(&self, source: &ModelSource) -> Result<Option<Vec<PathBuf>>, CliError> {
+        let folder = self.folder()?;
+        let files: Vec<PathBuf> = match source {
+            ModelSource::File(path) => return Ok(Some(vec![path.clone()])),
+            ModelSource::Url(url) => {
+                let path = folder.of_url(url);
+                let siblings = folder::siblings(&path.to_string_lossy());
+                siblings.into_iter().map(PathBuf::from).collect()
+            }
+            ModelSource::Hub(hub) => {
+                let below = folder.of_repo(hub);
+                let joined = |selected: Vec<String>| -> Vec<PathBuf> {
+                    selected.iter().map(|path| below.join(path)).collect()
+                };
+                let listed = folder.listing(hub).and_then(|listing| {
+                    // A name that the stored list does not have may be in a newer one.
+                    select(&listed_paths(&listing), &hub.choice).ok()
+                });
+                if let Some(files) = listed.map(joined)
+                    && files.iter().all(|file| file.is_file())
+                {
+                    return Ok(Some(files));
+                }
+                // What has left the repository, or was copied here without the list. Which quantisation is the usual
+                // one depends on the others.
+                if hub.choice == ModelChoice::Usual {
+                    return Ok(None);
+                }
+                let local = complete_below(&below)?;
+                let local: Vec<&str> = local.iter().map(String::as_str).collect();
+                joined(select(&local, &hub.choice).unwrap_or_default())
+            }
+        };
+        let all = !files.is_empty() && files.iter().all(|file| file.is_file());
+        Ok(all.then_some(files))
+    }
+
+    /// Asks the hub for the files of a model.
+    async fn listed(
+        &self,
+        client: &HubClient,
+        folder: &ModelFolder,
+        source: &HubSource,
+    ) -> Result<Vec<WantedFile>, CliError> {
+        let named = ModelSource::Hub(source.clone());
+        let explain = |error: HubError| explained(&named, client, &error.into());
+        // Fewer than for a transfer: nothing is lost yet, and without a network somebody waits for the error.
+        let policy = RetryPolicy {
+            retries: self.policy().retries.min(LISTING_RETRIES_MAX),
+            ..self.policy()
+        };
+        let listing = download::retried(policy, || client.list(&source.repo, &source.revision));
+        let listing = listing.await.map_err(explain)?;
+        let wrong = |why: String| CliError::new(format!("{}: {why}", source.place()));
+        let selected = select(&listed_paths(&listing), &source.choice).map_err(wrong)?;
+        let below = folder.of_repo(source);
+        let stored = folder.store_listing(source, &listing);
+        stored
+            .map_err(|error| CliError::new(format!("cannot write {}: {error}", below.display())))?;
+        let wanted = selected.iter().map(|path| {
+            let file = listing.files.iter().find(|file| file.path == *path);
+            let listed = file.and_then(|file| {
+                Some(FileRecord {
+                    bytes: file.bytes?,
+                    sha256: file.sha256.clone(),
+                    validator: None,
+                })
+            });
+            Ok(WantedFile {
+                url: client.file(&source.repo, &listing.commit, path)?,
+                path: below.join(path),
+                listed,
+            })
+        });
+        wanted.collect::<Result<_, HubError>>().map_err(explain)
+    }
+
+    fn client(&self) -> Result<HubClient, CliError> {
+        let config = &self.0.config;
+        let read = |path: &PathBuf| {
+            std::fs::read(path)
+                .map_err(|error| CliError::usage(format!("hub.ca {}: {error}", path.display())))
+        };
+        let client = HubClient::new(&hub::Config {
+            endpoint: config.endpoint.clone(),
+            token: config.token.clone().or_else(environment::hub_token),
+            authorities: config.ca.as_ref().map(read).transpose()?,
+            stall_timeout: config.stall_timeout,
+            ..hub::Config::default()
+        });
+        let client = client.map_err(|error| CliError::usage(format!("hub: {error}")))?;
+        if client.exposes_token() {
+            crate::client::warn_of_plain_text(&config.endpoint);
+        }
+        Ok(client)
+    }
+
+    fn policy(&self) -> RetryPolicy {
+        RetryPolicy {
+            retries: self.0.config.retries,
+            wait: self.0.config.retry_wait,
+        }
+    }
+
+    fn folder(&self) -> Result<ModelFolder, CliError> {
+        let configured = self.0.config.dir.clone().or_else(default_folder);
+        configured.map(ModelFolder).ok_or_else(|| {
+            CliError::usage(
+                "this user has no data folder: name one with hub.dir (SAPWOOD_HUB__DIR)",
+            )
+        })
+    }
+
+    fn unknown(&self, name: &str) -> CliError {
+        let models = self.models().unwrap_or_default();
+        let mut names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
+        names.sort_by_key(|known| strsim::damerau_levenshtein(known, name));
+        names.truncate(SHOWN_MAX);
+        CliError::new(match &names[..] {
+            [] => format!("there is no downloaded model {name}, nor any other"),
+            names => format!(
+                "there is no downloaded model {name}; there are: {}",
+                names.join(", ")
+            ),
+        })
+    }
+}
+
+/// Groups the files of split models.
+fn models(folder: &ModelFolder, files: Vec<CachedFile>) -> Vec<CachedModel> {
+    let mut models: BTreeMap<PathBuf, CachedModel> = BTreeMap::new();
+    let there: BTreeMap<PathBuf, bool> = files
+        .iter()
+        .map(|file| (file.path.clone(), file.is_complete))
+        .collect();
+    for file in files {
+        let parts = folder::siblings(&file.path.to_string_lossy());
+        let first = PathBuf::from(parts.first().cloned().unwrap_or_default());
+        let is_complete = || {
+            let complete = |part: &String| there.get(Path::new(part)) == Some(&true);
+            parts.iter().all(complete)
+        };
+        let model = models.entry(first.clone()).or_insert_with(|| CachedModel {
+            name: folder.name(&first),
+            bytes: 0,
+            is_complete: is_complete(),
+            used: file.used,
+            path: first,
+        });
+        model.bytes += file.bytes;
+        model.used = model.used.max(file.used);
+    }
+    models.into_values().collect()
+}
+
+/// Removes files, if none of them is in use.
+fn remove_all(files: &[CachedFile]) -> Result<(), CliError> {
+    // All are locked before the first is removed: a model is not left in halves.
+    let locks = files.iter().filter(|file| file.is_complete).map(|file| {
+        FileLock::exclusive(&file.path).map_err(|why| match why {
+            NoLock::Held => CliError::new(format!(
+                "{} is in use: stop the process that has it loaded, or unload the model there",
+                file.path.display()
+            )),
+            NoLock::Gone => CliError::new(format!("{} is gone already", file.path.display())),
+            NoLock::Io(error) => unreadable(&file.path, &error),
+        })
+    });
+    let _locks = locks.collect::<Result<Vec<_>, _>>()?;
+    for file in files {
+        for part in folder::parts_of(&file.path) {
+            let _lock = FileLock::part(&part).map_err(|_| {
+                CliError::new(format!("{} is being downloaded", file.path.display()))
+            })?;
+            removed(&part)?;
+        }
+        removed(&file.path)?;
+        removed(&folder::record_path(&file.path))?;
+    }
+    Ok(())
+}
+
+/// The complete files below a folder, relative to it.
+fn complete_below(folder: &Path) -> Result<Vec<String>, CliError> {
+    let files = ModelFolder::files(folder).map_err(|error| unreadable(folder, &error))?;
+    let complete = files.into_iter().filter(|file| file.is_complete);
+    let relative = complete.map(|file| {
+        let path = file.path.strip_prefix(folder).unwrap_or(&file.path);
+        path.to_string_lossy().into_owned()
+    });
+    Ok(relative.collect())
+}
+
+fn removed(path: &Path) -> Result<(), CliError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            let what = format!("cannot remove {}: {error}", path.display());
+            Err(CliError::new(what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The local files of a choice; a part that is missing is no error here.
+fn chosen(paths: &[String], choice: &ModelChoice) -> Vec<String> {
+    let all: Vec<String> = paths
+        .iter()
+        .flat_map(|path| folder::siblings(path))
+        .collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    select(&all, choice).unwrap_or_default()
+}
+
+fn listed_paths(listing: &HubListing) -> Vec<&str> {
+    listing
+        .files
+        .iter()
+        .map(|file| file.path.as_str())
+        .collect()
+}
+
+/// An error with a remedy.
+fn explained(source: &ModelSource, client: &HubClient, error: &DownloadError) -> CliError {
+    let page = match source {
+        ModelSource::Hub(hub) => client.page(&hub.repo).ok(),
+        _ => None,
+    };
+    let page = page.map_or_else(|| "its page".to_owned(), |page| page.to_string());
+    let hint = match error {
+        DownloadError::Hub(HubError::Denied { gated: true, .. }) => format!(
+            "; accept its terms at {page}, and set HF_TOKEN (hub.token) to a token of that account"
+        ),
+        DownloadError::Hub(HubError::Denied { .. }) => format!(
+            "; check that {page} exists, and if it is private or gated, set HF_TOKEN (hub.token) to a token that may \
+             read it"
+        ),
+        DownloadError::Hub(HubError::NotFound { .. }) => {
+            format!("; check the name and the revision at {page}")
+        }
+        DownloadError::Hub(HubError::Unreachable { .. }) => {
+            "; a model that is not downloaded yet needs a network. HF_ENDPOINT (hub.endpoint) names a mirror"
+                .to_owned()
+        }
+        DownloadError::Hub(error) if error.is_transient() => {
+            "; what was received stays, and the next try goes on from there".to_owned()
+        }
+        _ => String::new(),
+    };
+    CliError::new(format!("{source}: {error}{hint}"))
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> CliError {
+    CliError::new(format!("cannot read {}: {error}", path.display()))
+}
+
+fn file_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn default_folder() -> Option<PathBuf> {
+    let folders = etcetera::choose_base_strategy().ok()?;
+    Some(folders.data_dir().join("sapwood").join("models"))
+}
+
+/// How often a file that is being replaced is looked at again.
+const LOCK_POLL: Duration = Duration::from_millis(50);
+const LOCK_TRIES: u32 = 100;
+/// The maximum of further attempts to get a list of files.
+const LISTING_RETRIES_MAX: u32 = 2;
+/// The maximum of names in an error.
+const SHOWN_MAX: usize = 10;
+
+#[cfg(test)]
+mod tests;
