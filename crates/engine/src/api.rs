@@ -93,6 +93,8 @@ pub struct ChatMessage {
     pub role: String,
     /// The text. It never becomes special tokens (EV-607).
     pub content: String,
+    /// The reasoning that led to an assistant message, if the client sent it back. Some templates print it.
+    pub reasoning: Option<String>,
     /// The author's name, if any.
     pub name: Option<String>,
     /// Calls made by an assistant message, in the OpenAI shape, or `Null`.
@@ -110,7 +112,8 @@ impl ChatMessage {
 
     fn bytes(&self) -> usize {
         let names: usize = self.names().map(str::len).sum();
-        names + self.content.len() + json_bytes(&self.tool_calls)
+        let reasoning = self.reasoning.as_deref().map_or(0, str::len);
+        names + self.content.len() + reasoning + json_bytes(&self.tool_calls)
     }
 }
 
@@ -204,6 +207,9 @@ pub struct GenerationRequest {
     pub watched: bool,
     /// Receives the phase of the request before its first token.
     pub follower: Option<Follower>,
+    /// Control tokens whose names are part of the text, between [`MARK_OPEN`] and [`MARK_CLOSE`]: those that tell a
+    /// parser of the output where something begins. Empty for a reader of plain text, who must not see them.
+    pub marked: Arc<[Token]>,
     /// Scores these tokens instead of generating. At least one; they are taken as the output, each with its
     /// log-probability given the prompt and the tokens before it, without bias (LM-312). Apart from the prompt, only
     /// `top_logprobs` applies: nothing stops the output and nothing is sampled; `n` is 1 and there is no steerer. It
@@ -229,11 +235,18 @@ impl GenerationRequest {
             steer: None,
             watched: false,
             follower: None,
+            marked: Arc::new([]),
             scored: None,
             prompt_logprobs: false,
         }
     }
 }
+
+/// Begins the name of a control token in a text ([`GenerationRequest::marked`]). It and [`MARK_CLOSE`] are
+/// noncharacters, which no text has, so that text that only spells such a name is told apart.
+pub const MARK_OPEN: char = '\u{fdd0}';
+/// Ends the name of a control token in a text.
+pub const MARK_CLOSE: char = '\u{fdd1}';
 
 /// One event of a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -510,6 +523,11 @@ pub trait Vocabulary: Send + Sync + 'static {
 
     /// The token that ends a turn, if there is one (EV-607).
     fn end_of_turn(&self) -> Option<Token>;
+
+    /// The source of the chat template, if there is one and it is known.
+    fn chat_template(&self) -> Option<&str> {
+        None
+    }
 
     /// Renders a conversation with the chat template and tokenises it; contents never become special tokens.
     ///

@@ -218,6 +218,7 @@ impl Engine {
             Arc::clone(&shared.waker),
         );
         handle.seed = submission.terms.seed;
+        handle.prompt_tail = std::mem::take(&mut submission.prompt_tail);
         let given = submission.given_prompt().len();
         handle.prompt_tokens = u32::try_from(given).unwrap_or(u32::MAX);
         // The inbox has capacity for every request that may be queued, so sending fails only if the owner no longer

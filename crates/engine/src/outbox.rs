@@ -163,6 +163,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, owner: Arc<OwnerWaker>) -> (Sende
         taken: 0,
         taken_weight: 0,
         prompt_tokens: 0,
+        prompt_tail: String::new(),
         seed: 0,
     };
     let sender = Sender {
@@ -297,6 +298,7 @@ pub struct RequestHandle {
     /// Their weight.
     taken_weight: u64,
     pub(crate) prompt_tokens: u32,
+    pub(crate) prompt_tail: String,
     pub(crate) seed: u64,
 }
 
@@ -308,6 +310,15 @@ impl RequestHandle {
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
         self.prompt_tokens
+    }
+
+    /// Returns the text of the last tokens of a prompt that a chat template rendered, with the names of its marked
+    /// tokens ([`GenerationRequest::marked`]); empty for other prompts.
+    ///
+    /// [`GenerationRequest::marked`]: crate::api::GenerationRequest::marked
+    #[must_use]
+    pub fn prompt_tail(&self) -> &str {
+        &self.prompt_tail
     }
 
     /// Returns the seed in use.

@@ -15,7 +15,8 @@ use sapwood_proto::params::ParamRanges;
 use sapwood_proto::steer::{Steer, StepWaker, Token};
 
 use crate::api::{
-    ChatMessage, EngineError, GenerationRequest, ModelInfo, Prompt, Sampling, StopCause, Vocabulary,
+    ChatMessage, EngineError, GenerationRequest, MARK_CLOSE, MARK_OPEN, ModelInfo, Prompt,
+    Sampling, StopCause, Vocabulary,
 };
 use crate::bad_words::{BadWords, TokenIndex};
 use crate::request_phase::Follower;
@@ -29,6 +30,8 @@ use crate::text::ChoiceText;
 pub(crate) struct Submission {
     /// Never empty, shorter than the context, every token within the vocabulary.
     pub(crate) prompt: Vec<Token>,
+    /// The text of its last tokens, if a chat template rendered it.
+    pub(crate) prompt_tail: String,
     /// The parameters that all choices share.
     pub(crate) terms: RequestTerms,
     pub(crate) choices: u32,
@@ -61,6 +64,8 @@ pub(crate) struct RequestTerms {
     pub(crate) bad_words: Option<BadWords>,
     pub(crate) ignore_eos: bool,
     pub(crate) skip_special_tokens: bool,
+    /// Control tokens whose names are part of the text, between marks.
+    pub(crate) marked: Arc<[Token]>,
     pub(crate) top_logprobs: Option<u32>,
     pub(crate) scored: Option<Scored>,
     pub(crate) prompt_logprobs: bool,
@@ -104,6 +109,14 @@ impl Submission {
         })
     }
 
+    /// Returns the text of the last tokens of the prompt.
+    fn tail(&self, vocabulary: &dyn Vocabulary) -> String {
+        let from = self.prompt.len().saturating_sub(TAIL_TOKENS);
+        let tokens = self.prompt[from..].iter();
+        let bytes = tokens.flat_map(|token| self.terms.bytes(vocabulary, *token).into_owned());
+        String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+    }
+
     /// Records the sizes of the request.
     #[expect(
         clippy::cast_precision_loss,
@@ -124,11 +137,17 @@ impl Submission {
 impl RequestTerms {
     /// Returns the bytes that a token adds to the text of an output.
     pub(crate) fn bytes<'v>(&self, vocabulary: &'v dyn Vocabulary, token: Token) -> Cow<'v, [u8]> {
-        if self.skip_special_tokens || !vocabulary.is_special(token) {
+        let is_marked = self.marked.contains(&token);
+        if !is_marked && (self.skip_special_tokens || !vocabulary.is_special(token)) {
             return vocabulary.bytes(token).into();
         }
         let name = vocabulary.name(token).unwrap_or_default();
-        name.into_bytes().into()
+        let text = if is_marked {
+            format!("{MARK_OPEN}{name}{MARK_CLOSE}")
+        } else {
+            name
+        };
+        text.into_bytes().into()
     }
 
     /// Stop sequences of a single token. They are masked before `min_tokens`, as the EOG tokens are.
@@ -201,6 +220,7 @@ pub(crate) fn prepare(
     seed: impl FnOnce() -> u64,
 ) -> Result<Submission, EngineError> {
     check(&mut request, info.vocabulary_tokens)?;
+    let is_chat = matches!(request.prompt, Prompt::Chat(_));
     fits(&request.prompt, info, token_bytes_max)?;
     let (prompt, scored) = known_tokens(&mut request, info, vocabulary)?;
     // The prompt is shorter than the context, which is a u32.
@@ -226,8 +246,9 @@ pub(crate) fn prepare(
     let seed = || if drawn && scored.is_none() { seed() } else { 0 };
     let scored_tokens = scored.as_ref().map(|scored| count(scored.tokens.len()));
     let asked_max_tokens = scored_tokens.or(params.max_tokens);
-    Ok(Submission {
+    let mut submission = Submission {
         prompt,
+        prompt_tail: String::new(),
         choices,
         priority: params.priority.unwrap_or(0),
         turn: SchedulerTurn {
@@ -253,12 +274,20 @@ pub(crate) fn prepare(
             bad_words,
             ignore_eos: params.ignore_eos.unwrap_or(false),
             skip_special_tokens: params.skip_special_tokens.unwrap_or(true),
+            marked: request.marked,
             top_logprobs: params.top_logprobs,
             scored,
             prompt_logprobs: request.prompt_logprobs,
         },
-    })
+    };
+    if is_chat {
+        submission.prompt_tail = submission.tail(vocabulary);
+    }
+    Ok(submission)
 }
+
+/// Tokens of a prompt's tail: more than templates write after the last message.
+const TAIL_TOKENS: usize = 24;
 
 /// The tokens of the prompt, and those that are to be scored.
 fn known_tokens(

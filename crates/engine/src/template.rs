@@ -8,6 +8,9 @@
 
 mod bounds;
 mod calendar;
+mod calls;
+#[cfg(test)]
+mod families;
 mod json;
 mod program;
 mod shield;
@@ -17,6 +20,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use minijinja::machinery::{eval, make_string_output};
@@ -29,6 +33,7 @@ use sapwood_proto::steer::Token;
 
 use crate::api::{ChatMessage, ChatRequest, EngineError, Vocabulary};
 use crate::stop;
+use calls::CallArguments;
 use shield::{CoveredTexts, SpecialTextShield};
 
 /// The maximum of instructions of one rendering.
@@ -134,6 +139,8 @@ pub struct Template {
     shield: SpecialTextShield,
     bos: String,
     end: String,
+    /// How it expects the arguments of calls; found out when the first one is rendered.
+    arguments: OnceLock<CallArguments>,
 }
 
 impl fmt::Debug for Template {
@@ -194,7 +201,14 @@ impl Template {
             shield,
             bos,
             end,
+            arguments: OnceLock::new(),
         })
+    }
+
+    /// Returns the source.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation of one short message. A template that takes too long for it takes too long for every
@@ -227,8 +241,23 @@ impl Template {
     /// # Errors
     /// [`TemplateError`], but for its first variant.
     pub fn render(&self, chat: &ChatRequest) -> Result<Vec<TemplatePiece>, TemplateError> {
+        let has_calls = chat.messages.iter().any(|it| !it.tool_calls.is_null());
+        let arguments = if has_calls {
+            *self.arguments.get_or_init(|| calls::expected(self))
+        } else {
+            CallArguments::Objects
+        };
+        self.render_with(chat, arguments)
+    }
+
+    /// Renders with the arguments of calls in this form.
+    fn render_with(
+        &self,
+        chat: &ChatRequest,
+        arguments: CallArguments,
+    ) -> Result<Vec<TemplatePiece>, TemplateError> {
         let mut covered = CoveredTexts::default();
-        let context = self.context(chat, &mut covered)?;
+        let context = self.context(chat, arguments, &mut covered)?;
         let text = self.run(context, chat)?;
         if !chat.continue_last {
             return Ok(covered.pieces(&text));
@@ -277,6 +306,7 @@ impl Template {
     fn context(
         &self,
         chat: &ChatRequest,
+        arguments: CallArguments,
         covered: &mut CoveredTexts,
     ) -> Result<Value, TemplateError> {
         let mut pairs = Vec::new();
@@ -304,7 +334,7 @@ impl Template {
         }
         let messages = chat.messages.iter().enumerate().map(|(index, message)| {
             let tail = chat.continue_last && index == last;
-            self.message(message, tail, covered)
+            self.message(message, arguments, tail, covered)
         });
         let messages: Vec<Value> = messages.collect();
         pairs.push(("messages".into(), messages.into()));
@@ -315,7 +345,13 @@ impl Template {
         Ok(Value::from_pairs(pairs))
     }
 
-    fn message(&self, message: &ChatMessage, tail: bool, covered: &mut CoveredTexts) -> Value {
+    fn message(
+        &self,
+        message: &ChatMessage,
+        arguments: CallArguments,
+        tail: bool,
+        covered: &mut CoveredTexts,
+    ) -> Value {
         let mut content = self.shield.cover(&message.content, covered).into_owned();
         if tail {
             content.push_str(shield::TAIL);
@@ -332,8 +368,13 @@ impl Template {
         if let Some(name) = &message.name {
             pairs.push(("name", text(name, covered)));
         }
+        if let Some(reasoning) = &message.reasoning {
+            // The name of most templates, and that of gpt-oss.
+            pairs.push(("reasoning_content", text(reasoning, covered)));
+            pairs.push(("thinking", text(reasoning, covered)));
+        }
         if !message.tool_calls.is_null() {
-            let calls = with_parsed_arguments(&message.tool_calls);
+            let calls = arguments.of(&message.tool_calls);
             pairs.push(("tool_calls", self.value(&calls, covered)));
         }
         if let Some(id) = &message.tool_call_id {
@@ -368,23 +409,6 @@ impl Template {
 }
 
 const NAME: &str = "chat";
-
-/// Returns the calls with their arguments as objects: on the wire they are JSON texts, but templates expect objects.
-fn with_parsed_arguments(calls: &serde_json::Value) -> serde_json::Value {
-    let mut calls = calls.clone();
-    for call in calls.as_array_mut().into_iter().flatten() {
-        if let Some(arguments) = call.pointer_mut("/function/arguments")
-            && let Some(Ok(parsed)) = arguments
-                .as_str()
-                .map(serde_json::from_str::<serde_json::Value>)
-            // Anything else stays a text: templates iterate over the members.
-            && parsed.is_object()
-        {
-            *arguments = parsed;
-        }
-    }
-    calls
-}
 
 /// Removes `{% generation %}` tags, with which some templates mark assistant output for training; here they are no-ops.
 fn without_generation_tags(source: &str) -> String {

@@ -305,6 +305,10 @@ impl Vocabulary for FileTokenizer {
         self.eos.or_else(|| self.ends.first().copied())
     }
 
+    fn chat_template(&self) -> Option<&str> {
+        self.template.as_ref().map(Template::source)
+    }
+
     fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         let template = self.template.as_ref().ok_or_else(no_template)?;
         Ok(template::tokens(&template.render(chat)?, self))

@@ -86,6 +86,12 @@ impl Transcript {
         self.submission.given_prompt()
     }
 
+    /// Returns the end of the prompt, as [`RequestHandle::prompt_tail`](crate::RequestHandle::prompt_tail) does.
+    #[must_use]
+    pub fn prompt_tail(&self) -> &str {
+        &self.submission.prompt_tail
+    }
+
     /// Returns the maximum of tokens of each choice, limited by the context.
     #[must_use]
     pub fn max_tokens(&self) -> u32 {

@@ -35,7 +35,7 @@
 //!   call, args                                     one call: inputs, deadline, extensions
 //!   node, from_chunks, into_chunks                 streams of chunks, and types made of them
 //!   spec, want, facts                              what a function gives, and what a caller requests
-//!   chunk, meta, name, error, cancel               plain values
+//!   chunk, delta, meta, name, error, cancel               plain values
 //! ```
 
 #![forbid(unsafe_code)]
@@ -46,11 +46,14 @@ mod cancel;
 mod chunk;
 #[cfg(feature = "net")]
 pub mod connect;
+mod delta;
 mod error;
 mod extensions;
 mod facts;
 pub mod from_chunks;
 mod function;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod generate;
 mod handler;
 mod into_chunks;
@@ -81,6 +84,7 @@ pub use self::args::{Args, IntoArgs};
 pub use self::call::{Call, CallId, Caller, FairShare, Inputs, Instant, KnownModels};
 pub use self::cancel::Cancel;
 pub use self::chunk::{Chunk, Part, Text};
+pub use self::delta::{Delta, ToolCallRecord};
 pub use self::error::Error;
 pub use self::extensions::{Context, Extensions};
 pub use self::facts::ModelFacts;
@@ -93,7 +97,8 @@ pub use self::kernel::Kernel;
 pub use self::layer::{Layer, Next, layered};
 pub use self::meta::{ChoiceFinish, Meta, RunUsage};
 pub use self::model::{
-    CONFIG_CONTEXT, GenerateConfig, PromptMode, VariablesSharing, model, steered_model,
+    CONFIG_CONTEXT, GenerateConfig, ModelOptions, OutputParsers, PromptMode, ReasoningParser,
+    ToolParser, VariablesSharing, model, model_with, steered_model,
 };
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Node, NodeWriter, Retention, source_panics};

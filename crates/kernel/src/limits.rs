@@ -35,5 +35,11 @@ pub(crate) const JSON_BOUNDS: JsonBounds = JsonBounds {
 pub const JSON_DEPTH: usize = 128;
 /// Bytes of a prompt.
 pub const PROMPT_BYTES: usize = 16 << 20;
+/// Bytes of one tool call in the output of a model; a longer one is text.
+pub const TOOL_CALL_BYTES: usize = 1 << 20;
+/// Tool calls of one choice; what follows is text.
+pub const TOOL_CALLS_MAX: usize = 128;
+/// Bytes of the name of a tool in the output of a model.
+pub const TOOL_NAME_BYTES: usize = 256;
 /// Functions of one kernel.
 pub const FUNCTIONS_MAX: usize = 10_000;

@@ -7,9 +7,10 @@
 //! Dropping the stream drops the engine's handle, which frees the sequence before the next step (EV-611).
 
 mod answer;
+mod choice_calls;
 pub(crate) mod config;
 mod held_output;
-mod markup;
+pub(crate) mod output_parser;
 mod prompt;
 #[cfg(feature = "net")]
 pub(crate) mod remote;
@@ -30,6 +31,8 @@ use serde_json::{Map, Value};
 pub(crate) use self::answer::{AnswerChunks, AnswerEvent, SubmittedInfo};
 pub(crate) use self::config::snake;
 pub use self::config::{GenerateConfig, PromptMode, VariablesSharing};
+pub(crate) use self::output_parser::{DeclaredTools, OutputFormat, OutputSettings};
+pub use self::output_parser::{OutputParsers, ReasoningParser, ToolParser};
 pub(crate) use self::steer_choice::SteerChoice;
 use crate::Result;
 use crate::call::{Call, Instant};
@@ -53,15 +56,31 @@ pub const CONFIG_CONTEXT: &str = "config";
 /// The function of a model: `engine` under `name`. Its chunks' `inner` is [`api::Tokens`]. A call with a controller or a
 /// constraint is `unimplemented`.
 pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
-    function(name.into(), engine, None)
+    model_with(name, engine, ModelOptions::default())
 }
 
 /// The function of a model whose calls may have a controller, a constraint, or both.
 pub fn steered_model(name: impl Into<Name>, engine: Engine, steering: Steering) -> Fun {
-    function(name.into(), engine, Some(steering))
+    let options = ModelOptions {
+        steering: Some(steering),
+        ..ModelOptions::default()
+    };
+    model_with(name, engine, options)
 }
 
-fn function(name: Name, engine: Engine, steering: Option<Steering>) -> Fun {
+/// Options of a model's function.
+#[derive(Clone, Default)]
+pub struct ModelOptions {
+    /// Lets calls have a controller, a constraint, or both.
+    pub steering: Option<Steering>,
+    /// What finds reasoning and tool calls in the output.
+    pub parsers: OutputParsers,
+}
+
+/// The function of a model with these options.
+pub fn model_with(name: impl Into<Name>, engine: Engine, options: ModelOptions) -> Fun {
+    let ModelOptions { steering, parsers } = options;
+    let name = name.into();
     let mut spec = Spec::new(name, engine.info().description.as_str()).effect(Effect::Idempotent);
     spec.inputs = inputs();
     spec.outputs = outputs();
@@ -72,9 +91,11 @@ fn function(name: Name, engine: Engine, steering: Option<Steering>) -> Fun {
     spec.sampling = engine.info().sampling;
     let facts = Arc::new(ModelFacts::of(&engine));
     spec.facts = Some(Arc::clone(&facts));
+    let format = OutputFormat::new(parsers, &*facts.vocabulary);
     let local = Arc::new(LocalModel {
         engine,
         facts,
+        format: Arc::new(format),
         steering,
     });
     raw(spec, move |call| streamed(begin(call, Arc::clone(&local))))
@@ -84,6 +105,7 @@ fn function(name: Name, engine: Engine, steering: Option<Steering>) -> Fun {
 struct LocalModel {
     engine: Engine,
     facts: Arc<ModelFacts>,
+    format: Arc<OutputFormat>,
     steering: Option<Steering>,
 }
 
@@ -113,6 +135,7 @@ pub(crate) fn outputs() -> Vec<OutputSpec> {
         OutputSpec::new(Port::TOOL_CALLS, Mime::NDJSON),
         OutputSpec::new(Port::TOKENS, Mime::TOKENS),
         OutputSpec::new(Port::LOGPROBS, Mime::NDJSON),
+        OutputSpec::new(Port::EVENTS, Mime::NDJSON),
         OutputSpec::new(Port::META, Mime::JSON),
         OutputSpec::new(Port::CONTROLLER_LOG, Mime::TEXT),
     ]
@@ -127,7 +150,7 @@ async fn begin(
         request,
         mut asked,
         steer,
-    } = read(&call, &model.facts).await?;
+    } = read(&call, &model.facts, &model.format).await?;
     let rights = call.extensions.get::<SteerRights>();
     let token_charge = call.own.get::<Arc<dyn TokenCharge>>();
     if let Some(token_charge) = token_charge.filter(|_| !steer.is_none()) {
@@ -137,6 +160,7 @@ async fn begin(
     let submitted = submit(model, request, steer, rights.cloned().unwrap_or_default()).await?;
     let handle = submitted.handle;
     asked.prompt_tokens = handle.prompt_tokens();
+    asked.output.continue_prompt(handle.prompt_tail());
     asked.hold = hold.filter(|_| submitted.backtracks);
     if let Some(token_charge) = token_charge {
         // An error drops the handle, and with it the request.
@@ -233,15 +257,26 @@ pub(crate) struct ModelCall {
 }
 
 /// Reads the inputs of a call: the request for a model with these facts, local or remote.
-pub(crate) async fn read(call: &Call, facts: &ModelFacts) -> Result<ModelCall> {
+pub(crate) async fn read(
+    call: &Call,
+    facts: &ModelFacts,
+    format: &Arc<OutputFormat>,
+) -> Result<ModelCall> {
     let began = Instant::now();
     let config = read_config(call, facts).await?;
     let tools = read_tools(call).await?;
-    let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
+    let declared = tools.as_array().filter(|tools| !tools.is_empty());
+    let declared = declared.map(|_| Arc::new(DeclaredTools::of(&tools)));
     let turn = call.fair_share().caller;
     let prompt = read_prompt(call, facts, &config, tools, turn).await?;
-    // In raw mode `<think>` and `<tool_call>` are ordinary text; only a conversation has them as markers.
-    let markup = matches!(prompt, Prompt::Chat(_));
+    let output = match &prompt {
+        // A watcher gets the text as it is.
+        Prompt::Chat(chat) if !config.watched => {
+            OutputSettings::of_chat(Arc::clone(format), declared, chat)
+        }
+        // In raw mode `<think>` and `<tool_call>` are ordinary text; only a conversation has them as markers.
+        _ => OutputSettings::plain(),
+    };
     // Reports cost a steerer its time, so they are made for readers only (KE-135).
     let reports = config.watched || call.want.ports.has(&Port::CONTROLLER_LOG);
     let steer = SteerChoice::of(&config, reports);
@@ -257,8 +292,7 @@ pub(crate) async fn read(call: &Call, facts: &ModelFacts) -> Result<ModelCall> {
         // Set by the caller once the steerer is open.
         hold: None,
         logprobs: logprobs(call, &config).is_some(),
-        reasoning: markup,
-        tools: markup && has_tools,
+        output,
         // Set by the caller once the prompt is tokenised.
         prompt_tokens: 0,
         seeded: true,
@@ -268,6 +302,7 @@ pub(crate) async fn read(call: &Call, facts: &ModelFacts) -> Result<ModelCall> {
     };
     let mut request = request(call, config, prompt);
     request.watched = reports && !steer.is_none();
+    request.marked = asked.output.marked();
     if let Some(observer) = &asked.observer {
         observer.asked(&request);
     }

@@ -217,6 +217,8 @@ impl Port {
     pub const REASONING: Self = Self::new("reasoning");
     /// Completed tool calls, one NDJSON line each.
     pub const TOOL_CALLS: Self = Self::new("tool_calls");
+    /// Everything that a model writes, in order, one [`Delta`](crate::Delta) on each NDJSON line (KE-307).
+    pub const EVENTS: Self = Self::new("events");
     /// Metadata of the request at its end, one JSON object.
     pub const META: Self = Self::new("meta");
     /// Token ids, u32 little-endian.

@@ -18,6 +18,7 @@ pub(crate) mod upstream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sapwood_kernel::{OutputParsers, ReasoningParser, ToolParser};
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
 use sapwood_server::listener::tls;
@@ -256,6 +257,12 @@ pub(crate) struct ServedModelConfig {
     /// Overrides `engine.cache_tokens`.
     #[serde(default)]
     pub(crate) cache_tokens: Option<u32>,
+    /// What finds calls of tools in its output.
+    #[serde(default, serialize_with = "tool_parser")]
+    pub(crate) tool_parser: ToolParser,
+    /// What finds reasoning in its output.
+    #[serde(default, serialize_with = "reasoning_parser")]
+    pub(crate) reasoning_parser: ReasoningParser,
     /// Its versions at the Triton face. Default: 1.
     #[serde(default)]
     pub(crate) versions: Option<Vec<u64>>,
@@ -283,6 +290,24 @@ pub(crate) struct ServedModelConfig {
     /// Apply the chat template to bare prompts there. Default: for the demo model only.
     #[serde(default)]
     pub(crate) template_raw_prompts: Option<bool>,
+}
+
+fn tool_parser<S: Serializer>(parser: &ToolParser, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(parser.name())
+}
+
+fn reasoning_parser<S: Serializer>(parser: &ReasoningParser, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(parser.name())
+}
+
+impl ServedModelConfig {
+    /// What finds calls and reasoning in its output.
+    pub(crate) fn parsers(&self) -> OutputParsers {
+        OutputParsers {
+            tools: self.tool_parser,
+            reasoning: self.reasoning_parser,
+        }
+    }
 }
 
 /// The default name of the model in the binary.

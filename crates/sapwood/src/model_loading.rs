@@ -11,7 +11,8 @@ use futures::{StreamExt, stream};
 use sapwood_engine::Engine;
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{
-    Error, Fun, Kernel, ModelFacts, Name, Spec, Targets, generate, raw, steered_model,
+    Error, Fun, Kernel, ModelFacts, ModelOptions, Name, OutputParsers, Spec, Steering, Targets,
+    generate, model_with, raw,
 };
 
 use crate::config::Config;
@@ -93,7 +94,7 @@ pub(crate) async fn load(
     loaded: impl Fn(&str, Result<&Engine, &CliError>, Duration),
 ) -> Result<(), CliError> {
     let all = planned.into_iter().map(|one| async {
-        let (name, required) = (one.name.clone(), one.required);
+        let (name, required, parsers) = (one.name.clone(), one.required, one.parsers);
         let began = Instant::now();
         let loading = async {
             let one = one.located(cache).await?;
@@ -110,7 +111,7 @@ pub(crate) async fn load(
         match loading.await {
             Ok((engine, steering)) => {
                 // Registered in the kernel first, so that it can be called once it is reported.
-                kernel.replace(steered_model(Name::shared(&name), engine.clone(), steering));
+                kernel.replace(function(&name, &engine, steering, parsers));
                 loaded(&name, Ok(&engine), began.elapsed());
             }
             // Dropping the other loads stops them (`Stopper`).
@@ -129,6 +130,20 @@ pub(crate) async fn load(
         loaded?;
     }
     Ok(())
+}
+
+/// The function of a loaded model.
+pub(crate) fn function(
+    name: &str,
+    engine: &Engine,
+    steering: Steering,
+    parsers: OutputParsers,
+) -> Fun {
+    let options = ModelOptions {
+        steering: Some(steering),
+        parsers,
+    };
+    model_with(Name::shared(name), engine.clone(), options)
 }
 
 /// Models that are loaded at the same time.

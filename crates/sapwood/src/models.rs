@@ -9,7 +9,7 @@ use std::path::Path;
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
 use sapwood_engine::{Engine, PrefixSharing, scripted};
-use sapwood_kernel::ModelFacts;
+use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,8 @@ pub(crate) struct PlannedModel {
     /// Whether the server is ready only with it, and exits if it cannot be loaded (TR-709).
     pub(crate) required: bool,
     source: PlannedSource,
+    /// What finds calls and reasoning in its output.
+    pub(crate) parsers: OutputParsers,
     /// Used only if llama.cpp is built in.
     #[cfg_attr(
         not(feature = "embedded"),
@@ -135,6 +137,7 @@ pub(crate) fn planned(
                 return Ok(Some(PlannedModel {
                     name: model.name.clone(),
                     required: model.required.unwrap_or(true),
+                    parsers: model.parsers(),
                     size,
                     // The name is the configured one here; alone, the demo model may be called by `default_model`.
                     ..demo
@@ -154,6 +157,7 @@ pub(crate) fn planned(
         name: model.name.clone(),
         required: model.required.unwrap_or(true),
         source,
+        parsers: model.parsers(),
         size,
         limits: limits(config),
         is_tried: config.engine.try_files,
@@ -316,6 +320,7 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         name,
         required: true,
         source: PlannedSource::Demo,
+        parsers: OutputParsers::default(),
         size,
         limits: limits(config),
         is_tried: false,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sapwood_engine::Engine;
-use sapwood_kernel::{Kernel, Name, steered_model};
+use sapwood_kernel::Kernel;
 use sapwood_server::ServerContext;
 use sapwood_server::faces::generate::{self, ModelControlError, Repository};
 use tokio::sync::OwnedMutexGuard;
@@ -169,14 +169,15 @@ impl RepositoryInner {
             model_loading::announce(&self.kernel, &planned).await;
             // A crash of llama.cpp would end the requests of all other models.
             trial::pass(&planned).await?;
+            let parsers = planned.parsers;
             let engine = model_loading::engine(planned).await?;
             let steering = self.controllers.steering(&engine).await?;
-            Ok::<_, CliError>((engine, steering))
+            let function = model_loading::function(name, &engine, steering, parsers);
+            Ok::<_, CliError>((engine, function))
         };
         match loading.await {
-            Ok((engine, steering)) => {
+            Ok((engine, function)) => {
                 // Registered in the kernel first, so that it can be called once it is reported.
-                let function = steered_model(Name::shared(name), engine.clone(), steering);
                 self.kernel.replace(function);
                 self.loaded(name, Ok(&engine), began.elapsed());
                 Ok(served)

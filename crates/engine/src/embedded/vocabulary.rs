@@ -170,6 +170,10 @@ impl api::Vocabulary for LlamaVocabulary {
         self.end_of_turn
     }
 
+    fn chat_template(&self) -> Option<&str> {
+        self.template.as_ref().map(Template::source)
+    }
+
     fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         let template = self.template.as_ref().ok_or_else(no_template)?;
         Ok(template::tokens(&template.render(chat)?, self))

@@ -266,6 +266,64 @@ fn d_8_the_history_of_a_prompt_is_made_with_the_submission() {
     }));
 }
 
+/// D-10: control tokens that mark something in an output are written with their names, and no others are.
+#[test]
+fn d_10_marked_tokens_have_a_text_and_the_prompt_a_tail() {
+    let model = Scripted::new(Config::default()).unwrap();
+    let vocabulary = model.vocabulary();
+    let begin = vocabulary.bos().unwrap();
+    let end = vocabulary.end_of_turn().unwrap();
+    let submission = |prompt: Prompt, marked: &[Token]| {
+        let mut request = GenerationRequest::new(prompt);
+        request.marked = marked.into();
+        let token_index = || Arc::new(TokenIndex::new(model.vocabulary(), 258));
+        let longest = vocabulary.token_bytes_max();
+        prepare(
+            request,
+            &model.info(),
+            &*vocabulary,
+            longest,
+            token_index,
+            || 7,
+        )
+        .unwrap()
+    };
+    let chat = || {
+        Prompt::Chat(crate::api::ChatRequest {
+            messages: vec![ChatMessage {
+                role: "user".to_owned(),
+                content: "x".repeat(100) + "<s>",
+                ..ChatMessage::default()
+            }],
+            ..Default::default()
+        })
+    };
+    let marked = submission(chat(), &[begin]);
+    let text = |token| {
+        let bytes = marked.terms.bytes(&*vocabulary, token).into_owned();
+        String::from_utf8(bytes).unwrap()
+    };
+    assert_eq!(text(begin), format!("{MARK_OPEN}<s>{MARK_CLOSE}"));
+    assert_eq!((text(end).as_str(), text(97).as_str()), ("", "a"));
+    let tail = format!("<s>{MARK_OPEN}<s>{MARK_CLOSE}assistant\n");
+    assert!(
+        marked.prompt_tail.ends_with(&tail),
+        "{:?}",
+        marked.prompt_tail
+    );
+    let plain = submission(chat(), &[]);
+    assert!(
+        plain.prompt_tail.ends_with("x<s>assistant\n"),
+        "{:?}",
+        plain.prompt_tail
+    );
+    assert!(plain.prompt_tail.len() < 40, "the end alone");
+    assert_eq!(
+        submission(Prompt::Text("a".to_owned()), &[begin]).prompt_tail,
+        ""
+    );
+}
+
 #[test]
 fn prompts_that_cannot_fit_are_refused_before_tokenising() {
     // 32 tokens of at most 8 bytes, if a tokenizer drops three quarters of the text.

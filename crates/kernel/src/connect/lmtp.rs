@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::facts::ModelFacts;
 use crate::function::Fun;
 use crate::handler::{raw, streamed};
-use crate::model::{self, AnswerChunks, ModelCall};
+use crate::model::{self, AnswerChunks, ModelCall, OutputFormat, OutputParsers};
 use crate::name::{Name, Port};
 use crate::pool::BlockingPool;
 use crate::spec::{Effect, InnerType, Spec};
@@ -41,6 +41,8 @@ pub struct LmtpModelTerms {
     pub chat: bool,
     /// The context length, if the servers do not report it.
     pub context: Option<u32>,
+    /// What finds reasoning and tool calls in the output, if there is a tokenizer.
+    pub parsers: OutputParsers,
 }
 
 /// The model of `pool` as function `name` of this kernel. It takes the inputs of a model; without a tokenizer these are
@@ -65,6 +67,7 @@ pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -
     let peer = Arc::new(LmtpPeer {
         pool: pool.clone(),
         bounded: facts.context_tokens().is_some(),
+        format: Arc::new(OutputFormat::new(terms.parsers, &*facts.vocabulary)),
         facts,
     });
     raw(spec, move |call| streamed(begin(call, Arc::clone(&peer))))
@@ -73,6 +76,7 @@ pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -
 struct LmtpPeer {
     pool: LmtpPool,
     facts: Arc<ModelFacts>,
+    format: Arc<OutputFormat>,
     /// The context length is known.
     bounded: bool,
 }
@@ -91,7 +95,7 @@ async fn begin(
         mut request,
         mut asked,
         steer,
-    } = model::read(&call, &peer.facts).await?;
+    } = model::read(&call, &peer.facts, &peer.format).await?;
     // Steerers need the logits, which are at the peer (AI-827).
     steer.refuse()?;
     if asked.watched {
@@ -120,6 +124,7 @@ async fn begin(
         Some(size) => BlockingPool::global().run(turn, size, tokenize).await??,
     };
     let prompt = transcript.prompt();
+    asked.output.continue_prompt(transcript.prompt_tail());
     asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     // Before anything is sent: a caller above its rate limit must not cost the peer a prefill.
     if let Some(token_charge) = call.own.get::<Arc<dyn TokenCharge>>() {

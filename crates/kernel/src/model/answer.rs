@@ -1,12 +1,12 @@
 //! Converts the events of a request into the chunks of a model function, for local engines and for other servers
 //! alike.
 //!
-//! Without markup and without `inner`, one step with text is one chunk, and only its bytes are allocated.
+//! Without markers and without `inner`, one step with text is one chunk, and only its bytes are allocated.
 //!
 //! ```text
-//!   Tokens ──► [ held while a controller may take it back ] ──► response | reasoning | tool_calls, tokens, logprobs
+//!   Tokens ──► [ held while a controller may take it back ] ──► response | reasoning | tool_calls | events, tokens, logprobs
 //!   Report ──► controller_log
-//!   Finish ──► what was held, what markup held back        Usage ──► meta, and one empty chunk with the run's metadata
+//!   Finish ──► what was held, what the parser held back    Usage ──► meta, and one empty chunk with the run's metadata
 //! ```
 //!
 //! A watched request has none of these: each event is one chunk ([`super::GenerateConfig::watched`]).
@@ -21,11 +21,13 @@ use futures::Stream;
 use sapwood_engine::api::{self, EngineEvent, EventKind, SharedVocabulary, StopCause, Tokens};
 use serde_json::{Value, json};
 
+use super::choice_calls::{ChoiceCalls, ToolCallIds};
 use super::held_output::{HeldOutput, too_late};
-use super::markup::{Markup, MarkupPiece};
+use super::output_parser::{OutputParser, OutputPart, OutputSettings};
 use crate::Result;
 use crate::call::{CallId, Instant};
 use crate::chunk::{Chunk, Text};
+use crate::delta::Delta;
 use crate::error::Error;
 use crate::limits;
 use crate::meta::{ChoiceFinish, Meta, RunUsage};
@@ -33,7 +35,7 @@ use crate::name::{Mime, Name, Port};
 use crate::observer::CallObserver;
 use crate::steering::HoldPolicy;
 use crate::token_charge::TokenCharge;
-use crate::want::Want;
+use crate::want::{RequestedPorts, Want};
 
 /// What is known when the request is submitted.
 pub(crate) struct SubmittedInfo {
@@ -49,8 +51,8 @@ pub(crate) struct SubmittedInfo {
     /// Set for controllers that may backtrack.
     pub(crate) hold: Option<HoldPolicy>,
     pub(crate) logprobs: bool,
-    pub(crate) reasoning: bool,
-    pub(crate) tools: bool,
+    /// How the text is parsed.
+    pub(crate) output: OutputSettings,
     /// Tokens of the prompt. They come with the first chunk, so that a face that reports them need not wait for the end
     /// (TR-401).
     pub(crate) prompt_tokens: u32,
@@ -99,15 +101,16 @@ struct WantedPorts {
     logprobs: bool,
     meta: bool,
     log: bool,
+    events: bool,
 }
 
 struct ChoiceProgress {
     held: HeldOutput,
-    markup: Markup,
+    parser: OutputParser,
     /// The first chunk of each of these ports carries the role.
     main_begun: bool,
     reasoning_begun: bool,
-    calls: u32,
+    calls: ChoiceCalls,
     odd: Option<Name>,
     finish: Option<(ChoiceFinish, Option<StopCause>)>,
 }
@@ -123,6 +126,8 @@ impl<S> AnswerChunks<S> {
             logprobs: has(Port::LOGPROBS) && asked.logprobs,
             meta: has(Port::META),
             log: has(Port::CONTROLLER_LOG),
+            // It repeats what the others have, so only who names it gets it.
+            events: matches!(&asked.want.ports, RequestedPorts::Only(ports) if ports.contains(&Port::EVENTS)),
         };
         let mut answer = Self {
             wants,
@@ -159,10 +164,10 @@ impl<S> AnswerChunks<S> {
         while self.choices.len() <= index as usize {
             self.choices.push(ChoiceProgress {
                 held: HeldOutput::default(),
-                markup: Markup::new(self.asked.reasoning, self.asked.tools),
+                parser: OutputParser::new(self.asked.output.clone()),
                 main_begun: false,
                 reasoning_begun: false,
-                calls: 0,
+                calls: ChoiceCalls::default(),
                 odd: None,
                 finish: None,
             });
@@ -261,11 +266,11 @@ impl<S> AnswerChunks<S> {
         }
     }
 
-    fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
+    fn tokens(&mut self, choice: u32, mut tokens: Tokens) -> Result<()> {
         let before = self.ready.len();
         let inner = self.asked.want.inner;
         let text = Text::from(&*tokens.text);
-        self.parse(choice, |markup, out| markup.push(text, out))?;
+        self.parse(choice, |parser, out| parser.push(text, out))?;
         // A caller that reads `inner` gets a chunk for each step, also if its text is held back (KE-612).
         if inner && self.ready.len() == before {
             self.text(choice, Port::MAIN, Text::new());
@@ -286,48 +291,65 @@ impl<S> AnswerChunks<S> {
         }
         // The first chunk of the step carries what the step sampled.
         if let Some(chunk) = self.ready.get_mut(before).filter(|_| inner) {
+            self.asked.output.hide_marks(&mut tokens);
             chunk.inner = Some(Arc::new(tokens));
         }
         Ok(())
     }
 
-    /// Runs the choice's markup parser and emits the events that it finds.
+    /// Runs the choice's parser and emits the events that it finds.
     fn parse(
         &mut self,
         choice: u32,
-        feed: impl FnOnce(&mut Markup, &mut dyn FnMut(MarkupPiece)),
+        feed: impl FnOnce(&mut OutputParser, &mut dyn FnMut(OutputPart)),
     ) -> Result<()> {
-        let mut markup =
-            // Taken out for the call, because the pieces that it emits change the same choice.
-            std::mem::replace(&mut self.choice(choice)?.markup, Markup::new(false, false));
-        feed(&mut markup, &mut |piece| self.piece(choice, piece));
-        self.choice(choice)?.markup = markup;
+        let mut parser =
+            // Taken out for the call, because the parts that it emits change the same choice.
+            std::mem::replace(&mut self.choice(choice)?.parser, OutputParser::plain());
+        feed(&mut parser, &mut |part| self.part(choice, part));
+        self.choice(choice)?.parser = parser;
         Ok(())
     }
 
-    fn piece(&mut self, choice: u32, piece: MarkupPiece) {
-        match piece {
-            MarkupPiece::Text(text) if self.wants.main => self.text(choice, Port::MAIN, text),
-            MarkupPiece::Reasoning(text) if self.wants.reasoning => {
+    fn part(&mut self, choice: u32, part: OutputPart) {
+        let (events, reads_calls) = (self.wants.events, self.wants.tool_calls);
+        let ids = ToolCallIds {
+            call: self.asked.call,
+            choice,
+            short: self.asked.output.has_short_ids(),
+        };
+        let Ok(state) = self.choice(choice) else {
+            return;
+        };
+        // Also if nobody reads them: the finish reason depends on the number of calls.
+        let call = state.calls.take(&part, ids);
+        if events && let Some(delta) = state.calls.delta(choice, &part, call.as_ref()) {
+            self.event(&delta);
+        }
+        if reads_calls && let Some(call) = &call {
+            self.push(
+                choice,
+                Port::TOOL_CALLS,
+                Mime::NDJSON,
+                json_line(&call.to_json()),
+            );
+        }
+        match part {
+            OutputPart::Text(text) if self.wants.main => self.text(choice, Port::MAIN, text),
+            OutputPart::Reasoning(text) if self.wants.reasoning => {
                 self.text(choice, Port::REASONING, text);
             }
-            MarkupPiece::Text(_) | MarkupPiece::Reasoning(_) => {}
-            MarkupPiece::Call { name, arguments } => {
-                let Ok(state) = self.choice(choice) else {
-                    return;
-                };
-                let index = state.calls;
-                // Counted even if the port is not read: the finish reason depends on it.
-                state.calls += 1;
-                if self.wants.tool_calls {
-                    // Unique over the calls of this process: clients send these ids back beside those of earlier turns.
-                    let id = format!("call_{}_{choice}_{index}", self.asked.call);
-                    let call =
-                        json!({"index": index, "id": id, "name": name, "arguments": arguments});
-                    self.push(choice, Port::TOOL_CALLS, Mime::NDJSON, json_line(&call));
-                }
+            // Who reads the text has not seen the beginning of this call.
+            OutputPart::CallBroken { source } if self.wants.main => {
+                self.text(choice, Port::MAIN, Text::from(source));
             }
+            _ => {}
         }
+    }
+
+    /// Emits a line of the port `events`. It is one output, whatever the number of choices.
+    fn event(&mut self, delta: &Delta) {
+        self.push(0, Port::EVENTS, Mime::NDJSON, json_line(&delta.to_json()));
     }
 
     /// Builds a text chunk; the first one of a port carries the role.
@@ -358,7 +380,7 @@ impl<S> AnswerChunks<S> {
     /// its failure is that of the call as well.
     fn fail(&mut self, choice: u32, error: Error) -> Result<()> {
         self.release(choice)?;
-        self.choice(choice)?.finish = Some((ChoiceFinish::Failed, None));
+        self.ended(choice, ChoiceFinish::Failed, None)?;
         if choice == 0 {
             self.failed = Some(error);
         }
@@ -370,7 +392,7 @@ impl<S> AnswerChunks<S> {
         if let Some(held) = self.choice(choice)?.held.finish() {
             self.tokens(choice, held)?;
         }
-        self.parse(choice, |markup, out| markup.end(out))
+        self.parse(choice, |parser, out| parser.end(out))
     }
 
     fn finish(&mut self, choice: u32, finish: api::ChoiceEnd) -> Result<()> {
@@ -378,10 +400,21 @@ impl<S> AnswerChunks<S> {
         self.release(choice)?;
         let state = self.choice(choice)?;
         if let Some(name) = state.odd.take() {
-            state.finish = Some((ChoiceFinish::Other(name), finish.stop));
-            return Ok(());
+            return self.ended(choice, ChoiceFinish::Other(name), finish.stop);
         }
-        state.finish = Some((reason(finish.reason, state.calls), finish.stop));
+        let reason = reason(finish.reason, state.calls.complete());
+        self.ended(choice, reason, finish.stop)
+    }
+
+    fn ended(&mut self, choice: u32, reason: ChoiceFinish, stop: Option<StopCause>) -> Result<()> {
+        if self.wants.events {
+            self.event(&Delta::Finish {
+                turn: 0,
+                choice,
+                reason: reason.name().to_owned(),
+            });
+        }
+        self.choice(choice)?.finish = Some((reason, stop));
         Ok(())
     }
 
@@ -464,6 +497,7 @@ impl<S> AnswerChunks<S> {
             (wants.tokens, Port::TOKENS, Mime::TOKENS),
             (wants.logprobs, Port::LOGPROBS, Mime::NDJSON),
             (wants.log, Port::CONTROLLER_LOG, Mime::TEXT),
+            (wants.events, Port::EVENTS, Mime::NDJSON),
         ];
         let read = ports.into_iter().find(|(wanted, ..)| *wanted);
         read.map_or((Port::MAIN, Mime::TEXT), |(_, port, mime)| (port, mime))

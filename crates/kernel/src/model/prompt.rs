@@ -227,6 +227,9 @@ pub(super) fn messages(value: Value) -> Result<Vec<ChatMessage>> {
         messages.push(ChatMessage {
             role: canonical(&role).to_string(),
             content: content(entry.remove("content"))?,
+            // The second is the newer name, which answers of vLLM have.
+            reasoning: text(entry.remove("reasoning_content"))
+                .or_else(|| text(entry.remove("reasoning"))),
             name: text(entry.remove("name")),
             tool_calls: entry.remove("tool_calls").unwrap_or(Value::Null),
             tool_call_id: text(entry.remove("tool_call_id")),

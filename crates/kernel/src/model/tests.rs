@@ -17,6 +17,7 @@ use crate::node::Node;
 use crate::probe::whole;
 use crate::run::Run;
 
+mod calls;
 mod steered;
 mod typed;
 
@@ -65,6 +66,7 @@ fn ke_611_a_model_is_a_function_with_generates_ports() {
             "tool_calls",
             "tokens",
             "logprobs",
+            "events",
             "meta",
             "controller_log"
         ]

@@ -102,6 +102,10 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["bakend", "did you mean `backend`?", "sapwood.toml"],
     ),
     (
+        "[[models]]\nname = \"a\"\nbackend = \"scripted\"\ntool_parser = \"hermez\"",
+        ["tool_parser", "hermez", "`qwen3_coder`"],
+    ),
+    (
         "[limits]\nwhatever_else = 1",
         [
             "limits.whatever_else",
@@ -441,6 +445,33 @@ fn tr_210_a_restriction_with_an_empty_value_is_refused() {
         let refused = layers.config().unwrap_err().to_string();
         let key = "generate.restricted.inference.value: must not be empty";
         assert!(refused.contains(key), "{refused}");
+    });
+}
+
+/// The parsers of a model's output, also by the names that vLLM has for them.
+#[test]
+fn d_10_the_parsers_of_a_models_output_are_configured() {
+    use sapwood_kernel::{OutputParsers, ReasoningParser, ToolParser};
+    in_jail(|jail| {
+        let parsers = |keys: &str| {
+            let table = format!("[[models]]\nname = \"a\"\nbackend = \"scripted\"\n{keys}");
+            jail.create_file("sapwood.toml", &table).unwrap();
+            let config = Layers::read(None, Flags::default())
+                .unwrap()
+                .config()
+                .unwrap();
+            let planned = crate::models::planned(&config, &config.models[0]);
+            planned.unwrap().unwrap().parsers
+        };
+        assert_eq!(parsers(""), OutputParsers::default());
+        let (tools, reasoning) = (ToolParser::Llama3, ReasoningParser::None);
+        let chosen = OutputParsers { tools, reasoning };
+        for name in ["llama3", "llama3_json"] {
+            let keys = format!("tool_parser = \"{name}\"\nreasoning_parser = \"none\"");
+            assert_eq!(parsers(&keys), chosen);
+        }
+        let keys = "reasoning_parser = \"deepseek_r1\"";
+        assert_eq!(parsers(keys).reasoning, ReasoningParser::Think);
     });
 }
 

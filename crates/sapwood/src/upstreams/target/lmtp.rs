@@ -5,8 +5,8 @@ mod tokenizer;
 use std::path::PathBuf;
 
 use futures::FutureExt;
-use sapwood_kernel::Name;
 use sapwood_kernel::connect::lmtp::{LmtpModelTerms, function};
+use sapwood_kernel::{Name, OutputParsers};
 use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
 use sapwood_net::lmtp::{ConnectOptions, PeerAddress};
 use sapwood_proto::code::Code;
@@ -31,6 +31,8 @@ pub(crate) struct PeerPool {
     tokenizer: Option<PathBuf>,
     /// The context length, if the servers do not report it.
     context: Option<u32>,
+    /// What finds calls and reasoning in its output.
+    parsers: OutputParsers,
     watchers: Watchers,
 }
 
@@ -54,6 +56,7 @@ pub(super) fn read(
         settings: pool::PoolOptions::default(),
         tokenizer,
         context: None,
+        parsers: OutputParsers::default(),
         watchers: watchers.clone(),
     }))
 }
@@ -73,6 +76,7 @@ pub(in crate::upstreams) fn configured(
         endpoints: of_model(&model.name, upstream, config)?,
         tokenizer: upstream.tokenizer.clone(),
         context: model.ctx,
+        parsers: model.parsers(),
         settings: pool::PoolOptions {
             seeded: upstream.failover.seeded,
             ..pool::PoolOptions::default()
@@ -140,6 +144,7 @@ pub(super) async fn dial(peers: &PeerPool) -> Result<UpstreamLink, Status> {
         chat: tokenizer.as_ref().is_some_and(|one| one.has_template()),
         vocabulary: tokenizer.map(|one| one as _),
         context: peers.context,
+        parsers: peers.parsers,
     };
     let Watchers { metrics, pools } = &peers.watchers;
     // Registered only now: a pool whose tokenizer cannot be used is dropped again.

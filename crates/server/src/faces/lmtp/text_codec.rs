@@ -62,6 +62,7 @@ fn turn(message: &Value) -> Result<ChatMessage, LmtpError> {
     Ok(ChatMessage {
         role,
         content,
+        reasoning: text("reasoning_content").or_else(|| text("reasoning")),
         name: text("name"),
         tool_calls,
         tool_call_id: text("tool_call_id"),

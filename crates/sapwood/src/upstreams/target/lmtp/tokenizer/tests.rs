@@ -44,6 +44,7 @@ fn peers(tokenizer: Option<PathBuf>) -> PeerPool {
         settings: Default::default(),
         tokenizer,
         context: None,
+        parsers: sapwood_kernel::OutputParsers::default(),
         watchers: Watchers {
             metrics: Arc::new(ServerMetrics::new().unwrap()),
             pools: Pools::default(),

@@ -1,0 +1,101 @@
+//! [`CallArguments`]: the form in which a template expects the arguments of earlier calls.
+//!
+//! On the wire they are JSON texts. Most templates iterate over the members or print them with `tojson`, so they need
+//! objects; those of DeepSeek append them to a text.
+
+use serde_json::{Value, json};
+
+use super::{Template, TemplateError, TemplatePiece};
+use crate::api::{ChatMessage, ChatRequest};
+
+/// The form of the arguments of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallArguments {
+    Objects,
+    Texts,
+}
+
+impl CallArguments {
+    /// Returns the calls with their arguments in this form.
+    pub(super) fn of(self, calls: &Value) -> Value {
+        let mut calls = calls.clone();
+        for call in calls.as_array_mut().into_iter().flatten() {
+            let Some(arguments) = call.pointer_mut("/function/arguments") else {
+                continue;
+            };
+            match (self, &*arguments) {
+                (Self::Objects, Value::String(text)) => {
+                    let parsed = serde_json::from_str::<Value>(text);
+                    // Anything else stays a text: templates iterate over the members.
+                    if let Ok(parsed @ Value::Object(_)) = parsed {
+                        *arguments = parsed;
+                    }
+                }
+                (Self::Texts, Value::Object(_)) => *arguments = arguments.to_string().into(),
+                _ => {}
+            }
+        }
+        calls
+    }
+}
+
+/// What a text contains that prints the argument of the trial as JSON.
+const PRINTED: &str = "{\"sapwood\":";
+
+/// Finds out the form that a template expects, from how it renders a call in either.
+pub(super) fn expected(template: &Template) -> CallArguments {
+    let printed = |form: CallArguments| -> Result<bool, TemplateError> {
+        let pieces = template.render_with(&trial(), form)?;
+        let text = pieces.iter().map(|piece| match piece {
+            TemplatePiece::Template(text) | TemplatePiece::Plain(text) => text.as_str(),
+        });
+        Ok(text
+            .collect::<String>()
+            .replace(": ", ":")
+            .contains(PRINTED))
+    };
+    match printed(CallArguments::Objects) {
+        // A text would be printed within quotes.
+        Ok(true) => CallArguments::Objects,
+        Ok(false) => match printed(CallArguments::Texts) {
+            // As Python prints a dictionary, which no model was trained on.
+            Ok(true) => CallArguments::Texts,
+            _ => CallArguments::Objects,
+        },
+        // It fails on objects, which cannot be appended to a text.
+        Err(_) => match printed(CallArguments::Texts) {
+            Ok(_) => CallArguments::Texts,
+            Err(_) => CallArguments::Objects,
+        },
+    }
+}
+
+/// A conversation with one call. Its id is one that the templates of Mistral accept.
+fn trial() -> ChatRequest {
+    let message = |role: &str, content: &str| ChatMessage {
+        role: role.to_owned(),
+        content: content.to_owned(),
+        ..ChatMessage::default()
+    };
+    let id = "sapwood01";
+    let function = json!({"name": "trial", "arguments": {"sapwood": "x"}});
+    let calls = json!([{"id": id, "type": "function", "function": function}]);
+    let parameters = json!({"type": "object", "properties": {"sapwood": {"type": "string"}}});
+    let tool = json!({"name": "trial", "description": "A trial.", "parameters": parameters});
+    ChatRequest {
+        messages: vec![
+            message("user", "Hello"),
+            ChatMessage {
+                tool_calls: calls,
+                ..message("assistant", "")
+            },
+            ChatMessage {
+                name: Some("trial".to_owned()),
+                tool_call_id: Some(id.to_owned()),
+                ..message("tool", "y")
+            },
+        ],
+        tools: json!([{"type": "function", "function": tool}]),
+        ..ChatRequest::default()
+    }
+}

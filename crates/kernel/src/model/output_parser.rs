@@ -1,0 +1,512 @@
+//! Finds reasoning and tool calls in the text of a model, by the syntax of its family (D-10).
+//!
+//! ```text
+//!   text ── <think> ──► reasoning ── </think> ──► text ── <tool_call> ──► calls ── </tool_call> ──► text
+//!                       (harmony)  <|channel|> ──► header ── <|message|> ──► text | reasoning | call
+//! ```
+//!
+//! Invariants: however the text is cut into pieces, the events are the same but for the cuts within one text or one
+//! call's arguments; everything that is no marker comes out once; each character is looked at a bounded number of
+//! times. Text without the first character of a marker passes through uncopied; only what may begin a marker is held
+//! back.
+
+mod call;
+mod envelope;
+mod format;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod harmony;
+mod json;
+mod markers;
+mod mistral;
+mod section;
+mod settings;
+mod tagged;
+#[cfg(test)]
+mod tests;
+mod tools;
+#[cfg(test)]
+mod work;
+
+use self::call::{CallContext, CallMachine, CallOutput, CallPart, Verdict};
+use self::format::MarkerRole;
+pub(crate) use self::format::OutputFormat;
+pub use self::format::{OutputParsers, ReasoningParser, ToolParser};
+use self::harmony::{HarmonyCall, HarmonyHeader, HarmonyMessage};
+use self::markers::{Find, Marker, find};
+pub(crate) use self::settings::OutputSettings;
+use self::settings::OutputStart;
+pub(crate) use self::tools::DeclaredTools;
+use crate::chunk::Text;
+use crate::limits;
+
+/// The events that the parser emits, in order.
+#[derive(Debug, PartialEq)]
+pub(super) enum OutputPart {
+    Text(Text),
+    Reasoning(Text),
+    /// A call begins. Its arguments follow, and then its end; no part of anything else comes between.
+    CallBegin {
+        name: String,
+        /// The id that the model gave it.
+        id: Option<String>,
+    },
+    /// JSON text to append to the arguments of the call.
+    CallArguments(String),
+    /// The call is complete; its whole arguments.
+    CallEnd {
+        arguments: serde_json::Value,
+    },
+    /// What began as a call is none. `source` is all of it, for readers who have not seen its beginning.
+    CallBroken {
+        source: String,
+    },
+}
+
+#[derive(Debug)]
+enum ParserState {
+    /// Line feeds directly after a marker belong to it.
+    Text {
+        after_marker: bool,
+    },
+    /// So do those directly before one: so many were not emitted yet.
+    Reasoning {
+        after_marker: bool,
+        line_feeds: usize,
+    },
+    Header(HarmonyHeader),
+    Calls(Box<OpenCalls>),
+}
+
+/// A place where calls are read.
+#[derive(Debug)]
+struct OpenCalls {
+    machine: Box<dyn CallMachine>,
+    output: CallOutput,
+    /// What came since the last complete call, in case it is no call.
+    source: String,
+}
+
+/// The parser of one choice's text.
+#[derive(Debug)]
+pub(super) struct OutputParser {
+    settings: OutputSettings,
+    state: ParserState,
+    /// Text that is not parsed yet: all from `at`.
+    input: String,
+    at: usize,
+    /// Nothing was emitted but reasoning.
+    at_start: bool,
+    /// Complete calls.
+    calls: usize,
+}
+
+type Out<'a> = &'a mut dyn FnMut(OutputPart);
+
+impl OutputParser {
+    /// A parser at the start of an output.
+    pub(super) fn new(settings: OutputSettings) -> Self {
+        let start = settings.start.clone();
+        let mut parser = Self {
+            settings,
+            state: ParserState::Text {
+                after_marker: false,
+            },
+            input: String::new(),
+            at: 0,
+            at_start: true,
+            calls: 0,
+        };
+        match start {
+            OutputStart::Text => {}
+            OutputStart::Reasoning => {
+                parser.state = ParserState::Reasoning {
+                    after_marker: true,
+                    line_feeds: 0,
+                };
+            }
+            OutputStart::Header(prompt) => {
+                parser.state = ParserState::Header(HarmonyHeader::default());
+                // Its text is that of the prompt, and not the model's.
+                parser.push(Text::from(&*prompt), &mut |_| {});
+                if let ParserState::Header(header) = &mut parser.state {
+                    header.forget_source();
+                }
+            }
+        }
+        parser
+    }
+
+    /// A parser that lets everything pass as text.
+    pub(super) fn plain() -> Self {
+        Self::new(OutputSettings::plain())
+    }
+
+    /// Parses the next piece of text.
+    pub(super) fn push(&mut self, text: Text, out: Out<'_>) {
+        let Some(format) = self.settings.format.clone() else {
+            return emit_text(text, out);
+        };
+        let is_plain = self.input.is_empty()
+            && !self.may_be_unmarked(&format)
+            && matches!(
+                self.state,
+                ParserState::Text {
+                    after_marker: false
+                }
+            );
+        // The usual step: no marker can begin here, so the text is passed on without a copy.
+        if is_plain && !self.may_hold_marker(&format, &text) {
+            return emit_text(text, out);
+        }
+        self.input.push_str(&text);
+        while self.step(&format, out) {}
+        // Once for each piece and not for each marker, of which a piece may have many.
+        self.input.drain(..self.at);
+        self.at = 0;
+    }
+
+    /// The end of the output: what is still held back is text after all, unless it is a complete call.
+    pub(super) fn end(&mut self, out: Out<'_>) {
+        let Some(format) = self.settings.format.clone() else {
+            return;
+        };
+        let rest = std::mem::take(&mut self.input);
+        let state = std::mem::replace(
+            &mut self.state,
+            ParserState::Text {
+                after_marker: false,
+            },
+        );
+        match state {
+            ParserState::Text { .. } => emit_text(Text::from(rest), out),
+            ParserState::Reasoning { .. } => {
+                let rest = rest.trim_end_matches('\n');
+                if !rest.is_empty() {
+                    out(OutputPart::Reasoning(Text::from(rest)));
+                }
+            }
+            ParserState::Header(mut header) => {
+                header.source.push_str(&rest);
+                if !header.is_blank() {
+                    emit_text(Text::from(format.texts.visible(header.source)), out);
+                }
+            }
+            ParserState::Calls(calls) => {
+                let mut calls = *calls;
+                calls.source.push_str(&rest);
+                // White space behind the last call is not worth a text.
+                if calls.output.ended() == 0 || !calls.source.trim().is_empty() {
+                    calls.give_back(&format, out);
+                }
+            }
+        }
+        self.at = 0;
+    }
+
+    /// Whether the output may begin with a call without a marker.
+    fn may_be_unmarked(&self, format: &OutputFormat) -> bool {
+        self.at_start && format.has_unmarked_calls() && self.settings.finds_calls(format)
+    }
+
+    fn may_hold_marker(&self, format: &OutputFormat, text: &str) -> bool {
+        let markers = self.in_text(format);
+        markers.iter().any(|(marker, _)| {
+            let first = format.texts.text(marker).as_bytes()[0];
+            text.as_bytes().contains(&first)
+        })
+    }
+
+    fn in_text<'f>(&self, format: &'f OutputFormat) -> &'f [(Marker, MarkerRole)] {
+        format.in_text(
+            format.finds_reasoning(),
+            self.settings.finds_calls(format) && self.calls < limits::TOOL_CALLS_MAX,
+        )
+    }
+
+    /// Parses what comes next. `true` if there may be more to parse.
+    fn step(&mut self, format: &OutputFormat, out: Out<'_>) -> bool {
+        match &self.state {
+            ParserState::Text { after_marker } => {
+                let after_marker = *after_marker;
+                self.step_text(format, after_marker, out)
+            }
+            ParserState::Reasoning {
+                after_marker,
+                line_feeds,
+            } => {
+                let (after_marker, line_feeds) = (*after_marker, *line_feeds);
+                self.step_reasoning(format, after_marker, line_feeds, out)
+            }
+            ParserState::Header(_) => self.step_header(format, out),
+            ParserState::Calls(_) => self.step_calls(format, out),
+        }
+    }
+
+    fn step_text(&mut self, format: &OutputFormat, after_marker: bool, out: Out<'_>) -> bool {
+        if after_marker && !self.skip_line_feeds() {
+            return false;
+        }
+        self.state = ParserState::Text {
+            after_marker: false,
+        };
+        if self.may_be_unmarked(format) {
+            match self.input[self.at..].trim_ascii_start().chars().next() {
+                None => return false,
+                Some('{') => {
+                    self.at_start = false;
+                    self.enter_calls(format.unmarked_machine(), String::new());
+                    return true;
+                }
+                Some(_) => {}
+            }
+        }
+        let roles = self.in_text(format);
+        let markers: Vec<Marker> = roles.iter().map(|(marker, _)| *marker).collect();
+        let rest = &self.input[self.at..];
+        let (text, next) = match find(rest, &markers, &format.texts) {
+            Find::None { safe } => (&rest[..safe], None),
+            Find::Marker { at, end, marker } => (&rest[..at], Some((&rest[at..end], marker))),
+        };
+        self.at_start &= text.trim_ascii().is_empty();
+        if !text.is_empty() {
+            out(OutputPart::Text(Text::from(text)));
+        }
+        let Some((written, marker)) = next else {
+            self.at += text.len();
+            return false;
+        };
+        let written = written.to_owned();
+        self.at += text.len() + written.len();
+        let role = roles.iter().find(|(known, _)| *known == marker);
+        match role.map_or(MarkerRole::Nothing, |(_, role)| *role) {
+            MarkerRole::Reasoning => {
+                self.state = ParserState::Reasoning {
+                    after_marker: true,
+                    line_feeds: 0,
+                };
+            }
+            MarkerRole::Calls => {
+                self.at_start = false;
+                self.enter_calls(format.machine(marker), written);
+            }
+            MarkerRole::Header => self.enter_header(marker, &written),
+            MarkerRole::Nothing => {}
+        }
+        true
+    }
+
+    fn step_reasoning(
+        &mut self,
+        format: &OutputFormat,
+        after_marker: bool,
+        mut line_feeds: usize,
+        out: Out<'_>,
+    ) -> bool {
+        if after_marker && !self.skip_line_feeds() {
+            return false;
+        }
+        let rest = &self.input[self.at..];
+        let found = find(rest, &format.in_reasoning, &format.texts);
+        let (Find::Marker { at: text, .. } | Find::None { safe: text }) = found;
+        let text = &rest[..text];
+        let kept = text.trim_end_matches('\n');
+        if !kept.is_empty() {
+            let before = "\n".repeat(std::mem::take(&mut line_feeds));
+            out(OutputPart::Reasoning(Text::from(before + kept)));
+        }
+        // Counted instead of kept, so that a model that writes nothing else costs no memory.
+        line_feeds += text.len() - kept.len();
+        let Find::Marker { at, end, marker } = found else {
+            self.at += text.len();
+            self.state = ParserState::Reasoning {
+                after_marker: false,
+                line_feeds,
+            };
+            return false;
+        };
+        let written = rest[at..end].to_owned();
+        self.at += end;
+        if format.think().is_some_and(|(_, end)| end == marker) {
+            self.state = ParserState::Text { after_marker: true };
+        } else if harmony::BORDERS.contains(&marker) {
+            self.enter_header(marker, &written);
+        } else {
+            // A control token out of place.
+            self.state = ParserState::Reasoning {
+                after_marker: false,
+                line_feeds,
+            };
+        }
+        true
+    }
+
+    /// A message of harmony ended, or begins.
+    fn enter_header(&mut self, marker: Marker, written: &str) {
+        let mut header = HarmonyHeader::default();
+        if marker == harmony::CHANNEL || marker == harmony::START {
+            header.marker(marker, written);
+        }
+        self.state = ParserState::Header(header);
+    }
+
+    fn step_header(&mut self, format: &OutputFormat, out: Out<'_>) -> bool {
+        let ParserState::Header(header) = &mut self.state else {
+            return false;
+        };
+        let rest = &self.input[self.at..];
+        let found = find(rest, &harmony::HEADER, &format.texts);
+        let (Find::Marker { at: text, .. } | Find::None { safe: text }) = found;
+        let is_header = header.text(&rest[..text]);
+        self.at += text;
+        if !is_header {
+            let source = std::mem::take(&mut header.source);
+            self.state = ParserState::Text {
+                after_marker: false,
+            };
+            emit_text(Text::from(format.texts.visible(source)), out);
+            return true;
+        }
+        let Find::Marker { at, end, marker } = found else {
+            return false;
+        };
+        let written = &rest[at..end];
+        self.at += written.len();
+        if marker != harmony::MESSAGE {
+            // The end of a message without a header is no text either.
+            header.marker(marker, written);
+            return true;
+        }
+        let source = std::mem::take(&mut header.source) + written;
+        let message = header.message();
+        self.state = ParserState::Text {
+            after_marker: false,
+        };
+        match message {
+            HarmonyMessage::Reasoning if format.finds_reasoning() => {
+                self.state = ParserState::Reasoning {
+                    after_marker: false,
+                    line_feeds: 0,
+                };
+            }
+            HarmonyMessage::Call(name)
+                if self.settings.finds_calls(format) && self.calls < limits::TOOL_CALLS_MAX =>
+            {
+                self.enter_calls(Box::new(HarmonyCall::new(name)), source);
+            }
+            HarmonyMessage::Call(_) => emit_text(Text::from(format.texts.visible(source)), out),
+            HarmonyMessage::Reasoning | HarmonyMessage::Text => {}
+        }
+        true
+    }
+
+    fn enter_calls(&mut self, machine: Box<dyn CallMachine>, source: String) {
+        self.state = ParserState::Calls(Box::new(OpenCalls {
+            machine,
+            output: CallOutput::new(limits::TOOL_CALLS_MAX.saturating_sub(self.calls)),
+            source,
+        }));
+    }
+
+    fn step_calls(&mut self, format: &OutputFormat, out: Out<'_>) -> bool {
+        let text = ParserState::Text { after_marker: true };
+        let ParserState::Calls(mut calls) = std::mem::replace(&mut self.state, text) else {
+            return false;
+        };
+        let tools = self.settings.tools.clone().unwrap_or_default();
+        let context = CallContext {
+            texts: &format.texts,
+            tools: &tools,
+        };
+        let before = calls.output.ended();
+        let (taken, verdict) = calls.read(&self.input[self.at..], context);
+        self.at += taken;
+        self.calls += calls.output.ended() - before;
+        calls.emit(out);
+        match verdict {
+            Verdict::Taken | Verdict::Settled => {
+                self.state = ParserState::Calls(calls);
+                return false;
+            }
+            Verdict::Last => {}
+            Verdict::Refused => {
+                let is_first = calls.output.ended() == 0;
+                calls.give_back(format, out);
+                if is_first {
+                    self.state = ParserState::Text {
+                        after_marker: false,
+                    };
+                }
+            }
+            Verdict::Over => {
+                // White space, and what may have begun a marker: it is short.
+                #[cfg(test)]
+                work::add(calls.source.len());
+                self.input.replace_range(..self.at, &calls.source);
+                self.at = 0;
+            }
+        }
+        true
+    }
+
+    /// Skips line feeds. `false` if there is nothing else yet.
+    fn skip_line_feeds(&mut self) -> bool {
+        let rest = &self.input[self.at..];
+        self.at += rest.len() - rest.trim_start_matches('\n').len();
+        self.at < self.input.len()
+    }
+}
+
+impl OpenCalls {
+    /// Reads text, up to where the calls end. Returns how many bytes were taken.
+    fn read(&mut self, text: &str, context: CallContext<'_>) -> (usize, Verdict) {
+        for (at, c) in text.char_indices() {
+            #[cfg(test)]
+            work::add(1);
+            if self.source.len() + c.len_utf8() > limits::TOOL_CALL_BYTES {
+                return (at, Verdict::Refused);
+            }
+            let before = self.output.ended();
+            let verdict = self.machine.push(c, context, &mut self.output);
+            if self.output.is_full() {
+                return (at, Verdict::Refused);
+            }
+            match verdict {
+                Verdict::Taken => self.source.push(c),
+                Verdict::Settled => self.source.clear(),
+                Verdict::Last => return (at + c.len_utf8(), Verdict::Last),
+                Verdict::Refused | Verdict::Over => return (at, verdict),
+            }
+            if self.output.ended() > before {
+                self.source.clear();
+            }
+        }
+        (text.len(), Verdict::Taken)
+    }
+
+    fn emit(&mut self, out: Out<'_>) {
+        for part in self.output.take() {
+            out(match part {
+                CallPart::Begin { name, id } => OutputPart::CallBegin { name, id },
+                CallPart::Arguments(text) => OutputPart::CallArguments(text),
+                CallPart::End { arguments } => OutputPart::CallEnd { arguments },
+            });
+        }
+    }
+
+    /// What came since the last complete call is text.
+    fn give_back(self, format: &OutputFormat, out: Out<'_>) {
+        let source = format.texts.visible(self.source);
+        if self.output.is_open() {
+            out(OutputPart::CallBroken { source });
+        } else {
+            emit_text(Text::from(source), out);
+        }
+    }
+}
+
+fn emit_text(text: Text, out: Out<'_>) {
+    if !text.is_empty() {
+        out(OutputPart::Text(text));
+    }
+}

@@ -1,0 +1,270 @@
+//! Fuzz entry point: any text as the output of a model, for each family. Built for tests and fuzzing only.
+
+use std::sync::{Arc, LazyLock};
+
+use sapwood_engine::api::{
+    ChatRequest, EngineError, MARK_CLOSE, MARK_OPEN, SharedVocabulary, Vocabulary,
+};
+use sapwood_proto::steer::Token;
+use serde_json::{Value, json};
+
+use super::{
+    DeclaredTools, OutputFormat, OutputParser, OutputParsers, OutputPart, OutputSettings,
+    OutputStart, ReasoningParser, ToolParser,
+};
+use crate::chunk::Text;
+
+/// All parsers but `auto`.
+pub(super) const TOOL_PARSERS: [ToolParser; 11] = [
+    ToolParser::None,
+    ToolParser::Hermes,
+    ToolParser::Llama3,
+    ToolParser::Mistral,
+    ToolParser::Harmony,
+    ToolParser::Deepseek,
+    ToolParser::Kimi,
+    ToolParser::Glm,
+    ToolParser::Qwen3Coder,
+    ToolParser::Granite,
+    ToolParser::Phi4,
+];
+
+/// A vocabulary of nothing but control tokens with these names.
+#[derive(Debug, Default)]
+pub(in crate::model) struct ControlNames {
+    pub(in crate::model) names: Vec<&'static str>,
+    pub(in crate::model) template: Option<String>,
+}
+
+impl Vocabulary for ControlNames {
+    fn size(&self) -> usize {
+        self.names.len()
+    }
+
+    fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+        let named = self.names.iter().position(|name| special && *name == text);
+        // At most a dozen names.
+        named.map(|at| at as Token).into_iter().collect()
+    }
+
+    fn bytes(&self, _: Token) -> &[u8] {
+        &[]
+    }
+
+    fn is_special(&self, _: Token) -> bool {
+        true
+    }
+
+    fn name(&self, token: Token) -> Option<String> {
+        self.names
+            .get(token as usize)
+            .map(|name| (*name).to_owned())
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.name(token).as_deref() == Some("<|call|>")
+    }
+
+    fn bos(&self) -> Option<Token> {
+        None
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        None
+    }
+
+    fn chat_template(&self) -> Option<&str> {
+        self.template.as_deref()
+    }
+
+    fn chat(&self, _: &ChatRequest) -> Result<Vec<Token>, EngineError> {
+        Ok(Vec::new())
+    }
+}
+
+/// The tools of the tests.
+pub(super) fn tools() -> Value {
+    json!([
+        {"type": "function", "function": {"name": "add", "parameters": {"properties": {
+            "a": {"type": "integer"}, "b": {"type": "integer"}}}}},
+        {"type": "function", "function": {"name": "note", "parameters": {"properties": {
+            "text": {"type": "string"}, "tags": {"type": "array"}}}}},
+    ])
+}
+
+/// Settings of a model with a vocabulary.
+pub(super) fn settings(parsers: OutputParsers, vocabulary: &dyn Vocabulary) -> OutputSettings {
+    OutputSettings {
+        format: Some(Arc::new(OutputFormat::new(parsers, vocabulary))),
+        tools: Some(Arc::new(DeclaredTools::of(&tools()))),
+        start: OutputStart::Text,
+    }
+}
+
+/// The events of pieces, with adjacent ones of one kind joined: where text is cut carries no meaning.
+pub(super) fn events(settings: &OutputSettings, pieces: &[&str]) -> Vec<(char, String)> {
+    let mut found: Vec<(char, String)> = Vec::new();
+    let mut out = |part: OutputPart| {
+        let (kind, text) = match part {
+            OutputPart::Text(text) => ('t', text.to_string()),
+            OutputPart::Reasoning(text) => ('r', text.to_string()),
+            OutputPart::CallBegin { name, id } => (
+                'c',
+                [Some(name), id]
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>()
+                    .join("#"),
+            ),
+            OutputPart::CallArguments(json) => ('a', json),
+            OutputPart::CallEnd { arguments } => ('e', arguments.to_string()),
+            OutputPart::CallBroken { source } => ('b', source),
+        };
+        match found.last_mut() {
+            Some((last, joined)) if *last == kind && matches!(kind, 't' | 'r' | 'a') => {
+                joined.push_str(&text);
+            }
+            _ => found.push((kind, text)),
+        }
+    };
+    let mut parser = OutputParser::new(settings.clone());
+    for piece in pieces {
+        parser.push(Text::from(*piece), &mut out);
+    }
+    parser.end(&mut out);
+    found
+}
+
+/// Texts that inputs are made of: the markers of all families, and what stands between them.
+const PIECES: [&str; 48] = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "[THINK]",
+    "[/THINK]",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<function=",
+    "<parameter=",
+    "</parameter>",
+    "</function>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "functools[",
+    "add",
+    "functions.add:0",
+    "{",
+    "{\"name\": \"add\", \"arguments\": {\"a\": 1}}",
+    "{\"a\": \"}\\\"\"}",
+    "analysis",
+    "commentary to=functions.add ",
+    "```json\n",
+    "\n",
+    ">",
+    "é; ",
+];
+
+/// One format with control tokens, and one without, of each family.
+static FAMILIES: LazyLock<Vec<OutputSettings>> = LazyLock::new(|| {
+    let controls = ControlNames {
+        names: PIECES[..37].to_vec(),
+        template: None,
+    };
+    let vocabularies: [SharedVocabulary; 2] =
+        [Arc::new(controls), Arc::new(ControlNames::default())];
+    let all = vocabularies.iter().flat_map(|vocabulary| {
+        TOOL_PARSERS.map(|tools| {
+            let reasoning = match tools {
+                ToolParser::None => ReasoningParser::None,
+                ToolParser::Mistral => ReasoningParser::Mistral,
+                ToolParser::Harmony => ReasoningParser::Harmony,
+                _ => ReasoningParser::Think,
+            };
+            settings(OutputParsers { tools, reasoning }, &**vocabulary)
+        })
+    });
+    all.collect()
+});
+
+/// Parses an output of each family, in one piece and in many: each byte but those from 128 on is one of the texts above, a
+/// letter or, from 64 on, a control token; the others cut the text.
+///
+/// # Panics
+/// If an invariant does not hold.
+pub(crate) fn output(bytes: &[u8]) {
+    let mut pieces = vec![String::new()];
+    for &byte in bytes {
+        if byte >= 128 {
+            pieces.push(String::new());
+        }
+        let at = usize::from(byte % 64);
+        let piece = match PIECES.get(at) {
+            Some(marker) if (64..128).contains(&byte) && at < 37 => {
+                format!("{MARK_OPEN}{marker}{MARK_CLOSE}")
+            }
+            Some(piece) => (*piece).to_owned(),
+            None => char::from(byte).to_string(),
+        };
+        let last = pieces.len() - 1;
+        pieces[last].push_str(&piece);
+    }
+    let whole = pieces.concat();
+    let each: Vec<String> = whole.chars().map(String::from).collect();
+    for settings in FAMILIES.iter() {
+        let expect = events(settings, &[&whole]);
+        for cut in [&pieces, &each] {
+            let cut: Vec<&str> = cut.iter().map(String::as_str).collect();
+            assert_eq!(events(settings, &cut), expect, "cut into {cut:?}");
+        }
+        check(&expect, &whole);
+    }
+}
+
+/// Calls are whole, and nothing comes out that was not there.
+fn check(events: &[(char, String)], whole: &str) {
+    let mut open = None;
+    for (kind, text) in events {
+        match (kind, &mut open) {
+            ('c', None) => open = Some(String::new()),
+            ('a', Some(arguments)) => arguments.push_str(text),
+            ('e', Some(arguments)) => {
+                let read: Value = serde_json::from_str(arguments).expect("arguments are JSON");
+                assert_eq!(read.to_string(), *text);
+                open = None;
+            }
+            ('b', Some(_)) => open = None,
+            ('t' | 'r', None) => {}
+            _ => panic!("{kind} {text:?} is out of order"),
+        }
+    }
+    assert!(open.is_none(), "a call has no end");
+    let bytes: usize = events
+        .iter()
+        .filter(|(kind, _)| matches!(kind, 't' | 'r' | 'b'))
+        .map(|(_, text)| text.len())
+        .sum();
+    assert!(bytes <= whole.len(), "text was doubled");
+}

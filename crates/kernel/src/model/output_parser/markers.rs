@@ -1,0 +1,168 @@
+//! Markers: the texts that models put around reasoning and calls, and how they are found in an output.
+//!
+//! Most vocabularies have them as control tokens, which add nothing to a text. The engine writes those that a parser
+//! needs between two noncharacters ([`MARK_OPEN`], [`MARK_CLOSE`]); text that only spells such a marker is then none.
+
+use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN, Vocabulary};
+use sapwood_proto::steer::Token;
+
+/// A marker, by its name in model files.
+pub(super) type Marker = &'static str;
+
+/// How the markers of a format look in the text of one model.
+#[derive(Debug, Default)]
+pub(super) struct MarkerTexts(Vec<(Marker, String)>);
+
+impl MarkerTexts {
+    /// Looks the markers up in a vocabulary. Also returns the tokens that the engine has to write.
+    pub(super) fn find(
+        markers: impl IntoIterator<Item = Marker>,
+        vocabulary: &dyn Vocabulary,
+    ) -> (Self, Vec<Token>) {
+        let mut texts = Self::default();
+        let mut tokens = Vec::new();
+        for marker in markers {
+            let control = control_token(marker, vocabulary);
+            let text = match control {
+                Some(_) => format!("{MARK_OPEN}{marker}{MARK_CLOSE}"),
+                None => marker.to_owned(),
+            };
+            tokens.extend(control);
+            texts.0.push((marker, text));
+        }
+        (texts, tokens)
+    }
+
+    /// The text of a marker.
+    pub(super) fn text(&self, marker: Marker) -> &str {
+        let found = self.0.iter().find(|(name, _)| *name == marker);
+        found.map_or(marker, |(_, text)| text)
+    }
+
+    /// All markers.
+    #[cfg(test)]
+    pub(super) fn names(&self) -> impl Iterator<Item = Marker> {
+        self.0.iter().map(|(marker, _)| *marker)
+    }
+
+    /// The markers that are control tokens. No reader gets to see one.
+    pub(super) fn controls(&self) -> impl Iterator<Item = Marker> {
+        self.0
+            .iter()
+            .filter(|(_, text)| text.starts_with(MARK_OPEN))
+            .map(|(marker, _)| *marker)
+    }
+
+    /// Returns the text without control tokens.
+    pub(super) fn visible(&self, text: String) -> String {
+        if !text.contains(MARK_OPEN) {
+            return text;
+        }
+        let controls: Vec<Marker> = self.controls().collect();
+        let mut shown = String::with_capacity(text.len());
+        let mut rest = &text[..];
+        while let Find::Marker { at, end, .. } = find(rest, &controls, self) {
+            shown.push_str(&rest[..at]);
+            rest = &rest[end..];
+        }
+        shown.push_str(rest);
+        shown
+    }
+}
+
+/// The control token of this name.
+fn control_token(name: &str, vocabulary: &dyn Vocabulary) -> Option<Token> {
+    if !vocabulary.has_text() {
+        return None;
+    }
+    let [token] = vocabulary.tokenize(name, true)[..] else {
+        return None;
+    };
+    let is_named = || vocabulary.name(token).as_deref() == Some(name);
+    // An EOG token ends the output before its name could be written.
+    let is_written = vocabulary.is_special(token) && !vocabulary.is_end(token);
+    (is_written && is_named()).then_some(token)
+}
+
+/// Where the first marker of a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Find {
+    /// From `at` to `end`.
+    Marker {
+        at: usize,
+        end: usize,
+        marker: Marker,
+    },
+    /// None; but one may begin after so many bytes.
+    None { safe: usize },
+}
+
+/// Finds the first of these markers, none of which may begin with another.
+pub(super) fn find(text: &str, markers: &[Marker], texts: &MarkerTexts) -> Find {
+    let bytes = text.as_bytes();
+    for at in 0..bytes.len() {
+        #[cfg(test)]
+        super::work::add(1);
+        for &marker in markers {
+            let wanted = texts.text(marker).as_bytes();
+            if wanted[0] != bytes[at] {
+                continue;
+            }
+            let rest = &bytes[at..];
+            if rest.starts_with(wanted) {
+                let end = at + wanted.len();
+                return Find::Marker { at, end, marker };
+            }
+            if wanted.starts_with(rest) {
+                return Find::None { safe: at };
+            }
+        }
+    }
+    Find::None { safe: bytes.len() }
+}
+
+/// Matches one of several texts, character by character.
+#[derive(Debug, Default)]
+pub(super) struct Alternatives {
+    seen: String,
+}
+
+/// The result of [`Alternatives::push`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Matched {
+    /// One may follow.
+    Open,
+    /// This one is complete.
+    Whole(Marker),
+    /// None of them.
+    Nothing,
+}
+
+impl Alternatives {
+    /// Takes the next character; white space before the marker is skipped.
+    pub(super) fn push(&mut self, c: char, markers: &[Marker], texts: &MarkerTexts) -> Matched {
+        if self.seen.is_empty() && c.is_ascii_whitespace() {
+            return Matched::Open;
+        }
+        self.seen.push(c);
+        let mut open = false;
+        for &marker in markers {
+            let wanted = texts.text(marker);
+            if wanted == self.seen {
+                self.seen.clear();
+                return Matched::Whole(marker);
+            }
+            open |= wanted.starts_with(&self.seen);
+        }
+        if open {
+            Matched::Open
+        } else {
+            Matched::Nothing
+        }
+    }
+
+    /// Whether a marker has begun.
+    pub(super) fn is_begun(&self) -> bool {
+        !self.seen.is_empty()
+    }
+}

@@ -1,0 +1,283 @@
+//! Calls with a tag around each argument: GLM 4.5 and Qwen3-Coder.
+
+use serde_json::Value;
+
+use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
+use super::markers::{Alternatives, Marker, Matched};
+
+/// The tags of one family.
+#[derive(Debug)]
+pub(super) struct TaggedSyntax {
+    /// Opens a call.
+    pub(super) call: Marker,
+    /// Before the name, if it does not follow `call` itself.
+    pub(super) function: Option<Marker>,
+    /// After the name. `None`: it ends with its line, or where the next tag begins.
+    name_end: Option<Marker>,
+    key: Marker,
+    key_end: Marker,
+    /// Before the value, if it does not follow the key itself.
+    value: Option<Marker>,
+    value_end: Marker,
+    /// After the last argument.
+    call_end: Marker,
+    /// After the call. It may be missing.
+    outer_end: Option<Marker>,
+    /// Line feeds around a value do not belong to it.
+    own_lines: bool,
+}
+
+/// `<tool_call>NAME\n<arg_key>K</arg_key>\n<arg_value>V</arg_value>\n</tool_call>`
+pub(super) const GLM: TaggedSyntax = TaggedSyntax {
+    call: "<tool_call>",
+    function: None,
+    name_end: None,
+    key: "<arg_key>",
+    key_end: "</arg_key>",
+    value: Some("<arg_value>"),
+    value_end: "</arg_value>",
+    call_end: "</tool_call>",
+    outer_end: None,
+    own_lines: false,
+};
+
+/// `<tool_call>\n<function=NAME>\n<parameter=K>\nV\n</parameter>\n</function>\n</tool_call>`
+pub(super) const QWEN_CODER: TaggedSyntax = TaggedSyntax {
+    call: "<tool_call>",
+    function: Some("<function="),
+    name_end: Some(">"),
+    key: "<parameter=",
+    key_end: ">",
+    value: None,
+    value_end: "</parameter>",
+    call_end: "</function>",
+    outer_end: Some("</tool_call>"),
+    own_lines: true,
+};
+
+impl TaggedSyntax {
+    /// The markers that may be control tokens.
+    pub(super) fn markers(&self) -> impl Iterator<Item = Marker> {
+        let outer = [self.outer_end, self.function, self.value];
+        [
+            self.call,
+            self.key,
+            self.key_end,
+            self.value_end,
+            self.call_end,
+        ]
+        .into_iter()
+        .filter(|marker| *marker != ">")
+        .chain(outer.into_iter().flatten())
+    }
+}
+
+#[derive(Debug)]
+enum TaggedPlace {
+    /// Before the tag of the name.
+    Function(Alternatives),
+    /// In the name; the tag after it as far as it was read.
+    Name(NameText, Alternatives),
+    /// Before an argument, or the end of the call.
+    Between(Alternatives),
+    Key(String),
+    /// Between a key and the tag of its value.
+    BeforeValue(String, Alternatives),
+    Value(String, String),
+    After(Alternatives),
+}
+
+/// The calls after an opening tag.
+#[derive(Debug)]
+pub(super) struct TaggedCalls {
+    syntax: &'static TaggedSyntax,
+    place: TaggedPlace,
+    name: String,
+    arguments: usize,
+}
+
+impl TaggedCalls {
+    /// What follows this tag: the one of a call, or of a function without a call around it.
+    pub(super) fn new(syntax: &'static TaggedSyntax, opened_by: Marker) -> Self {
+        let is_call = opened_by == syntax.call;
+        let place = if is_call && syntax.function.is_some() {
+            TaggedPlace::Function(Alternatives::default())
+        } else {
+            TaggedPlace::Name(NameText::default(), Alternatives::default())
+        };
+        Self {
+            syntax,
+            place,
+            name: String::new(),
+            arguments: 0,
+        }
+    }
+
+    fn name(
+        &mut self,
+        c: char,
+        mut name: NameText,
+        mut next: Alternatives,
+        context: CallContext<'_>,
+        out: &mut CallOutput,
+    ) -> Verdict {
+        let syntax = self.syntax;
+        let options = match syntax.name_end {
+            Some(end) => vec![end],
+            None => vec![syntax.key, syntax.call_end],
+        };
+        let begins = |marker: &Marker| context.texts.text(marker).starts_with(c);
+        if next.is_begun() || options.iter().any(begins) {
+            let matched = next.push(c, &options, context.texts);
+            if matched == Matched::Open {
+                self.place = TaggedPlace::Name(name, next);
+                return Verdict::Taken;
+            }
+            let (Matched::Whole(marker), Some(name)) = (matched, name.take()) else {
+                return Verdict::Refused;
+            };
+            self.named(name, out);
+            return if Some(marker) == syntax.name_end {
+                Verdict::Taken
+            } else {
+                self.tag(marker, out)
+            };
+        }
+        if c == '\n' && syntax.name_end.is_none() {
+            match name.take() {
+                Some(name) => self.named(name, out),
+                None => self.place = TaggedPlace::Name(name, next),
+            }
+            return Verdict::Taken;
+        }
+        if !name.push(c) {
+            return Verdict::Refused;
+        }
+        self.place = TaggedPlace::Name(name, next);
+        Verdict::Taken
+    }
+
+    fn named(&mut self, name: String, out: &mut CallOutput) {
+        self.name.clone_from(&name);
+        self.arguments = 0;
+        out.begin(name, None);
+        self.place = TaggedPlace::Between(Alternatives::default());
+    }
+
+    /// A tag between arguments.
+    fn tag(&mut self, marker: Marker, out: &mut CallOutput) -> Verdict {
+        if marker == self.syntax.key {
+            self.place = TaggedPlace::Key(String::new());
+            return Verdict::Taken;
+        }
+        out.push_str(if self.arguments == 0 { "{}" } else { "}" });
+        self.place = TaggedPlace::After(Alternatives::default());
+        match (out.end(), self.syntax.outer_end) {
+            (Verdict::Taken, None) => Verdict::Last,
+            (verdict, _) => verdict,
+        }
+    }
+
+    fn argument(&mut self, key: &str, value: &str, context: CallContext<'_>, out: &mut CallOutput) {
+        let value = if self.syntax.own_lines {
+            let value = value.strip_prefix('\n').unwrap_or(value);
+            value.strip_suffix('\n').unwrap_or(value)
+        } else {
+            value
+        };
+        let json = context.tools.json(&self.name, key, value);
+        let begin = if self.arguments == 0 { "{" } else { ", " };
+        self.arguments += 1;
+        out.push_str(&format!("{begin}{}: {json}", Value::from(key)));
+        self.place = TaggedPlace::Between(Alternatives::default());
+    }
+}
+
+impl TaggedCalls {
+    fn before_value(
+        &mut self,
+        c: char,
+        key: String,
+        mut next: Alternatives,
+        context: CallContext<'_>,
+    ) -> Verdict {
+        let options: Vec<Marker> = self.syntax.value.into_iter().collect();
+        self.place = match next.push(c, &options, context.texts) {
+            Matched::Open => TaggedPlace::BeforeValue(key, next),
+            Matched::Whole(_) => TaggedPlace::Value(key, String::new()),
+            Matched::Nothing => return Verdict::Refused,
+        };
+        Verdict::Taken
+    }
+
+    fn after(&mut self, c: char, mut next: Alternatives, context: CallContext<'_>) -> Verdict {
+        let TaggedSyntax {
+            outer_end,
+            function,
+            ..
+        } = self.syntax;
+        let options: Vec<Marker> = outer_end.iter().chain(function).copied().collect();
+        self.place = match next.push(c, &options, context.texts) {
+            Matched::Open => TaggedPlace::After(next),
+            Matched::Whole(marker) if Some(marker) == *outer_end => return Verdict::Last,
+            Matched::Whole(_) => TaggedPlace::Name(NameText::default(), Alternatives::default()),
+            Matched::Nothing => return Verdict::Over,
+        };
+        Verdict::Taken
+    }
+}
+
+impl CallMachine for TaggedCalls {
+    fn push(&mut self, c: char, context: CallContext<'_>, out: &mut CallOutput) -> Verdict {
+        let syntax = self.syntax;
+        let empty = TaggedPlace::Between(Alternatives::default());
+        match std::mem::replace(&mut self.place, empty) {
+            TaggedPlace::Function(mut next) => {
+                let options: Vec<Marker> = syntax.function.into_iter().collect();
+                self.place = match next.push(c, &options, context.texts) {
+                    Matched::Open => TaggedPlace::Function(next),
+                    Matched::Whole(_) => {
+                        TaggedPlace::Name(NameText::default(), Alternatives::default())
+                    }
+                    Matched::Nothing => return Verdict::Refused,
+                };
+                Verdict::Taken
+            }
+            TaggedPlace::Name(name, next) => self.name(c, name, next, context, out),
+            TaggedPlace::Between(mut next) => {
+                match next.push(c, &[syntax.key, syntax.call_end], context.texts) {
+                    Matched::Open => {
+                        self.place = TaggedPlace::Between(next);
+                        Verdict::Taken
+                    }
+                    Matched::Whole(marker) => self.tag(marker, out),
+                    Matched::Nothing => Verdict::Refused,
+                }
+            }
+            TaggedPlace::Key(mut key) => {
+                key.push(c);
+                self.place = match (
+                    key.strip_suffix(context.texts.text(syntax.key_end)),
+                    syntax.value,
+                ) {
+                    (None, _) => TaggedPlace::Key(key),
+                    (Some(key), None) => TaggedPlace::Value(key.to_owned(), String::new()),
+                    (Some(key), Some(_)) => {
+                        TaggedPlace::BeforeValue(key.to_owned(), Alternatives::default())
+                    }
+                };
+                Verdict::Taken
+            }
+            TaggedPlace::BeforeValue(key, next) => self.before_value(c, key, next, context),
+            TaggedPlace::Value(key, mut value) => {
+                value.push(c);
+                match value.strip_suffix(context.texts.text(syntax.value_end)) {
+                    Some(value) => self.argument(key.trim(), value, context, out),
+                    None => self.place = TaggedPlace::Value(key, value),
+                }
+                Verdict::Taken
+            }
+            TaggedPlace::After(next) => self.after(c, next, context),
+        }
+    }
+}

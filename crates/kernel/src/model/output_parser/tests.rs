@@ -1,0 +1,419 @@
+//! Tests of the output parser: golden outputs of each family, and properties of all.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use sapwood_engine::api::{ChatMessage, ChatRequest, MARK_CLOSE, MARK_OPEN};
+
+use super::fuzz::{ControlNames, TOOL_PARSERS, events, settings, tools};
+use super::*;
+
+mod families;
+
+/// Settings of a family whose vocabulary has its markers as ordinary text.
+fn bare(tools: ToolParser) -> OutputSettings {
+    let parsers = OutputParsers {
+        tools,
+        reasoning: match tools {
+            ToolParser::Mistral => ReasoningParser::Mistral,
+            ToolParser::Harmony => ReasoningParser::Harmony,
+            _ => ReasoningParser::Think,
+        },
+    };
+    settings(parsers, &ControlNames::default())
+}
+
+/// The events as lines: `t:` text, `r:` reasoning, `c:` the name of a call with its arguments, `b:` a broken call.
+fn parse(settings: &OutputSettings, text: &str) -> Vec<String> {
+    let whole = events(settings, &[text]);
+    let letters: Vec<String> = text.chars().map(String::from).collect();
+    let letters: Vec<&str> = letters.iter().map(String::as_str).collect();
+    assert_eq!(events(settings, &letters), whole, "cut into letters");
+    let mut lines = Vec::new();
+    let mut open = String::new();
+    for (kind, text) in whole {
+        match kind {
+            'c' => open = text,
+            'a' => {}
+            'e' => lines.push(format!("c:{open}{text}")),
+            _ => lines.push(format!("{kind}:{text}")),
+        }
+    }
+    lines
+}
+
+#[test]
+fn reasoning_and_calls_are_found_and_the_rest_is_text() {
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    let twice = format!("{call}\n{call}done");
+    let cases: [(&str, &[&str]); 12] = [
+        ("plain", &["t:plain"]),
+        ("<think>\nhm\n</think>\n\nyes", &["r:hm", "t:yes"]),
+        ("<think>a\n\nb</think>", &["r:a\n\nb"]),
+        (&twice, &["c:add{\"a\":1}", "c:add{\"a\":1}", "t:done"]),
+        ("1 < 2 <th <", &["t:1 < 2 <th <"]),
+        ("<think>never ends\n", &["r:never ends"]),
+        (
+            "<tool_call>{\"name\": 1}</tool_call>x",
+            &["t:<tool_call>{\"name\": 1}</tool_call>x"],
+        ),
+        ("<tool_call>{\"name\"", &["t:<tool_call>{\"name\""]),
+        ("<tool_call>{\"name\": \"f\"}</tool_call>", &["c:f{}"]),
+        ("a</think>b", &["t:a</think>b"]),
+        (
+            "see <tool_call> and <tool_call>{\"name\":\"f\"}</tool_call>",
+            &["t:see <tool_call> and ", "c:f{}"],
+        ),
+        ("<tool_call>{\"name\":\"f\"}\n\nrest", &["c:f{}", "t:rest"]),
+    ];
+    for (text, expect) in cases {
+        assert_eq!(parse(&bare(ToolParser::Hermes), text), expect, "{text}");
+    }
+    let none = settings(
+        OutputParsers {
+            tools: ToolParser::Hermes,
+            reasoning: ReasoningParser::None,
+        },
+        &ControlNames::default(),
+    );
+    assert_eq!(parse(&none, "<think>x</think>"), ["t:<think>x</think>"]);
+    let without = OutputSettings {
+        tools: None,
+        ..bare(ToolParser::Hermes)
+    };
+    assert_eq!(parse(&without, call), [format!("t:{call}")]);
+    assert_eq!(parse(&bare(ToolParser::None), call), [format!("t:{call}")]);
+    assert_eq!(parse(&OutputSettings::plain(), call), [format!("t:{call}")]);
+}
+
+#[test]
+fn text_without_a_marker_is_passed_on_uncopied_and_at_once() {
+    let mut parser = OutputParser::new(bare(ToolParser::Hermes));
+    let text = Text::from_static("as it is");
+    let mut seen = Vec::new();
+    parser.push(text.clone(), &mut |part| seen.push(part));
+    let [OutputPart::Text(same)] = &seen[..] else {
+        panic!("{seen:?}");
+    };
+    assert_eq!(same.as_bytes().as_ptr(), text.as_bytes().as_ptr());
+    let mut seen = Vec::new();
+    parser.push(Text::from("a <thin"), &mut |part| seen.push(part));
+    assert_eq!(
+        seen,
+        [OutputPart::Text("a ".into())],
+        "only what may begin a marker is held back"
+    );
+}
+
+/// KE-306: the name comes as soon as it is known, and then the arguments as they come.
+#[test]
+fn ke_306_a_call_is_emitted_while_it_is_written() {
+    let mut parser = OutputParser::new(bare(ToolParser::Hermes));
+    let mut push = |text: &str| {
+        let mut seen = Vec::new();
+        parser.push(Text::from(text), &mut |part| seen.push(part));
+        seen
+    };
+    let arguments = |json: &str| OutputPart::CallArguments(json.to_owned());
+    assert_eq!(push("<tool_call>{\"name\": \"no"), []);
+    assert_eq!(push("te\", \"arguments\": "), []);
+    let begin = OutputPart::CallBegin {
+        name: "note".to_owned(),
+        id: None,
+    };
+    assert_eq!(push("{\"te"), [begin, arguments("{\"te")]);
+    assert_eq!(push("xt\": \"a}"), [arguments("xt\": \"a}")]);
+    assert_eq!(push("\"}"), [arguments("\"}")]);
+    let end = OutputPart::CallEnd {
+        arguments: serde_json::json!({"text": "a}"}),
+    };
+    assert_eq!(push("}"), [end]);
+    assert_eq!(push("</tool_call>"), []);
+}
+
+#[test]
+fn a_broken_call_is_given_back_as_it_was_written() {
+    let cases = [
+        // Nothing was emitted of it, so it is text.
+        ("<tool_call>{'name': 'add'}", "t:<tool_call>{'name': 'add'}"),
+        ("<tool_call>[]</tool_call>", "t:<tool_call>[]</tool_call>"),
+        (
+            "<tool_call>{\"name\": \"f\", \"name\": \"g\"}",
+            "t:<tool_call>{\"name\": \"f\", \"name\": \"g\"}",
+        ),
+        (
+            "<tool_call>{\"arguments\": {}}",
+            "t:<tool_call>{\"arguments\": {}}",
+        ),
+        // It had begun.
+        (
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut",
+            "b:<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"cut",
+        ),
+    ];
+    for (text, expect) in cases {
+        assert_eq!(parse(&bare(ToolParser::Hermes), text), [expect], "{text}");
+    }
+    let text = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": oops}}</tool_call>";
+    let expect = [
+        "b:<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": ",
+        "t:oops}}</tool_call>",
+    ];
+    assert_eq!(parse(&bare(ToolParser::Hermes), text), expect);
+    // Half a surrogate pair is JSON to a grammar and not to a reader.
+    let text = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"\\ud800\"}}";
+    let (last, rest) = text.split_at(text.len() - 1);
+    let expect = [format!("b:{last}"), format!("t:{rest}")];
+    assert_eq!(parse(&bare(ToolParser::Hermes), text), expect);
+}
+
+#[test]
+fn arguments_come_in_many_forms() {
+    let call = |members: &str| {
+        parse(
+            &bare(ToolParser::Hermes),
+            &format!("<tool_call>{{{members}}}"),
+        )
+    };
+    for (members, expect) in [
+        (r#""name": "f", "parameters": {"a": 1}"#, r#"c:f{"a":1}"#),
+        (r#""parameters": {"a": 1}, "name": "f""#, r#"c:f{"a":1}"#),
+        (r#""name": "f", "arguments": "{\"a\": 1}""#, r#"c:f{"a":1}"#),
+        (r#""name": "f", "arguments": "text""#, r#"c:f"text""#),
+        (r#""name": "f", "arguments": null"#, "c:f{}"),
+        (r#""name": "f", "arguments": [1]"#, "c:f[1]"),
+        (r#""id": "abc", "name": "f", "arguments": {}"#, "c:f#abc{}"),
+        (
+            r#""name": "f", "arguments": {"a": {"b": ["}", "\"]", "</tool_call>"]}}"#,
+            r#"c:f{"a":{"b":["}","\"]","</tool_call>"]}}"#,
+        ),
+    ] {
+        assert_eq!(call(members), [expect], "{members}");
+    }
+}
+
+/// Control tokens are markers, the same letters are text, and no reader sees a control token.
+#[test]
+fn control_tokens_are_markers_and_their_names_are_not() {
+    let vocabulary = ControlNames {
+        names: vec!["<tool_call>", "</tool_call>", "<think>", "<|im_end|>"],
+        template: None,
+    };
+    let parsers = OutputParsers::default();
+    let marked = settings(parsers, &vocabulary);
+    assert_eq!(marked.marked()[..], [0, 1, 2], "and no other token");
+    let token = |name: &str| format!("{MARK_OPEN}{name}{MARK_CLOSE}");
+    let (call, end, think) = (
+        token("<tool_call>"),
+        token("</tool_call>"),
+        token("<think>"),
+    );
+    let whole = r#"{"name": "f"}"#;
+    for (text, expect) in [
+        (
+            format!("<tool_call>{whole}</tool_call>"),
+            vec![format!("t:<tool_call>{whole}</tool_call>")],
+        ),
+        (
+            format!("{call}{whole}{end}\nx"),
+            vec!["c:f{}".to_owned(), "t:x".to_owned()],
+        ),
+        (format!("a{end}b{call}c"), vec!["t:abc".to_owned()]),
+        (
+            format!("{think}a{call}b</think>c"),
+            vec!["r:ab".to_owned(), "t:c".to_owned()],
+        ),
+        (
+            format!("{call}{{\"name\": {end}"),
+            vec!["t:{\"name\": ".to_owned()],
+        ),
+        (
+            format!("a{MARK_OPEN}b{MARK_CLOSE}"),
+            vec![format!("t:a{MARK_OPEN}b{MARK_CLOSE}")],
+        ),
+    ] {
+        assert_eq!(parse(&marked, &text), expect, "{text}");
+    }
+    let without = OutputSettings {
+        tools: None,
+        ..marked
+    };
+    assert_eq!(
+        parse(&without, &format!("{call}{whole}{end}")),
+        [format!("t:{whole}")]
+    );
+}
+
+#[test]
+fn templates_that_open_the_reasoning_themselves_are_recognised() {
+    let format = bare(ToolParser::Hermes).format.unwrap();
+    let chat = |content: &str| ChatRequest {
+        messages: vec![ChatMessage {
+            role: "assistant".to_owned(),
+            content: content.to_owned(),
+            ..ChatMessage::default()
+        }],
+        continue_last: true,
+        ..ChatRequest::default()
+    };
+    let begun = |chat: &ChatRequest, tail: &str| {
+        let mut settings = OutputSettings::of_chat(Arc::clone(&format), None, chat);
+        settings.continue_prompt(tail);
+        parse(&settings, "\nhm\n</think>\n\nyes")
+    };
+    let inside = ["r:hm", "t:yes"];
+    let outside = ["t:\nhm\n</think>\n\nyes"];
+    let open = ChatRequest::default();
+    for (chat, tail, expect) in [
+        (&open, "assistant\n<think>\n", &inside[..]),
+        (&open, "assistant\n<think>", &inside),
+        (&open, "assistant\n<think>\n\n</think>\n\n", &outside),
+        (&open, "assistant\n", &outside),
+        (&chat("<think>I see"), "I see", &inside),
+        (&chat("<think>a</think>b"), "b", &outside),
+        (&chat("plain"), "plain", &outside),
+    ] {
+        assert_eq!(begun(chat, tail), expect, "{tail:?}");
+    }
+    // A message that is not continued says nothing about the output.
+    let asked = ChatRequest {
+        continue_last: false,
+        ..chat("<think>")
+    };
+    assert_eq!(begun(&asked, "<think>x\n"), outside);
+}
+
+/// `tool_call_bytes`, `tool_calls_max`, `tool_name_bytes`: at the limit and one past it.
+#[test]
+fn calls_are_bounded() {
+    let hermes = bare(ToolParser::Hermes);
+    let long = |bytes: usize| {
+        let head = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"";
+        format!("{head}{}\"}}}}", "x".repeat(bytes - head.len() - 3))
+    };
+    let kinds = |text: &str| -> String {
+        let found = events(&hermes, &[text]);
+        found.iter().map(|(kind, _)| *kind).collect()
+    };
+    assert_eq!(kinds(&long(limits::TOOL_CALL_BYTES)), "cae");
+    assert_eq!(kinds(&long(limits::TOOL_CALL_BYTES + 1)), "cabt");
+    let many = |calls: usize| "<tool_call>{\"name\": \"f\"}</tool_call>".repeat(calls);
+    assert_eq!(
+        kinds(&many(limits::TOOL_CALLS_MAX)),
+        "cae".repeat(limits::TOOL_CALLS_MAX)
+    );
+    assert_eq!(
+        kinds(&many(limits::TOOL_CALLS_MAX + 1)),
+        "cae".repeat(limits::TOOL_CALLS_MAX) + "t"
+    );
+    let name = |bytes: usize| format!("[TOOL_CALLS]{}[ARGS]{{}}", "n".repeat(bytes));
+    let mistral = bare(ToolParser::Mistral);
+    assert_eq!(events(&mistral, &[&name(limits::TOOL_NAME_BYTES)]).len(), 3);
+    assert_eq!(
+        events(&mistral, &[&name(limits::TOOL_NAME_BYTES + 1)]).len(),
+        1
+    );
+}
+
+/// Markers that break off at once, nested and in one piece: each byte is looked at a bounded number of times.
+#[test]
+fn work_is_linear_in_the_text() {
+    let deep = "<tool_call>f\n<arg_key>k</arg_key><arg_value>";
+    for (parser, unit) in [
+        (ToolParser::Hermes, "<tool_call>"),
+        (ToolParser::Hermes, "<think></think>a"),
+        (ToolParser::Hermes, "<tool_call>{\"name\":\"f\"}x"),
+        (ToolParser::Hermes, "<tool_call>{\"name\":\"f\"}</tool_cal"),
+        (ToolParser::Glm, deep),
+        (ToolParser::Harmony, "<|start|>"),
+        (ToolParser::Harmony, "<|channel|>final<|message|>a<|end|>"),
+        (ToolParser::Kimi, "<|tool_call_begin|>"),
+    ] {
+        let text = unit.repeat((64 << 10) / unit.len());
+        for pieces in [vec![&*text], text.split_inclusive(unit).collect()] {
+            work::COUNT.set(0);
+            assert!(!events(&bare(parser), &pieces).is_empty());
+            let work = work::COUNT.get();
+            let most = 8 * text.len();
+            assert!(
+                work <= most,
+                "{parser:?} {unit}: {work} of {} bytes",
+                text.len()
+            );
+        }
+    }
+    let hermes = bare(ToolParser::Hermes);
+    let feeds = "\n".repeat(64 << 10);
+    let feeds: Vec<&str> = std::iter::once("<think>a")
+        .chain(feeds.split_inclusive('\n'))
+        .collect();
+    work::COUNT.set(0);
+    assert_eq!(events(&hermes, &feeds), [('r', "a".to_owned())]);
+    assert!(work::COUNT.get() <= 8 * feeds.len());
+}
+
+#[test]
+fn no_marker_begins_with_another() {
+    for tools in TOOL_PARSERS {
+        let settings = bare(tools);
+        let format = settings.format.unwrap();
+        let mut markers: Vec<Marker> = format
+            .in_text(true, true)
+            .iter()
+            .map(|(marker, _)| *marker)
+            .collect();
+        markers.extend(&format.in_reasoning);
+        for one in &markers {
+            let others = markers.iter().filter(|other| *other != one);
+            for other in others {
+                assert!(
+                    !one.starts_with(other),
+                    "{tools:?}: {one} begins with {other}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_corpus_is_replayed() {
+    let folder = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../fuzz/corpus/model_output"
+    );
+    let files = std::fs::read_dir(folder).expect("a committed corpus");
+    let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    for file in files {
+        fuzz::output(&std::fs::read(file).unwrap());
+    }
+}
+
+proptest! {
+    #[test]
+    fn ke_111_cuts_change_nothing(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+        fuzz::output(&bytes);
+    }
+
+    /// Whatever is cut off a golden output, its parts are those of any other cut, and text comes out once.
+    #[test]
+    fn ke_111_golden_outputs_may_be_cut_anywhere(
+        family in 0..families::GOLDEN.len(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+        end in any::<prop::sample::Index>(),
+    ) {
+        let (parser, text, _) = families::GOLDEN[family];
+        let text = &text[..text.floor_char_boundary(end.index(text.len() + 1))];
+        let mut at: Vec<usize> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
+        at.extend([0, text.len()]);
+        at.sort_unstable();
+        let pieces: Vec<&str> = at.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+        prop_assert_eq!(events(&bare(parser), &pieces), events(&bare(parser), &[text]));
+    }
+}
+
+#[test]
+fn the_tools_of_the_tests_are_declared() {
+    let tools = DeclaredTools::of(&tools());
+    assert!(tools.has("add") && tools.has("note"));
+}
