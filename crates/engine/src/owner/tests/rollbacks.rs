@@ -68,7 +68,7 @@ fn ai_822_penalties_follow_rollbacks() {
     type Change = fn(&mut GenerationParams);
     let changes: [Change; 4] = [
         |params| params.dry_multiplier = Some(8.0),
-        |params| (params.repetition_penalty, params.penalty_last_n) = (Some(3.0), Some(5)),
+        |params| (params.presence_penalty, params.penalty_last_n) = (Some(9.0), Some(5)),
         |params| (params.presence_penalty, params.penalty_last_n) = (Some(9.0), Some(12)),
         |params| params.frequency_penalty = Some(1.5),
     ];
