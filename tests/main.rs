@@ -13,4 +13,5 @@ mod gate;
 mod generate;
 mod lmtp;
 mod one_core;
+mod samplers;
 mod upstreams;

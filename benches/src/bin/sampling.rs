@@ -103,6 +103,14 @@ fn cases() -> Vec<(&'static str, GenerationParams, Option<u32>)> {
             None,
         ),
         (
+            "min-p 0.05, xtc",
+            with(|sampling| {
+                sampling.min_p = Some(0.05);
+                sampling.xtc_probability = Some(0.5);
+            }),
+            None,
+        ),
+        (
             "most likely, 5 log-probabilities",
             with(|sampling| sampling.temperature = Some(0.0)),
             Some(5),

@@ -20,12 +20,14 @@ use std::time::Duration;
 use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::params::GenerationParams;
+use sapwood_proto::params::{GenerationParams, SamplerStep};
 use sapwood_proto::steer::{Steer, SteerFailure, StepReport, Token};
 use smallvec::SmallVec;
 
 use crate::recommended::RecommendedSampling;
 use crate::request_phase::Follower;
+use crate::samplers;
+pub use crate::samplers::{DrySampling, MirostatSampling, SamplerChain};
 
 /// The input of a generation. It is complete before submission (D-9).
 #[derive(Clone, Debug, PartialEq)]
@@ -152,6 +154,12 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted from a token's logit for each earlier occurrence in the output; within ±100.
     pub frequency_penalty: f32,
+    /// How many of the last tokens of prompt and output the penalties look at; -1 is all.
+    pub penalty_last_n: i32,
+    /// The penalty on tokens that would continue a repetition; `None` is off.
+    pub dry: Option<Arc<DrySampling>>,
+    /// Further samplers, or another order; `None` for most requests, which cost nothing more for it.
+    pub chain: Option<Arc<SamplerChain>>,
     /// Added to the logits before everything else; minus infinity forbids the token (LM-305). In any order; several
     /// biases for one token add up. Shared, because some callers send the same tens of thousands of biases again and
     /// again.
@@ -166,16 +174,39 @@ impl Default for Sampling {
     }
 }
 
+impl Sampling {
+    /// Returns the first state of mirostat: twice the surprise that it aims at.
+    pub(crate) fn first_mirostat(&self) -> f32 {
+        let chain = self.chain.as_ref();
+        let mirostat = chain.and_then(|chain| chain.mirostat.as_ref());
+        mirostat.map_or(0.0, |mirostat| 2.0 * mirostat.tau)
+    }
+}
+
 impl From<&GenerationParams> for Sampling {
     fn from(params: &GenerationParams) -> Self {
+        // What a step would read is off where the order has no such step, so that nobody has to ask for both.
+        let order = samplers::active_steps(params);
+        let number =
+            |step, value: Option<f32>, off| value.filter(|_| order.contains(step)).unwrap_or(off);
+        // 0 is greedy with and without the step.
+        let temperature = params.temperature.unwrap_or(1.0);
+        let is_applied = temperature <= 0.0 || order.contains(SamplerStep::Temperature);
+        let top_k = params.top_k.filter(|_| order.contains(SamplerStep::TopK));
+        let dry = order
+            .contains(SamplerStep::Dry)
+            .then(|| DrySampling::of(params));
         Self {
-            temperature: params.temperature.unwrap_or(1.0),
-            top_k: params.top_k.unwrap_or(0),
-            top_p: params.top_p.unwrap_or(1.0),
-            min_p: params.min_p.unwrap_or(0.0),
-            repetition_penalty: params.repetition_penalty.unwrap_or(1.0),
-            presence_penalty: params.presence_penalty.unwrap_or(0.0),
-            frequency_penalty: params.frequency_penalty.unwrap_or(0.0),
+            temperature: if is_applied { temperature } else { 1.0 },
+            top_k: top_k.unwrap_or(0),
+            top_p: number(SamplerStep::TopP, params.top_p, 1.0),
+            min_p: number(SamplerStep::MinP, params.min_p, 0.0),
+            repetition_penalty: number(SamplerStep::Penalties, params.repetition_penalty, 1.0),
+            presence_penalty: number(SamplerStep::Penalties, params.presence_penalty, 0.0),
+            frequency_penalty: number(SamplerStep::Penalties, params.frequency_penalty, 0.0),
+            penalty_last_n: params.penalty_last_n.unwrap_or(-1),
+            dry: dry.flatten(),
+            chain: SamplerChain::of(params, order),
             logit_bias: Arc::clone(&params.logit_bias),
             seed: params.seed,
         }

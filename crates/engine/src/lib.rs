@@ -42,6 +42,7 @@ mod queue;
 pub mod ranking;
 pub mod recommended;
 pub mod request_phase;
+mod samplers;
 mod sampling;
 mod scheduler;
 pub mod scripted;

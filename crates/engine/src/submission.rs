@@ -11,7 +11,7 @@ use std::time::Duration;
 use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::params::ParamRanges;
+use sapwood_proto::params::{GenerationParams, ParamRanges};
 use sapwood_proto::steer::{Steer, StepWaker, Token};
 
 use crate::api::{
@@ -60,6 +60,8 @@ pub(crate) struct RequestTerms {
     pub(crate) asked_max_tokens: Option<u32>,
     pub(crate) min_tokens: u32,
     pub(crate) stop: Vec<String>,
+    /// Whether the stop that ends a choice stays in its text.
+    pub(crate) include_stop: bool,
     pub(crate) stop_sequences: Vec<Vec<Token>>,
     pub(crate) bad_words: Option<BadWords>,
     pub(crate) ignore_eos: bool,
@@ -201,7 +203,11 @@ impl RequestTerms {
         }
         let mut ready = String::new();
         let stop = text.push(bytes, &self.stop, appended >= self.min_tokens, &mut ready);
-        let stop = stop.map(|index| StopCause::Text(self.stop[index].clone()));
+        let stop = stop.map(|index| self.stop[index].clone());
+        if let Some(stop) = stop.as_ref().filter(|_| self.include_stop) {
+            text.show_stop(stop, &mut ready);
+        }
+        let stop = stop.map(StopCause::Text);
         (ready.into(), stop)
     }
 }
@@ -232,11 +238,12 @@ pub(crate) fn prepare(
         params.stop.clear();
         params.bad_words.clear();
     }
+    resolve_bias_texts(&mut params, vocabulary)?;
     let sampling = Sampling::from(&params);
     // Given tokens are not sampled, so nothing penalises them.
     let history = scored
         .is_none()
-        .then(|| TokenHistory::of(&prompt, &sampling))
+        .then(|| TokenHistory::of(&prompt, &sampling, vocabulary))
         .flatten();
     let bad_words =
         (!params.bad_words.is_empty()).then(|| BadWords::new(params.bad_words, token_index()));
@@ -270,6 +277,7 @@ pub(crate) fn prepare(
             asked_max_tokens,
             min_tokens: params.min_tokens.unwrap_or(0),
             stop: params.stop,
+            include_stop: params.include_stop_str_in_output.unwrap_or(false),
             stop_sequences: params.stop_sequences,
             bad_words,
             ignore_eos: params.ignore_eos.unwrap_or(false),
@@ -288,6 +296,27 @@ pub(crate) fn prepare(
 
 /// Tokens of a prompt's tail: more than templates write after the last message.
 const TAIL_TOKENS: usize = 24;
+
+/// Adds the biases that are given by text to those by token id: each token of a text gets its bias, as in llama-server.
+fn resolve_bias_texts(
+    params: &mut GenerationParams,
+    vocabulary: &dyn Vocabulary,
+) -> Result<(), EngineError> {
+    if params.logit_bias_texts.is_empty() {
+        return Ok(());
+    }
+    if !vocabulary.has_text() {
+        let message = "logit_bias must be by token id: the tokenizer of this model is not known";
+        return Err(EngineError::invalid(ErrorReason::BAD_CONFIG, message));
+    }
+    let mut biases = params.logit_bias.to_vec();
+    for (text, bias) in std::mem::take(&mut params.logit_bias_texts) {
+        let tokens = vocabulary.tokenize(&text, false);
+        biases.extend(tokens.into_iter().map(|token| (token, bias)));
+    }
+    params.logit_bias = biases.into();
+    Ok(())
+}
 
 /// The tokens of the prompt, and those that are to be scored.
 fn known_tokens(

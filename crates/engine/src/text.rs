@@ -70,6 +70,12 @@ impl ChoiceText {
         None
     }
 
+    /// Appends the stop string that [`ChoiceText::push`] has found, for requests that keep it.
+    pub(crate) fn show_stop(&mut self, stop: &str, out: &mut String) {
+        out.push_str(stop);
+        self.shown += stop.len() as u64;
+    }
+
     /// Appends the held-back text to `out`, because no stop string can follow any more. An incomplete character becomes
     /// U+FFFD.
     pub(crate) fn flush(&mut self, out: &mut String) {

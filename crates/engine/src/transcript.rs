@@ -92,6 +92,12 @@ impl Transcript {
         &self.submission.prompt_tail
     }
 
+    /// Returns the biases of the request, those by text among them.
+    #[must_use]
+    pub fn logit_bias(&self) -> Arc<[(Token, f32)]> {
+        Arc::clone(&self.submission.terms.sampling.logit_bias)
+    }
+
     /// Returns the maximum of tokens of each choice, limited by the context.
     #[must_use]
     pub fn max_tokens(&self) -> u32 {
@@ -212,8 +218,13 @@ impl ChoiceTranscript {
         // Scored tokens are reported to the last one, whatever they are.
         let stop = by_tokens.or(by_end).filter(|_| terms.scored.is_none());
         if let Some(stop) = stop {
-            // A token that completes a stop sequence adds no text.
-            return (CompactString::default(), Some(StopCause::Tokens(stop)));
+            let mut text = CompactString::default();
+            // A token that completes a stop sequence adds no text, unless the request keeps its stop.
+            if terms.include_stop && !vocabulary.is_end(token) {
+                let bytes = terms.bytes(&**vocabulary, token);
+                text = terms.push_text(&mut self.text, &bytes, appended).0;
+            }
+            return (text, Some(StopCause::Tokens(stop)));
         }
         let bytes = terms.bytes(&**vocabulary, token);
         terms.push_text(&mut self.text, &bytes, appended)

@@ -23,16 +23,23 @@
 //! | `top_logprobs` | 1,000 | 20 | 20 | core |
 //! | `stop`, `bad_words` | 64 of 1 KiB | 16 of 256 B | core | core |
 //!
+//! The parameters of the samplers that only llama.cpp has (`dry_*` to `samplers`) have one range everywhere.
+//!
 //! Defaults are a protocol's own: a parameter that is not set stays `None` until the engine resolves it.
 
+mod domain;
 mod json;
+mod samplers;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::sync::Arc;
 
+use self::domain::holds;
+pub use self::domain::{Domain, Interval};
 pub use self::json::{JsonCoercion, float_to_json};
+pub use self::samplers::{SamplerOrder, SamplerStep};
 use crate::steer::Token;
 
 /// Parameters that a caller has set for a generation. A field that is not set has the default of the engine or upstream
@@ -57,6 +64,39 @@ pub struct GenerationParams {
     pub presence_penalty: Option<f32>,
     /// Subtracted from a token's logit for each time that it occurs in the output.
     pub frequency_penalty: Option<f32>,
+    /// The penalties look at this many of the last tokens, prompt included; -1 is all, 0 turns them off.
+    pub penalty_last_n: Option<i32>,
+    /// DRY lowers the logit of a token that would continue a repetition by this times `dry_base` to the power of the
+    /// repetition's length beyond `dry_allowed_length`; 0 is off.
+    pub dry_multiplier: Option<f32>,
+    /// See `dry_multiplier`.
+    pub dry_base: Option<f32>,
+    /// Repetitions shorter than this many tokens are not penalised by DRY.
+    pub dry_allowed_length: Option<u32>,
+    /// DRY looks for repetitions in this many of the last tokens, prompt included; -1 is all, 0 turns it off.
+    pub dry_penalty_last_n: Option<i32>,
+    /// Texts that no repetition crosses for DRY; an empty list: none. Not set: those of llama.cpp.
+    pub dry_sequence_breakers: Option<Vec<String>>,
+    /// The probability with which XTC drops all but the least likely of the tokens that reach `xtc_threshold`; 0 is off.
+    pub xtc_probability: Option<f32>,
+    /// See `xtc_probability`; above 0.5 no two tokens reach it.
+    pub xtc_threshold: Option<f32>,
+    /// Keeps the smallest set of the most typical tokens with this probability; 1 is off.
+    pub typical_p: Option<f32>,
+    /// Keeps tokens whose logits are at most this many standard deviations below the highest; 0 and below is off.
+    pub top_n_sigma: Option<f32>,
+    /// 2: mirostat 2 decides which tokens are kept, in place of the steps that drop tokens; 0 is off.
+    pub mirostat: Option<u32>,
+    /// The surprise of the tokens that mirostat aims at, in bits.
+    pub mirostat_tau: Option<f32>,
+    /// How fast mirostat corrects itself.
+    pub mirostat_eta: Option<f32>,
+    /// How far the temperature follows the entropy of the row, down and up; 0 is off.
+    pub dynatemp_range: Option<f32>,
+    /// The exponent of the normalised entropy in the dynamic temperature.
+    pub dynatemp_exponent: Option<f32>,
+    /// The steps of sampling in their order; those that it leaves out are off.
+    pub samplers: Option<SamplerOrder>,
     /// Equal seed, build, model and request give equal tokens (D-21).
     pub seed: Option<u64>,
     /// Texts that end a choice.
@@ -65,6 +105,8 @@ pub struct GenerationParams {
     pub stop_sequences: Vec<Vec<Token>>,
     /// Texts that must not occur in an output.
     pub bad_words: Vec<String>,
+    /// Whether the stop that ends a choice stays in the text, as is not usual.
+    pub include_stop_str_in_output: Option<bool>,
     /// Continues past an end-of-generation token.
     pub ignore_eos: Option<bool>,
     /// Whether control tokens are left out of the text, as is usual; with `false` their names are part of it.
@@ -74,76 +116,13 @@ pub struct GenerationParams {
     /// Added to the logits; minus infinity forbids the token. Several biases of one token add up. Shared, because some
     /// callers send the same tens of thousands of biases again and again.
     pub logit_bias: Arc<[(Token, f32)]>,
+    /// Texts, each of whose tokens gets the bias; they are the texts among the keys of `logit_bias` on the wires.
+    pub logit_bias_texts: Vec<(String, f32)>,
     /// The number of choices.
     pub n: Option<u32>,
     /// Of the requests that wait, one with a higher priority is scheduled first. It is in no table: protocols disagree
     /// about its sign, so each reads it for itself.
     pub priority: Option<i32>,
-}
-
-/// An interval of numbers. NaN is in none.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Interval {
-    least: f32,
-    most: f32,
-    with_least: bool,
-    with_most: bool,
-}
-
-impl Interval {
-    /// From `least` to `most`, both included.
-    #[must_use]
-    pub const fn closed(least: f32, most: f32) -> Self {
-        Self {
-            least,
-            most,
-            with_least: true,
-            with_most: true,
-        }
-    }
-
-    /// Above `least`, up to and including `most`.
-    #[must_use]
-    pub const fn above(least: f32, most: f32) -> Self {
-        Self {
-            with_least: false,
-            ..Self::closed(least, most)
-        }
-    }
-
-    /// From `least`, below `most`.
-    #[must_use]
-    pub const fn below(least: f32, most: f32) -> Self {
-        Self {
-            with_most: false,
-            ..Self::closed(least, most)
-        }
-    }
-
-    /// Whether the interval contains `value`.
-    #[must_use]
-    pub fn contains(&self, value: f32) -> bool {
-        // Every comparison with NaN is false, so no check for it is needed.
-        let above = value > self.least || self.with_least && value == self.least;
-        above && (value < self.most || self.with_most && value == self.most)
-    }
-}
-
-/// In the notation of intervals; in words as `{:#}`.
-impl fmt::Display for Interval {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if f.alternate() {
-            return match (self.with_least, self.with_most) {
-                (true, true) => write!(f, "{} to {}", self.least, self.most),
-                (true, false) => write!(f, "at least {} and below {}", self.least, self.most),
-                (false, true) => write!(f, "above {} and at most {}", self.least, self.most),
-                (false, false) => write!(f, "above {} and below {}", self.least, self.most),
-            };
-        }
-        let open = if self.with_least { '[' } else { '(' };
-        let close = if self.with_most { ']' } else { ')' };
-        write!(f, "{open}{}, {}{close}", self.least, self.most)
-    }
 }
 
 /// The ranges that one protocol accepts; see the table of the module.
@@ -214,69 +193,16 @@ impl ParamRanges {
 
 /// The maximum of choices of one request, forks of its steerers included.
 pub const CHOICES_MAX: u32 = 64;
+/// The maximum of `dry_sequence_breakers`, and of the bytes of each.
+pub const DRY_BREAKERS_MAX: usize = 64;
+/// The maximum of texts in `logit_bias`.
+pub const BIAS_TEXTS_MAX: usize = 1_024;
+/// The maximum of bytes of a text in `logit_bias`.
+pub const BIAS_TEXT_BYTES_MAX: usize = 256;
 /// The maximum of stop sequences of one request.
 pub const STOP_SEQUENCES_MAX: usize = 256;
 /// The maximum of tokens of one stop sequence.
 pub const STOP_SEQUENCE_TOKENS_MAX: usize = 64;
-
-/// The type and range of one parameter.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Domain {
-    /// An integer from `least` to `most`. The largest `u32` is written for "no limit", and a negative one is 0.
-    Count {
-        /// The least value that is written.
-        least: i64,
-        /// The largest value.
-        most: u32,
-    },
-    /// A number of 32 bits.
-    Number(Interval),
-    /// An integer of 64 bits, not negative.
-    Seed,
-    /// True or false.
-    Flag,
-    /// Texts, none of them empty.
-    Texts {
-        /// The maximum number of texts.
-        count: usize,
-        /// The maximum of bytes of each.
-        bytes: usize,
-    },
-    /// Sequences of token ids; on most wires a list of single ids.
-    Tokens,
-    /// Token ids with a bias each.
-    Biases {
-        /// The maximum number of entries.
-        count: usize,
-        /// The range of each bias.
-        each: Interval,
-    },
-}
-
-impl fmt::Display for Domain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Count { least, most } if *most == u32::MAX => write!(f, "at least {least}"),
-            Self::Count { least, most } => write!(f, "in [{least}, {most}]"),
-            Self::Number(interval) => write!(f, "in {interval}"),
-            Self::Seed => f.write_str("an integer of 64 bits, not negative"),
-            Self::Flag => f.write_str("true or false"),
-            Self::Texts { count, bytes } => {
-                write!(f, "at most {count} strings of at most {bytes} bytes")
-            }
-            Self::Tokens => f.write_str("a list of token ids"),
-            Self::Biases { count, each } if *count == usize::MAX => {
-                write!(f, "an object of token ids with numbers in {each}")
-            }
-            Self::Biases { count, each } => {
-                write!(
-                    f,
-                    "an object of at most {count} token ids with numbers in {each}"
-                )
-            }
-        }
-    }
-}
 
 /// A parameter with an invalid value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -300,8 +226,10 @@ impl ParamError {
 /// A parameter's place in [`GenerationParams`].
 #[derive(PartialEq)]
 pub enum ParamField<'a> {
-    /// [`Domain::Count`].
+    /// [`Domain::Count`] and [`Domain::OneOf`].
     Count(&'a mut Option<u32>),
+    /// [`Domain::Window`].
+    Window(&'a mut Option<i32>),
     /// [`Domain::Number`].
     Number(&'a mut Option<f32>),
     /// [`Domain::Seed`].
@@ -310,10 +238,19 @@ pub enum ParamField<'a> {
     Flag(&'a mut Option<bool>),
     /// [`Domain::Texts`].
     Texts(&'a mut Vec<String>),
+    /// [`Domain::Texts`], where no text is another value than none set.
+    OptionalTexts(&'a mut Option<Vec<String>>),
+    /// [`Domain::Samplers`].
+    Samplers(&'a mut Option<SamplerOrder>),
     /// [`Domain::Tokens`].
     Tokens(&'a mut Vec<Vec<Token>>),
     /// [`Domain::Biases`].
-    Biases(&'a mut Arc<[(Token, f32)]>),
+    Biases {
+        /// Those by token id.
+        tokens: &'a mut Arc<[(Token, f32)]>,
+        /// Those by text.
+        texts: &'a mut Vec<(String, f32)>,
+    },
 }
 
 /// A row of [`PARAMS`].
@@ -387,25 +324,59 @@ pub const PARAMS: &[ParamSpec] = &[
     param!(repetition_penalty: Number, |_| Domain::Number(Interval::above(0.0, 10.0))),
     param!(presence_penalty: Number, |ranges| Domain::Number(ranges.penalty)),
     param!(frequency_penalty: Number, |ranges| Domain::Number(ranges.penalty)),
+    param!(penalty_last_n: Window, |_| Domain::Window),
+    param!(dry_multiplier: Number, |_| number(0.0, 100.0)),
+    // Below 1 a longer repetition would be penalised less than a shorter one.
+    param!(dry_base: Number, |_| number(1.0, 100.0)),
+    param!(dry_allowed_length: Count, |_| count(1, 1_000_000)),
+    param!(dry_penalty_last_n: Window, |_| Domain::Window),
+    param!(dry_sequence_breakers: OptionalTexts, |_| Domain::Texts {
+        count: DRY_BREAKERS_MAX,
+        bytes: DRY_BREAKERS_MAX,
+    }),
+    param!(xtc_probability: Number, |_| number(0.0, 1.0)),
+    param!(xtc_threshold: Number, |_| number(0.0, 1.0)),
+    param!(typical_p: Number, |_| Domain::Number(Interval::above(0.0, 1.0))),
+    // -1 is what llama.cpp's clients send for "off".
+    param!(top_n_sigma: Number, |_| number(-1.0, 100.0)),
+    param!(mirostat: Count, |_| Domain::OneOf(&[0, 2])),
+    param!(mirostat_tau: Number, |_| number(0.0, 100.0)),
+    param!(mirostat_eta: Number, |_| number(0.0, 1.0)),
+    param!(dynatemp_range: Number, |_| number(0.0, 100.0)),
+    param!(dynatemp_exponent: Number, |_| number(0.0, 100.0)),
+    param!(samplers: Samplers, |_| Domain::Samplers),
     param!(seed: Seed, |_| Domain::Seed),
     param!(stop: Texts, texts),
     // On the wires that have this table's names, a stop is a single token.
     param!(stop_sequences, "stop_token_ids", Tokens, |_| Domain::Tokens)
         .in_lmtp(Some("stop_tokens")),
     param!(bad_words: Texts, texts),
+    param!(include_stop_str_in_output: Flag, |_| Domain::Flag),
     param!(ignore_eos: Flag, |_| Domain::Flag),
     param!(skip_special_tokens: Flag, |_| Domain::Flag).in_lmtp(Some("skip_special")),
     param!(top_logprobs: Count, |ranges| count(0, ranges.top_logprobs)),
-    param!(logit_bias: Biases, |ranges| Domain::Biases {
-        count: ranges.biases,
-        each: ranges.bias,
-    }),
+    ParamSpec {
+        name: "logit_bias",
+        lmtp: Some("logit_bias"),
+        domain: |ranges| Domain::Biases {
+            count: ranges.biases,
+            each: ranges.bias,
+        },
+        field: |params| ParamField::Biases {
+            tokens: &mut params.logit_bias,
+            texts: &mut params.logit_bias_texts,
+        },
+    },
     // LMTP has it too, but each of its samples is a request of its own there (LM-973).
     param!(n: Count, |ranges| count(1, ranges.n)).in_lmtp(None),
 ];
 
 const fn count(least: i64, most: u32) -> Domain {
     Domain::Count { least, most }
+}
+
+const fn number(least: f32, most: f32) -> Domain {
+    Domain::Number(Interval::closed(least, most))
 }
 
 const fn texts(ranges: &ParamRanges) -> Domain {
@@ -446,7 +417,8 @@ impl GenerationParams {
                     Domain::Biases { .. } => ParamError::new(
                         param.name,
                         format_args!(
-                            "numbers below infinity for tokens within the vocabulary of {vocabulary}"
+                            "numbers below infinity for tokens within the vocabulary of {vocabulary}, and for at \
+                             most {BIAS_TEXTS_MAX} texts of 1 to {BIAS_TEXT_BYTES_MAX} bytes"
                         ),
                     ),
                     other => ParamError::new(param.name, other),
@@ -460,39 +432,6 @@ impl GenerationParams {
             }
             _ => Ok(()),
         }
-    }
-}
-
-/// Whether a value that was set in this process, of whichever origin, is in its range.
-fn holds(domain: &Domain, field: ParamField<'_>, vocabulary: u32) -> bool {
-    match (domain, field) {
-        (Domain::Count { least, most }, ParamField::Count(Some(value))) => {
-            i64::from(*value) >= *least && *value <= *most
-        }
-        (Domain::Number(range), ParamField::Number(Some(value))) => range.contains(*value),
-        (Domain::Texts { count, bytes }, ParamField::Texts(texts)) => {
-            let fits = |text: &String| (1..=*bytes).contains(&text.len());
-            texts.len() <= *count && texts.iter().all(fits)
-        }
-        (Domain::Tokens, ParamField::Tokens(sequences)) => {
-            let sound = |stop: &Vec<Token>| {
-                (1..=STOP_SEQUENCE_TOKENS_MAX).contains(&stop.len())
-                    && stop.iter().all(|&token| token < vocabulary)
-            };
-            sequences.len() <= STOP_SEQUENCES_MAX && sequences.iter().all(sound)
-        }
-        // No early exit, so that the compiler can vectorise the loop: a mask has an entry for nearly every token.
-        (Domain::Biases { count, each }, ParamField::Biases(biases)) => {
-            // The lower bound does not apply: `bias` has turned what forbids a token into minus infinity. NaN fails
-            // `<=`.
-            let most = each.most;
-            let sound = biases.iter().fold(true, |sound, &(token, bias)| {
-                sound & (token < vocabulary) & (bias <= most)
-            });
-            sound && biases.len() <= *count
-        }
-        // A value that is not set, a seed or a flag: no range.
-        _ => true,
     }
 }
 

@@ -12,6 +12,12 @@ const USUAL: RecommendedSampling = RecommendedSampling {
     top_p: Some(0.95),
     min_p: Some(0.05),
     repetition_penalty: None,
+    penalty_last_n: None,
+    xtc_probability: None,
+    xtc_threshold: None,
+    mirostat: None,
+    mirostat_tau: None,
+    mirostat_eta: None,
 };
 
 /// Adds the values that `config` does not set, in either spelling.

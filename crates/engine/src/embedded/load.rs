@@ -249,13 +249,20 @@ pub(super) fn architecture(header: &GgufHeader) -> &str {
 /// Reads the recommended sampling parameters (D-53).
 pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
     let fraction = |name: &str| header.fraction(&format!("general.sampling.{name}"));
-    let top_k = header.number("general.sampling.top_k");
+    let number = |name: &str| header.number(&format!("general.sampling.{name}"));
     let recommended = RecommendedSampling {
         temperature: fraction("temp"),
-        top_k: top_k.and_then(|top_k| u32::try_from(top_k).ok()),
+        top_k: number("top_k").and_then(|top_k| u32::try_from(top_k).ok()),
         top_p: fraction("top_p"),
         min_p: fraction("min_p"),
         repetition_penalty: fraction("penalty_repeat"),
+        // -1, all tokens, is what it is without a recommendation.
+        penalty_last_n: number("penalty_last_n").and_then(|last| i32::try_from(last).ok()),
+        xtc_probability: fraction("xtc_probability"),
+        xtc_threshold: fraction("xtc_threshold"),
+        mirostat: number("mirostat").and_then(|version| u32::try_from(version).ok()),
+        mirostat_tau: fraction("mirostat_tau"),
+        mirostat_eta: fraction("mirostat_eta"),
     };
     recommended.valid()
 }

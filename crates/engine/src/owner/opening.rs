@@ -78,7 +78,8 @@ fn replace_prompt(requests: &mut Requests, job: usize, prompt: Vec<Token>) -> St
     let rest = u32::try_from(context - prompt.len()).unwrap_or(u32::MAX);
     let terms = &mut submission.terms;
     terms.max_tokens = terms.asked_max_tokens.map_or(rest, |max| max.min(rest));
-    submission.history = TokenHistory::of(&prompt, &terms.sampling);
+    let vocabulary = &*requests.tokens.vocabulary;
+    submission.history = TokenHistory::of(&prompt, &terms.sampling, vocabulary);
     submission.prompt = prompt;
     Ok(())
 }

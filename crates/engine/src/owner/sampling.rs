@@ -388,6 +388,8 @@ impl RowSampling {
             // Rolled-back and dropped tokens count as well, so that a position that is sampled again gets a new draw.
             index: sequence.appended.wrapping_add(sequence.dropped),
             history: sequence.history.as_ref(),
+            tokens: &sequence.tokens,
+            mirostat: &sequence.mirostat,
             forbidden: &forbidden,
             mask: good.as_ref().or(mask),
             bias: &steered.bias,

@@ -4,6 +4,7 @@
 //! preemption and plain decoding are the same: known tokens that are not computed. Only when none is left is there an
 //! output row after the last token, from which a further token is sampled.
 
+use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use sapwood_proto::time::Time;
 use super::SequenceId;
 use super::fuel::SpentFuel;
 use super::steering::Steering;
-use crate::api::{Sampled, Tokens};
+use crate::api::{Sampled, Tokens, Vocabulary};
 use crate::model::SlotId;
 use crate::outbox::Sender;
 use crate::ranking::RankedRow;
@@ -168,6 +169,8 @@ pub(super) struct RunningSequence {
     pub(super) charged: usize,
     pub(super) text: ChoiceText,
     pub(super) history: Option<TokenHistory>,
+    /// The state of mirostat: the surprise above which tokens are dropped, in bits.
+    pub(super) mirostat: Cell<f32>,
     pub(super) steering: Option<Steering>,
     pub(super) last_token_at: Option<Time>,
     /// Tokens that are not reported yet, because they go with the next one ([`crate::model::Model::joins`]).
@@ -182,10 +185,15 @@ impl RunningSequence {
 
     /// Appends a token to the output; its text was added before. `context` is the token that the model sees.
     #[inline]
-    pub(super) fn record(&mut self, sampled: &Sampled, context: Token) {
+    pub(super) fn record(
+        &mut self,
+        sampled: &Sampled,
+        context: Token,
+        vocabulary: &dyn Vocabulary,
+    ) {
         self.tokens.to_mut().push(context);
         if let Some(history) = &mut self.history {
-            history.append(sampled.id);
+            history.append(sampled.id, &self.tokens, vocabulary);
         }
         if let Some(steering) = &mut self.steering {
             steering.output.push(sampled.clone(), &self.text);

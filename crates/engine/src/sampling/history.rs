@@ -1,94 +1,137 @@
-//! Token counts of a sequence, for the penalties.
-
-use std::collections::HashMap;
-use std::sync::Arc;
+//! What the penalties know of a sequence's tokens.
 
 use sapwood_proto::steer::Token;
 
-use crate::api::Sampling;
+use super::counts::TokenCounts;
+use super::dry::{DryHistory, DryScratch};
+use crate::api::{Sampling, Vocabulary};
 
-/// Counts of the tokens in prompt and output.
+/// The history of a sequence, for its penalties.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenHistory {
-    /// The tokens of the prompt, each once, in order. Shared by all choices of a request.
-    prompt: Arc<[Token]>,
-    output: HashMap<Token, u32>,
+    counts: Option<TokenCounts>,
+    dry: Option<DryHistory>,
 }
 
 impl TokenHistory {
     /// Returns the history of a prompt, or `None` if no penalty needs it. This takes milliseconds for a long prompt.
-    pub(crate) fn of(prompt: &[Token], sampling: &Sampling) -> Option<Self> {
-        // Without a penalty nothing is counted: the map would grow with every token of every sequence.
-        let repetition = sampling.repetition_penalty != 1.0;
-        if !repetition && sampling.presence_penalty == 0.0 && sampling.frequency_penalty == 0.0 {
-            return None;
+    pub(crate) fn of(
+        prompt: &[Token],
+        sampling: &Sampling,
+        vocabulary: &dyn Vocabulary,
+    ) -> Option<Self> {
+        let counts = TokenCounts::of(prompt, sampling);
+        let dry = sampling.dry.as_ref();
+        let dry = dry.map(|dry| DryHistory::of(prompt, dry, vocabulary));
+        (counts.is_some() || dry.is_some()).then_some(Self { counts, dry })
+    }
+
+    /// Adds a sampled token of the output. `tokens` are prompt and output as the model sees them, with the new one at
+    /// the end; there, a token may stand in for the sampled one (AI-804).
+    pub(crate) fn append(&mut self, sampled: Token, tokens: &[Token], vocabulary: &dyn Vocabulary) {
+        match &mut self.counts {
+            Some(TokenCounts::Whole { output, .. }) => *output.entry(sampled).or_default() += 1,
+            Some(TokenCounts::Window(window)) => window.append(tokens),
+            None => {}
         }
-        // Only the repetition penalty looks at the prompt; presence and frequency are about the output, as in vLLM.
-        let mut tokens = if repetition {
-            prompt.to_vec()
-        } else {
-            Vec::new()
-        };
-        tokens.sort_unstable();
-        tokens.dedup();
-        Some(Self {
-            prompt: tokens.into(),
-            output: HashMap::new(),
-        })
-    }
-
-    /// Adds a token of the output.
-    pub(crate) fn append(&mut self, token: Token) {
-        *self.output.entry(token).or_default() += 1;
-    }
-
-    /// Removes a rolled-back token of the output.
-    pub(crate) fn remove(&mut self, token: Token) {
-        if let Some(count) = self.output.get_mut(&token) {
-            // An entry of zero stays and changes nothing.
-            *count = count.saturating_sub(1);
+        if let Some(dry) = &mut self.dry {
+            dry.append(tokens, vocabulary);
         }
     }
 
-    /// Applies the penalties to the logits of tokens seen, and records the original logits, once for each token.
+    /// Removes the tokens of the output that are rolled back: all but the first `left` of `tokens`, prompt included.
+    /// `sampled` are the same tokens as they were sampled.
+    pub(crate) fn truncate(
+        &mut self,
+        tokens: &[Token],
+        left: usize,
+        sampled: impl Iterator<Item = Token>,
+    ) {
+        match &mut self.counts {
+            Some(TokenCounts::Whole { output, .. }) => {
+                for token in sampled {
+                    if let Some(count) = output.get_mut(&token) {
+                        // An entry of zero stays and changes nothing.
+                        *count = count.saturating_sub(1);
+                    }
+                }
+            }
+            Some(TokenCounts::Window(window)) => window.truncate(tokens, left),
+            None => {}
+        }
+        if let Some(dry) = &mut self.dry {
+            dry.truncate(left);
+        }
+    }
+
+    /// Applies the repetition, presence and frequency penalties to a row, and records the original logits.
     pub(super) fn penalise(
         &self,
         row: &mut [f32],
         sampling: &Sampling,
         before: &mut Vec<(Token, f32)>,
     ) {
-        for &token in &*self.prompt {
-            if let Some(logit) = row.get_mut(token as usize) {
-                before.push((token, *logit));
-                *logit = repeated(*logit, sampling);
+        if let Some(counts) = &self.counts {
+            counts.penalise(row, sampling, before);
+            // Steps may come in any order, and DRY may have recorded some of these already.
+            if self.dry.is_some() {
+                keep_first(before);
             }
         }
-        for (&token, &count) in self.output.iter().filter(|(_, count)| **count > 0) {
-            let Some(logit) = row.get_mut(token as usize) else {
-                continue;
-            };
-            if self.prompt.binary_search(&token).is_err() {
+    }
+
+    /// Applies DRY to a row, and records the original logits.
+    pub(super) fn penalise_repetition(
+        &self,
+        row: &mut [f32],
+        tokens: &[Token],
+        scratch: &mut DryScratch,
+        before: &mut Vec<(Token, f32)>,
+    ) {
+        let Some(dry) = &self.dry else {
+            return;
+        };
+        for &(token, penalty) in dry.penalties(tokens, scratch) {
+            if let Some(logit) = row.get_mut(token as usize) {
                 before.push((token, *logit));
-                *logit = repeated(*logit, sampling);
+                *logit -= penalty;
             }
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "a context has fewer than 2^24 tokens"
-            )]
-            let count = count as f32;
-            *logit -= sampling.presence_penalty + sampling.frequency_penalty * count;
+        }
+        if self.counts.is_some() {
+            keep_first(before);
+        }
+    }
+
+    /// Applies the repetition, presence and frequency penalties to candidates.
+    pub(super) fn penalise_candidates(&self, candidates: &mut [(f32, Token)], sampling: &Sampling) {
+        if let Some(counts) = &self.counts {
+            for (logit, token) in candidates {
+                *logit = counts.penalised(*token, *logit, sampling);
+            }
+        }
+    }
+
+    /// Applies DRY to candidates.
+    pub(super) fn penalise_repetition_of_candidates(
+        &self,
+        candidates: &mut [(f32, Token)],
+        tokens: &[Token],
+        scratch: &mut DryScratch,
+    ) {
+        let Some(dry) = &self.dry else {
+            return;
+        };
+        let penalties = dry.penalties(tokens, scratch);
+        for (logit, token) in candidates {
+            if let Ok(at) = penalties.binary_search_by_key(token, |(penalised, _)| *penalised) {
+                *logit -= penalties[at].1;
+            }
         }
     }
 }
 
-/// Applies the repetition penalty.
-fn repeated(logit: f32, sampling: &Sampling) -> f32 {
-    let penalty = sampling.repetition_penalty;
-    // Dividing a negative logit would make the token more likely.
-    if logit > 0.0 {
-        // Finite even for the smallest penalty: an infinite logit would be taken for a defect of the model.
-        (logit / penalty).min(f32::MAX)
-    } else {
-        logit * penalty
-    }
+/// Keeps the first of the records of each token, which has its original logit.
+fn keep_first(before: &mut Vec<(Token, f32)>) {
+    before.sort_by_key(|(token, _)| *token);
+    before.dedup_by_key(|(token, _)| *token);
 }

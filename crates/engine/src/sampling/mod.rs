@@ -4,20 +4,31 @@
 //!
 //! ```text
 //!   logits + bias ─► masks ─► [log-probabilities, D-22] ─► penalties ─► temperature ─► top-k ─► top-p ─► min-p ─► draw
+//!                                                          └──────── or the steps of a chain, in its order ───────┘
 //! ```
+//!
+//! Requests that use other samplers, or another order, have a [`SamplerChain`](crate::api::SamplerChain); all others
+//! pay one branch for it.
 //!
 //! The draw visits the most likely token first. The order does not affect the distribution, and most draws select the
 //! most likely token, so they are decided without looking at the rest.
 
+mod chain;
+mod counts;
+mod dry;
 mod history;
 mod random;
 mod vector;
 
+use std::cell::Cell;
+
+use sapwood_proto::params::SamplerStep;
 use sapwood_proto::steer::{Mask, Token};
 
 use crate::api::Sampling;
 use crate::ranking::RankedRow;
 
+use dry::DryScratch;
 pub(crate) use history::TokenHistory;
 use vector::{Blocks, Candidate};
 
@@ -31,6 +42,10 @@ pub(crate) struct SampleParams<'a> {
     pub(crate) index: u32,
     /// Tokens seen, if a penalty needs them.
     pub(crate) history: Option<&'a TokenHistory>,
+    /// Prompt and output.
+    pub(crate) tokens: &'a [Token],
+    /// The state of mirostat, which each draw moves: the surprise above which tokens are dropped.
+    pub(crate) mirostat: &'a Cell<f32>,
     /// EOG and stop tokens that are masked below `min_tokens`.
     pub(crate) forbidden: &'a [Token],
     pub(crate) mask: Option<&'a Mask>,
@@ -39,6 +54,12 @@ pub(crate) struct SampleParams<'a> {
     /// A steerer's temperature, which replaces the request's.
     pub(crate) temperature: Option<f32>,
     pub(crate) top_logprobs: Option<u32>,
+}
+
+impl SampleParams<'_> {
+    fn temperature(&self) -> f32 {
+        self.temperature.unwrap_or(self.sampling.temperature)
+    }
 }
 
 /// A sampled token with the requested log-probabilities.
@@ -70,8 +91,9 @@ pub(crate) struct Sampler {
     candidates: Vec<Candidate>,
     /// A row built from a [`RankedRow`].
     row: Vec<f32>,
-    /// The original logits of tokens that a penalty changed.
+    /// The original logits of tokens that a penalty changed, each token once.
     penalised: Vec<(Token, f32)>,
+    dry: DryScratch,
 }
 
 /// Facts of a row before penalties change it.
@@ -121,7 +143,7 @@ impl Sampler {
         // Log-probabilities were taken before: penalties do not change what is reported.
         self.penalised.clear();
         if let Some(history) = draw.history {
-            history.penalise(row, draw.sampling, &mut self.penalised);
+            self.penalise(row, history, draw);
             // The penalties have changed the row, so the block maxima are stale.
             best = self.survey(row)?;
         }
@@ -157,13 +179,14 @@ impl Sampler {
         let sampling = draw.sampling;
         // Nothing may change the order or the weights of the row. A forbidden token that is not the first changes
         // neither the choice nor, without log-probabilities, anything else.
-        let plain = sampling.logit_bias.is_empty()
+        let plain = sampling.chain.is_none()
+            && sampling.logit_bias.is_empty()
             && draw.bias.is_empty()
             && draw.mask.is_none()
             && draw.history.is_none()
             && (draw.forbidden.is_empty()
                 || draw.top_logprobs.is_none() && !draw.forbidden.contains(&first));
-        let temperature = draw.temperature.unwrap_or(sampling.temperature);
+        let temperature = draw.temperature();
         // A draw below the certainty selects the first token whatever the others weigh, because a draw visits it first.
         let surely_first = temperature <= 0.0
             || sampling.top_k == 1
@@ -230,6 +253,34 @@ impl Sampler {
         }
     }
 
+    /// Applies the penalties that come before every other step; at temperature 0 all of them.
+    fn penalise(&mut self, row: &mut [f32], history: &TokenHistory, draw: &SampleParams<'_>) {
+        let Some(chain) = &draw.sampling.chain else {
+            history.penalise(row, draw.sampling, &mut self.penalised);
+            history.penalise_repetition(row, draw.tokens, &mut self.dry, &mut self.penalised);
+            return;
+        };
+        let steps = if draw.temperature() <= 0.0 {
+            chain.order.steps()
+        } else {
+            chain.first_penalties()
+        };
+        for step in steps {
+            match step {
+                SamplerStep::Penalties => history.penalise(row, draw.sampling, &mut self.penalised),
+                SamplerStep::Dry => {
+                    history.penalise_repetition(
+                        row,
+                        draw.tokens,
+                        &mut self.dry,
+                        &mut self.penalised,
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Returns the largest logit and its token, lowest id first; also computes the block maxima for later calls.
     fn survey(&mut self, row: &[f32]) -> Result<Candidate, SampleError> {
         if !self.blocks.survey(row) {
@@ -259,13 +310,16 @@ impl Sampler {
     }
 
     fn pick(&mut self, row: &[f32], best: Candidate, draw: &SampleParams<'_>) -> Token {
+        if let Some(chain) = &draw.sampling.chain {
+            return self.pick_by_chain(row, best, chain, draw);
+        }
         let Sampling {
             top_k,
             top_p,
             min_p,
             ..
         } = *draw.sampling;
-        let temperature = draw.temperature.unwrap_or(draw.sampling.temperature);
+        let temperature = draw.temperature();
         // Greedy: no random number is drawn. Each draw depends on its position alone, so none has to be skipped for
         // later ones.
         if temperature <= 0.0 || top_k == 1 {

@@ -3,15 +3,20 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use sapwood_proto::params::{GenerationParams, SamplerOrder};
 
 use super::*;
+use crate::model::Model;
 use crate::ranking::ZipfDistribution;
+use crate::scripted::{Config, Scripted};
 
 /// The data that a draw borrows.
 #[derive(Clone, Debug, Default)]
 struct Case {
     sampling: Sampling,
     history: Option<TokenHistory>,
+    tokens: Vec<Token>,
+    mirostat: Cell<f32>,
     forbidden: Vec<Token>,
     mask: Option<Mask>,
     bias: Vec<(Token, f32)>,
@@ -26,6 +31,8 @@ impl Case {
             choice: 0,
             index,
             history: self.history.as_ref(),
+            tokens: &self.tokens,
+            mirostat: &self.mirostat,
             forbidden: &self.forbidden,
             mask: self.mask.as_ref(),
             bias: &self.bias,
@@ -282,12 +289,7 @@ fn penalties_count_seen_tokens_and_do_not_change_logprobs() {
         frequency_penalty: 0.5,
         ..Sampling::default()
     };
-    let mut history = TokenHistory::of(&[4, 0, 4, 9], &sampling).unwrap();
-    history.append(1);
-    history.append(1);
-    history.append(2);
-    history.remove(2);
-    history.append(4);
+    let history = history_of(&sampling, &[4, 0, 4, 9], &[1, 1, 2], 2, &[4]).unwrap();
     // 4 / 2 = 2; 6 / 2 - 1 - 2 x 0.5 = 1; 1.9 as it is; -1 x 1; 5 / 2 - 1 - 0.5 = 1.
     let case = Case {
         sampling,
@@ -303,7 +305,166 @@ fn penalties_count_seen_tokens_and_do_not_change_logprobs() {
     assert_eq!(sample.rank, Some(3));
     assert!((f64::from(sample.logprob) - before[0]).abs() < 1e-5);
     assert_eq!(sample.top[0].0, 1);
-    assert!(TokenHistory::of(&[0], &Sampling::default()).is_none());
+    assert!(history_of(&Sampling::default(), &[0], &[], 0, &[]).is_none());
+}
+
+/// The history after a prompt and these tokens of the output, of which only `kept` stay before the `later` ones.
+fn history_of(
+    sampling: &Sampling,
+    prompt: &[Token],
+    output: &[Token],
+    kept: usize,
+    later: &[Token],
+) -> Option<TokenHistory> {
+    let vocabulary = Scripted::new(Config::default()).unwrap().vocabulary();
+    let mut history = TokenHistory::of(prompt, sampling, &*vocabulary)?;
+    let mut tokens = prompt.to_vec();
+    for &token in output {
+        tokens.push(token);
+        history.append(token, &tokens, &*vocabulary);
+    }
+    let removed = output[kept..].iter().copied();
+    history.truncate(&tokens, prompt.len() + kept, removed);
+    tokens.truncate(prompt.len() + kept);
+    for &token in later {
+        tokens.push(token);
+        history.append(token, &tokens, &*vocabulary);
+    }
+    Some(history)
+}
+
+/// What a naive count over the window makes of a row.
+fn naively_penalised(
+    row: &[f32],
+    sampling: &Sampling,
+    prompt: &[Token],
+    output: &[Token],
+) -> Vec<f32> {
+    let all: Vec<_> = prompt.iter().chain(output).copied().collect();
+    let size = usize::try_from(sampling.penalty_last_n).unwrap_or(all.len());
+    let start = all.len().saturating_sub(size);
+    let window = &all[start..];
+    let output = &all[start.max(prompt.len())..];
+    let logit = |(token, &logit): (Token, &f32)| {
+        let count = |tokens: &[Token]| tokens.iter().filter(|&&seen| seen == token).count();
+        let mut logit = match (count(window), logit > 0.0) {
+            (0, _) => logit,
+            (_, true) => logit / sampling.repetition_penalty,
+            (_, false) => logit * sampling.repetition_penalty,
+        };
+        let times = count(output);
+        if times > 0 {
+            logit -= sampling.presence_penalty + sampling.frequency_penalty * times as f32;
+        }
+        logit
+    };
+    (0..).zip(row).map(logit).collect()
+}
+
+proptest! {
+    /// Whatever comes into the window, leaves it and is rolled back.
+    #[test]
+    fn penalties_look_at_the_last_tokens(
+        penalty_last_n in prop_oneof![Just(-1), 0..12_i32],
+        prompt in prop::collection::vec(0..6_u32, 1..10),
+        output in prop::collection::vec(0..6_u32, 0..10),
+        kept in 0..10_usize,
+        later in prop::collection::vec(0..6_u32, 0..10),
+        row in prop::collection::vec(-8..8_i32, 6),
+        repetition_penalty in prop_oneof![Just(1.0_f32), Just(2.0)],
+    ) {
+        let sampling = Sampling {
+            temperature: 0.0,
+            repetition_penalty,
+            presence_penalty: 1.0,
+            frequency_penalty: 0.5,
+            penalty_last_n,
+            ..Sampling::default()
+        };
+        let kept = kept.min(output.len());
+        let history = history_of(&sampling, &prompt, &output, kept, &later);
+        prop_assert_eq!(history.is_none(), penalty_last_n == 0);
+        let row: Vec<f32> = row.into_iter().map(|logit| logit as f32).collect();
+        let output: Vec<_> = output[..kept].iter().chain(&later).copied().collect();
+        let expected = naively_penalised(&row, &sampling, &prompt, &output);
+        let case = Case { sampling, history, top_logprobs: Some(6), ..Case::default() };
+        let mut changed = row.clone();
+        let sample = Sampler::default().sample(&mut changed, &case.draw(0)).unwrap();
+        prop_assert_eq!(&changed, &expected);
+        // The rank is that of the row before penalties, in which a token is changed once at most.
+        let better = (0..).zip(&row).filter(|&(token, &logit)| {
+            let own = row[sample.token as usize];
+            logit > own || logit == own && token < sample.token
+        });
+        prop_assert_eq!(sample.rank, Some(better.count() as u32 + 1));
+        // As a step that comes later, over candidates.
+        let mut candidates: Vec<Candidate> = row.iter().copied().zip(0..).collect();
+        if let Some(history) = &case.history {
+            history.penalise_candidates(&mut candidates, &case.sampling);
+        }
+        let candidates: Vec<f32> = candidates.iter().map(|(logit, _)| *logit).collect();
+        prop_assert_eq!(candidates, expected);
+    }
+}
+
+/// DRY beside the other penalties, before and after the steps that drop tokens.
+#[test]
+fn dry_lowers_the_token_that_would_repeat() {
+    let params = |order: &[&str], temperature: f32| GenerationParams {
+        temperature: Some(temperature),
+        repetition_penalty: Some(2.0),
+        dry_multiplier: Some(3.0),
+        dry_base: Some(2.0),
+        top_k: Some(2),
+        samplers: Some(SamplerOrder::of_names(order.iter().copied()).unwrap()),
+        ..GenerationParams::default()
+    };
+    // After 1 2 came 3.
+    let tokens = vec![1, 2, 3, 1, 2];
+    let row = [0.5, 1.0, 1.0, 8.0, 3.0];
+    for (order, temperature, token, changed) in [
+        // 8 / 2 - 3 = 1, so 4 is the best.
+        (
+            &["penalties", "dry", "top_k"][..],
+            0.0,
+            4,
+            [0.5, 0.5, 0.5, 1.0, 3.0],
+        ),
+        (
+            &["penalties", "dry", "top_k"],
+            0.001,
+            4,
+            [0.5, 0.5, 0.5, 1.0, 3.0],
+        ),
+        // (8 - 3) / 2 = 2.5.
+        (
+            &["dry", "penalties", "temperature"],
+            0.001,
+            4,
+            [0.5, 0.5, 0.5, 2.5, 3.0],
+        ),
+        // Without the other penalties 5 is enough.
+        (&["dry", "temperature"], 0.001, 3, [0.5, 1.0, 1.0, 5.0, 3.0]),
+        // The row stays as it is, and top_k leaves 3 and 4, of which 3 is lowered to 1.
+        (&["top_k", "penalties", "dry", "temperature"], 0.001, 4, row),
+    ] {
+        let sampling = Sampling::from(&params(order, temperature));
+        let history = history_of(&sampling, &tokens, &[], 0, &[]);
+        let case = Case {
+            sampling,
+            history,
+            tokens: tokens.clone(),
+            top_logprobs: Some(1),
+            ..Case::default()
+        };
+        let mut after = row;
+        let sample = Sampler::default()
+            .sample(&mut after, &case.draw(0))
+            .unwrap();
+        assert_eq!((sample.token, after), (token, changed), "{order:?}");
+        let rank = if token == 4 { 2 } else { 1 };
+        assert_eq!((sample.rank, sample.top[0].0), (Some(rank), 3), "{order:?}");
+    }
 }
 
 /// A request must not make a row that looks like a defect of the model, and so count as one of its failures.
@@ -324,8 +485,7 @@ fn the_smallest_and_largest_parameters_leave_a_row_that_can_be_sampled() {
                     logit_bias: Arc::from([(1, 1e30), (2, -1e30)]),
                     ..Sampling::default()
                 };
-                let mut history = TokenHistory::of(&[0, 1, 2], &sampling).unwrap();
-                history.append(1);
+                let history = history_of(&sampling, &[0, 1, 2], &[1], 1, &[]).unwrap();
                 let case = Case {
                     sampling,
                     history: Some(history),

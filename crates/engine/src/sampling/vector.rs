@@ -119,7 +119,7 @@ pub(super) fn part(
 }
 
 /// Compares candidates: larger logit first, then lower token id.
-fn better(left: &Candidate, right: &Candidate) -> std::cmp::Ordering {
+pub(super) fn better(left: &Candidate, right: &Candidate) -> std::cmp::Ordering {
     let by_logit = right
         .0
         .partial_cmp(&left.0)

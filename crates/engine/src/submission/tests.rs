@@ -1,3 +1,5 @@
+use sapwood_proto::params::SamplerOrder;
+
 use super::*;
 use crate::model::Model;
 use crate::scripted::{Config, Scripted};
@@ -260,6 +262,16 @@ fn d_8_the_history_of_a_prompt_is_made_with_the_submission() {
     assert!(!is_made(|_| ()));
     assert!(is_made(|r| r.params.repetition_penalty = Some(1.1)));
     assert!(is_made(|r| r.params.presence_penalty = Some(0.5)));
+    assert!(is_made(|r| r.params.dry_multiplier = Some(0.8)));
+    assert!(!is_made(|r| {
+        (r.params.dry_multiplier, r.params.dry_penalty_last_n) = (Some(0.8), Some(0));
+        (r.params.repetition_penalty, r.params.penalty_last_n) = (Some(1.1), Some(0));
+    }));
+    // A step that the order leaves out is off.
+    assert!(!is_made(|r| {
+        (r.params.dry_multiplier, r.params.repetition_penalty) = (Some(0.8), Some(1.1));
+        r.params.samplers = SamplerOrder::of_names(["top_k", "temperature"]);
+    }));
     assert!(!is_made(|r| {
         r.params.repetition_penalty = Some(1.1);
         r.scored = Some(vec![1]);

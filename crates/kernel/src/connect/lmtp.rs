@@ -111,7 +111,7 @@ async fn begin(
     }
     // A seed that the peer chose is not reported back, so none can be named.
     asked.seeded = request.params.seed.is_some();
-    let params = asked_of_peer(&request.params, has_text);
+    let params = request.params.clone();
     let scored = request.scored.clone();
     let alternatives = request.params.top_logprobs.unwrap_or(0);
     let vocabulary = peer.facts.vocabulary.clone();
@@ -123,6 +123,13 @@ async fn begin(
         None => tokenize()?,
         Some(size) => BlockingPool::global().run(turn, size, tokenize).await??,
     };
+    let params = GenerationParams {
+        // Texts among the biases were tokenised there: the protocol has biases by token id only.
+        logit_bias: transcript.logit_bias(),
+        logit_bias_texts: Vec::new(),
+        ..params
+    };
+    let params = asked_of_peer(&params, has_text);
     let prompt = transcript.prompt();
     asked.output.continue_prompt(transcript.prompt_tail());
     asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
@@ -168,6 +175,7 @@ fn asked_of_peer(params: &GenerationParams, has_text: bool) -> GenerationParams 
         logit_bias: bias.into(),
         n: None,
         skip_special_tokens: None,
+        include_stop_str_in_output: None,
         ..params.clone()
     };
     if has_text {

@@ -1,5 +1,6 @@
 //! The `configs` of an action: typed messages in, one JSON object and the common options out (EV-509).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prost::Message;
@@ -7,7 +8,7 @@ use prost_types::{Any, Struct, Value as Proto, value::Kind};
 use sapwood_proto::clip::shown;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::generated::sapwood::v1::GenerateConfig;
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Number, Value, json};
 
 use crate::Result;
 use crate::error::Error;
@@ -123,47 +124,29 @@ fn bad(field: &str, why: &str) -> Error {
 
 /// Every field that is set, under its name; unset fields are omitted, so that defaults apply.
 fn generate_json(config: GenerateConfig) -> Result<Map<String, Value>> {
-    let mut out = Map::new();
+    let mut out = numbers(&config)?;
     let mut put = |name: &str, value: Option<Value>| {
         if let Some(value) = value {
             out.insert(name.into(), value);
         }
     };
-    for (name, value) in [
-        ("temperature", config.temperature),
-        ("top_p", config.top_p),
-        ("min_p", config.min_p),
-        ("repetition_penalty", config.repetition_penalty),
-        ("presence_penalty", config.presence_penalty),
-        ("frequency_penalty", config.frequency_penalty),
-    ] {
-        put(name, value.map(|value| float(name, value)).transpose()?);
-    }
-    for (name, value) in [
-        ("max_tokens", config.max_tokens),
-        ("min_tokens", config.min_tokens),
-        ("top_k", config.top_k),
-        ("top_logprobs", config.top_logprobs),
-        ("n", config.n),
-    ] {
-        put(name, value.map(Value::from));
-    }
     put("seed", config.seed.map(Value::from));
     put("ignore_eos", config.ignore_eos.map(Value::from));
+    let include_stop = config.include_stop_str_in_output;
+    put("include_stop_str_in_output", include_stop.map(Value::from));
+    put(
+        "dry_sequence_breakers",
+        filled(config.dry_sequence_breakers),
+    );
+    put("samplers", filled(config.samplers));
     put("prompt_mode", config.prompt_mode.map(Value::from));
     put("stop", filled(config.stop));
     put("bad_words", filled(config.bad_words));
     put("stop_token_ids", filled(config.stop_token_ids));
-    if !config.logit_bias.is_empty() {
-        let bias = config
-            .logit_bias
-            .iter()
-            .map(|(id, bias)| Ok((id.to_string(), float("logit_bias", *bias)?)));
-        put(
-            "logit_bias",
-            Some(Value::Object(bias.collect::<Result<_>>()?)),
-        );
-    }
+    put(
+        "logit_bias",
+        biases(&config.logit_bias, &config.logit_bias_texts)?,
+    );
     if let Some(format) = config.response_format {
         let fields = [("type", format.r#type), ("schema", format.schema)];
         let mut object = texts(fields);
@@ -180,6 +163,74 @@ fn generate_json(config: GenerateConfig) -> Result<Map<String, Value>> {
         put("template_args", Some(Value::Object(object_json(args, 0)?)));
     }
     Ok(out)
+}
+
+/// The fields that are numbers.
+fn numbers(config: &GenerateConfig) -> Result<Map<String, Value>> {
+    let mut out = Map::new();
+    let mut put = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            out.insert(name.into(), value);
+        }
+    };
+    for (name, value) in [
+        ("temperature", config.temperature),
+        ("top_p", config.top_p),
+        ("min_p", config.min_p),
+        ("repetition_penalty", config.repetition_penalty),
+        ("presence_penalty", config.presence_penalty),
+        ("frequency_penalty", config.frequency_penalty),
+        ("dry_multiplier", config.dry_multiplier),
+        ("dry_base", config.dry_base),
+        ("xtc_probability", config.xtc_probability),
+        ("xtc_threshold", config.xtc_threshold),
+        ("typical_p", config.typical_p),
+        ("top_n_sigma", config.top_n_sigma),
+        ("mirostat_tau", config.mirostat_tau),
+        ("mirostat_eta", config.mirostat_eta),
+        ("dynatemp_range", config.dynatemp_range),
+        ("dynatemp_exponent", config.dynatemp_exponent),
+    ] {
+        put(name, value.map(|value| float(name, value)).transpose()?);
+    }
+    for (name, value) in [
+        ("max_tokens", config.max_tokens),
+        ("min_tokens", config.min_tokens),
+        ("top_k", config.top_k),
+        ("top_logprobs", config.top_logprobs),
+        ("n", config.n),
+        ("dry_allowed_length", config.dry_allowed_length),
+        ("mirostat", config.mirostat),
+    ] {
+        put(name, value.map(Value::from));
+    }
+    for (name, value) in [
+        ("penalty_last_n", config.penalty_last_n),
+        ("dry_penalty_last_n", config.dry_penalty_last_n),
+    ] {
+        put(name, value.map(Value::from));
+    }
+    Ok(out)
+}
+
+/// Pairs, in which a text of digits is not taken for a token id. Without texts an object, which has one bias for each id.
+fn biases(tokens: &BTreeMap<u32, f32>, texts: &BTreeMap<String, f32>) -> Result<Option<Value>> {
+    let number = |bias: &f32| float("logit_bias", *bias);
+    if texts.is_empty() {
+        let tokens = tokens.iter();
+        let object = tokens.map(|(id, bias)| Ok((id.to_string(), number(bias)?)));
+        let object = object.collect::<Result<Map<_, _>>>()?;
+        return Ok((!object.is_empty()).then_some(Value::Object(object)));
+    }
+    let tokens = tokens
+        .iter()
+        .map(|(id, bias)| Ok(json!([id, number(bias)?])));
+    let texts = texts
+        .iter()
+        .map(|(text, bias)| Ok(json!([text, number(bias)?])));
+    Ok(Some(Value::Array(
+        tokens.chain(texts).collect::<Result<_>>()?,
+    )))
 }
 
 fn texts<const N: usize>(fields: [(&str, Option<String>); N]) -> Map<String, Value> {

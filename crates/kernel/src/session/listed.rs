@@ -104,15 +104,20 @@ impl PeerListing {
 fn recommended(sent: &Map<String, Value>) -> RecommendedSampling {
     #[expect(clippy::cast_possible_truncation, reason = "parameters of 32 bits")]
     let float = |name: &str| sent.get(name)?.as_f64().map(|value| value as f32);
+    let count = |name: &str| u32::try_from(sent.get(name)?.as_u64()?).ok();
+    let window = |name: &str| i32::try_from(sent.get(name)?.as_i64()?).ok();
     let recommended = RecommendedSampling {
         temperature: float("temperature"),
-        top_k: sent
-            .get("top_k")
-            .and_then(Value::as_u64)
-            .and_then(|top_k| u32::try_from(top_k).ok()),
+        top_k: count("top_k"),
         top_p: float("top_p"),
         min_p: float("min_p"),
         repetition_penalty: float("repetition_penalty"),
+        penalty_last_n: window("penalty_last_n"),
+        xtc_probability: float("xtc_probability"),
+        xtc_threshold: float("xtc_threshold"),
+        mirostat: count("mirostat"),
+        mirostat_tau: float("mirostat_tau"),
+        mirostat_eta: float("mirostat_eta"),
     };
     // A peer's values are not trusted: what is out of range is dropped, so that it cannot fail calls which set nothing.
     recommended.valid()

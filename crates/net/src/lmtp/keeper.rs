@@ -44,6 +44,10 @@ pub(super) struct KeeperCall {
 }
 
 /// The operation of a call, with the name of the model.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every request generates, so a box would be an allocation for each of them"
+)]
 pub(super) enum KeeperRequest {
     /// With the deadline of its caller.
     Generate(String, GenerateRequest, Option<Instant>),

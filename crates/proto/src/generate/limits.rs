@@ -2,7 +2,7 @@
 
 use super::refused::InvalidRequest;
 use super::signature::{InputRole, InputTensor};
-use crate::params::{Domain, ParamRanges};
+use crate::params::{Domain, ParamRanges, ParamSpec, SamplerStep};
 
 /// The limits of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,18 +57,25 @@ impl RequestLimits {
     /// Checks whether this input may have this many elements, before each of them is stored.
     ///
     /// # Errors
-    /// `Field` for stop strings and bad words, which have a lower limit; `Elements` for everything else.
+    /// `Field` for lists of texts, which have lower limits; `Elements` for everything else.
     pub(super) fn admit(&self, input: &InputTensor, elements: usize) -> Result<(), InvalidRequest> {
         // The table of parameters checks this number too, but only once every string is stored (D-47).
         if let InputRole::Sampling(field) = &input.role
-            && matches!(field.as_str(), "stop" | "bad_words")
-            && elements > self.stop_words
+            && let Some(param) = ParamSpec::named(field)
         {
-            return Err(InvalidRequest::Field {
-                field: field.clone(),
-                range: self.texts_range(),
-                got: "more of them".into(),
-            });
+            let domain = param.domain(&self.ranges());
+            let most = match domain {
+                Domain::Texts { count, .. } => count,
+                Domain::Samplers => SamplerStep::ALL.len(),
+                _ => usize::MAX,
+            };
+            if elements > most {
+                return Err(InvalidRequest::Field {
+                    field: field.clone(),
+                    range: domain.to_string(),
+                    got: "more of them".into(),
+                });
+            }
         }
         if elements > self.tensor_elements {
             return Err(InvalidRequest::Elements {
@@ -88,11 +95,5 @@ impl RequestLimits {
             text_bytes: self.stop_bytes,
             ..ParamRanges::TRITON
         }
-    }
-
-    /// The permitted stop strings and bad words, for messages.
-    fn texts_range(&self) -> String {
-        let (count, bytes) = (self.stop_words, self.stop_bytes);
-        Domain::Texts { count, bytes }.to_string()
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::fuzz::every_datatype;
 use super::*;
 use crate::corpus;
+use crate::params::SamplerOrder;
 
 mod bounds;
 
@@ -626,6 +627,23 @@ fn tr_403_inputs_override_sampling_parameters_and_these_override_parameters() {
     );
     assert_eq!(all.params.logit_bias[..], [(5, f32::NEG_INFINITY)]);
     assert_eq!(all.params.bad_words, ["no"]);
+    let llama = asking(
+        r#""repeat_last_n":64,"dry_multiplier":0.5,"dry_sequence_breakers":["\n"],"samplers":["dry","top_k"],"mirostat":"2",
+        "parameters":{"include_stop_str_in_output":true,"logit_bias":"[[\"no\",false]]"}"#,
+    )
+    .unwrap();
+    assert_eq!(
+        (llama.params.penalty_last_n, llama.params.mirostat),
+        (Some(64), Some(2))
+    );
+    assert_eq!(llama.params.dry_sequence_breakers.unwrap(), ["\n"]);
+    assert_eq!(
+        llama.params.samplers,
+        SamplerOrder::of_names(["dry", "top_k"])
+    );
+    assert_eq!(llama.params.include_stop_str_in_output, Some(true));
+    let texts = [("no".to_owned(), f32::NEG_INFINITY)];
+    assert_eq!(llama.params.logit_bias_texts, texts);
     for members in [
         r#""bad_words":"no""#,
         r#""parameters":{"bad_words":"no"}"#,

@@ -117,6 +117,13 @@ impl Signature {
             // Named by the ensemble; the role is the sampling field that all clients' names lead to.
             many(optional("stop_words", Bytes, field("stop"))),
             many(optional("bad_words", Bytes, field("bad_words"))),
+            // Declared because a parameter cannot be a list.
+            many(optional(
+                "dry_sequence_breakers",
+                Bytes,
+                field("dry_sequence_breakers"),
+            )),
+            many(optional("samplers", Bytes, field("samplers"))),
             optional("end_id", Int32, field("end_id")),
             optional("beam_width", Int32, field("beam_width")),
             optional("num_return_sequences", Int32, field("num_return_sequences")),

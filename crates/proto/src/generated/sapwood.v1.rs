@@ -32,7 +32,7 @@ pub struct GenerateConfig {
     /// Same seed, target, prompt and config: same text.
     #[prost(uint64, optional, tag = "10")]
     pub seed: ::core::option::Option<u64>,
-    /// At most 16 strings of 1 to 256 bytes; none of them is part of the output.
+    /// At most 16 strings of 1 to 256 bytes; none of them is part of the output, unless include_stop_str_in_output says so.
     #[prost(string, repeated, tag = "11")]
     pub stop: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, repeated, tag = "12")]
@@ -61,6 +61,64 @@ pub struct GenerateConfig {
     /// At most 16 strings of 1 to 256 bytes; none of them comes in the output, in whichever tokens.
     #[prost(string, repeated, tag = "21")]
     pub bad_words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The penalties look at this many of the last tokens, prompt included; -1 (default) is all, 0 turns them off.
+    #[prost(int32, optional, tag = "22")]
+    pub penalty_last_n: ::core::option::Option<i32>,
+    /// 0 to 100; 0 (default) turns DRY off.
+    #[prost(float, optional, tag = "23")]
+    pub dry_multiplier: ::core::option::Option<f32>,
+    /// 1 to 100; 1.75 is the default.
+    #[prost(float, optional, tag = "24")]
+    pub dry_base: ::core::option::Option<f32>,
+    /// 1 to 1,000,000; 2 is the default.
+    #[prost(uint32, optional, tag = "25")]
+    pub dry_allowed_length: ::core::option::Option<u32>,
+    /// As penalty_last_n.
+    #[prost(int32, optional, tag = "26")]
+    pub dry_penalty_last_n: ::core::option::Option<i32>,
+    /// At most 64 strings of 1 to 64 bytes; the default is a line end, a colon, a double quote and an asterisk.
+    #[prost(string, repeated, tag = "27")]
+    pub dry_sequence_breakers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// 0 to 1; 0 (default) is off.
+    #[prost(float, optional, tag = "28")]
+    pub xtc_probability: ::core::option::Option<f32>,
+    /// 0 to 1; 0.1 is the default.
+    #[prost(float, optional, tag = "29")]
+    pub xtc_threshold: ::core::option::Option<f32>,
+    /// Above 0, at most 1 (default), which is off.
+    #[prost(float, optional, tag = "30")]
+    pub typical_p: ::core::option::Option<f32>,
+    /// -1 to 100; 0 (default) and below is off.
+    #[prost(float, optional, tag = "31")]
+    pub top_n_sigma: ::core::option::Option<f32>,
+    /// 0 (default) or 2.
+    #[prost(uint32, optional, tag = "32")]
+    pub mirostat: ::core::option::Option<u32>,
+    /// 0 to 100; 5 is the default.
+    #[prost(float, optional, tag = "33")]
+    pub mirostat_tau: ::core::option::Option<f32>,
+    /// 0 to 1; 0.1 is the default.
+    #[prost(float, optional, tag = "34")]
+    pub mirostat_eta: ::core::option::Option<f32>,
+    /// 0 to 100; 0 (default) is off.
+    #[prost(float, optional, tag = "35")]
+    pub dynatemp_range: ::core::option::Option<f32>,
+    /// 0 to 100; 1 is the default.
+    #[prost(float, optional, tag = "36")]
+    pub dynatemp_exponent: ::core::option::Option<f32>,
+    /// Names of sampling steps in their order, each at most once: penalties, dry, temperature, top_n_sigma, top_k, typ_p,
+    /// top_p, min_p, xtc (the default). Those that are left out are off.
+    #[prost(string, repeated, tag = "37")]
+    pub samplers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Keeps the stop that ends a choice in the output.
+    #[prost(bool, optional, tag = "38")]
+    pub include_stop_str_in_output: ::core::option::Option<bool>,
+    /// Text to -100..100: each of its tokens gets the bias.
+    #[prost(btree_map = "string, float", tag = "39")]
+    pub logit_bias_texts: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        f32,
+    >,
 }
 /// A shape that the response must have.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

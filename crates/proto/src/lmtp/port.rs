@@ -110,6 +110,10 @@ pub struct StreamStart {
 
 /// The work of a stream.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a stream has one, and nearly every stream generates"
+)]
 pub enum StreamDemand {
     /// Generate tokens.
     Generate(GenerateRequest),

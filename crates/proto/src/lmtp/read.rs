@@ -9,7 +9,7 @@ use super::json::{BadJson, RawValue, is_space, value};
 use super::{
     ConnectionLimits, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason, Score, StreamId,
 };
-use crate::params::{Domain, Interval, ParamField, ParamRanges};
+use crate::params::{Domain, Interval, ParamField, ParamRanges, SamplerOrder, SamplerStep};
 use crate::steer::Token;
 
 pub(super) use self::controller::controller;
@@ -69,16 +69,33 @@ pub(super) fn generate(
             (ParamField::Count(field), Domain::Count { least, most }) => {
                 *field = Some(count(name, value, least, most)?);
             }
+            (ParamField::Count(field), domain @ Domain::OneOf(values)) => {
+                let number = integer(value).ok_or_else(|| wrong_type(name, "an integer"))?;
+                let number = number.ok().and_then(|number| u32::try_from(number).ok());
+                let number = number.filter(|number| values.contains(number));
+                *field = Some(number.ok_or_else(|| out_of_range(name, &domain.to_string()))?);
+            }
+            (ParamField::Window(field), _) => *field = Some(window(name, value)?),
             (ParamField::Number(field), Domain::Number(range)) => {
                 *field = Some(number(name, value, range)?);
             }
+            (ParamField::Samplers(field), domain) => {
+                *field = Some(samplers(name, value, &domain)?);
+            }
+            (ParamField::OptionalTexts(field), Domain::Texts { count, bytes }) => {
+                *field = Some(texts(name, value, model, (count, bytes))?);
+            }
             (ParamField::Seed(field), _) => *field = Some(seed(name, value)?),
             (ParamField::Flag(field), _) => *field = members.flag(name)?,
-            (ParamField::Texts(field), _) => *field = texts(name, value, model, limits)?,
+            (ParamField::Texts(field), _) => {
+                let most = (limits.max_stops, limits.max_stop_bytes);
+                *field = texts(name, value, model, most)?;
+            }
             (ParamField::Tokens(field), _) => *field = sequences(name, value, model, limits)?,
-            (ParamField::Biases(field), _) => *field = biases(value, model, limits)?,
+            // Texts are no keys here (LM-305).
+            (ParamField::Biases { tokens, .. }, _) => *tokens = biases(value, model, limits)?,
             // A row has the domain of its field.
-            (ParamField::Count(_) | ParamField::Number(_), _) => {}
+            (ParamField::Count(_) | ParamField::Number(_) | ParamField::OptionalTexts(_), _) => {}
         }
     }
     refuse_unsupported(members, strict)?;
@@ -321,6 +338,28 @@ fn number(name: &str, value: RawValue<'_>, range: Interval) -> Result<f32, LmtpE
     }
 }
 
+/// Reads a number of tokens, or -1 for all.
+fn window(name: &str, value: RawValue<'_>) -> Result<i32, LmtpError> {
+    let number = integer(value).ok_or_else(|| wrong_type(name, "an integer"))?;
+    let number = number.ok().and_then(|number| i32::try_from(number).ok());
+    number
+        .filter(|number| *number >= -1)
+        .ok_or_else(|| out_of_range(name, &format!("-1 to {}", i32::MAX)))
+}
+
+/// Reads the names of sampling steps.
+fn samplers(name: &str, value: RawValue<'_>, domain: &Domain) -> Result<SamplerOrder, LmtpError> {
+    let wrong = || wrong_type(name, "a list of strings");
+    let names = value.elements().ok_or_else(wrong)?;
+    let mut read = Vec::new();
+    // One more than there are steps shows that one of them is repeated, whatever follows.
+    for step in names.take(SamplerStep::ALL.len() + 1) {
+        read.push(step.string().ok_or_else(wrong)?);
+    }
+    let order = SamplerOrder::of_names(read.iter().map(|name| &**name));
+    order.ok_or_else(|| out_of_range(name, &domain.to_string()))
+}
+
 /// Reads a seed; signed and unsigned 64-bit numbers are accepted (D-20).
 fn seed(name: &str, value: RawValue<'_>) -> Result<u64, LmtpError> {
     let number = integer(value).ok_or_else(|| wrong_type(name, "an integer"))?;
@@ -372,14 +411,14 @@ fn texts(
     name: &str,
     value: RawValue<'_>,
     model: &LmtpModelInfo,
-    limits: &ConnectionLimits,
+    (most, bytes): (usize, usize),
 ) -> Result<Vec<String>, LmtpError> {
     let wrong = || wrong_type(name, "a string or a list of strings");
     let mut stops = Vec::new();
     if let Some(elements) = value.elements() {
         for element in elements {
-            if stops.len() == limits.max_stops {
-                let wanted = format!("at most {} strings", limits.max_stops);
+            if stops.len() == most {
+                let wanted = format!("at most {most} strings");
                 return Err(out_of_range(name, &wanted));
             }
             stops.push(element.string().ok_or_else(wrong)?.into_owned());
@@ -387,14 +426,18 @@ fn texts(
     } else {
         stops.push(value.string().ok_or_else(wrong)?.into_owned());
     }
-    let fits = |stop: &String| !stop.is_empty() && stop.len() <= limits.max_stop_bytes;
+    let fits = |stop: &String| !stop.is_empty() && stop.len() <= bytes;
     if !stops.iter().all(fits) {
-        let wanted = format!("strings of 1 to {} bytes", limits.max_stop_bytes);
+        let wanted = format!("strings of 1 to {bytes} bytes");
         return Err(out_of_range(name, &wanted));
     }
     if !stops.is_empty() && model.tokenizer.is_none() {
-        let message =
-            format!("'{name}' needs a tokenizer, and this model has none; send 'stop_tokens'");
+        let instead = if name == "stop" {
+            "; send 'stop_tokens'"
+        } else {
+            ""
+        };
+        let message = format!("'{name}' needs a tokenizer, and this model has none{instead}");
         return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
     }
     Ok(stops)

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{
-    Domain, FORBIDDING, GenerationParams, PARAMS, ParamError, ParamField, ParamRanges, ParamSpec,
+    BIAS_TEXT_BYTES_MAX, BIAS_TEXTS_MAX, Domain, FORBIDDING, GenerationParams, PARAMS, ParamError,
+    ParamField, ParamRanges, ParamSpec, SamplerOrder,
 };
 use crate::bounded_json::{self, JsonBounds};
 use crate::steer::Token;
@@ -49,12 +50,18 @@ impl GenerationParams {
         for param in PARAMS {
             let value = match param.field(&mut params) {
                 ParamField::Count(value) => value.map(Value::from),
+                ParamField::Window(value) => value.map(Value::from),
                 ParamField::Number(value) => value.map(float_to_json),
                 ParamField::Seed(value) => value.map(Value::from),
                 ParamField::Flag(value) => value.map(Value::from),
                 ParamField::Texts(texts) => {
                     (!texts.is_empty()).then(|| std::mem::take(texts).into())
                 }
+                ParamField::OptionalTexts(texts) => texts.take().map(Value::from),
+                ParamField::Samplers(order) => order.map(|order| {
+                    let names = order.steps().iter().map(|step| step.name());
+                    names.collect()
+                }),
                 ParamField::Tokens(stops) => {
                     let single = |stop: &Vec<Token>| match stop[..] {
                         [token] => Some(Value::from(token)),
@@ -64,20 +71,31 @@ impl GenerationParams {
                     let tokens = tokens?;
                     (!tokens.is_empty()).then_some(Value::Array(tokens))
                 }
-                ParamField::Biases(biases) => {
-                    // Minus infinity has no JSON form; it is what -100 and below stand for (D-20).
-                    let written = |bias: f32| float_to_json(bias.max(FORBIDDING));
-                    let object: Map<_, _> = biases
-                        .iter()
-                        .map(|(id, bias)| (id.to_string(), written(*bias)))
-                        .collect();
-                    (!object.is_empty()).then_some(Value::Object(object))
-                }
+                ParamField::Biases { tokens, texts } => biases_to_json(tokens, texts),
             };
             out.extend(value.map(|value| (param.name.to_owned(), value)));
         }
         Some(out)
     }
+}
+
+/// An object by token id, as all servers know it. With texts among the keys a list of pairs, in which a text of digits
+/// stays a text.
+fn biases_to_json(tokens: &[(Token, f32)], texts: &[(String, f32)]) -> Option<Value> {
+    // Minus infinity has no JSON form; it is what -100 and below stand for (D-20).
+    let written = |bias: f32| float_to_json(bias.max(FORBIDDING));
+    if texts.is_empty() {
+        let biases = tokens.iter();
+        let object: Map<_, _> = biases
+            .map(|(id, bias)| (id.to_string(), written(*bias)))
+            .collect();
+        return (!object.is_empty()).then_some(Value::Object(object));
+    }
+    let tokens = tokens.iter();
+    let tokens = tokens.map(|(id, bias)| Value::Array(vec![(*id).into(), written(*bias)]));
+    let texts = texts.iter();
+    let texts = texts.map(|(text, bias)| Value::Array(vec![text.as_str().into(), written(*bias)]));
+    Some(tokens.chain(texts).collect())
 }
 
 /// Converts through the decimal text: 0.7 stays 0.7 instead of the nearest number of 32 bits widened to 64. A value
@@ -101,6 +119,14 @@ impl JsonParam<'_> {
             (Domain::Count { least, most }, ParamField::Count(field)) => {
                 *field = Some(self.count(*least, *most)?);
             }
+            (Domain::OneOf(values), ParamField::Count(field)) => {
+                let value = self.integer().and_then(|value| u32::try_from(value).ok())?;
+                *field = Some(values.contains(&value).then_some(value)?);
+            }
+            (Domain::Window, ParamField::Window(field)) => {
+                let window = self.integer().filter(|window| *window >= -1)?;
+                *field = Some(i32::try_from(window).ok()?);
+            }
             (Domain::Number(range), ParamField::Number(field)) => {
                 let number = self.number()?;
                 *field = Some(range.contains(number).then_some(number)?);
@@ -110,9 +136,13 @@ impl JsonParam<'_> {
             (Domain::Texts { count, bytes }, ParamField::Texts(field)) => {
                 *field = self.texts(*count, *bytes)?;
             }
+            (Domain::Texts { count, bytes }, ParamField::OptionalTexts(field)) => {
+                *field = Some(self.texts(*count, *bytes)?);
+            }
+            (Domain::Samplers, ParamField::Samplers(field)) => *field = Some(self.samplers()?),
             (Domain::Tokens, ParamField::Tokens(field)) => field.extend(self.tokens()?),
-            (Domain::Biases { count, each }, ParamField::Biases(field)) => {
-                *field = self.biases(*count, |bias| each.contains(bias))?;
+            (Domain::Biases { count, each }, ParamField::Biases { tokens, texts }) => {
+                (*tokens, *texts) = self.biases(*count, |bias| each.contains(bias))?;
             }
             _ => return None,
         }
@@ -204,34 +234,120 @@ impl JsonParam<'_> {
             .collect()
     }
 
-    fn biases(self, count: usize, in_range: impl Fn(f32) -> bool) -> Option<Arc<[(Token, f32)]>> {
+    /// The names of steps: a list, or in a parameter that can only be a string, with `;` or `,` between them.
+    fn samplers(self) -> Option<SamplerOrder> {
+        match self.value {
+            Value::Array(list) => {
+                // A name that is no string is unknown, as one that no step has.
+                let texts = list.iter().map(|name| name.as_str().unwrap_or("?"));
+                if self.coercion == JsonCoercion::FromText {
+                    return SamplerOrder::of_names(texts.flat_map(listed));
+                }
+                SamplerOrder::of_names(texts)
+            }
+            Value::String(text) if self.coercion == JsonCoercion::FromText => {
+                SamplerOrder::of_names(listed(text))
+            }
+            _ => None,
+        }
+    }
+
+    /// Biases by token id and by text: an object whose keys are ids if they are whole numbers, or a list of pairs, as
+    /// llama-server takes them.
+    fn biases(self, count: usize, in_range: impl Fn(f32) -> bool) -> Option<ReadBiases> {
         // Bounded while it is read: the text was a single value to whoever bounded the request.
         let bounds = JsonBounds {
-            values: count.saturating_add(8),
+            // A pair has three values: itself, its key and its bias.
+            values: count.saturating_mul(3).saturating_add(8),
             entries: count,
         };
         let text = self.value.as_str();
         let text = text.filter(|_| self.coercion == JsonCoercion::FromText);
         let read = text.and_then(|text| bounded_json::read(text.as_bytes(), bounds).ok());
-        let object = read.as_ref().unwrap_or(self.value).as_object()?;
-        // An object that did not come as text was parsed under the wider bounds of its request.
-        if object.len() > count {
-            return None;
-        }
-        let bias = |value| {
-            // Only the whole parameter may be a text; numbers within it have their JSON type.
-            let strict = JsonCoercion::Strict;
-            let number = JsonParam {
-                value,
-                coercion: strict,
-            }
-            .number();
-            number.filter(|number| in_range(*number))
+        let mut biases = BiasReader {
+            in_range,
+            tokens: Vec::new(),
+            texts: Vec::new(),
         };
-        object
-            .iter()
-            .map(|(id, value)| Some((id.parse().ok()?, GenerationParams::bias(bias(value)?))))
-            .collect()
+        // What did not come as text was parsed under the wider bounds of its request, so it is counted here.
+        match read.as_ref().unwrap_or(self.value) {
+            Value::Object(object) if object.len() <= count => {
+                for (key, value) in object {
+                    match key.parse() {
+                        Ok(token) => biases.add_token(token, value)?,
+                        // An integer is meant as an id, and as a text its bias would go to other tokens.
+                        Err(_) if is_integer(key) => return None,
+                        Err(_) => biases.add_text(key, value)?,
+                    }
+                }
+            }
+            Value::Array(list) if list.len() <= count => {
+                for pair in list {
+                    match pair.as_array()?.as_slice() {
+                        [Value::String(text), value] => biases.add_text(text, value)?,
+                        [id, value] => {
+                            let coercion = JsonCoercion::Strict;
+                            let id = JsonParam {
+                                value: id,
+                                coercion,
+                            }
+                            .integer()?;
+                            biases.add_token(Token::try_from(id).ok()?, value)?;
+                        }
+                        _ => return None,
+                    }
+                }
+            }
+            _ => return None,
+        }
+        Some((biases.tokens.into(), biases.texts))
+    }
+}
+
+fn listed(text: &str) -> impl Iterator<Item = &str> {
+    let names = text.split([';', ',']).map(str::trim);
+    names.filter(|name| !name.is_empty())
+}
+
+fn is_integer(key: &str) -> bool {
+    let digits = key.strip_prefix('-').unwrap_or(key);
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Biases by token id, and by text.
+type ReadBiases = (Arc<[(Token, f32)]>, Vec<(String, f32)>);
+
+/// Collects the biases of one parameter.
+struct BiasReader<F> {
+    in_range: F,
+    tokens: Vec<(Token, f32)>,
+    texts: Vec<(String, f32)>,
+}
+
+impl<F: Fn(f32) -> bool> BiasReader<F> {
+    fn add_token(&mut self, token: Token, value: &Value) -> Option<()> {
+        let bias = self.bias(value)?;
+        self.tokens.push((token, bias));
+        Some(())
+    }
+
+    fn add_text(&mut self, text: &str, value: &Value) -> Option<()> {
+        let fits = (1..=BIAS_TEXT_BYTES_MAX).contains(&text.len());
+        let bias = self.bias(value).filter(|_| fits)?;
+        self.texts.push((text.to_owned(), bias));
+        (self.texts.len() <= BIAS_TEXTS_MAX).then_some(())
+    }
+
+    /// A number, or `false`, which forbids the token.
+    fn bias(&self, value: &Value) -> Option<f32> {
+        if *value == Value::Bool(false) {
+            return Some(f32::NEG_INFINITY);
+        }
+        // Only the whole parameter may be a text; numbers within it have their JSON type.
+        let coercion = JsonCoercion::Strict;
+        let number = JsonParam { value, coercion }.number();
+        let number = number.filter(|number| (self.in_range)(*number));
+        number.map(GenerationParams::bias)
     }
 }
 

@@ -43,59 +43,119 @@ fn check(cases: &[Case], ranges: &ParamRanges, coercion: JsonCoercion) {
     }
 }
 
+/// Each parameter at the ends of its core range, and past them.
+const CORE: &[Case] = &[
+    (
+        "max_tokens",
+        &["0", "4294967295", "7.0"],
+        &["-1", "4294967296", "1.5", "\"7\"", "true"],
+    ),
+    ("min_tokens", &["0"], &["-1"]),
+    (
+        "temperature",
+        &["0", "100", "0.5"],
+        &["-0.1", "100.5", "\"1\""],
+    ),
+    ("top_p", &["0.01", "1"], &["0", "1.1"]),
+    ("top_k", &["-1", "0", "40"], &["-2", "0.5"]),
+    ("min_p", &["0", "0.99"], &["1", "-0.1"]),
+    ("repetition_penalty", &["0.1", "10"], &["0", "10.1"]),
+    ("presence_penalty", &["-100", "100"], &["-101", "101"]),
+    ("frequency_penalty", &["-100", "100"], &["-101", "101"]),
+    (
+        "seed",
+        &[
+            "0",
+            "18446744073709551615",
+            "\"18446744073709551615\"",
+            "3.0",
+        ],
+        &["-1", "1.5", "1e17"],
+    ),
+    (
+        "stop",
+        &["[]", "\"a\"", "[\"a\",\"b\"]"],
+        &["[\"\"]", "\"\"", "[1]", "1"],
+    ),
+    ("bad_words", &["[\"a\"]"], &["[null]"]),
+    (
+        "stop_token_ids",
+        &["[0, 4294967295, 7.0]", "[]"],
+        &["[-1]", "7", "[\"7\"]"],
+    ),
+    ("include_stop_str_in_output", &["true"], &["1"]),
+    ("ignore_eos", &["true", "false"], &["1", "\"true\""]),
+    ("skip_special_tokens", &["true"], &["0"]),
+    ("top_logprobs", &["0", "1000"], &["1001", "-1"]),
+    (
+        "logit_bias",
+        &[
+            "{}",
+            "[]",
+            "{\"7\": 1e30, \"8\": -1e38}",
+            "{\"a\": 1, \"7\": false}",
+            "[[7, 1], [\"7\", false]]",
+        ],
+        &[
+            "{\"7\": \"1\"}",
+            "\"{}\"",
+            "{\"-7\": 1}",
+            "{\"4294967296\": 1}",
+            "{\"a\": true}",
+            "{\"\": 1}",
+            "[7]",
+            "[[7]]",
+            "[[7, 1, 1]]",
+            "[[-1, 1]]",
+            "[[\"\", 1]]",
+            "[[null, 1]]",
+        ],
+    ),
+    ("n", &["1", "64"], &["0", "65"]),
+];
+
+/// The same for the samplers of llama.cpp.
+const SAMPLERS: &[Case] = &[
+    (
+        "penalty_last_n",
+        &["-1", "0", "64", "2147483647"],
+        &["-2", "2147483648", "0.5", "\"64\""],
+    ),
+    ("dry_multiplier", &["0", "100"], &["-0.1", "100.1"]),
+    ("dry_base", &["1", "1.75", "100"], &["0.9", "101"]),
+    (
+        "dry_allowed_length",
+        &["1", "1000000"],
+        &["0", "1000001", "1.5"],
+    ),
+    ("dry_penalty_last_n", &["-1", "0"], &["-2"]),
+    (
+        "dry_sequence_breakers",
+        &["[]", "[\"\\n\"]", "\":\""],
+        &["[\"\"]", "[1]", "1"],
+    ),
+    ("xtc_probability", &["0", "1"], &["-0.1", "1.1"]),
+    ("xtc_threshold", &["0", "1"], &["-0.1", "1.1"]),
+    ("typical_p", &["0.1", "1"], &["0", "1.1"]),
+    ("top_n_sigma", &["-1", "0", "100"], &["-1.1", "100.1"]),
+    ("mirostat", &["0", "2", "2.0"], &["1", "3", "-1", "\"2\""]),
+    ("mirostat_tau", &["0", "100"], &["-0.1", "100.1"]),
+    ("mirostat_eta", &["0", "1"], &["-0.1", "1.1"]),
+    ("dynatemp_range", &["0", "100"], &["-0.1", "100.1"]),
+    ("dynatemp_exponent", &["0", "100"], &["-0.1", "100.1"]),
+    (
+        "samplers",
+        &["[]", "[\"top_k\",\"temperature\"]", "[\"typical_p\"]"],
+        &["[\"top_k\",\"top_k\"]", "[\"warp\"]", "[1]", "\"top_k\""],
+    ),
+];
+
 #[test]
 fn d_43_every_parameter_has_its_core_range() {
-    let cases: &[Case] = &[
-        (
-            "max_tokens",
-            &["0", "4294967295", "7.0"],
-            &["-1", "4294967296", "1.5", "\"7\"", "true"],
-        ),
-        ("min_tokens", &["0"], &["-1"]),
-        (
-            "temperature",
-            &["0", "100", "0.5"],
-            &["-0.1", "100.5", "\"1\""],
-        ),
-        ("top_p", &["0.01", "1"], &["0", "1.1"]),
-        ("top_k", &["-1", "0", "40"], &["-2", "0.5"]),
-        ("min_p", &["0", "0.99"], &["1", "-0.1"]),
-        ("repetition_penalty", &["0.1", "10"], &["0", "10.1"]),
-        ("presence_penalty", &["-100", "100"], &["-101", "101"]),
-        ("frequency_penalty", &["-100", "100"], &["-101", "101"]),
-        (
-            "seed",
-            &[
-                "0",
-                "18446744073709551615",
-                "\"18446744073709551615\"",
-                "3.0",
-            ],
-            &["-1", "1.5", "1e17"],
-        ),
-        (
-            "stop",
-            &["[]", "\"a\"", "[\"a\",\"b\"]"],
-            &["[\"\"]", "\"\"", "[1]", "1"],
-        ),
-        ("bad_words", &["[\"a\"]"], &["[null]"]),
-        (
-            "stop_token_ids",
-            &["[0, 4294967295, 7.0]", "[]"],
-            &["[-1]", "7", "[\"7\"]"],
-        ),
-        ("ignore_eos", &["true", "false"], &["1", "\"true\""]),
-        ("skip_special_tokens", &["true"], &["0"]),
-        ("top_logprobs", &["0", "1000"], &["1001", "-1"]),
-        (
-            "logit_bias",
-            &["{}", "{\"7\": 1e30, \"8\": -1e38}"],
-            &["[]", "{\"a\": 1}", "{\"7\": \"1\"}", "\"{}\""],
-        ),
-        ("n", &["1", "64"], &["0", "65"]),
-    ];
-    assert_eq!(cases.len(), PARAMS.len(), "a row of the table has no case");
-    check(cases, &ParamRanges::CORE, JsonCoercion::Strict);
+    let cases = CORE.len() + SAMPLERS.len();
+    assert_eq!(cases, PARAMS.len(), "a row of the table has no case");
+    check(CORE, &ParamRanges::CORE, JsonCoercion::Strict);
+    check(SAMPLERS, &ParamRanges::CORE, JsonCoercion::Strict);
 }
 
 #[test]
@@ -151,11 +211,32 @@ fn tr_404_parameters_sent_as_text_are_read() {
         ("max_tokens", &["\"7\"", "99999999999"], &["\"x\""]),
         ("temperature", &["\"0.5\""], &["\"NaN\"", "\"\""]),
         ("ignore_eos", &["\"true\"", "\"false\""], &["\"yes\"", "1"]),
+        ("mirostat", &["\"2\""], &["\"1\""]),
+        ("penalty_last_n", &["\"-1\""], &["\"x\""]),
+        (
+            "samplers",
+            &[
+                "\"top_k;temperature\"",
+                "\"top_k, min_p\"",
+                "[\"top_k;min_p\"]",
+                "\"\"",
+            ],
+            &["\"top_k;top_k\"", "\"warp\""],
+        ),
         ("stop", &["[\"\"]", "[\"\", \"a\"]"], &[]),
         (
             "logit_bias",
-            &["\"{\\\"5\\\": -100}\"", "{\"1\":1,\"2\":2}"],
-            &["{\"1\":1,\"2\":2,\"3\":3}", "\"x\""],
+            &[
+                "\"{\\\"5\\\": -100}\"",
+                "{\"1\":1,\"2\":2}",
+                "\"[[1,1],[2,1]]\"",
+            ],
+            &[
+                "{\"1\":1,\"2\":2,\"3\":3}",
+                "\"x\"",
+                "[[1,1],[2,1],[3,1]]",
+                "\"[[1,1],[2,1],[3,1]]\"",
+            ],
         ),
     ];
     check(cases, &ranges, JsonCoercion::FromText);
@@ -199,14 +280,32 @@ fn d_43_written_parameters_are_read_back_unchanged() {
         repetition_penalty: Some(1.1),
         presence_penalty: Some(-0.5),
         frequency_penalty: Some(0.25),
+        penalty_last_n: Some(-1),
+        dry_multiplier: Some(0.8),
+        dry_base: Some(1.75),
+        dry_allowed_length: Some(3),
+        dry_penalty_last_n: Some(256),
+        dry_sequence_breakers: Some(Vec::new()),
+        xtc_probability: Some(0.5),
+        xtc_threshold: Some(0.2),
+        typical_p: Some(0.9),
+        top_n_sigma: Some(1.5),
+        mirostat: Some(2),
+        mirostat_tau: Some(4.0),
+        mirostat_eta: Some(0.2),
+        dynatemp_range: Some(0.3),
+        dynatemp_exponent: Some(1.2),
+        samplers: SamplerOrder::of_names(["top_k", "typ_p", "temperature"]),
         seed: Some(u64::MAX),
         stop: vec!["END".into()],
         stop_sequences: vec![vec![3], vec![9]],
         bad_words: vec!["bad".into()],
+        include_stop_str_in_output: Some(true),
         ignore_eos: Some(true),
         skip_special_tokens: Some(false),
         top_logprobs: Some(3),
         logit_bias: [(4, f32::NEG_INFINITY), (5, 1.5)].into(),
+        logit_bias_texts: vec![("12".into(), 2.5), ("no".into(), f32::NEG_INFINITY)],
         n: Some(2),
         priority: None,
     };
@@ -229,55 +328,93 @@ fn d_43_written_parameters_are_read_back_unchanged() {
     assert!(several.to_json().is_none());
 }
 
+type Change = fn(&mut GenerationParams);
+
+/// A parameter, a value at the end of its range, and one past it.
+const CHANGES: &[(&str, Change, Change)] = &[
+    (
+        "temperature",
+        |p| p.temperature = Some(100.0),
+        |p| p.temperature = Some(f32::NAN),
+    ),
+    ("min_p", |p| p.min_p = Some(0.0), |p| p.min_p = Some(1.0)),
+    ("n", |p| p.n = Some(64), |p| p.n = Some(0)),
+    (
+        "stop",
+        |p| p.stop = vec!["x".repeat(1_024); 64],
+        |p| p.stop = vec![String::new()],
+    ),
+    (
+        "stop_sequences",
+        |p| p.stop_sequences = vec![vec![9; 64]; 256],
+        |p| p.stop_sequences = vec![vec![10]],
+    ),
+    (
+        "stop_sequences",
+        |_| (),
+        |p| p.stop_sequences = vec![vec![1; 65]],
+    ),
+    (
+        "stop_sequences",
+        |_| (),
+        |p| p.stop_sequences = vec![vec![1]; 257],
+    ),
+    (
+        "logit_bias",
+        |p| p.logit_bias = [(9, f32::NEG_INFINITY)].into(),
+        |p| p.logit_bias = [(1, f32::INFINITY)].into(),
+    ),
+    (
+        "logit_bias",
+        |_| (),
+        |p| p.logit_bias = [(1, f32::NAN)].into(),
+    ),
+    ("logit_bias", |_| (), |p| p.logit_bias = [(10, 0.0)].into()),
+    (
+        "logit_bias",
+        |p| p.logit_bias_texts = vec![("x".repeat(256), 1.0); 1_024],
+        |p| p.logit_bias_texts = vec![("x".repeat(257), 1.0)],
+    ),
+    (
+        "logit_bias",
+        |_| (),
+        |p| p.logit_bias_texts = vec![("x".into(), 1.0); 1_025],
+    ),
+    (
+        "logit_bias",
+        |_| (),
+        |p| p.logit_bias_texts = vec![("x".into(), f32::NAN)],
+    ),
+    (
+        "mirostat",
+        |p| p.mirostat = Some(2),
+        |p| p.mirostat = Some(1),
+    ),
+    (
+        "penalty_last_n",
+        |p| p.penalty_last_n = Some(-1),
+        |p| p.penalty_last_n = Some(-2),
+    ),
+    (
+        "dry_sequence_breakers",
+        |p| p.dry_sequence_breakers = Some(vec!["x".repeat(64); 64]),
+        |p| p.dry_sequence_breakers = Some(vec!["x".into(); 65]),
+    ),
+    (
+        "dry_sequence_breakers",
+        |_| (),
+        |p| p.dry_sequence_breakers = Some(vec!["x".repeat(65)]),
+    ),
+    (
+        "min_tokens",
+        |p| (p.min_tokens, p.max_tokens) = (Some(3), Some(3)),
+        |p| (p.min_tokens, p.max_tokens) = (Some(4), Some(3)),
+    ),
+];
+
 #[test]
 fn d_20_the_core_checks_what_was_set_in_this_process() {
-    type Change = fn(&mut GenerationParams);
-    let cases: &[(&str, Change, Change)] = &[
-        (
-            "temperature",
-            |p| p.temperature = Some(100.0),
-            |p| p.temperature = Some(f32::NAN),
-        ),
-        ("min_p", |p| p.min_p = Some(0.0), |p| p.min_p = Some(1.0)),
-        ("n", |p| p.n = Some(64), |p| p.n = Some(0)),
-        (
-            "stop",
-            |p| p.stop = vec!["x".repeat(1_024); 64],
-            |p| p.stop = vec![String::new()],
-        ),
-        (
-            "stop_sequences",
-            |p| p.stop_sequences = vec![vec![9; 64]; 256],
-            |p| p.stop_sequences = vec![vec![10]],
-        ),
-        (
-            "stop_sequences",
-            |_| (),
-            |p| p.stop_sequences = vec![vec![1; 65]],
-        ),
-        (
-            "stop_sequences",
-            |_| (),
-            |p| p.stop_sequences = vec![vec![1]; 257],
-        ),
-        (
-            "logit_bias",
-            |p| p.logit_bias = [(9, f32::NEG_INFINITY)].into(),
-            |p| p.logit_bias = [(1, f32::INFINITY)].into(),
-        ),
-        (
-            "logit_bias",
-            |_| (),
-            |p| p.logit_bias = [(1, f32::NAN)].into(),
-        ),
-        ("logit_bias", |_| (), |p| p.logit_bias = [(10, 0.0)].into()),
-        (
-            "min_tokens",
-            |p| (p.min_tokens, p.max_tokens) = (Some(3), Some(3)),
-            |p| (p.min_tokens, p.max_tokens) = (Some(4), Some(3)),
-        ),
-    ];
-    for (name, good, bad) in cases {
+    for (name, good, bad) in CHANGES {
         let checked = |change: &Change| {
             let mut params = GenerationParams::default();
             change(&mut params);
@@ -320,4 +457,34 @@ fn intervals_display_open_and_closed_ends() {
             "{shown}"
         );
     }
+}
+
+#[test]
+fn biases_by_text_are_kept_apart_from_those_by_id() {
+    let expected = (
+        vec![(15_043, 1.0), (3, f32::NEG_INFINITY)],
+        vec![
+            ("Hello".to_owned(), -0.5),
+            ("42".to_owned(), f32::NEG_INFINITY),
+        ],
+    );
+    let pairs = json!([[15_043, 1.0], ["Hello", -0.5], [3, false], ["42", -100]]);
+    let read = set(
+        "logit_bias",
+        &pairs,
+        &ParamRanges::CORE,
+        JsonCoercion::Strict,
+    )
+    .unwrap();
+    assert_eq!((read.logit_bias.to_vec(), read.logit_bias_texts), expected);
+    let object = json!({"3": false, "Hello": -0.5});
+    let read = set(
+        "logit_bias",
+        &object,
+        &ParamRanges::CORE,
+        JsonCoercion::Strict,
+    )
+    .unwrap();
+    assert_eq!(read.logit_bias[..], [(3, f32::NEG_INFINITY)]);
+    assert_eq!(read.logit_bias_texts, [("Hello".to_owned(), -0.5)]);
 }

@@ -31,8 +31,9 @@ impl Requests {
         let output = &sequence.tokens[sequence.prompt_tokens..];
         let by_tokens = terms.stop_sequence(output, token, sequence.appended + 1);
         let sampled = self.tokens.with_logprobs(sample);
-        // The token is reported, but neither an EOG token nor a completed stop sequence adds text (LM-307).
-        let hidden = is_end || by_tokens.is_some();
+        // The token is reported, but neither an EOG token nor a completed stop sequence adds text (LM-307), unless the
+        // request keeps its stop.
+        let hidden = is_end || by_tokens.is_some() && !terms.include_stop;
         let (text, by_text) = if hidden {
             (CompactString::default(), None)
         } else {
@@ -54,7 +55,7 @@ impl Requests {
         // An event that rolls back cannot be merged with the one before it, so a steered token never waits for the
         // next.
         let joins = !steered && self.slots.joins(sequence);
-        sequence.record(&sampled, context);
+        sequence.record(&sampled, context, &*self.tokens.vocabulary);
         let tokens = Tokens {
             tokens: smallvec![sampled],
             text,
@@ -173,7 +174,7 @@ impl Requests {
                 forced: true,
                 ..self.tokens.sampled(token)
             };
-            self.sequences[key].record(&sampled, token);
+            self.sequences[key].record(&sampled, token, &*self.tokens.vocabulary);
             forced.push(sampled);
         }
         let computed = self.sequences[key].computed;
@@ -203,17 +204,18 @@ impl Requests {
         }
         let sequence = &mut self.sequences[key];
         let left = sequence.tokens.len() - count;
+        if let Some(steering) = &mut sequence.steering {
+            let rest = steering.output.len() - count;
+            let removed = steering.output.truncate(rest);
+            if let Some(history) = &mut sequence.history {
+                // Before the tokens are removed: a window goes back over them.
+                let removed = removed.into_iter().map(|removed| removed.id);
+                history.truncate(&sequence.tokens, left, removed);
+            }
+        }
         // Tokens first, slot last: `truncate` may preempt the sequence, which must then have its final tokens.
         sequence.tokens.to_mut().truncate(left);
         sequence.charged = sequence.charged.min(left);
-        if let Some(steering) = &mut sequence.steering {
-            let rest = steering.output.len() - count;
-            for removed in steering.output.truncate(rest) {
-                if let Some(history) = &mut sequence.history {
-                    history.remove(removed.id);
-                }
-            }
-        }
         let steering = sequence.steering.as_ref();
         let (mut text, replayed) = steering
             .map(|steering| steering.output.since_checkpoint())
@@ -246,6 +248,7 @@ impl Requests {
         self.tokens.replay(terms, &sent, &mut text, &mut shown);
         if let Some((parent, branch)) = self.sequences.get2_mut(key, born) {
             branch.history.clone_from(&parent.history);
+            branch.mirostat.set(parent.mirostat.get());
             // Inherited tokens count towards the branch's limit and move its random draws on, but nothing was computed
             // for them: `completion_tokens` counts them once.
             branch.appended = parent.appended;

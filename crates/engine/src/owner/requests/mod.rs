@@ -12,6 +12,7 @@
 
 mod append;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -168,6 +169,7 @@ impl Requests {
             charged: 0,
             text: ChoiceText::default(),
             history: submission.history.clone(),
+            mirostat: Cell::new(submission.terms.sampling.first_mirostat()),
             steering,
             last_token_at: None,
             unreported: None,

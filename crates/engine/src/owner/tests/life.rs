@@ -247,6 +247,12 @@ fn lm_603_every_row_of_a_step_may_differ() {
         (request.params.top_k, request.params.max_tokens) = (Some(index), Some(index + 1));
         request.params.logit_bias = [(index, 3.0)].into();
         request.params.ignore_eos = Some(true);
+        // Some have samplers with a state or a history of their own.
+        request.params.mirostat = Some(if index.is_multiple_of(3) { 2 } else { 0 });
+        request.params.dry_multiplier = (index % 4 == 1).then_some(2.0);
+        request.params.presence_penalty = (index % 5 == 2).then_some(1.0);
+        request.params.penalty_last_n = Some(3);
+        request.params.xtc_probability = (index % 2 == 1).then_some(0.5);
         request
     };
     let mut bench = Bench::new(script());

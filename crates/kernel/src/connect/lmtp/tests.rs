@@ -197,6 +197,11 @@ async fn lm_712_unsupported_requests_are_refused_before_anything_is_sent() {
             Code::Unimplemented,
         ),
         (
+            "a bias by text",
+            far(ids(&[1]), json!({"logit_bias": {"a": 1}})),
+            Code::InvalidRequest,
+        ),
+        (
             "no token of its own",
             far(ids(&[1]), json!({"logit_bias": {"300": 1}})),
             Code::InvalidRequest,

@@ -108,6 +108,42 @@ async fn ev_508_an_output_without_content_is_one_final_fragment_of_its_type() {
     );
 }
 
+/// A config with every sampler, and its JSON.
+fn samplers() -> (GenerateConfig, Value) {
+    // Every number is one that both widths of floating-point numbers have.
+    let config = GenerateConfig {
+        min_p: Some(0.25),
+        penalty_last_n: Some(-1),
+        dry_multiplier: Some(0.5),
+        dry_base: Some(1.75),
+        dry_allowed_length: Some(3),
+        dry_penalty_last_n: Some(64),
+        dry_sequence_breakers: vec!["\n".into()],
+        xtc_probability: Some(0.5),
+        xtc_threshold: Some(0.125),
+        typical_p: Some(0.75),
+        top_n_sigma: Some(1.5),
+        mirostat: Some(2),
+        mirostat_tau: Some(4.0),
+        mirostat_eta: Some(0.25),
+        dynatemp_range: Some(0.5),
+        dynatemp_exponent: Some(2.0),
+        samplers: vec!["dry".into(), "temperature".into()],
+        include_stop_str_in_output: Some(true),
+        logit_bias: [(7, 1.5)].into(),
+        logit_bias_texts: [("7".into(), -100.0)].into(),
+        ..Default::default()
+    };
+    let json = json!({
+        "min_p": 0.25, "penalty_last_n": -1, "dry_multiplier": 0.5, "dry_base": 1.75, "dry_allowed_length": 3,
+        "dry_penalty_last_n": 64, "dry_sequence_breakers": ["\n"], "xtc_probability": 0.5, "xtc_threshold": 0.125,
+        "typical_p": 0.75, "top_n_sigma": 1.5, "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.25,
+        "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "samplers": ["dry", "temperature"],
+        "include_stop_str_in_output": true, "logit_bias": [[7, 1.5], ["7", -100.0]],
+    });
+    (config, json)
+}
+
 /// EV-509
 #[tokio::test(start_paused = true)]
 async fn ev_509_configs_are_decoded_by_type_and_the_input_config_overrides_them() {
@@ -133,6 +169,7 @@ async fn ev_509_configs_are_decoded_by_type_and_the_input_config_overrides_them(
         bad_words: vec!["y".into()],
         ..Default::default()
     };
+    let (samplers, samplers_json) = samplers();
     let fields = [
         ("maxTokens", Kind::NumberValue(7.0)),
         ("top_p", Kind::NumberValue(0.25)),
@@ -158,6 +195,11 @@ async fn ev_509_configs_are_decoded_by_type_and_the_input_config_overrides_them(
             any("google.protobuf.Struct", &object),
             None,
             json!({"max_tokens": 7, "top_p": 0.25}),
+        ),
+        (
+            any("sapwood.v1.GenerateConfig", &samplers),
+            None,
+            samplers_json,
         ),
     ] {
         let mut probe = Probe::open([notify.clone()], SessionOptions::default());

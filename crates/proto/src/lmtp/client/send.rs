@@ -36,6 +36,11 @@ pub(super) fn generate(
             return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
         }
     }
+    if !wanted.params.logit_bias_texts.is_empty() {
+        // The protocol has biases by token id only (LM-305).
+        let message = "the upstream does not support texts in 'logit_bias'";
+        return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
+    }
     if wanted.controller.is_some() && !features.has(Feature::Controllers) {
         // Without its controller the output would be unconstrained (LM-712).
         let message = "the upstream does not support 'controller'";
@@ -59,9 +64,16 @@ pub(super) fn generate(
             ParamField::Number(value) => member(out, name, value),
             ParamField::Seed(value) => member(out, name, value),
             ParamField::Flag(value) => member(out, name, value),
+            ParamField::Window(value) => member(out, name, value),
             ParamField::Texts(texts) => member(out, name, texts),
+            ParamField::OptionalTexts(texts) => member(out, name, texts),
+            ParamField::Samplers(order) => {
+                let order = order.unwrap_or_default();
+                let names: Vec<_> = order.steps().iter().map(|step| step.name()).collect();
+                member(out, name, &names);
+            }
             ParamField::Tokens(stops) => member(out, name, stops),
-            ParamField::Biases(bias) => biases(out, bias, !features.is_empty()),
+            ParamField::Biases { tokens, .. } => biases(out, tokens, !features.is_empty()),
         }
     }
     if let Some(controller) = &wanted.controller {

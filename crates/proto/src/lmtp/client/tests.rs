@@ -2,7 +2,7 @@ mod detached;
 mod steered;
 
 use super::*;
-use crate::params::GenerationParams;
+use crate::params::{GenerationParams, SamplerOrder};
 
 fn wanted() -> GenerateRequest {
     GenerateRequest {
@@ -159,6 +159,9 @@ fn lm_704_parameters_that_the_peer_lacks_are_refused_locally() {
     with(|params| params.min_tokens = Some(1));
     with(|params| params.stop_sequences = vec![vec![7]]);
     with(|params| params.ignore_eos = Some(true));
+    with(|params| params.dry_multiplier = Some(0.5));
+    with(|params| params.samplers = SamplerOrder::of_names(["top_k"]));
+    with(|params| params.logit_bias_texts = vec![("x".to_owned(), 1.0)]);
     with(|params| params.skip_special_tokens = Some(false));
     with(|params| params.bad_words = vec!["x".to_owned()]);
     with(|params| params.n = Some(2));
@@ -441,6 +444,12 @@ fn lm_901_a_version_2_peer_is_sent_all_members() {
             stop: vec!["x".into()],
             stop_sequences: vec![vec![1, 2]],
             min_p: Some(0.5),
+            penalty_last_n: Some(64),
+            dry_multiplier: Some(0.5),
+            dry_sequence_breakers: Some(vec!["#".into()]),
+            mirostat: Some(2),
+            samplers: SamplerOrder::of_names(["dry", "temperature"]),
+            include_stop_str_in_output: Some(true),
             min_tokens: Some(1),
             ignore_eos: Some(true),
             skip_special_tokens: Some(false),
@@ -451,17 +460,30 @@ fn lm_901_a_version_2_peer_is_sent_all_members() {
     let mut client = agreed();
     let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
     let message = String::from_utf8(message.to_vec()).unwrap();
-    let end = r#""seed":7,"min_p":0.5,"stop":["x"],"stop_tokens":[[1,2]],"min_tokens":1,"ignore_eos":true,"skip_special":false,"text":true}"#;
+    let end = concat!(
+        r##""seed":7,"min_p":0.5,"penalty_last_n":64,"dry_multiplier":0.5,"dry_sequence_breakers":["#"],"mirostat":2,"##,
+        r#""samplers":["dry","temperature"],"include_stop_str_in_output":true,"stop":["x"],"stop_tokens":[[1,2]],"#,
+        r#""min_tokens":1,"ignore_eos":true,"skip_special":false,"text":true}"#
+    );
     assert!(message.ends_with(end), "{message}");
     let unknown = GenerateRequest {
         params: GenerationParams {
             bad_words: vec!["x".into()],
             ..GenerationParams::default()
         },
+        ..wanted.clone()
+    };
+    let by_text = GenerateRequest {
+        params: GenerationParams {
+            logit_bias_texts: vec![("x".into(), 1.0)],
+            ..GenerationParams::default()
+        },
         ..wanted
     };
-    let refused = client.generate("m", &unknown, Time::ZERO).unwrap_err();
-    assert_eq!(refused.reason, LmtpReason::UnsupportedOperation);
+    for unknown in [unknown, by_text] {
+        let refused = client.generate("m", &unknown, Time::ZERO).unwrap_err();
+        assert_eq!(refused.reason, LmtpReason::UnsupportedOperation);
+    }
     // A plain MODEL_INFO, answered without `lmtp`, does not withdraw features.
     client.model_info("m", Time::ZERO).unwrap();
     client.handle(r#"MSG [{"stream_id":3,"model_info":{}}]"#, Time::ZERO);

@@ -227,6 +227,8 @@ impl RelayedStream {
         let is_free = matches!(params.presence_penalty, None | Some(0.0))
             && matches!(params.frequency_penalty, None | Some(0.0))
             && matches!(params.repetition_penalty, None | Some(1.0))
+            // DRY sees prompt and output alike; mirostat begins anew with each request.
+            && matches!(params.mirostat, None | Some(0))
             && params.stop.is_empty()
             && wanted.controller.is_none();
         // Without a seed no certain tokens are promised, and at temperature 0 the seed has no effect.

@@ -27,7 +27,7 @@ pub(in super::super) struct PayloadMembers<'a> {
 
 /// Members of the base protocol. The first [`LMQL`] are those of LMQL's own client, in its order (LM-301): a reference
 /// server knows no others (LM-703).
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 39] = [
     "max_tokens",
     "temperature",
     "top_logprobs",
@@ -43,6 +43,23 @@ const NAMES: [&str; 22] = [
     "length_penalty",
     "seed",
     "min_p",
+    "penalty_last_n",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "xtc_probability",
+    "xtc_threshold",
+    "typical_p",
+    "top_n_sigma",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "samplers",
+    "include_stop_str_in_output",
     "stop",
     "stop_tokens",
     "min_tokens",

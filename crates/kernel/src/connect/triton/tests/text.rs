@@ -145,6 +145,16 @@ async fn tr_402_unset_fields_are_not_sent() {
             json!({"stop_token_ids": [3, 4], "logit_bias": {"5": -100, "6": 1.5}}),
             Some(json!({"stop_token_ids": [3, 4], "logit_bias": {"5": -100.0, "6": 1.5}})),
         ),
+        (
+            json!({
+                "dry_multiplier": 0.5, "dry_sequence_breakers": ["#"], "samplers": ["dry", "top_k"],
+                "include_stop_str_in_output": true, "logit_bias": [["5", false], [6, 1.5]],
+            }),
+            Some(json!({
+                "dry_multiplier": 0.5, "dry_sequence_breakers": ["#"], "samplers": ["dry", "top_k"],
+                "include_stop_str_in_output": true, "logit_bias": [[6, 1.5], ["5", -100.0]],
+            })),
+        ),
     ] {
         let server = serving(vllm(), events(&[])).await;
         let run = server
