@@ -29,7 +29,7 @@ pub(crate) struct PrefixStore {
     limit: usize,
     /// Whether an entry serves prompts that share only a part of it. If not, they must begin with the whole entry.
     partial: bool,
-    entries: HashMap<SavedId, SavedPrefix>,
+    entries: HashMap<SavedId, StoredPrefix>,
     by_tokens: BTreeMap<u64, BTreeMap<Arc<[Token]>, SavedId>>,
     /// The first is evicted first.
     by_value: BTreeSet<(EntryValue, SavedId)>,
@@ -44,12 +44,24 @@ pub(crate) struct PrefixStore {
 /// as many bytes for a token, and for longer prefixes where the state of a slot has the same size whatever it holds.
 type EntryValue = (u64, u64);
 
+/// The state of a slot, and the tokens that it held.
 #[derive(Debug)]
-struct SavedPrefix {
+pub(crate) struct SavedPrefix {
+    pub(crate) tokens: Arc<[Token]>,
+    pub(crate) state: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct StoredPrefix {
     scope: u64,
-    tokens: Arc<[Token]>,
-    state: Arc<[u8]>,
+    prefix: Arc<SavedPrefix>,
     value: EntryValue,
+}
+
+impl StoredPrefix {
+    fn bytes(&self) -> usize {
+        bytes_of(self.prefix.tokens.len(), self.prefix.state.len())
+    }
 }
 
 /// An entry that begins as a prompt does.
@@ -123,10 +135,10 @@ impl PrefixStore {
         of_scope.insert(Arc::clone(&tokens), id);
         self.by_value.insert((value, id));
         self.bytes += bytes;
-        let entry = SavedPrefix {
+        let prefix = Arc::new(SavedPrefix { tokens, state });
+        let entry = StoredPrefix {
             scope,
-            tokens,
-            state: state.into(),
+            prefix,
             value,
         };
         self.entries.insert(id, entry);
@@ -160,7 +172,7 @@ impl PrefixStore {
 
     fn longest_whole(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
         let id = self.beginning_of(scope, tokens)?;
-        let saved = self.entries.get(&id)?.tokens.len();
+        let saved = self.entries.get(&id)?.prefix.tokens.len();
         Some(SavedMatch {
             id,
             tokens: saved,
@@ -184,11 +196,12 @@ impl PrefixStore {
         }
     }
 
-    /// Returns the tokens and the state of an entry that still exists, and marks it as used.
-    pub(crate) fn take(&mut self, id: SavedId) -> Option<(Arc<[Token]>, Arc<[u8]>)> {
+    /// Returns an entry that still exists, and marks it as used.
+    pub(crate) fn get(&mut self, id: SavedId) -> Option<Arc<SavedPrefix>> {
         self.touch(id);
-        let entry = self.entries.get(&id)?;
-        Some((Arc::clone(&entry.tokens), Arc::clone(&entry.state)))
+        self.entries
+            .get(&id)
+            .map(|stored| Arc::clone(&stored.prefix))
     }
 
     /// Removes an entry.
@@ -197,9 +210,9 @@ impl PrefixStore {
             return;
         };
         self.by_value.remove(&(entry.value, id));
-        self.bytes -= bytes_of(entry.tokens.len(), entry.state.len());
+        self.bytes -= entry.bytes();
         if let Some(of_scope) = self.by_tokens.get_mut(&entry.scope) {
-            of_scope.remove(&entry.tokens);
+            of_scope.remove(&entry.prefix.tokens);
             if of_scope.is_empty() {
                 self.by_tokens.remove(&entry.scope);
             }
@@ -219,7 +232,8 @@ impl PrefixStore {
         let Some(entry) = self.entries.get(&id) else {
             return;
         };
-        let value = self.value(entry.tokens.len(), entry.state.len());
+        let prefix = Arc::clone(&entry.prefix);
+        let value = self.value(prefix.tokens.len(), prefix.state.len());
         if let Some(entry) = self.entries.get_mut(&id) {
             self.by_value.remove(&(entry.value, id));
             entry.value = value;

@@ -108,8 +108,10 @@ impl KvSlots {
                 // All of it comes back before it is truncated.
                 && saved.saved <= self.cache.room()
         });
-        let saved = saved.map(FoundPrefix::Saved);
-        saved.or(in_slot.map(FoundPrefix::Slot))
+        match saved {
+            Some(saved) => Some(FoundPrefix::Saved(saved)),
+            None => in_slot.map(FoundPrefix::Slot),
+        }
     }
 
     /// Returns whether there is a slot and `cells` KV cells for a sequence that begins with the given prefix.
@@ -186,16 +188,18 @@ impl KvSlots {
     /// Fills an empty slot from memory and truncates it to the common tokens; returns their number.
     fn restore(&mut self, saved: SavedMatch, slot: SlotId, purpose: &SlotPurpose<'_>) -> usize {
         // Held, because evicting saves others, for which this one may go.
-        let Some((tokens, state)) = self.store.take(saved.id) else {
+        let Some(prefix) = self.store.get(saved.id) else {
             return 0;
         };
+        let tokens = &prefix.tokens;
         self.evict_for(tokens.len());
-        if !self.model.restore(slot, &state, length(tokens.len())) {
+        let whole = length(tokens.len());
+        if !self.model.restore(slot, &prefix.state, whole) {
             // It would fail again and again.
             self.store.remove(saved.id);
             return 0;
         }
-        self.cache.append(slot, &tokens);
+        self.cache.append(slot, tokens);
         if saved.tokens < tokens.len() && !self.truncate(slot, saved.tokens) {
             // Nothing of it can be used, so the slot begins anew.
             self.cache.truncate(slot, 0);

@@ -65,7 +65,7 @@ fn the_least_recently_used_entry_is_evicted_and_an_entry_that_never_fits_is_not_
         insert(&mut store, 0, &[token]);
     }
     let first = store.find(0, &[1]).unwrap();
-    assert!(store.take(first.id).is_some());
+    assert!(store.get(first.id).is_some());
     insert(&mut store, 0, &[4]);
     let left = [1, 2, 3, 4].map(|token| store.find(0, &[token]).is_some());
     assert_eq!(left, [true, false, true, true]);
@@ -108,14 +108,14 @@ proptest! {
             prop_assert!(store.bytes() <= LIMIT);
             prop_assert!(store.covers(*scope, tokens), "the last one is there");
         }
-        let bytes = store.entries.values().map(|it| bytes_of(it.tokens.len(), it.state.len()));
+        let bytes = store.entries.values().map(StoredPrefix::bytes);
         prop_assert_eq!(bytes.sum::<usize>(), store.bytes());
         prop_assert_eq!(store.entries.len(), store.by_value.len());
         let indexed: usize = store.by_tokens.values().map(BTreeMap::len).sum();
         prop_assert_eq!(store.entries.len(), indexed);
         for (scope, prompt) in &prompts {
             let of_scope = store.entries.values().filter(|it| it.scope == *scope);
-            let lengths = of_scope.map(|it| (common_prefix(&it.tokens, prompt), it.tokens.len()));
+            let lengths = of_scope.map(|it| (common_prefix(&it.prefix.tokens, prompt), it.prefix.tokens.len()));
             let usable = lengths.filter(|&(common, saved)| common > 0 && (partial || common == saved));
             let best = usable.map(|(common, _)| common).max();
             prop_assert_eq!(store.find(*scope, prompt).map(|it| it.tokens), best);
