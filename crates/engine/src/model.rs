@@ -239,6 +239,11 @@ pub trait Model: Send {
         self.info().truncates
     }
 
+    /// Returns how many bytes [`Model::save`] would return; 0 if none.
+    fn saved_size(&mut self, _slot: SlotId) -> usize {
+        0
+    }
+
     /// Returns the state of a slot as bytes, from which [`Model::restore`] of the same loaded model makes it again.
     /// `None` if that is not possible.
     fn save(&mut self, _slot: SlotId) -> Option<Vec<u8>> {

@@ -69,6 +69,8 @@ pub(crate) struct EvictedPrefix {
     pub(crate) slot: SlotId,
     pub(crate) scope: u64,
     pub(crate) tokens: Vec<Token>,
+    /// Another cached slot holds the same prompt and was used later: this one is another answer to it.
+    pub(crate) superseded: bool,
 }
 
 /// A slot whose tokens begin as a prompt does.
@@ -357,19 +359,21 @@ impl PrefixCache {
     /// that many answers to one prompt do not evict another conversation; then the least recently used. The caller
     /// releases the slot in the model.
     pub(crate) fn evict(&mut self, spare: Option<SlotId>) -> Option<EvictedPrefix> {
-        let slot = self.next_evicted(|slot| Some(slot) != spare)?;
-        Some(self.take_cached(slot))
+        let (slot, last) = self.next_evicted(|slot| Some(slot) != spare)?;
+        Some(self.take_cached(slot, last))
     }
 
     /// As [`PrefixCache::evict`], but only a slot with cells that no live slot holds.
     pub(crate) fn evict_idle(&mut self) -> Option<EvictedPrefix> {
         let is_idle = |cell: &u32| self.cells[*cell as usize].pins == 0;
-        let slot = self.next_evicted(|slot| self.cached_slot(slot).cells.iter().any(is_idle))?;
-        Some(self.take_cached(slot))
+        let (slot, last) =
+            self.next_evicted(|slot| self.cached_slot(slot).cells.iter().any(is_idle))?;
+        Some(self.take_cached(slot, last))
     }
 
-    /// Returns the first to be evicted of the cached slots for which `may` is true.
-    fn next_evicted(&self, may: impl Fn(SlotId) -> bool) -> Option<SlotId> {
+    /// Returns the first to be evicted of the cached slots for which `may` is true, and whether none with its prompt was
+    /// used later.
+    fn next_evicted(&self, may: impl Fn(SlotId) -> bool) -> Option<(SlotId, bool)> {
         let cached = |cached_slot: &CachedSlot| match cached_slot.usage {
             SlotUse::Cached(cached) => Some((cached_slot.scope, cached)),
             _ => None,
@@ -387,12 +391,12 @@ impl PrefixCache {
             let last = latest.get(&(scope, cached.prompt)) == Some(&cached.used);
             Some((last, cached.used, slot))
         });
-        let (_, _, slot) = candidates.min()?;
-        Some(slot)
+        let (last, _, slot) = candidates.min()?;
+        Some((slot, last))
     }
 
     /// Frees a cached slot and returns what it held.
-    fn take_cached(&mut self, slot: SlotId) -> EvictedPrefix {
+    fn take_cached(&mut self, slot: SlotId, last: bool) -> EvictedPrefix {
         let scope = self.cached_slot(slot).scope;
         let tokens = std::mem::take(&mut self.cached_slot_mut(slot).tokens);
         self.discard(slot);
@@ -400,6 +404,7 @@ impl PrefixCache {
             slot,
             scope,
             tokens,
+            superseded: !last,
         }
     }
 

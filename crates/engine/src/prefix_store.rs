@@ -19,6 +19,9 @@ use crate::prefix_cache::common_prefix;
 /// What an entry needs beside its tokens and its state, rounded up.
 const ENTRY_BYTES: usize = 512;
 
+/// The maximum of entries that a search for a whole entry looks at.
+const ROUNDS_MAX: usize = 64;
+
 /// Identifies an entry while it exists.
 pub(crate) type SavedId = u64;
 
@@ -114,6 +117,16 @@ impl PrefixStore {
         covered
     }
 
+    /// Evicts entries until one of this size fits; returns false if it never would.
+    pub(crate) fn make_room(&mut self, tokens: usize, state: usize) -> bool {
+        let bytes = bytes_of(tokens, state);
+        if bytes > self.limit {
+            return false;
+        }
+        while self.bytes.saturating_add(bytes) > self.limit && self.evict() {}
+        true
+    }
+
     /// Adds an entry and evicts others until all fit. Ignored if it does not fit alone, or is covered already.
     pub(crate) fn insert(&mut self, scope: u64, tokens: &[Token], state: Vec<u8>) {
         let bytes = bytes_of(tokens.len(), state.len());
@@ -126,7 +139,7 @@ impl PrefixStore {
         {
             self.remove(id);
         }
-        while self.bytes + bytes > self.limit && self.evict() {}
+        self.make_room(tokens.len(), state.len());
         let id = self.next;
         self.next += 1;
         let tokens: Arc<[Token]> = tokens.into();
@@ -184,8 +197,9 @@ impl PrefixStore {
     fn beginning_of(&self, scope: u64, tokens: &[Token]) -> Option<SavedId> {
         let of_scope = self.by_tokens.get(&scope)?;
         let mut until = tokens;
-        // Each round is shorter: whatever lies between a beginning and these tokens shares the beginning with them.
-        loop {
+        // Each round is shorter: whatever lies between a beginning and these tokens shares the beginning with them. With many
+        // entries that differ from these tokens one after another, a shorter beginning is not worth the search.
+        for _ in 0..ROUNDS_MAX {
             let before = range(of_scope, Bound::Unbounded, Bound::Included(until)).next_back();
             let (saved, &id) = before?;
             let common = common_prefix(saved, until);
@@ -194,6 +208,7 @@ impl PrefixStore {
             }
             until = &until[..common];
         }
+        None
     }
 
     /// Returns an entry that still exists, and marks it as used.

@@ -159,7 +159,7 @@ pub(crate) fn planned(
         source,
         parsers: model.parsers(),
         size,
-        limits: limits(config),
+        limits: limits(config, size.kept_prefixes),
         is_tried: config.engine.try_files,
     }))
 }
@@ -225,7 +225,7 @@ fn script(model: &ServedModelConfig, size: ModelSize) -> Result<scripted::Config
     Ok(script)
 }
 
-fn limits(config: &Config) -> sapwood_engine::Config {
+fn limits(config: &Config, kept_prefixes: u32) -> sapwood_engine::Config {
     sapwood_engine::Config {
         queue_requests: config.limits.queue_requests,
         queue_tokens: config.limits.queue_tokens,
@@ -236,7 +236,7 @@ fn limits(config: &Config) -> sapwood_engine::Config {
             PrefixScope::Server => PrefixSharing::All,
         },
         prefix_tokens_min: config.engine.prefix_tokens_min,
-        prefix_ram_bytes: match (config.engine.kept_prefixes, config.engine.prefix_ram_bytes) {
+        prefix_ram_bytes: match (kept_prefixes, config.engine.prefix_ram_bytes) {
             (0, _) => Some(0),
             (_, 0) => None,
             (_, bytes) => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
@@ -322,7 +322,7 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         source: PlannedSource::Demo,
         parsers: OutputParsers::default(),
         size,
-        limits: limits(config),
+        limits: limits(config, size.kept_prefixes),
         is_tried: false,
     })
 }

@@ -297,7 +297,7 @@ fn embed(
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
-    let saved_bytes_max = memory::for_saved_slots(options.memory_bytes);
+    let saved_slots = memory::SavedSlotsLimit::take(options.memory_bytes, facts.weight_bytes);
     // Whether the model is served is decided when it is registered; this line tells how it was loaded, and why so.
     tracing::info!(
         model = name,
@@ -307,7 +307,7 @@ fn embed(
         sliding_window = facts.sliding_window,
         batch = size.batch_tokens,
         threads = %size.threads,
-        saved_prefixes = readable(saved_bytes_max as u64),
+        saved_prefixes = readable(saved_slots.bytes() as u64),
         "chose settings for this model and this machine"
     );
     let info = ModelInfo {
@@ -329,7 +329,7 @@ fn embed(
         vocabulary,
         context,
         warm_times: None,
-        saved_bytes_max,
+        saved_slots,
     };
     embedded.warm_up();
     Ok(embedded)

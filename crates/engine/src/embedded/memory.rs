@@ -122,14 +122,36 @@ pub(super) fn available() -> Option<u64> {
     }
 }
 
-/// Returns how many bytes saved slots of a loaded model may take: they are a cache, and leave most of what is available to
-/// others.
-pub(super) fn for_saved_slots(limit: Option<u64>) -> usize {
-    const MAX: u64 = 8 << 30;
-    const UNKNOWN: u64 = 8 << 30;
-    let available = available().unwrap_or(UNKNOWN);
-    let bytes = limit.unwrap_or(u64::MAX).min(available) / 8;
-    usize::try_from(bytes.min(MAX)).unwrap_or(usize::MAX)
+/// The memory that saved slots of a loaded model may take; what others may take is subtracted from what is available. Given
+/// back when dropped.
+#[derive(Debug)]
+pub(super) struct SavedSlotsLimit(u64);
+
+/// The sum of all [`SavedSlotsLimit`].
+static PROMISED: Mutex<u64> = Mutex::new(0);
+
+impl SavedSlotsLimit {
+    /// Takes an eighth of what is available beside these weights, which may be in the page cache alone and count as available
+    /// then. Saved slots are a cache, and leave most of the memory to others.
+    pub(super) fn take(limit: Option<u64>, weights: u64) -> Self {
+        const MAX: u64 = 8 << 30;
+        let mut promised = PROMISED.lock().unwrap_or_else(PoisonError::into_inner);
+        let available = available().unwrap_or(MAX);
+        let left = available.saturating_sub(weights).saturating_sub(*promised);
+        let bytes = (limit.unwrap_or(u64::MAX).min(left) / 8).min(MAX);
+        *promised += bytes;
+        Self(bytes)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+impl Drop for SavedSlotsLimit {
+    fn drop(&mut self) {
+        *PROMISED.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+    }
 }
 
 /// Bytes reserved for models that are being loaded: they will be used, but the system does not count them yet.

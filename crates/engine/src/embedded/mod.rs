@@ -48,7 +48,7 @@ pub struct Embedded {
     /// What the warm-up measured.
     warm_times: Option<WarmTimes>,
     /// Memory for saved slots.
-    saved_bytes_max: usize,
+    saved_slots: memory::SavedSlotsLimit,
 }
 
 /// Returns how many cells of cached prefixes a token may scan, so that this takes a fiftieth of its time. A small model does
@@ -142,11 +142,15 @@ impl Model for Embedded {
     }
 
     fn saved_bytes_max(&self) -> usize {
-        self.saved_bytes_max
+        self.saved_slots.bytes()
     }
 
     fn restores_in_part(&self) -> bool {
         self.context.restores_in_part()
+    }
+
+    fn saved_size(&mut self, slot: SlotId) -> usize {
+        self.context.saved_size(slot)
     }
 
     fn save(&mut self, slot: SlotId) -> Option<Vec<u8>> {

@@ -421,11 +421,17 @@ fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<Fou
         // prefix.
         let scope = requests.jobs[sequence.job].submission.prefix_scope;
         let usable = &sequence.tokens[..=sequence.first_row()];
-        let shared = requests.slots.find(scope, usable);
+        let found = requests.slots.find(scope, usable);
         // Without the cell for each running sequence, the next step would preempt what is admitted now.
         let cells = sequence.tokens.len() + requests.scheduler.running_count();
-        if requests.slots.fits(cells, shared) {
-            return Some(shared);
+        if requests.slots.fits(cells, found) {
+            return Some(found);
+        }
+        // A shared one needs fewer cells than a longer one that is copied.
+        let in_cells = requests.slots.find_in_cells(scope, usable);
+        let in_cells = in_cells.map(FoundPrefix::Slot);
+        if in_cells != found && requests.slots.fits(cells, in_cells) {
+            return Some(in_cells);
         }
         // A running sequence is never preempted for one that waits: they would displace each other in turn, and compute
         // their prompts again each time.

@@ -8,6 +8,7 @@ use sapwood_proto::time::Time;
 
 use super::requests::Requests;
 use super::steer_rounds::{begin_mid, flush};
+use super::step_clock::StepClock;
 use super::step_pace::StepPace;
 use crate::api::{EngineError, ModelInfo};
 use crate::model::{BatchEntry, Capacity, DecodeStop};
@@ -23,6 +24,8 @@ pub(super) struct Batch {
     entries: Vec<BatchEntry>,
     /// Sequences with an output row in this batch, and the index of the row's entry.
     rows: Vec<(SequenceKey, usize)>,
+    /// The time of the last decode call, until it is observed.
+    took: Option<Duration>,
 }
 
 #[derive(Clone, Copy)]
@@ -58,6 +61,7 @@ impl Batch {
             shares: Vec::new(),
             entries: Vec::new(),
             rows: Vec::new(),
+            took: None,
         }
     }
 
@@ -66,16 +70,23 @@ impl Batch {
         &self.rows
     }
 
-    /// Takes the time of the last decode call.
-    pub(super) fn took(&mut self, time: Duration) {
+    /// Returns the time of the last decode call, if it was measured, and takes it into account.
+    pub(super) fn observe(&mut self) -> Option<Duration> {
+        let time = self.took.take()?;
         let decoding = self.shares.iter().filter(|share| share.tokens == 1).count();
         self.pace
             .observe(decoding, self.entries.len() - decoding, time);
+        Some(time)
     }
 
     /// Plans a batch and decodes it.
-    pub(super) fn decode(&mut self, requests: &mut Requests, now: Time) -> Decoded {
-        let decoded = self.try_decode(requests, now);
+    pub(super) fn decode(
+        &mut self,
+        requests: &mut Requests,
+        clock: &StepClock,
+        now: Time,
+    ) -> Decoded {
+        let decoded = self.try_decode(requests, clock, now);
         if !matches!(decoded, Decoded::Tokens(1..)) {
             // Nothing was computed, so there is no row to collect.
             self.rows.clear();
@@ -83,7 +94,7 @@ impl Batch {
         decoded
     }
 
-    fn try_decode(&mut self, requests: &mut Requests, now: Time) -> Decoded {
+    fn try_decode(&mut self, requests: &mut Requests, clock: &StepClock, now: Time) -> Decoded {
         // Each round that fails frees cached cells or takes those of one sequence, so the loop ends.
         loop {
             if !self.plan(requests) {
@@ -100,8 +111,14 @@ impl Batch {
             // Built anew in each round, because making room may have preempted a sequence of the plan.
             self.build(requests);
             let panics = &requests.stats.panics;
+            // Around the call alone: copying prefixes before and after it says nothing about tokens.
+            let before = clock.now_or(now);
             match requests.slots.decode(&self.entries, now, panics) {
-                Ok(()) => return Decoded::Tokens(self.commit(requests)),
+                Ok(()) => {
+                    let took = clock.now_or(now).since(before);
+                    self.took = clock.is_running().then_some(took);
+                    return Decoded::Tokens(self.commit(requests));
+                }
                 // The owner counts one cell per token, and the model's own count may differ. A full cache is an error
                 // only when nothing is left to free.
                 Err(DecodeStop::Full) => {
@@ -136,9 +153,11 @@ impl Batch {
             self.work
                 .extend(running.filter_map(|key| self.limits.work_of(requests, key)));
             let decoding = self.work.iter().filter(|work| work.pending == 1).count();
+            // One that waits for its steerer is a stream too.
+            let beside = decoding.max(usize::from(requests.has_streams()));
             let budget = StepBudget {
                 batch: self.limits.batch,
-                prefill: self.pace.prefill_tokens(decoding),
+                prefill: self.pace.prefill_tokens(beside),
                 room: requests.slots.room(),
             };
             if plan(&self.work, &budget, &mut self.shares) || self.work.is_empty() {

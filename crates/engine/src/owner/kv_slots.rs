@@ -14,6 +14,7 @@
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
@@ -25,7 +26,7 @@ use crate::api::{EngineError, ModelInfo};
 use crate::config::Config;
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::prefix_cache::{EvictedPrefix, PrefixCache, PrefixMatch};
-use crate::prefix_store::{PrefixStore, SavedMatch};
+use crate::prefix_store::{PrefixStore, SavedMatch, SavedPrefix};
 use crate::stats::Counter;
 
 /// Shorter prefixes are not saved: to compute so few tokens takes one step, as it does to compute a single one.
@@ -34,9 +35,12 @@ const SAVED_TOKENS_MIN: usize = 32;
 /// A saved prefix is restored if it gives so many tokens more than one in KV cells.
 const RESTORED_TOKENS_MIN: usize = 32;
 
-/// A saved prefix is restored if at least one in so many of its tokens are in common: all are copied, and copying is so much
-/// faster than computing, with some reserve.
-const RESTORED_SHARE: usize = 32;
+/// A saved prefix is restored if at least one in so many of its tokens are in common: all are copied, which is hundreds of times
+/// faster than computing them, but streams wait meanwhile.
+const RESTORED_SHARE: usize = 8;
+
+/// No more is saved in a step that has saved so many bytes: streams wait meanwhile.
+const SAVED_BYTES_STEP: usize = 128 << 20;
 
 /// A prefix that a sequence can begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +58,8 @@ pub(super) struct KvSlots {
     store: PrefixStore,
     /// The cells that cached prefixes may keep when another sequence gets a slot.
     idle_cells_max: usize,
+    /// Bytes that were saved in this step.
+    saved_in_step: usize,
     /// Whether the model can shorten a slot.
     truncates: bool,
     /// Shorter prefixes are neither looked up nor cached.
@@ -74,6 +80,7 @@ impl KvSlots {
             cache: PrefixCache::new(model.capacity(), truncates),
             store: PrefixStore::new(saved, model.restores_in_part()),
             idle_cells_max: model.idle_cells_max(),
+            saved_in_step: 0,
             truncates,
             prefix_min: config.prefix_tokens_min as usize,
             model,
@@ -82,6 +89,11 @@ impl KvSlots {
 
     pub(super) fn info(&self) -> ModelInfo {
         self.model.info()
+    }
+
+    /// Starts a step.
+    pub(super) fn begin_step(&mut self) {
+        self.saved_in_step = 0;
     }
 
     /// Returns the KV cells that are free or can be evicted.
@@ -96,8 +108,7 @@ impl KvSlots {
 
     /// Finds the longest usable prefix of `tokens` in the same scope: running, cached or saved.
     pub(super) fn find(&self, scope: u64, tokens: &[Token]) -> Option<FoundPrefix> {
-        let resumes = |slot, tokens| can_resume(&*self.model, slot, tokens);
-        let in_slot = self.cache.find(scope, tokens, self.prefix_min, resumes);
+        let in_slot = self.find_in_cells(scope, tokens);
         let in_cells = in_slot.map_or(0, |found| found.tokens);
         // The last token is always computed, as in `PrefixCache::find`.
         let usable = tokens.split_last().map_or(tokens, |(_, rest)| rest);
@@ -112,6 +123,12 @@ impl KvSlots {
             Some(saved) => Some(FoundPrefix::Saved(saved)),
             None => in_slot.map(FoundPrefix::Slot),
         }
+    }
+
+    /// Finds the longest usable running or cached prefix, which needs fewer cells than a saved one.
+    pub(super) fn find_in_cells(&self, scope: u64, tokens: &[Token]) -> Option<PrefixMatch> {
+        let resumes = |slot, tokens| can_resume(&*self.model, slot, tokens);
+        self.cache.find(scope, tokens, self.prefix_min, resumes)
     }
 
     /// Returns whether there is a slot and `cells` KV cells for a sequence that begins with the given prefix.
@@ -135,32 +152,63 @@ impl KvSlots {
         purpose: &SlotPurpose<'_>,
     ) -> Option<(SlotId, usize)> {
         let wanted = match prefix {
-            Some(FoundPrefix::Slot(shared)) => Some(shared.slot),
+            Some(FoundPrefix::Slot(shared)) => Some(shared),
+            _ => None,
+        };
+        // Held: what is evicted below is saved, for which this one may go.
+        let mut saved = match prefix {
+            Some(FoundPrefix::Saved(found)) => self
+                .store
+                .get(found.id)
+                .map(|prefix| (prefix, found.tokens)),
             _ => None,
         };
         if !self.cache.has_free_slot() {
+            let spare = wanted.map(|shared| shared.slot);
             // Evicts another cached prefix before the one that this sequence needs, unless only one slot is left.
-            let evicted = self.cache.evict(wanted).or_else(|| self.cache.evict(None));
-            if let Some(evicted) = evicted {
+            if let Some(evicted) = self.cache.evict(spare) {
                 self.save(evicted);
+            } else if let Some(evicted) = self.cache.evict(None) {
+                saved = self.save_wanted(evicted, wanted);
             }
         }
         // Before `acquire`, which takes the first free slot: that is then the one which the move has emptied. The
         // wanted prefix does not move, because `shared` names its slot.
-        if let Some((cached, free)) = self.cache.misplaced_prefix(wanted) {
+        let spare = wanted.map(|shared| shared.slot);
+        if let Some((cached, free)) = self.cache.misplaced_prefix(spare) {
             self.move_cached(cached, free);
         }
         let slot = self.cache.acquire(scope)?;
         // `fork` and `restore` expect an open, empty slot.
         self.model.open(slot, purpose);
-        let computed = match prefix {
-            Some(FoundPrefix::Slot(shared)) => self.share(shared, slot),
-            Some(FoundPrefix::Saved(saved)) => self.restore(saved, slot, purpose),
-            None => 0,
+        let computed = match (saved, wanted) {
+            (Some((saved, tokens)), _) => self.restore(&saved, tokens, slot, purpose),
+            (None, Some(shared)) => self.share(shared, slot),
+            (None, None) => 0,
         };
         // After the prefix is shared: its cells are then in use, and are not evicted.
         self.evict_idle();
         Some((slot, computed))
+    }
+
+    /// Saves the only prefix that could be evicted. If that is the wanted one, it is restored into its own slot, which the
+    /// model opens for another request; returns it and the number of common tokens.
+    fn save_wanted(
+        &mut self,
+        evicted: EvictedPrefix,
+        wanted: Option<PrefixMatch>,
+    ) -> Option<(Arc<SavedPrefix>, usize)> {
+        let wanted = wanted.filter(|shared| shared.slot == evicted.slot);
+        let (scope, tokens) = (evicted.scope, evicted.tokens.clone());
+        self.save(EvictedPrefix {
+            superseded: evicted.superseded && wanted.is_none(),
+            ..evicted
+        });
+        let common = wanted?.tokens;
+        let found = self.store.find(scope, &tokens)?;
+        let usable = found.tokens >= common;
+        let prefix = self.store.get(found.id).filter(|_| usable)?;
+        Some((prefix, common))
     }
 
     /// Shares the cells of a prefix with an empty slot; returns the number of tokens.
@@ -186,28 +234,27 @@ impl KvSlots {
     }
 
     /// Fills an empty slot from memory and truncates it to the common tokens; returns their number.
-    fn restore(&mut self, saved: SavedMatch, slot: SlotId, purpose: &SlotPurpose<'_>) -> usize {
-        // Held, because evicting saves others, for which this one may go.
-        let Some(prefix) = self.store.get(saved.id) else {
-            return 0;
-        };
-        let tokens = &prefix.tokens;
+    fn restore(
+        &mut self,
+        saved: &SavedPrefix,
+        common: usize,
+        slot: SlotId,
+        purpose: &SlotPurpose<'_>,
+    ) -> usize {
+        let tokens = &saved.tokens;
         self.evict_for(tokens.len());
-        let whole = length(tokens.len());
-        if !self.model.restore(slot, &prefix.state, whole) {
-            // It would fail again and again.
-            self.store.remove(saved.id);
+        if !self.model.restore(slot, &saved.state, length(tokens.len())) {
             return 0;
         }
         self.cache.append(slot, tokens);
-        if saved.tokens < tokens.len() && !self.truncate(slot, saved.tokens) {
+        if common < tokens.len() && !self.truncate(slot, common) {
             // Nothing of it can be used, so the slot begins anew.
             self.cache.truncate(slot, 0);
             self.model.release(slot);
             self.model.open(slot, purpose);
             return 0;
         }
-        saved.tokens
+        common
     }
 
     /// Evicts cached prefixes from cells that every decoded token would scan.
@@ -227,18 +274,36 @@ impl KvSlots {
     /// Saves the state of a slot that goes on, for models that cannot return to it.
     pub(super) fn checkpoint(&mut self, slot: SlotId) {
         let (scope, tokens) = self.cache.contents(slot);
-        save(&mut *self.model, &mut self.store, slot, scope, tokens);
+        let tokens = tokens.to_vec();
+        self.save_state(slot, scope, &tokens);
     }
 
     /// Frees an evicted slot in the model, after its state was saved if that is worth it.
     fn save(&mut self, evicted: EvictedPrefix) {
-        let EvictedPrefix {
-            slot,
-            scope,
-            tokens,
-        } = evicted;
-        save(&mut *self.model, &mut self.store, slot, scope, &tokens);
-        self.model.release(slot);
+        // Of many answers to one prompt, one is enough: each would be a copy of the prompt.
+        if !evicted.superseded {
+            self.save_state(evicted.slot, evicted.scope, &evicted.tokens);
+        }
+        self.model.release(evicted.slot);
+    }
+
+    /// Saves the state of a slot that holds these tokens, if that is worth it.
+    fn save_state(&mut self, slot: SlotId, scope: u64, tokens: &[Token]) {
+        if !self.saves(tokens.len()) || self.saved_in_step >= SAVED_BYTES_STEP {
+            return;
+        }
+        if self.store.covers(scope, tokens) {
+            return;
+        }
+        // Asked before it is copied: it may be larger than all that is saved.
+        let size = self.model.saved_size(slot);
+        if size == 0 || !self.store.make_room(tokens.len(), size) {
+            return;
+        }
+        if let Some(state) = self.model.save(slot) {
+            self.saved_in_step += state.len();
+            self.store.insert(scope, tokens, state);
+        }
     }
 
     /// Moves a cached prefix behind the slots in use: a model may compute adjacent slots in one decode call.
@@ -365,23 +430,6 @@ impl KvSlots {
     }
 }
 
-/// Saves the state of a slot that holds these tokens, if that is worth it.
-fn save(
-    model: &mut dyn Model,
-    store: &mut PrefixStore,
-    slot: SlotId,
-    scope: u64,
-    tokens: &[Token],
-) {
-    let worth = tokens.len() >= SAVED_TOKENS_MIN && !store.is_off();
-    if worth
-        && !store.covers(scope, tokens)
-        && let Some(state) = model.save(slot)
-    {
-        store.insert(scope, tokens, state);
-    }
-}
-
 fn can_resume(model: &dyn Model, slot: SlotId, tokens: usize) -> bool {
     u32::try_from(tokens).is_ok_and(|tokens| model.can_resume(slot, tokens))
 }
@@ -465,6 +513,48 @@ mod tests {
         }
     }
 
+    /// The only slot that could be given to a sequence is the one with its prefix.
+    #[test]
+    fn the_last_free_slot_may_hold_the_wanted_prefix() {
+        for truncates in [true, false] {
+            let mut slots = slots_of(Script {
+                truncates,
+                saves: true,
+                parallel: 2,
+                kept_prefixes: 0,
+                ..Script::default()
+            });
+            let _running = slots.acquire(9, None, &PURPOSE).unwrap();
+            assert_eq!(prefill(&mut slots, &text(0, 100)), 0);
+            for turn in 1..4 {
+                let longer = [text(0, 100), vec![300; 5 * turn]].concat();
+                let expected = 100 + 5 * (turn - 1);
+                assert_eq!(prefill(&mut slots, &longer), expected, "{truncates}");
+            }
+        }
+    }
+
+    /// Each choice holds the whole prompt, and would save it once more.
+    #[test]
+    fn one_of_many_answers_to_a_prompt_is_saved() {
+        let mut slots = slots_of(Script {
+            saves: true,
+            ..Script::default()
+        });
+        let prompt = text(0, 100);
+        let opened = [(); 8].map(|()| slots.acquire(0, None, &PURPOSE).unwrap().0);
+        for (answer, slot) in (1..).zip(opened) {
+            let tokens = [prompt.clone(), text(answer, 60)].concat();
+            fill(&mut slots, slot, &tokens);
+        }
+        for slot in opened {
+            slots.retain(slot, prompt.len(), None);
+        }
+        assert!(slots.evict_all());
+        let one = 160 * (8 + 4) + 1024;
+        assert!(slots.saved_bytes() <= one, "{}", slots.saved_bytes());
+    }
+
     #[test]
     fn a_saved_prefix_with_too_little_in_common_is_not_copied() {
         let mut slots = slots_of(Script {
@@ -476,7 +566,7 @@ mod tests {
         prefill(&mut slots, &text(0, 2000));
         prefill(&mut slots, &text(1, 2000));
         let shares = |tokens| [text(0, tokens), vec![300; 5]].concat();
-        for (tokens, found) in [(30, false), (61, false), (70, true)] {
+        for (tokens, found) in [(30, false), (249, false), (250, true)] {
             let is_saved = matches!(
                 slots.find(0, &shares(tokens)),
                 Some(FoundPrefix::Saved(saved)) if saved.tokens == tokens as usize

@@ -152,8 +152,7 @@ impl EngineOwner {
             // Admits new branches at once: a fork is cheapest while the parent's slot ends where the branch starts.
             self.admission.admit(requests, now);
         }
-        let before = self.clock.now_or(now);
-        let computed = match self.batch.decode(requests, now) {
+        let computed = match self.batch.decode(requests, &self.clock, now) {
             Decoded::Tokens(computed) => computed,
             Decoded::Lost(error) => {
                 self.admission.lose(error);
@@ -162,10 +161,8 @@ impl EngineOwner {
         };
         // A decode call takes most of the step, and the times of tokens are measured after it.
         let after = self.clock.now_or(now);
-        if computed > 0 && self.clock.is_running() {
-            let took = after.since(before);
+        if let Some(took) = self.batch.observe() {
             self.clock.decoded(took);
-            self.batch.took(took);
         }
         requests.now = after;
         self.sampling

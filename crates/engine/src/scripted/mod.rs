@@ -165,6 +165,11 @@ impl Model for Scripted {
         if self.saves { 1 << 20 } else { 0 }
     }
 
+    fn saved_size(&mut self, slot: SlotId) -> usize {
+        let sequence = self.sequence(slot);
+        sequence.map_or(0, |sequence| size_of_val(&sequence.hashes[..]))
+    }
+
     fn save(&mut self, slot: SlotId) -> Option<Vec<u8>> {
         let hashes = &self.sequence(slot)?.hashes;
         let bytes = hashes.iter().flat_map(|hash| hash.to_le_bytes());

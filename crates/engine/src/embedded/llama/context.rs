@@ -447,9 +447,11 @@ impl LlamaContext {
         if tokens == 0 {
             return Ok(());
         }
-        // A whole copy is requested as such, because recurrent models support only that, and so does a per-slot KV
-        // cache.
-        let whole = tokens == source || self.cells_per_slot.is_some();
+        if self.cells_per_slot.is_some() {
+            return self.copy(from, to, tokens);
+        }
+        // A whole copy is requested as such, because recurrent models support only that.
+        let whole = tokens == source;
         let until = if whole { -1 } else { tokens.cast_signed() };
         // SAFETY: the memory lives with its context, and both slots are in range.
         unsafe {
@@ -461,6 +463,20 @@ impl LlamaContext {
             Ok(())
         } else {
             Err(DecodeError::Invalid("this model cannot truncate a slot"))
+        }
+    }
+
+    /// Copies a slot between KV caches of their own. llama.cpp's own copy is made by the next decode call, from and to whatever
+    /// the two slots then hold, and it copies the cells that are not in use too.
+    fn copy(&mut self, from: u32, to: u32, tokens: u32) -> Result<(), DecodeError> {
+        let source = self.cells_held(from);
+        let copied = self.save(from);
+        let copied = copied.is_some_and(|state| self.restore(to, &state, source));
+        if copied && self.truncate(to, tokens) {
+            Ok(())
+        } else {
+            self.clear(to);
+            Err(DecodeError::Invalid("a slot cannot be copied"))
         }
     }
 
@@ -526,17 +542,24 @@ impl LlamaContext {
         !self.recurrent && self.window == 0
     }
 
+    /// Returns how many bytes the state of a slot has; 0 if it cannot be saved.
+    pub(in super::super) fn saved_size(&mut self, slot: u32) -> usize {
+        let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
+        if self.cells_held(slot) == 0 {
+            return 0;
+        }
+        // SAFETY: the context is live and not computing, and a slot that holds tokens is in range.
+        let size = guarded(|| unsafe { throwing::llama_state_seq_get_size(context, seq) });
+        size.unwrap_or(0)
+    }
+
     /// Returns the state of a slot.
     pub(in super::super) fn save(&mut self, slot: u32) -> Option<Vec<u8>> {
         let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
-        if self.cells_held(slot) == 0 {
-            return None;
-        }
-        // SAFETY: the context is live and not computing, and a slot that holds tokens is in range.
-        let size = guarded(|| unsafe { throwing::llama_state_seq_get_size(context, seq) }).ok()?;
+        let size = self.saved_size(slot);
         let mut state: Vec<u8> = Vec::new();
-        // An eviction must not end the server: without the memory the prefix is computed again.
-        state.try_reserve_exact(size).ok()?;
+        // Without the memory the prefix is computed again.
+        state.try_reserve_exact(size).ok().filter(|()| size > 0)?;
         let buffer = state.as_mut_ptr();
         // SAFETY: as above, and the buffer has room for `size` bytes.
         let copy = || unsafe { throwing::llama_state_seq_get_data(context, buffer, size, seq) };

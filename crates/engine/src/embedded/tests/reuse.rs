@@ -300,3 +300,52 @@ fn d_48_a_restored_slot_gives_the_rows_of_the_saved_one() {
         }
     }
 }
+
+/// With cells of its own for each slot, llama.cpp's own copy is not made before the next decode call, from and to whatever the
+/// two slots hold then.
+#[test]
+fn d_48_a_copy_is_complete_before_its_slots_are_used_for_something_else() {
+    let bytes: &'static [u8] = written(&RandomModelShape::tiny()).leak();
+    let source = ModelSource::Bytes(bytes);
+    for cache_tokens in [None, Some(1024)] {
+        let options = LoadOptions {
+            cache_tokens,
+            ..options()
+        };
+        let loaded = || load("m", &source, &options, &mut |_| true).unwrap();
+        let mut model = loaded();
+        let fill = |model: &mut Embedded, slot, seed| {
+            model.open(slot, &opening());
+            model
+                .decode(&entries(slot, 0, &text(seed, 40)), Time::ZERO)
+                .unwrap();
+        };
+        let cold = [1, 2].map(|seed| {
+            let mut model = loaded();
+            fill(&mut model, 0, seed);
+            row(&mut model, &entries(0, 40, &[7]))
+        });
+        fill(&mut model, 0, 2);
+        let second = model.save(0).unwrap();
+        model.release(0);
+        fill(&mut model, 0, 1);
+        // A copy whose source, and one whose target, is filled with something else before a decode call.
+        for slot in [1, 2] {
+            model.open(slot, &opening());
+            model.fork(0, slot, 40);
+        }
+        let copied = model.save(1).unwrap();
+        for slot in [0, 2] {
+            model.release(slot);
+            model.open(slot, &opening());
+            assert!(model.restore(slot, &second, 40));
+        }
+        for (slot, of) in [(1, 0), (0, 1), (2, 1)] {
+            alike(&cold[of], &row(&mut model, &entries(slot, 40, &[7])));
+        }
+        model.release(1);
+        model.open(1, &opening());
+        assert!(model.restore(1, &copied, 40));
+        alike(&cold[0], &row(&mut model, &entries(1, 40, &[7])));
+    }
+}

@@ -98,7 +98,14 @@ impl Requests {
             ..StepReport::default()
         };
         self.output.begin(step);
+        self.slots.begin_step();
         self.now = now;
+    }
+
+    /// Returns whether a running sequence has begun its output.
+    pub(super) fn has_streams(&self) -> bool {
+        let mut running = self.scheduler.running();
+        running.any(|key| self.sequences[key].appended > 0)
     }
 
     /// Publishes the events of the step, wakes the readers, and removes the requests that have ended.
