@@ -187,6 +187,8 @@ pub(in super::super) struct LlamaContext {
     memory: NonNull<sys::llama_memory_i>,
     /// Number of tokens in each slot.
     cells_held: Vec<u32>,
+    /// Slots from or to which llama.cpp copies at the next decode call: until then they can be neither saved nor restored.
+    uncopied: Vec<u32>,
     /// The number of the last batch that had entries of each slot.
     named: Vec<u64>,
     batches: u64,
@@ -264,6 +266,7 @@ impl LlamaContext {
             context,
             memory,
             cells_held: vec![0; slots as usize],
+            uncopied: Vec::new(),
             named: vec![0; slots as usize],
             batches: 0,
             cells,
@@ -339,6 +342,7 @@ impl LlamaContext {
             );
             THROWN
         });
+        self.uncopied.clear();
         if code == 0 {
             // Rows are read at once, so nothing is lost by waiting for a device that computes by itself, and times are
             // those of the work.
@@ -447,11 +451,14 @@ impl LlamaContext {
         if tokens == 0 {
             return Ok(());
         }
-        if self.cells_per_slot.is_some() {
+        if self.cells_per_slot.is_some() && self.window == 0 {
             return self.copy(from, to, tokens);
         }
-        // A whole copy is requested as such, because recurrent models support only that.
-        let whole = tokens == source;
+        // A whole copy is requested as such, because recurrent models support only that, and so does a per-slot KV cache.
+        let whole = tokens == source || self.cells_per_slot.is_some();
+        if self.cells_per_slot.is_some() {
+            self.uncopied.extend([from, to]);
+        }
         let until = if whole { -1 } else { tokens.cast_signed() };
         // SAFETY: the memory lives with its context, and both slots are in range.
         unsafe {
@@ -467,7 +474,8 @@ impl LlamaContext {
     }
 
     /// Copies a slot between KV caches of their own. llama.cpp's own copy is made by the next decode call, from and to whatever
-    /// the two slots then hold, and it copies the cells that are not in use too.
+    /// the two slots then hold, and it copies the cells that are not in use too. Not for a sliding window: a saved state
+    /// has only the last one.
     fn copy(&mut self, from: u32, to: u32, tokens: u32) -> Result<(), DecodeError> {
         let source = self.cells_held(from);
         let copied = self.save(from);
@@ -545,7 +553,7 @@ impl LlamaContext {
     /// Returns how many bytes the state of a slot has; 0 if it cannot be saved.
     pub(in super::super) fn saved_size(&mut self, slot: u32) -> usize {
         let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
-        if self.cells_held(slot) == 0 {
+        if self.cells_held(slot) == 0 || self.uncopied.contains(&slot) {
             return 0;
         }
         // SAFETY: the context is live and not computing, and a slot that holds tokens is in range.
@@ -572,7 +580,7 @@ impl LlamaContext {
     /// Fills an empty slot with a saved state of this context, which held so many tokens. Returns false, with an empty slot,
     /// if llama.cpp cannot.
     pub(in super::super) fn restore(&mut self, slot: u32, state: &[u8], tokens: u32) -> bool {
-        if self.cells_held.get(slot as usize) != Some(&0) {
+        if self.cells_held.get(slot as usize) != Some(&0) || self.uncopied.contains(&slot) {
             return false;
         }
         let (context, seq) = (self.context.as_ptr(), slot.cast_signed());

@@ -307,6 +307,24 @@ fn d_48_a_restored_slot_gives_the_rows_of_the_saved_one() {
 fn d_48_a_copy_is_complete_before_its_slots_are_used_for_something_else() {
     let bytes: &'static [u8] = written(&RandomModelShape::tiny()).leak();
     let source = ModelSource::Bytes(bytes);
+    let windowed: &'static [u8] = written(&RandomModelShape::tiny_windowed()).leak();
+    let mut model = load("m", &ModelSource::Bytes(windowed), &options(), &mut |_| {
+        true
+    })
+    .unwrap();
+    model.open(0, &opening());
+    model
+        .decode(&entries(0, 0, &text(1, 40)), Time::ZERO)
+        .unwrap();
+    let state = model.save(0).unwrap();
+    model.open(1, &opening());
+    model.fork(0, 1, 40);
+    model.release(0);
+    model.open(0, &opening());
+    let refused = [model.save(1).is_none(), !model.restore(0, &state, 40)];
+    assert_eq!(refused, [true; 2], "a state with a window is copied later");
+    model.decode(&entries(1, 40, &[7]), Time::ZERO).unwrap();
+    assert!(model.save(1).is_some() && model.restore(0, &state, 40));
     for cache_tokens in [None, Some(1024)] {
         let options = LoadOptions {
             cache_tokens,
