@@ -24,7 +24,7 @@ pub struct RecommendedSampling {
     pub xtc_probability: Option<f32>,
     /// As [`SamplerChain::xtc_threshold`](crate::api::SamplerChain::xtc_threshold).
     pub xtc_threshold: Option<f32>,
-    /// 0, or 2 for mirostat 2.
+    /// 2 for mirostat 2.
     pub mirostat: Option<u32>,
     /// As [`MirostatSampling::tau`](crate::api::MirostatSampling::tau).
     pub mirostat_tau: Option<f32>,
@@ -33,10 +33,22 @@ pub struct RecommendedSampling {
 }
 
 impl RecommendedSampling {
-    /// Returns it without values that are out of a request's range, because a file may contain anything.
+    /// Returns it without values that are out of a request's range, because a file may contain anything, and without
+    /// those that say nothing: what turns a sampler off, or belongs to one that is off. Converters write these too, and
+    /// they are no recommendation.
     #[must_use]
     pub fn valid(self) -> Self {
         let is_fraction = |value: &f32| (0.0..=1.0).contains(value);
+        let repetition_penalty = self
+            .repetition_penalty
+            .filter(|&value| value > 0.0 && value <= 10.0);
+        let has_penalty = repetition_penalty.is_some_and(|penalty| penalty != 1.0);
+        let xtc_probability = self
+            .xtc_probability
+            .filter(|value| *value > 0.0 && is_fraction(value));
+        // Of mirostat there is version 2 only.
+        let mirostat = self.mirostat.filter(|value| *value == 2);
+        let of_mirostat = |value: Option<f32>| value.filter(|_| mirostat.is_some());
         Self {
             temperature: self
                 .temperature
@@ -45,18 +57,18 @@ impl RecommendedSampling {
             top_k: self.top_k,
             top_p: self.top_p.filter(|&value| value > 0.0 && value <= 1.0),
             min_p: self.min_p.filter(|value| (0.0..1.0).contains(value)),
-            repetition_penalty: self
-                .repetition_penalty
-                .filter(|&value| value > 0.0 && value <= 10.0),
-            penalty_last_n: self.penalty_last_n.filter(|&value| value >= -1),
-            xtc_probability: self.xtc_probability.filter(is_fraction),
-            xtc_threshold: self.xtc_threshold.filter(is_fraction),
-            // Of mirostat there is version 2 only.
-            mirostat: self.mirostat.filter(|value| [0, 2].contains(value)),
-            mirostat_tau: self
-                .mirostat_tau
+            repetition_penalty,
+            penalty_last_n: self
+                .penalty_last_n
+                .filter(|&value| value >= -1 && has_penalty),
+            xtc_probability,
+            xtc_threshold: self
+                .xtc_threshold
+                .filter(|value| is_fraction(value) && xtc_probability.is_some()),
+            mirostat,
+            mirostat_tau: of_mirostat(self.mirostat_tau)
                 .filter(|value| (0.0..=100.0).contains(value)),
-            mirostat_eta: self.mirostat_eta.filter(is_fraction),
+            mirostat_eta: of_mirostat(self.mirostat_eta).filter(is_fraction),
         }
     }
 
@@ -98,24 +110,46 @@ mod tests {
             top_p: Some(value),
             min_p: Some(value),
             repetition_penalty: Some(value),
+            penalty_last_n: None,
             xtc_probability: Some(value),
             xtc_threshold: Some(value),
+            mirostat: Some(2),
             mirostat_tau: Some(value),
             mirostat_eta: Some(value),
-            ..RecommendedSampling::default()
         };
         assert_eq!(all(0.5).valid(), all(0.5));
+        let mirostat = RecommendedSampling {
+            mirostat: Some(2),
+            ..RecommendedSampling::default()
+        };
         for wild in [f32::NAN, f32::INFINITY, -1.0, 101.0] {
-            assert!(all(wild).valid().is_empty(), "{wild}");
+            assert_eq!(all(wild).valid(), mirostat, "{wild}");
         }
-        for (mirostat, penalty_last_n, valid) in [(0, -1, true), (2, 64, true), (1, -2, false)] {
-            let recommended = RecommendedSampling {
-                mirostat: Some(mirostat),
-                penalty_last_n: Some(penalty_last_n),
-                ..RecommendedSampling::default()
+    }
+
+    #[test]
+    fn d_53_what_is_off_is_no_recommendation() {
+        let none = RecommendedSampling::default();
+        let window = |repetition_penalty, penalty_last_n| RecommendedSampling {
+            repetition_penalty,
+            penalty_last_n: Some(penalty_last_n),
+            ..none
+        };
+        for penalised in [window(Some(1.1), -1), window(Some(1.1), 64)] {
+            assert_eq!(penalised.valid(), penalised);
+        }
+        assert_eq!(window(Some(1.1), -2).valid().penalty_last_n, None);
+        assert_eq!(window(Some(1.0), 64).valid().penalty_last_n, None);
+        for version in [None, Some(0), Some(1)] {
+            let off = RecommendedSampling {
+                mirostat: version,
+                mirostat_tau: Some(5.0),
+                mirostat_eta: Some(0.1),
+                xtc_probability: version.map(|_| 0.0),
+                xtc_threshold: Some(0.1),
+                ..window(None, 64)
             };
-            assert_eq!(recommended.valid() == recommended, valid, "{mirostat}");
-            assert_eq!(recommended.valid().is_empty(), !valid, "{mirostat}");
+            assert!(off.valid().is_empty(), "{version:?}");
         }
     }
 }

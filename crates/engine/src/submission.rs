@@ -314,6 +314,13 @@ fn resolve_bias_texts(
         let tokens = vocabulary.tokenize(&text, false);
         biases.extend(tokens.into_iter().map(|token| (token, bias)));
     }
+    // Every step adds every entry, and many texts share their tokens: one entry with the sum for each token.
+    biases.sort_by_key(|(token, _)| *token);
+    biases.dedup_by(|later, first| {
+        let same = later.0 == first.0;
+        first.1 += if same { later.1 } else { 0.0 };
+        same
+    });
     params.logit_bias = biases.into();
     Ok(())
 }

@@ -26,6 +26,7 @@ use sapwood_engine::api::{self, GenerationRequest, ModelInfo, Prompt};
 use sapwood_engine::{Engine, RequestHandle};
 use sapwood_proto::bounded_json;
 use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::params::GenerationParams;
 use serde_json::{Map, Value};
 
 pub(crate) use self::answer::{AnswerChunks, AnswerEvent, SubmittedInfo};
@@ -197,7 +198,7 @@ async fn submit(
     rights: SteerRights,
 ) -> Result<SubmittedRequest> {
     let turn = request.caller;
-    let size = size(&request.prompt);
+    let size = size(&request.prompt, &request.params);
     if steer.is_none() {
         let engine = model.engine.clone();
         let handle = match size {
@@ -229,10 +230,13 @@ async fn submit(
     opened.await?
 }
 
-/// The size of the work to tokenise a prompt; `None` if it is negligible.
-pub(crate) fn size(prompt: &Prompt) -> Option<TaskSize> {
+/// The size of the work to tokenise a prompt and the texts among the biases; `None` if it is negligible.
+pub(crate) fn size(prompt: &Prompt, params: &GenerationParams) -> Option<TaskSize> {
+    let biases = &params.logit_bias_texts;
+    let bias_bytes: usize = biases.iter().map(|(text, _)| text.len()).sum();
     let (texts, is_plain) = match prompt {
-        Prompt::Tokens(_) => return None,
+        Prompt::Tokens(_) if biases.is_empty() => return None,
+        Prompt::Tokens(_) => (0, true),
         Prompt::Text(_) => (1, true),
         // Templates print tools and arguments in any way, so their output may be large.
         Prompt::Chat(chat) => (
@@ -240,7 +244,8 @@ pub(crate) fn size(prompt: &Prompt) -> Option<TaskSize> {
             chat.tools.is_null() && chat.template_args.is_null(),
         ),
     };
-    let bytes = prompt.bytes();
+    let texts = texts.saturating_add(biases.len());
+    let bytes = prompt.bytes().saturating_add(bias_bytes);
     if is_plain && bytes < INLINE_BYTES && texts < INLINE_MESSAGES {
         return None;
     }

@@ -28,13 +28,36 @@ pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSamp
     } else {
         recommended
     };
+    // Mirostat takes the place of the samplers that drop tokens: of those that the user has chosen, nothing would be left.
+    let dropped_by_user = DROPPING.iter().any(|name| is_set(config, name));
+    let recommended = RecommendedSampling {
+        mirostat: recommended.mirostat.filter(|_| !dropped_by_user),
+        mirostat_tau: recommended.mirostat_tau.filter(|_| !dropped_by_user),
+        mirostat_eta: recommended.mirostat_eta.filter(|_| !dropped_by_user),
+        ..recommended
+    };
     let recommended = GenerationParams::from(recommended).to_json();
     for (name, value) in recommended.unwrap_or_default() {
-        // GENERATE takes both spellings, so a value in either one is the user's.
-        if !config.keys().any(|key| plain(key) == plain(&name)) {
+        if !is_set(config, &name) {
             config.insert(name, value);
         }
     }
+}
+
+/// The parameters that mirostat ignores.
+const DROPPING: [&str; 7] = [
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "samplers",
+];
+
+/// Whether the user has set a parameter: GENERATE takes both spellings.
+fn is_set(config: &Map<String, Value>, name: &str) -> bool {
+    config.keys().any(|key| plain(key) == plain(name))
 }
 
 /// `topP` is `top_p`.
@@ -56,6 +79,12 @@ mod tests {
             ..RecommendedSampling::default()
         };
         let none = RecommendedSampling::default();
+        let surprise = RecommendedSampling {
+            temperature: Some(0.9),
+            mirostat: Some(2),
+            mirostat_tau: Some(5.0),
+            ..none
+        };
         for (sent, recommended, expect) in [
             (
                 json!({}),
@@ -72,6 +101,21 @@ mod tests {
                 json!({"top_k": 1}),
                 gemma,
                 json!({"top_k": 1, "temperature": 1.0}),
+            ),
+            (
+                json!({}),
+                surprise,
+                json!({"temperature": 0.9, "mirostat": 2, "mirostat_tau": 5.0}),
+            ),
+            (
+                json!({"topP": 0.5}),
+                surprise,
+                json!({"topP": 0.5, "temperature": 0.9}),
+            ),
+            (
+                json!({"samplers": ["top_k"]}),
+                surprise,
+                json!({"samplers": ["top_k"], "temperature": 0.9}),
             ),
         ] {
             let mut config = sent.as_object().unwrap().clone();

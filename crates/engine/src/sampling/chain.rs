@@ -7,7 +7,7 @@ use sapwood_proto::params::SamplerStep;
 use sapwood_proto::steer::Token;
 
 use super::vector::{self, Candidate};
-use super::{SampleParams, Sampler, TemperatureScale, narrow, nucleus, random};
+use super::{SampleParams, Sampler, TemperatureScale, narrow, narrow_by, nucleus, random};
 use crate::api::{MirostatSampling, SamplerChain};
 
 impl Sampler {
@@ -54,7 +54,7 @@ impl Sampler {
         match step {
             SamplerStep::Penalties => {
                 if let Some(history) = draw.history {
-                    history.penalise_candidates(candidates, sampling);
+                    history.penalise_candidates(candidates, sampling, &mut self.marked);
                 }
             }
             SamplerStep::Dry => {
@@ -64,7 +64,10 @@ impl Sampler {
                 }
             }
             SamplerStep::Temperature => apply_temperature(candidates, chain, draw.temperature()),
-            SamplerStep::TopNSigma => keep_top_n_sigma(candidates, chain.top_n_sigma),
+            SamplerStep::TopNSigma => {
+                let is_typical = |token| !self.dry.is_penalised(token);
+                keep_top_n_sigma(candidates, chain.top_n_sigma, is_typical);
+            }
             SamplerStep::TopK => {
                 let top_k = sampling.top_k as usize;
                 if top_k < candidates.len() {
@@ -165,10 +168,17 @@ fn entropy(candidates: &[Candidate]) -> f64 {
 
 /// Keeps candidates whose logits are at most `n` standard deviations below the best. Source: Tang et al., "Top-nσ: Not
 /// All Logits Are You Need", arXiv:2411.07641.
-fn keep_top_n_sigma(candidates: &mut Vec<Candidate>, n: f32) {
+///
+/// Mean and deviation are those of the tokens that `counts` accepts, if there are any. What DRY has penalised does not
+/// count: its penalties grow exponentially, and with a single one of them no token would be dropped.
+fn keep_top_n_sigma(candidates: &mut Vec<Candidate>, n: f32, counts: impl Fn(Token) -> bool) {
+    let any = candidates.iter().any(|(_, token)| counts(*token));
+    let counted = candidates
+        .iter()
+        .filter(|(_, token)| !any || counts(*token));
+    let logits = counted.map(|(logit, _)| f64::from(*logit));
     #[expect(clippy::cast_precision_loss, reason = "a vocabulary is below 2^32")]
-    let count = candidates.len() as f64;
-    let logits = candidates.iter().map(|(logit, _)| f64::from(*logit));
+    let count = logits.clone().count() as f64;
     let mean = logits.clone().sum::<f64>() / count;
     let variance = logits.map(|logit| (logit - mean).powi(2)).sum::<f64>() / count;
     let floor = f64::from(scale(candidates).max) - f64::from(n) * variance.sqrt();
@@ -182,26 +192,26 @@ fn keep_typical(candidates: &mut Vec<Candidate>, p: f32) {
     let total = scale.total(candidates);
     let entropy = entropy(candidates);
     let log_total = total.ln();
-    let mut by_distance: Vec<(f64, Candidate)> = candidates
-        .iter()
-        .map(|&candidate| {
-            let information = log_total - f64::from(candidate.0 - scale.max);
-            ((information - entropy).abs(), candidate)
-        })
-        .collect();
-    by_distance.sort_unstable_by(|left, right| {
-        let tie = || vector::better(&left.1, &right.1);
-        left.0.total_cmp(&right.0).then_with(tie)
-    });
-    let mut sum = 0.0;
+    let distance = |logit: f32| {
+        let information = log_total - f64::from(logit - scale.max);
+        (information - entropy).abs()
+    };
+    let closer = |left: &Candidate, right: &Candidate| {
+        let tie = || vector::better(left, right);
+        distance(left.0)
+            .total_cmp(&distance(right.0))
+            .then_with(tie)
+    };
     let wanted = f64::from(p) * total;
-    let reached = by_distance.iter().position(|(_, (logit, _))| {
+    // Before sorting: at first every token of the vocabulary is a candidate. More than `wanted`, so the next number.
+    narrow_by(candidates, scale, wanted.next_up(), closer);
+    candidates.sort_unstable_by(closer);
+    let mut sum = 0.0;
+    let reached = candidates.iter().position(|(logit, _)| {
         sum += scale.weight(*logit);
         sum > wanted
     });
-    by_distance.truncate(reached.map_or(by_distance.len(), |last| last + 1));
-    candidates.clear();
-    candidates.extend(by_distance.into_iter().map(|(_, candidate)| candidate));
+    candidates.truncate(reached.map_or(candidates.len(), |last| last + 1));
 }
 
 /// Drops all but the least likely of the candidates that reach `threshold`. Source: P. E. Weidmann, "Exclude Top Choices",

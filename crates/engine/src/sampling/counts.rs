@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use sapwood_proto::steer::Token;
 
+use super::token_set::TokenSet;
+use super::vector::Candidate;
 use crate::api::Sampling;
 
 /// Counts of the tokens in prompt and output.
@@ -28,8 +30,9 @@ pub(super) struct Window {
     /// The size of the window.
     most: usize,
     prompt_tokens: usize,
-    /// Occurrences within the window, of at least one.
-    counts: HashMap<Token, Occurrences>,
+    /// Occurrences within the window, of at least one. Shared with the other choices of a request until the first token
+    /// of one of them: a choice that has not started takes no memory.
+    counts: Arc<HashMap<Token, Occurrences>>,
 }
 
 /// How often a token occurs.
@@ -95,7 +98,7 @@ impl TokenCounts {
                 }
             }
             Self::Window(window) => {
-                for (&token, &occurrences) in &window.counts {
+                for (&token, &occurrences) in &*window.counts {
                     if let Some(logit) = row.get_mut(token as usize) {
                         before.push((token, *logit));
                         *logit = occurrences.penalised(*logit, sampling);
@@ -105,8 +108,35 @@ impl TokenCounts {
         }
     }
 
+    /// Applies the penalties to candidates in any order. `marked` is empty before and after.
+    pub(super) fn penalise_candidates(
+        &self,
+        candidates: &mut [Candidate],
+        sampling: &Sampling,
+        marked: &mut TokenSet,
+    ) {
+        // A bit for each candidate instead of a lookup in the counts: nearly none of a vocabulary has been seen.
+        self.for_each_token(|token| marked.insert(token));
+        for (logit, token) in candidates {
+            if marked.contains(*token) {
+                *logit = self.penalised(*token, *logit, sampling);
+            }
+        }
+        self.for_each_token(|token| marked.remove(token));
+    }
+
+    fn for_each_token(&self, mut visit: impl FnMut(Token)) {
+        match self {
+            Self::Whole { prompt, output } => {
+                let tokens = prompt.iter().chain(output.keys());
+                tokens.for_each(|&token| visit(token));
+            }
+            Self::Window(window) => window.counts.keys().for_each(|&token| visit(token)),
+        }
+    }
+
     /// Returns what the penalties make of one logit.
-    pub(super) fn penalised(&self, token: Token, logit: f32, sampling: &Sampling) -> f32 {
+    fn penalised(&self, token: Token, logit: f32, sampling: &Sampling) -> f32 {
         let occurrences = match self {
             Self::Whole { prompt, output } => {
                 let output = output.get(&token).copied().unwrap_or(0);
@@ -140,7 +170,7 @@ impl Window {
         let mut window = Self {
             most,
             prompt_tokens: prompt.len(),
-            counts: HashMap::new(),
+            counts: Arc::default(),
         };
         let start = prompt.len().saturating_sub(most);
         for at in start..prompt.len() {
@@ -168,19 +198,21 @@ impl Window {
     }
 
     fn enter(&mut self, tokens: &[Token], at: usize) {
-        let occurrences = self.counts.entry(tokens[at]).or_default();
+        let counts = Arc::make_mut(&mut self.counts);
+        let occurrences = counts.entry(tokens[at]).or_default();
         occurrences.all += 1;
         occurrences.output += u32::from(at >= self.prompt_tokens);
     }
 
     fn leave(&mut self, tokens: &[Token], at: usize) {
         let token = tokens[at];
-        if let Some(occurrences) = self.counts.get_mut(&token) {
+        let counts = Arc::make_mut(&mut self.counts);
+        if let Some(occurrences) = counts.get_mut(&token) {
             occurrences.all = occurrences.all.saturating_sub(1);
             let output = u32::from(at >= self.prompt_tokens);
             occurrences.output = occurrences.output.saturating_sub(output);
             if occurrences.all == 0 {
-                self.counts.remove(&token);
+                counts.remove(&token);
             }
         }
     }

@@ -10,7 +10,6 @@
 //! however repetitive it is. llama.cpp looks for breakers among the tokens that their texts may consist of; here they
 //! are found in the bytes of the output, in whichever tokens they come.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 use aho_corasick::AhoCorasick;
@@ -36,9 +35,9 @@ struct DryRequest {
     breakers: Option<AhoCorasick>,
     /// Bytes of the longest breaker.
     longest: usize,
-    /// Where the last breaker in the prompt ends, as in [`DryHistory::ends`]; 0 without one.
+    /// Where the last breaker within the prompt's window ends, as in [`DryHistory::ends`]; 0 without one.
     prompt_end: u32,
-    /// Tokens of the prompt that contain a breaker, ascending.
+    /// Tokens of the prompt's window that contain a breaker, ascending.
     breaking: Vec<Token>,
 }
 
@@ -47,10 +46,39 @@ struct DryRequest {
 pub(super) struct DryScratch {
     /// For each place, counted from the end of the window, the tokens before it that the text ends with.
     repeats: Vec<u32>,
-    /// Tokens that would continue a repetition, with its length.
-    continued: Vec<(Token, u32)>,
-    /// Penalties, ascending by token, each token once.
+    /// By token: the length of the longest repetition that it would continue, 0 for most. Others are in `penalties`.
+    longest: Vec<u32>,
+    /// Penalties, each token once.
     penalties: Vec<(Token, f32)>,
+}
+
+impl DryScratch {
+    /// Forgets the last computation.
+    pub(super) fn clear(&mut self) {
+        for (token, _) in self.penalties.drain(..) {
+            self.longest[token as usize] = 0;
+        }
+    }
+
+    /// Whether the last computation gave this token a penalty.
+    pub(super) fn is_penalised(&self, token: Token) -> bool {
+        self.longest(token) > 0
+    }
+
+    fn longest(&self, token: Token) -> u32 {
+        self.longest.get(token as usize).copied().unwrap_or(0)
+    }
+
+    fn note(&mut self, token: Token, repeat: u32) {
+        let at = token as usize;
+        if at >= self.longest.len() {
+            self.longest.resize(at + 1, 0);
+        }
+        if self.longest[at] == 0 {
+            self.penalties.push((token, 0.0));
+        }
+        self.longest[at] = self.longest[at].max(repeat);
+    }
 }
 
 impl DryHistory {
@@ -70,13 +98,16 @@ impl DryHistory {
             prompt_end: 0,
             breaking: Vec::new(),
         };
-        let mut distinct = prompt.to_vec();
+        // What is before the window is never looked at again: with the output it only moves on.
+        let window = usize::try_from(dry.penalty_last_n).unwrap_or(prompt.len());
+        let start = prompt.len().saturating_sub(window);
+        let mut distinct = prompt[start..].to_vec();
         distinct.sort_unstable();
         distinct.dedup();
         distinct.retain(|&token| request.contains_breaker(vocabulary.bytes(token)));
         request.breaking = distinct;
         // From the end: the last breaker alone counts.
-        let end = (1..=prompt.len())
+        let end = (start + 1..=prompt.len())
             .rev()
             .find(|&end| request.breaker_ends(&prompt[..end], vocabulary));
         request.prompt_end = count(end.unwrap_or(0));
@@ -111,14 +142,14 @@ impl DryHistory {
         // What a token contains remains true.
     }
 
-    /// Returns the penalties of the tokens that would continue a repetition, ascending by token.
+    /// Returns the penalties of the tokens that would continue a repetition, each token once.
     pub(super) fn penalties<'s>(
         &self,
         tokens: &[Token],
         scratch: &'s mut DryScratch,
     ) -> &'s [(Token, f32)] {
         let dry = &*self.request.dry;
-        scratch.penalties.clear();
+        scratch.clear();
         let end = self.ends.last().copied().unwrap_or(self.request.prompt_end);
         let after_breaker = tokens.len().saturating_sub(end as usize);
         let window = usize::try_from(dry.penalty_last_n).unwrap_or(tokens.len());
@@ -131,22 +162,30 @@ impl DryHistory {
         repeats(tokens, &mut scratch.repeats);
         // The first of the repeats is that of the text with itself. From the second on, each belongs to the token that
         // follows the place, and these are the tokens from the last one on backwards.
-        let repeats = scratch.repeats[1..].iter();
-        let continued = tokens.iter().rev().zip(repeats);
-        let continued = continued.map(|(&token, &repeat)| (token, repeat.min(limit)));
-        let continued = continued.filter(|(_, repeat)| *repeat >= dry.allowed_length);
-        scratch.continued.clear();
-        scratch.continued.extend(continued);
-        // The longest repetition of each token first, which the removal of duplicates keeps.
-        let longest_first = |&(token, repeat): &(Token, u32)| (token, Reverse(repeat));
-        scratch.continued.sort_unstable_by_key(longest_first);
-        scratch.continued.dedup_by_key(|(token, _)| *token);
-        // A breaker ends the repetition, so it is always welcome.
-        let continued = scratch.continued.iter();
-        let continued = continued.filter(|(token, _)| !self.is_breaking(*token));
-        let penalties = continued.map(|&(token, repeat)| (token, dry.penalty(repeat)));
-        scratch.penalties.extend(penalties);
+        let lengths = std::mem::take(&mut scratch.repeats);
+        for (&token, &repeat) in tokens.iter().rev().zip(&lengths[1..]) {
+            if repeat >= dry.allowed_length {
+                scratch.note(token, repeat.min(limit));
+            }
+        }
+        scratch.repeats = lengths;
+        let longest = &mut scratch.longest;
+        scratch.penalties.retain_mut(|(token, penalty)| {
+            let repeat = &mut longest[*token as usize];
+            // A breaker ends the repetition, so it is always welcome.
+            if self.is_breaking(*token) {
+                *repeat = 0;
+                return false;
+            }
+            *penalty = dry.penalty(*repeat);
+            true
+        });
         &scratch.penalties
+    }
+
+    /// Returns the penalty of a token that has one, of which the last computation was.
+    pub(super) fn penalty(&self, token: Token, scratch: &DryScratch) -> f32 {
+        self.request.dry.penalty(scratch.longest(token))
     }
 
     fn is_breaking(&self, token: Token) -> bool {

@@ -4,6 +4,8 @@ use sapwood_proto::steer::Token;
 
 use super::counts::TokenCounts;
 use super::dry::{DryHistory, DryScratch};
+use super::token_set::TokenSet;
+use super::vector::Candidate;
 use crate::api::{Sampling, Vocabulary};
 
 /// The history of a sequence, for its penalties.
@@ -103,28 +105,33 @@ impl TokenHistory {
     }
 
     /// Applies the repetition, presence and frequency penalties to candidates.
-    pub(super) fn penalise_candidates(&self, candidates: &mut [(f32, Token)], sampling: &Sampling) {
+    pub(super) fn penalise_candidates(
+        &self,
+        candidates: &mut [Candidate],
+        sampling: &Sampling,
+        marked: &mut TokenSet,
+    ) {
         if let Some(counts) = &self.counts {
-            for (logit, token) in candidates {
-                *logit = counts.penalised(*token, *logit, sampling);
-            }
+            counts.penalise_candidates(candidates, sampling, marked);
         }
     }
 
     /// Applies DRY to candidates.
     pub(super) fn penalise_repetition_of_candidates(
         &self,
-        candidates: &mut [(f32, Token)],
+        candidates: &mut [Candidate],
         tokens: &[Token],
         scratch: &mut DryScratch,
     ) {
         let Some(dry) = &self.dry else {
             return;
         };
-        let penalties = dry.penalties(tokens, scratch);
+        if dry.penalties(tokens, scratch).is_empty() {
+            return;
+        }
         for (logit, token) in candidates {
-            if let Ok(at) = penalties.binary_search_by_key(token, |(penalised, _)| *penalised) {
-                *logit -= penalties[at].1;
+            if scratch.is_penalised(*token) {
+                *logit -= dry.penalty(*token, scratch);
             }
         }
     }

@@ -18,9 +18,11 @@ mod counts;
 mod dry;
 mod history;
 mod random;
+mod token_set;
 mod vector;
 
 use std::cell::Cell;
+use std::cmp::Ordering;
 
 use sapwood_proto::params::SamplerStep;
 use sapwood_proto::steer::{Mask, Token};
@@ -30,6 +32,7 @@ use crate::ranking::RankedRow;
 
 use dry::DryScratch;
 pub(crate) use history::TokenHistory;
+use token_set::TokenSet;
 use vector::{Blocks, Candidate};
 
 /// Everything that decides one token, beside the row.
@@ -94,6 +97,8 @@ pub(crate) struct Sampler {
     /// The original logits of tokens that a penalty changed, each token once.
     penalised: Vec<(Token, f32)>,
     dry: DryScratch,
+    /// Tokens that penalties apply to, while they are applied to candidates; else empty.
+    marked: TokenSet,
 }
 
 /// Facts of a row before penalties change it.
@@ -142,6 +147,7 @@ impl Sampler {
             .map(|top| self.log_probabilities(row, best.0, top as usize));
         // Log-probabilities were taken before: penalties do not change what is reported.
         self.penalised.clear();
+        self.dry.clear();
         if let Some(history) = draw.history {
             self.penalise(row, history, draw);
             // The penalties have changed the row, so the block maxima are stale.
@@ -424,12 +430,22 @@ impl TemperatureScale {
 
 /// Drops most candidates that are not among the best with `wanted` total weight, without sorting them.
 fn narrow(candidates: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f64) {
+    narrow_by(candidates, temperature, wanted, vector::better);
+}
+
+/// The same, where the best are the first ones by `order`.
+fn narrow_by(
+    candidates: &mut Vec<Candidate>,
+    temperature: TemperatureScale,
+    wanted: f64,
+    order: impl Fn(&Candidate, &Candidate) -> Ordering,
+) {
     let (mut start, mut end, mut left) = (0, candidates.len(), wanted);
     // A quickselect by weight: each round halves the part that contains the border of the nucleus.
     while end - start > SORTED {
         let middle = (end - start) / 2;
-        let (better, _) = vector::part(&mut candidates[start..end], middle);
-        let weight = temperature.total(better);
+        candidates[start..end].select_nth_unstable_by(middle, &order);
+        let weight = temperature.total(&candidates[start..start + middle]);
         if weight >= left {
             end = start + middle;
         } else {

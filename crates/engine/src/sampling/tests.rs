@@ -400,7 +400,7 @@ proptest! {
         // As a step that comes later, over candidates.
         let mut candidates: Vec<Candidate> = row.iter().copied().zip(0..).collect();
         if let Some(history) = &case.history {
-            history.penalise_candidates(&mut candidates, &case.sampling);
+            history.penalise_candidates(&mut candidates, &case.sampling, &mut TokenSet::default());
         }
         let candidates: Vec<f32> = candidates.iter().map(|(logit, _)| *logit).collect();
         prop_assert_eq!(candidates, expected);

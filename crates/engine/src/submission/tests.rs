@@ -278,6 +278,22 @@ fn d_8_the_history_of_a_prompt_is_made_with_the_submission() {
     }));
 }
 
+/// Every step adds every entry, so there is one for each token, however many texts contain it.
+#[test]
+fn biases_by_text_are_summed_for_each_token() {
+    let model = Scripted::new(Config::default()).unwrap();
+    let mut request = GenerationRequest::new(Prompt::Tokens(vec![1]));
+    let a = model.vocabulary().tokenize("a", false)[0];
+    request.params.logit_bias = [(a, 0.25), (3, 1.0), (3, f32::NEG_INFINITY)].into();
+    request.params.logit_bias_texts = vec![("aaaa".into(), 0.5), ("a".into(), -1.0)];
+    let token_index = || unreachable!("the request has no bad words");
+    let (info, vocabulary) = (model.info(), model.vocabulary());
+    let submission = prepare(request, &info, &*vocabulary, 8, token_index, || 7).unwrap();
+    let mut expected = [(a, 1.25), (3, f32::NEG_INFINITY)];
+    expected.sort_by_key(|(token, _)| *token);
+    assert_eq!(submission.terms.sampling.logit_bias[..], expected);
+}
+
 /// D-10: control tokens that mark something in an output are written with their names, and no others are.
 #[test]
 fn d_10_marked_tokens_have_a_text_and_the_prompt_a_tail() {

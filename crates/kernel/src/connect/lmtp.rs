@@ -115,7 +115,7 @@ async fn begin(
     let scored = request.scored.clone();
     let alternatives = request.params.top_logprobs.unwrap_or(0);
     let vocabulary = peer.facts.vocabulary.clone();
-    let (turn, size) = (request.caller, model::size(&request.prompt));
+    let (turn, size) = (request.caller, model::size(&request.prompt, &params));
     let tokenizing = Arc::clone(&peer);
     let tokenize = move || Transcript::new(request, &tokenizing.facts.info, vocabulary);
     // Off the async workers, as an engine's own prompts are.

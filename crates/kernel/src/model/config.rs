@@ -9,11 +9,14 @@ use std::sync::Arc;
 use sapwood_engine::api::GenerationRequest;
 use sapwood_engine::request_phase::Follower;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::params::{GenerationParams, JsonCoercion, ParamError, ParamRanges, ParamSpec};
+use sapwood_proto::params::{
+    BIAS_TEXT_BYTES_MAX, BIAS_TEXTS_MAX, GenerationParams, JsonCoercion, ParamError, ParamRanges,
+    ParamSpec,
+};
 use sapwood_proto::steer::{
     ConstraintChoice, ControllerChoice, InvalidChoice, Token, VariablesSharer,
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::Result;
 use crate::chunk::Chunk;
@@ -98,12 +101,18 @@ impl GenerateConfig {
         let mut config = Self::default();
         // The two spell one value, so that neither can be read alone.
         let (mut controller, mut arg) = (None, None);
+        let mut texts = None;
         for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
             match snake(key).as_str() {
                 "controller" => controller = Some(value),
                 "controller_arg" => arg = Some(value),
+                "logit_bias_texts" => texts = Some(value),
                 field => config.set(field, value)?,
             }
+        }
+        // After the others: `logit_bias` may have texts too, and takes the place of what was there.
+        if let Some(texts) = texts {
+            config.add_bias_texts(texts)?;
         }
         if let Some(controller) = controller {
             config.controller =
@@ -112,6 +121,27 @@ impl GenerateConfig {
             return Err(bad("controller_arg", "needs a controller"));
         }
         Ok(config)
+    }
+
+    /// The message has texts in a field of its own, because its keys are typed (EV-509). Here too a key of digits is a
+    /// text.
+    fn add_bias_texts(&mut self, value: &Value) -> Result<()> {
+        let must = || {
+            let why = format!(
+                "must be an object from at most {BIAS_TEXTS_MAX} texts of 1 to {BIAS_TEXT_BYTES_MAX} bytes to false or \
+                 numbers in [-100, 100]"
+            );
+            bad("logit_bias_texts", &why)
+        };
+        let few = |texts: &&Map<String, Value>| texts.len() <= BIAS_TEXTS_MAX;
+        let texts = value.as_object().filter(few).ok_or_else(must)?;
+        let pairs = texts.iter().map(|(text, bias)| json!([text, bias]));
+        let mut read = Self::default();
+        read.set("logit_bias", &pairs.collect())
+            .map_err(|_| must())?;
+        let texts = &mut read.params.logit_bias_texts;
+        self.params.logit_bias_texts.append(texts);
+        Ok(())
     }
 
     fn set(&mut self, field: &str, value: &Value) -> Result<()> {
@@ -273,6 +303,41 @@ mod tests {
         ] {
             let read = GenerateConfig::from_json(config.to_json().unwrap()).unwrap();
             assert_eq!(read, config);
+        }
+    }
+
+    #[test]
+    fn ev_509_the_texts_of_biases_have_their_field_in_json_too() {
+        let read = |fields: Value| {
+            let Value::Object(fields) = fields else {
+                panic!("an object")
+            };
+            let params = GenerateConfig::from_json(fields)?.params;
+            Ok::<_, Error>((params.logit_bias.to_vec(), params.logit_bias_texts))
+        };
+        let both =
+            json!({"logitBiasTexts": {"7": -100, "no": 0.5}, "logit_bias": [["a", 1], [7, 1.5]]});
+        let (tokens, texts) = read(both).unwrap();
+        let expected = [("a", 1.0), ("7", f32::NEG_INFINITY), ("no", 0.5)];
+        let expected = expected.map(|(text, bias)| (text.to_owned(), bias));
+        assert_eq!((tokens, texts), (vec![(7, 1.5)], expected.to_vec()));
+        let many = |count: usize| -> Value {
+            let texts = (0..count).map(|at| (at.to_string(), json!(1)));
+            texts.collect::<Map<_, _>>().into()
+        };
+        assert!(read(json!({"logit_bias_texts": many(BIAS_TEXTS_MAX)})).is_ok());
+        for bad in [
+            json!([["a", 1]]),
+            json!({"a": 101}),
+            json!({"a": true}),
+            json!({"": 1}),
+            many(BIAS_TEXTS_MAX + 1),
+        ] {
+            let error = read(json!({"logit_bias_texts": bad.clone()})).unwrap_err();
+            assert!(
+                matches!(&error, Error::Argument { name, .. } if *name == *"logit_bias_texts"),
+                "{bad}: {error:?}"
+            );
         }
     }
 

@@ -1,12 +1,14 @@
 //! Generation parameters as JSON: read by name, and written for other servers.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use super::{
-    BIAS_TEXT_BYTES_MAX, BIAS_TEXTS_MAX, Domain, FORBIDDING, GenerationParams, PARAMS, ParamError,
-    ParamField, ParamRanges, ParamSpec, SamplerOrder,
+    BIAS_TEXT_BYTES_MAX, BIAS_TEXTS_MAX, Domain, FORBIDDING, GenerationParams, Interval, PARAMS,
+    ParamError, ParamField, ParamRanges, ParamSpec, SamplerOrder, SamplerStep,
 };
 use crate::bounded_json::{self, JsonBounds};
 use crate::steer::Token;
@@ -79,15 +81,26 @@ impl GenerationParams {
     }
 }
 
-/// An object by token id, as all servers know it. With texts among the keys a list of pairs, in which a text of digits
-/// stays a text.
+/// An object by token id, as all servers know it, with the sum of each token's biases. With texts among the keys, or a
+/// sum that no bias may have, a list of pairs: in it a text of digits stays a text, and a token may occur again.
 fn biases_to_json(tokens: &[(Token, f32)], texts: &[(String, f32)]) -> Option<Value> {
     // Minus infinity has no JSON form; it is what -100 and below stand for (D-20).
     let written = |bias: f32| float_to_json(bias.max(FORBIDDING));
-    if texts.is_empty() {
-        let biases = tokens.iter();
+    let mut sums: BTreeMap<Token, f32> = BTreeMap::new();
+    for (id, bias) in tokens {
+        *sums.entry(*id).or_default() += bias;
+    }
+    // A finite sum of -100 and below would forbid the token there.
+    let range = Interval::closed(FORBIDDING, -FORBIDDING);
+    let fits = |sum: f32| {
+        sum == f32::NEG_INFINITY || range.contains(sum) && GenerationParams::bias(sum) == sum
+    };
+    // One bias of each token is written as it is, also where it is out of the range.
+    let are_sums = sums.len() < tokens.len();
+    if texts.is_empty() && !(are_sums && sums.values().any(|sum| !fits(*sum))) {
+        let biases = sums.into_iter();
         let object: Map<_, _> = biases
-            .map(|(id, bias)| (id.to_string(), written(*bias)))
+            .map(|(id, bias)| (id.to_string(), written(bias)))
             .collect();
         return (!object.is_empty()).then_some(Value::Object(object));
     }
@@ -113,7 +126,7 @@ struct JsonParam<'a> {
     coercion: JsonCoercion,
 }
 
-impl JsonParam<'_> {
+impl<'a> JsonParam<'a> {
     fn read_into(self, domain: &Domain, field: ParamField<'_>) -> Option<()> {
         match (domain, field) {
             (Domain::Count { least, most }, ParamField::Count(field)) => {
@@ -137,9 +150,27 @@ impl JsonParam<'_> {
                 *field = self.texts(*count, *bytes)?;
             }
             (Domain::Texts { count, bytes }, ParamField::OptionalTexts(field)) => {
-                *field = Some(self.texts(*count, *bytes)?);
+                let list = self.list_in_text(*count)?;
+                let list = JsonParam {
+                    value: &list,
+                    ..self
+                };
+                let texts = list.texts(*count, *bytes)?;
+                if !texts.is_empty() || list.is_empty_list() {
+                    *field = Some(texts);
+                }
             }
-            (Domain::Samplers, ParamField::Samplers(field)) => *field = Some(self.samplers()?),
+            (Domain::Samplers, ParamField::Samplers(field)) => {
+                let list = self.list_in_text(SamplerStep::ALL.len())?;
+                let list = JsonParam {
+                    value: &list,
+                    ..self
+                };
+                let order = list.samplers()?;
+                if !order.steps().is_empty() || list.is_empty_list() {
+                    *field = Some(order);
+                }
+            }
             (Domain::Tokens, ParamField::Tokens(field)) => field.extend(self.tokens()?),
             (Domain::Biases { count, each }, ParamField::Biases { tokens, texts }) => {
                 (*tokens, *texts) = self.biases(*count, |bias| each.contains(bias))?;
@@ -209,6 +240,31 @@ impl JsonParam<'_> {
         }
     }
 
+    /// The list that a text has in JSON, in a parameter that can only be a string; another value as it is. A text that
+    /// begins as a list and is none is refused: taken for the one element, nobody would notice.
+    fn list_in_text(self, count: usize) -> Option<Cow<'a, Value>> {
+        match self.value {
+            Value::String(text)
+                if self.coercion == JsonCoercion::FromText
+                    && text.trim_start().starts_with('[') =>
+            {
+                let bounds = JsonBounds {
+                    // The list itself, its elements, and one too many of these.
+                    values: count.saturating_add(2),
+                    entries: count,
+                };
+                let list = bounded_json::read(text.as_bytes(), bounds).ok()?;
+                Some(Cow::Owned(list))
+            }
+            other => Some(Cow::Borrowed(other)),
+        }
+    }
+
+    /// Whether this is the list that means "none". Empty texts are what clients of Triton send for "not set".
+    fn is_empty_list(self) -> bool {
+        self.value.as_array().is_some_and(Vec::is_empty)
+    }
+
     fn texts(self, count: usize, bytes: usize) -> Option<Vec<String>> {
         let none = |text: &&str| text.is_empty() && self.coercion == JsonCoercion::FromText;
         let list: Vec<&str> = match self.value {
@@ -273,11 +329,12 @@ impl JsonParam<'_> {
         match read.as_ref().unwrap_or(self.value) {
             Value::Object(object) if object.len() <= count => {
                 for (key, value) in object {
-                    match key.parse() {
-                        Ok(token) => biases.add_token(token, value)?,
-                        // An integer is meant as an id, and as a text its bias would go to other tokens.
-                        Err(_) if is_integer(key) => return None,
-                        Err(_) => biases.add_text(key, value)?,
+                    // An integer is meant as an id, and as a text its bias would go to other tokens. Any other key is a
+                    // text: "+5" too, which would be read as a number.
+                    if is_integer(key) {
+                        biases.add_token(key.parse().ok()?, value)?;
+                    } else {
+                        biases.add_text(key, value)?;
                     }
                 }
             }

@@ -220,8 +220,14 @@ fn tr_404_parameters_sent_as_text_are_read() {
                 "\"top_k, min_p\"",
                 "[\"top_k;min_p\"]",
                 "\"\"",
+                "\" [\\\"top_k\\\", \\\"min_p\\\"]\"",
             ],
-            &["\"top_k;top_k\"", "\"warp\""],
+            &["\"top_k;top_k\"", "\"warp\"", "\"[top_k]\""],
+        ),
+        (
+            "dry_sequence_breakers",
+            &["\"\"", "\"#\"", "\",\"", "\"[\\\"[\\\"]\""],
+            &["\"[\"", "\"[1]\"", "\"[[\\\"a\\\"]]\""],
         ),
         ("stop", &["[\"\"]", "[\"\", \"a\"]"], &[]),
         (
@@ -252,6 +258,45 @@ fn tr_404_parameters_sent_as_text_are_read() {
     assert_eq!(most.max_tokens, Some(u32::MAX));
     let off = set("top_k", &json!(-1), &ranges, JsonCoercion::FromText).unwrap();
     assert_eq!(off.top_k, Some(0));
+}
+
+#[test]
+fn tr_404_only_an_empty_list_means_none_and_a_text_may_have_a_list() {
+    let read = |name, value: Value| {
+        let mut params = GenerationParams::default();
+        let param = ParamSpec::named(name).unwrap();
+        let (ranges, coercion) = (&ParamRanges::TRITON, JsonCoercion::FromText);
+        let set = params.set_json(param, &value, ranges, coercion);
+        set.map(|()| (params.samplers, params.dry_sequence_breakers))
+    };
+    let breakers = |list: &[&str]| Some(list.iter().map(|&text| text.to_owned()).collect());
+    for unset in [json!(""), json!([""]), json!(["", ""]), json!("[\"\"]")] {
+        for name in ["samplers", "dry_sequence_breakers"] {
+            assert_eq!(read(name, unset.clone()), Ok((None, None)), "{unset}");
+        }
+    }
+    assert_eq!(read("samplers", json!(" ; ,")), Ok((None, None)));
+    for none in [json!([]), json!("[]"), json!(" [ ]")] {
+        let empty = SamplerOrder::of_names([]);
+        assert_eq!(read("samplers", none.clone()), Ok((empty, None)), "{none}");
+        let read = read("dry_sequence_breakers", none.clone());
+        assert_eq!(read, Ok((None, breakers(&[]))), "{none}");
+    }
+    let many = vec!["a"; DRY_BREAKERS_MAX + 1];
+    for (sent, expected) in [
+        (json!("[\"\\n\", \"[\"]"), Some(breakers(&["\n", "["]))),
+        (json!(","), Some(breakers(&[","]))),
+        (json!(["["]), Some(breakers(&["["]))),
+        (json!("[\"a\""), None),
+        (
+            json!(json!(many[1..]).to_string()),
+            Some(breakers(&many[1..])),
+        ),
+        (json!(json!(many).to_string()), None),
+    ] {
+        let read = read("dry_sequence_breakers", sent.clone()).ok();
+        assert_eq!(read.map(|(_, breakers)| breakers), expected, "{sent}");
+    }
 }
 
 #[test]
@@ -487,4 +532,42 @@ fn biases_by_text_are_kept_apart_from_those_by_id() {
     .unwrap();
     assert_eq!(read.logit_bias[..], [(3, f32::NEG_INFINITY)]);
     assert_eq!(read.logit_bias_texts, [("Hello".to_owned(), -0.5)]);
+    // Digits alone are an id.
+    for (key, id, text) in [
+        ("5", Some(5), None),
+        ("+5", None, Some("+5")),
+        ("-5", None, None),
+    ] {
+        let mut object = serde_json::Map::new();
+        object.insert(key.into(), json!(1));
+        let (core, strict) = (&ParamRanges::CORE, JsonCoercion::Strict);
+        let read = set("logit_bias", &object.into(), core, strict);
+        let ids = read.as_ref().and_then(|read| read.logit_bias.first());
+        assert_eq!(ids.map(|(id, _)| *id), id, "{key}");
+        let texts = read.as_ref().and_then(|read| read.logit_bias_texts.first());
+        assert_eq!(texts.map(|(text, _)| &**text), text, "{key}");
+    }
+}
+
+#[test]
+fn repeated_biases_of_a_token_are_written_as_their_sum() {
+    for (biases, written) in [
+        (
+            &[(5, 1.5), (6, 1.0), (5, -0.5)][..],
+            json!({"5": 1.0, "6": 1.0}),
+        ),
+        (&[(5, 1.5), (5, f32::NEG_INFINITY)], json!({"5": -100.0})),
+        (&[(5, 60.0), (5, 40.0)], json!({"5": 100.0})),
+        // Sums that would be refused, or that would forbid the token.
+        (&[(5, 60.0), (5, 60.0)], json!([[5, 60.0], [5, 60.0]])),
+        (&[(5, -60.0), (5, -40.0)], json!([[5, -60.0], [5, -40.0]])),
+        (&[(5, -60.0), (6, -70.0)], json!({"5": -60.0, "6": -70.0})),
+    ] {
+        let params = GenerationParams {
+            logit_bias: biases.into(),
+            ..GenerationParams::default()
+        };
+        let json = params.to_json().unwrap();
+        assert_eq!(json["logit_bias"], written, "{biases:?}");
+    }
 }

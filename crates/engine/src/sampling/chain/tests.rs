@@ -119,6 +119,54 @@ fn typical_sampling_keeps_what_is_closest_to_the_entropy() {
     Draws::new(&params).assert_shares(&row, &[0.0, 1.0, 0.0, 0.0]);
 }
 
+/// With more candidates than are sorted at once.
+#[test]
+fn typical_sampling_of_a_whole_vocabulary_is_that_of_a_sorted_one() {
+    let mut state = 7_u32;
+    let row: Vec<f32> = (0..5_000)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 16) as f32 / 6_000.0
+        })
+        .collect();
+    let weights: Vec<f64> = row.iter().map(|logit| f64::from(*logit).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let entropy: f64 = weights.iter().map(|w| -w / total * (w / total).ln()).sum();
+    let distance = |at: &usize| (-(weights[*at] / total).ln() - entropy).abs();
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.sort_by(|left, right| distance(left).total_cmp(&distance(right)));
+    for p in [0.01, 0.2, 0.5, 0.9, 0.99] {
+        let mut sum = 0.0;
+        let last = order.iter().position(|at| {
+            sum += weights[*at] / total;
+            sum > f64::from(p)
+        });
+        let count = last.unwrap() + 1;
+        let mut list = candidates(&row);
+        keep_typical(&mut list, p);
+        // Weights are of single precision there, so a few at the border may differ.
+        let near = list.len().abs_diff(count);
+        assert!(near <= 2, "{p}: {} {count}", list.len());
+        let common = count.min(list.len());
+        let found = list[..common].iter().map(|(_, token)| *token as usize);
+        let strange = found.filter(|at| !order[..count + 2].contains(at)).count();
+        assert_eq!(strange, 0, "{p}");
+    }
+}
+
+#[test]
+fn top_n_sigma_does_not_count_what_dry_has_penalised() {
+    let mut list = candidates(&[5.0, 3.0, 1.0, 1.0, 0.0, 6.0_f32]);
+    list[5].0 -= 1e32;
+    let mut kept = list.clone();
+    keep_top_n_sigma(&mut kept, 1.2, |token| token != 5);
+    // As without it; with it the deviation is 3e31.
+    assert_eq!(tokens(&kept), [0, 1]);
+    let mut all = list[..1].to_vec();
+    keep_top_n_sigma(&mut all, 1.2, |_| false);
+    assert_eq!(tokens(&all), [0]);
+}
+
 #[test]
 fn top_n_sigma_keeps_what_is_near_the_best_logit() {
     // The mean is 2, the standard deviation 1.789.
@@ -130,7 +178,7 @@ fn top_n_sigma_keeps_what_is_near_the_best_logit() {
         (3.0, &[0, 1, 2, 3, 4]),
     ] {
         let mut list = candidates(&row);
-        keep_top_n_sigma(&mut list, n);
+        keep_top_n_sigma(&mut list, n, |_| true);
         assert_eq!(tokens(&list), kept, "{n}");
     }
     // It does not depend on the temperature.

@@ -66,9 +66,13 @@ fn penalties(dry: &DrySampling, prompt: &[Token], output: &[Token]) -> Vec<(Toke
         tokens.push(token);
         history.append(&tokens, &vocabulary);
     }
-    history
-        .penalties(&tokens, &mut DryScratch::default())
-        .to_vec()
+    sorted(history.penalties(&tokens, &mut DryScratch::default()))
+}
+
+fn sorted(penalties: &[(Token, f32)]) -> Vec<(Token, f32)> {
+    let mut penalties = penalties.to_vec();
+    penalties.sort_by_key(|(token, _)| *token);
+    penalties
 }
 
 #[test]
@@ -141,6 +145,50 @@ fn rolling_back_forgets_the_breakers_of_the_output() {
     assert_eq!(history.penalties(&tokens, &mut scratch), first);
 }
 
+/// The buffers are used again and again, by all sequences.
+#[test]
+fn a_computation_leaves_nothing_for_the_next() {
+    let (vocabulary, dry) = (pieces(), Arc::new(dry(&[])));
+    let mut scratch = DryScratch::default();
+    for (text, penalised) in [
+        (&[0, 1, 2, 0, 1][..], &[2][..]),
+        (&[3, 4, 1, 3, 4], &[1]),
+        (&[0, 1, 2], &[]),
+    ] {
+        let history = DryHistory::of(text, &dry, &vocabulary);
+        let found = history.penalties(text, &mut scratch).to_vec();
+        let tokens: Vec<_> = found.iter().map(|(token, _)| *token).collect();
+        assert_eq!(tokens, penalised);
+        let marked: Vec<_> = (0..9)
+            .filter(|&token| scratch.is_penalised(token))
+            .collect();
+        assert_eq!(marked, penalised);
+        for (token, penalty) in found {
+            assert_eq!(history.penalty(token, &scratch), penalty);
+        }
+    }
+    scratch.clear();
+    assert!((0..9).all(|token| !scratch.is_penalised(token)));
+}
+
+#[test]
+fn a_prompt_is_searched_for_breakers_within_the_window_only() {
+    let window = DrySampling {
+        penalty_last_n: 4,
+        ..dry(&["\n", "<"])
+    };
+    let history = DryHistory::of(&[6, 5, 0, 1, 0, 1], &Arc::new(window), &pieces());
+    assert_eq!(history.request.prompt_end, 0);
+    assert!(history.request.breaking.is_empty());
+    let window = DrySampling {
+        penalty_last_n: 5,
+        ..dry(&["\n", "<"])
+    };
+    let history = DryHistory::of(&[6, 5, 0, 1, 0, 1], &Arc::new(window), &pieces());
+    assert_eq!(history.request.prompt_end, 2);
+    assert_eq!(history.request.breaking, [5]);
+}
+
 #[test]
 fn a_penalty_is_never_infinite() {
     let steep = DrySampling {
@@ -201,7 +249,7 @@ proptest! {
             tokens.push(token);
             history.append(&tokens, &vocabulary);
         }
-        let found = history.penalties(&tokens, &mut DryScratch::default()).to_vec();
+        let found = sorted(history.penalties(&tokens, &mut DryScratch::default()));
         prop_assert_eq!(found, penalties(&dry, &text, &[]));
     }
 }
