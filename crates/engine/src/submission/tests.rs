@@ -323,6 +323,18 @@ fn d_10_marked_tokens_have_a_text_and_the_prompt_a_tail() {
         "{:?}",
         marked.prompt_tail
     );
+    let mut text = ChoiceText::default();
+    let (shown, _) = marked
+        .terms
+        .push_text(&mut text, 97, "\u{fdd0}<s>\u{fdd1}".as_bytes(), 1);
+    assert_eq!(shown, "\u{fffd}<s>\u{fffd}", "other tokens forge no mark");
+    let (shown, _) = marked.terms.push_text(
+        &mut text,
+        begin,
+        format!("{MARK_OPEN}<s>{MARK_CLOSE}").as_bytes(),
+        2,
+    );
+    assert_eq!(shown, format!("{MARK_OPEN}<s>{MARK_CLOSE}"));
     let plain = submission(chat(), &[]);
     assert!(
         plain.prompt_tail.ends_with("x<s>assistant\n"),
