@@ -329,7 +329,14 @@ impl OutputParser {
         let written = written.to_owned();
         self.at += text.len() + written.len();
         let role = roles.iter().find(|(known, _)| *known == marker);
-        match role.map_or(MarkerRole::Nothing, |(_, role)| *role) {
+        let role = role.map_or(MarkerRole::Nothing, |(_, role)| *role);
+        self.enter(format, role, marker, written);
+        true
+    }
+
+    /// Begins what a marker in text begins.
+    fn enter(&mut self, format: &OutputFormat, role: MarkerRole, marker: Marker, written: String) {
+        match role {
             MarkerRole::Reasoning => {
                 self.state = ParserState::Reasoning {
                     after_marker: true,
@@ -343,7 +350,6 @@ impl OutputParser {
             MarkerRole::Header => self.enter_header(marker, &written),
             MarkerRole::Nothing => {}
         }
-        true
     }
 
     fn step_reasoning(
