@@ -591,12 +591,14 @@ async fn tr_1308_binary_ports_and_log_probabilities_are_returned_on_request() {
     assert_eq!(answer["response"], "one two");
     let meta: serde_json::Value = serde_json::from_str(answer["meta"].as_str().unwrap()).unwrap();
     assert_eq!(meta["finish_reason"], "stop");
-    for absent in ["tokens", "logprobs"] {
+    for absent in ["tokens", "logprobs", "events"] {
         assert!(answer.get(absent).is_none(), "{answer}");
     }
     let events = wire.post("/v2/models/GENERATE/generate_stream", body).await;
     for event in events.events() {
-        assert!(event.get("tokens").is_none() && event.get("logprobs").is_none());
+        for absent in ["tokens", "logprobs", "events"] {
+            assert!(event.get(absent).is_none(), "{event}");
+        }
     }
     let inputs = serde_json::json!([{"name": "prompt", "shape": [1], "datatype": "BYTES", "data": ["one two"]}]);
     let asked = serde_json::json!({"inputs": inputs, "outputs": [{"name": "logprobs"}, {"name": "response"}]});

@@ -24,7 +24,7 @@ use crate::sampling::TokenHistory;
 use crate::scheduler::SchedulerTurn;
 use crate::stats::EngineStats;
 use crate::stop;
-use crate::text::ChoiceText;
+use crate::text::{self, ChoiceText};
 
 /// A validated request that can be run as it is.
 pub(crate) struct Submission {
@@ -111,12 +111,29 @@ impl Submission {
         })
     }
 
-    /// Returns the text of the last tokens of the prompt.
+    /// Returns the text of the last tokens of the prompt. It begins after the last control token that is not marked: what
+    /// stands before that one, which may be the end of a message, is not what the template wrote for the answer.
     fn tail(&self, vocabulary: &dyn Vocabulary) -> String {
+        let is_marked = |token: &Token| self.terms.marked.contains(token);
+        let is_border = |token: &Token| vocabulary.is_special(*token) && !is_marked(token);
         let from = self.prompt.len().saturating_sub(TAIL_TOKENS);
-        let tokens = self.prompt[from..].iter();
-        let bytes = tokens.flat_map(|token| self.terms.bytes(vocabulary, *token).into_owned());
-        String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+        let last = &self.prompt[from..];
+        let border = last.iter().rposition(is_border);
+        let mut tail = String::new();
+        for tokens in
+            last[border.map_or(0, |at| at + 1)..].chunk_by(|a, b| is_marked(a) == is_marked(b))
+        {
+            let bytes = tokens.iter();
+            let bytes = bytes.flat_map(|token| self.terms.bytes(vocabulary, *token).into_owned());
+            let bytes: Vec<u8> = bytes.collect();
+            let text = String::from_utf8_lossy(&bytes);
+            if tokens.first().is_some_and(is_marked) {
+                tail.push_str(&text);
+            } else {
+                tail.push_str(&text::without_marks(&text));
+            }
+        }
+        tail
     }
 
     /// Records the sizes of the request.
@@ -193,22 +210,44 @@ impl RequestTerms {
     pub(crate) fn push_text(
         &self,
         text: &mut ChoiceText,
+        token: Token,
         bytes: &[u8],
         appended: u32,
     ) -> (CompactString, Option<StopCause>) {
         // Without stop strings nearly every token is whole text, and `pass` returns it without a detour through a
-        // `String`.
-        if let Some(whole) = text.pass(bytes, &self.stop) {
+        // `String`. A mark begins with this byte.
+        let may_mark = !self.marked.is_empty() && bytes.contains(&0xef);
+        if !may_mark && let Some(whole) = text.pass(bytes, &self.stop) {
             return (whole, None);
         }
         let mut ready = String::new();
-        let stop = text.push(bytes, &self.stop, appended >= self.min_tokens, &mut ready);
+        let stop = self.append(text, token, bytes, appended >= self.min_tokens, &mut ready);
         let stop = stop.map(|index| self.stop[index].clone());
         if let Some(stop) = stop.as_ref().filter(|_| self.include_stop) {
             text.show_stop(stop, &mut ready);
         }
         let stop = stop.map(StopCause::Text);
         (ready.into(), stop)
+    }
+
+    /// Adds the bytes of a token to a text, and appends to `ready` what can be sent. Returns the index of the stop string
+    /// that it completes, if one may end the output (`stopping`).
+    pub(crate) fn append(
+        &self,
+        text: &mut ChoiceText,
+        token: Token,
+        bytes: &[u8],
+        stopping: bool,
+        ready: &mut String,
+    ) -> Option<usize> {
+        if self.marked.is_empty() {
+            text.push(bytes, &self.stop, stopping, ready)
+        } else if self.marked.contains(&token) {
+            text.push_mark(bytes, ready);
+            None
+        } else {
+            text.push_beside_marks(bytes, &self.stop, stopping, ready)
+        }
     }
 }
 

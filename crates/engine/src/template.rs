@@ -243,11 +243,21 @@ impl Template {
     pub fn render(&self, chat: &ChatRequest) -> Result<Vec<TemplatePiece>, TemplateError> {
         let has_calls = chat.messages.iter().any(|it| !it.tool_calls.is_null());
         let arguments = if has_calls {
-            *self.arguments.get_or_init(|| calls::expected(self))
+            self.arguments()?
         } else {
             CallArguments::Objects
         };
         self.render_with(chat, arguments)
+    }
+
+    /// Returns the form in which it expects the arguments of calls.
+    fn arguments(&self) -> Result<CallArguments, TemplateError> {
+        if let Some(known) = self.arguments.get() {
+            return Ok(*known);
+        }
+        // Not kept if it took too long: its caller may have left, which says nothing about the template.
+        let found = calls::expected(self)?;
+        Ok(*self.arguments.get_or_init(|| found))
     }
 
     /// Renders with the arguments of calls in this form.
@@ -369,9 +379,11 @@ impl Template {
             pairs.push(("name", text(name, covered)));
         }
         if let Some(reasoning) = &message.reasoning {
-            // The name of most templates, and that of gpt-oss.
+            // The name of most templates, and that of gpt-oss, whose template refuses it beside content and calls.
             pairs.push(("reasoning_content", text(reasoning, covered)));
-            pairs.push(("thinking", text(reasoning, covered)));
+            if message.content.is_empty() || message.tool_calls.is_null() {
+                pairs.push(("thinking", text(reasoning, covered)));
+            }
         }
         if !message.tool_calls.is_null() {
             let calls = arguments.of(&message.tool_calls);

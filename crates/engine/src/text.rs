@@ -8,6 +8,8 @@
 
 use compact_str::CompactString;
 
+use crate::api::{MARK_CLOSE, MARK_OPEN};
+
 /// The decoder of one choice's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChoiceText {
@@ -45,6 +47,39 @@ impl ChoiceText {
     ) -> Option<usize> {
         // Where the new text begins: a stop string that is complete now was not before, so it ends after this point.
         let before = self.held_back.len();
+        self.decode(bytes);
+        self.release(before, stops, stopping, out)
+    }
+
+    /// As [`ChoiceText::push`], for texts that may have marks: those in the text of ordinary tokens become U+FFFD, which
+    /// has as many bytes, so that no text forges a control token.
+    pub(crate) fn push_beside_marks(
+        &mut self,
+        bytes: &[u8],
+        stops: &[String],
+        stopping: bool,
+        out: &mut String,
+    ) -> Option<usize> {
+        let before = self.held_back.len();
+        self.decode(bytes);
+        if self.held_back[before..].contains([MARK_OPEN, MARK_CLOSE]) {
+            let fresh = self.held_back.split_off(before);
+            self.held_back.push_str(&without_marks(&fresh));
+        }
+        self.release(before, stops, stopping, out)
+    }
+
+    /// Appends what is held back and then the name of a control token, between its marks. It is no text, so no stop string
+    /// is searched in it, and none goes on behind it.
+    pub(crate) fn push_mark(&mut self, mark: &[u8], out: &mut String) {
+        self.flush(out);
+        let mark = String::from_utf8_lossy(mark);
+        out.push_str(&mark);
+        self.shown += mark.len() as u64;
+    }
+
+    /// Adds bytes to the text that is held back.
+    fn decode(&mut self, bytes: &[u8]) {
         if self.unfinished.is_empty() && bytes.is_ascii() {
             // The common case: no incomplete character before, and every byte belongs to a whole one.
             self.held_back
@@ -53,6 +88,16 @@ impl ChoiceText {
             self.unfinished.extend_from_slice(bytes);
             self.finish_characters();
         }
+    }
+
+    /// Appends to `out` what need not be held back; `before` is where the new text begins.
+    fn release(
+        &mut self,
+        before: usize,
+        stops: &[String],
+        stopping: bool,
+        out: &mut String,
+    ) -> Option<usize> {
         if stops.is_empty() {
             self.show(self.held_back.len(), out);
             return None;
@@ -122,6 +167,11 @@ impl ChoiceText {
             }
         }
     }
+}
+
+/// Returns the text with U+FFFD in place of the characters that mark names of control tokens.
+pub(crate) fn without_marks(text: &str) -> String {
+    text.replace([MARK_OPEN, MARK_CLOSE], "\u{fffd}")
 }
 
 /// Returns where the first complete stop string begins, and its index; the longest of those that begin there.

@@ -222,12 +222,12 @@ impl ChoiceTranscript {
             // A token that completes a stop sequence adds no text, unless the request keeps its stop.
             if terms.include_stop && !vocabulary.is_end(token) {
                 let bytes = terms.bytes(&**vocabulary, token);
-                text = terms.push_text(&mut self.text, &bytes, appended).0;
+                text = terms.push_text(&mut self.text, token, &bytes, appended).0;
             }
             return (text, Some(StopCause::Tokens(stop)));
         }
         let bytes = terms.bytes(&**vocabulary, token);
-        terms.push_text(&mut self.text, &bytes, appended)
+        terms.push_text(&mut self.text, token, &bytes, appended)
     }
 }
 

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 /// One event of a chat: a line of the port `events` (KE-307).
 ///
 /// The order of a call is `ToolCall`, any number of `ToolArgs`, and `ToolReady` or `ToolBroken`; the calls of a choice do
-/// not interleave. The texts of a choice's deltas are those of its other ports, but for a broken call: its source is
-/// text on the main port only, because a reader of deltas has it already.
+/// not interleave. The texts of a choice's deltas are those of its other ports; that of a `ToolBroken` is text of the main
+/// port.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -72,6 +72,8 @@ pub enum Delta {
         choice: u32,
         /// Which call.
         index: u32,
+        /// What the model wrote, markers and all: text of the answer, in place of the call.
+        text: String,
     },
     /// A choice ended.
     Finish {
@@ -118,7 +120,10 @@ impl Delta {
                 turn,
                 choice,
                 index,
-            } => json!({"type": "tool_broken", "turn": turn, "choice": choice, "index": index}),
+                text,
+            } => json!({
+                "type": "tool_broken", "turn": turn, "choice": choice, "index": index, "text": text,
+            }),
             Self::Finish {
                 turn,
                 choice,
@@ -191,6 +196,7 @@ mod tests {
                 turn,
                 choice,
                 index,
+                text: text(),
             },
             Delta::Finish {
                 turn,

@@ -41,7 +41,7 @@ impl Detokenizer {
         token: Token,
     ) -> (CompactString, Option<StopCause>) {
         let bytes = terms.bytes(&*self.vocabulary, token);
-        terms.push_text(&mut sequence.text, &bytes, sequence.appended + 1)
+        terms.push_text(&mut sequence.text, token, &bytes, sequence.appended + 1)
     }
 
     /// Adds the text of tokens that were appended before, and appends to `shown` what is ready to be sent. The same tokens
@@ -58,7 +58,7 @@ impl Detokenizer {
         for sampled in output.iter().filter(|sampled| !hidden(sampled)) {
             // No stop string ended the output then, so none is searched for.
             let bytes = terms.bytes(&*self.vocabulary, sampled.id);
-            text.push(&bytes, &terms.stop, false, shown);
+            terms.append(text, sampled.id, &bytes, false, shown);
         }
     }
 

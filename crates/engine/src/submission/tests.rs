@@ -333,19 +333,25 @@ fn d_10_marked_tokens_have_a_text_and_the_prompt_a_tail() {
     };
     assert_eq!(text(begin), format!("{MARK_OPEN}<s>{MARK_CLOSE}"));
     assert_eq!((text(end).as_str(), text(97).as_str()), ("", "a"));
-    let tail = format!("<s>{MARK_OPEN}<s>{MARK_CLOSE}assistant\n");
-    assert!(
-        marked.prompt_tail.ends_with(&tail),
-        "{:?}",
-        marked.prompt_tail
+    let tail = format!("{MARK_OPEN}<s>{MARK_CLOSE}assistant\n");
+    assert_eq!(
+        marked.prompt_tail, tail,
+        "and nothing of the message, which a control token ended"
     );
+    let mut text = ChoiceText::default();
+    let (shown, _) = marked
+        .terms
+        .push_text(&mut text, 97, "\u{fdd0}<s>\u{fdd1}".as_bytes(), 1);
+    assert_eq!(shown, "\u{fffd}<s>\u{fffd}", "other tokens forge no mark");
+    let (shown, _) = marked.terms.push_text(
+        &mut text,
+        begin,
+        format!("{MARK_OPEN}<s>{MARK_CLOSE}").as_bytes(),
+        2,
+    );
+    assert_eq!(shown, format!("{MARK_OPEN}<s>{MARK_CLOSE}"));
     let plain = submission(chat(), &[]);
-    assert!(
-        plain.prompt_tail.ends_with("x<s>assistant\n"),
-        "{:?}",
-        plain.prompt_tail
-    );
-    assert!(plain.prompt_tail.len() < 40, "the end alone");
+    assert_eq!(plain.prompt_tail, "assistant\n");
     assert_eq!(
         submission(Prompt::Text("a".to_owned()), &[begin]).prompt_tail,
         ""

@@ -43,31 +43,34 @@ impl CallArguments {
 const PRINTED: &str = "{\"sapwood\":";
 
 /// Finds out the form that a template expects, from how it renders a call in either.
-pub(super) fn expected(template: &Template) -> CallArguments {
-    let printed = |form: CallArguments| -> Result<bool, TemplateError> {
-        let pieces = template.render_with(&trial(), form)?;
+///
+/// # Errors
+/// [`TemplateError::TooLong`]: nothing was found out.
+pub(super) fn expected(template: &Template) -> Result<CallArguments, TemplateError> {
+    // `None` if the template fails on this form.
+    let printed = |form: CallArguments| -> Result<Option<bool>, TemplateError> {
+        let pieces = match template.render_with(&trial(), form) {
+            Err(TemplateError::TooLong) => return Err(TemplateError::TooLong),
+            Err(_) => return Ok(None),
+            Ok(pieces) => pieces,
+        };
         let text = pieces.iter().map(|piece| match piece {
             TemplatePiece::Template(text) | TemplatePiece::Plain(text) => text.as_str(),
         });
-        Ok(text
-            .collect::<String>()
-            .replace(": ", ":")
-            .contains(PRINTED))
+        let text = text.collect::<String>().replace(": ", ":");
+        Ok(Some(text.contains(PRINTED)))
     };
-    match printed(CallArguments::Objects) {
-        // A text would be printed within quotes.
-        Ok(true) => CallArguments::Objects,
-        Ok(false) => match printed(CallArguments::Texts) {
-            // As Python prints a dictionary, which no model was trained on.
-            Ok(true) => CallArguments::Texts,
-            _ => CallArguments::Objects,
-        },
-        // It fails on objects, which cannot be appended to a text.
-        Err(_) => match printed(CallArguments::Texts) {
-            Ok(_) => CallArguments::Texts,
-            Err(_) => CallArguments::Objects,
-        },
+    let objects = printed(CallArguments::Objects)?;
+    // A text would be printed within quotes.
+    if objects == Some(true) {
+        return Ok(CallArguments::Objects);
     }
+    Ok(match (objects, printed(CallArguments::Texts)?) {
+        // As Python prints a dictionary, which no model was trained on; or it fails on objects, which cannot be appended
+        // to a text.
+        (Some(false), Some(true)) | (None, Some(_)) => CallArguments::Texts,
+        _ => CallArguments::Objects,
+    })
 }
 
 /// A conversation with one call. Its id is one that the templates of Mistral accept.

@@ -123,6 +123,47 @@ fn harmony() {
     );
 }
 
+/// It refuses a message with content, calls and `thinking`; the answers of Sapwood may have all three.
+#[test]
+fn harmony_with_content_and_reasoning() {
+    let source = "{%- for m in messages %}{% if 'tool_calls' in m and m.content and m.thinking %}{{ raise_exception('one of the two') }}{% endif %}
+{{- m.thinking or m.content }}|{% endfor %}";
+    let template = Template::new(source, &SpecialTexts::default(), || UNIX_EPOCH).unwrap();
+    let function = json!({"name": "add", "arguments": "{}"});
+    let calls = json!([{"id": "abc123def", "type": "function", "function": function}]);
+    let render = |content: &str, tool_calls: &serde_json::Value| {
+        let message = ChatMessage {
+            role: "assistant".to_owned(),
+            content: content.to_owned(),
+            reasoning: Some("I add.".to_owned()),
+            tool_calls: tool_calls.clone(),
+            ..ChatMessage::default()
+        };
+        let chat = ChatRequest {
+            messages: vec![message],
+            ..ChatRequest::default()
+        };
+        let pieces = template.render(&chat).unwrap();
+        let text = pieces.iter();
+        text.map(|(TemplatePiece::Template(text) | TemplatePiece::Plain(text))| text.as_str())
+            .collect::<String>()
+    };
+    assert_eq!(render("Let me see.", &calls), "Let me see.|");
+    assert_eq!(render("", &calls), "I add.|");
+    assert_eq!(render("Three.", &serde_json::Value::Null), "I add.|");
+}
+
+/// A caller that left while the form of arguments was found out leaves nothing behind.
+#[test]
+fn an_abandoned_trial_decides_nothing() {
+    let source = "{%- for m in messages %}{% for call in m.tool_calls or [] %}{{ '<' + call.function.arguments + '>' }}{% endfor %}{% endfor %}";
+    let template = Template::new(source, &SpecialTexts::default(), || UNIX_EPOCH).unwrap();
+    let stopped = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let found = stop::with(&stopped, || template.arguments());
+    assert_eq!(found, Err(TemplateError::TooLong));
+    assert_eq!(template.arguments(), Ok(CallArguments::Texts));
+}
+
 /// It appends the arguments to a text, so they have to be one.
 #[test]
 fn deepseek() {

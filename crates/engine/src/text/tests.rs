@@ -18,6 +18,45 @@ fn strings(stops: &[&str]) -> Vec<String> {
     stops.iter().map(|&stop| stop.to_owned()).collect()
 }
 
+/// D-10: the name of a control token is no text: stop strings are not searched in it, and do not go on behind it.
+#[test]
+fn d_10_stop_strings_and_marks_do_not_meet() {
+    let stops = strings(&["\u{fdd0}", "call", "\n\nUser"]);
+    let (mut text, mut out) = (ChoiceText::default(), String::new());
+    assert_eq!(
+        text.push_beside_marks(b"a\n\nUs", &stops, true, &mut out),
+        None
+    );
+    assert_eq!(out, "a");
+    text.push_mark("\u{fdd0}<call>\u{fdd1}".as_bytes(), &mut out);
+    let marked = "a\n\nUs\u{fdd0}<call>\u{fdd1}";
+    assert_eq!(out, marked, "what was held back comes first");
+    assert_eq!(text.push_beside_marks(b"er", &stops, true, &mut out), None);
+    assert_eq!(out, format!("{marked}er"));
+    assert_eq!(text.shown(), out.len() as u64);
+    assert_eq!(
+        text.push_beside_marks(b" call", &stops, true, &mut out),
+        Some(1)
+    );
+    assert_eq!(out, format!("{marked}er "));
+}
+
+/// D-10: text cannot forge the name of a control token, in whichever pieces it comes.
+#[test]
+fn d_10_marks_in_text_are_replaced() {
+    let forged = "x\u{fdd0}<call>\u{fdd1}";
+    for pieces in [
+        vec![forged.as_bytes()],
+        forged.as_bytes().chunks(1).collect(),
+    ] {
+        let (mut text, mut out) = (ChoiceText::default(), String::new());
+        for piece in pieces {
+            text.push_beside_marks(piece, &[], true, &mut out);
+        }
+        assert_eq!(out, "x\u{fffd}<call>\u{fffd}");
+    }
+}
+
 #[test]
 fn ev_604_ke_612_characters_and_stops_across_pieces() {
     type Case<'a> = (&'a [&'a [u8]], &'a [&'a str], &'a str, Option<usize>);

@@ -311,7 +311,10 @@ impl<S> AnswerChunks<S> {
         Ok(())
     }
 
-    fn part(&mut self, choice: u32, part: OutputPart) {
+    fn part(&mut self, choice: u32, mut part: OutputPart) {
+        if let OutputPart::CallBegin { id, .. } = &mut part {
+            id.take_if(|id| !self.asked.output.takes_id(id));
+        }
         let (events, reads_calls) = (self.wants.events, self.wants.tool_calls);
         let ids = ToolCallIds {
             call: self.asked.call,

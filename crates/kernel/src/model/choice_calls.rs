@@ -146,10 +146,11 @@ impl ChoiceCalls {
                 choice,
                 call: call?.clone(),
             },
-            OutputPart::CallBroken { .. } => Delta::ToolBroken {
+            OutputPart::CallBroken { source } => Delta::ToolBroken {
                 turn,
                 choice,
                 index,
+                text: source.clone(),
             },
         })
     }

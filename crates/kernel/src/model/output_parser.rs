@@ -28,6 +28,8 @@ mod tools;
 #[cfg(test)]
 mod work;
 
+use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
+
 use self::call::{CallContext, CallMachine, CallOutput, CallPart, Verdict};
 use self::format::MarkerRole;
 pub(crate) use self::format::OutputFormat;
@@ -99,7 +101,22 @@ pub(super) struct OutputParser {
     at_start: bool,
     /// Complete calls.
     calls: usize,
+    response: ResponseTags,
 }
+
+/// The tags that Granite puts around what follows its reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ResponseTags {
+    /// There are none here.
+    None,
+    /// The first may come next: the reasoning has just ended.
+    MayOpen,
+    /// The second may end the output.
+    Open,
+}
+
+/// White space that is held back: before a call without a marker, and behind the tag that ends a response.
+const BLANK_BYTES_MAX: usize = 64;
 
 type Out<'a> = &'a mut dyn FnMut(OutputPart);
 
@@ -116,6 +133,7 @@ impl OutputParser {
             at: 0,
             at_start: true,
             calls: 0,
+            response: ResponseTags::None,
         };
         match start {
             OutputStart::Text => {}
@@ -179,16 +197,25 @@ impl OutputParser {
             },
         );
         match state {
-            ParserState::Text { .. } => emit_text(Text::from(rest), out),
-            ParserState::Reasoning { .. } => {
+            ParserState::Text { .. } => {
+                let is_tag = self.response == ResponseTags::Open
+                    && rest.trim_ascii_end() == format::RESPONSE[1];
+                if !is_tag {
+                    emit_text(Text::from(format.texts.visible(rest)), out);
+                }
+            }
+            ParserState::Reasoning { line_feeds, .. } => {
+                let rest = format.texts.visible(rest);
                 let rest = rest.trim_end_matches('\n');
                 if !rest.is_empty() {
-                    out(OutputPart::Reasoning(Text::from(rest)));
+                    let before = "\n".repeat(line_feeds);
+                    out(OutputPart::Reasoning(Text::from(before + rest)));
                 }
             }
             ParserState::Header(mut header) => {
                 header.source.push_str(&rest);
-                if !header.is_blank() {
+                // The words of a header that was cut off are no answer.
+                if !header.is_blank() && !header.has_marker() {
                     emit_text(Text::from(format.texts.visible(header.source)), out);
                 }
             }
@@ -211,10 +238,12 @@ impl OutputParser {
 
     fn may_hold_marker(&self, format: &OutputFormat, text: &str) -> bool {
         let markers = self.in_text(format);
-        markers.iter().any(|(marker, _)| {
-            let first = format.texts.text(marker).as_bytes()[0];
-            text.as_bytes().contains(&first)
-        })
+        let has_tag = self.response != ResponseTags::None && text.contains('<');
+        has_tag
+            || markers.iter().any(|(marker, _)| {
+                let first = format.texts.text(marker).as_bytes()[0];
+                text.as_bytes().contains(&first)
+            })
     }
 
     fn in_text<'f>(&self, format: &'f OutputFormat) -> &'f [(Marker, MarkerRole)] {
@@ -251,22 +280,43 @@ impl OutputParser {
             after_marker: false,
         };
         if self.may_be_unmarked(format) {
-            match self.input[self.at..].trim_ascii_start().chars().next() {
-                None => return false,
-                Some('{') => {
+            match self.first_character() {
+                Some(None) => return false,
+                Some(Some('{')) => {
                     self.at_start = false;
                     self.enter_calls(format.unmarked_machine(), String::new());
                     return true;
                 }
-                Some(_) => {}
+                Some(Some(_)) => {}
+                None => self.at_start = false,
             }
         }
+        if self.response == ResponseTags::MayOpen && !self.skip_response_tag() {
+            return false;
+        }
         let roles = self.in_text(format);
-        let markers: Vec<Marker> = roles.iter().map(|(marker, _)| *marker).collect();
+        let mut markers: Vec<Marker> = roles.iter().map(|(marker, _)| *marker).collect();
+        if self.response == ResponseTags::Open {
+            markers.push(format::RESPONSE[1]);
+        }
         let rest = &self.input[self.at..];
         let (text, next) = match find(rest, &markers, &format.texts) {
             Find::None { safe } => (&rest[..safe], None),
             Find::Marker { at, end, marker } => (&rest[..at], Some((&rest[at..end], marker))),
+        };
+        let holds_tag = next.is_some_and(|(_, marker)| marker == format::RESPONSE[1]);
+        let (text, next) = match next {
+            Some((tag, _)) if holds_tag && !ends_output(&rest[text.len() + tag.len()..]) => {
+                // It is text after all; what follows it is looked at next.
+                self.at += text.len() + tag.len();
+                self.at_start = false;
+                out(OutputPart::Text(Text::from(
+                    &rest[..text.len() + tag.len()],
+                )));
+                return true;
+            }
+            Some(_) if holds_tag => (text, None),
+            next => (text, next),
         };
         self.at_start &= text.trim_ascii().is_empty();
         if !text.is_empty() {
@@ -279,7 +329,14 @@ impl OutputParser {
         let written = written.to_owned();
         self.at += text.len() + written.len();
         let role = roles.iter().find(|(known, _)| *known == marker);
-        match role.map_or(MarkerRole::Nothing, |(_, role)| *role) {
+        let role = role.map_or(MarkerRole::Nothing, |(_, role)| *role);
+        self.enter(format, role, marker, written);
+        true
+    }
+
+    /// Begins what a marker in text begins.
+    fn enter(&mut self, format: &OutputFormat, role: MarkerRole, marker: Marker, written: String) {
+        match role {
             MarkerRole::Reasoning => {
                 self.state = ParserState::Reasoning {
                     after_marker: true,
@@ -293,7 +350,6 @@ impl OutputParser {
             MarkerRole::Header => self.enter_header(marker, &written),
             MarkerRole::Nothing => {}
         }
-        true
     }
 
     fn step_reasoning(
@@ -329,6 +385,9 @@ impl OutputParser {
         self.at += end;
         if format.think().is_some_and(|(_, end)| end == marker) {
             self.state = ParserState::Text { after_marker: true };
+            if format.tags_response {
+                self.response = ResponseTags::MayOpen;
+            }
         } else if harmony::BORDERS.contains(&marker) {
             self.enter_header(marker, &written);
         } else {
@@ -390,7 +449,9 @@ impl OutputParser {
                 };
             }
             HarmonyMessage::Call(name)
-                if self.settings.finds_calls(format) && self.calls < limits::TOOL_CALLS_MAX =>
+                if call::is_tool_name(&name)
+                    && self.settings.finds_calls(format)
+                    && self.calls < limits::TOOL_CALLS_MAX =>
             {
                 self.enter_calls(Box::new(HarmonyCall::new(name)), source);
             }
@@ -430,13 +491,13 @@ impl OutputParser {
             }
             Verdict::Last => {}
             Verdict::Refused => {
-                let is_first = calls.output.ended() == 0;
+                // What was refused ended with no marker, whatever stood before it.
+                self.state = ParserState::Text {
+                    after_marker: false,
+                };
+                let mark = calls.take_open_mark();
                 calls.give_back(format, out);
-                if is_first {
-                    self.state = ParserState::Text {
-                        after_marker: false,
-                    };
-                }
+                self.read_again(&mark);
             }
             Verdict::Over => {
                 // White space, and what may have begun a marker: it is short.
@@ -445,6 +506,40 @@ impl OutputParser {
                 self.input.replace_range(..self.at, &calls.source);
                 self.at = 0;
             }
+        }
+        true
+    }
+
+    /// Reads again, as text, what was taken last.
+    fn read_again(&mut self, taken: &str) {
+        match self.at.checked_sub(taken.len()) {
+            Some(at) => self.at = at,
+            None => {
+                self.input.replace_range(..self.at, taken);
+                self.at = 0;
+            }
+        }
+    }
+
+    /// The first character of what is to be parsed that is no white space; `None` if there is more of that than any call
+    /// has before it.
+    fn first_character(&self) -> Option<Option<char>> {
+        let rest = &self.input[self.at..];
+        let text = rest.trim_ascii_start();
+        (rest.len() - text.len() <= BLANK_BYTES_MAX).then(|| text.chars().next())
+    }
+
+    /// Skips the tag that opens a response. `false` if it may still come.
+    fn skip_response_tag(&mut self) -> bool {
+        let rest = &self.input[self.at..];
+        let tag = format::RESPONSE[0];
+        if rest.starts_with(tag) {
+            self.at += tag.len();
+            self.response = ResponseTags::Open;
+        } else if tag.starts_with(rest) {
+            return false;
+        } else {
+            self.response = ResponseTags::None;
         }
         true
     }
@@ -494,6 +589,14 @@ impl OpenCalls {
         }
     }
 
+    /// Removes the name of a control token that has begun and not ended: it is no part of the call.
+    fn take_open_mark(&mut self) -> String {
+        match self.source.rfind([MARK_OPEN, MARK_CLOSE]) {
+            Some(at) if self.source[at..].starts_with(MARK_OPEN) => self.source.split_off(at),
+            _ => String::new(),
+        }
+    }
+
     /// What came since the last complete call is text.
     fn give_back(self, format: &OutputFormat, out: Out<'_>) {
         let source = format.texts.visible(self.source);
@@ -503,6 +606,11 @@ impl OpenCalls {
             emit_text(Text::from(source), out);
         }
     }
+}
+
+/// Whether nothing but some white space follows, so far.
+fn ends_output(rest: &str) -> bool {
+    rest.len() <= BLANK_BYTES_MAX && rest.trim_ascii().is_empty()
 }
 
 fn emit_text(text: Text, out: Out<'_>) {

@@ -160,7 +160,7 @@ impl Requests {
             let sequence = &mut self.sequences[key];
             let terms = &self.jobs[sequence.job].submission.terms;
             let bytes = terms.bytes(&*self.tokens.vocabulary, token);
-            sequence.text.push(&bytes, &terms.stop, false, &mut text);
+            terms.append(&mut sequence.text, token, &bytes, false, &mut text);
             self.count_token(key, now);
             let requested = self.terms(key).top_logprobs;
             let sampled = Sampled {

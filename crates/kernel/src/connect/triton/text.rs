@@ -48,6 +48,8 @@ pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun 
     let mut spec = Spec::new(name.clone(), what).effect(Effect::Idempotent);
     spec.inputs = model::inputs();
     spec.outputs = model::outputs();
+    // Nothing takes the text of such a server apart.
+    spec.outputs.retain(|output| output.port != Port::EVENTS);
     spec.finishes = true;
     spec.model = true;
     // Only vLLM's models know min_p, and some of the others refuse unknown fields.

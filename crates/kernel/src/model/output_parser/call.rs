@@ -155,6 +155,11 @@ impl NameText {
     }
 }
 
+/// Whether this may be the name of a function.
+pub(super) fn is_tool_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= limits::TOOL_NAME_BYTES && name.chars().all(is_name)
+}
+
 /// What names of functions and ids of calls consist of.
 pub(super) fn is_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '-' | ':' | '/')

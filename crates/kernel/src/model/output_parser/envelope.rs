@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::call::{CallContext, CallMachine, CallOutput, Verdict};
+use super::call::{CallContext, CallMachine, CallOutput, Verdict, is_tool_name};
 use super::json::{JsonMachine, JsonPlace};
 use super::markers::{Alternatives, Marker, Matched};
 
@@ -114,7 +114,7 @@ impl Envelope {
         match &*self.key {
             "\"name\"" => {
                 let name: Option<String> = serde_json::from_str(&self.value).ok();
-                let name = name.filter(|name| !name.is_empty());
+                let name = name.filter(|name| is_tool_name(name));
                 // A second name would leave open which of the two is called.
                 if name.is_none() || self.name.is_some() {
                     return false;

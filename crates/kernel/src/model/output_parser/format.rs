@@ -180,7 +180,7 @@ const FUNCTOOLS: Marker = "functools[";
 const THINK: (Marker, Marker) = ("<think>", "</think>");
 const MISTRAL_THINK: (Marker, Marker) = ("[THINK]", "[/THINK]");
 /// Granite puts these around what follows its reasoning.
-const RESPONSE: [Marker; 2] = ["<response>", "</response>"];
+pub(super) const RESPONSE: [Marker; 2] = ["<response>", "</response>"];
 
 /// What a marker in text begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,6 +204,8 @@ pub(crate) struct OutputFormat {
     in_text: [[Vec<(Marker, MarkerRole)>; 2]; 2],
     /// Markers to look for in reasoning.
     pub(super) in_reasoning: Vec<Marker>,
+    /// What follows reasoning may stand between [`RESPONSE`].
+    pub(super) tags_response: bool,
 }
 
 impl OutputFormat {
@@ -218,6 +220,7 @@ impl OutputFormat {
             tokens: Arc::new([]),
             in_text: <[[Vec<(Marker, MarkerRole)>; 2]; 2]>::default(),
             in_reasoning: Vec::new(),
+            tags_response: false,
         };
         let mut markers = format.call_markers();
         markers.extend(
@@ -232,14 +235,12 @@ impl OutputFormat {
         let (texts, tokens) = MarkerTexts::find(markers, vocabulary);
         format.texts = texts;
         format.tokens = tokens.into();
-        let is_tagged = template.contains(RESPONSE[0]);
+        format.tags_response = tools == ToolParser::Granite
+            && format.think().is_some()
+            && template.contains(RESPONSE[0]);
         for (finds_reasoning, row) in [false, true].into_iter().zip(0..) {
             for (finds_calls, column) in [false, true].into_iter().zip(0..) {
-                let mut all = format.roles(finds_reasoning, finds_calls);
-                if is_tagged && finds_reasoning && tools == ToolParser::Granite {
-                    all.extend(RESPONSE.map(|marker| (marker, MarkerRole::Nothing)));
-                }
-                format.in_text[row][column] = all;
+                format.in_text[row][column] = format.roles(finds_reasoning, finds_calls);
             }
         }
         format.in_reasoning = if format.is_harmony() {
@@ -279,6 +280,11 @@ impl OutputFormat {
     /// Whether a call may begin the output without a marker.
     pub(super) fn has_unmarked_calls(&self) -> bool {
         self.tools == ToolParser::Llama3
+    }
+
+    /// Whether calls have ids that the template prints again when they come back.
+    pub(super) fn has_given_ids(&self) -> bool {
+        matches!(self.tools, ToolParser::Mistral | ToolParser::Kimi)
     }
 
     /// Whether the ids of calls have nine letters: templates of Mistral refuse all others when they come back.

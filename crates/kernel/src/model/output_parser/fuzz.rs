@@ -98,6 +98,7 @@ pub(super) fn settings(parsers: OutputParsers, vocabulary: &dyn Vocabulary) -> O
         format: Some(Arc::new(OutputFormat::new(parsers, vocabulary))),
         tools: Some(Arc::new(DeclaredTools::of(&tools()))),
         start: OutputStart::Text,
+        ..OutputSettings::default()
     }
 }
 
@@ -136,7 +137,7 @@ pub(super) fn events(settings: &OutputSettings, pieces: &[&str]) -> Vec<(char, S
 }
 
 /// Texts that inputs are made of: the markers of all families, and what stands between them.
-const PIECES: [&str; 48] = [
+const PIECES: [&str; 50] = [
     "<think>",
     "</think>",
     "<tool_call>",
@@ -185,16 +186,23 @@ const PIECES: [&str; 48] = [
     "\n",
     ">",
     "é; ",
+    "<response>",
+    "</response>",
 ];
 
 /// One format with control tokens, and one without, of each family.
 static FAMILIES: LazyLock<Vec<OutputSettings>> = LazyLock::new(|| {
+    // The tags of Granite, which the other families ignore.
+    let template = || Some("<response>".to_owned());
     let controls = ControlNames {
         names: PIECES[..37].to_vec(),
-        template: None,
+        template: template(),
     };
-    let vocabularies: [SharedVocabulary; 2] =
-        [Arc::new(controls), Arc::new(ControlNames::default())];
+    let none = ControlNames {
+        names: Vec::new(),
+        template: template(),
+    };
+    let vocabularies: [SharedVocabulary; 2] = [Arc::new(controls), Arc::new(none)];
     let all = vocabularies.iter().flat_map(|vocabulary| {
         TOOL_PARSERS.map(|tools| {
             let reasoning = match tools {
@@ -240,6 +248,7 @@ pub(crate) fn output(bytes: &[u8]) {
             assert_eq!(events(settings, &cut), expect, "cut into {cut:?}");
         }
         check(&expect, &whole);
+        check_loss(settings, &expect, &whole);
     }
 }
 
@@ -267,4 +276,27 @@ fn check(events: &[(char, String)], whole: &str) {
         .map(|(_, text)| text.len())
         .sum();
     assert!(bytes <= whole.len(), "text was doubled");
+}
+
+/// An output without reasoning and calls is text, all of it, and names of control tokens are no text.
+fn check_loss(settings: &OutputSettings, events: &[(char, String)], whole: &str) {
+    let Some(format) = &settings.format else {
+        return;
+    };
+    let opens = format.think().map(|(open, _)| format.texts.text(open));
+    // Harmony drops headers, and an empty section of calls is none of the text.
+    let is_exempt = format.is_harmony()
+        || opens.is_some_and(|open| whole.contains(open))
+        || events.iter().any(|(kind, _)| *kind == 'c')
+        || whole.contains("calls_section_end")
+        || whole.contains("calls▁end");
+    if is_exempt {
+        return;
+    }
+    let text: String = events.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(
+        text,
+        format.texts.visible(whole.to_owned()),
+        "text was lost"
+    );
 }

@@ -97,6 +97,11 @@ impl HarmonyHeader {
         self.source.trim().is_empty()
     }
 
+    /// Whether a marker was read.
+    pub(super) fn has_marker(&self) -> bool {
+        self.has_marker
+    }
+
     /// What message follows.
     pub(super) fn message(&self) -> HarmonyMessage {
         let words = self

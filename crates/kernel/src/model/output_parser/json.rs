@@ -2,6 +2,8 @@
 //!
 //! It is strict, so that text that is no JSON is text again at once, and not at the end of the output.
 
+use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
+
 /// Levels of nesting, those that `serde_json` reads.
 const DEPTH_MAX: usize = 120;
 
@@ -141,6 +143,8 @@ impl JsonMachine {
                 return Ok(());
             }
             (Escape::None, '\\') => Escape::Begun,
+            // The name of a control token is no part of a text.
+            (Escape::None, MARK_OPEN | MARK_CLOSE) => return Err(NotJson),
             (Escape::None, c) if c >= ' ' => Escape::None,
             (Escape::Begun, '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't') => Escape::None,
             (Escape::Begun, 'u') => Escape::Unicode(4),

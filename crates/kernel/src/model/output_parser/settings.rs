@@ -1,8 +1,9 @@
 //! [`OutputSettings`]: what the parsers of a request's choices have in common, and where its output begins.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use sapwood_engine::api::{ChatRequest, MARK_OPEN, Tokens};
+use sapwood_engine::api::{ChatMessage, ChatRequest, MARK_OPEN, Tokens};
 use sapwood_proto::steer::Token;
 
 use super::format::OutputFormat;
@@ -18,6 +19,10 @@ pub(crate) struct OutputSettings {
     pub(super) tools: Option<Arc<DeclaredTools>>,
     /// Where the output begins.
     pub(super) start: OutputStart,
+    /// The ids of the calls in the conversation, if the model gives ids.
+    pub(super) used_ids: Arc<HashSet<String>>,
+    /// The last message, if it ends as if it opened the reasoning.
+    pub(super) deceptive: Option<Arc<str>>,
 }
 
 /// Where an output begins: some templates open the reasoning, or the header of a message, themselves.
@@ -47,7 +52,16 @@ impl OutputSettings {
             .zip(format.think())
             // Its contents are plain text, whatever its markers are in the output.
             .is_some_and(|(last, (open, end))| last.content.rfind(open) > last.content.rfind(end));
+        let last = chat.messages.last().filter(|_| !chat.continue_last);
+        let last = last.map(|last| last.content.trim_end());
+        let opens = |text: &&str| format.think().is_some_and(|(open, _)| text.ends_with(open));
         Self {
+            deceptive: last.filter(opens).map(Arc::from),
+            used_ids: Arc::new(if format.has_given_ids() {
+                used_ids(chat)
+            } else {
+                HashSet::new()
+            }),
             format: Some(format),
             tools,
             start: if is_reasoning {
@@ -75,10 +89,34 @@ impl OutputSettings {
                 self.start = OutputStart::Header(tail[at + start.len()..].into());
             }
         } else if let Some((open, _)) = format.think()
-            && tail.trim_end().ends_with(format.texts.text(open))
+            && let tail = tail.trim_end()
+            && let open = format.texts.text(open)
+            && tail.ends_with(open)
+            && !self.is_message(tail, open)
         {
             self.start = OutputStart::Reasoning;
         }
+    }
+
+    /// Whether the prompt ends with the last message, and not with what the template writes for the answer.
+    fn is_message(&self, tail: &str, open: &str) -> bool {
+        self.deceptive.as_deref().is_some_and(|message| {
+            // The marker alone follows a control token, which ends every message.
+            tail.ends_with(message) && message != open
+                || message.ends_with(tail) && tail.trim_start() != open
+        })
+    }
+
+    /// Whether the id that a model gave a call can serve as one. Models copy ids from the conversation, and of two calls
+    /// with one id clients would lose one.
+    pub(crate) fn takes_id(&self, id: &str) -> bool {
+        let Some(format) = self.format.as_ref().filter(|format| format.has_given_ids()) else {
+            return false;
+        };
+        let has_form = !format.has_short_ids()
+            || id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        // The ids of this server begin so.
+        has_form && !id.starts_with("call_") && !self.used_ids.contains(id)
     }
 
     /// Whether the ids of calls have nine letters and digits.
@@ -99,4 +137,15 @@ impl OutputSettings {
     pub(super) fn finds_calls(&self, format: &OutputFormat) -> bool {
         self.tools.is_some() && format.finds_calls()
     }
+}
+
+/// The ids of all calls in a conversation, and of their results.
+fn used_ids(chat: &ChatRequest) -> HashSet<String> {
+    let of = |message: &ChatMessage| {
+        let calls = message.tool_calls.as_array().into_iter().flatten();
+        let ids = calls.filter_map(|call| call.get("id")?.as_str().map(str::to_owned));
+        ids.chain(message.tool_call_id.clone())
+            .collect::<Vec<String>>()
+    };
+    chat.messages.iter().flat_map(of).collect()
 }

@@ -1,5 +1,6 @@
 //! Calls with a tag around each argument: GLM 4.5 and Qwen3-Coder.
 
+use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
 
 use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
@@ -227,6 +228,15 @@ impl TaggedCalls {
     }
 }
 
+/// Whether the last character of a text begins or ends the name of a control token other than the one that ends it.
+fn is_foreign_mark(c: char, text: &str, end: &str) -> bool {
+    match c {
+        MARK_OPEN => !end.starts_with(MARK_OPEN),
+        MARK_CLOSE => !text.ends_with(end),
+        _ => false,
+    }
+}
+
 impl CallMachine for TaggedCalls {
     fn push(&mut self, c: char, context: CallContext<'_>, out: &mut CallOutput) -> Verdict {
         let syntax = self.syntax;
@@ -256,6 +266,9 @@ impl CallMachine for TaggedCalls {
             }
             TaggedPlace::Key(mut key) => {
                 key.push(c);
+                if is_foreign_mark(c, &key, context.texts.text(syntax.key_end)) {
+                    return Verdict::Refused;
+                }
                 self.place = match (
                     key.strip_suffix(context.texts.text(syntax.key_end)),
                     syntax.value,
@@ -271,6 +284,9 @@ impl CallMachine for TaggedCalls {
             TaggedPlace::BeforeValue(key, next) => self.before_value(c, key, next, context),
             TaggedPlace::Value(key, mut value) => {
                 value.push(c);
+                if is_foreign_mark(c, &value, context.texts.text(syntax.value_end)) {
+                    return Verdict::Refused;
+                }
                 match value.strip_suffix(context.texts.text(syntax.value_end)) {
                     Some(value) => self.argument(key.trim(), value, context, out),
                     None => self.place = TaggedPlace::Value(key, value),

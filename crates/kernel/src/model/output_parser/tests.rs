@@ -275,12 +275,140 @@ fn templates_that_open_the_reasoning_themselves_are_recognised() {
     ] {
         assert_eq!(begun(chat, tail), expect, "{tail:?}");
     }
-    // A message that is not continued says nothing about the output.
-    let asked = ChatRequest {
+    // What a user wrote is not what the template wrote.
+    let asked = |content: &str| ChatRequest {
         continue_last: false,
-        ..chat("<think>")
+        ..chat(content)
     };
-    assert_eq!(begun(&asked, "<think>x\n"), outside);
+    let long = "x ".repeat(40) + "<think>";
+    for (content, tail, expect) in [
+        ("Say <think>", "User: Say <think>\n", &outside[..]),
+        (&long, "x x x <think>", &outside),
+        // It follows a control token, so the template wrote it.
+        ("Say <think>", "<think>\n", &inside),
+        ("Say <think>", "Say <think>\nAssistant: <think>\n", &inside),
+        ("<think>", "<think>", &inside),
+    ] {
+        assert_eq!(begun(&asked(content), tail), expect, "{content:?} {tail:?}");
+    }
+    // A message that is not continued says nothing about the output.
+    assert_eq!(begun(&asked("<think>"), "<think>x\n"), outside);
+}
+
+/// A control token within a call ends it: it is no part of a name, a key or a value.
+#[test]
+fn control_tokens_are_no_part_of_a_call() {
+    let token = |name: &str| format!("{MARK_OPEN}{name}{MARK_CLOSE}");
+    for (parser, names, text, expect) in [
+        (
+            ToolParser::Hermes,
+            vec!["<tool_call>", "</tool_call>"],
+            format!(
+                "{}{{\"name\": \"f\", \"arguments\": {{\"a\": \"x{}y",
+                token("<tool_call>"),
+                token("</tool_call>")
+            ),
+            vec!["b:{\"name\": \"f\", \"arguments\": {\"a\": \"x", "t:y"],
+        ),
+        (
+            ToolParser::Hermes,
+            vec!["<tool_call>", "</tool_call>"],
+            format!(
+                "{}{{\"name\": \"f{}\"",
+                token("<tool_call>"),
+                token("</tool_call>")
+            ),
+            vec!["t:{\"name\": \"f\""],
+        ),
+        (
+            ToolParser::Glm,
+            vec!["<tool_call>", "</arg_value>"],
+            format!(
+                "{0}f\n<arg_key>k</arg_key><arg_value>v{0}g</tool_call>",
+                token("<tool_call>")
+            ),
+            vec!["b:f\n<arg_key>k</arg_key><arg_value>v", "c:g{}"],
+        ),
+        (
+            ToolParser::Mistral,
+            vec!["[TOOL_CALLS]", "[ARGS]"],
+            format!("{0}f{0}g{1}{{}}", token("[TOOL_CALLS]"), token("[ARGS]")),
+            vec!["t:f", "c:g{}"],
+        ),
+    ] {
+        let vocabulary = ControlNames {
+            names,
+            template: None,
+        };
+        let parsers = OutputParsers {
+            tools: parser,
+            reasoning: ReasoningParser::None,
+        };
+        assert_eq!(
+            parse(&settings(parsers, &vocabulary), &text),
+            expect,
+            "{text}"
+        );
+    }
+}
+
+/// White space before a call without a marker is held back up to a limit.
+#[test]
+fn white_space_before_an_unmarked_call_is_bounded() {
+    let llama = bare(ToolParser::Llama3);
+    let call = "{\"name\": \"add\", \"parameters\": {}}";
+    let after = |blank: usize| parse(&llama, &(" ".repeat(blank) + call));
+    assert_eq!(after(BLANK_BYTES_MAX), ["c:add{}"]);
+    let text = format!("t:{}{call}", " ".repeat(BLANK_BYTES_MAX + 1));
+    assert_eq!(after(BLANK_BYTES_MAX + 1), [text]);
+    let mut parser = OutputParser::new(llama);
+    let mut shown = 0;
+    for _ in 0..1_000 {
+        parser.push(Text::from_static(" "), &mut |part| {
+            shown += usize::from(matches!(part, OutputPart::Text(_)))
+        });
+    }
+    assert!(shown > 900, "it is not held until the end: {shown}");
+}
+
+/// A refused piece that follows a complete call keeps the line feeds behind it.
+#[test]
+fn line_feeds_behind_a_refused_piece_are_text() {
+    let text = "<tool_call>[{\"name\": \"f\"}, {\"name\": 1}\n\nrest";
+    let expect = ["c:f{}", "t:, {\"name\": 1}\n\nrest"];
+    assert_eq!(parse(&bare(ToolParser::Granite), text), expect);
+    let text = "<think>a\n\n<";
+    assert_eq!(parse(&bare(ToolParser::Granite), text), ["r:a\n\n<"]);
+}
+
+/// Ids that were copied from the conversation, or that its template would refuse, are replaced.
+#[test]
+fn ids_of_the_conversation_are_not_used_again() {
+    let chat = ChatRequest {
+        messages: vec![ChatMessage {
+            tool_calls: serde_json::json!([{"id": "abcdefgh1"}, {"id": "functions.add:0"}]),
+            tool_call_id: Some("abcdefgh2".to_owned()),
+            ..ChatMessage::default()
+        }],
+        ..ChatRequest::default()
+    };
+    let takes = |parser: ToolParser, id: &str| {
+        let format = bare(parser).format.unwrap();
+        OutputSettings::of_chat(format, None, &chat).takes_id(id)
+    };
+    for (parser, id, expect) in [
+        (ToolParser::Mistral, "abcdefgh3", true),
+        (ToolParser::Mistral, "abcdefgh1", false),
+        (ToolParser::Mistral, "abcdefgh2", false),
+        (ToolParser::Mistral, "abcdefgh", false),
+        (ToolParser::Mistral, "abcdefgh-", false),
+        (ToolParser::Kimi, "functions.add:1", true),
+        (ToolParser::Kimi, "functions.add:0", false),
+        (ToolParser::Kimi, "call_1_0_0", false),
+        (ToolParser::Hermes, "abcdefgh3", false),
+    ] {
+        assert_eq!(takes(parser, id), expect, "{parser:?} {id}");
+    }
 }
 
 /// `tool_call_bytes`, `tool_calls_max`, `tool_name_bytes`: at the limit and one past it.
@@ -313,6 +441,18 @@ fn calls_are_bounded() {
         events(&mistral, &[&name(limits::TOOL_NAME_BYTES + 1)]).len(),
         1
     );
+    let named = |name: &str| format!("<tool_call>{{\"name\": \"{name}\"}}");
+    let channel = |name: &str| format!("<|channel|>commentary to={name}<|message|>{{}}");
+    let longest = "n".repeat(limits::TOOL_NAME_BYTES);
+    for (parser, text) in [
+        (ToolParser::Hermes, &named as &dyn Fn(&str) -> String),
+        (ToolParser::Harmony, &channel),
+    ] {
+        let kinds = |name: &str| events(&bare(parser), &[&text(name)])[0].0;
+        assert_eq!(kinds(&longest), 'c', "{parser:?}");
+        assert_eq!(kinds(&format!("{longest}n")), 't', "{parser:?}");
+        assert_eq!(kinds("a\"b"), 't', "{parser:?}");
+    }
 }
 
 /// Markers that break off at once, nested and in one piece: each byte is looked at a bounded number of times.

@@ -112,12 +112,13 @@ fn ke_307_a_broken_call_is_no_call() {
         turn: 0,
         choice: 0,
         index: 0,
+        text: text.to_owned(),
     };
     assert_eq!(last, Some(expect));
     let texts = deltas
         .iter()
         .filter(|delta| matches!(delta, Delta::Text { .. }));
-    assert_eq!(texts.count(), 0, "they have its beginning already");
+    assert_eq!(texts.count(), 0, "its text comes with the end of the call");
 }
 
 /// The chunks of an answer whose vocabulary has the markers of its family as control tokens.

@@ -107,16 +107,19 @@ pub(super) fn begin(
 }
 
 /// The ports that are read: those of the outputs that the request names; without any, the main one and the others that
-/// may hold text, except log-probabilities.
+/// may hold text, except [`REPEATED`].
 fn ports(call: &CheckedRequest, spec: &Spec) -> Vec<Port> {
     // By position: a derived signature has the function's outputs in their order.
     let outputs = spec.outputs.iter().enumerate();
     let read = outputs.filter(|(registration, output)| match &call.mapped.outputs {
         Some(asked) => asked.contains(registration),
-        None => *registration == 0 || (output.port != Port::LOGPROBS && is_text(output)),
+        None => *registration == 0 || (!REPEATED.contains(&output.port) && is_text(output)),
     });
     read.map(|(_, output)| output.port.clone()).collect()
 }
+
+/// Outputs that only who names them gets: log-probabilities are long, and events repeat what the others have.
+const REPEATED: [Port; 2] = [Port::LOGPROBS, Port::EVENTS];
 
 /// Whether an output may hold text.
 fn is_text(output: &sapwood_kernel::OutputSpec) -> bool {

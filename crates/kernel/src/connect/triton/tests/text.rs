@@ -86,6 +86,17 @@ fn states(text: &str) -> Value {
     json!({"model_name": "m", "model_version": "1", "text_output": text})
 }
 
+/// What the function lists, it gives: nothing takes the text of such a server apart as it comes.
+#[tokio::test]
+async fn ke_307_a_model_elsewhere_lists_no_events() {
+    let server = serving(bare(), events(&[])).await;
+    let spec = server.kernel.specs().remove(0);
+    let ports = spec.outputs.iter().map(|output| &*output.port);
+    let ports: Vec<&str> = ports.collect();
+    assert!(!ports.contains(&"events"), "{ports:?}");
+    assert!(ports.contains(&"meta"), "{ports:?}");
+}
+
 /// Every parameter goes to an input that can take it.
 #[tokio::test]
 async fn tr_403_fields_go_into_inputs_then_sampling_parameters_then_parameters() {

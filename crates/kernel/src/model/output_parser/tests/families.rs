@@ -363,6 +363,48 @@ fn tags_around_a_response_of_granite_are_no_text() {
         template: Some("<|tool_call|> <think> <response>".to_owned()),
     };
     let settings = settings(OutputParsers::default(), &vocabulary);
-    let text = "<think>hm</think><response>So.</response>";
-    assert_eq!(parse(&settings, text), ["r:hm", "t:So."]);
+    for (text, expect) in [
+        (
+            "<think>hm</think><response>So.</response>",
+            &["r:hm", "t:So."][..],
+        ),
+        (
+            "<think>hm</think>\n<response>So.</response>\n",
+            &["r:hm", "t:So."],
+        ),
+        // Everywhere else they are what the model wrote.
+        (
+            "<think>hm</think><response>a</response>b</response>",
+            &["r:hm", "t:a</response>b"],
+        ),
+        (
+            "<think>hm</think>The <response> tag</response>",
+            &["r:hm", "t:The <response> tag</response>"],
+        ),
+        ("<response>x</response>", &["t:<response>x</response>"]),
+        ("<think>hm</think><respons", &["r:hm", "t:<respons"]),
+    ] {
+        assert_eq!(parse(&settings, text), expect, "{text}");
+    }
+}
+
+/// The words of a header that `max_tokens` cuts off are no answer.
+#[test]
+fn a_header_of_harmony_that_is_cut_off_is_no_text() {
+    let harmony = bare(ToolParser::Harmony);
+    for text in [
+        "<|channel|>final",
+        "<|channel|>commentary to=functions.add",
+        "<|channel|>analysis<|mess",
+        "<|start|>assistant<|channel|>fi",
+    ] {
+        assert!(parse(&harmony, text).is_empty(), "{text}");
+    }
+    let mut settings = harmony;
+    settings.continue_prompt("<|start|>assistant");
+    assert_eq!(
+        parse(&settings, "to"),
+        ["t:to"],
+        "without a marker it is none"
+    );
 }
