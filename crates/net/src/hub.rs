@@ -39,7 +39,7 @@ pub struct Config {
     pub authorities: Option<Vec<u8>>,
     /// The time limit of connecting.
     pub connect_timeout: Duration,
-    /// The time limit of a response head, and of each pause of a body.
+    /// The time limit of a response head, and of each pause of a body; at most 1 day.
     pub stall_timeout: Duration,
 }
 
@@ -80,6 +80,12 @@ impl HubClient {
     /// [`HubError::Address`]: the endpoint, the token or the authorities are invalid.
     pub fn new(config: &Config) -> Result<Self, HubError> {
         let mut endpoint = web_url(&config.endpoint)?;
+        if endpoint.query().is_some() || endpoint.fragment().is_some() {
+            let why = "the endpoint has a query or a fragment";
+            return Err(HubError::Address(why.into()));
+        }
+        // More than clocks can count would be too much.
+        let stall_timeout = config.stall_timeout.min(STALL_TIMEOUT_MAX);
         // Without the slash, joining would replace the last part of a mirror's path.
         if !endpoint.path().ends_with('/') {
             let path = format!("{}/", endpoint.path());
@@ -97,10 +103,10 @@ impl HubClient {
                 token,
                 authorities: config.authorities.clone(),
                 connect_timeout: config.connect_timeout,
-                head_timeout: config.stall_timeout,
+                head_timeout: stall_timeout,
             },
             endpoint,
-            stall_timeout: config.stall_timeout,
+            stall_timeout,
             exposes_token,
         })
     }
@@ -224,5 +230,6 @@ pub fn web_url(text: &str) -> Result<Url, HubError> {
     Ok(url)
 }
 
+const STALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// The maximum of bytes of a listing.
 const LISTING_BYTES_MAX: usize = 16 << 20;

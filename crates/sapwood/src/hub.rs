@@ -8,6 +8,8 @@
 
 mod download;
 mod folder;
+mod placement;
+mod removal;
 mod selection;
 mod source;
 
@@ -19,16 +21,19 @@ use std::time::{Duration, SystemTime};
 
 use etcetera::BaseStrategy;
 use sapwood_net::hub::{self, HubClient, HubError, HubListing};
+use sapwood_proto::secret::Secret;
+use tokio::sync::Semaphore;
 use tokio::time::sleep;
+use url::Url;
 
-use self::download::{DownloadError, RetryPolicy, WantedFile, download};
+use self::download::{DownloadError, RetryPolicy, WantedFile};
 use self::folder::{CachedFile, FileLock, FileRecord, ModelFolder, NoLock};
+use self::placement::download;
 use self::selection::select;
 use self::source::{HubSource, ModelChoice};
 use crate::config::environment;
 use crate::config::hub::HubConfig;
 use crate::failure::CliError;
-use crate::progress::DownloadBar;
 
 pub(crate) use self::download::shown_bytes;
 pub(crate) use self::source::ModelSource;
@@ -42,6 +47,8 @@ struct CacheInner {
     config: HubConfig,
     /// The locks of loaded models, by the names under which they are served.
     loaded: Mutex<BTreeMap<String, Vec<FileLock>>>,
+    /// Limits the downloads at the same time.
+    downloads: Semaphore,
 }
 
 /// A downloaded model.
@@ -65,6 +72,7 @@ impl ModelCache {
         Self(Arc::new(CacheInner {
             config: config.clone(),
             loaded: Mutex::default(),
+            downloads: Semaphore::new(DOWNLOADS_AT_ONCE),
         }))
     }
 
@@ -86,7 +94,7 @@ impl ModelCache {
             let there = self.there(source)?;
             let files = match there {
                 Some(files) => files,
-                None => self.pull(source).await?.0,
+                None => self.fetched(source).await?,
             };
             match files.iter().map(|file| FileLock::shared(file)).collect() {
                 Ok(locks) => {
@@ -112,6 +120,36 @@ impl ModelCache {
         loaded.remove(name);
     }
 
+    /// Downloads a model that is to be loaded, or the usual one of those that are there if that is impossible.
+    async fn fetched(&self, source: &ModelSource) -> Result<Vec<PathBuf>, CliError> {
+        // Nobody closes it.
+        let _permit = self.0.downloads.acquire().await;
+        match (self.pull(source).await, source) {
+            (Ok((files, _)), _) => Ok(files),
+            (Err(why), ModelSource::Hub(hub)) if hub.choice == ModelChoice::Usual => {
+                let Some(files) = self.of_those_there(hub)? else {
+                    return Err(why);
+                };
+                let path = files.first().map(|first| first.display().to_string());
+                tracing::warn!(%why, path, "a model that is there is loaded instead");
+                Ok(files)
+            }
+            (Err(why), _) => Err(why),
+        }
+    }
+
+    /// Whether a path is in the folder of downloaded models, where it may be replaced or removed while it is loaded.
+    #[cfg_attr(
+        not(feature = "embedded"),
+        allow(dead_code, reason = "no model is loaded from a file")
+    )]
+    pub(crate) fn covers(&self, path: &Path) -> bool {
+        let folder = self.folder().ok();
+        let folder = folder.and_then(|folder| folder.0.canonicalize().ok());
+        let path = path.canonicalize();
+        folder.is_some_and(|folder| path.is_ok_and(|path| path.starts_with(folder)))
+    }
+
     /// Whether a model is there, so that it can be loaded without a network.
     pub(crate) fn has(&self, source: &ModelSource) -> bool {
         matches!(self.there(source), Ok(Some(_)))
@@ -134,31 +172,28 @@ impl ModelCache {
             )));
         }
         let client = self.client()?;
-        let wanted = match source {
+        let (wanted, listing) = match source {
             ModelSource::File(path) => return Ok((vec![path.clone()], false)),
-            ModelSource::Hub(hub) => self.listed(&client, &folder, hub).await?,
-            ModelSource::Url(url) => folder::siblings(url.path())
-                .into_iter()
-                .map(|path| {
-                    let mut url = url.clone();
-                    url.set_path(&path);
-                    WantedFile {
-                        path: folder.of_url(&url),
-                        url,
-                        listed: None,
-                    }
-                })
-                .collect(),
+            ModelSource::Hub(hub) => {
+                let (wanted, listing) = self.listed(&client, &folder, hub).await?;
+                (wanted, Some((hub, listing)))
+            }
+            ModelSource::Url(url) => (wanted_of_url(&folder, url), None),
         };
-        let mut is_new = false;
-        for file in &wanted {
-            let bar = DownloadBar::new(&file_name(&file.path));
-            let policy = self.policy();
-            let downloaded = download(&client, policy, file, &bar).await;
-            downloaded.map_err(|error| explained(source, &client, &error))?;
-            is_new |= bar.has_moved();
+        let downloaded = download(&client, self.policy(), &wanted).await;
+        let is_new = downloaded.map_err(|error| {
+            // Folders that were created for nothing.
+            for parent in wanted.iter().filter_map(|file| file.path.parent()) {
+                folder.prune(parent);
+            }
+            explained(source, &client, &error)
+        })?;
+        let paths: Vec<PathBuf> = wanted.into_iter().map(|file| file.path).collect();
+        // Only now: what the repository's name stands for must be there.
+        if let Some((hub, listing)) = listing {
+            store_listing(&folder, hub, &listing, &paths)?;
         }
-        Ok((wanted.into_iter().map(|file| file.path).collect(), is_new))
+        Ok((paths, is_new))
     }
 
     /// All downloaded models, in the order of their names.
@@ -171,90 +206,67 @@ impl ModelCache {
         Ok(models(&folder, files))
     }
 
-    /// Removes a model, or all models of a repository if the name has no choice; returns the bytes that are free again.
-    ///
-    /// # Errors
-    /// There is none of this name, or a process has it loaded.
-    pub(crate) fn remove(&self, name: &str) -> Result<u64, CliError> {
-        let folder = self.folder()?;
-        let source = ModelSource::read(Path::new(name)).map_err(CliError::usage)?;
-        let (below, path) = match &source {
-            ModelSource::Hub(hub) => (folder.of_repo(hub), None),
-            ModelSource::Url(url) => {
-                let path = folder.of_url(url);
-                (path.parent().unwrap_or(&folder.0).to_owned(), Some(path))
-            }
-            ModelSource::File(_) => return Err(self.unknown(name)),
-        };
-        let files = ModelFolder::files(&below).map_err(|error| unreadable(&below, &error))?;
-        let relative = |path: &Path| {
-            let path = path.strip_prefix(&below).unwrap_or(path);
-            path.to_string_lossy().into_owned()
-        };
-        let paths: Vec<String> = files.iter().map(|file| relative(&file.path)).collect();
-        let selected = match (&source, path) {
-            (ModelSource::Hub(hub), _) if hub.choice == ModelChoice::Usual => paths,
-            (ModelSource::Hub(hub), _) => chosen(&paths, &hub.choice),
-            (_, Some(path)) => folder::siblings(&relative(&path)),
-            (_, None) => Vec::new(),
-        };
-        let removed: Vec<CachedFile> = files
-            .into_iter()
-            .filter(|file| selected.contains(&relative(&file.path)))
-            .collect();
-        if removed.is_empty() {
-            return Err(self.unknown(name));
-        }
-        remove_all(&removed)?;
-        folder.prune(&below);
-        Ok(removed.iter().map(|file| file.bytes).sum())
-    }
-
     /// The files of a model that is there.
     fn there(&self, source: &ModelSource) -> Result<Option<Vec<PathBuf>>, CliError> {
         let folder = self.folder()?;
-        let files: Vec<PathBuf> = match source {
-            ModelSource::File(path) => return Ok(Some(vec![path.clone()])),
+        let whole = |files: Vec<PathBuf>| folder::are_whole(&files).then_some(files);
+        let hub = match source {
+            ModelSource::File(path) => {
+                let siblings = folder::siblings(&path.to_string_lossy()).into_iter();
+                let siblings: Vec<_> = siblings.map(PathBuf::from).collect();
+                let all = siblings.iter().all(|path| path.is_file());
+                return Ok(Some(if all { siblings } else { vec![path.clone()] }));
+            }
             ModelSource::Url(url) => {
                 let path = folder.of_url(url);
                 let siblings = folder::siblings(&path.to_string_lossy());
-                siblings.into_iter().map(PathBuf::from).collect()
+                return Ok(whole(siblings.into_iter().map(PathBuf::from).collect()));
             }
-            ModelSource::Hub(hub) => {
-                let below = folder.of_repo(hub);
-                let joined = |selected: Vec<String>| -> Vec<PathBuf> {
-                    selected.iter().map(|path| below.join(path)).collect()
-                };
-                let listed = folder.listing(hub).and_then(|listing| {
-                    // A name that the stored list does not have may be in a newer one.
-                    select(&listed_paths(&listing), &hub.choice).ok()
-                });
-                if let Some(files) = listed.map(joined)
-                    && files.iter().all(|file| file.is_file())
-                {
-                    return Ok(Some(files));
-                }
-                // What has left the repository, or was copied here without the list. Which quantisation is the usual
-                // one depends on the others.
-                if hub.choice == ModelChoice::Usual {
-                    return Ok(None);
-                }
-                let local = complete_below(&below)?;
-                let local: Vec<&str> = local.iter().map(String::as_str).collect();
-                joined(select(&local, &hub.choice).unwrap_or_default())
-            }
+            ModelSource::Hub(hub) => hub,
         };
-        let all = !files.is_empty() && files.iter().all(|file| file.is_file());
-        Ok(all.then_some(files))
+        let below = folder.of_repo(hub);
+        let joined = |selected: Vec<String>| -> Vec<PathBuf> {
+            selected.iter().map(|path| below.join(path)).collect()
+        };
+        let is_usual = hub.choice == ModelChoice::Usual;
+        // It stays the same one when a newer list is stored with another model.
+        let usual = folder.usual(hub).filter(|_| is_usual);
+        let usual = usual.map(|path| joined(folder::siblings(&path)));
+        if let Some(files) = usual.and_then(whole) {
+            return Ok(Some(files));
+        }
+        let listed = folder.listing(hub).and_then(|listing| {
+            // A name that the stored list does not have may be in a newer one.
+            select(&listed_paths(&listing), &hub.choice).ok()
+        });
+        if let Some(files) = listed.map(joined).and_then(whole) {
+            return Ok(Some(files));
+        }
+        // What has left the repository, or was copied here without the list. Which quantisation is the usual one depends
+        // on the others.
+        if is_usual {
+            return Ok(None);
+        }
+        self.of_those_there(hub)
     }
 
-    /// Asks the hub for the files of a model.
+    /// The files of a choice among what is there, without the list of the repository.
+    fn of_those_there(&self, hub: &HubSource) -> Result<Option<Vec<PathBuf>>, CliError> {
+        let below = self.folder()?.of_repo(hub);
+        let local = complete_below(&below)?;
+        let local: Vec<&str> = local.iter().map(String::as_str).collect();
+        let selected = select(&local, &hub.choice).unwrap_or_default();
+        let files: Vec<PathBuf> = selected.iter().map(|path| below.join(path)).collect();
+        Ok(folder::are_whole(&files).then_some(files))
+    }
+
+    /// Asks the hub for the files of a model, and all that the repository has.
     async fn listed(
         &self,
         client: &HubClient,
         folder: &ModelFolder,
         source: &HubSource,
-    ) -> Result<Vec<WantedFile>, CliError> {
+    ) -> Result<(Vec<WantedFile>, HubListing), CliError> {
         let named = ModelSource::Hub(source.clone());
         let explain = |error: HubError| explained(&named, client, &error.into());
         // Fewer than for a transfer: nothing is lost yet, and without a network somebody waits for the error.
@@ -267,9 +279,6 @@ impl ModelCache {
         let wrong = |why: String| CliError::new(format!("{}: {why}", source.place()));
         let selected = select(&listed_paths(&listing), &source.choice).map_err(wrong)?;
         let below = folder.of_repo(source);
-        let stored = folder.store_listing(source, &listing);
-        stored
-            .map_err(|error| CliError::new(format!("cannot write {}: {error}", below.display())))?;
         let wanted = selected.iter().map(|path| {
             let file = listing.files.iter().find(|file| file.path == *path);
             let listed = file.and_then(|file| {
@@ -277,6 +286,7 @@ impl ModelCache {
                     bytes: file.bytes?,
                     sha256: file.sha256.clone(),
                     validator: None,
+                    commit: Some(listing.commit.clone()),
                 })
             });
             Ok(WantedFile {
@@ -285,7 +295,8 @@ impl ModelCache {
                 listed,
             })
         });
-        wanted.collect::<Result<_, HubError>>().map_err(explain)
+        let wanted = wanted.collect::<Result<_, HubError>>().map_err(explain)?;
+        Ok((wanted, listing))
     }
 
     fn client(&self) -> Result<HubClient, CliError> {
@@ -294,14 +305,26 @@ impl ModelCache {
             std::fs::read(path)
                 .map_err(|error| CliError::usage(format!("hub.ca {}: {error}", path.display())))
         };
+        // A token from a file or a shell often has a line's end.
+        let configured = config.token.as_ref();
+        let configured = configured.map(|token| Secret::from(token.expose().trim()));
+        let configured = configured.filter(|token| !token.is_empty());
+        let login = || match config.is_foreign {
+            true => None,
+            false => environment::hub_token(),
+        };
         let client = HubClient::new(&hub::Config {
             endpoint: config.endpoint.clone(),
-            token: config.token.clone().or_else(environment::hub_token),
+            token: configured.or_else(login),
             authorities: config.ca.as_ref().map(read).transpose()?,
             stall_timeout: config.stall_timeout,
             ..hub::Config::default()
         });
-        let client = client.map_err(|error| CliError::usage(format!("hub: {error}")))?;
+        let client = client.map_err(|error| {
+            CliError::usage(format!(
+                "the hub cannot be used: {error}: see hub.endpoint (HF_ENDPOINT) and hub.token (HF_TOKEN)"
+            ))
+        })?;
         if client.exposes_token() {
             crate::client::warn_of_plain_text(&config.endpoint);
         }
@@ -327,7 +350,8 @@ impl ModelCache {
     fn unknown(&self, name: &str) -> CliError {
         let models = self.models().unwrap_or_default();
         let mut names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
-        names.sort_by_key(|known| strsim::damerau_levenshtein(known, name));
+        names.truncate(NAMES_MAX);
+        names.sort_by_cached_key(|known| selection::distance(known, name));
         names.truncate(SHOWN_MAX);
         CliError::new(match &names[..] {
             [] => format!("there is no downloaded model {name}, nor any other"),
@@ -337,6 +361,39 @@ impl ModelCache {
             ),
         })
     }
+}
+
+/// Stores the list of a repository, whose files `paths` were pulled.
+fn store_listing(
+    folder: &ModelFolder,
+    hub: &HubSource,
+    listing: &HubListing,
+    paths: &[PathBuf],
+) -> Result<(), CliError> {
+    let below = folder.of_repo(hub);
+    let usual = match (&hub.choice, paths.first()) {
+        (ModelChoice::Usual, Some(first)) => {
+            let first = first.strip_prefix(&below).unwrap_or(first);
+            Some(first.to_string_lossy().into_owned())
+        }
+        _ => folder.usual(hub),
+    };
+    let stored = folder.store_listing(hub, listing, usual);
+    stored.map_err(|error| CliError::new(format!("cannot write {}: {error}", below.display())))
+}
+
+/// All parts of the file of a URL.
+fn wanted_of_url(folder: &ModelFolder, url: &Url) -> Vec<WantedFile> {
+    let parts = folder::siblings(url.path()).into_iter().map(|path| {
+        let mut url = url.clone();
+        url.set_path(&path);
+        WantedFile {
+            path: folder.of_url(&url),
+            url,
+            listed: None,
+        }
+    });
+    parts.collect()
 }
 
 /// Groups the files of split models.
@@ -366,33 +423,6 @@ fn models(folder: &ModelFolder, files: Vec<CachedFile>) -> Vec<CachedModel> {
     models.into_values().collect()
 }
 
-/// Removes files, if none of them is in use.
-fn remove_all(files: &[CachedFile]) -> Result<(), CliError> {
-    // All are locked before the first is removed: a model is not left in halves.
-    let locks = files.iter().filter(|file| file.is_complete).map(|file| {
-        FileLock::exclusive(&file.path).map_err(|why| match why {
-            NoLock::Held => CliError::new(format!(
-                "{} is in use: stop the process that has it loaded, or unload the model there",
-                file.path.display()
-            )),
-            NoLock::Gone => CliError::new(format!("{} is gone already", file.path.display())),
-            NoLock::Io(error) => unreadable(&file.path, &error),
-        })
-    });
-    let _locks = locks.collect::<Result<Vec<_>, _>>()?;
-    for file in files {
-        for part in folder::parts_of(&file.path) {
-            let _lock = FileLock::part(&part).map_err(|_| {
-                CliError::new(format!("{} is being downloaded", file.path.display()))
-            })?;
-            removed(&part)?;
-        }
-        removed(&file.path)?;
-        removed(&folder::record_path(&file.path))?;
-    }
-    Ok(())
-}
-
 /// The complete files below a folder, relative to it.
 fn complete_below(folder: &Path) -> Result<Vec<String>, CliError> {
     let files = ModelFolder::files(folder).map_err(|error| unreadable(folder, &error))?;
@@ -402,26 +432,6 @@ fn complete_below(folder: &Path) -> Result<Vec<String>, CliError> {
         path.to_string_lossy().into_owned()
     });
     Ok(relative.collect())
-}
-
-fn removed(path: &Path) -> Result<(), CliError> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            let what = format!("cannot remove {}: {error}", path.display());
-            Err(CliError::new(what))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The local files of a choice; a part that is missing is no error here.
-fn chosen(paths: &[String], choice: &ModelChoice) -> Vec<String> {
-    let all: Vec<String> = paths
-        .iter()
-        .flat_map(|path| folder::siblings(path))
-        .collect();
-    let all: Vec<&str> = all.iter().map(String::as_str).collect();
-    select(&all, choice).unwrap_or_default()
 }
 
 fn listed_paths(listing: &HubListing) -> Vec<&str> {
@@ -466,16 +476,13 @@ fn unreadable(path: &Path, error: &io::Error) -> CliError {
     CliError::new(format!("cannot read {}: {error}", path.display()))
 }
 
-fn file_name(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default();
-    name.to_string_lossy().into_owned()
-}
-
 fn default_folder() -> Option<PathBuf> {
     let folders = etcetera::choose_base_strategy().ok()?;
     Some(folders.data_dir().join("sapwood").join("models"))
 }
 
+/// Models that are downloaded at the same time; more would only share the network.
+const DOWNLOADS_AT_ONCE: usize = 4;
 /// How often a file that is being replaced is looked at again.
 const LOCK_POLL: Duration = Duration::from_millis(50);
 const LOCK_TRIES: u32 = 100;
@@ -483,6 +490,8 @@ const LOCK_TRIES: u32 = 100;
 const LISTING_RETRIES_MAX: u32 = 2;
 /// The maximum of names in an error.
 const SHOWN_MAX: usize = 10;
+/// The maximum of names that are compared for it.
+const NAMES_MAX: usize = 1_000;
 
 #[cfg(test)]
 mod tests;

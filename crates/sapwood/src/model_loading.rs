@@ -14,6 +14,7 @@ use sapwood_kernel::{
     Error, Fun, Kernel, ModelFacts, ModelOptions, Name, OutputParsers, Spec, Steering, Targets,
     generate, model_with, raw,
 };
+use tokio::sync::Semaphore;
 
 use crate::config::Config;
 use crate::controllers::ProcessControllers;
@@ -93,11 +94,16 @@ pub(crate) async fn load(
     planned: Vec<PlannedModel>,
     loaded: impl Fn(&str, Result<&Engine, &CliError>, Duration),
 ) -> Result<(), CliError> {
+    let at_once = planned.len();
+    let loads = Semaphore::new(LOADED_AT_ONCE);
     let all = planned.into_iter().map(|one| async {
         let (name, required, parsers) = (one.name.clone(), one.required, one.parsers);
         let began = Instant::now();
         let loading = async {
+            // Downloads have a limit of their own: what is there does not wait for them.
             let one = one.located(cache).await?;
+            // More at a time would only compete for the disk. Nobody closes it.
+            let _permit = loads.acquire().await;
             // First, because a client of LMTP gives up after 5 s, and loading takes longer (LM-332).
             announce(kernel, &one).await;
             // A required model needs no trial: without it the server does not start, so it may as well end with it.
@@ -124,8 +130,7 @@ pub(crate) async fn load(
         }
         Ok(())
     });
-    // More at a time would only compete for the disk.
-    let mut all = stream::iter(all).buffer_unordered(LOADED_AT_ONCE);
+    let mut all = stream::iter(all).buffer_unordered(at_once);
     while let Some(loaded) = all.next().await {
         loaded?;
     }
@@ -228,6 +233,40 @@ mod tests {
         for name in &names {
             let sent = kernel.run::<String>(name, args! { prompt: "hello" }).await;
             assert_eq!(sent.unwrap(), "hello");
+        }
+    }
+
+    #[cfg(feature = "embedded")]
+    #[tokio::test]
+    async fn a_model_that_is_there_does_not_wait_for_downloads() {
+        // Accepts connections, and never answers.
+        let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sapwood.toml");
+        let downloaded: String = (0..3 * LOADED_AT_ONCE)
+            .map(|at| format!("[[models]]\nname = \"m{at}\"\npath = \"hf:o/r\"\n"))
+            .collect();
+        let text = format!("{downloaded}[[models]]\nname = \"there\"\nbackend = \"scripted\"\n");
+        std::fs::write(&file, text).unwrap();
+        let layers = Layers::read(Some(&file), Flags::default()).unwrap();
+        let config = layers.config().unwrap();
+        let planned = crate::models::plan(&config).unwrap();
+        let kernel = kernel(&config, &planned).unwrap();
+        let cache = ModelCache::new(&crate::config::hub::HubConfig {
+            dir: Some(folder.path().to_owned()),
+            endpoint: format!("http://{}", hub.local_addr().unwrap()),
+            ..Config::default().hub
+        });
+        let done = tokio::sync::Notify::new();
+        let controllers = controllers();
+        let loading = load(&kernel, &controllers, &cache, planned, |name, _, _| {
+            assert_eq!(name, "there");
+            done.notify_one();
+        });
+        // In this order: the second would end first only if the first loaded nothing.
+        tokio::select! {
+            ended = loading => panic!("{:?}", ended.err()),
+            () = done.notified() => {}
         }
     }
 

@@ -437,10 +437,13 @@ impl PlannedModel {
     /// [`Exit::Model`] with one line that names a remedy.
     #[cfg(feature = "embedded")]
     pub(crate) async fn located(self, cache: &ModelCache) -> Result<Self, CliError> {
-        let PlannedSource::Named(source) = &self.source else {
-            return Ok(self);
+        let source = match &self.source {
+            PlannedSource::Named(source) => source.clone(),
+            // `models pull` and `rm` may reach it.
+            PlannedSource::File(path) if cache.covers(path) => ModelSource::File(path.clone()),
+            _ => return Ok(self),
         };
-        let path = cache.acquire(&self.name, source).await.map_err(|why| {
+        let path = cache.acquire(&self.name, &source).await.map_err(|why| {
             let what = format!("cannot load the model `{}`: {why}", self.name);
             CliError::exit(Exit::Model, what)
         })?;

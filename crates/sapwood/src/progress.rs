@@ -92,7 +92,6 @@ pub(crate) struct DownloadBar {
     bar: ProgressBar,
     name: String,
     is_shown: bool,
-    has_moved: AtomicBool,
     /// The tenths that were logged.
     tenths: AtomicU64,
 }
@@ -112,7 +111,6 @@ impl DownloadBar {
             bar,
             name: name.to_owned(),
             is_shown: io::stderr().is_terminal(),
-            has_moved: AtomicBool::new(false),
             tenths: AtomicU64::new(0),
         }
     }
@@ -124,7 +122,6 @@ impl DownloadBar {
 
     /// Shows that so many bytes are there already; the speed is that of the rest.
     pub(crate) fn begin_at(&self, bytes: u64) {
-        self.has_moved.store(true, Ordering::Relaxed);
         self.bar.set_position(bytes);
         self.bar.reset_eta();
         let tenths = self.tenths_of(bytes);
@@ -148,11 +145,6 @@ impl DownloadBar {
         if !self.is_shown && self.tenths.fetch_max(tenths, Ordering::Relaxed) < tenths {
             tracing::info!(file = self.name, percent = tenths * 10, "downloading");
         }
-    }
-
-    /// Whether anything had to be downloaded.
-    pub(crate) fn has_moved(&self) -> bool {
-        self.has_moved.load(Ordering::Relaxed)
     }
 
     fn tenths_of(&self, bytes: u64) -> u64 {

@@ -6,9 +6,9 @@ use http::StatusCode;
 use http::header::{HeaderMap, RETRY_AFTER};
 
 use super::exchange::HubAnswer;
+use super::listing::is_shown;
 
-/// Why a hub did not send what was requested. Texts of servers are cut to 200 characters, and may contain control
-/// characters.
+/// Why a hub did not send what was requested. Texts of servers are cut to 200 characters, and have no control characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HubError {
     /// The address, the token or the authorities are invalid.
@@ -113,7 +113,17 @@ pub(super) fn refused(answer: &HubAnswer) -> HubError {
     let text = |name: &str| {
         let value = headers.get(name).map(|value| value.as_bytes());
         let value = String::from_utf8_lossy(value.unwrap_or_default());
-        value.chars().take(MESSAGE_CHARS_MAX).collect::<String>()
+        let chars = value.chars().take(MESSAGE_CHARS_MAX);
+        // They are logged and shown on terminals.
+        chars
+            .map(|c| {
+                if is_shown(c) {
+                    c
+                } else {
+                    char::REPLACEMENT_CHARACTER
+                }
+            })
+            .collect::<String>()
     };
     let host = answer.host.clone();
     let (status, message) = (answer.response.status(), text("x-error-message"));

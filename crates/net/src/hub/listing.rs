@@ -89,16 +89,22 @@ impl HubListing {
 /// terminal.
 #[must_use]
 pub fn is_safe_path(path: &str) -> bool {
-    // Bidirectional controls show a name in another order than it has.
-    let is_plain = |c: char| {
-        !c.is_control()
-            && !matches!(c, '\\' | ':' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
+    let is_plain = |c: char| is_shown(c) && !matches!(c, '\\' | ':');
     path.len() <= PATH_BYTES_MAX
         && path.chars().all(is_plain)
         && path.split('/').all(|part| {
             !part.is_empty() && part != "." && part != ".." && part.len() <= NAME_BYTES_MAX
         })
+}
+
+/// Whether a terminal or a log shows a character as it is: no control character, and none that changes the order in
+/// which text is shown or breaks a line.
+pub(super) fn is_shown(c: char) -> bool {
+    !c.is_control()
+        && !matches!(
+            c,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
 }
 
 /// A SHA-256 in lower case, if these are its 64 hexadecimal digits.

@@ -20,6 +20,9 @@ pub(crate) struct HubConfig {
     /// The token to send to it; else that of the file which the hub's own tools write.
     #[serde(deserialize_with = "super::secret")]
     pub(crate) token: Option<Secret>,
+    /// The endpoint comes from a file that was found and not named: the user's own token is not for it.
+    #[serde(skip)]
+    pub(crate) is_foreign: bool,
     /// PEM file of authorities to trust beside the well-known ones.
     pub(crate) ca: Option<PathBuf>,
     /// Download nothing.
@@ -40,6 +43,7 @@ impl Default for HubConfig {
             dir: None,
             endpoint: sapwood_net::hub::Config::default().endpoint,
             token: None,
+            is_foreign: false,
             ca: None,
             offline: false,
             stall_timeout: Duration::from_secs(30),
@@ -55,11 +59,22 @@ impl HubConfig {
     /// # Errors
     /// [`CliError::usage`], naming the key.
     pub(super) fn check(&self) -> Result<(), CliError> {
-        let endpoint = web_url(&self.endpoint);
-        endpoint.map_err(|why| CliError::usage(format!("hub.endpoint: {why}")))?;
-        if self.stall_timeout.is_zero() {
-            return Err(CliError::usage("hub.stall_timeout: must be more than 0"));
+        // Not the endpoint: a wrong HF_ENDPOINT is no reason for a command to fail that needs no hub.
+        if self.stall_timeout.is_zero() || self.stall_timeout > STALL_TIMEOUT_MAX {
+            return Err(CliError::usage(
+                "hub.stall_timeout: must be more than 0 and at most 1 day",
+            ));
         }
         Ok(())
     }
+
+    /// Whether the endpoint is the default one, however it is written.
+    pub(super) fn is_default_endpoint(&self) -> bool {
+        let origin = |text: &str| web_url(text).ok().map(|url| url.origin());
+        let default = origin(&Self::default().endpoint);
+        origin(&self.endpoint) == default
+    }
 }
+
+/// Far less than what clocks can count.
+const STALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use figment::providers::{Format, Serialized, Toml};
 use figment::value::{Dict, Map, Tag, Value};
 use figment::{Figment, Metadata, Profile, Provider, Source};
+use sapwood_proto::secret::Secret;
 
 use super::environment::{Environment, SOURCE};
 use super::{Config, is_within, may_hold_secret};
@@ -82,12 +83,20 @@ impl std::fmt::Display for ValueOrigin {
     }
 }
 
+/// What a file says that the user did not name.
+#[derive(Clone)]
+struct FoundFile {
+    hub_token: Option<Secret>,
+}
+
 /// The merged layers. Must not be printed: they hold secrets in plain text.
 #[derive(Clone)]
 pub(crate) struct Layers {
     figment: Figment,
     flags: Flags,
     environment: Environment,
+    /// A file that was found in the working directory, and not named by the user.
+    found: Option<FoundFile>,
 }
 
 impl Layers {
@@ -98,6 +107,7 @@ impl Layers {
     pub(crate) fn read(file: Option<&Path>, flags: Flags) -> Result<Self, CliError> {
         let mut figment = Figment::from(Serialized::defaults(Config::default()));
         let path = file.unwrap_or_else(|| Path::new("sapwood.toml"));
+        let mut found = None;
         // A file that was named must exist; the one in the working directory need not.
         if file.is_some() || path.is_file() {
             let text = std::fs::read_to_string(path).map_err(|error| {
@@ -107,10 +117,19 @@ impl Layers {
                 ))
             })?;
             // The text is handed over, because figment takes a missing file for an empty one.
-            figment = figment.merge(File {
+            let read = || File {
                 path: path.into(),
                 toml: Toml::string(&text),
-            });
+            };
+            figment = figment.merge(read());
+            if file.is_none() {
+                // What it lacks or cannot say is reported when everything is read.
+                let token = Figment::from(read()).extract_inner::<String>("hub.token");
+                let token = token.ok().filter(|token| !token.is_empty());
+                found = Some(FoundFile {
+                    hub_token: token.map(Secret::from),
+                });
+            }
         }
         let environment = Environment::read();
         // In this order: what is merged later wins.
@@ -119,6 +138,7 @@ impl Layers {
             figment,
             flags,
             environment,
+            found,
         })
     }
 
@@ -142,12 +162,27 @@ impl Layers {
     /// # Errors
     /// [`CliError::usage`], with the key and the origin of the wrong value.
     pub(crate) fn config(&self) -> Result<Config, CliError> {
-        let config: Config = self
+        let mut config: Config = self
             .figment
             .extract()
             .map_err(|error| self.explain(error))?;
+        self.withhold_token(&mut config);
         config.check()?;
         Ok(config)
+    }
+
+    /// Keeps the user's token of the hub from an endpoint that a file names which merely lies in the working directory:
+    /// it may have come with somebody else's project. Only a token in the same file is for it.
+    fn withhold_token(&self, config: &mut Config) {
+        let of_file = matches!(self.origin("hub.endpoint"), ValueOrigin::File(_));
+        let Some(found) = self.found.as_ref().filter(|_| of_file) else {
+            return;
+        };
+        if config.hub.is_default_endpoint() {
+            return;
+        }
+        config.hub.is_foreign = true;
+        config.hub.token.clone_from(&found.hub_token);
     }
 
     /// The layer that the value of a dotted key came from.

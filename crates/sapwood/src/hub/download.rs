@@ -1,9 +1,10 @@
-//! Downloads one file: resumed after interruptions, verified, and renamed into its place when it is complete.
+//! Receives one file as a part: resumed after interruptions, and verified. [`placement`](super::placement) moves it to
+//! its place.
 //!
 //! ```text
-//!   identify ─► lock the part ─► room? ─► hash what is there ─► receive ─► verify ─► rename
-//!                                              ▲                  │
-//!                                              └── wait, resume ──┘ lost connection, stall, 429, 5xx
+//!   identify ─► lock the part ─► hash what is there ─► receive ─► verify
+//!                                     ▲                  │
+//!                                     └── wait, resume ──┘ lost connection, stall, 429, 5xx
 //! ```
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use url::Url;
 
-use super::folder::{FileLock, FileRecord, NoLock, free_bytes, part_path, parts_of};
+use super::folder::{FileLock, FileRecord, NoLock, part_path, parts_of};
 use crate::progress::DownloadBar;
 
 /// How often and when a transfer is tried again.
@@ -39,8 +40,16 @@ pub(super) struct WantedFile {
     pub(super) listed: Option<FileRecord>,
 }
 
+/// A file whose version is known.
+pub(super) struct IdentifiedFile<'a> {
+    pub(super) file: &'a WantedFile,
+    pub(super) version: FileRecord,
+    /// Its content, if it had to be opened to learn the version.
+    pub(super) opened: Option<FileContent>,
+}
+
 /// A part that is being completed.
-struct Part {
+pub(super) struct Part {
     lock: FileLock,
     path: PathBuf,
     hash: Sha256,
@@ -58,56 +67,56 @@ pub(super) enum DownloadError {
     Io { path: PathBuf, error: io::Error },
 }
 
-/// Downloads a file unless the same version of it is in its place.
+/// Learns which version of a file there is to download.
+///
+/// # Errors
+/// [`DownloadError`].
+pub(super) async fn identify<'a>(
+    client: &HubClient,
+    policy: RetryPolicy,
+    file: &'a WantedFile,
+) -> Result<IdentifiedFile<'a>, DownloadError> {
+    if let Some(listed) = &file.listed {
+        return Ok(IdentifiedFile {
+            file,
+            version: listed.clone(),
+            opened: None,
+        });
+    }
+    // Only the file's own server knows how large it is.
+    let content = retried(policy, || client.open(&file.url, Missing::default())).await?;
+    Ok(IdentifiedFile {
+        file,
+        version: version(&content)?,
+        opened: Some(content),
+    })
+}
+
+/// Receives a file unless the same version of it is in its place: then `None`.
 ///
 /// # Errors
 /// [`DownloadError`]. What was received stays as a part, unless it is wrong.
-pub(super) async fn download(
+pub(super) async fn receive(
     client: &HubClient,
     policy: RetryPolicy,
-    file: &WantedFile,
+    identified: &mut IdentifiedFile<'_>,
     bar: &DownloadBar,
-) -> Result<(), DownloadError> {
+) -> Result<Option<Part>, DownloadError> {
     let mut retry = Retry::new(policy);
-    let mut opened = None;
-    let version = match &file.listed {
-        Some(listed) => listed.clone(),
-        // Only the file's own server knows how large it is.
-        None => loop {
-            match client.open(&file.url, Missing::default()).await {
-                Ok(content) => {
-                    let version = version(&content)?;
-                    opened = Some(content);
-                    break version;
-                }
-                Err(error) => retry.after(error).await?,
-            }
-        },
-    };
+    let (file, version) = (identified.file, &identified.version);
     bar.set_bytes(version.bytes);
-    if is_there(&file.path, &version) {
-        return Ok(());
+    if is_there(&file.path, version) {
+        return Ok(None);
     }
-    // Before anything is received for nothing. The lock is not held meanwhile: the file that is there can be loaded.
-    drop(replaceable(&file.path)?);
-    let io = |error| DownloadError::Io {
-        path: file.path.clone(),
-        error,
-    };
-    if let Some(folder) = file.path.parent() {
-        std::fs::create_dir_all(folder).map_err(io)?;
-    }
-    let Some(lock) = lock_part(file, &version).await? else {
+    let Some(lock) = lock_part(file, version).await? else {
         // Another process has completed it meanwhile.
-        return Ok(());
+        return Ok(None);
     };
-    let mut part = Part::open(lock, &file.path, &version, bar)
-        .await
-        .map_err(io)?;
-    part.check_room(&version)?;
+    let part = Part::open(lock, &file.path, version, bar).await;
+    let mut part = part.map_err(|error| DownloadError::at(&file.path, error))?;
     let mut furthest = part.bytes;
     while part.bytes < version.bytes {
-        let received = part.receive(client, file, &version, opened.take(), bar);
+        let received = part.receive(client, file, version, identified.opened.take(), bar);
         match received.await {
             Ok(()) => {}
             Err(DownloadError::Hub(error)) => {
@@ -121,16 +130,8 @@ pub(super) async fn download(
             Err(error) => return Err(error),
         }
     }
-    let replaced = replaceable(&file.path)?;
-    part.finish(file, &version)?;
-    drop(replaced);
-    for old in parts_of(&file.path) {
-        // Parts of earlier versions are of no use any more; one that is being written stays.
-        if FileLock::part(&old).is_ok() {
-            let _ = std::fs::remove_file(old);
-        }
-    }
-    Ok(())
+    part.verify(version).await?;
+    Ok(Some(part))
 }
 
 /// Repeats a request as `policy` says.
@@ -152,11 +153,19 @@ pub(super) async fn retried<T, F: Future<Output = Result<T, HubError>>>(
 
 /// Whether this version of a file is complete.
 pub(super) fn is_there(path: &Path, version: &FileRecord) -> bool {
-    let there = FileRecord::read(path).is_some_and(|there| match &version.sha256 {
+    let Some(there) = FileRecord::read(path) else {
+        return false;
+    };
+    let is_same = match &version.sha256 {
         Some(_) => there.sha256 == version.sha256,
-        None => there == *version && version.validator.is_some(),
-    });
-    there && path.is_file()
+        None => {
+            there.sha256.is_none()
+                && there.bytes == version.bytes
+                && there.validator == version.validator
+                && version.validator.is_some()
+        }
+    };
+    is_same && there.fits(path)
 }
 
 /// What a server says of the file that it sends.
@@ -166,11 +175,12 @@ fn version(content: &FileContent) -> Result<FileRecord, DownloadError> {
         bytes: content.bytes.ok_or_else(unknown)?,
         sha256: content.sha256.clone(),
         validator: content.validator.clone(),
+        commit: None,
     })
 }
 
 /// Locks the complete file that is about to be replaced, if there is one.
-fn replaceable(path: &Path) -> Result<Option<FileLock>, DownloadError> {
+pub(super) fn replaceable(path: &Path) -> Result<Option<FileLock>, DownloadError> {
     match FileLock::exclusive(path) {
         Ok(lock) => Ok(Some(lock)),
         Err(NoLock::Gone) => Ok(None),
@@ -178,10 +188,7 @@ fn replaceable(path: &Path) -> Result<Option<FileLock>, DownloadError> {
             "there is a newer version, but {} is in use: stop the process that has it loaded, and try again",
             path.display()
         ))),
-        Err(NoLock::Io(error)) => Err(DownloadError::Io {
-            path: path.to_owned(),
-            error,
-        }),
+        Err(NoLock::Io(error)) => Err(DownloadError::at(path, error)),
     }
 }
 
@@ -193,6 +200,11 @@ async fn lock_part(
     let path = part_path(&file.path, &id(file, version));
     let mut is_reported = false;
     loop {
+        // Each time: a process that removes a model removes folders that are empty.
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| DownloadError::at(&file.path, error))?;
+        }
         match FileLock::part(&path) {
             // The other process may have completed it between the check and the lock.
             Ok(_) if is_there(&file.path, version) => {
@@ -218,7 +230,7 @@ async fn lock_part(
 }
 
 /// Tells versions of a file apart in the names of their parts, so that a part is only continued with its own version.
-fn id(file: &WantedFile, version: &FileRecord) -> String {
+pub(super) fn id(file: &WantedFile, version: &FileRecord) -> String {
     if let Some(sum) = &version.sha256 {
         return sum[..ID_DIGITS].to_owned();
     }
@@ -231,6 +243,24 @@ fn id(file: &WantedFile, version: &FileRecord) -> String {
     sum[..ID_DIGITS].to_owned()
 }
 
+/// How many of a part's bytes can be used.
+pub(super) fn usable(bytes: u64, version: &FileRecord) -> u64 {
+    // Without anything that tells versions apart, the rest could be that of another one.
+    let is_known = version.sha256.is_some() || version.validator.is_some();
+    if bytes <= version.bytes && is_known {
+        bytes
+    } else {
+        0
+    }
+}
+
+impl DownloadError {
+    pub(super) fn at(path: &Path, error: io::Error) -> Self {
+        let path = path.to_owned();
+        Self::Io { path, error }
+    }
+}
+
 impl Part {
     /// Reads what is there already.
     async fn open(
@@ -239,14 +269,7 @@ impl Part {
         version: &FileRecord,
         bar: &DownloadBar,
     ) -> io::Result<Self> {
-        let there = lock.file.metadata()?.len();
-        // Without anything that tells versions apart, the rest could be that of another one.
-        let is_known = version.sha256.is_some() || version.validator.is_some();
-        let there = if there <= version.bytes && is_known {
-            there
-        } else {
-            0
-        };
+        let there = usable(lock.file.metadata()?.len(), version);
         lock.file.set_len(there)?;
         let mut part = Self {
             lock,
@@ -266,24 +289,6 @@ impl Part {
         }
         bar.begin_at(there);
         Ok(part)
-    }
-
-    /// Refuses what does not fit before anything is received.
-    fn check_room(&self, version: &FileRecord) -> Result<(), DownloadError> {
-        let needed = version.bytes - self.bytes;
-        let folder = self.path.parent().unwrap_or(&self.path);
-        match free_bytes(folder) {
-            Some(free) if free < needed.saturating_add(SPARE_BYTES) => {
-                Err(DownloadError::Refused(format!(
-                    "it needs {} more, and {} has {} free: remove models with `sapwood models rm`, or name another \
-                     folder with hub.dir (SAPWOOD_HUB__DIR)",
-                    shown_bytes(needed),
-                    folder.display(),
-                    shown_bytes(free)
-                )))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Receives the rest, or as much of it as comes.
@@ -321,6 +326,11 @@ impl Part {
                 "the server has {bytes} bytes of it, and {} were announced",
                 version.bytes
             );
+            // Some page in its place, such as that of a network's login, says nothing about what was received before.
+            if self.bytes > 0 && content.offset == 0 {
+                let what = format!("{what}; what was received before stays, try again later");
+                return Err(DownloadError::Refused(what));
+            }
             return Err(self.discard(&what));
         }
         if content.offset != self.bytes {
@@ -336,10 +346,7 @@ impl Part {
         version: &FileRecord,
         bar: &DownloadBar,
     ) -> Result<(), DownloadError> {
-        let io = |path: &Path, error| DownloadError::Io {
-            path: path.to_owned(),
-            error,
-        };
+        let io = DownloadError::at;
         let mut output = self
             .lock
             .file
@@ -398,17 +405,14 @@ impl Part {
 
     fn restart(&mut self) -> Result<(), DownloadError> {
         let emptied = self.lock.file.set_len(0);
-        emptied.map_err(|error| DownloadError::Io {
-            path: self.path.clone(),
-            error,
-        })?;
+        emptied.map_err(|error| DownloadError::at(&self.path, error))?;
         self.bytes = 0;
         self.hash = Sha256::new();
         Ok(())
     }
 
-    /// Verifies the part and moves it to its place.
-    fn finish(self, file: &WantedFile, version: &FileRecord) -> Result<(), DownloadError> {
+    /// Verifies the part, and has it written to the disk.
+    async fn verify(&self, version: &FileRecord) -> Result<(), DownloadError> {
         let sum = hexadecimal(self.hash.clone());
         if let Some(expect) = &version.sha256
             && sum != *expect
@@ -416,22 +420,24 @@ impl Part {
             let what = format!("its SHA-256 is {sum}, and {expect} was announced");
             return Err(self.discard(&what));
         }
-        let mut magic = [0; 4];
-        let io = |error| DownloadError::Io {
-            path: file.path.clone(),
-            error,
-        };
-        let mut start = &self.lock.file;
-        start.seek(SeekFrom::Start(0)).map_err(io)?;
-        if start.read_exact(&mut magic).is_err() || &magic != b"GGUF" {
-            return Err(self.discard("it is not a GGUF file"));
+        let io = |error| DownloadError::at(&self.path, error);
+        let mut file = self.lock.file.try_clone().map_err(io)?;
+        // Writing gigabytes out takes its time.
+        let checking = tokio::task::spawn_blocking(move || {
+            let mut magic = [0; 4];
+            file.seek(SeekFrom::Start(0))?;
+            let is_gguf = file.read_exact(&mut magic).is_ok() && &magic == b"GGUF";
+            if is_gguf {
+                file.sync_all()?;
+            }
+            Ok(is_gguf)
+        });
+        let checked = checking.await.map_err(io::Error::other);
+        if checked.and_then(|checked| checked).map_err(io)? {
+            Ok(())
+        } else {
+            Err(self.discard("it is not a GGUF file"))
         }
-        let part = part_path(&file.path, &id(file, version));
-        self.lock.file.sync_all().map_err(io)?;
-        // First: a file without its record counts as another version and is downloaded again, a record without its
-        // file as nothing.
-        version.write(&file.path).map_err(io)?;
-        std::fs::rename(&part, &file.path).map_err(io)
     }
 
     /// Removes what was received, because it is wrong.
@@ -523,7 +529,5 @@ const WAIT_MAX: Duration = Duration::from_secs(120);
 /// An attempt that comes so many bytes further has not failed for nothing. One byte at a time would keep a process busy for
 /// ever.
 const PROGRESS_BYTES: u64 = 1 << 20;
-/// Bytes that are left free on the disk.
-const SPARE_BYTES: u64 = 64 << 20;
 /// Digits of the id of a version.
 const ID_DIGITS: usize = 16;

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //!   DIR/hf/OWNER/REPO/REVISION/listing.json     the hub's list of files, when it was asked last
-//!                              FILE.gguf        a complete, verified file; modified when it was last used
-//!                              FILE.gguf.json   its size, checksum and validator
+//!                              FILE.gguf        a complete, verified file
+//!                              FILE.gguf.json   its size, checksum, validator and commit
+//!                              FILE.gguf.used   modified when the file was last used
 //!                              FILE.gguf.ID.part  what was received of a version of the file
-//!   DIR/web/HOST/PATH.gguf                      the same for URLs
+//!   DIR/web/SCHEME/HOST/PATH.gguf               the same for URLs
+//!   DIR/web/SCHEME/HOST/?ID/PATH.gguf           and for those with a query
 //! ```
 //!
 //! Locks are on the files themselves: shared while a process has a model loaded, exclusive while it is replaced or
@@ -13,15 +15,17 @@
 //! is checked after each.
 
 use std::fs::{File, TryLockError};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
+use rustix::io::Errno;
 use sapwood_net::hub::{HubFile, HubListing};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use url::Url;
 
 use super::selection::SplitName;
@@ -37,6 +41,9 @@ pub(super) struct FileRecord {
     pub(super) bytes: u64,
     pub(super) sha256: Option<String>,
     pub(super) validator: Option<String>,
+    /// The commit that it was listed with: parts of a split model with different ones do not belong together.
+    #[serde(default)]
+    pub(super) commit: Option<String>,
 }
 
 /// A file in the folder, complete or not.
@@ -70,6 +77,9 @@ pub(super) enum NoLock {
 #[derive(Serialize, Deserialize)]
 struct StoredListing {
     commit: String,
+    /// The first file of what the repository's name without a choice stands for.
+    #[serde(default)]
+    usual: Option<String>,
     files: Vec<StoredFile>,
 }
 
@@ -91,8 +101,13 @@ impl ModelFolder {
     /// The file of a URL.
     pub(super) fn of_url(&self, url: &Url) -> PathBuf {
         let host = host(url).replace(':', "%3A");
-        let path = url.path().trim_start_matches('/');
-        self.0.join(WEB).join(host).join(path)
+        let folder = self.0.join(WEB).join(url.scheme()).join(host);
+        // No path of a URL has a question mark.
+        let folder = match url.query().unwrap_or_default() {
+            "" => folder,
+            query => folder.join(format!("?{}", query_id(query))),
+        };
+        folder.join(url.path().trim_start_matches('/'))
     }
 
     /// The name of a model by its first file: what `sapwood models rm` takes.
@@ -112,8 +127,14 @@ impl ModelFolder {
             }
             WEB => {
                 let rest = text.split_once('/').map_or("", |(_, rest)| rest);
+                let (scheme, rest) = rest.split_once('/').unwrap_or((rest, ""));
                 let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-                format!("https://{}/{path}", host.replace("%3A", ":"))
+                let id = path.strip_prefix('?').and_then(|path| path.split_once('/'));
+                let (path, query) = match id {
+                    Some((id, path)) => (path, format!("?{QUERY_ID}{id}")),
+                    None => (path, String::new()),
+                };
+                format!("{scheme}://{}/{path}{query}", host.replace("%3A", ":"))
             }
             _ => text.into_owned(),
         }
@@ -145,11 +166,16 @@ impl ModelFolder {
                 if part.is_none() && !is_gguf(&text) {
                     continue;
                 }
+                let modified = |metadata: std::fs::Metadata| metadata.modified().ok();
+                let used = std::fs::symlink_metadata(used_path(&path)).ok();
+                let used = used.and_then(modified);
                 files.push(CachedFile {
                     is_complete: part.is_none(),
-                    path: part.unwrap_or(path),
                     bytes: metadata.len(),
-                    used: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+                    used: used
+                        .max(modified(metadata))
+                        .unwrap_or(SystemTime::UNIX_EPOCH),
+                    path: part.unwrap_or(path),
                 });
             }
         }
@@ -163,6 +189,15 @@ impl ModelFolder {
             same
         });
         Ok(files)
+    }
+
+    /// The file that a repository's name without a choice stood for when it was last pulled.
+    pub(super) fn usual(&self, source: &HubSource) -> Option<String> {
+        let stored: StoredListing = read_json(&self.of_repo(source).join(LISTING))?;
+        // Somebody may have edited the file since.
+        stored
+            .usual
+            .filter(|path| sapwood_net::hub::is_safe_path(path) && is_gguf(path))
     }
 
     /// The stored list of a repository's files.
@@ -181,11 +216,17 @@ impl ModelFolder {
         })
     }
 
-    /// Stores the list of a repository's files; of those alone that may be models.
-    pub(super) fn store_listing(&self, source: &HubSource, listing: &HubListing) -> io::Result<()> {
+    /// Stores the list of a repository's files; of those alone that may be models. `usual`: see [`Self::usual`].
+    pub(super) fn store_listing(
+        &self,
+        source: &HubSource,
+        listing: &HubListing,
+        usual: Option<String>,
+    ) -> io::Result<()> {
         let files = listing.files.iter().filter(|file| is_gguf(&file.path));
         let stored = StoredListing {
             commit: listing.commit.clone(),
+            usual,
             files: files
                 .map(|file| StoredFile {
                     path: file.path.clone(),
@@ -206,7 +247,7 @@ impl ModelFolder {
                 return;
             }
             if Self::files(folder).is_ok_and(|files| files.is_empty()) {
-                let _ = std::fs::remove_file(folder.join(LISTING));
+                remove_notes(folder);
             }
             // Fails where there is anything else.
             if std::fs::remove_dir(folder).is_err() {
@@ -224,6 +265,20 @@ impl FileRecord {
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
         write_json(&beside(path, ".json"), self)
     }
+
+    /// The record of a file that is being replaced: it fits none.
+    pub(super) fn replacing() -> Self {
+        Self {
+            bytes: u64::MAX,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the file has the recorded length.
+    pub(super) fn fits(&self, path: &Path) -> bool {
+        let there = std::fs::metadata(path);
+        there.is_ok_and(|there| there.is_file() && there.len() == self.bytes)
+    }
 }
 
 impl FileLock {
@@ -234,8 +289,14 @@ impl FileLock {
     pub(super) fn shared(path: &Path) -> Result<Self, NoLock> {
         let file = File::open(path).map_err(NoLock::of)?;
         let lock = Self::checked(path, file, File::try_lock_shared)?;
-        // Errors are ignored: the folder may be read-only, and then nothing is ever removed from it.
-        let _ = lock.file.set_modified(SystemTime::now());
+        // Beside the model: in a layer of a container image, a change of its own time would copy all of it. Errors are
+        // ignored: the folder may be read-only, and then nothing is ever removed from it.
+        let _ = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(used_path(path))
+            .and_then(|used| used.set_modified(SystemTime::now()));
         Ok(lock)
     }
 
@@ -245,7 +306,16 @@ impl FileLock {
     /// [`NoLock`].
     pub(super) fn exclusive(path: &Path) -> Result<Self, NoLock> {
         let file = File::open(path).map_err(NoLock::of)?;
-        Self::checked(path, file, File::try_lock)
+        let locked = Self::checked(path, file, File::try_lock);
+        match locked {
+            // NFS locks as POSIX does: whoever writes. Not from the start, because opening a file of a container image's
+            // layer for writing copies it.
+            Err(NoLock::Io(error)) if is(&error, Errno::BADF) => {
+                let file = File::options().read(true).write(true).open(path);
+                Self::checked(path, file.map_err(NoLock::of)?, File::try_lock)
+            }
+            locked => locked,
+        }
     }
 
     /// Locks a part for writing it, and creates it if it does not exist.
@@ -271,7 +341,7 @@ impl FileLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(NoLock::Held),
             // Some network file systems have no locks; a model there can be loaded as any other file.
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error)) if has_no_locks(&error) => {}
             Err(TryLockError::Error(error)) => return Err(NoLock::Io(error)),
         }
         let mine = file.metadata().map_err(NoLock::Io)?;
@@ -283,6 +353,16 @@ impl FileLock {
     }
 }
 
+/// Whether a file system says that it has no locks.
+fn has_no_locks(error: &io::Error) -> bool {
+    // NFS without its lock service says `NOLCK`.
+    error.kind() == io::ErrorKind::Unsupported || is(error, Errno::NOLCK)
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
 impl NoLock {
     fn of(error: io::Error) -> Self {
         match error.kind() {
@@ -290,6 +370,20 @@ impl NoLock {
             _ => Self::Io(error),
         }
     }
+}
+
+/// What stands for a query in the folder. The query itself may have a key in it.
+fn query_id(query: &str) -> String {
+    // The name in the list of downloaded models names the file again.
+    if let Some(id) = query.strip_prefix(QUERY_ID)
+        && id.len() == QUERY_ID_DIGITS
+        && id.bytes().all(|byte| byte.is_ascii_hexdigit())
+    {
+        return id.to_owned();
+    }
+    let sum = Sha256::digest(query);
+    let digits = sum.iter().map(|byte| format!("{byte:02x}"));
+    digits.take(QUERY_ID_DIGITS / 2).collect()
 }
 
 /// The path of the part of `path` for the version of the file with this id.
@@ -325,6 +419,38 @@ pub(super) fn record_path(path: &Path) -> PathBuf {
     beside(path, ".json")
 }
 
+/// The file whose time is that of the last use of a complete file.
+pub(super) fn used_path(path: &Path) -> PathBuf {
+    beside(path, ".used")
+}
+
+/// Whether these files are there, whole, and of one version.
+pub(super) fn are_whole(files: &[PathBuf]) -> bool {
+    let mut commits = files.iter().map(|path| match FileRecord::read(path) {
+        Some(record) => record.fits(path).then_some(record.commit),
+        // It was copied here.
+        None => path.is_file().then_some(None),
+    });
+    match commits.next() {
+        Some(Some(first)) => commits.all(|commit| commit.as_ref() == Some(&first)),
+        _ => false,
+    }
+}
+
+/// Removes what is noted of files in a folder that has none any more.
+fn remove_notes(folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()) {
+        let text = path.to_string_lossy();
+        let of = text
+            .strip_suffix(".json")
+            .or_else(|| text.strip_suffix(".used"));
+        if path.ends_with(LISTING) || of.is_some_and(is_gguf) {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+}
+
 /// Bytes that this user may still write in a folder's file system; `None` if it does not say.
 pub(super) fn free_bytes(folder: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(folder).ok()?;
@@ -350,11 +476,11 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
 
 /// Replaces a file as a whole: whoever reads it meanwhile gets the old or the new one.
 fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let temporary = beside(path, &format!(".{}.{number}.new", std::process::id()));
+    // Random: processes of several machines or containers may share the folder, with the same ids.
+    let number = RandomState::new().build_hasher().finish();
+    let temporary = beside(path, &format!(".{number:016x}.new"));
     let text = serde_json::to_vec(value).map_err(io::Error::other)?;
-    let written = File::create(&temporary)
+    let written = File::create_new(&temporary)
         .and_then(|mut file| file.write_all(&text))
         .and_then(|()| std::fs::rename(&temporary, path));
     if written.is_err() {
@@ -369,3 +495,18 @@ const HUB: &str = "hf";
 const WEB: &str = "web";
 const LISTING: &str = "listing.json";
 const PART: &str = ".part";
+/// Stands in for the query in the name of a downloaded model.
+const QUERY_ID: &str = "query-id=";
+const QUERY_ID_DIGITS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_without_locks_is_known_by_its_errors() {
+        let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
+        assert!(has_no_locks(&error(Errno::NOLCK)) && has_no_locks(&error(Errno::OPNOTSUPP)));
+        assert!(!has_no_locks(&error(Errno::IO)) && !has_no_locks(&error(Errno::BADF)));
+    }
+}

@@ -10,6 +10,12 @@ use super::source::{EXTENSION, ModelChoice, is_gguf};
 /// # Errors
 /// Why there is none, with what there is.
 pub(super) fn select(files: &[&str], choice: &ModelChoice) -> Result<Vec<String>, String> {
+    // Here and not by the groups: also a file that is no model, such as a projector, can be named.
+    if let ModelChoice::File(path) = choice
+        && files.contains(&path.as_str())
+    {
+        return parts(path, files);
+    }
     let models = models(files);
     if models.is_empty() {
         return Err(
@@ -17,11 +23,7 @@ pub(super) fn select(files: &[&str], choice: &ModelChoice) -> Result<Vec<String>
         );
     }
     let path = match choice {
-        ModelChoice::File(path) => {
-            let found = files.iter().find(|file| *file == path);
-            // Here and not by the groups: also a file that is no model, such as a projector, can be named.
-            found.copied().ok_or_else(|| no_file(path, &models))?
-        }
+        ModelChoice::File(path) => return Err(no_file(path, &models)),
         ModelChoice::Quantisation(name) => {
             of_quantisation(&models, name).ok_or_else(|| no_quantisation(name, &models))?
         }
@@ -161,13 +163,20 @@ impl<'a> SplitName<'a> {
 }
 
 fn no_file(path: &str, models: &[&str]) -> String {
-    let mut near: Vec<_> = models.to_vec();
-    near.sort_by_key(|there| strsim::damerau_levenshtein(there, path));
+    let mut near: Vec<_> = models.iter().take(COMPARED_MAX).copied().collect();
+    near.sort_by_cached_key(|there| distance(there, path));
     let shown: Vec<_> = near.iter().take(SHOWN_MAX).copied().collect();
     format!(
         "the repository has no file {path}; there are: {}",
-        listed(&shown, near.len())
+        listed(&shown, models.len())
     )
+}
+
+/// How far two names are from each other. The time that it takes grows with the product of their lengths, so only
+/// their beginnings are compared.
+pub(super) fn distance(one: &str, other: &str) -> usize {
+    let cut = |name: &str| name.chars().take(COMPARED_CHARS_MAX).collect::<String>();
+    strsim::damerau_levenshtein(&cut(one), &cut(other))
 }
 
 fn no_quantisation(name: &str, models: &[&str]) -> String {
@@ -203,8 +212,11 @@ fn file_name(path: &str) -> &str {
 const USUAL: [&str; 2] = ["Q4_K_M", "Q8_0"];
 /// GGUF files that are no language models: vision projectors, and data for quantising.
 const OTHER_FILES: [&str; 2] = ["mmproj", "imatrix"];
-/// The maximum of parts of a split file.
-const PARTS_MAX: u32 = 1_000;
+/// The maximum of parts of a split file: all are open at the same time.
+const PARTS_MAX: u32 = 256;
+/// The maximum of names that are compared for an error.
+const COMPARED_MAX: usize = 1_000;
+const COMPARED_CHARS_MAX: usize = 100;
 /// The maximum of names in an error.
 const SHOWN_MAX: usize = 40;
 
@@ -290,6 +302,17 @@ mod tests {
         assert!(
             error.contains("there are: m-Q4_K_M.gguf, m-Q4_K_S.gguf"),
             "{error}"
+        );
+        // However many names there are, and however long.
+        let long: Vec<String> = (0..5_000)
+            .map(|at| format!("{at}-{}.gguf", "x".repeat(900)))
+            .collect();
+        let long: Vec<&str> = long.iter().map(String::as_str).collect();
+        let error = select(&long, &file(&("y".repeat(900) + ".gguf"))).unwrap_err();
+        assert!(error.ends_with(", and 4960 more"));
+        assert_eq!(
+            selected(&["mmproj.gguf"], &file("mmproj.gguf")),
+            "mmproj.gguf"
         );
         let error = select(&FILES[..7], &quant("BF16")).unwrap_err();
         assert!(

@@ -202,6 +202,69 @@ fn the_token_is_sent_to_the_hub_and_not_to_where_it_redirects() {
     }
 }
 
+/// A file that lies in the working directory may have come with somebody else's project.
+#[test]
+fn an_endpoint_of_a_file_that_was_found_gets_no_token_but_its_own() {
+    let hub = FakeHub::new(&usual());
+    let user = User::new("hub-found", &hub.hub);
+    std::fs::write(user.here.join("token"), "hf_of_login\n").unwrap();
+    let file = user.here.join("sapwood.toml");
+    let endpoint = format!("[hub]\nendpoint = \"{}\"\n", hub.hub.url);
+    let with_token = format!("{endpoint}token = \" its \"\n");
+    for (text, arguments, variable, token) in [
+        (&endpoint, &[][..], "HF_TOKEN", None),
+        (&endpoint, &[], "SAPWOOD_HUB__TOKEN", None),
+        (&endpoint, &[], "NONE", None),
+        (&with_token, &[], "HF_TOKEN", Some("Bearer its")),
+        (
+            &endpoint,
+            &["--config", "sapwood.toml"],
+            "HF_TOKEN",
+            Some("Bearer hush"),
+        ),
+        (
+            &endpoint,
+            &["--config", "sapwood.toml"],
+            "NONE",
+            Some("Bearer hf_of_login"),
+        ),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let seen = hub.hub.requests().len();
+        let mut command = sapwood(
+            &user.here,
+            &[arguments, &["models", "pull", "hf:o/r"]].concat(),
+        );
+        command
+            .env("SAPWOOD_HUB__DIR", user.models())
+            .env("HF_HOME", &user.here)
+            .env(variable, " hush\n");
+        ok(&run_with(command, ""));
+        let requests = hub.hub.requests();
+        assert!(requests.len() > seen);
+        for request in &requests[seen..] {
+            let sent = request.headers.get("authorization").map(String::as_str);
+            assert_eq!(sent, token, "{text} {arguments:?} {variable}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_endpoint_matters_only_to_what_needs_it() {
+    let hub = FakeHub::new(&usual());
+    let mut user = User::new("hub-wrong", &hub.hub);
+    user.endpoint = "mirror.example".into();
+    ok(&user.run(&["list"]));
+    let pulled = user.run(&["pull", "hf:o/r"]);
+    assert_eq!(pulled.code, 2, "{pulled:?}");
+    assert!(pulled.err.contains("HF_ENDPOINT"), "{pulled:?}");
+    let mut command = user.command(&["list"]);
+    command.env("SAPWOOD_HUB__STALL_TIMEOUT", "1000000years");
+    let refused = run_with(command, "");
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(refused.err.contains("hub.stall_timeout"), "{refused:?}");
+}
+
 #[test]
 fn a_cut_transfer_is_resumed() {
     let cut = |request: &crate::hub_server::Request| {
