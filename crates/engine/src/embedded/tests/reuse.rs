@@ -193,7 +193,8 @@ fn d_48_a_warm_and_a_cold_cache_give_equal_text() {
                     &format!("{what}, scored"),
                 );
             }
-            if kept_prefixes == 0 && cache_tokens.is_some() {
+            // Other kinds restore whole prefixes alone, which these rounds find in their slots.
+            if kept_prefixes == 0 && cache_tokens.is_some() && kind == "full attention" {
                 let restored = warm.engine.stats().prefix_restored.get();
                 assert!(restored > 50, "{kind}: {restored} restored");
             }
