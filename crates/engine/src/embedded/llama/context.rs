@@ -551,7 +551,7 @@ impl LlamaContext {
     }
 
     /// Returns how many bytes the state of a slot has; 0 if it cannot be saved.
-    pub(in super::super) fn saved_size(&mut self, slot: u32) -> usize {
+    pub(in super::super) fn saved_size(&self, slot: u32) -> usize {
         let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
         if self.cells_held(slot) == 0 || self.uncopied.contains(&slot) {
             return 0;
@@ -562,7 +562,7 @@ impl LlamaContext {
     }
 
     /// Returns the state of a slot.
-    pub(in super::super) fn save(&mut self, slot: u32) -> Option<Vec<u8>> {
+    pub(in super::super) fn save(&self, slot: u32) -> Option<Vec<u8>> {
         let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
         let size = self.saved_size(slot);
         let mut state: Vec<u8> = Vec::new();
