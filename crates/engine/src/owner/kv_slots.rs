@@ -243,6 +243,10 @@ impl KvSlots {
     ) -> usize {
         let tokens = &saved.tokens;
         self.evict_for(tokens.len());
+        // A longer prefix than was evicted may cover it.
+        if !self.cache.has_free_cells(tokens.len()) {
+            return 0;
+        }
         if !self.model.restore(slot, &saved.state, length(tokens.len())) {
             return 0;
         }
