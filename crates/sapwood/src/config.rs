@@ -25,7 +25,7 @@ use sapwood_server::listener::tls;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::failure::CliError;
-use crate::hub::ModelSource;
+use crate::hub::source::ModelSource;
 use controllers::ControllersConfig;
 use endpoint::EndpointConfig;
 use generate::{GenerateFaceConfig, ModelCompat, TensorConfig};

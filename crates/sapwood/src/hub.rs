@@ -11,7 +11,7 @@ mod folder;
 mod placement;
 mod removal;
 mod selection;
-mod source;
+pub(crate) mod source;
 
 use std::collections::BTreeMap;
 use std::io;
