@@ -14,7 +14,7 @@ use sapwood_proto::evergreen::Status;
 use sapwood_proto::secret::masked;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::endpoint::ServerAccess;
+use crate::config::endpoint::{ServerAccess, warn_of_plain_text};
 use crate::config::{Config, DEMO};
 use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
@@ -246,14 +246,6 @@ pub(crate) fn address(url: &str, access: ServerAccess, timeout: Duration) -> Ser
         warn_of_plain_text(&masked(url));
     }
     address
-}
-
-/// Warns about an unencrypted connection: an eavesdropper learns the key (D-46).
-pub(crate) fn warn_of_plain_text(server: &str) {
-    tracing::warn!(
-        server,
-        "a key is sent there unencrypted: use TLS (https://, wss://, grpcs://)"
-    );
 }
 
 /// Opens one session with a server. Its functions can be called here. A failed answer must not end the conversation

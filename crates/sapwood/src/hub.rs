@@ -326,7 +326,7 @@ impl ModelCache {
             ))
         })?;
         if client.exposes_token() {
-            crate::client::warn_of_plain_text(&config.endpoint);
+            crate::config::endpoint::warn_of_plain_text(&config.endpoint);
         }
         Ok(client)
     }

@@ -16,8 +16,8 @@ use sapwood_server::ops::drain;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Common, ModelFlags, log_filter};
-use crate::client::warn_of_plain_text;
 use crate::config::Config;
+use crate::config::endpoint::warn_of_plain_text;
 use crate::config::layers::Flags;
 use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};

@@ -164,6 +164,14 @@ impl Serialize for EndpointConfig {
     }
 }
 
+/// Warns about an unencrypted connection: an eavesdropper learns the key (D-46).
+pub(crate) fn warn_of_plain_text(server: &str) {
+    tracing::warn!(
+        server,
+        "a key is sent there unencrypted: use TLS (https://, wss://, grpcs://)"
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,8 +15,7 @@ use sapwood_proto::lmtp::{LmtpError, pool};
 
 use super::super::Watchers;
 use super::{UpstreamLink, UpstreamTarget};
-use crate::client;
-use crate::config::endpoint::ServerAccess;
+use crate::config::endpoint::{self, ServerAccess};
 use crate::config::remote_model::RemoteModel;
 use crate::config::upstream::UpstreamConfig;
 use crate::config::{Config, ServedModelConfig};
@@ -126,7 +125,7 @@ fn let_in(endpoint: PoolEndpoint, access: &ServerAccess) -> PoolEndpoint {
         peer = peer.with_authorities(authorities.clone());
     }
     if peer.exposes_key() {
-        client::warn_of_plain_text(&format!("{peer:?}"));
+        endpoint::warn_of_plain_text(&format!("{peer:?}"));
     }
     PoolEndpoint {
         address: peer,
