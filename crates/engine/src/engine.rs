@@ -263,6 +263,16 @@ impl Engine {
         &self.shared.stats
     }
 
+    /// Returns whether the engine can serve no request any more: the model is lost, or the thread has ended, also because
+    /// of [`Engine::end`]. False for an engine that is stepped by hand.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| {
+            let ended = thread.join.as_ref().is_none_or(JoinHandle::is_finished);
+            ended || self.shared.stats.dead.get() == 1
+        })
+    }
+
     /// Returns how long the thread has been in its current step without progress; zero while it is idle or stepped by
     /// hand (for OA-901's watchdog). A model signals progress within a long decode call with
     /// [`crate::model::DecodeSignals`]. Returns [`Duration::MAX`] if the model is lost, or if the thread has ended
@@ -272,10 +282,8 @@ impl Engine {
         let Some(thread) = &self.thread else {
             return Duration::ZERO;
         };
-        // A thread that has ended makes no step again, so it is reported as stalled at once, not after the watchdog's
-        // time.
-        let ended = thread.join.as_ref().is_none_or(JoinHandle::is_finished);
-        if ended || self.shared.stats.dead.get() == 1 {
+        // It makes no step again, so it is reported as stalled at once, not after the watchdog's time.
+        if self.is_lost() {
             return Duration::MAX;
         }
         if self.shared.stats.idle.get() == 1 {

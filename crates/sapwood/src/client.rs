@@ -326,7 +326,7 @@ async fn here(config: &Config) -> Result<ClientTarget, CliError> {
     let target = ClientTarget::of_this_process(kernel, config, &planned);
     let controllers = ProcessControllers::new(&config.controllers)?;
     let cache = &target.cache;
-    model_loading::load(&target.kernel, &controllers, cache, planned, |_, _, _| {}).await?;
+    model_loading::load(&target.kernel, &controllers, cache, planned).await?;
     Ok(target)
 }
 

@@ -180,9 +180,25 @@ pub(crate) struct EngineConfig {
     pub(crate) memory_bytes: u64,
     /// Try a file in a child process first if it is loaded while others are served, or the server can start without it.
     pub(crate) try_files: bool,
+    /// When models are loaded.
+    pub(crate) load: LoadTime,
+    /// A model without a call for this long leaves the memory, and the next call loads it again; 0: it stays.
+    #[serde(with = "humantime_serde")]
+    pub(crate) idle_unload: Duration,
     /// A busy engine without a step for this long counts as stuck.
     #[serde(with = "humantime_serde")]
     pub(crate) watchdog: Duration,
+}
+
+/// When a model is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LoadTime {
+    /// When the server starts, which is ready only then.
+    #[default]
+    Start,
+    /// When it is called for the first time.
+    FirstUse,
 }
 
 /// Which requests share cached prefixes. A caller can tell from the timing whether another one has sent the same prefix.
@@ -212,6 +228,8 @@ impl Default for EngineConfig {
             ageing_turns: 8,
             memory_bytes: 0,
             try_files: true,
+            load: LoadTime::Start,
+            idle_unload: Duration::ZERO,
             watchdog: Duration::from_secs(30),
         }
     }
@@ -257,6 +275,12 @@ pub(crate) struct ServedModelConfig {
     /// Overrides `engine.cache_tokens`.
     #[serde(default)]
     pub(crate) cache_tokens: Option<u32>,
+    /// Overrides `engine.load`.
+    #[serde(default)]
+    pub(crate) load: Option<LoadTime>,
+    /// Overrides `engine.idle_unload`.
+    #[serde(default, with = "humantime_serde")]
+    pub(crate) idle_unload: Option<Duration>,
     /// What finds calls of tools in its output.
     #[serde(default, serialize_with = "tool_parser")]
     pub(crate) tool_parser: ToolParser,

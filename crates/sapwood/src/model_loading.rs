@@ -53,14 +53,20 @@ pub(crate) fn absent(name: &str, what: &'static str) -> Fun {
     absent_with(name, what, None)
 }
 
-/// The same, with known facts of the model.
-fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun {
+/// The specification of a model that is not loaded, with what is known of it.
+pub(crate) fn placeholder_spec(name: &str, what: &str, facts: Option<Arc<ModelFacts>>) -> Spec {
     let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
-    spec.facts = facts.map(Arc::new);
+    spec.facts = facts;
     // The same ports as the model will have, so that faces that list functions show them from the start.
     spec.inputs = generate(Targets::default()).spec().inputs.clone();
     spec.outputs = generate(Targets::default()).spec().outputs.clone();
+    spec
+}
+
+/// The same, with known facts of the model.
+fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun {
+    let spec = placeholder_spec(name, what, facts.map(Arc::new));
     let error = Error::Unavailable {
         why: format!("the model {name} {what}"),
         retry_after: Some(Duration::from_secs(1)),
@@ -73,31 +79,75 @@ pub(crate) fn failing(spec: Spec, error: Error) -> Fun {
     raw(spec, move |_| stream::iter([Err(error.clone())]).boxed())
 }
 
+/// The facts in the model's file, if it can be read. Errors are not reported: the load that follows reports them.
+pub(crate) async fn outline(planned: &PlannedModel) -> Option<ModelFacts> {
+    let planned = planned.clone();
+    let outline = tokio::task::spawn_blocking(move || planned.outline()).await;
+    outline.ok().flatten()
+}
+
 /// Adds the facts in the model's file to the placeholder of a model that is being loaded (LM-332).
 pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
-    let (name, planned) = (planned.name.clone(), planned.clone());
-    let outline = tokio::task::spawn_blocking(move || planned.outline()).await;
-    // Errors are ignored: the load that follows reports them.
-    if let Ok(Some(facts)) = outline {
-        kernel.replace(absent_with(&name, "is still loading", Some(facts)));
+    if let Some(facts) = outline(planned).await {
+        kernel.replace(absent_with(&planned.name, "is still loading", Some(facts)));
     }
 }
 
-/// Loads the models concurrently, and calls `loaded` for each with its engine or the error, and the loading time.
+/// An engine, and the function with which it is called.
+pub(crate) struct LoadedModel {
+    pub(crate) engine: Engine,
+    pub(crate) function: Fun,
+}
+
+/// Loads a model whose file is on this machine, and makes its function.
 ///
 /// # Errors
-/// The error of the first required model that cannot be loaded: [`Exit::Model`]. The other loads are stopped.
+/// [`Exit::Model`].
+pub(crate) async fn start(
+    planned: PlannedModel,
+    controllers: &ProcessControllers,
+) -> Result<LoadedModel, CliError> {
+    let (name, parsers) = (planned.name.clone(), planned.parsers);
+    let engine = engine(planned).await?;
+    let steering = controllers.steering(&engine).await?;
+    let function = function(&name, &engine, steering, parsers);
+    Ok(LoadedModel { engine, function })
+}
+
+/// Loads the models concurrently into `kernel`.
+///
+/// # Errors
+/// As [`load_with`].
 pub(crate) async fn load(
     kernel: &Kernel,
     controllers: &ProcessControllers,
     cache: &ModelCache,
     planned: Vec<PlannedModel>,
-    loaded: impl Fn(&str, Result<&Engine, &CliError>, Duration),
+) -> Result<(), CliError> {
+    load_with(kernel, controllers, cache, planned, |_, loaded, _| {
+        if let Ok(loaded) = loaded {
+            kernel.replace(loaded.function);
+        }
+    })
+    .await
+}
+
+/// Loads the models concurrently, and calls `loaded` for each with its engine or the error, and the loading time. It
+/// registers the function.
+///
+/// # Errors
+/// The error of the first required model that cannot be loaded: [`Exit::Model`]. The other loads are stopped.
+pub(crate) async fn load_with(
+    kernel: &Kernel,
+    controllers: &ProcessControllers,
+    cache: &ModelCache,
+    planned: Vec<PlannedModel>,
+    loaded: impl Fn(&str, Result<LoadedModel, &CliError>, Duration),
 ) -> Result<(), CliError> {
     let at_once = planned.len();
     let loads = Semaphore::new(LOADED_AT_ONCE);
     let all = planned.into_iter().map(|one| async {
-        let (name, required, parsers) = (one.name.clone(), one.required, one.parsers);
+        let (name, required) = (one.name.clone(), one.required);
         let began = Instant::now();
         let loading = async {
             // Downloads have a limit of their own: what is there does not wait for them.
@@ -110,16 +160,10 @@ pub(crate) async fn load(
             if !required {
                 trial::pass(&one).await?;
             }
-            let engine = engine(one).await?;
-            let steering = controllers.steering(&engine).await?;
-            Ok((engine, steering))
+            start(one, controllers).await
         };
         match loading.await {
-            Ok((engine, steering)) => {
-                // Registered in the kernel first, so that it can be called once it is reported.
-                kernel.replace(function(&name, &engine, steering, parsers));
-                loaded(&name, Ok(&engine), began.elapsed());
-            }
+            Ok(model) => loaded(&name, Ok(model), began.elapsed()),
             // Dropping the other loads stops them (`Stopper`).
             Err(failure) if required => return Err(failure),
             Err(failure) => {
@@ -138,12 +182,7 @@ pub(crate) async fn load(
 }
 
 /// The function of a loaded model.
-pub(crate) fn function(
-    name: &str,
-    engine: &Engine,
-    steering: Steering,
-    parsers: OutputParsers,
-) -> Fun {
+fn function(name: &str, engine: &Engine, steering: Steering, parsers: OutputParsers) -> Fun {
     let options = ModelOptions {
         steering: Some(steering),
         parsers,
@@ -158,7 +197,7 @@ const LOADED_AT_ONCE: usize = 4;
 ///
 /// # Errors
 /// [`Exit::Model`].
-pub(crate) async fn engine(planned: PlannedModel) -> Result<Engine, CliError> {
+async fn engine(planned: PlannedModel) -> Result<Engine, CliError> {
     let name = planned.name.clone();
     let (bar, stopper) = LoadingBar::new(&name);
     let loading = tokio::task::spawn_blocking(move || planned.load(&mut |share| bar.show(share)));
@@ -197,7 +236,7 @@ mod tests {
         let mut planned = crate::models::plan(&config).unwrap();
         let kernel = kernel(&config, &planned).unwrap();
         planned.truncate(1);
-        load(&kernel, &controllers(), &cache(), planned, |_, _, _| {})
+        load(&kernel, &controllers(), &cache(), planned)
             .await
             .unwrap();
         let ask = |model: &str| kernel.run::<String>(model, args! { prompt: "hello" });
@@ -226,9 +265,7 @@ mod tests {
         let kernel = kernel(&config, &planned).unwrap();
         let controllers = controllers();
         let cache = cache();
-        let loading = load(&kernel, &controllers, &cache, planned, |_, loaded, _| {
-            assert!(loaded.is_ok())
-        });
+        let loading = load(&kernel, &controllers, &cache, planned);
         loading.await.unwrap();
         for name in &names {
             let sent = kernel.run::<String>(name, args! { prompt: "hello" }).await;
@@ -259,7 +296,7 @@ mod tests {
         });
         let done = tokio::sync::Notify::new();
         let controllers = controllers();
-        let loading = load(&kernel, &controllers, &cache, planned, |name, _, _| {
+        let loading = load_with(&kernel, &controllers, &cache, planned, |name, _, _| {
             assert_eq!(name, "there");
             done.notify_one();
         });
@@ -288,7 +325,7 @@ mod tests {
             let reported = std::sync::Mutex::new(Vec::new());
             let controllers = controllers();
             let cache = cache();
-            let loaded = load(&kernel, &controllers, &cache, planned, |name, loaded, _| {
+            let loaded = load_with(&kernel, &controllers, &cache, planned, |name, loaded, _| {
                 reported
                     .lock()
                     .unwrap()

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
+use std::time::Duration;
 
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
@@ -13,7 +14,9 @@ use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{BackendConfig, Config, PrefixScope, ServedModelConfig};
+use crate::config::{
+    BackendConfig, Config, EngineConfig, LoadTime, PrefixScope, ServedModelConfig,
+};
 use crate::failure::{CliError, Exit};
 use crate::hub::{ModelCache, ModelSource};
 
@@ -34,12 +37,42 @@ pub(crate) struct PlannedModel {
     )]
     size: ModelSize,
     limits: sapwood_engine::Config,
+    /// When it is loaded, and when it leaves the memory.
+    pub(crate) residence: Residence,
     /// Whether its file is tried in a process of its own first, because a crash would affect other models.
     #[cfg_attr(
         not(feature = "embedded"),
         allow(dead_code, reason = "there is no file to try")
     )]
     is_tried: bool,
+}
+
+/// When a model is in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Residence {
+    load: LoadTime,
+    /// How long it stays without a call; `None` if it stays until another one needs the memory, or for ever.
+    pub(crate) idle_unload: Option<Duration>,
+}
+
+impl Residence {
+    fn of(engine: &EngineConfig, model: &ServedModelConfig) -> Self {
+        let idle_unload = model.idle_unload.unwrap_or(engine.idle_unload);
+        Self {
+            load: model.load.unwrap_or(engine.load),
+            idle_unload: (!idle_unload.is_zero()).then_some(idle_unload),
+        }
+    }
+
+    /// Whether it is loaded when the server starts.
+    pub(crate) fn is_at_start(self) -> bool {
+        self.load == LoadTime::Start
+    }
+
+    /// Whether a call may have to load it.
+    pub(crate) fn is_on_demand(self) -> bool {
+        !self.is_at_start() || self.idle_unload.is_some()
+    }
 }
 
 /// The size of its batch, context and caches; 0 leaves a value to the model or the machine.
@@ -105,7 +138,7 @@ pub(crate) fn plan(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
         .collect()
 }
 
-fn size(engine: &crate::config::EngineConfig, model: &ServedModelConfig) -> ModelSize {
+fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
     ModelSize {
         ctx: model.ctx.unwrap_or(engine.ctx),
         threads: model.threads.unwrap_or(engine.threads),
@@ -114,7 +147,7 @@ fn size(engine: &crate::config::EngineConfig, model: &ServedModelConfig) -> Mode
         kept_prefixes: model.kept_prefixes.unwrap_or(engine.kept_prefixes),
         // The default is no request: a small model may have less room, and that is not worth a warning.
         prefixes_asked: model.kept_prefixes.is_some()
-            || engine.kept_prefixes != crate::config::EngineConfig::default().kept_prefixes,
+            || engine.kept_prefixes != EngineConfig::default().kept_prefixes,
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
         memory_bytes: engine.memory_bytes,
     }
@@ -139,6 +172,7 @@ pub(crate) fn planned(
                     required: model.required.unwrap_or(true),
                     parsers: model.parsers(),
                     size,
+                    residence: Residence::of(&config.engine, model),
                     // The name is the configured one here; alone, the demo model may be called by `default_model`.
                     ..demo
                 }));
@@ -160,6 +194,7 @@ pub(crate) fn planned(
         parsers: model.parsers(),
         size,
         limits: limits(config, size.kept_prefixes),
+        residence: Residence::of(&config.engine, model),
         is_tried: config.engine.try_files,
     }))
 }
@@ -323,6 +358,7 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         parsers: OutputParsers::default(),
         size,
         limits: limits(config, size.kept_prefixes),
+        residence: Residence::of(&config.engine, &ServedModelConfig::default()),
         is_tried: false,
     })
 }
@@ -410,6 +446,24 @@ impl PlannedModel {
         let outline = embedded::outline(&self.name, &source, &self.size.options());
         let (info, vocabulary) = outline.ok()?;
         Some(ModelFacts { info, vocabulary })
+    }
+
+    /// Whether the memory that is available now is too little for it. Slow: call it where blocking is allowed.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn lacks_memory(&self) -> bool {
+        match &self.source {
+            PlannedSource::File(path) => {
+                let source = embedded::ModelSource::File(path.clone());
+                embedded::lacks_memory(&source, &self.size.options())
+            }
+            _ => false,
+        }
+    }
+
+    /// Scripted models need none.
+    #[cfg(not(feature = "embedded"))]
+    pub(crate) fn lacks_memory(&self) -> bool {
+        false
     }
 
     /// The arguments of the child process that tries the model's file, if there is one and trying is enabled.

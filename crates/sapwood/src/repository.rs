@@ -1,20 +1,26 @@
-//! Loads and unloads models while the server runs (TR-706).
+//! Loads and unloads models while the server runs: by request (TR-706), when a call needs one ([`on_demand`]), and when an
+//! engine has ended ([`supervision`]).
 //!
 //! ```text
 //!   running ─ unload ─► refuses new calls ─ what runs ends, or its time is over ─► the engine goes
 //!                           ▲──────────────── load: planned ─► engine ◄──────────────────┘
 //! ```
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod backoff;
+mod on_demand;
+mod supervision;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sapwood_engine::Engine;
-use sapwood_kernel::Kernel;
+use sapwood_kernel::{Fun, Kernel};
 use sapwood_server::ServerContext;
 use sapwood_server::faces::generate::{self, ModelControlError, Repository};
+use sapwood_server::ops::health::HealthState;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, sleep};
 
@@ -22,9 +28,12 @@ use crate::config::{Config, ServedModelConfig};
 use crate::controllers::ProcessControllers;
 use crate::failure::CliError;
 use crate::hub::ModelCache;
-use crate::model_loading;
+use crate::model_loading::{self, LoadedModel};
 use crate::models::{self, PlannedModel};
 use crate::trial;
+
+use self::backoff::LoadBackoff;
+use self::on_demand::OnDemand;
 
 /// Poll interval for the end of running requests: engines have counters, but no notification.
 const LOOK: Duration = Duration::from_millis(20);
@@ -41,8 +50,17 @@ struct RepositoryInner {
     cache: ModelCache,
     planned: BTreeMap<String, PlannedModel>,
     engines: Mutex<BTreeMap<String, Engine>>,
+    /// What models were loaded with for the last time: a request may have changed the plan.
+    last_plans: Mutex<BTreeMap<String, PlannedModel>>,
+    /// Models whose engine ended, and which will be loaded again.
+    lost: Mutex<BTreeSet<String>>,
+    /// Models that a call may have to load.
+    on_demand: BTreeMap<String, Arc<OnDemand>>,
+    backoffs: Mutex<BTreeMap<String, LoadBackoff>>,
     /// A lock per model: changes of one model are serialised, changes of different models are concurrent.
     changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
+    /// Itself, for what it hands out.
+    me: Weak<Self>,
 }
 
 impl ServedModels {
@@ -63,17 +81,34 @@ impl ServedModels {
                 shared.health.optional(&model.name);
             }
         }
-        let planned = planned.iter();
-        Self(Arc::new(RepositoryInner {
+        let on_demand = planned.iter().filter(|it| it.residence.is_on_demand());
+        let on_demand = on_demand.map(|it| {
+            let waiting_max = config.limits.queue_requests;
+            let model = OnDemand::new(&it.name, it.residence.idle_unload, waiting_max);
+            (it.name.clone(), model)
+        });
+        let inner = Arc::new_cyclic(|me| RepositoryInner {
             kernel: kernel.clone(),
             shared: shared.clone(),
             config: config.clone(),
             controllers: controllers.clone(),
             cache: ModelCache::new(&config.hub),
-            planned: planned.map(|it| (it.name.clone(), it.clone())).collect(),
+            planned: planned
+                .iter()
+                .map(|it| (it.name.clone(), it.clone()))
+                .collect(),
             engines: Mutex::default(),
+            last_plans: Mutex::default(),
+            lost: Mutex::default(),
+            on_demand: on_demand.collect(),
+            backoffs: Mutex::default(),
             changing: changing.collect(),
-        }))
+            me: Weak::clone(me),
+        });
+        for model in planned.iter().filter(|it| !it.residence.is_at_start()) {
+            inner.await_demand(&model.name);
+        }
+        Self(inner)
     }
 }
 
@@ -83,9 +118,15 @@ impl ServedModels {
         self.0.shared.clone()
     }
 
-    /// Loads the models at the start of the server; requests for a change wait until that is done.
+    /// Loads the models that are loaded at the start of the server; requests for a change wait until that is done.
     pub(crate) async fn begin(&self, planned: Vec<PlannedModel>) -> Result<(), CliError> {
         let inner = &self.0;
+        let (planned, later) = planned
+            .into_iter()
+            .partition::<Vec<_>, _>(|it| it.residence.is_at_start());
+        for model in &later {
+            inner.describe(model).await;
+        }
         let mut changing = BTreeMap::new();
         for model in &planned {
             // All are locked before the first is loaded: a request must not load a model that the start is about to
@@ -93,14 +134,19 @@ impl ServedModels {
             changing.insert(model.name.clone(), inner.change(&model.name).await);
         }
         let changing = Mutex::new(changing);
-        model_loading::load(
+        model_loading::load_with(
             &inner.kernel,
             &inner.controllers,
             &inner.cache,
             planned,
             |name, loaded, took| {
+                match (loaded, inner.planned.get(name)) {
+                    (Ok(model), Some(plan)) => inner.register(plan, model, took),
+                    (Err(failure), _) => inner.begun_without(name, failure),
+                    // Cannot occur: only planned models are loaded.
+                    (Ok(_), None) => {}
+                }
                 // The lock is released for each model on its own, so that a slow one holds up no change of the others.
-                inner.loaded(name, loaded, took);
                 let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
                 changing.remove(name);
             },
@@ -126,7 +172,7 @@ impl Repository for ServedModels {
                 return Err(ModelControlError::Unknown);
             }
             let _changing = inner.change(&name).await;
-            inner.take_out(&name).await;
+            inner.unload(&name).await;
             Ok(())
         })
     }
@@ -159,38 +205,40 @@ impl RepositoryInner {
         let served = planned.served(&config).map_err(unreadable)?;
         let _changing = self.change(name).await;
         // Unloaded first, because there may not be memory for both.
-        self.take_out(name).await;
+        self.unload(name).await;
         self.shared.health.loading(name);
         self.kernel
             .replace(model_loading::absent(name, "is still loading"));
-        let began = Instant::now();
-        let loading = async {
-            let planned = planned.located(&self.cache).await?;
-            model_loading::announce(&self.kernel, &planned).await;
-            // A crash of llama.cpp would end the requests of all other models.
-            trial::pass(&planned).await?;
-            let parsers = planned.parsers;
-            let engine = model_loading::engine(planned).await?;
-            let steering = self.controllers.steering(&engine).await?;
-            let function = model_loading::function(name, &engine, steering, parsers);
-            Ok::<_, CliError>((engine, function))
-        };
-        match loading.await {
-            Ok((engine, function)) => {
-                // Registered in the kernel first, so that it can be called once it is reported.
-                self.kernel.replace(function);
-                self.loaded(name, Ok(&engine), began.elapsed());
-                Ok(served)
-            }
+        match self.bring_up(&planned).await {
+            Ok(()) => Ok(served),
             Err(failure) => {
                 tracing::error!(model = name, %failure, "a model could not be loaded");
-                self.cache.release(name);
                 self.kernel
                     .replace(model_loading::absent(name, "could not be loaded"));
                 self.shared.health.unloaded(name);
                 Err(ModelControlError::Broken)
             }
         }
+    }
+
+    /// Loads a model and registers its function. The model is locked for a change, and not loaded.
+    async fn bring_up(&self, plan: &PlannedModel) -> Result<(), CliError> {
+        let began = Instant::now();
+        let loading = async {
+            let located = plan.clone().located(&self.cache).await?;
+            if self.shared.health.state(&plan.name) == Some(HealthState::Loading) {
+                model_loading::announce(&self.kernel, &located).await;
+            }
+            self.make_room(&located).await;
+            // A crash of llama.cpp would end the requests of all other models.
+            trial::pass(&located).await?;
+            model_loading::start(located, &self.controllers).await
+        };
+        let loaded = loading
+            .await
+            .inspect_err(|_| self.cache.release(&plan.name))?;
+        self.register(plan, loaded, began.elapsed());
+        Ok(())
     }
 
     /// Locks a model for a change; `None` for a name that is not planned.
@@ -223,22 +271,10 @@ impl RepositoryInner {
         Ok((config, planned.ok_or(ModelControlError::Unknown)?))
     }
 
-    /// Records that a model was loaded, or that it failed to load.
-    fn loaded(&self, name: &str, loaded: Result<&Engine, &CliError>, took: Duration) {
-        let engine = match loaded {
-            Ok(engine) => engine,
-            Err(failure) => {
-                self.shared.health.failed(name);
-                tracing::error!(model = name, %failure, "a model could not be loaded; the server runs without it");
-                return;
-            }
-        };
-        self.shared.metrics.watch(engine.clone());
-        self.shared.metrics.loaded_in(name, took);
-        let watched = engine.clone();
-        let probe = Box::new(move || watched.stalled_for());
-        self.shared.health.running(name, probe);
-        self.engines().insert(name.into(), engine.clone());
+    /// Registers a model that was loaded, so that it can be called.
+    fn register(&self, plan: &PlannedModel, loaded: LoadedModel, took: Duration) {
+        let LoadedModel { engine, function } = loaded;
+        let name = plan.name.as_str();
         let info = engine.info();
         tracing::info!(
             model = name,
@@ -248,22 +284,69 @@ impl RepositoryInner {
             parallel = info.parallel,
             "loaded"
         );
+        self.shared.metrics.watch(engine.clone());
+        self.shared.metrics.loaded_in(name, took);
+        self.backoffs()
+            .entry(name.into())
+            .or_default()
+            .loaded(Instant::now());
+        let watched = engine.clone();
+        self.last_plans().insert(name.into(), plan.clone());
+        self.engines().insert(name.into(), engine);
+        // In the kernel before it is reported as running.
+        match self.on_demand.get(name) {
+            Some(model) => {
+                model.loaded(function);
+                self.kernel.replace(self.demanding(model));
+            }
+            None => {
+                self.kernel.replace(function);
+            }
+        }
+        let probe = Box::new(move || watched.stalled_for());
+        self.shared.health.running(name, probe);
     }
 
-    /// Unloads a model, if it is loaded. Running requests may finish within `unload_timeout`.
+    /// Records that a model could not be loaded at the start of a server that runs without it.
+    fn begun_without(&self, name: &str, failure: &CliError) {
+        // One that is loaded on demand is tried again, by the next call after this time.
+        let now = Instant::now();
+        self.backoffs().entry(name.into()).or_default().failed(now);
+        self.shared.health.failed(name);
+        tracing::error!(model = name, %failure, "a model could not be loaded; the server runs without it");
+    }
+
+    /// Unloads a model by request, if it is loaded. Running requests may finish within `unload_timeout`.
+    async fn unload(&self, name: &str) {
+        let was_lost = self.lost().remove(name);
+        let is_loaded = self.engines().contains_key(name);
+        if let Some(model) = self.on_demand.get(name) {
+            model.close();
+        } else if !is_loaded && !was_lost {
+            return;
+        }
+        self.kernel
+            .replace(model_loading::absent(name, "is unloaded"));
+        if is_loaded {
+            self.shared.health.unloading(name);
+            self.take_out(name).await;
+        }
+        self.shared.health.unloaded(name);
+        tracing::info!(model = name, "unloaded");
+    }
+
+    /// Ends the engine of a model, whose function in the kernel is replaced already, so that no new call can come.
     async fn take_out(&self, name: &str) {
-        // Removed first, so that it is unloaded once, whoever comes second.
+        // Removed first, so that it is ended once, whoever comes second.
         let Some(engine) = self.engines().remove(name) else {
             return;
         };
-        self.shared.health.unloading(name);
-        self.kernel
-            .replace(model_loading::absent(name, "is unloaded"));
         let until = Instant::now() + self.config.generate.unload_timeout;
         let stats = engine.stats();
-        // No new call can come: the function is replaced already.
         while stats.requests_running.get() + stats.requests_waiting.get() > 0
             && Instant::now() < until
+            // An engine that has ended finishes no request.
+            && !engine.is_lost()
         {
             sleep(LOOK).await;
         }
@@ -273,8 +356,32 @@ impl RepositoryInner {
         // The last handle joins the engine's thread, which may be in the middle of a step.
         let _ = tokio::task::spawn_blocking(move || drop(engine)).await;
         self.cache.release(name);
-        self.shared.health.unloaded(name);
-        tracing::info!(model = name, "unloaded");
+    }
+
+    /// The function of a model that a call may have to load.
+    fn demanding(&self, model: &Arc<OnDemand>) -> Fun {
+        let (inner, name) = (Weak::clone(&self.me), model.name().to_owned());
+        model.function(move || supervision::demanded(Weak::clone(&inner), name.clone()))
+    }
+
+    /// What a model was loaded with for the last time, or is planned.
+    fn last_plan(&self, name: &str) -> Option<PlannedModel> {
+        let last = self.last_plans().get(name).cloned();
+        last.or_else(|| self.planned.get(name).cloned())
+    }
+
+    fn last_plans(&self) -> MutexGuard<'_, BTreeMap<String, PlannedModel>> {
+        self.last_plans
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn backoffs(&self) -> MutexGuard<'_, BTreeMap<String, LoadBackoff>> {
+        self.backoffs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lost(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn engines(&self) -> MutexGuard<'_, BTreeMap<String, Engine>> {
@@ -309,151 +416,4 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
 }
 
 #[cfg(test)]
-mod tests {
-    use futures::StreamExt;
-    use sapwood_kernel::args;
-    use sapwood_server::Server;
-    use sapwood_server::ops::health::HealthState;
-    use sapwood_server::server;
-
-    use super::*;
-    use crate::config::layers::{Flags, Layers};
-
-    const FILE: &str = r#"
-        [generate]
-        model_control = "explicit"
-        unload_timeout = "100ms"
-        [[models]]
-        name = "m"
-        backend = "mock"
-        mock = { script = "text", text = "one" }
-        [[models]]
-        name = "slow"
-        backend = "mock"
-        mock = { script = "steps", rules = [{ steps = [{ text = "a" }, { hang = true }] }] }
-    "#;
-
-    /// Models that are planned and not yet loaded.
-    fn planned() -> (ServedModels, Vec<PlannedModel>, Kernel, ServerContext) {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("sapwood.toml");
-        std::fs::write(&file, FILE).unwrap();
-        let layers = Layers::read(Some(&file), Flags::default()).unwrap();
-        let config = layers.config().unwrap();
-        let planned = models::plan(&config).unwrap();
-        let kernel = model_loading::kernel(&config, &planned).unwrap();
-        let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
-        let shared = builder.shared().clone();
-        let controllers = ProcessControllers::new(&config.controllers).unwrap();
-        let models = ServedModels::new(&kernel, &shared, &config, &controllers, &planned);
-        (models, planned, kernel, shared)
-    }
-
-    async fn begun() -> (ServedModels, Kernel, ServerContext) {
-        let (models, planned, kernel, shared) = planned();
-        models.begin(planned).await.unwrap();
-        (models, kernel, shared)
-    }
-
-    /// The port answers before the first model begins to load: a probe must not take that for a server without models.
-    #[tokio::test]
-    async fn oa_902_a_server_is_not_ready_before_its_models_begin_to_load() {
-        let (models, planned, _, shared) = planned();
-        assert_eq!(shared.health.ready().unwrap_err().reason, "model_loading");
-        assert_eq!(shared.health.state("m"), Some(HealthState::Loading));
-        models.begin(planned).await.unwrap();
-        assert!(shared.health.ready().is_ok());
-    }
-
-    async fn states(kernel: &Kernel) -> Result<String, &'static str> {
-        let run = kernel.run::<String>("m", args! { prompt: "x" });
-        run.await.map_err(|error| error.code().name())
-    }
-
-    #[tokio::test]
-    async fn tr_706_a_model_is_unloaded_and_loaded_with_its_own_or_a_given_configuration() {
-        let (models, kernel, shared) = begun().await;
-        assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
-        assert!(shared.health.ready().is_ok());
-        models.unload("m").await.unwrap();
-        assert_eq!(states(&kernel).await, Err("unavailable"));
-        assert_eq!(shared.health.ready().unwrap_err().reason, "model_unloaded");
-        // Unloading again changes nothing.
-        models.unload("m").await.unwrap();
-        let other = r#"{"mock": {"script": "text", "text": "two"}, "versions": [3]}"#;
-        let reported = models.load("m", Some(other.into())).await.unwrap();
-        assert_eq!(reported.versions, [3]);
-        assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
-        assert!(shared.health.ready().is_ok());
-        // The next load uses the configured table again, and there is one version.
-        let reported = models.load("m", None).await.unwrap();
-        assert_eq!(reported.versions, [1]);
-        assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
-        for (name, config, expect) in [
-            ("nobody", None, "Unknown"),
-            ("m", Some("{"), "EOF while parsing"),
-            ("m", Some("[]"), "must be the text of a JSON object"),
-            (
-                "m",
-                Some(r#"{"path": "/etc/passwd"}"#),
-                "`path` can not be changed",
-            ),
-            ("m", Some(r#"{"odd": 1}"#), "unknown field `odd`"),
-            (
-                "m",
-                Some(r#"{"versions": [0]}"#),
-                "versions must be integers",
-            ),
-        ] {
-            let failed = models.load(name, config.map(str::to_owned)).await;
-            let failed = format!("{:?}", failed.unwrap_err());
-            assert!(failed.contains(expect), "{failed}");
-        }
-        assert_eq!(
-            states(&kernel).await.as_deref(),
-            Ok("one"),
-            "it was left alone"
-        );
-        assert_eq!(
-            models.unload("nobody").await,
-            Err(ModelControlError::Unknown)
-        );
-    }
-
-    /// A request that does not end in time is ended, and its caller gets the reason.
-    #[tokio::test]
-    async fn tr_706_running_requests_are_ended_after_the_unload_timeout() {
-        let (models, kernel, _) = begun().await;
-        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
-        assert_eq!(run.next().await.unwrap().unwrap(), "a");
-        models.unload("slow").await.unwrap();
-        let error = run.next().await.unwrap().unwrap_err();
-        assert_eq!(error.code().name(), "unavailable");
-        assert!(error.to_string().contains("was unloaded"), "{error}");
-        models.load("slow", None).await.unwrap();
-        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
-        assert_eq!(run.next().await.unwrap().unwrap(), "a");
-    }
-
-    /// A change continues to its end even if its caller disconnects.
-    #[tokio::test]
-    async fn tr_706_a_change_continues_after_its_caller_is_gone() {
-        let (models, kernel, shared) = begun().await;
-        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
-        assert_eq!(run.next().await.unwrap().unwrap(), "a");
-        let mut unloading = models.unload("slow");
-        assert!(futures::poll!(&mut unloading).is_pending());
-        drop(unloading);
-        let error = run.next().await.unwrap().unwrap_err();
-        assert!(error.to_string().contains("was unloaded"), "{error}");
-        let mut changes = shared.health.changes();
-        let mut loading = models.load("slow", None);
-        assert!(futures::poll!(&mut loading).is_pending());
-        drop(loading);
-        while shared.health.ready().is_err() {
-            changes.changed().await.unwrap();
-        }
-        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
-        assert_eq!(run.next().await.unwrap().unwrap(), "a");
-    }
-}
+mod tests;

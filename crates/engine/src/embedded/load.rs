@@ -242,6 +242,25 @@ pub fn load(
     embed(name, &header, model, &plan, options)
 }
 
+/// Returns whether a model would be refused now because the memory that is available is too little for it. What models that
+/// are being loaded will use counts as available. False also for a file that cannot be loaded for another reason, and if
+/// [`LoadOptions::memory_bytes`] is the limit, which nobody can make room below.
+#[must_use]
+pub fn lacks_memory(source: &ModelSource, options: &LoadOptions) -> bool {
+    if options.memory_bytes.is_some() {
+        return false;
+    }
+    let Ok(header) = source.header() else {
+        return false;
+    };
+    let Ok(plan) = LoadPlan::new(&header, options) else {
+        return false;
+    };
+    // Stopped where it would wait for the memory of other loads.
+    let reserved = plan.reserve_memory(&header, options, &mut |_| false);
+    matches!(reserved, Err(LoadError::Memory { .. }))
+}
+
 pub(super) fn architecture(header: &GgufHeader) -> &str {
     header.text("general.architecture").unwrap_or_default()
 }

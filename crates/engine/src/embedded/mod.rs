@@ -31,7 +31,7 @@ use std::time::Duration;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
-pub use self::load::{LoadError, LoadOptions, ModelSource, load};
+pub use self::load::{LoadError, LoadOptions, ModelSource, lacks_memory, load};
 pub use self::outline::outline;
 use self::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};

@@ -78,7 +78,7 @@ impl LmtpCommand {
         let controllers = ProcessControllers::new(&config.controllers)?;
         // Its locks last as long as the models are served.
         let cache = ModelCache::new(&config.hub);
-        model_loading::load(&kernel, &controllers, &cache, planned, |_, _, _| {}).await?;
+        model_loading::load(&kernel, &controllers, &cache, planned).await?;
         let lmtp = LmtpService::new(
             shared.clone(),
             kernel,

@@ -90,6 +90,9 @@ pub(super) struct ServeCommand {
     /// Maximum size of a Triton request in bytes, as JSON and as tensors
     #[arg(long, value_name = "BYTES")]
     http_max_input_size: Option<usize>,
+    /// Unload a model after this long without a call; the next call loads it again. 0s: never
+    #[arg(long, value_name = "DURATION")]
+    idle_unload: Option<String>,
     #[command(flatten)]
     models: ModelFlags,
 }
@@ -102,6 +105,7 @@ impl ServeCommand {
             ("listen_grpc", "--listen-grpc", &self.listen_grpc),
             ("listen_metrics", "--listen-metrics", &self.listen_metrics),
             ("preset", "--preset", &self.preset),
+            ("engine.idle_unload", "--idle-unload", &self.idle_unload),
         ] {
             flags.set(key, flag, sent.clone());
         }
@@ -281,12 +285,19 @@ fn lines(config: &Config) -> Result<Option<ListeningSocket>, CliError> {
     config.lmtp.unix.as_ref().map(open).transpose()
 }
 
-/// Loads the models while the port already answers (OA-902). Returns only if one cannot be loaded.
+/// Loads the models while the port already answers (OA-902), and supervises them. Returns only if one cannot be loaded.
 async fn load(models: ServedModels, planned: Vec<PlannedModel>) -> CliError {
     // After all models are loaded this must not end: its end would end the process.
-    match models.begin(planned).await {
-        Ok(()) => std::future::pending().await,
-        Err(failure) => failure,
+    let begun = async {
+        match models.begin(planned).await {
+            Ok(()) => std::future::pending().await,
+            Err(failure) => failure,
+        }
+    };
+    // At once: a model that is loaded needs no other one for its supervision.
+    tokio::select! {
+        failure = begun => failure,
+        never = models.supervise() => match never {},
     }
 }
 

@@ -15,6 +15,9 @@ use crate::ops::drain::{Drain, DrainPhase};
 /// and take no lock that the part holds during a step.
 pub type StepClock = Box<dyn Fn() -> Duration + Send + Sync>;
 
+/// Starts to load a part that is loaded on demand. Called from requests: it must return at once.
+pub type LoadTrigger = Box<dyn Fn() + Send + Sync>;
+
 /// The state of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthState {
@@ -32,6 +35,8 @@ pub enum HealthState {
     Unloaded,
     /// Served by an upstream that does not answer.
     Away,
+    /// Not loaded, or being loaded for a request: the next request that needs it loads it.
+    OnDemand,
 }
 
 impl HealthState {
@@ -46,6 +51,7 @@ impl HealthState {
             Self::Unloading => "unloading",
             Self::Unloaded => "unloaded",
             Self::Away => "away",
+            Self::OnDemand => "on_demand",
         }
     }
 }
@@ -63,6 +69,7 @@ enum HealthStage {
     Unloading,
     Unloaded,
     Away,
+    OnDemand(LoadTrigger),
 }
 
 /// The health of the whole server.
@@ -123,6 +130,20 @@ impl Health {
     /// other part runs.
     pub fn away(&self, name: &str) {
         self.put(name, HealthStage::Away);
+    }
+
+    /// A part is not loaded, and is loaded by the next request that needs it, or by [`Health::demand`]. The server is ready,
+    /// because it can serve such a request.
+    pub fn on_demand(&self, name: &str, load: LoadTrigger) {
+        self.put(name, HealthStage::OnDemand(load));
+    }
+
+    /// Starts to load a part that is loaded on demand and is not loaded. For protocols whose requests cannot wait for that.
+    pub fn demand(&self, name: &str) {
+        let parts = self.parts();
+        if let Some(HealthStage::OnDemand(load)) = parts.get(name).map(|part| &part.stage) {
+            load();
+        }
     }
 
     /// Removes a part.
@@ -249,14 +270,19 @@ impl Health {
                 }
                 HealthStage::Away => (ErrorReason::UPSTREAM_AWAY, "at an upstream that is away"),
                 // A model that failed to load will not come by waiting, so it must not keep the others from being used.
-                HealthStage::Failed | HealthStage::Running(_) => continue,
+                HealthStage::Failed | HealthStage::Running(_) | HealthStage::OnDemand(_) => {
+                    continue;
+                }
             };
             let message = format!("The model `{name}` is {what}.");
             return Err(unavailable(reason, message));
         }
-        let serves = parts
-            .values()
-            .any(|part| matches!(part.stage, HealthStage::Running(_)));
+        let serves = parts.values().any(|part| {
+            matches!(
+                part.stage,
+                HealthStage::Running(_) | HealthStage::OnDemand(_)
+            )
+        });
         // Optional upstreams make a server unready together: one that only forwards requests could not serve any (OA-902).
         let is_away = parts
             .values()
@@ -287,6 +313,7 @@ impl HealthPart {
             HealthStage::Unloading => HealthState::Unloading,
             HealthStage::Unloaded => HealthState::Unloaded,
             HealthStage::Away => HealthState::Away,
+            HealthStage::OnDemand(_) => HealthState::OnDemand,
         }
     }
 }

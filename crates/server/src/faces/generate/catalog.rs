@@ -124,7 +124,10 @@ impl ModelCatalog {
     pub(super) fn state(&self, name: &str) -> Readiness {
         match self.shared.health.state(name) {
             // Functions are in no list of health: they are ready as long as they are registered.
-            None | Some(health::HealthState::Ok) => Readiness::Ready,
+            // A request for a model that is loaded on demand waits until it is.
+            None | Some(health::HealthState::Ok | health::HealthState::OnDemand) => {
+                Readiness::Ready
+            }
             Some(health::HealthState::Away) => Readiness::Away,
             Some(health::HealthState::Loading) => Readiness::Loading,
             Some(health::HealthState::Unloading) => Readiness::Unloading,

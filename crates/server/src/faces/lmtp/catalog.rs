@@ -1,7 +1,7 @@
 //! The kernel's models as LMTP clients see them (LM-321, LM-331).
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use bytes::Bytes;
 use sapwood_engine::api::Vocabulary;
@@ -34,7 +34,8 @@ pub(super) struct Catalog {
 /// The description of a model, and the facts that it was built from.
 #[derive(Clone)]
 struct CatalogSnapshot {
-    of: Option<Arc<ModelFacts>>,
+    /// Weak, because facts hold the vocabulary and with it the weights: a model that is unloaded must leave the memory.
+    of: Weak<ModelFacts>,
     model: Arc<LmtpModelInfo>,
     /// The file of its tokenizer, if there is one.
     file: Option<Bytes>,
@@ -48,7 +49,7 @@ impl Catalog {
             metrics: Arc::clone(&shared.metrics),
             known: RwLock::default(),
             unknown: CatalogSnapshot {
-                of: None,
+                of: Weak::new(),
                 model: Arc::new(unknown()),
                 file: None,
             },
@@ -72,7 +73,7 @@ impl Catalog {
         let Some(facts) = &spec.facts else {
             // Without facts there is no vocabulary: the model is not loaded, is upstream, or is no model.
             return match self.health.state(&spec.name) {
-                Some(HealthState::Loading) => Err(LmtpReason::ModelLoading),
+                Some(HealthState::Loading | HealthState::OnDemand) => Err(LmtpReason::ModelLoading),
                 Some(HealthState::Failed) => Err(LmtpReason::EngineError),
                 // An upstream computes it and checks the request (LM-712), also one that is unreachable now.
                 None | Some(HealthState::Ok | HealthState::Away) if spec.model => {
@@ -85,7 +86,7 @@ impl Catalog {
         // By identity: a model that was loaded again under its name has other facts, and may have another vocabulary.
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = known.get(&spec.name)
-            && found.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, facts))
+            && std::ptr::eq(found.of.as_ptr(), Arc::as_ptr(facts))
         {
             return Ok((spec.name.clone(), found.clone()));
         }
@@ -94,7 +95,7 @@ impl Catalog {
         drop(known);
         let (model, file) = describe(&spec.name, facts);
         let found = CatalogSnapshot {
-            of: Some(Arc::clone(facts)),
+            of: Arc::downgrade(facts),
             model: Arc::new(model),
             file,
         };
@@ -137,20 +138,45 @@ impl CallerCatalog<'_> {
     }
 }
 
+impl CallerCatalog<'_> {
+    /// The same reason, after a model without facts has begun to load if that is what is missing.
+    fn demanded(&self, name: &str, why: LmtpReason) -> LmtpReason {
+        if why == LmtpReason::ModelLoading
+            && let Ok(function) = self.catalog.kernel.get(name)
+        {
+            self.catalog.health.demand(&function.spec().name);
+        }
+        why
+    }
+
+    /// Whether a model is not loaded yet. A model that is loaded on demand begins to load: a client of LMTP opens its streams
+    /// with tokens, so it needs the tokenizer first.
+    fn is_loading(&self, name: &str) -> bool {
+        match self.catalog.health.state(name) {
+            Some(HealthState::Loading) => true,
+            Some(HealthState::OnDemand) => {
+                self.catalog.health.demand(name);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
 impl ModelLookup for CallerCatalog<'_> {
     fn find(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
-        let (name, model) = self.known(name)?;
-        // The facts of a file are known before its engine runs: that is not ready yet.
-        if self.catalog.health.state(&name) == Some(HealthState::Loading) {
-            return Err(LmtpReason::ModelLoading);
+        match self.known(name) {
+            // The facts of a file are known before its engine runs: that is not ready yet.
+            Ok((name, _)) if self.is_loading(&name) => Err(LmtpReason::ModelLoading),
+            Ok((_, model)) => Ok(model),
+            Err(why) => Err(self.demanded(name, why)),
         }
-        Ok(model)
     }
 
     fn describe(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
-        let (name, model) = self.known(name)?;
+        let (name, model) = self.known(name).map_err(|why| self.demanded(name, why))?;
         // LM-331 needs no engine: a model that is loading is described, and marked so.
-        if self.catalog.health.state(&name) != Some(HealthState::Loading) {
+        if !self.is_loading(&name) {
             return Ok(model);
         }
         Ok(Arc::new(LmtpModelInfo {

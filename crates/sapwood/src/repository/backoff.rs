@@ -1,0 +1,81 @@
+//! How soon a model that could not be loaded, or whose engine ended, is loaded again.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The failures of one model, and when it is tried again: after 1 s, then twice as long each time.
+#[derive(Debug, Default)]
+pub(super) struct LoadBackoff {
+    failures: u32,
+    until: Option<Instant>,
+    loaded: Option<Instant>,
+}
+
+impl LoadBackoff {
+    /// Records a failure. Returns the time until the next try.
+    pub(super) fn failed(&mut self, now: Instant) -> Duration {
+        // An engine that ran for long ended for another reason than the last time.
+        if self
+            .loaded
+            .take()
+            .is_some_and(|loaded| now - loaded >= STEADY)
+        {
+            self.failures = 0;
+        }
+        let wait = FIRST
+            .saturating_mul(1 << self.failures.min(16))
+            .min(LONGEST);
+        self.failures = self.failures.saturating_add(1);
+        self.until = Some(now + wait);
+        wait
+    }
+
+    /// Records that it was loaded.
+    pub(super) fn loaded(&mut self, now: Instant) {
+        self.loaded = Some(now);
+        self.until = None;
+    }
+
+    /// The time until the next try; `None` if it may be tried now.
+    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
+        let left = self.until?.saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Whether it failed so often in a row that a restart of the process may help more than another try.
+    pub(super) const fn is_hopeless(&self) -> bool {
+        self.failures >= HOPELESS
+    }
+}
+
+const FIRST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_mins(5);
+/// After so long the failures before are forgotten.
+const STEADY: Duration = Duration::from_mins(10);
+const HOPELESS: u32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_and_a_steady_run_forgets_them() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut backoff = LoadBackoff::default();
+        assert_eq!(backoff.wait(at(0)), None);
+        let waits: Vec<_> = (0..11).map(|_| backoff.failed(at(0)).as_secs()).collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+        assert!(backoff.is_hopeless());
+        assert_eq!(backoff.wait(at(299)), Some(Duration::from_secs(1)));
+        assert_eq!(backoff.wait(at(300)), None);
+        // Loaded, and lost before it ran for long: the waits go on.
+        backoff.loaded(at(300));
+        assert_eq!(backoff.wait(at(300)), None);
+        assert_eq!(backoff.failed(at(899)).as_secs(), 300);
+        backoff.loaded(at(1000));
+        assert_eq!(backoff.failed(at(1600)).as_secs(), 1);
+        assert!(!backoff.is_hopeless());
+    }
+}

@@ -1,0 +1,267 @@
+//! A model that is loaded by the first call that needs it, and leaves the memory when no call has come for a while.
+//!
+//! ```text
+//!            call ─► load ─► loaded ◄─ calls, each counted until its last chunk
+//!   not loaded ◄── idle for `idle_unload`, or another model needs the memory
+//!       │                         │
+//!       └── unloaded by request ◄─┘     calls are refused until it is loaded by request
+//! ```
+//!
+//! The function in the kernel stays the same kind of function throughout: it forwards its call to the loaded model's, and
+//! waits for that if there is none. So a client needs to know nothing of this.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use sapwood_kernel::{Call, Chunk, Chunks, Error, Fun, ModelFacts, Result, Spec, raw};
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
+use tokio::time::Instant;
+
+use crate::model_loading;
+
+/// Whether a model is loaded, by whom it is used, and since when it is not.
+pub(super) struct OnDemand {
+    name: String,
+    /// How long it stays loaded without a call. `None`: until another model needs the memory.
+    idle_unload: Option<Duration>,
+    /// Calls that may wait for it to be loaded.
+    waiting_max: usize,
+    state: Mutex<OnDemandState>,
+}
+
+struct OnDemandState {
+    /// The function of the loaded model. It owns a handle of the engine, so no copy may outlive its call.
+    function: Option<Fun>,
+    /// Calls that use it.
+    calls: usize,
+    /// Calls that wait until it is loaded.
+    waiting: usize,
+    /// When the last call ended, or when it was loaded.
+    used: Instant,
+    /// Unloaded by request: the next call does not load it.
+    is_closed: bool,
+    /// What its file says, for the time when it is not loaded.
+    outline: Option<Arc<ModelFacts>>,
+}
+
+impl OnDemand {
+    /// A model that is not loaded.
+    pub(super) fn new(name: &str, idle_unload: Option<Duration>, waiting_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            idle_unload,
+            waiting_max,
+            state: Mutex::new(OnDemandState {
+                function: None,
+                calls: 0,
+                waiting: 0,
+                used: Instant::now(),
+                is_closed: false,
+                outline: None,
+            }),
+        })
+    }
+
+    /// The model's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The function to register in the kernel. `load` loads the model, if it is not loaded, and enters it.
+    pub(super) fn function<F>(self: &Arc<Self>, load: impl Fn() -> F + Send + Sync + 'static) -> Fun
+    where
+        F: Future<Output = Result<ModelInUse>> + Send + 'static,
+    {
+        let mine = Arc::clone(self);
+        raw(self.spec(), move |call| mine.call(call, &load))
+    }
+
+    /// The loaded model's, or what is known of it before.
+    fn spec(&self) -> Spec {
+        let state = self.state();
+        match &state.function {
+            Some(function) => function.spec().clone(),
+            None => {
+                let what = "is loaded when it is called";
+                model_loading::placeholder_spec(&self.name, what, state.outline.clone())
+            }
+        }
+    }
+
+    fn call<F>(self: &Arc<Self>, call: Call, load: &impl Fn() -> F) -> Chunks
+    where
+        F: Future<Output = Result<ModelInUse>> + Send + 'static,
+    {
+        let refused = |error| stream::iter([Err(error)]).boxed();
+        match self.enter() {
+            Ok(Some(in_use)) => in_use.call(call),
+            Err(error) => refused(error),
+            Ok(None) => match self.wait() {
+                Err(error) => refused(error),
+                Ok(waiting) => {
+                    let loading = load();
+                    let entered = async move {
+                        let in_use = loading.await?;
+                        drop(waiting);
+                        Ok::<_, Error>(in_use.call(call))
+                    };
+                    stream::once(entered).try_flatten().boxed()
+                }
+            },
+        }
+    }
+
+    /// Enters the model, if it is loaded.
+    ///
+    /// # Errors
+    /// `unavailable`, if it was unloaded by request.
+    pub(super) fn enter(self: &Arc<Self>) -> Result<Option<ModelInUse>> {
+        let mut state = self.state();
+        if state.is_closed {
+            return Err(self.unavailable("is unloaded", None));
+        }
+        let Some(function) = state.function.clone() else {
+            return Ok(None);
+        };
+        state.calls += 1;
+        Ok(Some(ModelInUse {
+            function,
+            counted: CountedCall(Arc::clone(self)),
+        }))
+    }
+
+    fn wait(self: &Arc<Self>) -> Result<WaitingCall> {
+        let mut state = self.state();
+        if state.waiting >= self.waiting_max {
+            return Err(Error::Engine {
+                code: Code::Overloaded,
+                reason: ErrorReason::ENGINE_BUSY,
+                message: "too many requests wait for this model to be loaded: try again later"
+                    .into(),
+                retry_after: Some(Duration::from_secs(1)),
+            });
+        }
+        state.waiting += 1;
+        Ok(WaitingCall(Arc::clone(self)))
+    }
+
+    /// The error of calls while it cannot be used.
+    pub(super) fn unavailable(&self, what: &str, retry_after: Option<Duration>) -> Error {
+        Error::Unavailable {
+            why: format!("the model {} {what}", self.name),
+            retry_after,
+        }
+    }
+
+    /// Records that it was loaded: calls may enter.
+    pub(super) fn loaded(&self, function: Fun) {
+        let mut state = self.state();
+        state.function = Some(function);
+        state.is_closed = false;
+        state.used = Instant::now();
+    }
+
+    /// Records what its file says.
+    pub(super) fn describe(&self, outline: Option<ModelFacts>) {
+        self.state().outline = outline.map(Arc::new);
+    }
+
+    /// Refuses calls from now on, until it is [loaded](Self::loaded) by request.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.is_closed = true;
+        state.function = None;
+    }
+
+    /// Lets no call enter that does not load it again.
+    pub(super) fn withdraw(&self) {
+        self.state().function = None;
+    }
+
+    /// Withdraws it if nobody has used it for `idle_unload`. Returns whether it did.
+    pub(super) fn withdraw_idle(&self, now: Instant) -> bool {
+        let Some(idle_unload) = self.idle_unload else {
+            return false;
+        };
+        self.withdraw_if(|state| now.saturating_duration_since(state.used) >= idle_unload)
+    }
+
+    /// Withdraws it if nobody uses it. Returns whether it did.
+    pub(super) fn withdraw_unused(&self) -> bool {
+        self.withdraw_if(|_| true)
+    }
+
+    fn withdraw_if(&self, is_idle: impl Fn(&OnDemandState) -> bool) -> bool {
+        let mut state = self.state();
+        // Checked and withdrawn under one lock: a call that enters in between would lose its engine.
+        let withdraws = state.function.is_some() && state.calls == 0 && is_idle(&state);
+        if withdraws {
+            state.function = None;
+        }
+        withdraws
+    }
+
+    /// When it was last used, if it is loaded and nobody uses it.
+    pub(super) fn unused_since(&self) -> Option<Instant> {
+        let state = self.state();
+        (state.function.is_some() && state.calls == 0).then_some(state.used)
+    }
+
+    fn state(&self) -> MutexGuard<'_, OnDemandState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A loaded model that stays loaded until this, and the chunks of its call, are dropped.
+pub(super) struct ModelInUse {
+    function: Fun,
+    counted: CountedCall,
+}
+
+impl ModelInUse {
+    fn call(self, call: Call) -> Chunks {
+        Box::pin(CountedChunks {
+            chunks: self.function.call(call),
+            _counted: self.counted,
+        })
+    }
+}
+
+/// Counts one call of a loaded model.
+struct CountedCall(Arc<OnDemand>);
+
+impl Drop for CountedCall {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.calls -= 1;
+        state.used = Instant::now();
+    }
+}
+
+/// Counts one call that waits.
+struct WaitingCall(Arc<OnDemand>);
+
+impl Drop for WaitingCall {
+    fn drop(&mut self) {
+        self.0.state().waiting -= 1;
+    }
+}
+
+/// The chunks of a call. Fields are dropped in their order: the engine's handle in the chunks before the count.
+struct CountedChunks {
+    chunks: Chunks,
+    _counted: CountedCall,
+}
+
+impl Stream for CountedChunks {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.chunks.poll_next_unpin(cx)
+    }
+}

@@ -1,0 +1,273 @@
+//! What happens to models without a request: a call loads one, an idle one is unloaded, and one whose engine has ended is
+//! loaded again.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use sapwood_kernel::{Error, Result};
+use sapwood_server::ops::health::HealthState;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Duration, Instant, MissedTickBehavior, interval};
+
+use super::on_demand::{ModelInUse, OnDemand};
+use super::{RepositoryInner, ServedModels};
+use crate::model_loading;
+use crate::models::PlannedModel;
+
+/// How often the models are looked at: engines have counters, but no notification.
+const LOOK: Duration = Duration::from_millis(500);
+
+impl ServedModels {
+    /// Supervises the models. Never returns.
+    pub(crate) async fn supervise(&self) -> Infallible {
+        let mut ticks = interval(LOOK);
+        // After a pause of the process one look is enough.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.0.look(Instant::now());
+        }
+    }
+}
+
+/// Loads a model that is not loaded, and enters it.
+///
+/// # Errors
+/// `unavailable`, if it cannot be loaded now.
+pub(super) async fn demanded(inner: Weak<RepositoryInner>, name: String) -> Result<ModelInUse> {
+    let stopping = || Error::Unavailable {
+        why: format!("the model {name} is not served any more"),
+        retry_after: None,
+    };
+    let inner = inner.upgrade().ok_or_else(stopping)?;
+    // In a task of its own: a caller that disconnects does not stop a load that others wait for.
+    let loading = tokio::spawn({
+        let name = name.clone();
+        async move { inner.demand(&name).await }
+    });
+    loading.await.unwrap_or_else(|why| {
+        tracing::error!(%why, "loading a model ended unexpectedly");
+        Err(stopping())
+    })
+}
+
+/// A change of one model, which holds its lock.
+pub(super) type Change = OwnedMutexGuard<()>;
+
+impl RepositoryInner {
+    /// Starts what has to be done at this time, each in a task of its own. A model that is being changed is left until the
+    /// next look.
+    pub(super) fn look(&self, now: Instant) {
+        let Some(me) = self.me.upgrade() else { return };
+        let ended: Vec<_> = {
+            let engines = self.engines();
+            let ended = engines.iter().filter(|(_, engine)| engine.is_lost());
+            ended.map(|(name, _)| name.clone()).collect()
+        };
+        for name in ended {
+            if let Some(change) = self.try_change(&name) {
+                let me = Arc::clone(&me);
+                tokio::spawn(async move { me.recover(&name, change).await });
+            }
+        }
+        let due = |name: &String| self.waits_for(name, now).is_none();
+        let lost: Vec<_> = self.lost().iter().filter(|it| due(it)).cloned().collect();
+        for name in lost {
+            if let Some(change) = self.try_change(&name) {
+                let me = Arc::clone(&me);
+                tokio::spawn(async move { me.restart(&name, change).await });
+            }
+        }
+        for (name, model) in &self.on_demand {
+            let Some(change) = self.try_change(name) else {
+                continue;
+            };
+            if self.shared.health.state(name) == Some(HealthState::Failed) && due(name) {
+                self.await_demand(name);
+            }
+            if model.withdraw_idle(now) {
+                let (me, model) = (Arc::clone(&me), Arc::clone(model));
+                tokio::spawn(async move { me.retire(&model, "idle", change).await });
+            }
+        }
+    }
+
+    /// Locks a model for a change, unless it is being changed.
+    fn try_change(&self, name: &str) -> Option<Change> {
+        let changing = self.changing.get(name)?;
+        Arc::clone(changing).try_lock_owned().ok()
+    }
+
+    fn waits_for(&self, name: &str, now: Instant) -> Option<Duration> {
+        self.backoffs().get(name)?.wait(now)
+    }
+
+    fn failed(&self, name: &str) -> Duration {
+        let mut backoffs = self.backoffs();
+        backoffs
+            .entry(name.into())
+            .or_default()
+            .failed(Instant::now())
+    }
+
+    /// Loads a model for a call, unless another call has, and enters it.
+    async fn demand(&self, name: &str) -> Result<ModelInUse> {
+        let _changing = self.change(name).await;
+        let (Some(model), Some(plan)) = (self.on_demand.get(name), self.last_plan(name)) else {
+            // Cannot occur: only such models are demanded.
+            return Err(Error::Unavailable {
+                why: format!("the model {name} is not loaded"),
+                retry_after: None,
+            });
+        };
+        if let Some(in_use) = model.enter()? {
+            return Ok(in_use);
+        }
+        let failed = "could not be loaded, and is tried again later";
+        // A file that cannot be loaded is not read for each call.
+        if let Some(wait) = self.waits_for(name, Instant::now()) {
+            return Err(model.unavailable(failed, Some(wait)));
+        }
+        if let Err(failure) = self.bring_up(&plan).await {
+            let wait = self.failed(name);
+            tracing::error!(model = name, %failure, "a model could not be loaded for a call");
+            self.shared.health.failed(name);
+            return Err(model.unavailable(failed, Some(wait)));
+        }
+        let entered = model.enter()?;
+        entered.ok_or_else(|| model.unavailable("was unloaded", None))
+    }
+
+    /// Makes a model that is not loaded wait for a call.
+    pub(super) fn await_demand(&self, name: &str) {
+        let Some(model) = self.on_demand.get(name) else {
+            return;
+        };
+        // Replaced, because the specification of a loaded model holds its vocabulary, and with that its weights.
+        self.kernel.replace(self.demanding(model));
+        let (inner, name) = (Weak::clone(&self.me), name.to_owned());
+        let is_running = Arc::new(AtomicBool::new(false));
+        let trigger = {
+            let name = name.clone();
+            move || {
+                // A client may ask a thousand times while it is being loaded.
+                if is_running.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+                let running = RunningTrigger(Arc::clone(&is_running));
+                let loading = demanded(Weak::clone(&inner), name.clone());
+                tokio::spawn(async move {
+                    // Its error is in the log, and in the state of the model.
+                    let _ = loading.await;
+                    drop(running);
+                });
+            }
+        };
+        self.shared.health.on_demand(&name, Box::new(trigger));
+    }
+
+    /// Reads the file of a model that is not loaded, for those who ask about it before it is.
+    pub(super) async fn describe(&self, plan: &PlannedModel) {
+        let Some(model) = self.on_demand.get(&plan.name) else {
+            return;
+        };
+        let outline = model_loading::outline(plan).await;
+        if outline.is_some() {
+            model.describe(outline);
+            self.kernel.replace(self.demanding(model));
+        }
+    }
+
+    /// Ends the engine of a model that was withdrawn, and makes it wait for a call.
+    pub(super) async fn retire(&self, model: &OnDemand, why: &str, _: Change) {
+        self.await_demand(model.name());
+        self.take_out(model.name()).await;
+        tracing::info!(model = model.name(), why, "unloaded until the next call");
+    }
+
+    /// Unloads models that nobody uses, the one first that has not been used for longest, until there is memory for one
+    /// that is to be loaded, or none is left.
+    pub(super) async fn make_room(&self, wanted: &PlannedModel) {
+        loop {
+            let checked = wanted.clone();
+            let lacks = tokio::task::spawn_blocking(move || checked.lacks_memory()).await;
+            if !lacks.unwrap_or(false) {
+                return;
+            }
+            let Some((model, change)) = self.withdraw_longest_unused(&wanted.name) else {
+                return;
+            };
+            self.retire(&model, "memory", change).await;
+        }
+    }
+
+    pub(super) fn withdraw_longest_unused(&self, except: &str) -> Option<(Arc<OnDemand>, Change)> {
+        let others = self.on_demand.values().filter(|it| it.name() != except);
+        let mut unused: Vec<_> = others
+            .filter_map(|model| Some((model.unused_since()?, model)))
+            .collect();
+        unused.sort_by_key(|(since, _)| *since);
+        unused.into_iter().find_map(|(_, model)| {
+            // Not awaited: two models that make room would wait for each other.
+            let change = self.try_change(model.name())?;
+            model.withdraw_unused().then(|| (Arc::clone(model), change))
+        })
+    }
+
+    /// Takes out an engine that has ended.
+    async fn recover(&self, name: &str, _: Change) {
+        if !self.engines().get(name).is_some_and(|it| it.is_lost()) {
+            return;
+        }
+        let wait = self.failed(name);
+        tracing::error!(
+            model = name,
+            ?wait,
+            "the engine of a model ended unexpectedly; the model is loaded again"
+        );
+        if let Some(model) = self.on_demand.get(name) {
+            model.withdraw();
+            self.await_demand(name);
+            self.take_out(name).await;
+            return;
+        }
+        // Not ready, but alive: it is being dealt with.
+        self.shared.health.loading(name);
+        let restarting = model_loading::absent(name, "is being loaded again after an error");
+        self.kernel.replace(restarting);
+        self.take_out(name).await;
+        self.lost().insert(name.to_owned());
+    }
+
+    /// Loads a model again whose engine has ended.
+    async fn restart(&self, name: &str, _: Change) {
+        let Some(plan) = self.last_plan(name).filter(|_| self.lost().contains(name)) else {
+            return;
+        };
+        match self.bring_up(&plan).await {
+            Ok(()) => {
+                self.lost().remove(name);
+            }
+            Err(failure) => {
+                let wait = self.failed(name);
+                tracing::error!(model = name, %failure, ?wait, "a model could not be loaded again");
+                let hopeless = self.backoffs().get(name).is_some_and(|it| it.is_hopeless());
+                if hopeless {
+                    // Whatever supervises the process may have more success (OA-913).
+                    let health = &self.shared.health;
+                    health.running(name, Box::new(|| Duration::MAX));
+                }
+            }
+        }
+    }
+}
+
+/// Allows the next trigger when it is dropped.
+struct RunningTrigger(Arc<AtomicBool>);
+
+impl Drop for RunningTrigger {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}

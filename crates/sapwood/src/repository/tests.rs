@@ -1,0 +1,373 @@
+//! Loading and unloading on scripted models.
+
+use futures::StreamExt;
+use sapwood_kernel::args;
+use sapwood_server::Server;
+use sapwood_server::server;
+
+use super::*;
+use crate::config::layers::{Flags, Layers};
+
+const FILE: &str = r#"
+    [generate]
+    model_control = "explicit"
+    unload_timeout = "100ms"
+    [[models]]
+    name = "m"
+    backend = "mock"
+    mock = { script = "text", text = "one" }
+    [[models]]
+    name = "slow"
+    backend = "mock"
+    mock = { script = "steps", rules = [{ steps = [{ text = "a" }, { hang = true }] }] }
+"#;
+
+/// Models that are planned and not yet loaded.
+fn planned(text: &str) -> (ServedModels, Vec<PlannedModel>, Kernel, ServerContext) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sapwood.toml");
+    std::fs::write(&file, text).unwrap();
+    let layers = Layers::read(Some(&file), Flags::default()).unwrap();
+    let config = layers.config().unwrap();
+    let planned = models::plan(&config).unwrap();
+    let kernel = model_loading::kernel(&config, &planned).unwrap();
+    let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
+    let shared = builder.shared().clone();
+    let controllers = ProcessControllers::new(&config.controllers).unwrap();
+    let models = ServedModels::new(&kernel, &shared, &config, &controllers, &planned);
+    (models, planned, kernel, shared)
+}
+
+async fn begun() -> (ServedModels, Kernel, ServerContext) {
+    let (models, planned, kernel, shared) = planned(FILE);
+    models.begin(planned).await.unwrap();
+    (models, kernel, shared)
+}
+
+/// The port answers before the first model begins to load: a probe must not take that for a server without models.
+#[tokio::test]
+async fn oa_902_a_server_is_not_ready_before_its_models_begin_to_load() {
+    let (models, planned, _, shared) = planned(FILE);
+    assert_eq!(shared.health.ready().unwrap_err().reason, "model_loading");
+    assert_eq!(shared.health.state("m"), Some(HealthState::Loading));
+    models.begin(planned).await.unwrap();
+    assert!(shared.health.ready().is_ok());
+}
+
+async fn states(kernel: &Kernel) -> Result<String, &'static str> {
+    let run = kernel.run::<String>("m", args! { prompt: "x" });
+    run.await.map_err(|error| error.code().name())
+}
+
+#[tokio::test]
+async fn tr_706_a_model_is_unloaded_and_loaded_with_its_own_or_a_given_configuration() {
+    let (models, kernel, shared) = begun().await;
+    assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
+    assert!(shared.health.ready().is_ok());
+    models.unload("m").await.unwrap();
+    assert_eq!(states(&kernel).await, Err("unavailable"));
+    assert_eq!(shared.health.ready().unwrap_err().reason, "model_unloaded");
+    // Unloading again changes nothing.
+    models.unload("m").await.unwrap();
+    let other = r#"{"mock": {"script": "text", "text": "two"}, "versions": [3]}"#;
+    let reported = models.load("m", Some(other.into())).await.unwrap();
+    assert_eq!(reported.versions, [3]);
+    assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
+    assert!(shared.health.ready().is_ok());
+    // The next load uses the configured table again, and there is one version.
+    let reported = models.load("m", None).await.unwrap();
+    assert_eq!(reported.versions, [1]);
+    assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
+    for (name, config, expect) in [
+        ("nobody", None, "Unknown"),
+        ("m", Some("{"), "EOF while parsing"),
+        ("m", Some("[]"), "must be the text of a JSON object"),
+        (
+            "m",
+            Some(r#"{"path": "/etc/passwd"}"#),
+            "`path` can not be changed",
+        ),
+        ("m", Some(r#"{"odd": 1}"#), "unknown field `odd`"),
+        (
+            "m",
+            Some(r#"{"versions": [0]}"#),
+            "versions must be integers",
+        ),
+    ] {
+        let failed = models.load(name, config.map(str::to_owned)).await;
+        let failed = format!("{:?}", failed.unwrap_err());
+        assert!(failed.contains(expect), "{failed}");
+    }
+    assert_eq!(
+        states(&kernel).await.as_deref(),
+        Ok("one"),
+        "it was left alone"
+    );
+    assert_eq!(
+        models.unload("nobody").await,
+        Err(ModelControlError::Unknown)
+    );
+}
+
+/// A request that does not end in time is ended, and its caller gets the reason.
+#[tokio::test]
+async fn tr_706_running_requests_are_ended_after_the_unload_timeout() {
+    let (models, kernel, _) = begun().await;
+    let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    models.unload("slow").await.unwrap();
+    let error = run.next().await.unwrap().unwrap_err();
+    assert_eq!(error.code().name(), "unavailable");
+    assert!(error.to_string().contains("was unloaded"), "{error}");
+    models.load("slow", None).await.unwrap();
+    let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+}
+
+/// A change continues to its end even if its caller disconnects.
+#[tokio::test]
+async fn tr_706_a_change_continues_after_its_caller_is_gone() {
+    let (models, kernel, shared) = begun().await;
+    let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    let mut unloading = models.unload("slow");
+    assert!(futures::poll!(&mut unloading).is_pending());
+    drop(unloading);
+    let error = run.next().await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("was unloaded"), "{error}");
+    let mut changes = shared.health.changes();
+    let mut loading = models.load("slow", None);
+    assert!(futures::poll!(&mut loading).is_pending());
+    drop(loading);
+    while shared.health.ready().is_err() {
+        changes.changed().await.unwrap();
+    }
+    let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+}
+
+mod residence {
+    //! Models that are loaded by their first call, unloaded when idle, and loaded again after their engine has ended.
+
+    use std::sync::Weak;
+
+    use sapwood_engine::api::Vocabulary;
+
+    use super::*;
+
+    const ON_DEMAND: &str = r#"
+        [generate]
+        model_control = "explicit"
+        unload_timeout = "100ms"
+        [limits]
+        queue_requests = 2
+        [engine]
+        load = "first_use"
+        [[models]]
+        name = "m"
+        backend = "mock"
+        mock = { script = "text", text = "one" }
+        [[models]]
+        name = "slow"
+        backend = "mock"
+        idle_unload = "5m"
+        mock = { script = "steps", rules = [{ steps = [{ text = "a" }, { hang = true }] }] }
+        [[models]]
+        name = "bad"
+        backend = "mock"
+        mock = { gap = 99 }
+        [[models]]
+        name = "eager"
+        backend = "mock"
+        load = "start"
+        idle_unload = "5m"
+        [[models]]
+        name = "kept"
+        backend = "mock"
+        load = "start"
+    "#;
+
+    async fn begun() -> (ServedModels, Kernel, ServerContext) {
+        let (models, planned, kernel, shared) = planned(ON_DEMAND);
+        models.begin(planned).await.unwrap();
+        (models, kernel, shared)
+    }
+
+    async fn reached(shared: &ServerContext, name: &str, state: HealthState) {
+        let mut changes = shared.health.changes();
+        while shared.health.state(name) != Some(state) {
+            changes.changed().await.unwrap();
+        }
+    }
+
+    fn later(minutes: u64) -> Instant {
+        Instant::now() + Duration::from_mins(minutes)
+    }
+
+    fn vocabulary(models: &ServedModels, name: &str) -> Weak<dyn Vocabulary> {
+        Arc::downgrade(models.0.engines()[name].vocabulary())
+    }
+
+    #[tokio::test]
+    async fn a_model_is_loaded_by_its_first_call_and_the_server_is_ready_before() {
+        let (models, kernel, shared) = begun().await;
+        assert!(shared.health.ready().is_ok());
+        assert_eq!(shared.health.state("m"), Some(HealthState::OnDemand));
+        assert_eq!(shared.health.state("eager"), Some(HealthState::Ok));
+        assert!(!models.0.engines().contains_key("m"));
+        // Listed with its ports from the start.
+        let spec = kernel.get("m").unwrap().spec().clone();
+        assert!(spec.model && !spec.inputs.is_empty());
+        let calls = (0..2).map(|_| states(&kernel));
+        for answer in futures::future::join_all(calls).await {
+            assert_eq!(answer.as_deref(), Ok("one"));
+        }
+        assert_eq!(shared.health.state("m"), Some(HealthState::Ok));
+        assert!(kernel.get("m").unwrap().spec().facts.is_some());
+        // One engine has answered both calls.
+        let stats = Arc::clone(models.0.engines()["m"].stats());
+        let finished = || stats.finished.iter().map(|it| it.get()).sum::<u64>();
+        while finished() < 2 {
+            tokio::task::yield_now().await;
+        }
+        // Without `idle_unload` it stays.
+        models.0.look(later(60 * 24));
+        assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
+        assert!(models.0.engines().contains_key("m"));
+    }
+
+    #[tokio::test]
+    async fn an_idle_model_leaves_the_memory_and_the_next_call_loads_it_again() {
+        let (models, kernel, shared) = begun().await;
+        let held = vocabulary(&models, "eager");
+        models.0.look(later(4));
+        assert_eq!(shared.health.state("eager"), Some(HealthState::Ok));
+        models.0.look(later(6));
+        reached(&shared, "eager", HealthState::OnDemand).await;
+        // The lock is free when all of it is gone.
+        drop(models.0.change("eager").await);
+        assert!(held.upgrade().is_none(), "something holds its vocabulary");
+        assert!(shared.health.ready().is_ok());
+        let answer = kernel.run::<String>("eager", args! { prompt: "x" }).await;
+        assert_eq!(answer.unwrap(), "x");
+        assert_eq!(shared.health.state("eager"), Some(HealthState::Ok));
+        // One that is neither idle-unloaded nor loaded on demand stays.
+        models.0.look(later(60 * 24));
+        assert!(models.0.engines().contains_key("kept"));
+    }
+
+    #[tokio::test]
+    async fn a_model_with_a_running_call_is_not_idle() {
+        let (models, kernel, shared) = begun().await;
+        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+        assert_eq!(run.next().await.unwrap().unwrap(), "a");
+        let unused = models.0.withdraw_longest_unused("nothing").unwrap();
+        assert_eq!(unused.0.name(), "eager");
+        assert!(models.0.withdraw_longest_unused("nothing").is_none());
+        models.0.look(later(60));
+        assert!(models.0.engines().contains_key("slow"));
+        drop(run);
+        // From the end of the call on it is.
+        let idle = &models.0.on_demand["slow"];
+        while idle.unused_since().is_none() {
+            tokio::task::yield_now().await;
+        }
+        models.0.look(later(6));
+        reached(&shared, "slow", HealthState::OnDemand).await;
+    }
+
+    #[tokio::test]
+    async fn a_model_that_cannot_be_loaded_is_not_tried_for_each_call() {
+        let (models, kernel, shared) = begun().await;
+        let ask = || async {
+            let run = kernel.run::<String>("bad", args! { prompt: "x" });
+            run.await.unwrap_err()
+        };
+        let first = ask().await;
+        assert_eq!(first.code().name(), "unavailable");
+        assert_eq!(first.retry_after(), Some(Duration::from_secs(1)));
+        assert_eq!(shared.health.state("bad"), Some(HealthState::Failed));
+        let second = ask().await;
+        assert!(second.retry_after().unwrap() < Duration::from_secs(1));
+        assert!(shared.health.ready().is_ok());
+        models.0.look(later(1));
+        assert_eq!(shared.health.state("bad"), Some(HealthState::OnDemand));
+    }
+
+    #[tokio::test]
+    async fn calls_that_wait_for_a_load_have_a_limit_and_may_leave() {
+        let (models, kernel, _) = begun().await;
+        // As long as this is held nothing is loaded.
+        let change = models.0.change("m").await;
+        let mut calls: Vec<_> = (0..2).map(|_| Box::pin(states(&kernel))).collect();
+        for call in &mut calls {
+            assert!(futures::poll!(call).is_pending());
+        }
+        assert_eq!(states(&kernel).await, Err("overloaded"));
+        calls.pop();
+        let mut third = Box::pin(states(&kernel));
+        assert!(futures::poll!(&mut third).is_pending());
+        drop(change);
+        assert_eq!(third.await.as_deref(), Ok("one"));
+        assert_eq!(calls.remove(0).await.as_deref(), Ok("one"));
+    }
+
+    #[tokio::test]
+    async fn a_model_that_was_unloaded_by_request_waits_for_a_request() {
+        let (models, kernel, shared) = begun().await;
+        models.unload("m").await.unwrap();
+        assert_eq!(states(&kernel).await, Err("unavailable"));
+        assert_eq!(shared.health.state("m"), Some(HealthState::Unloaded));
+        let other = r#"{"mock": {"script": "text", "text": "two"}, "idle_unload": "1m"}"#;
+        models.load("m", Some(other.into())).await.unwrap();
+        assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
+        // It is loaded again with what it was loaded with.
+        let (model, change) = models.0.withdraw_longest_unused("eager").unwrap();
+        models.0.retire(&model, "memory", change).await;
+        assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
+    }
+
+    /// LMTP asks for metadata, and cannot wait within a request.
+    #[tokio::test]
+    async fn lm_332_a_model_is_loaded_by_a_question_that_needs_its_tokenizer() {
+        let (models, _, shared) = begun().await;
+        for _ in 0..3 {
+            shared.health.demand("m");
+        }
+        reached(&shared, "m", HealthState::Ok).await;
+        assert!(models.0.engines().contains_key("m"));
+        // Of a model that is loaded nothing is demanded.
+        shared.health.demand("m");
+        shared.health.demand("nobody");
+        assert_eq!(shared.health.state("m"), Some(HealthState::Ok));
+    }
+
+    #[tokio::test]
+    async fn oa_913_an_engine_that_has_ended_is_loaded_again() {
+        let (models, kernel, shared) = begun().await;
+        let end = |name: &str| {
+            let engine = models.0.engines()[name].clone();
+            engine.end();
+            while !engine.is_lost() {
+                std::thread::yield_now();
+            }
+            assert!(shared.health.live().is_err());
+        };
+        end("kept");
+        models.0.look(Instant::now());
+        reached(&shared, "kept", HealthState::Loading).await;
+        let ask = |name: &str| kernel.run::<String>(name, args! { prompt: "x" });
+        assert_eq!(ask("kept").await.unwrap_err().code().name(), "unavailable");
+        assert!(shared.health.live().is_ok());
+        drop(models.0.change("kept").await);
+        models.0.look(later(1));
+        reached(&shared, "kept", HealthState::Ok).await;
+        assert_eq!(ask("kept").await.unwrap(), "x");
+        // One that is loaded on demand waits for a call.
+        end("eager");
+        models.0.look(Instant::now());
+        reached(&shared, "eager", HealthState::OnDemand).await;
+        let refused = ask("eager").await.unwrap_err();
+        assert!(refused.retry_after().is_some(), "{refused}");
+    }
+}
