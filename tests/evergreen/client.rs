@@ -165,10 +165,13 @@ async fn worn_resolves_before_a_session_reaches_its_node_or_byte_limit() {
 fn may(models: &[&str]) -> Vec<ApiKey> {
     let mut some = key("anna", "rye");
     let models = models.iter().map(|name| Name::shared(name)).collect();
-    some.allowance = Some(Arc::new(TokenMeter::new(rate_limit::RateLimits {
-        models: Some(Arc::new(models)),
-        ..rate_limit::RateLimits::default()
-    })));
+    some.allowance = Some(Arc::new(TokenMeter::new(
+        "key",
+        rate_limit::RateLimits {
+            models: Some(Arc::new(models)),
+            ..rate_limit::RateLimits::default()
+        },
+    )));
     vec![some]
 }
 

@@ -334,7 +334,7 @@ async fn oa_906_a_session_is_charged_to_its_key() {
         tokens_per_minute: Some(600),
         ..RateLimits::default()
     };
-    let allowance = Arc::new(TokenMeter::new(limits));
+    let allowance = Arc::new(TokenMeter::new("key", limits));
     let key = ApiKey {
         allowance: Some(allowance),
         ..key("anna", "secret")

@@ -272,7 +272,9 @@ async fn tr_608_hundreds_of_connections_dropped_at_any_point_leave_no_state() {
         ..rate_limit::RateLimits::default()
     };
     let mut mine = key("anna", "hush");
-    mine.allowance = Some(std::sync::Arc::new(rate_limit::TokenMeter::new(allowance)));
+    mine.allowance = Some(std::sync::Arc::new(rate_limit::TokenMeter::new(
+        "key", allowance,
+    )));
     let context = TestServer::open(vec![mine], 2.0).await;
     // Twice: what is not released the first time is missing the second time.
     for _ in 0..2 {

@@ -68,10 +68,13 @@ async fn server() -> (Running, Arc<Notes>) {
         key("some", "rye"),
     ];
     keys[1].scopes = Scopes::from_iter([KeyScope::Infer]);
-    keys[2].allowance = Some(Arc::new(TokenMeter::new(RateLimits {
-        models: Some(Arc::new([Name::new("other")].into())),
-        ..RateLimits::default()
-    })));
+    keys[2].allowance = Some(Arc::new(TokenMeter::new(
+        "key",
+        RateLimits {
+            models: Some(Arc::new([Name::new("other")].into())),
+            ..RateLimits::default()
+        },
+    )));
     let kernel = kernel(&[("m", script(Script::Echo))]);
     let server = Running::start_faces(Default::default(), kernel, faces, keys).await;
     (server, notes)

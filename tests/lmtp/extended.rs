@@ -71,7 +71,10 @@ async fn lm_609_cached_prefixes_are_not_shared_between_keys() {
         let engine = Engine::spawn(sapwood_tests::scripted(parrot()), limits).unwrap();
         let kernel = kernel("parrot", engine);
         let keys = ["anna", "ben"].map(|name| ApiKey {
-            allowance: Some(Arc::new(TokenMeter::new(rate_limit::RateLimits::default()))),
+            allowance: Some(Arc::new(TokenMeter::new(
+                name,
+                rate_limit::RateLimits::default(),
+            ))),
             ..sapwood_tests::key(name, name)
         });
         let server = Running::start(kernel, Default::default(), keys.into()).await;

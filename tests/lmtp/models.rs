@@ -117,10 +117,13 @@ async fn lm_951_model_info_describes_the_tokenizer_and_its_url() {
 #[tokio::test]
 async fn d_45_a_key_for_some_models_learns_nothing_of_the_others() {
     let mut some = key("anna", "rye");
-    some.allowance = Some(Arc::new(TokenMeter::new(RateLimits {
-        models: Some(Arc::new(["mine".into()].into())),
-        ..RateLimits::default()
-    })));
+    some.allowance = Some(Arc::new(TokenMeter::new(
+        "key",
+        RateLimits {
+            models: Some(Arc::new(["mine".into()].into())),
+            ..RateLimits::default()
+        },
+    )));
     let kernel = kernel("parrot", spawned(parrot()));
     let server =
         Running::start_faces(Default::default(), kernel, Faces::default(), vec![some]).await;

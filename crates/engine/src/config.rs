@@ -12,6 +12,15 @@ pub enum PrefixSharing {
     All,
 }
 
+/// A file of saved prefixes. It contains the tokens of prompts, so only its owner can read it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+pub struct PrefixFileConfig {
+    /// The file; its folder is created.
+    pub path: std::path::PathBuf,
+    /// The maximum of its bytes.
+    pub bytes: u64,
+}
+
 /// The limits of an engine. Plain data; every number has its unit in its name.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -46,6 +55,9 @@ pub struct Config {
     /// with them. `None`: what the model recommends, for an embedded one an eighth of the memory that was available when
     /// it was loaded, at most 8 GiB. 0: they are dropped.
     pub prefix_ram_bytes: Option<usize>,
+    /// Where saved prefixes are written when the engine ends, and read when it starts. `None`: they end with it. A model
+    /// whose prefixes cannot be saved has no file.
+    pub prefix_file: Option<PrefixFileConfig>,
     /// Requests without a seed get one derived from this number. `None`: derived from the operating system's
     /// randomness.
     pub seed: Option<u64>,
@@ -65,6 +77,7 @@ impl Default for Config {
             prefix_sharing: PrefixSharing::default(),
             prefix_tokens_min: 16,
             prefix_ram_bytes: None,
+            prefix_file: None,
             seed: None,
         }
     }

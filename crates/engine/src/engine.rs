@@ -10,7 +10,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,8 @@ pub struct Engine {
 }
 
 struct Thread {
-    join: Option<JoinHandle<()>>,
+    /// `None` after it was joined.
+    join: Mutex<Option<JoinHandle<()>>>,
     interrupt: Interrupt,
     waker: Arc<OwnerWaker>,
     started: Instant,
@@ -88,14 +89,34 @@ struct Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
+        self.end();
+        self.wait_ended();
+    }
+}
+
+impl Thread {
+    fn end(&self) {
         self.interrupt.raise();
         self.waker.close();
-        if let Some(join) = self.join.take() {
+    }
+
+    fn wait_ended(&self) {
+        // Locked until it has ended, so that a second caller waits too.
+        let mut join = self.join.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(join) = join.take() {
             // The owner runs wakers, and a reader's waker may hold the last engine. A thread cannot join itself.
             if join.thread().id() != std::thread::current().id() {
                 // If the owner itself panicked, dropping its outboxes has already notified every reader.
                 let _ = join.join();
             }
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        match self.join.try_lock() {
+            Ok(join) => join.as_ref().is_none_or(JoinHandle::is_finished),
+            // Somebody waits for its end.
+            Err(_) => true,
         }
     }
 }
@@ -119,7 +140,7 @@ impl Engine {
         // No wake-up is lost before this line: no request can be submitted until the engine is returned.
         waker.set_thread(join.thread().clone());
         engine.thread = Some(Arc::new(Thread {
-            join: Some(join),
+            join: Mutex::new(Some(join)),
             interrupt,
             waker,
             started,
@@ -240,8 +261,15 @@ impl Engine {
     /// `unavailable` and new ones are refused. An owner that is stepped by hand continues.
     pub fn end(&self) {
         if let Some(thread) = &self.thread {
-            thread.interrupt.raise();
-            thread.waker.close();
+            thread.end();
+        }
+    }
+
+    /// Waits until the thread has ended after [`Engine::end`], and with it everything that it does at its end. Returns at once
+    /// for an owner that is stepped by hand.
+    pub fn wait_ended(&self) {
+        if let Some(thread) = &self.thread {
+            thread.wait_ended();
         }
     }
 
@@ -267,10 +295,9 @@ impl Engine {
     /// of [`Engine::end`]. False for an engine that is stepped by hand.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| {
-            let ended = thread.join.as_ref().is_none_or(JoinHandle::is_finished);
-            ended || self.shared.stats.dead.get() == 1
-        })
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| thread.has_ended() || self.shared.stats.dead.get() == 1)
     }
 
     /// Returns how long the thread has been in its current step without progress; zero while it is idle or stepped by

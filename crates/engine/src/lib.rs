@@ -37,6 +37,7 @@ pub mod model;
 mod outbox;
 mod owner;
 mod prefix_cache;
+mod prefix_file;
 mod prefix_store;
 mod queue;
 pub mod ranking;
@@ -58,7 +59,7 @@ pub mod tokenizer;
 mod tokenizer_json;
 mod transcript;
 
-pub use config::{Config, PrefixSharing};
+pub use config::{Config, PrefixFileConfig, PrefixSharing};
 pub use continuation::tokenize_continuation;
 pub use engine::Engine;
 pub use outbox::RequestHandle;

@@ -250,6 +250,12 @@ pub trait Model: Send {
         None
     }
 
+    /// Returns a text that two loaded models have in common only if one can restore what the other has saved: of the same
+    /// weights, with the same settings. `None` if that is not known.
+    fn saved_identity(&self) -> Option<String> {
+        None
+    }
+
     /// Fills an open, empty slot with a saved state, which held so many tokens. Returns false, with an empty slot, if that
     /// is not possible, for example for lack of cells.
     fn restore(&mut self, _slot: SlotId, _state: &[u8], _tokens: u32) -> bool {

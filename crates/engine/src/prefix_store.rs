@@ -96,6 +96,20 @@ impl PrefixStore {
         self.bytes
     }
 
+    /// Returns the maximum of bytes.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns the entries with their scopes, the most valuable last.
+    pub(crate) fn by_value(&self) -> impl DoubleEndedIterator<Item = (u64, &SavedPrefix)> {
+        let entries = self.by_value.iter();
+        entries.filter_map(|(_, id)| {
+            let entry = self.entries.get(id)?;
+            Some((entry.scope, &*entry.prefix))
+        })
+    }
+
     /// Returns whether nothing would be stored.
     pub(crate) fn is_off(&self) -> bool {
         self.limit == 0

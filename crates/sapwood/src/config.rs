@@ -174,6 +174,11 @@ pub(crate) struct EngineConfig {
     /// Bytes of memory for cached prefixes that have lost their KV cells; 0: an eighth of the memory that is available when
     /// the model is loaded, at most 8 GiB. Nothing is kept there if `kept_prefixes` is 0.
     pub(crate) prefix_ram_bytes: u64,
+    /// Folder for the cached prefixes of models that are not in memory: one file for each, written when a model is unloaded
+    /// or the server ends, and read when it is loaded.
+    pub(crate) prefix_dir: Option<PathBuf>,
+    /// The maximum of bytes of such a file.
+    pub(crate) prefix_disk_bytes: u64,
     /// Ageing: one of so many admissions goes to the request that has waited longest, whatever its priority; 0: off.
     pub(crate) ageing_turns: u32,
     /// Memory limit of an embedded model in bytes; 0: what the system and its control group have available.
@@ -225,6 +230,8 @@ impl Default for EngineConfig {
             prefix_cache_scope: PrefixScope::Key,
             prefix_tokens_min: 16,
             prefix_ram_bytes: 0,
+            prefix_dir: None,
+            prefix_disk_bytes: 1 << 30,
             ageing_turns: 8,
             memory_bytes: 0,
             try_files: true,

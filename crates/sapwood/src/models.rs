@@ -9,7 +9,7 @@ use std::time::Duration;
 
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
-use sapwood_engine::{Engine, PrefixSharing, scripted};
+use sapwood_engine::{Engine, PrefixFileConfig, PrefixSharing, scripted};
 use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
 use serde::{Deserialize, Serialize};
@@ -193,7 +193,7 @@ pub(crate) fn planned(
         source,
         parsers: model.parsers(),
         size,
-        limits: limits(config, size.kept_prefixes),
+        limits: limits(config, &model.name, size.kept_prefixes),
         residence: Residence::of(&config.engine, model),
         is_tried: config.engine.try_files,
     }))
@@ -260,8 +260,13 @@ fn script(model: &ServedModelConfig, size: ModelSize) -> Result<scripted::Config
     Ok(script)
 }
 
-fn limits(config: &Config, kept_prefixes: u32) -> sapwood_engine::Config {
+fn limits(config: &Config, name: &str, kept_prefixes: u32) -> sapwood_engine::Config {
+    let prefix_dir = config.engine.prefix_dir.as_deref();
     sapwood_engine::Config {
+        prefix_file: prefix_dir.map(|folder| PrefixFileConfig {
+            path: folder.join(prefix_file_name(name)),
+            bytes: config.engine.prefix_disk_bytes,
+        }),
         queue_requests: config.limits.queue_requests,
         queue_tokens: config.limits.queue_tokens,
         queue_timeout_ms: u64::try_from(config.limits.queue_timeout.as_millis())
@@ -285,6 +290,20 @@ fn limits(config: &Config, kept_prefixes: u32) -> sapwood_engine::Config {
         },
         ..sapwood_engine::Config::default()
     }
+}
+
+/// The file of a model's cached prefixes. A name may have characters that a file's name cannot.
+fn prefix_file_name(name: &str) -> String {
+    let mut file = String::new();
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' => file.push(char::from(byte)),
+            // Capitals too: two names may differ in nothing else, and some file systems do not tell them apart.
+            _ => file.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    file.push_str(".prefixes");
+    file
 }
 
 /// Reports a file that does not exist or is no model before anything starts.
@@ -357,7 +376,7 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         source: PlannedSource::Demo,
         parsers: OutputParsers::default(),
         size,
-        limits: limits(config, size.kept_prefixes),
+        limits: limits(config, &name, size.kept_prefixes),
         residence: Residence::of(&config.engine, &ServedModelConfig::default()),
         is_tried: false,
     })

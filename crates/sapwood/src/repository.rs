@@ -155,6 +155,24 @@ impl ServedModels {
     }
 }
 
+impl ServedModels {
+    /// Ends all engines, each of which saves its cached prefixes if that is configured.
+    pub(crate) async fn end(&self) {
+        let engines = std::mem::take(&mut *self.0.engines());
+        // All at once: each has a thread of its own, and may write for seconds.
+        for engine in engines.values() {
+            self.0.shared.metrics.unwatch(engine);
+            engine.end();
+        }
+        let ended = tokio::task::spawn_blocking(move || {
+            for engine in engines.values() {
+                engine.wait_ended();
+            }
+        });
+        let _ = ended.await;
+    }
+}
+
 impl Repository for ServedModels {
     fn load(
         &self,

@@ -165,7 +165,7 @@ fn built(kernel: &Kernel, config: Config, key: Option<&Secret>) -> Result<Server
         certificate: None,
         scopes: Scopes::ALL,
         // A meter without limits, as `auth.key` of the configuration has.
-        allowance: Some(TokenMeter::new(RateLimits::default()).into()),
+        allowance: Some(TokenMeter::new("default", RateLimits::default()).into()),
     });
     let builder = Server::builder(config, keys.into_iter().collect())?;
     let shared = builder.shared().clone();

@@ -8,9 +8,11 @@
 //!                   ◄─ succeeded: loads it too; anything else: reports the reason, and continues
 //! ```
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::process::{ExitStatus, Output, Stdio};
-use std::time::Duration;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use tokio::process::Command;
 use tokio::sync::Semaphore;
@@ -29,7 +31,8 @@ const LONGEST: Duration = Duration::from_secs(20 * 60);
 /// Maximum characters shown of the last output of a process that died.
 const LAST_WORDS_MAX: usize = 300;
 
-/// Tries the file of a model, if it has one and trying is enabled.
+/// Tries the file of a model, if it has one and trying is enabled, unless this process has tried it and it did not change
+/// since: a model that is loaded on demand would take twice as long each time.
 ///
 /// # Errors
 /// [`Exit::Model`]: it cannot be used, or could not be tried.
@@ -37,7 +40,17 @@ pub(crate) async fn pass(planned: &PlannedModel) -> Result<(), CliError> {
     let Some(arguments) = planned.trial() else {
         return Ok(());
     };
+    let trial = PassedTrial::of(&arguments);
+    if let Some(trial) = &trial
+        && passed().contains(trial)
+    {
+        return Ok(());
+    }
     let why = match try_with(arguments).await {
+        Ok(output) if output.status.success() => {
+            passed().extend(trial);
+            None
+        }
         Ok(output) => verdict(&output),
         Err(error) => Some(format!(
             "it could not be tried in a process of its own ({error}); with engine.try_files = false it is loaded untried"
@@ -46,6 +59,33 @@ pub(crate) async fn pass(planned: &PlannedModel) -> Result<(), CliError> {
     let Some(why) = why else { return Ok(()) };
     let what = format!("cannot load the model `{}`: {why}", planned.name);
     Err(CliError::exit(Exit::Model, what))
+}
+
+/// A trial that succeeded: its arguments, and what the file was then.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct PassedTrial {
+    arguments: Vec<OsString>,
+    bytes: u64,
+    changed: SystemTime,
+}
+
+impl PassedTrial {
+    fn of(arguments: &[OsString]) -> Option<Self> {
+        // The path is the last one.
+        let metadata = std::fs::metadata(arguments.last()?).ok()?;
+        Some(Self {
+            arguments: arguments.to_vec(),
+            bytes: metadata.len(),
+            changed: metadata.modified().ok()?,
+        })
+    }
+}
+
+/// Those of this process. As many as there are models and configurations that requests have loaded them with, which only keys
+/// with scope `admin` can.
+fn passed() -> MutexGuard<'static, HashSet<PassedTrial>> {
+    static PASSED: LazyLock<Mutex<HashSet<PassedTrial>>> = LazyLock::new(Mutex::default);
+    PASSED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {

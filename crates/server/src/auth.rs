@@ -537,11 +537,14 @@ mod tests {
         let limited = |per_minute, models: Option<&str>| {
             let mut keys = keys();
             let models = models.map(|name| Arc::new([Name::shared(name)].into()));
-            keys[2].allowance = Some(Arc::new(TokenMeter::new(RateLimits {
-                models,
-                requests_per_minute: per_minute,
-                ..RateLimits::default()
-            })));
+            keys[2].allowance = Some(Arc::new(TokenMeter::new(
+                "key",
+                RateLimits {
+                    models,
+                    requests_per_minute: per_minute,
+                    ..RateLimits::default()
+                },
+            )));
             keys
         };
         let auth = Authenticator::new(limited(None, Some("alpha")));

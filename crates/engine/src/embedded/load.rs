@@ -5,6 +5,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::identity::ModelOrigin;
 use super::llama::{ContextSize, ThreadLimits};
 use super::memory::{self, Estimate, MemoryReservation, readable};
 use super::vocabulary::LlamaVocabulary;
@@ -239,7 +240,8 @@ pub fn load(
         }
         Err(why) => return Err(LoadError::Llama(why)),
     };
-    embed(name, &header, model, &plan, options)
+    let origin = ModelOrigin::new(source, options);
+    embed(name, &header, model, &plan, options, origin)
 }
 
 /// Returns whether a model would be refused now because the memory that is available is too little for it. What models that
@@ -292,6 +294,7 @@ fn embed(
     model: Arc<llama::LlamaModel>,
     plan: &LoadPlan,
     options: &LoadOptions,
+    origin: ModelOrigin,
 ) -> Result<Embedded, LoadError> {
     let architecture = architecture(header).to_owned();
     let facts = model.facts();
@@ -349,6 +352,7 @@ fn embed(
         context,
         warm_times: None,
         saved_slots,
+        origin,
     };
     embedded.warm_up();
     Ok(embedded)

@@ -11,6 +11,7 @@
 
 mod checks;
 mod guard;
+mod identity;
 mod llama;
 mod load;
 mod marks;
@@ -49,6 +50,7 @@ pub struct Embedded {
     warm_times: Option<WarmTimes>,
     /// Memory for saved slots.
     saved_slots: memory::SavedSlotsLimit,
+    origin: identity::ModelOrigin,
 }
 
 /// Returns how many cells of cached prefixes a token may scan, so that this takes a fiftieth of its time. A small model does
@@ -155,6 +157,14 @@ impl Model for Embedded {
 
     fn save(&mut self, slot: SlotId) -> Option<Vec<u8>> {
         self.context.save(slot)
+    }
+
+    fn saved_identity(&self) -> Option<String> {
+        let identity = self.origin.identity();
+        let unknown = |error: &std::io::Error| {
+            tracing::warn!(%error, "the model's file cannot be read: its prefixes are not saved");
+        };
+        identity.inspect_err(unknown).ok()
     }
 
     fn restore(&mut self, slot: SlotId, state: &[u8], tokens: u32) -> bool {

@@ -23,9 +23,10 @@ use sapwood_proto::time::Time;
 use super::fenced;
 use super::sequence::RunningSequence;
 use crate::api::{EngineError, ModelInfo};
-use crate::config::Config;
+use crate::config::{Config, PrefixFileConfig};
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::prefix_cache::{EvictedPrefix, PrefixCache, PrefixMatch};
+use crate::prefix_file::PrefixFile;
 use crate::prefix_store::{PrefixStore, SavedMatch, SavedPrefix};
 use crate::stats::Counter;
 
@@ -387,6 +388,43 @@ impl KvSlots {
             any = true;
         }
         any
+    }
+
+    /// Reads the prefixes that an earlier engine of this model has saved.
+    pub(super) fn read_file(&mut self, file: &PrefixFileConfig) {
+        let Some(identity) = self.identity() else {
+            return;
+        };
+        let tokens_max = self.info().context_tokens as usize;
+        let path = file.path.display();
+        let read = PrefixFile::new(file, &identity).read(&mut self.store, tokens_max);
+        match read {
+            Ok(0) => {}
+            Ok(prefixes) => tracing::info!(prefixes, %path, "saved prefixes were read"),
+            // What was read before is usable: each entry has its own checksum.
+            Err(error) => tracing::warn!(%error, %path, "saved prefixes cannot be read"),
+        }
+    }
+
+    /// Saves all cached prefixes, and writes them for the next engine of this model.
+    pub(super) fn write_file(&mut self, file: &PrefixFileConfig) {
+        let Some(identity) = self.identity() else {
+            return;
+        };
+        while let Some(evicted) = self.cache.evict(None) {
+            // No stream waits any more.
+            self.saved_in_step = 0;
+            self.save(evicted);
+        }
+        let path = file.path.display();
+        match PrefixFile::new(file, &identity).write(&self.store) {
+            Ok(prefixes) => tracing::info!(prefixes, %path, "cached prefixes were saved"),
+            Err(error) => tracing::warn!(%error, %path, "cached prefixes cannot be saved"),
+        }
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.model.saved_identity().filter(|_| !self.store.is_off())
     }
 
     /// Returns the bytes of saved prefixes.

@@ -59,7 +59,7 @@ use std::time::Duration;
 use sapwood_proto::time::Time;
 
 use crate::api::ModelInfo;
-use crate::config::Config;
+use crate::config::{Config, PrefixFileConfig};
 use crate::inbox::OwnerInbox;
 use crate::model::Model;
 use crate::scheduler::Scheduler;
@@ -88,6 +88,7 @@ pub struct EngineOwner {
     progress: ProgressReports,
     requests: Requests,
     clock: StepClock,
+    prefix_file: Option<PrefixFileConfig>,
 }
 
 impl EngineOwner {
@@ -118,6 +119,7 @@ impl EngineOwner {
             requests: Requests::new(slots, vocabulary, scheduler, stats, queue, fuel),
             info,
             clock: StepClock::default(),
+            prefix_file: config.prefix_file.clone(),
         }
     }
 
@@ -180,6 +182,23 @@ impl EngineOwner {
         self.requests.report.wake_at = wake_at;
         self.observe(now, computed);
         self.requests.report.clone()
+    }
+
+    /// Reads the cached prefixes of an earlier engine of this model.
+    fn begin(&mut self) {
+        if let Some(file) = &self.prefix_file {
+            self.requests.slots.read_file(file);
+        }
+    }
+
+    /// Saves the cached prefixes for the next engine of this model.
+    fn finish(&mut self) {
+        if let Some(file) = self.prefix_file.take()
+            && self.requests.stats.dead.get() == 0
+        {
+            // The model may fail; the requests are ended all the same.
+            fenced(|| self.requests.slots.write_file(&file));
+        }
     }
 
     /// Returns whether no request is in progress or waiting.

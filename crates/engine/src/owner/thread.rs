@@ -15,6 +15,7 @@ use crate::steerer_wait::SteererWait;
 pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
     let clock = move || Time::new(started.elapsed());
     owner.clock = StepClock::running(clock, wait_for_steerers(owner.admission.waker()));
+    owner.begin();
     let stats = Arc::clone(&owner.requests.stats);
     while !owner.admission.is_closing() {
         let now = clock();
@@ -44,6 +45,7 @@ pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
             }
         }
     }
+    owner.finish();
 }
 
 /// How the owner's thread waits for steerers. What else wakes it ends a spin only with its time, which is short.

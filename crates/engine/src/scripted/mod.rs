@@ -176,6 +176,10 @@ impl Model for Scripted {
         Some(bytes.collect())
     }
 
+    fn saved_identity(&self) -> Option<String> {
+        self.saves.then(|| format!("scripted {}", self.info.name))
+    }
+
     fn restore(&mut self, slot: SlotId, state: &[u8], tokens: u32) -> bool {
         let (hashes, rest) = state.as_chunks();
         let Some(sequence) = self.sequence(slot) else {

@@ -194,6 +194,7 @@ impl ServeCommand {
             pools: upstreams.pools(),
         };
         announce(&ports, &config, &planned);
+        let ending = loading.clone();
         upstreams.begin();
         let BoundSockets { common, own } = ports;
         let server = own.into_iter().fold(server, |server, (port, purpose)| {
@@ -209,6 +210,7 @@ impl ServeCommand {
         tokio::select! {
             outcome = served => {
                 upstreams.leave().await;
+                ending.end().await;
                 reporter.end().await;
                 Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
             }

@@ -57,7 +57,10 @@ pub(crate) fn load(auth: &AuthConfig) -> Result<Vec<ApiKey>, CliError> {
     let mut keys = Vec::new();
     if let Some(secret) = &auth.key {
         keys.push(ApiKey {
-            allowance: Some(Arc::new(TokenMeter::new(rate_limit::RateLimits::default()))),
+            allowance: Some(Arc::new(TokenMeter::new(
+                DEFAULT,
+                rate_limit::RateLimits::default(),
+            ))),
             ..ApiKey::new(DEFAULT, secret.expose(), Scopes::ALL)
         });
     }
@@ -172,12 +175,13 @@ impl KeyEntry {
             requests_per_minute: self.limits.requests_per_minute,
             tokens_per_minute: self.limits.tokens_per_minute,
         };
+        let allowance = TokenMeter::new(&self.name, limits);
         Ok(ApiKey {
             name: self.name.into(),
             fingerprint,
             certificate: certificate.map(Into::into),
             scopes,
-            allowance: Some(Arc::new(TokenMeter::new(limits))),
+            allowance: Some(Arc::new(allowance)),
         })
     }
 }

@@ -5,7 +5,6 @@
 //!                                                                  what an upstream reports is charged at its end
 //! ```
 
-use sapwood_proto::error_reason::ErrorReason;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -13,6 +12,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sapwood_kernel::{Chunk, Error, Name, Result, RunUsage, TokenCharge};
+use sapwood_proto::error_reason::ErrorReason;
+use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 /// What a key may use. `None` is no limit.
@@ -32,7 +33,8 @@ pub struct RateLimits {
 #[derive(Debug)]
 pub struct TokenMeter {
     limits: RwLock<Arc<RateLimits>>,
-    /// Separates the cached prefixes of this key from those of others in the engines.
+    /// Separates the cached prefixes of this key from those of others in the engines. By its name, so that prefixes which an
+    /// engine has saved in a file belong to the same key when the server starts again.
     prefix_scope: u64,
     state: Mutex<LimiterState>,
 }
@@ -44,13 +46,17 @@ struct LimiterState {
     tokens: Option<TokenBucket>,
 }
 
+/// The scope of a key's cached prefixes; never 0, which is that of all callers without a key.
+fn prefix_scope(key: &str) -> u64 {
+    let digest = Sha256::digest(key.as_bytes());
+    let (first, _) = digest.split_first_chunk().unwrap_or((&[1; 8], &[]));
+    u64::from_le_bytes(*first).max(1)
+}
+
 impl TokenMeter {
-    /// All of `limits`, unused.
+    /// All of `limits`, unused, of the key of this name.
     #[must_use]
-    pub fn new(limits: RateLimits) -> Self {
-        // From 1: 0 is the scope of all callers without a meter. A meter survives a reload of the keys, and with it the scope,
-        // so that cached prefixes stay usable.
-        static SCOPES: AtomicU64 = AtomicU64::new(1);
+    pub fn new(key: &str, limits: RateLimits) -> Self {
         let bucket = |per_minute: Option<u32>| per_minute.map(TokenBucket::new);
         let state = LimiterState {
             running: 0,
@@ -59,7 +65,7 @@ impl TokenMeter {
         };
         Self {
             limits: RwLock::new(Arc::new(limits)),
-            prefix_scope: SCOPES.fetch_add(1, Ordering::Relaxed),
+            prefix_scope: prefix_scope(key),
             state: Mutex::new(state),
         }
     }

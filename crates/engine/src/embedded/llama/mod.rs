@@ -32,6 +32,9 @@ pub(super) use self::context::{
 };
 pub(super) use self::model::{LlamaModel, TokenAttributes};
 
+/// The version of the format of a saved slot.
+pub(super) const STATE_VERSION: u32 = sys::LLAMA_STATE_SEQ_VERSION;
+
 /// Proof that llama.cpp is initialised and that its log is forwarded to `tracing`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LlamaBackend(());

@@ -1,9 +1,9 @@
 //! Cached prefixes, shared prompts, and a KV cache that is too small.
 
-use super::harness::{Bench, read, request_for};
+use super::harness::{Answer, Bench, read, request_for};
 use crate::api::{FinishReason, GenerationRequest};
-use crate::scripted::{Config as Script, Script as Name};
-use crate::{Config, PrefixSharing};
+use crate::scripted::{Config as Script, Script as Name, Scripted};
+use crate::{Config, Engine, PrefixFileConfig, PrefixSharing};
 
 fn computed(reports: &[crate::StepReport]) -> u32 {
     reports
@@ -473,4 +473,46 @@ fn conversations_that_lost_their_cells_go_on_where_they_were() {
         assert!(bench.engine.stats().prefix_restored.get() > 3_000);
         assert!(bench.engine.stats().prefix_saved_bytes.get() > 20 * 8 * 40);
     }
+}
+
+/// Over the end of an engine: unloaded, or with its process.
+#[test]
+fn cached_prefixes_outlive_an_engine_that_ends_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        prefix_file: Some(PrefixFileConfig {
+            path: folder.path().join("model.prefixes"),
+            bytes: 1 << 20,
+        }),
+        ..Config::default()
+    };
+    let prompt =
+        "a question that is long enough to be saved, and asked again after the engine has ended";
+    let restored = |name: &str, scope: u64| {
+        let script = Script {
+            name: name.into(),
+            saves: true,
+            ..Script::default()
+        };
+        let model = Box::new(Scripted::new(script).unwrap());
+        let engine = Engine::spawn(model, config.clone()).unwrap();
+        let handle = engine.submit(of_scope(scope, prompt)).unwrap();
+        let mut answer = Answer::default();
+        for event in futures::executor::block_on_stream(handle) {
+            answer.take(event);
+        }
+        engine.end();
+        engine.wait_ended();
+        assert!(engine.is_lost());
+        answer.usage.unwrap().cached_tokens
+    };
+    assert_eq!(restored("a", 0), 0);
+    assert_eq!(restored("a", 1), 0, "another scope");
+    // All but its last token; it begins with a BOS token.
+    assert_eq!(restored("a", 0) as usize, prompt.len());
+    assert_eq!(restored("a", 1) as usize, prompt.len());
+    // A file of another model is not used, and is replaced.
+    assert_eq!(restored("b", 0), 0);
+    assert_eq!(restored("b", 0) as usize, prompt.len());
+    assert_eq!(restored("a", 0), 0);
 }

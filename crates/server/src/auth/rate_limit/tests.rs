@@ -55,7 +55,7 @@ fn kernel() -> Kernel {
 /// A request trace as the middleware makes it for a key with these limits.
 fn request_trace(limits: RateLimits) -> (RequestTrace, Arc<TokenMeter>) {
     let (request, ()) = http::Request::new(()).into_parts();
-    let allowance = Arc::new(TokenMeter::new(limits));
+    let allowance = Arc::new(TokenMeter::new("key", limits));
     let entry = AccessRecord::new(RequestId::fresh(), None, &request);
     (
         RequestTrace::new(entry, Some(Arc::clone(&allowance))),
