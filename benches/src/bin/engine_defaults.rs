@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
-use sapwood_benches::child::Server;
+use sapwood_benches::child::{Server, free_address};
 use sapwood_benches::generate::waves::{Answered, Waves};
 use sapwood_benches::measure::{median, percentile};
 use serde_json::{Value, json};
@@ -89,7 +88,7 @@ impl Side {
     /// Starts a server. Its port is free now; if another process takes it in between, the server ends, and so does the
     /// bench.
     async fn ours(args: &Args) -> Result<Self> {
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let address = free_address()?;
         let mut command = Command::new(&args.sapwood);
         command.args(["serve", "--listen", &address.to_string()]);
         command.arg("--model").arg(named(&args.model));
@@ -103,13 +102,9 @@ impl Side {
     }
 
     async fn theirs(args: &Args) -> Result<Self> {
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let mut command = Command::new(&args.llama_server);
-        command.arg("--model").arg(&args.model);
-        command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
         Ok(Self {
             name: "llama-server",
-            server: Server::spawn_at(&mut command, address, "/health").await?,
+            server: Server::llama_server(&args.llama_server, &args.model, &[]).await?,
             path: "/completion",
             body: |prompt, tokens| json!({"prompt": prompt, "stream": true, "n_predict": tokens, "ignore_eos": true}),
         })

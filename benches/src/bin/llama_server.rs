@@ -11,9 +11,8 @@
 //! ```
 
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -125,11 +124,6 @@ impl Side {
     /// With a unified cache of the same size for all its slots, and without the copies of prompts that it stores
     /// besides.
     async fn theirs(program: &Path, file: &Path, threads: u32) -> Result<Self> {
-        // If another process takes the port in between, the server fails to start, and the bench must be run again.
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let mut command = Command::new(program);
-        command.arg("--model").arg(file);
-        command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
         let settings: [(&str, u32); 5] = [
             ("--threads", threads),
             ("--threads-batch", threads),
@@ -137,12 +131,10 @@ impl Side {
             ("--ctx-size", CONTEXT_TOKENS * PARALLEL),
             ("--cache-ram", 0),
         ];
-        for (flag, value) in settings {
-            command.args([flag, &value.to_string()]);
-        }
+        let settings = settings.map(|(flag, value)| [flag.to_owned(), value.to_string()]);
         Ok(Self {
             name: "llama-server",
-            server: Server::spawn_at(&mut command, address, "/health").await?,
+            server: Server::llama_server(program, file, &settings.concat()).await?,
             path: "/completion",
             body: |prompt, tokens| json!({"prompt": prompt, "stream": true, "n_predict": tokens, "ignore_eos": true, "temperature": 0}),
         })

@@ -273,6 +273,12 @@ impl Engine {
         }
     }
 
+    /// Asks the engine to drop the prefixes that it has saved in memory, for another model that needs the memory. Done in the
+    /// next step; [`EngineStats::prefix_saved_bytes`] tells when.
+    pub fn drop_saved_prefixes(&self) {
+        self.shared.waker.trim();
+    }
+
     /// Returns what the model is and can do.
     #[must_use]
     pub fn info(&self) -> &ModelInfo {

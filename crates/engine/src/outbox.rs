@@ -34,6 +34,8 @@ pub(crate) struct OwnerWaker {
     /// Those of them that came before the present step. Only the owner writes it.
     steered_before: AtomicU32,
     closing: AtomicBool,
+    /// Saved prefixes shall be dropped.
+    trimming: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
@@ -84,6 +86,18 @@ impl OwnerWaker {
         // Before the wake-up, or the owner could go back to sleep without having seen it.
         self.closing.store(true, Ordering::Release);
         self.wake();
+    }
+
+    /// Asks the owner to drop its saved prefixes.
+    pub(crate) fn trim(&self) {
+        self.trimming.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Returns whether that was asked since the last call.
+    pub(crate) fn is_trimmed(&self) -> bool {
+        // A plain load first, as in `is_observed`.
+        self.trimming.load(Ordering::Relaxed) && self.trimming.swap(false, Ordering::Acquire)
     }
 
     /// Returns the error for requests that lose their owner: the model was unloaded, or its thread ended unexpectedly.

@@ -371,12 +371,12 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         .clone()
         .unwrap_or_else(|| "demo".into());
     Ok(PlannedModel {
+        limits: limits(config, &name, size.kept_prefixes),
         name,
         required: true,
         source: PlannedSource::Demo,
         parsers: OutputParsers::default(),
         size,
-        limits: limits(config, &name, size.kept_prefixes),
         residence: Residence::of(&config.engine, &ServedModelConfig::default()),
         is_tried: false,
     })

@@ -54,9 +54,9 @@ impl ModelOrigin {
             ModelSource::File(path) => sample(File::open(path)?)?,
         };
         Ok(format!(
-            "sapwood {} llama.cpp state {} file {bytes} {sum:08x} {}",
+            "sapwood {} ggml {} file {bytes} {sum:08x} {}",
             env!("CARGO_PKG_VERSION"),
-            llama::STATE_VERSION,
+            llama::library_version(),
             self.settings
         ))
     }
@@ -95,12 +95,12 @@ mod tests {
         let threads = LoadOptions {
             threads: Some(3),
             parallel: 2,
-            ..usual.clone()
+            ..LoadOptions::default()
         };
         assert_eq!(identity(&threads).unwrap(), first);
         let layers = LoadOptions {
             gpu_layers: 3,
-            ..usual.clone()
+            ..LoadOptions::default()
         };
         assert_ne!(identity(&layers).unwrap(), first);
         bytes[4 << 20] = 8;

@@ -64,6 +64,11 @@ impl Admission {
         self.inbox.waker.begin_step();
     }
 
+    /// Returns whether saved prefixes shall be dropped.
+    pub(super) fn is_trimmed(&self) -> bool {
+        self.inbox.waker.is_trimmed()
+    }
+
     /// Returns whether the owner was woken for something that this step has not seen.
     pub(super) fn is_woken(&self) -> bool {
         self.inbox.waker.is_woken()

@@ -427,6 +427,11 @@ impl KvSlots {
         self.model.saved_identity().filter(|_| !self.store.is_off())
     }
 
+    /// Drops the saved prefixes; those in KV cells stay.
+    pub(super) fn drop_saved(&mut self) {
+        self.store = self.store.emptied();
+    }
+
     /// Returns the bytes of saved prefixes.
     pub(super) fn saved_bytes(&self) -> usize {
         self.store.bytes()

@@ -137,6 +137,9 @@ impl EngineOwner {
         requests.begin_step(now);
         self.clock.begin_step();
         self.admission.begin_step();
+        if self.admission.is_trimmed() {
+            requests.slots.drop_saved();
+        }
         // Before cancellations: a handle that was dropped while its command was in the inbox has set the wake flag,
         // which is read only once. If that flag were read first, the request would run without a reader.
         if self.admission.receive(requests, now) {

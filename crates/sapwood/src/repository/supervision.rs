@@ -5,10 +5,11 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use sapwood_engine::Engine;
 use sapwood_kernel::{Error, Result};
 use sapwood_server::ops::health::HealthState;
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::{Duration, Instant, MissedTickBehavior, interval};
+use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep};
 
 use super::on_demand::{ModelInUse, OnDemand};
 use super::{RepositoryInner, ServedModels};
@@ -17,6 +18,9 @@ use crate::models::PlannedModel;
 
 /// How often the models are looked at: engines have counters, but no notification.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long a step of an engine may take before its saved prefixes are left to it.
+const TRIM_MAX: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(10);
 
 impl ServedModels {
     /// Supervises the models. Never returns.
@@ -186,19 +190,29 @@ impl RepositoryInner {
         tracing::info!(model = model.name(), why, "unloaded until the next call");
     }
 
-    /// Unloads models that nobody uses, the one first that has not been used for longest, until there is memory for one
-    /// that is to be loaded, or none is left.
+    /// Makes room for a model that is to be loaded, as far as it lacks memory: drops the prefixes that engines have saved, then
+    /// unloads models that nobody uses, the one first that has not been used for longest.
     pub(super) async fn make_room(&self, wanted: &PlannedModel) {
-        loop {
-            let checked = wanted.clone();
-            let lacks = tokio::task::spawn_blocking(move || checked.lacks_memory()).await;
-            if !lacks.unwrap_or(false) {
-                return;
-            }
+        if lacks_memory(wanted).await {
+            self.drop_saved_prefixes().await;
+        }
+        while lacks_memory(wanted).await {
             let Some((model, change)) = self.withdraw_longest_unused(&wanted.name) else {
                 return;
             };
             self.retire(&model, "memory", change).await;
+        }
+    }
+
+    async fn drop_saved_prefixes(&self) {
+        let engines: Vec<_> = self.engines().values().cloned().collect();
+        let saved = |engine: &Engine| engine.stats().prefix_saved_bytes.get();
+        for engine in engines.iter().filter(|engine| saved(engine) > 0) {
+            engine.drop_saved_prefixes();
+            let until = Instant::now() + TRIM_MAX;
+            while saved(engine) > 0 && Instant::now() < until {
+                sleep(POLL).await;
+            }
         }
     }
 
@@ -261,6 +275,12 @@ impl RepositoryInner {
             }
         }
     }
+}
+
+async fn lacks_memory(wanted: &PlannedModel) -> bool {
+    let wanted = wanted.clone();
+    let lacks = tokio::task::spawn_blocking(move || wanted.lacks_memory()).await;
+    lacks.unwrap_or(false)
 }
 
 /// Allows the next trigger when it is dropped.

@@ -32,8 +32,14 @@ pub(super) use self::context::{
 };
 pub(super) use self::model::{LlamaModel, TokenAttributes};
 
-/// The version of the format of a saved slot.
-pub(super) const STATE_VERSION: u32 = sys::LLAMA_STATE_SEQ_VERSION;
+/// The version of ggml, llama.cpp's library of kernels.
+pub(super) fn library_version() -> String {
+    // SAFETY: returns a static string.
+    let version = unsafe { sys::ggml_version() };
+    // SAFETY: as above; it ends with a NUL byte.
+    let version = unsafe { CStr::from_ptr(version) };
+    version.to_string_lossy().into_owned()
+}
 
 /// Proof that llama.cpp is initialised and that its log is forwarded to `tracing`.
 #[derive(Clone, Copy, Debug)]

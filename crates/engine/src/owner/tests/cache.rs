@@ -516,3 +516,22 @@ fn cached_prefixes_outlive_an_engine_that_ends_in_order() {
     assert_eq!(restored("b", 0) as usize, prompt.len());
     assert_eq!(restored("a", 0), 0);
 }
+
+#[test]
+fn saved_prefixes_are_dropped_for_another_model() {
+    let mut bench = Bench::new(Script {
+        saves: true,
+        ..Script::default()
+    });
+    let prompt = "a question that is long enough to be saved ";
+    for of in 0..8 {
+        bench.answer(request_for(&format!("{of} {}", prompt.repeat(3))));
+    }
+    let stats = std::sync::Arc::clone(bench.engine.stats());
+    assert!(stats.prefix_saved_bytes.get() > 0);
+    bench.engine.drop_saved_prefixes();
+    bench.step();
+    assert_eq!(stats.prefix_saved_bytes.get(), 0);
+    let answer = bench.answer(request_for(&format!("0 {}", prompt.repeat(3))));
+    assert_eq!(answer.usage.unwrap().cached_tokens, 0);
+}

@@ -1,0 +1,45 @@
+//! `cargo xtask bench-engine`: our server beside llama.cpp's, each as its users start it, with a real model.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::model::PackagedModel;
+use crate::toolchain::{self, Machine};
+use crate::{process, root, serve};
+
+/// Options of `cargo xtask bench-engine`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// llama.cpp's server, built for the processor of this machine, as ours is not unless RUSTFLAGS says so.
+    #[arg(long, value_name = "PROGRAM")]
+    llama_server: PathBuf,
+    /// The model of both; SmolLM2-135M-Instruct if not given.
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Arguments of the bench, e.g. `--words 60,700,4000 --clients 1,8,32 --busy 1`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// Builds both sides and the bench, installs the model, and runs.
+///
+/// # Errors
+/// If something cannot be built or installed, or the bench fails.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    toolchain::ensure(&Machine::this())?;
+    let mut build = process::cargo(&["build", "--release", "--package", "sapwood"]);
+    process::run(build.args(["--features", serve::FEATURES]))?;
+    let model = match &options.model {
+        Some(model) => model.clone(),
+        None => PackagedModel::SmolLm2.file()?,
+    };
+    // The load takes little of the processor, so it is not worth a second build of everything.
+    let arguments = ["run", "--quiet", "--package", "sapwood-benches", "--bin"];
+    let mut bench = process::cargo(&arguments);
+    bench.args(["engine_defaults", "--", "--sapwood"]);
+    bench.arg(root().join("target/release/sapwood"));
+    bench.arg("--llama-server").arg(&options.llama_server);
+    bench.arg("--model").arg(model).args(&options.arguments);
+    process::run(&mut bench)
+}
