@@ -18,6 +18,7 @@ pub(crate) mod upstream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sapwood_engine::llama_options::LlamaOptions;
 use sapwood_kernel::{OutputParsers, ReasoningParser, ToolParser};
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
@@ -183,6 +184,8 @@ pub(crate) struct EngineConfig {
     /// A busy engine without a step for this long counts as stuck.
     #[serde(with = "humantime_serde")]
     pub(crate) watchdog: Duration,
+    /// What is passed on to llama.cpp.
+    pub(crate) llama: LlamaOptions,
 }
 
 /// Which requests share cached prefixes. A caller can tell from the timing whether another one has sent the same prefix.
@@ -213,6 +216,7 @@ impl Default for EngineConfig {
             memory_bytes: 0,
             try_files: true,
             watchdog: Duration::from_secs(30),
+            llama: LlamaOptions::default(),
         }
     }
 }
@@ -257,6 +261,9 @@ pub(crate) struct ServedModelConfig {
     /// Overrides `engine.cache_tokens`.
     #[serde(default)]
     pub(crate) cache_tokens: Option<u32>,
+    /// Overrides single options of `engine.llama`.
+    #[serde(default)]
+    pub(crate) llama: LlamaOptions,
     /// What finds calls of tools in its output.
     #[serde(default, serialize_with = "tool_parser")]
     pub(crate) tool_parser: ToolParser,
@@ -600,6 +607,7 @@ impl Config {
             return Err(CliError::usage(what));
         }
         self.check_sequences()?;
+        self.check_llama()?;
         self.limits.check()?;
         self.controllers.check()?;
         check_message_bytes("limits.max_message_bytes", self.limits.max_message_bytes)?;
@@ -610,6 +618,28 @@ impl Config {
         // Whether the files belong together; they are read when the server starts, and by `config check`.
         self.tls.files()?;
         self.upstreams.iter().try_for_each(check_upstream)
+    }
+
+    /// Also of each model together with the defaults, because some options exclude others.
+    fn check_llama(&self) -> Result<(), CliError> {
+        let defaults = &self.engine.llama;
+        let wrong = |why| CliError::usage(format!("engine.llama.{why}"));
+        defaults.check().map_err(wrong)?;
+        for model in &self.models {
+            let wrong = |why| {
+                let name = &model.name;
+                Err(CliError::usage(format!(
+                    "models.llama: the model `{name}`: {why}"
+                )))
+            };
+            if model.llama.numa.is_some() {
+                return wrong(
+                    "numa: holds for the whole process: set engine.llama.numa".to_owned(),
+                );
+            }
+            model.llama.or(defaults).check().or_else(wrong)?;
+        }
+        Ok(())
     }
 
     /// Memory is reserved for each sequence and each cached prefix at the start, so their number is bounded.

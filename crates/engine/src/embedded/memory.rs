@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::llama::{ContextSize, SCORED_ROWS};
 use crate::gguf::GgufHeader;
+use crate::llama_options::{CacheType, LlamaOptions};
 
 /// The bytes that a model will need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,22 +20,51 @@ pub(super) struct Estimate {
     pub(super) pass: u64,
 }
 
-/// Returns the bytes of one KV cell: keys and values of 2 bytes for each layer and head.
-pub(super) fn cell_bytes(header: &GgufHeader) -> u64 {
+/// The types of keys and values in the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CacheTypes {
+    pub(super) keys: CacheType,
+    pub(super) values: CacheType,
+}
+
+impl CacheTypes {
+    pub(super) fn new(options: &LlamaOptions) -> Self {
+        Self {
+            keys: options.cache_type_k.unwrap_or(CacheType::F16),
+            values: options.cache_type_v.unwrap_or(CacheType::F16),
+        }
+    }
+}
+
+/// Numbers of keys and of values that each head has; `None` without a KV cache.
+pub(super) fn head_sizes(header: &GgufHeader) -> Option<(u64, u64)> {
     let architecture = header.text("general.architecture").unwrap_or_default();
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
     let width = of("embedding_length").unwrap_or(0);
-    // Without heads there is no KV cache.
-    let heads = of("attention.head_count").unwrap_or(0);
-    if heads == 0 {
-        return 0;
-    }
-    let key_value_heads = of("attention.head_count_kv").unwrap_or(heads);
+    let heads = of("attention.head_count").filter(|&heads| heads > 0)?;
     let key = of("attention.key_length").unwrap_or(width / heads);
     let value = of("attention.value_length").unwrap_or(width / heads);
+    Some((key, value))
+}
+
+/// Returns the bytes of one KV cell: keys and values for each layer and head.
+pub(super) fn cell_bytes(header: &GgufHeader, types: CacheTypes) -> u64 {
+    let architecture = header.text("general.architecture").unwrap_or_default();
+    let of = |key: &str| header.number(&format!("{architecture}.{key}"));
+    // Without heads there is no KV cache.
+    let Some((key, value)) = head_sizes(header) else {
+        return 0;
+    };
+    let heads = of("attention.head_count").unwrap_or(0);
+    let key_value_heads = of("attention.head_count_kv").unwrap_or(heads);
     let layers = of("block_count").unwrap_or(0);
+    let bytes = |kind: CacheType, numbers: u64| {
+        let (block, bytes) = kind.block();
+        product(&[numbers.div_ceil(block), bytes])
+    };
+    let each = bytes(types.keys, key).saturating_add(bytes(types.values, value));
     // Saturating everywhere: a header may contain any numbers, and a sum that wraps around would look small.
-    product(&[layers, key_value_heads, key.saturating_add(value), 2])
+    product(&[layers, key_value_heads, each])
 }
 
 /// Returns the bytes of the recurrent state of a slot: 4 for each number of a convolution's window and of the state, in
@@ -68,10 +98,10 @@ fn product(factors: &[u64]) -> u64 {
 
 impl Estimate {
     /// Estimates from a header. Missing keys count as nothing, so the result tends to be too small.
-    pub(super) fn new(header: &GgufHeader, size: ContextSize) -> Self {
+    pub(super) fn new(header: &GgufHeader, size: ContextSize, types: CacheTypes) -> Self {
         let architecture = header.text("general.architecture").unwrap_or_default();
         let of = |key: &str| header.number(&format!("{architecture}.{key}"));
-        let batch = u64::from(size.batch_tokens);
+        let batch = u64::from(size.ubatch_tokens);
         let width = of("embedding_length").unwrap_or(0);
         let inner = of("feed_forward_length").unwrap_or(0);
         let vocabulary = header.length("tokenizer.ggml.tokens").unwrap_or(0);
@@ -89,13 +119,40 @@ impl Estimate {
         let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
             weights: header.tensor_bytes.saturating_mul(parts),
-            cache: cell_bytes(header)
+            cache: cell_bytes(header, types)
                 .saturating_mul(u64::from(size.cells))
                 .saturating_add(state_bytes(header).saturating_mul(u64::from(size.slots))),
             pass: [activations, masks, logits]
                 .into_iter()
                 // 32 MiB for what has no formula here.
                 .fold(32 << 20, u64::saturating_add),
+        }
+    }
+
+    /// Returns how many of a model's layers fit into so many bytes of GPU memory, with their part of the KV cache and the
+    /// buffers of a decode call. The output counts as one layer.
+    pub(super) fn layers_that_fit(&self, layers: u32, free: u64) -> u32 {
+        // A twentieth stays free, for what the driver and the kernels allocate.
+        let room = (free - free / 20).saturating_sub(self.pass);
+        let all = u64::from(layers) + 1;
+        let each = self.weights.saturating_add(self.cache).div_ceil(all).max(1);
+        u32::try_from((room / each).min(all)).unwrap_or(layers)
+    }
+
+    /// Returns what stays in the memory of the machine if a GPU has so many of the model's layers.
+    #[must_use]
+    pub(super) fn without_layers(self, offloaded: u32, layers: u32) -> Self {
+        let all = u64::from(layers) + 1;
+        let rest = all.saturating_sub(u64::from(offloaded));
+        // Rounded up, and multiplied in 128 bits, because a header may claim any size.
+        let part = |bytes: u64| {
+            let part = (u128::from(bytes) * u128::from(rest)).div_ceil(u128::from(all));
+            u64::try_from(part).unwrap_or(bytes)
+        };
+        Self {
+            weights: part(self.weights),
+            cache: part(self.cache),
+            pass: self.pass,
         }
     }
 
@@ -341,13 +398,61 @@ mod tests {
     }
 
     #[test]
+    fn cells_are_as_large_as_the_types_of_their_numbers() {
+        use super::super::random::{RandomModelShape, write};
+        let mut bytes = Vec::new();
+        let shape = RandomModelShape {
+            heads: 2,
+            key_value_heads: 2,
+            ..RandomModelShape::tiny()
+        };
+        write(&mut bytes, &shape, 1).unwrap();
+        let header = GgufHeader::read(&bytes[..]).unwrap();
+        let cell = |keys, values| cell_bytes(&header, CacheTypes { keys, values });
+        // Two layers, two heads of 32 numbers.
+        assert_eq!(cell(CacheType::F16, CacheType::F16), 4 * (64 + 64));
+        assert_eq!(cell(CacheType::F32, CacheType::Q8_0), 4 * (128 + 34));
+        assert_eq!(cell(CacheType::Q4_0, CacheType::Q5_1), 4 * (18 + 24));
+    }
+
+    #[test]
+    fn layers_of_a_gpu_are_not_in_the_memory_of_the_machine() {
+        let whole = Estimate {
+            weights: 3000,
+            cache: 300,
+            pass: 50,
+        };
+        let (none, all) = (whole.without_layers(0, 2), whole.without_layers(3, 2));
+        assert_eq!((none, all.total()), (whole, 50));
+        assert_eq!(whole.without_layers(1, 2).total(), 2000 + 200 + 50);
+        assert_eq!(whole.without_layers(9, 2).total(), 50);
+        // 1100 for each of two layers and the output, beside 50 and a twentieth.
+        for (free, fit) in [
+            (0, 0),
+            (1200, 0),
+            (1220, 1),
+            (2400, 2),
+            (3540, 3),
+            (1 << 40, 3),
+        ] {
+            assert_eq!(whole.layers_that_fit(2, free), fit, "{free}");
+        }
+        let huge = Estimate {
+            weights: u64::MAX,
+            ..whole
+        };
+        assert_eq!(huge.without_layers(1, 1).weights, u64::MAX.div_ceil(2));
+    }
+
+    #[test]
     fn recurrent_layers_need_state_per_slot_and_no_kv_cells() {
         use super::super::random::{RandomModelShape, write};
         let of = |shape: RandomModelShape| {
             let mut bytes = Vec::new();
             write(&mut bytes, &shape, 1).unwrap();
             let header = GgufHeader::read(&bytes[..]).unwrap();
-            (cell_bytes(&header), state_bytes(&header))
+            let types = CacheTypes::new(&LlamaOptions::default());
+            (cell_bytes(&header, types), state_bytes(&header))
         };
         // Two layers, two heads of 16 numbers for keys and for values, 2 bytes each.
         assert_eq!(of(RandomModelShape::tiny()), (2 * 2 * 32 * 2, 0));

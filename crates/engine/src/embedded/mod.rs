@@ -16,8 +16,10 @@ mod load;
 mod marks;
 mod memory;
 mod outline;
+mod plan;
 mod processors;
 pub mod random;
+mod source;
 #[cfg(test)]
 mod tests;
 mod thread_choice;
@@ -31,8 +33,9 @@ use std::time::Duration;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
-pub use self::load::{LoadError, LoadOptions, ModelSource, load};
+pub use self::load::{LoadError, LoadOptions, load};
 pub use self::outline::outline;
+pub use self::source::ModelSource;
 use self::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{
