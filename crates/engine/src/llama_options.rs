@@ -2,6 +2,7 @@
 //! they do is in `embedded`, and a build without llama.cpp reads and checks them too.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -282,6 +283,63 @@ fn parse_override(entry: &str) -> Option<(&str, OverrideValue)> {
     };
     Some((key, value))
 }
+
+/// A LoRA adapter of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoraAdapter {
+    /// Its GGUF file.
+    pub path: PathBuf,
+    /// The factor of what it adds; 0 is nothing.
+    #[serde(default = "whole")]
+    pub scale: f64,
+    /// What the log calls it. Default: the name of the file.
+    #[serde(default)]
+    pub name: Option<String>,
+}
+
+impl LoraAdapter {
+    /// What the log calls it.
+    #[must_use]
+    pub fn shown_name(&self) -> String {
+        let of_file = || self.path.file_stem().unwrap_or_default().to_string_lossy();
+        self.name.clone().unwrap_or_else(|| of_file().into_owned())
+    }
+
+    /// Checks the adapters of one model.
+    ///
+    /// # Errors
+    /// What is wrong, for people.
+    pub fn check(adapters: &[Self]) -> Result<(), String> {
+        if adapters.len() > ADAPTERS_MAX {
+            return Err(format!("lora: at most {ADAPTERS_MAX} adapters"));
+        }
+        for (index, adapter) in adapters.iter().enumerate() {
+            let shown = adapter.path.display();
+            if adapter.path.as_os_str().is_empty() {
+                return Err("lora: an adapter needs the path of its GGUF file".to_owned());
+            }
+            if !adapter.scale.is_finite() {
+                return Err(format!("lora: the scale of {shown} must be a number"));
+            }
+            // llama.cpp keeps one scale for each adapter, and two of one file would be loaded twice.
+            if adapters[..index]
+                .iter()
+                .any(|other| other.path == adapter.path)
+            {
+                return Err(format!("lora: {shown} is there twice: add up the scales"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+/// The maximum of adapters of one model.
+const ADAPTERS_MAX: usize = 64;
 
 /// A value of `override_kv`.
 #[derive(Clone, Debug, PartialEq)]

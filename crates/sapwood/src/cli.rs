@@ -141,11 +141,12 @@ impl ModelFlags {
     }
 
     fn set(&self, flags: &mut Flags) -> Result<(), CliError> {
+        let lora = self.llama.adapters(self.model.len())?;
         if !self.model.is_empty() {
             let models = self
                 .model
                 .iter()
-                .map(|given| model_entry(given))
+                .map(|given| model_entry(given, &lora))
                 .collect::<Result<Vec<_>, _>>()?;
             flags.set("models", "--model", Some(list(models)));
         }
@@ -168,11 +169,13 @@ impl ModelFlags {
 }
 
 /// `NAME=PATH`, or `PATH` under its default name; `demo` is the demo model.
-fn model_entry(given: &str) -> Result<Value, CliError> {
+fn model_entry(given: &str, lora: &[Value]) -> Result<Value, CliError> {
     // Before the path: a file of this name can still be given as `./demo`.
     if given == DEMO {
-        let demo = Dict::from([("name".into(), Value::from(DEMO))]);
-        return Ok(Value::from(demo));
+        let demo = [("name", Value::from(DEMO)), ("lora", list(lora.to_vec()))];
+        return Ok(Value::from(Dict::from(
+            demo.map(|(key, value)| (key.into(), value)),
+        )));
     }
     // A URL without a name may have an equals sign in its query.
     let named = given
@@ -192,6 +195,7 @@ fn model_entry(given: &str) -> Result<Value, CliError> {
     Ok(Value::from(Dict::from([
         ("name".into(), Value::from(name)),
         ("path".into(), Value::from(path)),
+        ("lora".into(), list(lora.to_vec())),
     ])))
 }
 
@@ -446,6 +450,40 @@ mod tests {
         }
         let all = serde_json::to_value(sapwood_engine::llama_options::LlamaOptions::default());
         assert_eq!(keys.len(), all.unwrap().as_object().unwrap().len());
+    }
+
+    #[test]
+    fn adapters_are_those_of_the_only_model() {
+        let set = |given: &[&str]| {
+            let given = ["sapwood"].iter().chain(given).map(OsString::from);
+            let models = ModelsOnly::try_parse_from(arguments(given)).unwrap().models;
+            let mut flags = Flags::default();
+            models.set(&mut flags)?;
+            let read = figment::Figment::from(flags);
+            let models: Vec<crate::config::ServedModelConfig> =
+                read.extract_inner("models").unwrap();
+            Ok::<_, CliError>(models[0].lora.clone())
+        };
+        let given = [
+            "-m",
+            "a.gguf",
+            "--lora",
+            "x=y.gguf,z.gguf=0.5",
+            "--lora-scaled",
+            "w:2",
+        ];
+        let lora = set(&given).unwrap();
+        let lora = lora.iter().map(|it| (it.path.to_str().unwrap(), it.scale));
+        let expected = [("x=y.gguf", 1.0), ("z.gguf", 0.5), ("w", 2.0)];
+        assert_eq!(lora.collect::<Vec<_>>(), expected);
+        assert_eq!(set(&["-m", "a.gguf"]).unwrap(), []);
+        for given in [
+            &["--lora", "x"][..],
+            &["-m", "a.gguf", "-m", "b.gguf", "--lora", "x"],
+        ] {
+            let why = set(given).unwrap_err().to_string();
+            assert!(why.contains("one --model"), "{why}");
+        }
     }
 
     #[derive(Debug, Parser)]

@@ -18,7 +18,7 @@ pub(crate) mod upstream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sapwood_engine::llama_options::LlamaOptions;
+use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
 use sapwood_kernel::{OutputParsers, ReasoningParser, ToolParser};
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
@@ -264,6 +264,9 @@ pub(crate) struct ServedModelConfig {
     /// Overrides single options of `engine.llama`.
     #[serde(default)]
     pub(crate) llama: LlamaOptions,
+    /// LoRA adapters, which hold for every request.
+    #[serde(default)]
+    pub(crate) lora: Vec<LoraAdapter>,
     /// What finds calls of tools in its output.
     #[serde(default, serialize_with = "tool_parser")]
     pub(crate) tool_parser: ToolParser,
@@ -638,6 +641,12 @@ impl Config {
                 );
             }
             model.llama.or(defaults).check().or_else(wrong)?;
+            if let Err(why) = LoraAdapter::check(&model.lora) {
+                let name = &model.name;
+                return Err(CliError::usage(format!(
+                    "models.lora: the model `{name}`: {why}"
+                )));
+            }
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
-use sapwood_engine::llama_options::LlamaOptions;
+use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
 use sapwood_engine::{Engine, PrefixSharing, scripted};
 use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
@@ -61,6 +61,8 @@ pub(crate) struct ModelSize {
     memory_bytes: u64,
     #[serde(default)]
     llama: LlamaOptions,
+    #[serde(default)]
+    lora: Vec<LoraAdapter>,
 }
 
 #[cfg(feature = "embedded")]
@@ -76,6 +78,7 @@ impl ModelSize {
             cache_tokens: unless_zero(self.cache_tokens),
             memory_bytes: (self.memory_bytes > 0).then_some(self.memory_bytes),
             llama: self.llama.clone(),
+            lora: self.lora.clone(),
             ..embedded::LoadOptions::default()
         }
     }
@@ -122,6 +125,7 @@ fn size(engine: &crate::config::EngineConfig, model: &ServedModelConfig) -> Mode
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
         memory_bytes: engine.memory_bytes,
         llama: model.llama.or(&engine.llama),
+        lora: model.lora.clone(),
     }
 }
 

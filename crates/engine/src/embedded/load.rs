@@ -9,10 +9,10 @@ use super::memory::{self, readable};
 use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
 use super::vocabulary::LlamaVocabulary;
-use super::{Embedded, llama};
+use super::{Embedded, llama, lora};
 use crate::api::ModelInfo;
 use crate::gguf::GgufHeader;
-use crate::llama_options::{FlashAttention, LlamaOptions};
+use crate::llama_options::{FlashAttention, LlamaOptions, LoraAdapter};
 use crate::recommended::RecommendedSampling;
 use crate::template::TemplateError;
 
@@ -49,6 +49,8 @@ pub struct LoadOptions {
     pub memory_bytes: Option<u64>,
     /// What is passed on to llama.cpp.
     pub llama: LlamaOptions,
+    /// LoRA adapters, which hold for every request.
+    pub lora: Vec<LoraAdapter>,
 }
 
 impl Default for LoadOptions {
@@ -63,6 +65,7 @@ impl Default for LoadOptions {
             poll: 1,
             memory_bytes: None,
             llama: LlamaOptions::default(),
+            lora: Vec::new(),
         }
     }
 }
@@ -138,6 +141,14 @@ pub enum LoadError {
         /// Bytes available.
         available: u64,
     },
+    /// A LoRA adapter cannot be used with it.
+    #[error("the LoRA adapter {path} cannot be used: {why}")]
+    Adapter {
+        /// The file of the adapter.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// Its chat template does not parse.
     #[error("the model's own template is not usable: {0}")]
     Template(#[from] TemplateError),
@@ -173,8 +184,10 @@ pub fn load(
     // All that the header decides comes before llama.cpp is involved: its own errors are less clear, and some of them
     // end the process.
     let plan = LoadPlan::new(&header, options)?;
+    let adapter_bytes = lora::check(&header, options)?;
     let backend = llama::LlamaBackend::start(options.llama.numa);
-    let (gpu_layers, estimate) = plan.offload(&header, options);
+    let (gpu_layers, mut estimate) = plan.offload(&header, options);
+    estimate.weights = estimate.weights.saturating_add(adapter_bytes);
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
     let _reserved = plan.reserve_memory(estimate, options, progress)?;
     let mut stopped = false;
@@ -196,8 +209,8 @@ pub fn load(
     let params = llama::ModelParams::new(backend, &options.llama, gpu_layers);
     let params = params.map_err(LoadError::Option)?;
     let loaded = llama::LlamaModel::load(path, params, &mut received);
-    let model = match loaded {
-        Ok(model) => Arc::new(model),
+    let mut model = match loaded {
+        Ok(model) => model,
         Err(_) if stopped => return Err(LoadError::Stopped),
         // llama.cpp has no code for this, only its log message.
         Err(why) if why.contains("unknown model architecture") => {
@@ -205,7 +218,11 @@ pub fn load(
         }
         Err(why) => return Err(LoadError::Llama(why)),
     };
-    embed(name, &header, model, &plan, options)
+    for adapter in &options.lora {
+        let added = model.add_adapter(&adapter.path, adapter.scale);
+        added.map_err(|why| lora::refused(&adapter.path, &why))?;
+    }
+    embed(name, &header, Arc::new(model), &plan, options)
 }
 
 pub(super) fn architecture(header: &GgufHeader) -> &str {
@@ -278,6 +295,7 @@ fn embed(
         saved_prefixes = readable(saved_slots.bytes() as u64),
         gpu_layers = model.gpu_layers(),
         configured = options.llama.described(),
+        lora = adapters(options),
         "chose settings for this model and this machine"
     );
     let info = ModelInfo {
@@ -333,6 +351,12 @@ fn kv_type(plan: &LoadPlan) -> String {
         return keys.name().to_owned();
     }
     format!("{} for keys, {} for values", keys.name(), values.name())
+}
+
+fn adapters(options: &LoadOptions) -> String {
+    let named = options.lora.iter();
+    let named = named.map(|it| format!("{} x {}", it.shown_name(), it.scale));
+    named.collect::<Vec<_>>().join(", ")
 }
 
 fn flash_attention(options: &LlamaOptions) -> &'static str {

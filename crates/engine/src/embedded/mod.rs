@@ -13,6 +13,7 @@ mod checks;
 mod guard;
 mod llama;
 mod load;
+mod lora;
 mod marks;
 mod memory;
 mod outline;

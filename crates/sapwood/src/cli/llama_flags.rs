@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 
 use clap::Args;
-use figment::value::Value;
+use figment::value::{Dict, Value};
 
 use crate::config::layers::{Flags, list};
+use crate::failure::CliError;
 
 /// How models are loaded and computed by llama.cpp. The keys of `engine.llama` say more.
 #[derive(Debug, Default, Args)]
@@ -80,6 +81,12 @@ pub(super) struct LlamaFlags {
     /// Metadata that replaces the file's: KEY=TYPE:VALUE, of type int, float, bool or str; may be repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     override_kv: Vec<String>,
+    /// Load this LoRA adapter (GGUF) with the model, with its scale if it is not 1; may be repeated
+    #[arg(long, value_name = "PATH[=SCALE]", value_delimiter = ',')]
+    lora: Vec<String>,
+    /// The same as `llama-server` writes it
+    #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', hide = true)]
+    lora_scaled: Vec<String>,
 }
 
 const CACHE_TYPES: [&str; 9] = [
@@ -132,7 +139,38 @@ impl LlamaFlags {
     pub(super) fn named(&self) -> Option<&'static str> {
         let values = self.values().into_iter();
         let mut given = values.filter_map(|(_, flag, value)| value.map(|_| flag));
-        given.next()
+        let adapter = || {
+            [("--lora", &self.lora), ("--lora-scaled", &self.lora_scaled)]
+                .into_iter()
+                .find_map(|(flag, adapters)| (!adapters.is_empty()).then_some(flag))
+        };
+        given.next().or_else(adapter)
+    }
+
+    /// The adapters of the only model, of so many.
+    ///
+    /// # Errors
+    /// [`CliError::usage`] if there is no model, or more than one.
+    pub(super) fn adapters(&self, models: usize) -> Result<Vec<Value>, CliError> {
+        let scaled = |given: &str, sign: char| {
+            let parts = given.rsplit_once(sign);
+            let scale = parts.and_then(|(path, scale)| Some((path, scale.parse::<f64>().ok()?)));
+            let (path, scale) = scale.unwrap_or((given, 1.0));
+            Value::from(Dict::from([
+                ("path".into(), Value::from(path)),
+                ("scale".into(), Value::from(scale)),
+            ]))
+        };
+        let plain = self.lora.iter().map(|given| scaled(given, '='));
+        let with_scale = self.lora_scaled.iter().map(|given| scaled(given, ':'));
+        let adapters: Vec<Value> = plain.chain(with_scale).collect();
+        if !adapters.is_empty() && models != 1 {
+            return Err(CliError::usage(
+                "--lora is for one --model: name the model too, and of several models each one's adapters as `lora` of its \
+                 [[models]]",
+            ));
+        }
+        Ok(adapters)
     }
 
     pub(super) fn set(&self, flags: &mut Flags) {

@@ -1,5 +1,7 @@
 //! Tests of layers and their origins, of the example file, and of refused configurations.
 
+mod llama;
+
 use std::path::Path;
 
 use figment::Jail;
@@ -211,6 +213,14 @@ const WRONG: &[(&str, [&str; 3])] = &[
     (
         "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nllama = { numa = \"isolate\" }",
         ["models.llama", "`p`", "engine.llama.numa"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nlora = [{ path = \"a\" }, { path = \"a\" }]",
+        ["models.lora", "`p`", "twice"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nlora = [{ path = \"a\", scale = nan }]",
+        ["models.lora", "`p`", "scale of a"],
     ),
     (
         "upstreams = [\"x\"]",
@@ -529,39 +539,6 @@ fn the_demo_model_is_served_beside_others_by_name_without_a_file() {
             "{why}"
         );
         assert!(why.contains("is called `demo`"), "{why}");
-    });
-}
-
-/// Of each option the model's own value counts, then that of a flag, of the environment and of the file.
-#[test]
-fn options_of_llama_cpp_are_merged_for_each_model() {
-    use sapwood_engine::llama_options::{CacheType, GpuLayers};
-    in_jail(|jail| {
-        let text = "[engine.llama]\ngpu_layers = 5\ncache_type_k = \"q8_0\"\nmmap = false\n\
-                    [[models]]\nname = \"a\"\nbackend = \"scripted\"\nllama = { gpu_layers = \"all\", rope_scale = 2 }\n";
-        jail.create_file("sapwood.toml", text).unwrap();
-        jail.set_env("SAPWOOD_ENGINE__LLAMA__CACHE_TYPE_K", "q4_0");
-        jail.set_env("SAPWOOD_ENGINE__LLAMA__TENSOR_SPLIT", "[3, 1.5]");
-        let mut flags = Flags::default();
-        flags.set("engine.llama.gpu_layers", "--gpu-layers", Some("7"));
-        let layers = Layers::read(None, flags).unwrap();
-        let config = layers.config().unwrap();
-        let merged = config.models[0].llama.or(&config.engine.llama);
-        assert_eq!(config.engine.llama.gpu_layers, Some(GpuLayers::Number(7)));
-        assert_eq!(merged.gpu_layers, Some(GpuLayers::All));
-        assert_eq!(merged.cache_type_k, Some(CacheType::Q4_0));
-        assert_eq!(merged.tensor_split, Some(vec![3.0, 1.5]));
-        assert_eq!((merged.mmap, merged.rope_scale), (Some(false), Some(2.0)));
-        for (key, origin) in [
-            ("engine.llama.gpu_layers", "flag --gpu-layers"),
-            ("engine.llama.mmap", "file sapwood.toml"),
-            (
-                "engine.llama.cache_type_k",
-                "environment SAPWOOD_ENGINE__LLAMA__CACHE_TYPE_K",
-            ),
-        ] {
-            assert_eq!(layers.origin(key).to_string(), origin, "{key}");
-        }
     });
 }
 

@@ -251,6 +251,7 @@ impl LlamaContext {
         let init = || unsafe { throwing::llama_init_from_model(model.model.as_ptr(), params) };
         let context = guarded(init)?;
         let context = NonNull::new(context).ok_or_else(take_last_error)?;
+        model.apply_adapters(context);
         let interrupt = Interrupt::default();
         // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
         let (memory, cells, slot_cells, batch_tokens) = unsafe {

@@ -1,7 +1,7 @@
 //! Options of llama.cpp: that they change what is loaded, and how wrong ones are refused.
 
 use super::*;
-use crate::llama_options::{CacheType, FlashAttention, GpuLayers, RopeScaling};
+use crate::llama_options::{CacheType, FlashAttention, GpuLayers, LoraAdapter, RopeScaling};
 
 /// With heads of 32 numbers, a whole block of every quantised type.
 fn wide_heads() -> &'static [u8] {
@@ -244,5 +244,89 @@ fn attention_and_loading_have_other_modes() {
     for llama in modes {
         let mut model = load_with(tiny(), &with(llama)).unwrap();
         alike(&expected, &first_row(&mut model, 0));
+    }
+}
+
+fn adapter(name: &str, shape: &RandomModelShape, seed: u64) -> Sample {
+    let mut bytes = Vec::new();
+    random::write_adapter(&mut bytes, shape, 4, seed).unwrap();
+    Sample::new(name, &bytes)
+}
+
+fn with_adapters(adapters: &[(&Sample, f64)]) -> LoadOptions {
+    let lora = adapters.iter().map(|(sample, scale)| LoraAdapter {
+        path: sample.0.clone(),
+        scale: *scale,
+        name: None,
+    });
+    LoadOptions {
+        lora: lora.collect(),
+        ..options()
+    }
+}
+
+#[test]
+fn adapters_add_to_the_logits_by_their_scales() {
+    let shape = RandomModelShape::tiny();
+    let (one, two) = (
+        adapter("lora-one", &shape, 1),
+        adapter("lora-two", &shape, 9),
+    );
+    let mut rows = Vec::new();
+    for adapters in [
+        &[][..],
+        &[(&one, 1.0)],
+        &[(&one, 2.0)],
+        &[(&one, 1.0), (&two, 1.0)],
+    ] {
+        let mut model = load_with(tiny(), &with_adapters(adapters)).unwrap();
+        let row = first_row(&mut model, 0);
+        // A saved prefix was computed with the same adapters.
+        let state = model.save(0).unwrap();
+        model.open(1, &opening());
+        assert!(model.restore(1, &state, TEXT.len() as u32));
+        assert!(
+            !rows.contains(&row),
+            "{} adapters change nothing",
+            adapters.len()
+        );
+        rows.push(row);
+    }
+    let mut silent = load_with(tiny(), &with_adapters(&[(&one, 0.0)])).unwrap();
+    alike(&rows[0], &first_row(&mut silent, 0));
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused_with_their_path() {
+    let shape = RandomModelShape::tiny();
+    let wide = RandomModelShape {
+        width: 128,
+        ..shape.clone()
+    };
+    let deep = RandomModelShape {
+        layers: 3,
+        ..shape.clone()
+    };
+    let mut short = Vec::new();
+    random::write_adapter(&mut short, &shape, 4, 1).unwrap();
+    short.truncate(short.len() - 100);
+    for (sample, part) in [
+        (adapter("lora-wide", &wide, 1), "incorrect shape"),
+        (
+            adapter("lora-deep", &deep, 1),
+            "does not exist in base model",
+        ),
+        (
+            adapter("lora-other", &RandomModelShape::tiny_windowed(), 1),
+            "architecture \"gemma3\"",
+        ),
+        (Sample::new("lora-model", tiny()), "not a LoRA adapter"),
+        (Sample::new("lora-short", &short), "is incomplete"),
+        (Sample::new("lora-text", b"hello, world"), "is not a GGUF"),
+    ] {
+        let options = with_adapters(&[(&sample, 1.0)]);
+        let why = load_with(tiny(), &options).unwrap_err().to_string();
+        let path = sample.0.display().to_string();
+        assert!(why.contains(part) && why.contains(&path), "{why}");
     }
 }
