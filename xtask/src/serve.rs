@@ -20,7 +20,7 @@ pub(crate) struct Options {
     /// Build only; do not start the server.
     #[arg(long)]
     build_only: bool,
-    /// Additional cargo features of the binary, e.g. `cuda`, `metal`, `vulkan`.
+    /// Additional cargo features of the binary, e.g. `cuda`, `metal` or `vulkan` for a GPU.
     #[arg(long, value_name = "LIST")]
     features: Option<String>,
     /// Arguments for `sapwood serve`, e.g. `--model path.gguf`.
@@ -33,7 +33,10 @@ pub(crate) struct Options {
 /// # Errors
 /// If a tool is missing and cannot be installed, the build fails, or the server ends with an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    toolchain::ensure(&Machine::this())?;
+    let machine = Machine::this();
+    // First: nothing is installed for a build that cannot succeed.
+    toolchain::gpu::ensure(&machine, options.features.as_deref().unwrap_or_default())?;
+    toolchain::ensure(&machine)?;
     let folder = format!("target/{}", options.profile);
     let binary = root().join(&folder).join("sapwood");
     build(options, binary.exists())?;

@@ -4,6 +4,7 @@
 //! no proof. Missing packages are installed with apt-get where that is allowed; otherwise the last line names the
 //! packages to install.
 
+pub(crate) mod gpu;
 mod libclang;
 mod machine;
 
@@ -103,6 +104,11 @@ fn packages(needs: &[&Need]) -> Vec<&'static str> {
 }
 
 fn compiles_cpp(machine: &Machine) -> bool {
+    compiles_with(machine, CPP_PROGRAM, &[])
+}
+
+/// Whether a C++ program compiles and is linked with these libraries.
+fn compiles_with(machine: &Machine, source: &str, libraries: &[&str]) -> bool {
     // The build uses `CXX`, else `c++`.
     let compiler = machine.variable("CXX").unwrap_or_else(|| "c++".into());
     let mut words = compiler.to_str().unwrap_or("c++").split_whitespace();
@@ -114,8 +120,8 @@ fn compiles_cpp(machine: &Machine) -> bool {
     command
         .args(words)
         .args(["-x", "c++", "-std=c++17", "-pthread", "-o"]);
-    command.arg(&output).arg("-");
-    let compiled = process::succeeds_with_input(&mut command, CPP_PROGRAM);
+    command.arg(&output).arg("-").args(libraries);
+    let compiled = process::succeeds_with_input(&mut command, source);
     // It does not exist if nothing was compiled.
     let _ = std::fs::remove_file(output);
     compiled

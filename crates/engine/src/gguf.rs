@@ -12,6 +12,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read};
 
+use crate::llama_options::OverrideValue;
+
 /// The maximum of bytes of a key or a tensor's name.
 const NAME_BYTES_MAX: u64 = 65_535;
 /// The maximum of bytes of a string that is stored (chat templates are the longest).
@@ -206,6 +208,25 @@ impl GgufHeader {
     /// Returns a string.
     pub(super) fn text(&self, key: &str) -> Option<&str> {
         self.texts.get(key).map(String::as_str)
+    }
+
+    /// Replaces a value as llama.cpp does: that of an array stays.
+    pub(super) fn replace(&mut self, key: &str, value: OverrideValue) {
+        if self.arrays.contains_key(key) {
+            return;
+        }
+        let key = key.to_owned();
+        match value {
+            OverrideValue::Int(value) => match u64::try_from(value) {
+                Ok(value) => drop(self.numbers.insert(key, value)),
+                // As where a file has a negative number.
+                Err(_) => drop(self.numbers.remove(&key)),
+            },
+            OverrideValue::Bool(value) => drop(self.numbers.insert(key, value.into())),
+            #[expect(clippy::cast_possible_truncation, reason = "llama.cpp keeps 32 bits")]
+            OverrideValue::Float(value) => drop(self.fractions.insert(key, value as f32)),
+            OverrideValue::Text(value) => drop(self.texts.insert(key, value)),
+        }
     }
 
     /// Returns the merges of the tokenizer as `a b`, highest priority first; empty if there are more than are stored.

@@ -33,6 +33,7 @@ mod gguf;
 #[cfg(feature = "tokenizer")]
 pub mod gguf_vocabulary;
 mod inbox;
+pub mod llama_options;
 pub mod model;
 mod outbox;
 mod owner;

@@ -9,6 +9,7 @@ mod config;
 mod controller;
 mod doctor;
 mod key;
+mod llama_flags;
 mod lmtp;
 mod mock;
 mod models;
@@ -29,6 +30,7 @@ use crate::config::layers::{Flags, Layers, list};
 use crate::config::{Config, DEMO};
 use crate::failure::{CliError, Exit};
 use crate::hub::ModelSource;
+use llama_flags::LlamaFlags;
 
 /// One server, runtime and library for streaming generative AI.
 #[derive(Debug, Parser)]
@@ -100,20 +102,26 @@ enum CliCommand {
 struct ModelFlags {
     /// Serve this GGUF file, under its file name or under NAME: a path, hf:OWNER/REPO[:QUANTISATION or FILE] of the
     /// Hugging Face hub, or a URL, which are downloaded once; may be repeated
-    #[arg(long, value_name = "[NAME=]PATH|hf:OWNER/REPO|URL")]
+    #[arg(long, short, value_name = "[NAME=]PATH|hf:OWNER/REPO|URL")]
     model: Vec<String>,
     /// The model for calls that name none
     #[arg(long, value_name = "NAME")]
     default_model: Option<String>,
     /// Context size of a sequence in tokens; 0 is the model's training context, at most 8192
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, short, alias = "ctx-size", value_name = "TOKENS")]
     ctx: Option<u32>,
     /// Compute threads; 0 is as many as are fastest
-    #[arg(long, value_name = "N")]
+    #[arg(long, short, value_name = "N")]
     threads: Option<u32>,
-    /// Sequences that are decoded together (slots)
+    /// Compute threads for prompts; 0 is as --threads (-tb)
+    #[arg(long, value_name = "N")]
+    threads_batch: Option<u32>,
+    /// Sequences that are decoded together (slots) (-np)
     #[arg(long, value_name = "N")]
     parallel: Option<u32>,
+    // In a box: it is the largest part of every command, and most commands are given none of it.
+    #[command(flatten)]
+    llama: Box<LlamaFlags>,
 }
 
 impl ModelFlags {
@@ -124,18 +132,21 @@ impl ModelFlags {
             ("--default-model", self.default_model.is_some()),
             ("--ctx", self.ctx.is_some()),
             ("--threads", self.threads.is_some()),
+            ("--threads-batch", self.threads_batch.is_some()),
             ("--parallel", self.parallel.is_some()),
         ]
         .into_iter()
         .find_map(|(flag, given)| given.then_some(flag))
+        .or_else(|| self.llama.named())
     }
 
     fn set(&self, flags: &mut Flags) -> Result<(), CliError> {
+        let lora = self.llama.adapters(self.model.len())?;
         if !self.model.is_empty() {
             let models = self
                 .model
                 .iter()
-                .map(|given| model_entry(given))
+                .map(|given| model_entry(given, &lora))
                 .collect::<Result<Vec<_>, _>>()?;
             flags.set("models", "--model", Some(list(models)));
         }
@@ -146,17 +157,25 @@ impl ModelFlags {
         );
         flags.set("engine.ctx", "--ctx", self.ctx);
         flags.set("engine.threads", "--threads", self.threads);
+        flags.set(
+            "engine.threads_batch",
+            "--threads-batch",
+            self.threads_batch,
+        );
+        self.llama.set(flags);
         flags.set("engine.parallel", "--parallel", self.parallel);
         Ok(())
     }
 }
 
 /// `NAME=PATH`, or `PATH` under its default name; `demo` is the demo model.
-fn model_entry(given: &str) -> Result<Value, CliError> {
+fn model_entry(given: &str, lora: &[Value]) -> Result<Value, CliError> {
     // Before the path: a file of this name can still be given as `./demo`.
     if given == DEMO {
-        let demo = Dict::from([("name".into(), Value::from(DEMO))]);
-        return Ok(Value::from(demo));
+        let demo = [("name", Value::from(DEMO)), ("lora", list(lora.to_vec()))];
+        return Ok(Value::from(Dict::from(
+            demo.map(|(key, value)| (key.into(), value)),
+        )));
     }
     // A URL without a name may have an equals sign in its query.
     let named = given
@@ -176,6 +195,7 @@ fn model_entry(given: &str) -> Result<Value, CliError> {
     Ok(Value::from(Dict::from([
         ("name".into(), Value::from(name)),
         ("path".into(), Value::from(path)),
+        ("lora".into(), list(lora.to_vec())),
     ])))
 }
 
@@ -319,6 +339,10 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     if !is_child && name.is_some_and(|name| name.as_encoded_bytes().ends_with(b"aicirt")) {
         arguments.insert(1, "aicirt".into());
     }
+    // Its flags are those of the reference runtime, and not of models.
+    if arguments.get(1).is_none_or(|first| first != "aicirt") {
+        llama_flags::expand(&mut arguments);
+    }
     arguments
 }
 
@@ -368,6 +392,104 @@ mod tests {
         );
         assert_eq!(seen(&["sapwood", "aicirt"]), "sapwood aicirt");
         assert_eq!(seen(&["/aicirt/sapwood", "serve"]), "/aicirt/sapwood serve");
+    }
+
+    /// Every flag of llama.cpp, and the value of its key.
+    const LLAMA: &[(&[&str], &str, &str)] = &[
+        (&["-ngl", "all"], "gpu_layers", r#""all""#),
+        (&["--n-gpu-layers", "7"], "gpu_layers", "7"),
+        (&["-sm", "row"], "split_mode", r#""row""#),
+        (&["-ts", "3,1.5"], "tensor_split", "[3.0,1.5]"),
+        (&["-mg", "1"], "main_gpu", "1"),
+        (
+            &["-ot", "a=CPU,b=CPU", "-ot", "c=CPU"],
+            "override_tensor",
+            r#"["a=CPU","b=CPU","c=CPU"]"#,
+        ),
+        (&["--no-mmap"], "mmap", "false"),
+        (&["--mlock"], "mlock", "true"),
+        (&["--numa", "isolate"], "numa", r#""isolate""#),
+        (&["-ctk", "q8_0"], "cache_type_k", r#""q8_0""#),
+        (&["-ctv", "iq4_nl"], "cache_type_v", r#""iq4_nl""#),
+        (&["-fa", "on"], "flash_attn", r#""on""#),
+        (&["-b", "64"], "batch_tokens", "64"),
+        (&["-ub", "32"], "ubatch_tokens", "32"),
+        (&["--rope-scaling", "yarn"], "rope_scaling", r#""yarn""#),
+        (&["--rope-scale", "2"], "rope_scale", "2.0"),
+        (&["--rope-freq-base", "10000"], "rope_freq_base", "10000.0"),
+        (&["--rope-freq-scale", "0.5"], "rope_freq_scale", "0.5"),
+        (&["--yarn-orig-ctx", "512"], "yarn_orig_ctx", "512"),
+        (&["--yarn-ext-factor", "1"], "yarn_ext_factor", "1.0"),
+        (&["--yarn-attn-factor", "2"], "yarn_attn_factor", "2.0"),
+        (&["--yarn-beta-fast", "3"], "yarn_beta_fast", "3.0"),
+        (&["--yarn-beta-slow", "4"], "yarn_beta_slow", "4.0"),
+        (
+            &["--override-kv", "a=int:1"],
+            "override_kv",
+            r#"["a=int:1"]"#,
+        ),
+    ];
+
+    #[test]
+    fn the_flags_of_llama_server_set_their_keys() {
+        let mut keys = std::collections::BTreeSet::new();
+        for (given, key, value) in LLAMA {
+            let mut flags = Flags::default();
+            let parsed = ModelsOnly::try_parse_from(arguments(
+                ["sapwood"].iter().chain(*given).map(OsString::from),
+            ));
+            let models = parsed.unwrap().models;
+            assert_eq!(models.named(), Some(models.llama.named().unwrap()));
+            models.set(&mut flags).unwrap();
+            let llama = figment::Figment::from(flags)
+                .extract_inner::<sapwood_engine::llama_options::LlamaOptions>("engine.llama")
+                .unwrap();
+            let read = serde_json::to_value(&llama).unwrap();
+            assert_eq!(read[key].to_string(), *value, "{given:?}");
+            keys.insert(*key);
+        }
+        let all = serde_json::to_value(sapwood_engine::llama_options::LlamaOptions::default());
+        assert_eq!(keys.len(), all.unwrap().as_object().unwrap().len());
+    }
+
+    #[test]
+    fn adapters_are_those_of_the_only_model() {
+        let set = |given: &[&str]| {
+            let given = ["sapwood"].iter().chain(given).map(OsString::from);
+            let models = ModelsOnly::try_parse_from(arguments(given)).unwrap().models;
+            let mut flags = Flags::default();
+            models.set(&mut flags)?;
+            let read = figment::Figment::from(flags);
+            let models: Vec<crate::config::ServedModelConfig> =
+                read.extract_inner("models").unwrap();
+            Ok::<_, CliError>(models[0].lora.clone())
+        };
+        let given = [
+            "-m",
+            "a.gguf",
+            "--lora",
+            "x=y.gguf,z.gguf=0.5",
+            "--lora-scaled",
+            "w:2",
+        ];
+        let lora = set(&given).unwrap();
+        let lora = lora.iter().map(|it| (it.path.to_str().unwrap(), it.scale));
+        let expected = [("x=y.gguf", 1.0), ("z.gguf", 0.5), ("w", 2.0)];
+        assert_eq!(lora.collect::<Vec<_>>(), expected);
+        assert_eq!(set(&["-m", "a.gguf"]).unwrap(), []);
+        for given in [
+            &["--lora", "x"][..],
+            &["-m", "a.gguf", "-m", "b.gguf", "--lora", "x"],
+        ] {
+            let why = set(given).unwrap_err().to_string();
+            assert!(why.contains("one --model"), "{why}");
+        }
+    }
+
+    #[derive(Debug, Parser)]
+    struct ModelsOnly {
+        #[command(flatten)]
+        models: ModelFlags,
     }
 
     #[test]

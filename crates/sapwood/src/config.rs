@@ -18,6 +18,7 @@ pub(crate) mod upstream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
 use sapwood_kernel::{OutputParsers, ReasoningParser, ToolParser};
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
@@ -193,6 +194,8 @@ pub(crate) struct EngineConfig {
     /// A busy engine without a step for this long counts as stuck.
     #[serde(with = "humantime_serde")]
     pub(crate) watchdog: Duration,
+    /// What is passed on to llama.cpp.
+    pub(crate) llama: LlamaOptions,
 }
 
 /// When a model is loaded.
@@ -238,6 +241,7 @@ impl Default for EngineConfig {
             load: LoadTime::Start,
             idle_unload: Duration::ZERO,
             watchdog: Duration::from_secs(30),
+            llama: LlamaOptions::default(),
         }
     }
 }
@@ -288,6 +292,12 @@ pub(crate) struct ServedModelConfig {
     /// Overrides `engine.idle_unload`.
     #[serde(default, with = "humantime_serde")]
     pub(crate) idle_unload: Option<Duration>,
+    /// Overrides single options of `engine.llama`.
+    #[serde(default)]
+    pub(crate) llama: LlamaOptions,
+    /// LoRA adapters, which hold for every request.
+    #[serde(default)]
+    pub(crate) lora: Vec<LoraAdapter>,
     /// What finds calls of tools in its output.
     #[serde(default, serialize_with = "tool_parser")]
     pub(crate) tool_parser: ToolParser,
@@ -631,6 +641,7 @@ impl Config {
             return Err(CliError::usage(what));
         }
         self.check_sequences()?;
+        self.check_llama()?;
         self.limits.check()?;
         self.controllers.check()?;
         check_message_bytes("limits.max_message_bytes", self.limits.max_message_bytes)?;
@@ -641,6 +652,34 @@ impl Config {
         // Whether the files belong together; they are read when the server starts, and by `config check`.
         self.tls.files()?;
         self.upstreams.iter().try_for_each(check_upstream)
+    }
+
+    /// Also of each model together with the defaults, because some options exclude others.
+    fn check_llama(&self) -> Result<(), CliError> {
+        let defaults = &self.engine.llama;
+        let wrong = |why| CliError::usage(format!("engine.llama.{why}"));
+        defaults.check().map_err(wrong)?;
+        for model in &self.models {
+            let wrong = |why| {
+                let name = &model.name;
+                Err(CliError::usage(format!(
+                    "models.llama: the model `{name}`: {why}"
+                )))
+            };
+            if model.llama.numa.is_some() {
+                return wrong(
+                    "numa: holds for the whole process: set engine.llama.numa".to_owned(),
+                );
+            }
+            model.llama.or(defaults).check().or_else(wrong)?;
+            if let Err(why) = LoraAdapter::check(&model.lora) {
+                let name = &model.name;
+                return Err(CliError::usage(format!(
+                    "models.lora: the model `{name}`: {why}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Memory is reserved for each sequence and each cached prefix at the start, so their number is bounded.

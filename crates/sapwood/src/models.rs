@@ -9,6 +9,7 @@ use std::time::Duration;
 
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
+use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
 use sapwood_engine::{Engine, PrefixFileConfig, PrefixSharing, scripted};
 use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
@@ -80,7 +81,7 @@ impl Residence {
     not(feature = "embedded"),
     allow(dead_code, reason = "nothing to apply them to")
 )]
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ModelSize {
     ctx: u32,
     threads: u32,
@@ -91,11 +92,15 @@ pub(crate) struct ModelSize {
     prefixes_asked: bool,
     cache_tokens: u32,
     memory_bytes: u64,
+    #[serde(default)]
+    llama: LlamaOptions,
+    #[serde(default)]
+    lora: Vec<LoraAdapter>,
 }
 
 #[cfg(feature = "embedded")]
 impl ModelSize {
-    fn options(self) -> embedded::LoadOptions {
+    fn options(&self) -> embedded::LoadOptions {
         let unless_zero = |value: u32| (value > 0).then_some(value);
         embedded::LoadOptions {
             context_tokens: unless_zero(self.ctx),
@@ -105,6 +110,8 @@ impl ModelSize {
             kept_prefixes: self.prefixes_asked.then_some(self.kept_prefixes),
             cache_tokens: unless_zero(self.cache_tokens),
             memory_bytes: (self.memory_bytes > 0).then_some(self.memory_bytes),
+            llama: self.llama.clone(),
+            lora: self.lora.clone(),
             ..embedded::LoadOptions::default()
         }
     }
@@ -150,6 +157,8 @@ fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
             || engine.kept_prefixes != EngineConfig::default().kept_prefixes,
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
         memory_bytes: engine.memory_bytes,
+        llama: model.llama.or(&engine.llama),
+        lora: model.lora.clone(),
     }
 }
 
@@ -163,7 +172,7 @@ pub(crate) fn planned(
 ) -> Result<Option<PlannedModel>, CliError> {
     let size = size(&config.engine, model);
     let source = match model.backend {
-        BackendConfig::Scripted => PlannedSource::Scripted(Box::new(script(model, size)?)),
+        BackendConfig::Scripted => PlannedSource::Scripted(Box::new(script(model, &size)?)),
         BackendConfig::Embedded => {
             if model.is_demo() {
                 let demo = demo(config)?;
@@ -192,8 +201,8 @@ pub(crate) fn planned(
         required: model.required.unwrap_or(true),
         source,
         parsers: model.parsers(),
-        size,
         limits: limits(config, &model.name, size.kept_prefixes),
+        size,
         residence: Residence::of(&config.engine, model),
         is_tried: config.engine.try_files,
     }))
@@ -217,13 +226,13 @@ pub(crate) fn scripted(
     model: &ServedModelConfig,
 ) -> Result<Option<scripted::Config>, CliError> {
     match model.backend {
-        BackendConfig::Scripted => script(model, size(&config.engine, model)).map(Some),
+        BackendConfig::Scripted => script(model, &size(&config.engine, model)).map(Some),
         BackendConfig::Embedded | BackendConfig::Upstream => Ok(None),
     }
 }
 
 /// The script of a scripted model; its name and size are set outside.
-fn script(model: &ServedModelConfig, size: ModelSize) -> Result<scripted::Config, CliError> {
+fn script(model: &ServedModelConfig, size: &ModelSize) -> Result<scripted::Config, CliError> {
     let wrong = |why: figment::Error| {
         let key = why.path.join(".");
         CliError::usage(format!(
@@ -394,7 +403,7 @@ fn demo(_: &Config) -> Result<PlannedModel, CliError> {
 /// # Errors
 /// The reason that it cannot be used, for people.
 #[cfg(feature = "embedded")]
-pub(crate) fn try_out(file: std::path::PathBuf, size: ModelSize) -> Result<(), String> {
+pub(crate) fn try_out(file: std::path::PathBuf, size: &ModelSize) -> Result<(), String> {
     let source = embedded::ModelSource::File(file);
     let loaded = embedded::load("trial", &source, &size.options(), &mut |_| true);
     loaded.map_err(|why| why.to_string())?.try_out()

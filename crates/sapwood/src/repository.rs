@@ -418,7 +418,7 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
         return Err("parameter 'config' must be the text of a JSON object".into());
     };
     // A caller, even one with scope `admin`, must not make the server read files that the operator has not named.
-    for key in ["name", "backend", "path"] {
+    for key in ["name", "backend", "path", "lora"] {
         if given.remove(key).is_some() {
             return Err(format!("`{key}` can not be changed by a request"));
         }
@@ -429,6 +429,7 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
     Ok(ServedModelConfig {
         backend: mine.backend,
         path: mine.path.clone(),
+        lora: mine.lora.clone(),
         ..given
     })
 }

@@ -8,13 +8,15 @@ use std::process::Command;
 use crate::process;
 
 /// Variables that change what a build finds.
-const VARIABLES: [&str; 6] = [
+const VARIABLES: [&str; 8] = [
     "CMAKE_GENERATOR",
+    "CUDACXX",
     "CXX",
     "LD_LIBRARY_PATH",
     "LIBCLANG_PATH",
     "LIBRARY_PATH",
     "LLVM_CONFIG_PATH",
+    "VULKAN_SDK",
 ];
 
 /// Where programs, libraries and variables are looked up.

@@ -2,7 +2,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Machine, ensure, libclang, missing, packages};
+use super::{Machine, ensure, gpu, libclang, missing, packages};
 use crate::process;
 
 /// A folder as the root of a fake machine, with these programs and libraries.
@@ -199,4 +199,40 @@ fn packages_that_cannot_be_installed_are_named_in_the_last_line() {
     assert!(received(&useless, &[]).starts_with("still missing after"));
     let hidden = received(&useless, &[("LIBCLANG_PATH", "nowhere")]);
     assert!(hidden.ends_with("unset it"), "{hidden}");
+}
+
+#[test]
+fn missing_tools_of_a_gpu_are_named_with_what_to_install() {
+    let refused = |root: &Root, features: &str| {
+        let failed = gpu::ensure(&root.machine(&[]), features).unwrap_err();
+        failed.to_string()
+    };
+    let bare = with_compilers();
+    let why = refused(&bare, "stores,cuda");
+    assert!(
+        why.contains("nvcc") && why.contains("cuda-downloads"),
+        "{why}"
+    );
+    let beside = with_compilers().file("usr/local/cuda/bin/nvcc", b"");
+    let why = refused(&beside, "cuda");
+    assert!(
+        why.contains("export PATH=/usr/local/cuda/bin:$PATH"),
+        "{why}"
+    );
+    let cuda = with_compilers().program("nvcc", "");
+    assert!(gpu::ensure(&cuda.machine(&[]), "cuda").is_ok());
+    let bare_cpp = Root::new().program("c++", "/bin/cat > /dev/null; exit 1");
+    let why = refused(&bare_cpp, "vulkan");
+    for part in ["glslc", "loader of Vulkan", "SPIR-V", "libvulkan-dev"] {
+        assert!(why.contains(part), "{part} is missing in {why}");
+    }
+    let vulkan = with_compilers()
+        .program("glslc", "")
+        .file("usr/share/cmake/SPIRV-Headers/x", b"");
+    assert!(gpu::ensure(&vulkan.machine(&[]), "vulkan").is_ok());
+    assert!(gpu::ensure(&bare_cpp.machine(&[("VULKAN_SDK", "sdk")]), "vulkan").is_ok());
+    assert!(gpu::ensure(&bare_cpp.machine(&[]), "stores").is_ok());
+    if cfg!(not(target_os = "macos")) {
+        assert!(refused(&bare, "metal").contains("macOS"));
+    }
 }

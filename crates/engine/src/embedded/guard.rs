@@ -31,6 +31,10 @@ pub(super) mod throwing {
             model: *mut sys::llama_model,
             params: sys::llama_context_params,
         ) -> *mut sys::llama_context;
+        pub(in super::super) fn llama_adapter_lora_init(
+            model: *mut sys::llama_model,
+            path: *const c_char,
+        ) -> *mut sys::llama_adapter_lora;
         pub(in super::super) fn llama_decode(
             context: *mut sys::llama_context,
             batch: sys::llama_batch,

@@ -1,13 +1,16 @@
 //! Tells whether two loaded models can use each other's saved slots: the same weights, and the same settings of all that
 //! a state depends on.
 
+use std::fmt::Write;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use crc32fast::Hasher;
 
 use super::llama;
-use super::load::{LoadOptions, ModelSource};
+use super::load::LoadOptions;
+use super::source::ModelSource;
+use crate::llama_options::{LlamaOptions, LoraAdapter};
 
 /// Blocks of a file that are looked at, spread evenly over it, and their size: the weights of a fine-tuned model differ
 /// everywhere, and reading all of a large file would take as long as loading it.
@@ -18,6 +21,7 @@ const BLOCK_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct ModelOrigin {
     source: ModelSource,
+    adapters: Vec<LoraAdapter>,
     settings: String,
 }
 
@@ -30,16 +34,23 @@ impl ModelOrigin {
             cache_tokens: None,
             parallel: 1,
             kept_prefixes: None,
-            batch_tokens: 1,
             threads: None,
             threads_batch: None,
             poll: 0,
-            mmap: true,
             memory_bytes: None,
+            llama: LlamaOptions {
+                batch_tokens: None,
+                ubatch_tokens: None,
+                mmap: None,
+                mlock: None,
+                numa: None,
+                ..options.llama.clone()
+            },
             ..options.clone()
         };
         Self {
             source: source.clone(),
+            adapters: options.lora.clone(),
             settings: format!("{options:?}"),
         }
     }
@@ -53,12 +64,17 @@ impl ModelOrigin {
             ModelSource::Bytes(bytes) => (bytes.len() as u64, crc32fast::hash(bytes)),
             ModelSource::File(path) => sample(File::open(path)?)?,
         };
-        Ok(format!(
+        let mut identity = format!(
             "sapwood {} ggml {} file {bytes} {sum:08x} {}",
             env!("CARGO_PKG_VERSION"),
             llama::library_version(),
             self.settings
-        ))
+        );
+        for adapter in &self.adapters {
+            let (bytes, sum) = sample(File::open(&adapter.path)?)?;
+            let _ = write!(identity, " adapter {bytes} {sum:08x}");
+        }
+        Ok(identity)
     }
 }
 
@@ -80,6 +96,7 @@ fn sample(mut file: File) -> io::Result<(u64, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::llama_options::CacheType;
 
     #[test]
     fn weights_and_settings_that_matter_make_another_identity() {
@@ -99,7 +116,10 @@ mod tests {
         };
         assert_eq!(identity(&threads).unwrap(), first);
         let layers = LoadOptions {
-            gpu_layers: 3,
+            llama: LlamaOptions {
+                cache_type_k: Some(CacheType::Q8_0),
+                ..LlamaOptions::default()
+            },
             ..LoadOptions::default()
         };
         assert_ne!(identity(&layers).unwrap(), first);

@@ -1,52 +1,27 @@
 //! Loads a model: first all checks that do not need llama.cpp, then the model with llama.cpp, then a context.
 
-use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::identity::ModelOrigin;
-use super::llama::{ContextSize, ThreadLimits};
-use super::memory::{self, Estimate, MemoryReservation, readable};
+use super::llama::ContextSize;
+use super::memory::{self, readable};
+use super::plan::LoadPlan;
+use super::source::{ModelSource, StagedFile};
 use super::vocabulary::LlamaVocabulary;
-use super::{Embedded, checks, llama};
+use super::{Embedded, llama, lora};
 use crate::api::ModelInfo;
-use crate::gguf::{self, GgufHeader};
+use crate::gguf::GgufHeader;
+use crate::llama_options::{FlashAttention, LlamaOptions, LoraAdapter};
 use crate::recommended::RecommendedSampling;
 use crate::template::TemplateError;
-
-/// The source of a model.
-#[derive(Clone, Debug)]
-pub enum ModelSource {
-    /// A GGUF file.
-    File(PathBuf),
-    /// A GGUF file embedded in the program.
-    Bytes(&'static [u8]),
-}
-
-impl ModelSource {
-    /// Returns the path that messages name.
-    fn path(&self) -> &Path {
-        match self {
-            Self::File(path) => path,
-            Self::Bytes(_) => Path::new("the model in this program"),
-        }
-    }
-
-    /// Reads and checks the header.
-    pub(super) fn header(&self) -> Result<GgufHeader, LoadError> {
-        match self {
-            Self::File(path) => header_of_file(path),
-            Self::Bytes(bytes) => header_of(*bytes, bytes.len() as u64, self.path()),
-        }
-    }
-}
 
 /// Options of loading a model. The defaults suit a small machine.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// The maximum of tokens of a sequence. `None`: what the model was trained for, at most 8,192. More than it was
-    /// trained for is reduced to that, with a warning.
+    /// trained for is reduced to that, with a warning, unless positions are scaled.
     pub context_tokens: Option<u32>,
     /// KV cells: tokens that all sequences and cached prefixes hold together. `None`: `context_tokens` for each of
     /// `parallel`, but at most 16,384 unless one sequence alone needs more, or the whole cache takes at most 128 MiB.
@@ -61,8 +36,6 @@ pub struct LoadOptions {
     /// The number of cached prefixes in addition to `parallel`, within 256 slots and, with a per-slot KV cache, the
     /// size of the cache. `None`: 32, or as many as there is room for; fewer than requested cause a warning.
     pub kept_prefixes: Option<u32>,
-    /// The maximum of tokens of one batch.
-    pub batch_tokens: u32,
     /// Threads of a decode call that computes the last token of each sequence. `None`: as many as are fastest, by what
     /// calls took; at most the processor cores that this process may use. With a fixed number, equal batches give equal
     /// logits.
@@ -73,12 +46,12 @@ pub struct LoadOptions {
     /// they then stay awake from one step to the next of a stream, and each keeps its processor. A thread that has slept is
     /// often woken on the processor of the thread that waits for it.
     pub poll: u32,
-    /// Layers to compute on a GPU; needs a cargo feature for one.
-    pub gpu_layers: u32,
-    /// Map the file instead of reading it: faster to start, and shared between processes.
-    pub mmap: bool,
     /// The maximum of bytes of memory that may be used. `None`: what the system has available.
     pub memory_bytes: Option<u64>,
+    /// What is passed on to llama.cpp.
+    pub llama: LlamaOptions,
+    /// LoRA adapters, which hold for every request.
+    pub lora: Vec<LoraAdapter>,
 }
 
 impl Default for LoadOptions {
@@ -88,13 +61,12 @@ impl Default for LoadOptions {
             cache_tokens: None,
             parallel: 16,
             kept_prefixes: None,
-            batch_tokens: 512,
             threads: None,
             threads_batch: None,
             poll: 1,
-            gpu_layers: 0,
-            mmap: true,
             memory_bytes: None,
+            llama: LlamaOptions::default(),
+            lora: Vec::new(),
         }
     }
 }
@@ -170,12 +142,20 @@ pub enum LoadError {
         /// Bytes available.
         available: u64,
     },
+    /// A LoRA adapter cannot be used with it.
+    #[error("the LoRA adapter {path} cannot be used: {why}")]
+    Adapter {
+        /// The file of the adapter.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// Its chat template does not parse.
     #[error("the model's own template is not usable: {0}")]
     Template(#[from] TemplateError),
     /// An option is out of range.
     #[error("{0}")]
-    Option(&'static str),
+    Option(String),
     /// The caller stopped the loading.
     #[error("loading was stopped")]
     Stopped,
@@ -201,13 +181,15 @@ pub fn load(
     // Before any function of ggml that uses the instructions: a missing one would end the process with an illegal
     // instruction.
     check_processor()?;
-    let header = source.header()?;
-    // All that the header decides comes before llama.cpp is involved: its own errors are less clear, and some of them
-    // end the process.
-    let plan = LoadPlan::new(&header, options)?;
+    let MeasuredModel {
+        header,
+        plan,
+        backend,
+        gpu_layers,
+        estimate,
+    } = MeasuredModel::new(source, options)?;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
-    let _reserved = plan.reserve_memory(&header, options, progress)?;
-    let backend = llama::LlamaBackend::start();
+    let _reserved = plan.reserve_memory(estimate, options, progress)?;
     let mut stopped = false;
     // llama.cpp reports a stopped load like any other failure, so the reason is kept here.
     let mut received = |fraction: f32| {
@@ -224,15 +206,11 @@ pub fn load(
             &staged.path
         }
     };
-    let loaded = llama::LlamaModel::load(
-        backend,
-        path,
-        options.gpu_layers,
-        options.mmap,
-        &mut received,
-    );
-    let model = match loaded {
-        Ok(model) => Arc::new(model),
+    let params = llama::ModelParams::new(backend, &options.llama, gpu_layers);
+    let params = params.map_err(LoadError::Option)?;
+    let loaded = llama::LlamaModel::load(path, params, &mut received);
+    let mut model = match loaded {
+        Ok(model) => model,
         Err(_) if stopped => return Err(LoadError::Stopped),
         // llama.cpp has no code for this, only its log message.
         Err(why) if why.contains("unknown model architecture") => {
@@ -240,8 +218,12 @@ pub fn load(
         }
         Err(why) => return Err(LoadError::Llama(why)),
     };
+    for adapter in &options.lora {
+        let added = model.add_adapter(&adapter.path, adapter.scale);
+        added.map_err(|why| lora::refused(&adapter.path, &why))?;
+    }
     let origin = ModelOrigin::new(source, options);
-    embed(name, &header, model, &plan, options, origin)
+    embed(name, &header, Arc::new(model), &plan, options, origin)
 }
 
 /// Returns whether a model would be refused now because the memory that is available is too little for it. What models that
@@ -252,15 +234,43 @@ pub fn lacks_memory(source: &ModelSource, options: &LoadOptions) -> bool {
     if options.memory_bytes.is_some() {
         return false;
     }
-    let Ok(header) = source.header() else {
-        return false;
-    };
-    let Ok(plan) = LoadPlan::new(&header, options) else {
+    let Ok(model) = MeasuredModel::new(source, options) else {
         return false;
     };
     // Stopped where it would wait for the memory of other loads.
-    let reserved = plan.reserve_memory(&header, options, &mut |_| false);
+    let reserved = model
+        .plan
+        .reserve_memory(model.estimate, options, &mut |_| false);
     matches!(reserved, Err(LoadError::Memory { .. }))
+}
+
+/// A model whose header was read and checked, and what it will need.
+struct MeasuredModel {
+    header: GgufHeader,
+    plan: LoadPlan,
+    backend: llama::LlamaBackend,
+    gpu_layers: u32,
+    estimate: memory::Estimate,
+}
+
+impl MeasuredModel {
+    fn new(source: &ModelSource, options: &LoadOptions) -> Result<Self, LoadError> {
+        let header = source.header(&options.llama)?;
+        // All that the header decides comes before llama.cpp is involved: its own errors are less clear, and some of them
+        // end the process.
+        let plan = LoadPlan::new(&header, options)?;
+        let adapter_bytes = lora::check(&header, options)?;
+        let backend = llama::LlamaBackend::start(options.llama.numa);
+        let (gpu_layers, mut estimate) = plan.offload(&header, options);
+        estimate.weights = estimate.weights.saturating_add(adapter_bytes);
+        Ok(Self {
+            header,
+            plan,
+            backend,
+            gpu_layers,
+            estimate,
+        })
+    }
 }
 
 pub(super) fn architecture(header: &GgufHeader) -> &str {
@@ -317,19 +327,24 @@ fn embed(
         );
     }
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
-    let context = llama::LlamaContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
+    let context = llama::LlamaContext::new(Arc::clone(&model), size, &options.llama);
+    let context = context.map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
     let saved_slots = memory::SavedSlotsLimit::take(options.memory_bytes, facts.weight_bytes);
     // Whether the model is served is decided when it is registered; this line tells how it was loaded, and why so.
     tracing::info!(
         model = name,
         kv_cache = %layout(header, plan, size, facts.recurrent),
-        kv_type = "f16",
-        flash_attention = "where it is supported",
+        kv_type = %kv_type(plan),
+        flash_attention = flash_attention(&options.llama),
         sliding_window = facts.sliding_window,
         batch = size.batch_tokens,
+        ubatch = size.ubatch_tokens,
         threads = %size.threads,
         saved_prefixes = readable(saved_slots.bytes() as u64),
+        gpu_layers = model.gpu_layers(),
+        configured = options.llama.described(),
+        lora = adapters(options),
         "chose settings for this model and this machine"
     );
     let info = ModelInfo {
@@ -365,7 +380,7 @@ fn layout(header: &GgufHeader, plan: &LoadPlan, size: ContextSize, recurrent: bo
         return format!("a state for each of {slots} slots");
     }
     let each = plan.context_tokens;
-    let bytes = memory::cell_bytes(header);
+    let bytes = memory::cell_bytes(header, plan.cache_types);
     if size.per_slot {
         let all = readable(bytes.saturating_mul(u64::from(cells)));
         return format!("{each} cells for each of {slots} slots, {all}");
@@ -380,6 +395,28 @@ fn layout(header: &GgufHeader, plan: &LoadPlan, size: ContextSize, recurrent: bo
     format!("{cells} cells for all of {slots} slots, {shared}: {each} for each would take {own}")
 }
 
+fn kv_type(plan: &LoadPlan) -> String {
+    let (keys, values) = (plan.cache_types.keys, plan.cache_types.values);
+    if keys == values {
+        return keys.name().to_owned();
+    }
+    format!("{} for keys, {} for values", keys.name(), values.name())
+}
+
+fn adapters(options: &LoadOptions) -> String {
+    let named = options.lora.iter();
+    let named = named.map(|it| format!("{} x {}", it.shown_name(), it.scale));
+    named.collect::<Vec<_>>().join(", ")
+}
+
+fn flash_attention(options: &LlamaOptions) -> &'static str {
+    match options.flash_attn.unwrap_or(FlashAttention::Auto) {
+        FlashAttention::Auto => "where it is supported",
+        FlashAttention::On => "on",
+        FlashAttention::Off => "off",
+    }
+}
+
 /// Returns how many KV cells are missing for the requested cached prefixes, with a per-slot KV cache.
 fn missing_prefixes(options: &LoadOptions, size: ContextSize) -> Option<u32> {
     let asked = options.parallel.saturating_add(options.kept_prefixes?);
@@ -387,128 +424,6 @@ fn missing_prefixes(options: &LoadOptions, size: ContextSize) -> Option<u32> {
     let missing = asked.min(llama::SLOTS_MAX).saturating_sub(size.slots);
     (missing > 0).then(|| missing.saturating_mul(size.cells / size.slots.max(1)))
 }
-
-/// The sizes that the options give for one model.
-pub(super) struct LoadPlan {
-    pub(super) context_tokens: u32,
-    /// The size with a unified KV cache.
-    together: ContextSize,
-    /// The size with a per-slot KV cache, if there are enough cells.
-    per_slot: Option<ContextSize>,
-}
-
-impl LoadPlan {
-    pub(super) fn new(header: &GgufHeader, options: &LoadOptions) -> Result<Self, LoadError> {
-        if options.parallel == 0 || options.parallel >= llama::SLOTS_MAX {
-            return Err(LoadError::Option("parallel must be from 1 to 255"));
-        }
-        if options.context_tokens == Some(0)
-            || options.threads == Some(0)
-            || options.threads_batch == Some(0)
-            || options.batch_tokens == 0
-        {
-            return Err(LoadError::Option(
-                "context, threads and batch must be at least 1",
-            ));
-        }
-        let trained = header.number(&format!("{}.context_length", architecture(header)));
-        // If the model does not state its context length, the requested one is used.
-        let trained = trained
-            .and_then(|tokens| u32::try_from(tokens).ok())
-            .filter(|&tokens| tokens > 0);
-        // Output at positions that a model was not trained for is useless, so a longer context is not offered.
-        let most = trained.unwrap_or(u32::MAX).min(CONTEXT_TOKENS_MAX);
-        // Not the whole trained context by default: its cache would not fit on a small machine.
-        let wanted = options.context_tokens.unwrap_or_else(|| most.min(8192));
-        if wanted > most {
-            tracing::warn!(
-                wanted,
-                used = most,
-                "the configured context is longer than the model was trained for: using the shorter one"
-            );
-        }
-        let context_tokens = wanted.min(most);
-        let all = context_tokens
-            .saturating_mul(options.parallel)
-            .min(CACHE_TOKENS_DEFAULT_MAX);
-        let cells = options
-            .cache_tokens
-            .unwrap_or(all)
-            // `Capacity` promises room for one sequence of full length; without it some requests could never run.
-            .max(context_tokens)
-            .min(CONTEXT_TOKENS_MAX);
-        let kept_prefixes = options.kept_prefixes.unwrap_or(KEPT_PREFIXES_DEFAULT);
-        let slots = options
-            .parallel
-            .saturating_add(kept_prefixes)
-            .min(llama::SLOTS_MAX);
-        let size = |cells, per_slot, slots| ContextSize {
-            cells,
-            per_slot,
-            batch_tokens: options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX),
-            slots,
-            threads: ThreadLimits {
-                decode: options.threads,
-                prefill: options.threads_batch.or(options.threads),
-            },
-            poll: options.poll,
-        };
-        // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
-        let slot_cells = context_tokens.next_multiple_of(llama::CELLS_STEP);
-        let small = CACHE_BYTES_SMALL / memory::cell_bytes(header).max(1);
-        let small = u32::try_from(small).unwrap_or(CONTEXT_TOKENS_MAX);
-        let allowed = options.cache_tokens.unwrap_or_else(|| cells.max(small));
-        let affordable = allowed / slot_cells;
-        // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
-        let per_slot = (affordable >= options.parallel).then(|| {
-            let slots = slots.min(affordable);
-            size(slot_cells.saturating_mul(slots), true, slots)
-        });
-        Ok(Self {
-            context_tokens,
-            together: size(cells, false, slots),
-            per_slot,
-        })
-    }
-
-    /// Reserves the memory that the model will need, until it is loaded and the system counts it. If models that are
-    /// being loaded leave too little, waits for them.
-    fn reserve_memory(
-        &self,
-        header: &GgufHeader,
-        options: &LoadOptions,
-        progress: &mut dyn FnMut(f32) -> bool,
-    ) -> Result<Option<MemoryReservation>, LoadError> {
-        // The memory of a GPU is not known here.
-        if options.gpu_layers > 0 {
-            return Ok(None);
-        }
-        let size = self.per_slot.unwrap_or(self.together);
-        let estimate = Estimate::new(header, size);
-        // While it waits for memory, a load reports no progress, but it can be stopped.
-        let mut wait = || progress(0.0);
-        let available = || options.memory_bytes.or_else(memory::available);
-        match MemoryReservation::take(estimate.total(), available, &mut wait) {
-            Ok(reserved) => Ok(Some(reserved)),
-            Err(memory::OutOfMemory::Stopped) => Err(LoadError::Stopped),
-            Err(memory::OutOfMemory::Of(available)) => Err(LoadError::Memory {
-                need: estimate.total(),
-                weights: estimate.weights,
-                cache: estimate.cache,
-                cells: size.cells,
-                available,
-            }),
-        }
-    }
-}
-
-/// llama.cpp counts positions in signed 32-bit integers.
-const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
-const KEPT_PREFIXES_DEFAULT: u32 = 32;
-const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
-/// The size up to which a KV cache is enlarged by default.
-const CACHE_BYTES_SMALL: u64 = 128 << 20;
-const BATCH_TOKENS_MAX: u32 = 16_384;
 
 fn check_processor() -> Result<(), LoadError> {
     let missing: Vec<&str> = llama::compiled_for()
@@ -537,78 +452,4 @@ fn has(feature: &str) -> bool {
 #[cfg(not(target_arch = "x86_64"))]
 fn has(_: &str) -> bool {
     true
-}
-
-fn header_of_file(path: &Path) -> Result<GgufHeader, LoadError> {
-    let unreadable = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
-        _ => LoadError::Unreadable {
-            path: path.to_owned(),
-            error,
-        },
-    };
-    // Checked before the file is opened: opening a pipe blocks until it has a writer.
-    let metadata = std::fs::metadata(path).map_err(unreadable)?;
-    if !metadata.is_file() {
-        return Err(LoadError::NotAFile(path.to_owned()));
-    }
-    let file = File::open(path).map_err(unreadable)?;
-    header_of(BufReader::new(file), metadata.len(), path)
-}
-
-fn header_of(bytes: impl Read, length: u64, path: &Path) -> Result<GgufHeader, LoadError> {
-    let path = path.to_owned();
-    match GgufHeader::read(bytes) {
-        // Checked here, because a mapped file that is too short ends the process when its missing pages are read.
-        Ok(header) if header.file_bytes > length => Err(LoadError::Truncated {
-            path,
-            have: length,
-            need: header.file_bytes,
-        }),
-        Ok(header) if header.text("general.architecture").is_none() => Err(LoadError::Damaged {
-            path,
-            why: "it names no architecture".to_owned(),
-        }),
-        Ok(header) => match checks::check(&header) {
-            Ok(()) => Ok(header),
-            Err(why) => Err(LoadError::Damaged { path, why }),
-        },
-        Err(gguf::Error::Magic) => Err(LoadError::NotGguf(path)),
-        Err(error) => Err(LoadError::Damaged {
-            path,
-            why: error.to_string(),
-        }),
-    }
-}
-
-/// A copy of an embedded model as a file that is removed when this value is dropped. A mapping of it stays valid.
-struct StagedFile {
-    #[cfg(target_os = "linux")]
-    _file: File,
-    #[cfg(not(target_os = "linux"))]
-    _file: tempfile::NamedTempFile,
-    path: PathBuf,
-}
-
-impl StagedFile {
-    #[cfg(target_os = "linux")]
-    fn new(bytes: &[u8]) -> io::Result<Self> {
-        use std::os::fd::AsRawFd;
-        let descriptor =
-            // The descriptor has no name that another process could open, and does not outlive this process.
-            rustix::fs::memfd_create("sapwood-model", rustix::fs::MemfdFlags::CLOEXEC)?;
-        let mut file = File::from(descriptor);
-        file.write_all(bytes)?;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        Ok(Self { _file: file, path })
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn new(bytes: &[u8]) -> io::Result<Self> {
-        // Under a name of its own: other models may be loading, and a process that crashed may have left its file.
-        let mut file = tempfile::NamedTempFile::with_suffix(".gguf")?;
-        file.write_all(bytes)?;
-        let path = file.path().to_owned();
-        Ok(Self { _file: file, path })
-    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::llama::{ContextSize, SCORED_ROWS};
 use crate::gguf::GgufHeader;
+use crate::llama_options::{CacheType, LlamaOptions};
 
 /// The bytes that a model will need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,22 +20,51 @@ pub(super) struct Estimate {
     pub(super) pass: u64,
 }
 
-/// Returns the bytes of one KV cell: keys and values of 2 bytes for each layer and head.
-pub(super) fn cell_bytes(header: &GgufHeader) -> u64 {
+/// The types of keys and values in the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CacheTypes {
+    pub(super) keys: CacheType,
+    pub(super) values: CacheType,
+}
+
+impl CacheTypes {
+    pub(super) fn new(options: &LlamaOptions) -> Self {
+        Self {
+            keys: options.cache_type_k.unwrap_or(CacheType::F16),
+            values: options.cache_type_v.unwrap_or(CacheType::F16),
+        }
+    }
+}
+
+/// Numbers of keys and of values that each head has; `None` without a KV cache.
+pub(super) fn head_sizes(header: &GgufHeader) -> Option<(u64, u64)> {
     let architecture = header.text("general.architecture").unwrap_or_default();
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
     let width = of("embedding_length").unwrap_or(0);
-    // Without heads there is no KV cache.
-    let heads = of("attention.head_count").unwrap_or(0);
-    if heads == 0 {
-        return 0;
-    }
-    let key_value_heads = of("attention.head_count_kv").unwrap_or(heads);
+    let heads = of("attention.head_count").filter(|&heads| heads > 0)?;
     let key = of("attention.key_length").unwrap_or(width / heads);
     let value = of("attention.value_length").unwrap_or(width / heads);
+    Some((key, value))
+}
+
+/// Returns the bytes of one KV cell: keys and values for each layer and head.
+pub(super) fn cell_bytes(header: &GgufHeader, types: CacheTypes) -> u64 {
+    let architecture = header.text("general.architecture").unwrap_or_default();
+    let of = |key: &str| header.number(&format!("{architecture}.{key}"));
+    // Without heads there is no KV cache.
+    let Some((key, value)) = head_sizes(header) else {
+        return 0;
+    };
+    let heads = of("attention.head_count").unwrap_or(0);
+    let key_value_heads = of("attention.head_count_kv").unwrap_or(heads);
     let layers = of("block_count").unwrap_or(0);
+    let bytes = |kind: CacheType, numbers: u64| {
+        let (block, bytes) = kind.block();
+        product(&[numbers.div_ceil(block), bytes])
+    };
+    let each = bytes(types.keys, key).saturating_add(bytes(types.values, value));
     // Saturating everywhere: a header may contain any numbers, and a sum that wraps around would look small.
-    product(&[layers, key_value_heads, key.saturating_add(value), 2])
+    product(&[layers, key_value_heads, each])
 }
 
 /// Returns the bytes of the recurrent state of a slot: 4 for each number of a convolution's window and of the state, in
@@ -68,10 +98,10 @@ fn product(factors: &[u64]) -> u64 {
 
 impl Estimate {
     /// Estimates from a header. Missing keys count as nothing, so the result tends to be too small.
-    pub(super) fn new(header: &GgufHeader, size: ContextSize) -> Self {
+    pub(super) fn new(header: &GgufHeader, size: ContextSize, types: CacheTypes) -> Self {
         let architecture = header.text("general.architecture").unwrap_or_default();
         let of = |key: &str| header.number(&format!("{architecture}.{key}"));
-        let batch = u64::from(size.batch_tokens);
+        let batch = u64::from(size.ubatch_tokens);
         let width = of("embedding_length").unwrap_or(0);
         let inner = of("feed_forward_length").unwrap_or(0);
         let vocabulary = header.length("tokenizer.ggml.tokens").unwrap_or(0);
@@ -89,13 +119,40 @@ impl Estimate {
         let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
             weights: header.tensor_bytes.saturating_mul(parts),
-            cache: cell_bytes(header)
+            cache: cell_bytes(header, types)
                 .saturating_mul(u64::from(size.cells))
                 .saturating_add(state_bytes(header).saturating_mul(u64::from(size.slots))),
             pass: [activations, masks, logits]
                 .into_iter()
                 // 32 MiB for what has no formula here.
                 .fold(32 << 20, u64::saturating_add),
+        }
+    }
+
+    /// Returns how many of a model's layers fit into so many bytes of GPU memory, with their part of the KV cache and the
+    /// buffers of a decode call. The output counts as one layer.
+    pub(super) fn layers_that_fit(&self, layers: u32, free: u64) -> u32 {
+        // A twentieth stays free, for what the driver and the kernels allocate.
+        let room = (free - free / 20).saturating_sub(self.pass);
+        let all = u64::from(layers) + 1;
+        let each = self.weights.saturating_add(self.cache).div_ceil(all).max(1);
+        u32::try_from((room / each).min(all)).unwrap_or(layers)
+    }
+
+    /// Returns what stays in the memory of the machine if a GPU has so many of the model's layers.
+    #[must_use]
+    pub(super) fn without_layers(self, offloaded: u32, layers: u32) -> Self {
+        let all = u64::from(layers) + 1;
+        let rest = all.saturating_sub(u64::from(offloaded));
+        // Rounded up, and multiplied in 128 bits, because a header may claim any size.
+        let part = |bytes: u64| {
+            let part = (u128::from(bytes) * u128::from(rest)).div_ceil(u128::from(all));
+            u64::try_from(part).unwrap_or(bytes)
+        };
+        Self {
+            weights: part(self.weights),
+            cache: part(self.cache),
+            pass: self.pass,
         }
     }
 
@@ -110,16 +167,21 @@ impl Estimate {
 /// Returns the bytes that are available without swapping: the system's own figure, or that of this process's control
 /// groups if it is less. `None` if neither can be read.
 pub(super) fn available() -> Option<u64> {
-    let meminfo = fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| of_meminfo(&text));
-    // In a container the system's figure is that of the whole machine, so the smaller of the two counts.
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let group = of_groups(Path::new("/sys/fs/cgroup"), own_group(&groups));
-    match (meminfo, group) {
-        (Some(system), Some(group)) => Some(system.min(group)),
-        (system, group) => system.or(group),
-    }
+    available_at(Path::new("/"))
+}
+
+/// The same with `/proc` and `/sys` below another folder.
+fn available_at(root: &Path) -> Option<u64> {
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+    let meminfo = of_meminfo(&read("proc/meminfo"));
+    let groups = read("proc/self/cgroup");
+    let folder = root.join("sys/fs/cgroup");
+    // A machine may have both versions, with the memory in one of them.
+    let unified = V2.path(&groups).and_then(|path| V2.left(&folder, path));
+    let folder = folder.join("memory");
+    let memory = V1.path(&groups).and_then(|path| V1.left(&folder, path));
+    // In a container the system's figure is that of the whole machine, so the smallest counts.
+    [meminfo, unified, memory].into_iter().flatten().min()
 }
 
 /// The memory that saved slots of a loaded model may take; what others may take is subtracted from what is available. Given
@@ -220,24 +282,6 @@ fn lock() -> MutexGuard<'static, u64> {
     RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the path of this process's control group, from `/proc/self/cgroup`.
-fn own_group(groups: &str) -> &str {
-    let mut lines = groups.lines();
-    // Version 2 of control groups alone; with version 1 the system's figure counts.
-    let path = lines.find_map(|line| line.strip_prefix("0::"));
-    path.unwrap_or("/").trim_matches('/')
-}
-
-/// Returns the least that a control group or one of its parents leaves.
-fn of_groups(root: &Path, path: &str) -> Option<u64> {
-    let own = root.join(path);
-    let around = own
-        .ancestors()
-        .take_while(|folder| folder.starts_with(root));
-    // Each enclosing group limits the sum of the groups within it.
-    around.filter_map(of_group).min()
-}
-
 fn of_meminfo(text: &str) -> Option<u64> {
     let line = text
         .lines()
@@ -246,21 +290,73 @@ fn of_meminfo(text: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-fn of_group(folder: &Path) -> Option<u64> {
-    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
-    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
-    // "max" is not a number: no limit.
-    let limit = number("memory.max")?;
-    // The kernel drops inactive file pages as soon as memory is needed; loading a model leaves its whole file in them.
-    let stat = read("memory.stat").unwrap_or_default();
-    let idle = stat
-        .lines()
-        .find_map(|line| line.strip_prefix("inactive_file "));
-    let idle = idle
-        .and_then(|bytes| bytes.trim().parse().ok())
-        .unwrap_or(0);
-    let used = number("memory.current")?.saturating_sub(idle);
-    Some(limit.saturating_sub(used))
+/// A version of control groups.
+struct GroupVersion {
+    /// Limits; one that is not a number is none.
+    limits: &'static [&'static str],
+    usage: &'static str,
+    /// What the kernel drops when memory is needed, in `memory.stat`: loading a model leaves its whole file there. The
+    /// system's own figure counts it as available too.
+    reclaimable: &'static [&'static str],
+}
+
+const V2: GroupVersion = GroupVersion {
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    reclaimable: &["inactive_file", "active_file", "slab_reclaimable"],
+};
+
+/// Without a limit it has one of almost 2^63 bytes.
+const V1: GroupVersion = GroupVersion {
+    limits: &["memory.limit_in_bytes"],
+    usage: "memory.usage_in_bytes",
+    // `total_` counts the groups within too, as the usage does.
+    reclaimable: &["total_inactive_file", "total_active_file"],
+};
+
+impl GroupVersion {
+    /// Returns the path of this process's group, from `/proc/self/cgroup`: `NUMBER:CONTROLLERS:PATH` for each hierarchy, that of
+    /// version 2 with the number 0 and no controllers.
+    fn path<'a>(&self, groups: &'a str) -> Option<&'a str> {
+        let is_unified = self.usage == V2.usage;
+        let path = groups.lines().find_map(|line| {
+            let (number, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            let is_it = match is_unified {
+                true => number == "0" && controllers.is_empty(),
+                false => controllers.split(',').any(|name| name == "memory"),
+            };
+            is_it.then_some(path)
+        });
+        path.map(|path| path.trim_matches('/'))
+    }
+
+    /// Returns the least that a group or one of its parents leaves.
+    fn left(&self, root: &Path, path: &str) -> Option<u64> {
+        let own = root.join(path);
+        // In a container the path may be that of the machine, of which only the root is there.
+        let around = own
+            .ancestors()
+            .take_while(|folder| folder.starts_with(root));
+        // Each enclosing group limits the sum of the groups within it.
+        around.filter_map(|folder| self.of_group(folder)).min()
+    }
+
+    fn of_group(&self, folder: &Path) -> Option<u64> {
+        let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+        // "max" is not a number: no limit.
+        let limit = self.limits.iter().filter_map(|name| number(name)).min()?;
+        let stat = read("memory.stat").unwrap_or_default();
+        let bytes = |line: &str| {
+            let (name, bytes) = line.split_once(' ')?;
+            let counts = self.reclaimable.contains(&name);
+            counts.then(|| bytes.trim().parse::<u64>().ok()).flatten()
+        };
+        let idle = stat.lines().filter_map(bytes).fold(0, u64::saturating_add);
+        let used = number(self.usage)?.saturating_sub(idle);
+        Some(limit.saturating_sub(used))
+    }
 }
 
 /// Formats a number of bytes for people.
@@ -277,46 +373,126 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_meminfo_and_cgroup_paths() {
+    fn parses_meminfo() {
         let text = "MemTotal:       16000000 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n";
         assert_eq!(of_meminfo(text), Some(2 << 20));
         assert_eq!(of_meminfo("MemTotal: 1 kB"), None);
-        assert_eq!(
-            own_group("0::/system.slice/x.service\n"),
-            "system.slice/x.service"
-        );
-        assert_eq!((own_group("1:cpu:/a\n"), own_group("0::/\n")), ("", ""));
         assert_eq!(readable(3 << 20), "3 MiB");
         assert_eq!(readable(3 << 29), "1.5 GiB");
     }
 
-    /// A file that was read once is in the page cache, and is not in the way of anything.
-    #[test]
-    fn reclaimable_page_cache_counts_as_available_in_a_control_group() {
-        let root = tempfile::tempdir().unwrap();
-        let inner = root.path().join("outer/inner");
-        fs::create_dir_all(&inner).unwrap();
-        let left = || of_groups(root.path(), "outer/inner");
-        assert_eq!(left(), None);
-        let write = |folder: &Path, name: &str, text: &str| {
-            fs::write(folder.join(name), text).unwrap();
-        };
-        write(&inner, "memory.max", "max\n");
-        write(&inner, "memory.current", "900\n");
-        assert_eq!(left(), None, "no limit");
-        write(&inner, "memory.max", "1000\n");
-        assert_eq!(left(), Some(100));
-        write(
-            &inner,
-            "memory.stat",
-            "anon 100\ninactive_file 700\nactive_file 100\n",
-        );
-        assert_eq!(left(), Some(800));
+    /// Files of a machine, and what it has available.
+    type Machine = (&'static [(&'static str, &'static str)], Option<u64>);
+    const MEMINFO: (&str, &str) = ("proc/meminfo", "MemAvailable: 4096 kB\n");
+    const MACHINES: &[Machine] = &[
+        (&[], None),
+        (&[MEMINFO], Some(4 << 20)),
+        // Version 2 without a limit, and with one; a file that was read once is in the page cache, and in nobody's way.
+        (
+            &[
+                MEMINFO,
+                ("proc/self/cgroup", "0::/outer/inner\n"),
+                ("sys/fs/cgroup/outer/inner/memory.max", "max\n"),
+                ("sys/fs/cgroup/outer/inner/memory.current", "900\n"),
+            ],
+            Some(4 << 20),
+        ),
+        (
+            &[
+                MEMINFO,
+                ("proc/self/cgroup", "0::/outer/inner\n"),
+                ("sys/fs/cgroup/outer/inner/memory.max", "1000\n"),
+                ("sys/fs/cgroup/outer/inner/memory.current", "900\n"),
+                (
+                    "sys/fs/cgroup/outer/inner/memory.stat",
+                    "anon 50\nfile 820\ninactive_file 700\nactive_file 100\nslab_reclaimable 20\nshmem 20\n",
+                ),
+            ],
+            Some(920),
+        ),
         // The group around it has less.
-        let outer = inner.parent().unwrap();
-        write(outer, "memory.max", "1200\n");
-        write(outer, "memory.current", "1150\n");
-        assert_eq!(left(), Some(50));
+        (
+            &[
+                ("proc/self/cgroup", "0::/outer/inner\n"),
+                ("sys/fs/cgroup/outer/inner/memory.max", "1000\n"),
+                ("sys/fs/cgroup/outer/inner/memory.current", "100\n"),
+                ("sys/fs/cgroup/outer/memory.max", "max\n"),
+                ("sys/fs/cgroup/outer/memory.high", "1200\n"),
+                ("sys/fs/cgroup/outer/memory.current", "1150\n"),
+            ],
+            Some(50),
+        ),
+        // A container that sees the path of the machine, and its own group at the root.
+        (
+            &[
+                MEMINFO,
+                ("proc/self/cgroup", "0::/../../docker/0123\n"),
+                ("sys/fs/cgroup/memory.max", "1000\n"),
+                ("sys/fs/cgroup/memory.current", "10\n"),
+            ],
+            Some(990),
+        ),
+        // Version 1, among other controllers.
+        (
+            &[
+                MEMINFO,
+                (
+                    "proc/self/cgroup",
+                    "9:cpu,cpuacct:/other\n4:memory:/docker/0123\n1:name=systemd:/docker/0123\n",
+                ),
+                (
+                    "sys/fs/cgroup/memory/docker/0123/memory.limit_in_bytes",
+                    "2000\n",
+                ),
+                (
+                    "sys/fs/cgroup/memory/docker/0123/memory.usage_in_bytes",
+                    "1900\n",
+                ),
+                (
+                    "sys/fs/cgroup/memory/docker/0123/memory.stat",
+                    "inactive_file 1\ntotal_inactive_file 1000\ntotal_active_file 300\n",
+                ),
+                (
+                    "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                    "9223372036854771712\n",
+                ),
+                ("sys/fs/cgroup/memory/memory.usage_in_bytes", "5000\n"),
+            ],
+            Some(1400),
+        ),
+        (
+            &[
+                MEMINFO,
+                ("proc/self/cgroup", "4:memory:/docker/0123\n"),
+                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "3000\n"),
+                ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n"),
+            ],
+            Some(2000),
+        ),
+        // Both, with the memory in version 1.
+        (
+            &[
+                MEMINFO,
+                ("proc/self/cgroup", "4:memory:/a\n0::/b\n"),
+                ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "700\n"),
+                ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "100\n"),
+                ("sys/fs/cgroup/unified/b/cgroup.procs", "1\n"),
+            ],
+            Some(600),
+        ),
+    ];
+
+    #[test]
+    fn limits_of_both_versions_of_control_groups_count_without_the_page_cache() {
+        for (files, expected) in MACHINES {
+            let root = tempfile::tempdir().unwrap();
+            for (path, text) in *files {
+                let path = root.path().join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            assert_eq!(available_at(root.path()), *expected, "{files:?}");
+        }
     }
 
     /// Two models that fit one by one: the second waits for the first, and sees what that one has taken.
@@ -341,13 +517,61 @@ mod tests {
     }
 
     #[test]
+    fn cells_are_as_large_as_the_types_of_their_numbers() {
+        use super::super::random::{RandomModelShape, write};
+        let mut bytes = Vec::new();
+        let shape = RandomModelShape {
+            heads: 2,
+            key_value_heads: 2,
+            ..RandomModelShape::tiny()
+        };
+        write(&mut bytes, &shape, 1).unwrap();
+        let header = GgufHeader::read(&bytes[..]).unwrap();
+        let cell = |keys, values| cell_bytes(&header, CacheTypes { keys, values });
+        // Two layers, two heads of 32 numbers.
+        assert_eq!(cell(CacheType::F16, CacheType::F16), 4 * (64 + 64));
+        assert_eq!(cell(CacheType::F32, CacheType::Q8_0), 4 * (128 + 34));
+        assert_eq!(cell(CacheType::Q4_0, CacheType::Q5_1), 4 * (18 + 24));
+    }
+
+    #[test]
+    fn layers_of_a_gpu_are_not_in_the_memory_of_the_machine() {
+        let whole = Estimate {
+            weights: 3000,
+            cache: 300,
+            pass: 50,
+        };
+        let (none, all) = (whole.without_layers(0, 2), whole.without_layers(3, 2));
+        assert_eq!((none, all.total()), (whole, 50));
+        assert_eq!(whole.without_layers(1, 2).total(), 2000 + 200 + 50);
+        assert_eq!(whole.without_layers(9, 2).total(), 50);
+        // 1100 for each of two layers and the output, beside 50 and a twentieth.
+        for (free, fit) in [
+            (0, 0),
+            (1200, 0),
+            (1220, 1),
+            (2400, 2),
+            (3540, 3),
+            (1 << 40, 3),
+        ] {
+            assert_eq!(whole.layers_that_fit(2, free), fit, "{free}");
+        }
+        let huge = Estimate {
+            weights: u64::MAX,
+            ..whole
+        };
+        assert_eq!(huge.without_layers(1, 1).weights, u64::MAX.div_ceil(2));
+    }
+
+    #[test]
     fn recurrent_layers_need_state_per_slot_and_no_kv_cells() {
         use super::super::random::{RandomModelShape, write};
         let of = |shape: RandomModelShape| {
             let mut bytes = Vec::new();
             write(&mut bytes, &shape, 1).unwrap();
             let header = GgufHeader::read(&bytes[..]).unwrap();
-            (cell_bytes(&header), state_bytes(&header))
+            let types = CacheTypes::new(&LlamaOptions::default());
+            (cell_bytes(&header, types), state_bytes(&header))
         };
         // Two layers, two heads of 16 numbers for keys and for values, 2 bytes each.
         assert_eq!(of(RandomModelShape::tiny()), (2 * 2 * 32 * 2, 0));

@@ -14,11 +14,14 @@ mod guard;
 mod identity;
 mod llama;
 mod load;
+mod lora;
 mod marks;
 mod memory;
 mod outline;
+mod plan;
 mod processors;
 pub mod random;
+mod source;
 #[cfg(test)]
 mod tests;
 mod thread_choice;
@@ -32,8 +35,9 @@ use std::time::Duration;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
-pub use self::load::{LoadError, LoadOptions, ModelSource, lacks_memory, load};
+pub use self::load::{LoadError, LoadOptions, lacks_memory, load};
 pub use self::outline::outline;
+pub use self::source::ModelSource;
 use self::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{

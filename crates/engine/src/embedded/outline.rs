@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use sapwood_proto::steer::Token;
 
-use super::load::{LoadError, LoadOptions, LoadPlan, ModelSource, architecture, recommended};
+use super::load::{LoadError, LoadOptions, architecture, recommended};
+use super::plan::LoadPlan;
+use super::source::ModelSource;
 use crate::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};
 use crate::gguf::GgufHeader;
 use crate::template::no_template;
@@ -19,7 +21,7 @@ pub fn outline(
     source: &ModelSource,
     options: &LoadOptions,
 ) -> Result<(ModelInfo, SharedVocabulary), LoadError> {
-    let header = source.header()?;
+    let header = source.header(&options.llama)?;
     let plan = LoadPlan::new(&header, options)?;
     // Numbers only: the tokenizer is part of llama.cpp, which needs the loaded model for it.
     let vocabulary = OutlineVocabulary::of(&header);

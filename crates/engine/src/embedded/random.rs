@@ -134,12 +134,20 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
 ///
 /// # Errors
 /// Those of the writer.
-pub fn write(mut out: impl Write, shape: &RandomModelShape, seed: u64) -> io::Result<()> {
-    let tensors = tensors(shape);
+pub fn write(out: impl Write, shape: &RandomModelShape, seed: u64) -> io::Result<()> {
     let mut header = GgufWriterHeader::default();
     metadata(&mut header, shape);
+    write_file(out, header, &tensors(shape), seed)
+}
+
+fn write_file(
+    mut out: impl Write,
+    mut header: GgufWriterHeader,
+    tensors: &[(String, Vec<u32>)],
+    seed: u64,
+) -> io::Result<()> {
     let mut offset = 0;
-    for (name, dimensions) in &tensors {
+    for (name, dimensions) in tensors {
         header.tensor(name, dimensions, offset);
         // Offsets are relative to the end of the header, so they are known before its length is.
         offset += bytes_of(dimensions).next_multiple_of(ALIGNMENT);
@@ -149,11 +157,36 @@ pub fn write(mut out: impl Write, shape: &RandomModelShape, seed: u64) -> io::Re
     pad(&mut out, head.len() as u64)?;
     // xorshift stays at 0 for ever if it starts there.
     let mut random = Random(seed | 1);
-    for (_, dimensions) in &tensors {
+    for (_, dimensions) in tensors {
         weights(&mut out, dimensions, &mut random)?;
         pad(&mut out, bytes_of(dimensions))?;
     }
     Ok(())
+}
+
+/// Writes a LoRA adapter for the queries of every layer of a model of this shape.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_adapter(
+    out: impl Write,
+    shape: &RandomModelShape,
+    rank: u32,
+    seed: u64,
+) -> io::Result<()> {
+    let mut header = GgufWriterHeader::default();
+    header.text("general.type", "adapter");
+    header.text("general.architecture", shape.architecture);
+    header.text("adapter.type", "lora");
+    header.fraction("adapter.lora.alpha", 4.0);
+    let layers = (0..shape.layers).flat_map(|layer| {
+        let name = |part: &str| format!("blk.{layer}.attn_q.weight.lora_{part}");
+        [
+            (name("a"), vec![shape.width, rank]),
+            (name("b"), vec![rank, shape.width]),
+        ]
+    });
+    write_file(out, header, &layers.collect::<Vec<_>>(), seed)
 }
 
 const ALIGNMENT: u64 = 32;

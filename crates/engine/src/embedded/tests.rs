@@ -3,6 +3,7 @@
 mod demo;
 #[cfg(feature = "tokenizer")]
 mod headers;
+mod options;
 mod outline;
 mod reuse;
 mod served;
@@ -16,6 +17,7 @@ use sapwood_proto::steer::Token;
 use super::random::{IM_START, RandomModelShape};
 use super::*;
 use crate::api::{ChatMessage, ChatRequest};
+use crate::llama_options::LlamaOptions;
 
 fn tiny() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
@@ -32,9 +34,16 @@ fn options() -> LoadOptions {
     LoadOptions {
         parallel: 4,
         kept_prefixes: Some(4),
-        batch_tokens: 64,
+        llama: batches(64),
         threads: Some(1),
         ..LoadOptions::default()
+    }
+}
+
+fn batches(tokens: u32) -> LlamaOptions {
+    LlamaOptions {
+        batch_tokens: Some(tokens),
+        ..LlamaOptions::default()
     }
 }
 
@@ -278,7 +287,7 @@ fn a_full_kv_cache_is_reported_and_smaller_batches_still_fit() {
     let mut model = loaded(&LoadOptions {
         context_tokens: Some(256),
         cache_tokens: Some(256),
-        batch_tokens: 200,
+        llama: batches(200),
         ..options()
     });
     assert_eq!(model.capacity().cells, 256);
@@ -339,7 +348,7 @@ fn batches_that_would_fail_an_assertion_are_refused() {
 #[test]
 fn output_rows_of_one_batch_equal_single_rows_and_have_a_limit() {
     let wide = LoadOptions {
-        batch_tokens: 128,
+        llama: batches(128),
         ..options()
     };
     let mut model = loaded(&wide);
@@ -586,7 +595,13 @@ fn progress_is_reported_and_can_stop_the_loading() {
         load(
             "tiny",
             &source,
-            &LoadOptions { mmap, ..options() },
+            &LoadOptions {
+                llama: LlamaOptions {
+                    mmap: Some(mmap),
+                    ..batches(64)
+                },
+                ..options()
+            },
             &mut |_| true,
         )
         .unwrap();

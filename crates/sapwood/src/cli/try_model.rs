@@ -26,7 +26,7 @@ impl TryModel {
     /// The reason that a file cannot be used goes to standard output, so that output of llama.cpp does not mix with it.
     pub(super) fn run(self) -> Result<Exit, CliError> {
         trial::be_expendable();
-        match models::try_out(self.file, self.size) {
+        match models::try_out(self.file, &self.size) {
             Ok(()) => Ok(Exit::Ok),
             Err(why) => {
                 // Errors are ignored: without a reader the reason is not needed.

@@ -1,5 +1,7 @@
 //! Tests of layers and their origins, of the example file, and of refused configurations.
 
+mod llama;
+
 use std::path::Path;
 
 use figment::Jail;
@@ -186,6 +188,39 @@ const WRONG: &[(&str, [&str; 3])] = &[
     (
         "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nkept_prefixes = 4294967295",
         ["models.kept_prefixes", "from 0", "to 65536"],
+    ),
+    (
+        "[engine.llama]\ncache_type_k = \"q6_k\"",
+        ["engine.llama.cache_type_k", "q6_k", "`iq4_nl`"],
+    ),
+    (
+        "[engine.llama]\ngpu_layers = \"some\"",
+        ["engine.llama.gpu_layers", "\"auto\"", "\"all\""],
+    ),
+    (
+        "[engine.llama]\nbatch_tokens = 0",
+        ["engine.llama.batch_tokens", "from 1", "to 16384"],
+    ),
+    (
+        "[engine.llama]\ngpu_layer = 1",
+        ["gpu_layer", "did you mean `gpu_layers`?", "sapwood.toml"],
+    ),
+    (
+        "[engine.llama]\nflash_attn = \"off\"\n\
+         [[models]]\nname = \"p\"\nbackend = \"scripted\"\nllama = { cache_type_v = \"q8_0\" }",
+        ["models.llama", "`p`", "cache_type_v"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nllama = { numa = \"isolate\" }",
+        ["models.llama", "`p`", "engine.llama.numa"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nlora = [{ path = \"a\" }, { path = \"a\" }]",
+        ["models.lora", "`p`", "twice"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nlora = [{ path = \"a\", scale = nan }]",
+        ["models.lora", "`p`", "scale of a"],
     ),
     (
         "upstreams = [\"x\"]",

@@ -13,7 +13,9 @@ use super::super::processors;
 use super::super::thread_choice::{ThreadChoice, worth_trying};
 use super::batch::LlamaBatch;
 use super::model::LlamaModel;
+use super::params::set_context_params;
 use super::{LAST_ERROR, take_last_error};
+use crate::llama_options::LlamaOptions;
 use crate::model::{BatchEntry, DecodeSignals, Interrupt};
 
 /// The result of a decode call that threw an exception; distinct from llama.cpp's own codes.
@@ -126,6 +128,8 @@ pub(in super::super) struct ContextSize {
     /// cells.
     pub(in super::super) per_slot: bool,
     pub(in super::super) batch_tokens: u32,
+    /// Tokens of a batch that are computed at a time.
+    pub(in super::super) ubatch_tokens: u32,
     pub(in super::super) slots: u32,
     pub(in super::super) threads: ThreadLimits,
     /// How long idle worker threads spin before they sleep, 0 to 100.
@@ -143,12 +147,12 @@ impl ContextSize {
     }
 
     /// The parameters of a context of exactly this size.
-    fn params(self, rows: u32) -> sys::llama_context_params {
+    fn params(self, rows: u32, options: &LlamaOptions) -> sys::llama_context_params {
         // SAFETY: a plain value is returned.
         let mut params = unsafe { sys::llama_context_default_params() };
         params.n_ctx = self.cells;
         params.n_batch = self.batch_tokens;
-        params.n_ubatch = self.batch_tokens;
+        params.n_ubatch = self.ubatch_tokens;
         params.n_seq_max = self.slots;
         params.n_outputs_max = rows;
         params.n_outputs_max_per_seq = rows;
@@ -159,6 +163,7 @@ impl ContextSize {
         // window, hence `can_resume`.
         params.swa_full = true;
         params.no_perf = true;
+        set_context_params(&mut params, options);
         params
     }
 }
@@ -178,9 +183,9 @@ pub(in super::super) enum DecodeError {
 
 /// A KV cache, and the llama.cpp context that computes in it.
 ///
-/// With a unified KV cache, one batch is one ubatch (physical and logical batch size are equal). With a per-slot KV
-/// cache, it is one ubatch for each run of neighbouring slots with the same number of tokens. Either way a batch that
-/// fails leaves every slot of a model that can be truncated as it was.
+/// With a unified KV cache, one batch is one ubatch, unless `ubatch_tokens` is less. With a per-slot KV cache, it is one
+/// ubatch for each run of neighbouring slots with the same number of tokens. Either way a batch that fails leaves every
+/// slot of a model that can be truncated as it was.
 #[derive(Debug)]
 pub(in super::super) struct LlamaContext {
     context: NonNull<sys::llama_context>,
@@ -195,6 +200,8 @@ pub(in super::super) struct LlamaContext {
     cells: u32,
     /// KV cells of each slot, with a per-slot KV cache.
     cells_per_slot: Option<u32>,
+    /// A batch may be computed in several parts.
+    is_split: bool,
     batch_tokens: u32,
     rows: u32,
     batch: LlamaBatch,
@@ -217,7 +224,11 @@ impl LlamaContext {
     ///
     /// # Errors
     /// The error that llama.cpp logged.
-    pub(in super::super) fn new(model: Arc<LlamaModel>, size: ContextSize) -> Result<Self, String> {
+    pub(in super::super) fn new(
+        model: Arc<LlamaModel>,
+        size: ContextSize,
+        options: &LlamaOptions,
+    ) -> Result<Self, String> {
         let slots = size.slots.clamp(1, SLOTS_MAX);
         // llama.cpp asserts that a batch has room for one row per slot, and pads the number of cells itself.
         let batch_tokens = size.batch_tokens.max(slots);
@@ -230,15 +241,17 @@ impl LlamaContext {
         let size = ContextSize {
             cells,
             batch_tokens,
+            ubatch_tokens: size.ubatch_tokens.clamp(slots, batch_tokens),
             slots,
             ..size
         };
-        let params = size.params(rows);
+        let params = size.params(rows, options);
         let _ = LAST_ERROR.take();
         // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
         let init = || unsafe { throwing::llama_init_from_model(model.model.as_ptr(), params) };
         let context = guarded(init)?;
         let context = NonNull::new(context).ok_or_else(take_last_error)?;
+        model.apply_adapters(context);
         let interrupt = Interrupt::default();
         // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
         let (memory, cells, slot_cells, batch_tokens) = unsafe {
@@ -271,6 +284,7 @@ impl LlamaContext {
             batches: 0,
             cells,
             cells_per_slot: size.per_slot.then_some(slot_cells),
+            is_split: size.per_slot || size.ubatch_tokens < batch_tokens,
             batch_tokens,
             rows,
             batch: LlamaBatch::new(batch_tokens as usize),
@@ -366,7 +380,7 @@ impl LlamaContext {
 
     /// Rolls back the slots of a failed batch: ubatches before the failed one have added tokens to them.
     fn roll_back(&mut self, entries: &[BatchEntry]) {
-        if self.cells_per_slot.is_none() {
+        if !self.is_split {
             return;
         }
         for entry in entries {

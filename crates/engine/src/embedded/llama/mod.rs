@@ -19,6 +19,7 @@
 mod batch;
 mod context;
 mod model;
+mod params;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -27,10 +28,13 @@ use std::sync::Once;
 
 use llama_cpp_sys_2 as sys;
 
+use crate::llama_options::Numa;
+
 pub(super) use self::context::{
     CELLS_STEP, ContextSize, DecodeError, LlamaContext, SCORED_ROWS, SLOTS_MAX, ThreadLimits,
 };
 pub(super) use self::model::{LlamaModel, TokenAttributes};
+pub(super) use self::params::{ModelParams, gpu_memory};
 
 /// The version of ggml, llama.cpp's library of kernels.
 pub(super) fn library_version() -> String {
@@ -46,17 +50,30 @@ pub(super) fn library_version() -> String {
 pub(super) struct LlamaBackend(());
 
 impl LlamaBackend {
-    /// Initialises llama.cpp, once per process. The caller has checked the CPU.
-    pub(super) fn start() -> Self {
+    /// Initialises llama.cpp, once per process. The caller has checked the CPU. The placement on NUMA nodes is that of the
+    /// first call.
+    pub(super) fn start(numa: Option<Numa>) -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             // SAFETY: neither takes borrowed data; `Once` excludes other threads while the global logger is set.
             unsafe {
                 sys::llama_log_set(Some(log), ptr::null_mut());
                 sys::llama_backend_init();
+                // After the start, which finds the CPU backend; before any model, whose memory is placed by it.
+                if let Some(numa) = numa {
+                    sys::llama_numa_init(numa_strategy(numa));
+                }
             }
         });
         Self(())
+    }
+}
+
+fn numa_strategy(numa: Numa) -> sys::ggml_numa_strategy {
+    match numa {
+        Numa::Distribute => sys::GGML_NUMA_STRATEGY_DISTRIBUTE,
+        Numa::Isolate => sys::GGML_NUMA_STRATEGY_ISOLATE,
+        Numa::Numactl => sys::GGML_NUMA_STRATEGY_NUMACTL,
     }
 }
 
@@ -111,6 +128,10 @@ unsafe extern "C" fn log(level: sys::ggml_log_level, text: *const c_char, _: *mu
                     complaint.get_or_insert_with(|| text.to_owned());
                 }
             });
+            tracing::warn!(target: "sapwood_engine::llama", "{text}");
+        }
+        // A limit of the system, and the option is of no use then.
+        sys::GGML_LOG_LEVEL_WARN if text.contains("failed to mlock") => {
             tracing::warn!(target: "sapwood_engine::llama", "{text}");
         }
         sys::GGML_LOG_LEVEL_WARN | sys::GGML_LOG_LEVEL_INFO => {

@@ -9,7 +9,8 @@ use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
 
 use super::super::guard::{guarded, throwing};
-use super::{LAST_ERROR, LlamaBackend, take_last_error};
+use super::params::ModelParams;
+use super::{LAST_ERROR, take_last_error};
 use crate::tokenizer_json::AddedToken;
 
 /// A loaded model: weights and vocabulary, read only.
@@ -18,6 +19,10 @@ pub(in super::super) struct LlamaModel {
     pub(super) model: NonNull<sys::llama_model>,
     vocabulary: NonNull<sys::llama_vocab>,
     size: u32,
+    /// llama.cpp keeps the addresses in it.
+    params: ModelParams,
+    /// LoRA adapters and their scales. The model frees them.
+    adapters: Vec<(NonNull<sys::llama_adapter_lora>, f32)>,
 }
 
 // SAFETY: see "Threads" above; nothing in a loaded model is bound to the thread that loaded it.
@@ -54,27 +59,20 @@ impl LlamaModel {
     /// # Errors
     /// The error that llama.cpp logged.
     pub(in super::super) fn load(
-        _: LlamaBackend,
         path: &Path,
-        gpu_layers: u32,
-        mmap: bool,
+        params: ModelParams,
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Self, String> {
         let path = CString::new(path.as_os_str().as_encoded_bytes())
             .map_err(|_| "the path contains a NUL byte".to_owned())?;
         let mut progress = progress;
-        // SAFETY: a plain value is returned.
-        let mut params = unsafe { sys::llama_model_default_params() };
-        params.n_gpu_layers = i32::try_from(gpu_layers).unwrap_or(i32::MAX);
-        params.load_mode = if mmap {
-            sys::LLAMA_LOAD_MODE_MMAP
-        } else {
-            sys::LLAMA_LOAD_MODE_NONE
-        };
+        let kept = params;
+        let mut params = kept.raw();
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = (&raw mut progress).cast();
         let _ = LAST_ERROR.take();
-        // SAFETY: the path is NUL-terminated, and `progress` outlives the call, which is the last to use its address.
+        // SAFETY: the path is NUL-terminated, the parameters' arrays live in `kept`, and `progress` outlives the call, which
+        // is the last to use its address.
         let load = || unsafe { throwing::llama_model_load_from_file(path.as_ptr(), params) };
         let model = guarded(load)?;
         let model = NonNull::new(model).ok_or_else(take_last_error)?;
@@ -90,6 +88,8 @@ impl LlamaModel {
             model,
             vocabulary,
             size: 0,
+            params: kept,
+            adapters: Vec::new(),
         };
         // SAFETY: the vocabulary is live. A model without a tokenizer (type NONE) would abort in its functions.
         let size = unsafe {
@@ -104,6 +104,41 @@ impl LlamaModel {
         } else {
             Ok(this)
         }
+    }
+
+    /// Loads a LoRA adapter, which the contexts that are created later compute with.
+    ///
+    /// # Errors
+    /// The error that llama.cpp logged.
+    #[expect(clippy::cast_possible_truncation, reason = "llama.cpp keeps 32 bits")]
+    pub(in super::super) fn add_adapter(&mut self, path: &Path, scale: f64) -> Result<(), String> {
+        let path = CString::new(path.as_os_str().as_encoded_bytes())
+            .map_err(|_| "the path contains a NUL byte".to_owned())?;
+        let model = self.model.as_ptr();
+        let _ = LAST_ERROR.take();
+        // SAFETY: the model is live and, through `&mut self`, not shared yet; the path is NUL-terminated.
+        let load = || unsafe { throwing::llama_adapter_lora_init(model, path.as_ptr()) };
+        let adapter = NonNull::new(guarded(load)?).ok_or_else(take_last_error)?;
+        self.adapters.push((adapter, scale as f32));
+        Ok(())
+    }
+
+    /// Lets a context of this model compute with its adapters.
+    pub(super) fn apply_adapters(&self, context: NonNull<sys::llama_context>) {
+        let mut adapters: Vec<_> = self.adapters.iter().map(|(it, _)| it.as_ptr()).collect();
+        let mut scales: Vec<f32> = self.adapters.iter().map(|(_, scale)| *scale).collect();
+        let count = adapters.len();
+        // SAFETY: the context is live and not computing, and both arrays have `count` elements, which are copied. The
+        // adapters live as long as the model, which the context keeps alive.
+        unsafe {
+            let (adapters, scales) = (adapters.as_mut_ptr(), scales.as_mut_ptr());
+            sys::llama_set_adapters_lora(context.as_ptr(), adapters, count, scales);
+        }
+    }
+
+    /// Returns how many layers a GPU was asked to compute, the output included.
+    pub(in super::super) fn gpu_layers(&self) -> u32 {
+        self.params.gpu_layers()
     }
 
     /// Returns its properties.

@@ -1,0 +1,200 @@
+//! [`LoadPlan`]: the sizes of a context, from the options and the header of a model.
+
+use super::llama::{self, ContextSize, ThreadLimits};
+use super::load::{LoadError, LoadOptions, architecture};
+use super::memory::{self, CacheTypes, Estimate, MemoryReservation};
+use crate::gguf::GgufHeader;
+use crate::llama_options::{BATCH_TOKENS_MAX, GpuLayers, LlamaOptions};
+
+/// The sizes that the options give for one model.
+pub(super) struct LoadPlan {
+    pub(super) context_tokens: u32,
+    /// The size with a unified KV cache.
+    pub(super) together: ContextSize,
+    /// The size with a per-slot KV cache, if there are enough cells.
+    pub(super) per_slot: Option<ContextSize>,
+    pub(super) cache_types: CacheTypes,
+    /// Layers of the model.
+    layers: u32,
+}
+
+impl LoadPlan {
+    pub(super) fn new(header: &GgufHeader, options: &LoadOptions) -> Result<Self, LoadError> {
+        check_options(options)?;
+        let cache_types = CacheTypes::new(&options.llama);
+        check_blocks(header, cache_types)?;
+        let context_tokens = context_tokens(header, options);
+        let all = context_tokens
+            .saturating_mul(options.parallel)
+            .min(CACHE_TOKENS_DEFAULT_MAX);
+        let cells = options
+            .cache_tokens
+            .unwrap_or(all)
+            // `Capacity` promises room for one sequence of full length; without it some requests could never run.
+            .max(context_tokens)
+            .min(CONTEXT_TOKENS_MAX);
+        let kept_prefixes = options.kept_prefixes.unwrap_or(KEPT_PREFIXES_DEFAULT);
+        let slots = options
+            .parallel
+            .saturating_add(kept_prefixes)
+            .min(llama::SLOTS_MAX);
+        let (batch_tokens, ubatch_tokens) = batch_sizes(&options.llama);
+        let size = |cells, per_slot, slots| ContextSize {
+            cells,
+            per_slot,
+            // llama.cpp asserts that either has room for one row per slot.
+            batch_tokens: batch_tokens.max(slots),
+            ubatch_tokens: ubatch_tokens.max(slots),
+            slots,
+            threads: ThreadLimits {
+                decode: options.threads,
+                prefill: options.threads_batch.or(options.threads),
+            },
+            poll: options.poll,
+        };
+        // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
+        let slot_cells = context_tokens.next_multiple_of(llama::CELLS_STEP);
+        let small = CACHE_BYTES_SMALL / memory::cell_bytes(header, cache_types).max(1);
+        let small = u32::try_from(small).unwrap_or(CONTEXT_TOKENS_MAX);
+        let allowed = options.cache_tokens.unwrap_or_else(|| cells.max(small));
+        let affordable = allowed / slot_cells;
+        // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
+        let per_slot = (affordable >= options.parallel).then(|| {
+            let slots = slots.min(affordable);
+            size(slot_cells.saturating_mul(slots), true, slots)
+        });
+        Ok(Self {
+            context_tokens,
+            together: size(cells, false, slots),
+            per_slot,
+            cache_types,
+            layers: layers(header),
+        })
+    }
+
+    /// Returns how many layers a GPU computes, and the estimate of the memory that the model needs beside it.
+    pub(super) fn offload(&self, header: &GgufHeader, options: &LoadOptions) -> (u32, Estimate) {
+        let size = self.per_slot.unwrap_or(self.together);
+        let estimate = Estimate::new(header, size, self.cache_types);
+        let all = self.layers.saturating_add(1);
+        let offloaded = match options.llama.gpu_layers.unwrap_or(GpuLayers::Auto) {
+            GpuLayers::Auto => match llama::gpu_memory(&options.llama) {
+                Some(free) => estimate.layers_that_fit(self.layers, free),
+                None => 0,
+            },
+            GpuLayers::All => all,
+            GpuLayers::Number(number) => number.min(all),
+        };
+        (offloaded, estimate.without_layers(offloaded, self.layers))
+    }
+
+    /// Reserves the memory that the model will need, until it is loaded and the system counts it. If models that are
+    /// being loaded leave too little, waits for them.
+    pub(super) fn reserve_memory(
+        &self,
+        estimate: Estimate,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<MemoryReservation, LoadError> {
+        // While it waits for memory, a load reports no progress, but it can be stopped.
+        let mut wait = || progress(0.0);
+        let available = || options.memory_bytes.or_else(memory::available);
+        match MemoryReservation::take(estimate.total(), available, &mut wait) {
+            Ok(reserved) => Ok(reserved),
+            Err(memory::OutOfMemory::Stopped) => Err(LoadError::Stopped),
+            Err(memory::OutOfMemory::Of(available)) => Err(LoadError::Memory {
+                need: estimate.total(),
+                weights: estimate.weights,
+                cache: estimate.cache,
+                cells: self.per_slot.unwrap_or(self.together).cells,
+                available,
+            }),
+        }
+    }
+}
+
+/// Checks what does not depend on the model.
+fn check_options(options: &LoadOptions) -> Result<(), LoadError> {
+    let refused = |why: &str| Err(LoadError::Option(why.to_owned()));
+    if options.parallel == 0 || options.parallel >= llama::SLOTS_MAX {
+        return refused("parallel must be from 1 to 255");
+    }
+    if options.context_tokens == Some(0)
+        || options.threads == Some(0)
+        || options.threads_batch == Some(0)
+    {
+        return refused("context and threads must be at least 1");
+    }
+    options.llama.check().map_err(LoadError::Option)
+}
+
+/// Checks that the numbers of a head are whole blocks of the KV cache's types, as ggml asserts.
+fn check_blocks(header: &GgufHeader, types: CacheTypes) -> Result<(), LoadError> {
+    let Some((key, value)) = memory::head_sizes(header) else {
+        return Ok(());
+    };
+    for (name, kind, numbers) in [
+        ("cache_type_k", types.keys, key),
+        ("cache_type_v", types.values, value),
+    ] {
+        let (block, _) = kind.block();
+        if !numbers.is_multiple_of(block) {
+            return Err(LoadError::Option(format!(
+                "{name}: {} has blocks of {block} numbers, and a head of this model has {numbers}: choose f16, bf16 or f32",
+                kind.name()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the context of a sequence.
+fn context_tokens(header: &GgufHeader, options: &LoadOptions) -> u32 {
+    let trained = header.number(&format!("{}.context_length", architecture(header)));
+    // If the model does not state its context length, the requested one is used.
+    let trained = trained
+        .and_then(|tokens| u32::try_from(tokens).ok())
+        .filter(|&tokens| tokens > 0);
+    let trained = trained.unwrap_or(u32::MAX).min(CONTEXT_TOKENS_MAX);
+    // Not the whole trained context by default: its cache would not fit on a small machine.
+    let wanted = options.context_tokens.unwrap_or_else(|| trained.min(8192));
+    // Output at positions that a model was not trained for is useless, so a longer context is offered only if positions
+    // are scaled.
+    let most = match options.llama.scales_positions() {
+        true => CONTEXT_TOKENS_MAX,
+        false => trained,
+    };
+    if wanted > most {
+        tracing::warn!(
+            wanted,
+            used = most,
+            "the configured context is longer than the model was trained for: using the shorter one; rope_scaling extends it"
+        );
+    }
+    wanted.min(most)
+}
+
+/// Returns the sizes of a batch, and of the part of it that is computed at a time.
+fn batch_sizes(options: &LlamaOptions) -> (u32, u32) {
+    let batch = options
+        .batch_tokens
+        .unwrap_or_else(|| BATCH_TOKENS_DEFAULT.max(options.ubatch_tokens.unwrap_or(0)))
+        .min(BATCH_TOKENS_MAX);
+    (batch, options.ubatch_tokens.unwrap_or(batch).min(batch))
+}
+
+/// Returns the number of layers.
+fn layers(header: &GgufHeader) -> u32 {
+    let layers = header.number(&format!("{}.block_count", architecture(header)));
+    layers
+        .and_then(|layers| u32::try_from(layers).ok())
+        .unwrap_or(0)
+}
+
+/// llama.cpp counts positions in signed 32-bit integers.
+const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
+const KEPT_PREFIXES_DEFAULT: u32 = 32;
+const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
+/// The size up to which a KV cache is enlarged by default.
+const CACHE_BYTES_SMALL: u64 = 128 << 20;
+const BATCH_TOKENS_DEFAULT: u32 = 512;

@@ -1,0 +1,212 @@
+//! Flags of llama.cpp's options, by the names of `llama-server`'s.
+
+use std::ffi::OsString;
+
+use clap::Args;
+use figment::value::{Dict, Value};
+
+use crate::config::layers::{Flags, list};
+use crate::failure::CliError;
+
+/// How models are loaded and computed by llama.cpp. The keys of `engine.llama` say more.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Loading and computing (llama.cpp)")]
+pub(super) struct LlamaFlags {
+    /// Layers that a GPU computes: a number, `all`, or `auto` for as many as fit (-ngl)
+    #[arg(long, alias = "n-gpu-layers", value_name = "N|auto|all")]
+    gpu_layers: Option<String>,
+    /// How several GPUs share a model (-sm)
+    #[arg(long, value_parser = ["none", "layer", "row"])]
+    split_mode: Option<String>,
+    /// The share of each GPU, for example 3,1 (-ts)
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    tensor_split: Vec<f64>,
+    /// The GPU that is used with --split-mode none (-mg)
+    #[arg(long, value_name = "INDEX")]
+    main_gpu: Option<u32>,
+    /// Buffer type of the tensors whose names match: REGEX=BUFFER,..; may be repeated (-ot)
+    #[arg(long, value_name = "REGEX=BUFFER,..", value_delimiter = ',')]
+    override_tensor: Vec<String>,
+    /// Read the file instead of mapping it
+    #[arg(long)]
+    no_mmap: bool,
+    /// Lock the weights in memory, so that they are not swapped out
+    #[arg(long)]
+    mlock: bool,
+    /// Placement on the nodes of a NUMA machine
+    #[arg(long, value_parser = ["distribute", "isolate", "numactl"])]
+    numa: Option<String>,
+    /// Type of cached keys (-ctk)
+    #[arg(long, value_name = "TYPE", value_parser = CACHE_TYPES)]
+    cache_type_k: Option<String>,
+    /// Type of cached values; quantised ones need flash attention (-ctv)
+    #[arg(long, value_name = "TYPE", value_parser = CACHE_TYPES)]
+    cache_type_v: Option<String>,
+    /// Flash attention (-fa)
+    #[arg(long, value_parser = ["auto", "on", "off"])]
+    flash_attn: Option<String>,
+    /// Tokens of one batch at most
+    #[arg(long, short, value_name = "TOKENS")]
+    batch_size: Option<u32>,
+    /// Tokens that are computed at a time (-ub)
+    #[arg(long, value_name = "TOKENS")]
+    ubatch_size: Option<u32>,
+    /// How positions beyond the training context are scaled; a longer --ctx needs it
+    #[arg(long, value_parser = ["none", "linear", "yarn"])]
+    rope_scaling: Option<String>,
+    /// Factor by which the context is extended
+    #[arg(long, value_name = "N")]
+    rope_scale: Option<f64>,
+    /// Base frequency of the rotary embedding
+    #[arg(long, value_name = "N")]
+    rope_freq_base: Option<f64>,
+    /// Factor of its frequencies: the inverse of --rope-scale
+    #[arg(long, value_name = "N")]
+    rope_freq_scale: Option<f64>,
+    /// YaRN: training context of the model
+    #[arg(long, value_name = "TOKENS")]
+    yarn_orig_ctx: Option<u32>,
+    /// YaRN: share of extrapolation
+    #[arg(long, value_name = "N")]
+    yarn_ext_factor: Option<f64>,
+    /// YaRN: factor of attention's magnitude
+    #[arg(long, value_name = "N")]
+    yarn_attn_factor: Option<f64>,
+    /// YaRN: low correction dimension
+    #[arg(long, value_name = "N")]
+    yarn_beta_fast: Option<f64>,
+    /// YaRN: high correction dimension
+    #[arg(long, value_name = "N")]
+    yarn_beta_slow: Option<f64>,
+    /// Metadata that replaces the file's: KEY=TYPE:VALUE, of type int, float, bool or str; may be repeated
+    #[arg(long, value_name = "KEY=TYPE:VALUE")]
+    override_kv: Vec<String>,
+    /// Load this LoRA adapter (GGUF) with the model, with its scale if it is not 1; may be repeated
+    #[arg(long, value_name = "PATH[=SCALE]", value_delimiter = ',')]
+    lora: Vec<String>,
+    /// The same as `llama-server` writes it
+    #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', hide = true)]
+    lora_scaled: Vec<String>,
+}
+
+const CACHE_TYPES: [&str; 9] = [
+    "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1",
+];
+
+impl LlamaFlags {
+    /// The key and the name of each flag, and its value if it was given.
+    fn values(&self) -> [(&'static str, &'static str, Option<Value>); 23] {
+        let text = |value: &Option<String>| value.clone().map(Value::from);
+        let count = |value: Option<u32>| value.map(Value::from);
+        let number = |value: Option<f64>| value.map(Value::from);
+        let texts = |values: &[String]| all(values.iter().cloned().map(Value::from));
+        let split = self.tensor_split.iter().copied().map(Value::from);
+        let no_mmap = self.no_mmap.then(|| Value::from(false));
+        let mlock = self.mlock.then(|| Value::from(true));
+        macro_rules! rows {
+            ($($field:literal $flag:literal $value:expr;)*) => {
+                [$((concat!("engine.llama.", $field), $flag, $value)),*]
+            };
+        }
+        rows! {
+            "gpu_layers" "--gpu-layers" text(&self.gpu_layers);
+            "split_mode" "--split-mode" text(&self.split_mode);
+            "tensor_split" "--tensor-split" all(split);
+            "main_gpu" "--main-gpu" count(self.main_gpu);
+            "override_tensor" "--override-tensor" texts(&self.override_tensor);
+            "mmap" "--no-mmap" no_mmap;
+            "mlock" "--mlock" mlock;
+            "numa" "--numa" text(&self.numa);
+            "cache_type_k" "--cache-type-k" text(&self.cache_type_k);
+            "cache_type_v" "--cache-type-v" text(&self.cache_type_v);
+            "flash_attn" "--flash-attn" text(&self.flash_attn);
+            "batch_tokens" "--batch-size" count(self.batch_size);
+            "ubatch_tokens" "--ubatch-size" count(self.ubatch_size);
+            "rope_scaling" "--rope-scaling" text(&self.rope_scaling);
+            "rope_scale" "--rope-scale" number(self.rope_scale);
+            "rope_freq_base" "--rope-freq-base" number(self.rope_freq_base);
+            "rope_freq_scale" "--rope-freq-scale" number(self.rope_freq_scale);
+            "yarn_orig_ctx" "--yarn-orig-ctx" count(self.yarn_orig_ctx);
+            "yarn_ext_factor" "--yarn-ext-factor" number(self.yarn_ext_factor);
+            "yarn_attn_factor" "--yarn-attn-factor" number(self.yarn_attn_factor);
+            "yarn_beta_fast" "--yarn-beta-fast" number(self.yarn_beta_fast);
+            "yarn_beta_slow" "--yarn-beta-slow" number(self.yarn_beta_slow);
+            "override_kv" "--override-kv" texts(&self.override_kv);
+        }
+    }
+
+    /// The first of these flags that was given.
+    pub(super) fn named(&self) -> Option<&'static str> {
+        let values = self.values().into_iter();
+        let mut given = values.filter_map(|(_, flag, value)| value.map(|_| flag));
+        let adapter = || {
+            [("--lora", &self.lora), ("--lora-scaled", &self.lora_scaled)]
+                .into_iter()
+                .find_map(|(flag, adapters)| (!adapters.is_empty()).then_some(flag))
+        };
+        given.next().or_else(adapter)
+    }
+
+    /// The adapters of the only model, of so many.
+    ///
+    /// # Errors
+    /// [`CliError::usage`] if there is no model, or more than one.
+    pub(super) fn adapters(&self, models: usize) -> Result<Vec<Value>, CliError> {
+        let scaled = |given: &str, sign: char| {
+            let parts = given.rsplit_once(sign);
+            let scale = parts.and_then(|(path, scale)| Some((path, scale.parse::<f64>().ok()?)));
+            let (path, scale) = scale.unwrap_or((given, 1.0));
+            Value::from(Dict::from([
+                ("path".into(), Value::from(path)),
+                ("scale".into(), Value::from(scale)),
+            ]))
+        };
+        let plain = self.lora.iter().map(|given| scaled(given, '='));
+        let with_scale = self.lora_scaled.iter().map(|given| scaled(given, ':'));
+        let adapters: Vec<Value> = plain.chain(with_scale).collect();
+        if !adapters.is_empty() && models != 1 {
+            return Err(CliError::usage(
+                "--lora is for one --model: name the model too, and of several models each one's adapters as `lora` of its \
+                 [[models]]",
+            ));
+        }
+        Ok(adapters)
+    }
+
+    pub(super) fn set(&self, flags: &mut Flags) {
+        for (key, flag, value) in self.values() {
+            flags.set(key, flag, value);
+        }
+    }
+}
+
+/// A list, unless it is empty.
+fn all(values: impl Iterator<Item = Value>) -> Option<Value> {
+    let mut values = values.peekable();
+    values.peek().is_some().then(|| list(values))
+}
+
+/// Short names of `llama-server` with several letters, which are several flags to a parser that knows only single ones.
+const SHORT: [(&str, &str); 11] = [
+    ("-ngl", "--gpu-layers"),
+    ("-sm", "--split-mode"),
+    ("-ts", "--tensor-split"),
+    ("-mg", "--main-gpu"),
+    ("-ot", "--override-tensor"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    ("-fa", "--flash-attn"),
+    ("-ub", "--ubatch-size"),
+    ("-tb", "--threads-batch"),
+    ("-np", "--parallel"),
+];
+
+/// Replaces these short names by the long ones, up to `--`.
+pub(super) fn expand(arguments: &mut [OsString]) {
+    let options = arguments.iter_mut().take_while(|it| *it != "--");
+    for argument in options {
+        if let Some((_, long)) = SHORT.iter().find(|(short, _)| argument == short) {
+            *argument = (*long).into();
+        }
+    }
+}
