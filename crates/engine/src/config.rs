@@ -12,6 +12,18 @@ pub enum PrefixSharing {
     All,
 }
 
+/// What drafts the next tokens of a sequence, so that one decode call gives several of them (speculative decoding). The
+/// output is the same with and without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SpeculationMode {
+    /// Nothing: each decode call gives one token of each sequence.
+    #[default]
+    Off,
+    /// Prompt lookup: what followed the last tokens where they occurred before, in the prompt or the output.
+    Lookup,
+}
+
 /// The limits of an engine. Plain data; every number has its unit in its name.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -46,6 +58,11 @@ pub struct Config {
     /// with them. `None`: what the model recommends, for an embedded one an eighth of the memory that was available when
     /// it was loaded, at most 8 GiB. 0: they are dropped.
     pub prefix_ram_bytes: Option<usize>,
+    /// What drafts tokens. Models that cannot truncate a slot decode without drafts.
+    pub speculation: SpeculationMode,
+    /// The maximum of tokens of a draft. Drafts are shorter where less is accepted, and where they would take more time than
+    /// they save.
+    pub draft_tokens_max: u32,
     /// Requests without a seed get one derived from this number. `None`: derived from the operating system's
     /// randomness.
     pub seed: Option<u64>,
@@ -65,6 +82,8 @@ impl Default for Config {
             prefix_sharing: PrefixSharing::default(),
             prefix_tokens_min: 16,
             prefix_ram_bytes: None,
+            speculation: SpeculationMode::default(),
+            draft_tokens_max: 16,
             seed: None,
         }
     }

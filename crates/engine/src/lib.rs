@@ -38,6 +38,7 @@ mod outbox;
 mod owner;
 mod prefix_cache;
 mod prefix_store;
+mod prompt_lookup;
 mod queue;
 pub mod ranking;
 pub mod recommended;
@@ -58,7 +59,7 @@ pub mod tokenizer;
 mod tokenizer_json;
 mod transcript;
 
-pub use config::{Config, PrefixSharing};
+pub use config::{Config, PrefixSharing, SpeculationMode};
 pub use continuation::tokenize_continuation;
 pub use engine::Engine;
 pub use outbox::RequestHandle;
