@@ -9,7 +9,7 @@ use sapwood_proto::steer::Token;
 use crate::ranking::mix;
 
 /// Lengths of the matches that are looked up, longest first. A single common token says too little.
-const MATCHES: [usize; 3] = [5, 3, 2];
+const MATCHES: [usize; 2] = [6, 3];
 
 /// Tokens that one call adds to the index, so that a long prompt does not delay the other sequences of a step.
 const INDEXED_MAX: usize = 4_096;
@@ -116,5 +116,74 @@ impl PromptLookup {
             .fold(length as u64, |hash, &token| mix(hash ^ u64::from(token)));
         // The length of the table is a power of two.
         Some(hash as usize & (self.table.len() - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(text: &str) -> Vec<Token> {
+        text.bytes().map(Token::from).collect()
+    }
+
+    /// Drafts after a text, as text.
+    fn drafted(lookup: &mut PromptLookup, text: &str, max: usize) -> String {
+        let mut draft = Vec::new();
+        lookup.draft(&tokens(text), max, &mut draft);
+        draft
+            .iter()
+            .map(|&token| char::from(u8::try_from(token).unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn what_followed_the_last_tokens_is_proposed() {
+        for (text, max, draft) in [
+            ("", 4, ""),
+            ("a", 4, ""),
+            ("abcd", 4, ""),
+            ("abcdabc", 1, "d"),
+            ("abcdabc", 4, "dabc"),
+            // Text that repeats itself goes on so.
+            ("xyzxyz", 7, "xyzxyzx"),
+            ("aaaa", 5, "aaaaa"),
+            // Two common tokens are too few.
+            ("abcdxbc", 4, ""),
+            // The last place counts, unless another one has more in common.
+            ("abc1abc2abc", 1, "2"),
+            ("012abcX_9abcY_012abc", 1, "X"),
+            ("abcdabc", 0, ""),
+        ] {
+            let mut lookup = PromptLookup::new(text.len());
+            assert_eq!(drafted(&mut lookup, text, max), draft, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_place_that_was_right_is_followed() {
+        let mut lookup = PromptLookup::new(40);
+        let before = "012abcdef_9abcxyz_012";
+        assert_eq!(drafted(&mut lookup, &format!("{before}abc"), 2), "de");
+        // By the last tokens alone the other place would be found.
+        assert_eq!(drafted(&mut lookup, &format!("{before}abcde"), 2), "f_");
+        assert_eq!(drafted(&mut lookup, &format!("{before}abcdexyz"), 1), "_");
+    }
+
+    /// Each token costs the same whatever the text is, and no text takes more memory.
+    #[test]
+    fn long_texts_are_indexed_in_parts_and_bounded() {
+        let mut lookup = PromptLookup::new(usize::MAX);
+        assert_eq!(lookup.table.len(), TABLE_MAX);
+        let mut text: Vec<Token> = (0..3 * INDEXED_MAX as Token).collect();
+        let repeated = text[2 * INDEXED_MAX..2 * INDEXED_MAX + 8].to_vec();
+        text.extend(&repeated);
+        let mut draft = Vec::new();
+        for part in 1..4 {
+            lookup.draft(&text, 2, &mut draft);
+            assert_eq!(lookup.indexed, part * INDEXED_MAX);
+        }
+        assert_eq!(draft, text[2 * INDEXED_MAX + 8..][..2]);
+        assert_eq!(PromptLookup::new(0).table.len(), TABLE_MIN);
     }
 }

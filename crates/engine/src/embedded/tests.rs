@@ -6,6 +6,7 @@ mod headers;
 mod outline;
 mod reuse;
 mod served;
+mod speculation;
 
 use std::io::Write;
 use std::path::PathBuf;

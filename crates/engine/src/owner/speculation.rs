@@ -28,7 +28,8 @@ const OUTPUT_TOKENS: usize = 2_048;
 /// What a sequence drafts.
 #[derive(Debug)]
 pub(super) struct Drafting {
-    lookup: PromptLookup,
+    /// `None` until the first draft, and after a preemption.
+    lookup: Option<PromptLookup>,
     length: DraftLength,
     /// The draft of this step, which follows the last known token.
     draft: Vec<Token>,
@@ -39,9 +40,9 @@ pub(super) struct Drafting {
 }
 
 impl Drafting {
-    fn new(tokens: usize, max: usize) -> Self {
+    fn new(max: usize) -> Self {
         Self {
-            lookup: PromptLookup::new(tokens),
+            lookup: None,
             length: DraftLength::new(max),
             draft: Vec::new(),
             accepted: 0,
@@ -58,7 +59,10 @@ impl Drafting {
     fn propose(&mut self, tokens: &[Token], most: usize) {
         let most = self.length.next().min(most);
         if most > 0 && !self.off {
-            self.lookup.draft(tokens, most, &mut self.draft);
+            let lookup = self
+                .lookup
+                .get_or_insert_with(|| PromptLookup::new(tokens.len() + OUTPUT_TOKENS));
+            lookup.draft(tokens, most, &mut self.draft);
         }
     }
 
@@ -72,6 +76,12 @@ impl Drafting {
     /// Ends the draft after a token that is not in it.
     pub(super) fn finish(&mut self) {
         self.length.observe(self.draft.len(), self.accepted);
+        self.clear();
+    }
+
+    /// Frees the memory of the lookup, which is made again from the tokens: sequences without a slot may be many.
+    pub(super) fn release(&mut self) {
+        self.lookup = None;
         self.clear();
     }
 
@@ -130,10 +140,9 @@ impl Speculation {
                 continue;
             }
             let sequence = &mut requests.sequences[share.key];
-            let tokens = sequence.tokens.len() + OUTPUT_TOKENS;
             let drafting = sequence
                 .drafting
-                .get_or_insert_with(|| Box::new(Drafting::new(tokens, self.max)));
+                .get_or_insert_with(|| Box::new(Drafting::new(self.max)));
             drafting.propose(&sequence.tokens, most);
             if !drafting.draft.is_empty() {
                 left -= drafting.draft.len();
@@ -157,6 +166,7 @@ impl Speculation {
                 return;
             }
         }
+        self.cost.paid();
         for &key in &self.drafting {
             if let Some(drafting) = &mut requests.sequences[key].drafting {
                 drafting.draft.truncate(most);

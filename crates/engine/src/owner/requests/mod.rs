@@ -412,6 +412,9 @@ impl Requests {
         // The tokens stay: prompt and output are prefilled as one prompt, and no event is repeated.
         let computed = std::mem::take(&mut sequence.computed);
         sequence.cached_row = None;
+        if let Some(drafting) = &mut sequence.drafting {
+            drafting.release();
+        }
         let prompt_tokens = sequence.prompt_tokens;
         if let Some(slot) = sequence.slot.take() {
             self.drop_draft(slot, computed);
