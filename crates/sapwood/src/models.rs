@@ -8,12 +8,12 @@ use std::path::Path;
 
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
-use sapwood_engine::{Engine, PrefixSharing, scripted};
+use sapwood_engine::{Engine, PrefixSharing, SpeculationMode, scripted};
 use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{BackendConfig, Config, PrefixScope, ServedModelConfig};
+use crate::config::{BackendConfig, Config, PrefixScope, ServedModelConfig, SpeculationConfig};
 use crate::failure::{CliError, Exit};
 use crate::hub::{ModelCache, ModelSource};
 
@@ -57,6 +57,7 @@ pub(crate) struct ModelSize {
     /// Whether the number of cached prefixes was configured explicitly, so that fewer are worth a warning.
     prefixes_asked: bool,
     cache_tokens: u32,
+    speculation: SpeculationConfig,
     memory_bytes: u64,
 }
 
@@ -116,6 +117,13 @@ fn size(engine: &crate::config::EngineConfig, model: &ServedModelConfig) -> Mode
         prefixes_asked: model.kept_prefixes.is_some()
             || engine.kept_prefixes != crate::config::EngineConfig::default().kept_prefixes,
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
+        speculation: match model.backend {
+            // A script decides when its tokens come, and there are no weights to read.
+            BackendConfig::Scripted => SpeculationConfig::Off,
+            BackendConfig::Embedded | BackendConfig::Upstream => {
+                model.speculation.unwrap_or(engine.speculation)
+            }
+        },
         memory_bytes: engine.memory_bytes,
     }
 }
@@ -139,6 +147,7 @@ pub(crate) fn planned(
                     required: model.required.unwrap_or(true),
                     parsers: model.parsers(),
                     size,
+                    limits: limits(config, size),
                     // The name is the configured one here; alone, the demo model may be called by `default_model`.
                     ..demo
                 }));
@@ -159,7 +168,7 @@ pub(crate) fn planned(
         source,
         parsers: model.parsers(),
         size,
-        limits: limits(config, size.kept_prefixes),
+        limits: limits(config, size),
         is_tried: config.engine.try_files,
     }))
 }
@@ -225,7 +234,7 @@ fn script(model: &ServedModelConfig, size: ModelSize) -> Result<scripted::Config
     Ok(script)
 }
 
-fn limits(config: &Config, kept_prefixes: u32) -> sapwood_engine::Config {
+fn limits(config: &Config, size: ModelSize) -> sapwood_engine::Config {
     sapwood_engine::Config {
         queue_requests: config.limits.queue_requests,
         queue_tokens: config.limits.queue_tokens,
@@ -236,11 +245,16 @@ fn limits(config: &Config, kept_prefixes: u32) -> sapwood_engine::Config {
             PrefixScope::Server => PrefixSharing::All,
         },
         prefix_tokens_min: config.engine.prefix_tokens_min,
-        prefix_ram_bytes: match (kept_prefixes, config.engine.prefix_ram_bytes) {
+        prefix_ram_bytes: match (size.kept_prefixes, config.engine.prefix_ram_bytes) {
             (0, _) => Some(0),
             (_, 0) => None,
             (_, bytes) => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
         },
+        speculation: match size.speculation {
+            SpeculationConfig::Off => SpeculationMode::Off,
+            SpeculationConfig::Lookup => SpeculationMode::Lookup,
+        },
+        draft_tokens_max: config.engine.draft_tokens_max,
         ageing_turns: config.engine.ageing_turns,
         steer_ms: config.controllers.step_ms,
         step_ms: config.engine.step_ms,
@@ -322,7 +336,7 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         source: PlannedSource::Demo,
         parsers: OutputParsers::default(),
         size,
-        limits: limits(config, size.kept_prefixes),
+        limits: limits(config, size),
         is_tried: false,
     })
 }
