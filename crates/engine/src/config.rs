@@ -21,6 +21,18 @@ pub struct PrefixFileConfig {
     pub bytes: u64,
 }
 
+/// What drafts the next tokens of a sequence, so that one decode call gives several of them (speculative decoding). The
+/// output is the same with and without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SpeculationMode {
+    /// Nothing: each decode call gives one token of each sequence.
+    #[default]
+    Off,
+    /// Prompt lookup: what followed the last tokens where they occurred before, in the prompt or the output.
+    Lookup,
+}
+
 /// The limits of an engine. Plain data; every number has its unit in its name.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -58,6 +70,11 @@ pub struct Config {
     /// Where saved prefixes are written when the engine ends, and read when it starts. `None`: they end with it. A model
     /// whose prefixes cannot be saved has no file.
     pub prefix_file: Option<PrefixFileConfig>,
+    /// What drafts tokens. Models that cannot truncate a slot decode without drafts.
+    pub speculation: SpeculationMode,
+    /// The maximum of tokens of a draft. Drafts are shorter where less is accepted, and where they would take more time than
+    /// they save.
+    pub draft_tokens_max: u32,
     /// Requests without a seed get one derived from this number. `None`: derived from the operating system's
     /// randomness.
     pub seed: Option<u64>,
@@ -78,6 +95,8 @@ impl Default for Config {
             prefix_tokens_min: 16,
             prefix_ram_bytes: None,
             prefix_file: None,
+            speculation: SpeculationMode::default(),
+            draft_tokens_max: 16,
             seed: None,
         }
     }

@@ -40,6 +40,7 @@ mod owner;
 mod prefix_cache;
 mod prefix_file;
 mod prefix_store;
+mod prompt_lookup;
 mod queue;
 pub mod ranking;
 pub mod recommended;
@@ -60,7 +61,7 @@ pub mod tokenizer;
 mod tokenizer_json;
 mod transcript;
 
-pub use config::{Config, PrefixFileConfig, PrefixSharing};
+pub use config::{Config, PrefixFileConfig, PrefixSharing, SpeculationMode};
 pub use continuation::tokenize_continuation;
 pub use engine::Engine;
 pub use outbox::RequestHandle;

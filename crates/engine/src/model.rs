@@ -19,7 +19,7 @@
 //! | park | leave a sequence out of the batch while its reader is slow |
 //! | EOG token | ends the output: end of sequence, end of turn and their kind |
 //! | score | give the log-probabilities of known tokens instead of sampling |
-//! | draft, verify, accept | speculative decoding; no model here does it yet |
+//! | draft, verify, accept | speculative decoding: guess tokens, compute them in one decode call, and keep those that are then sampled |
 //!
 //! ```text
 //!   slot:  free ── open ──► empty ── decode ──► holds n tokens ── truncate ──► holds fewer

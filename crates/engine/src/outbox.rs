@@ -208,12 +208,18 @@ pub(crate) struct Sender {
 impl Sender {
     /// Returns whether the choice may produce another token event.
     pub(crate) fn has_room(&self, choice: u32) -> bool {
+        self.room(choice) > 0
+    }
+
+    /// Returns how many token events the choice may still produce.
+    pub(crate) fn room(&self, choice: u32) -> u32 {
         let choice = choice as usize;
         // Wrapping counters: only their difference matters, and it never exceeds the quota by more than one step, whose
         // reports weigh far less than the counters hold.
         let counts = self.reported.get(choice).zip(self.shared.read.get(choice));
-        counts.is_some_and(|(sent, read)| {
-            sent.wrapping_sub(read.load(Ordering::SeqCst)) < self.shared.quota
+        counts.map_or(0, |(sent, read)| {
+            let unread = sent.wrapping_sub(read.load(Ordering::SeqCst));
+            self.shared.quota.saturating_sub(unread)
         })
     }
 

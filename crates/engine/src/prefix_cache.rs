@@ -418,6 +418,11 @@ impl PrefixCache {
         cached_slot.usage = SlotUse::Free;
     }
 
+    /// Returns the number of cells that nothing holds.
+    pub(crate) fn free_cells(&self) -> usize {
+        self.free.len()
+    }
+
     /// Returns whether this many cells are free.
     pub(crate) fn has_free_cells(&self, cells: usize) -> bool {
         self.free.len() >= cells

@@ -214,6 +214,10 @@ pub struct EngineStats {
     /// Bytes of the prefixes that are saved in memory.
     pub prefix_saved_bytes: Gauge,
     pub preemptions: Counter,
+    /// Tokens that were drafted and computed.
+    pub draft_tokens: Counter,
+    /// Those of them that were sampled then.
+    pub accepted_tokens: Counter,
     /// Choices that ended, by reason: stop, length, controller, cancelled.
     pub finished: [Counter; 4],
     /// Requests that ended with an error.
@@ -300,6 +304,8 @@ impl Default for EngineStats {
             prefix_restored: Counter::default(),
             prefix_saved_bytes: Gauge::default(),
             preemptions: Counter::default(),
+            draft_tokens: Counter::default(),
+            accepted_tokens: Counter::default(),
             finished: Default::default(),
             failed: Counter::default(),
             cancelled_client: Counter::default(),

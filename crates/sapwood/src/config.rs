@@ -180,6 +180,10 @@ pub(crate) struct EngineConfig {
     pub(crate) prefix_dir: Option<PathBuf>,
     /// The maximum of bytes of such a file.
     pub(crate) prefix_disk_bytes: u64,
+    /// What drafts tokens of an embedded model, so that a decode call gives several of them (speculative decoding).
+    pub(crate) speculation: SpeculationConfig,
+    /// The maximum of tokens of a draft; from 1 to 64.
+    pub(crate) draft_tokens_max: u32,
     /// Ageing: one of so many admissions goes to the request that has waited longest, whatever its priority; 0: off.
     pub(crate) ageing_turns: u32,
     /// Memory limit of an embedded model in bytes; 0: what the system and its control group have available.
@@ -220,6 +224,17 @@ pub(crate) enum PrefixScope {
     Server,
 }
 
+/// What drafts tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SpeculationConfig {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Prompt lookup: what followed the same tokens before, in the prompt or the output.
+    Lookup,
+}
+
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
@@ -235,6 +250,8 @@ impl Default for EngineConfig {
             prefix_ram_bytes: 0,
             prefix_dir: None,
             prefix_disk_bytes: 1 << 30,
+            speculation: SpeculationConfig::Off,
+            draft_tokens_max: 16,
             ageing_turns: 8,
             memory_bytes: 0,
             try_files: true,
@@ -298,6 +315,9 @@ pub(crate) struct ServedModelConfig {
     /// LoRA adapters, which hold for every request.
     #[serde(default)]
     pub(crate) lora: Vec<LoraAdapter>,
+    /// Overrides `engine.speculation`.
+    #[serde(default)]
+    pub(crate) speculation: Option<SpeculationConfig>,
     /// What finds calls of tools in its output.
     #[serde(default, serialize_with = "tool_parser")]
     pub(crate) tool_parser: ToolParser,
@@ -689,6 +709,12 @@ impl Config {
             let what = "engine.step_ms: must be at least 1";
             return Err(CliError::usage(what));
         }
+        if !(1..=DRAFT_TOKENS_MOST).contains(&engine.draft_tokens_max) {
+            let what = format!(
+                "engine.draft_tokens_max: must be from 1 to {DRAFT_TOKENS_MOST}; speculation = \"off\" makes no drafts"
+            );
+            return Err(CliError::usage(what));
+        }
         let of_engine = ("engine", Some(engine.parallel), Some(engine.kept_prefixes));
         let of_models = self.models.iter();
         let of_models = of_models.map(|model| ("models", model.parallel, model.kept_prefixes));
@@ -812,6 +838,9 @@ fn secret<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error
 }
 
 const SEQUENCES_MOST: u32 = 1 << 16;
+
+/// The maximum of `draft_tokens_max`: an embedded model has so many output rows beside those of its sequences.
+const DRAFT_TOKENS_MOST: u32 = 64;
 const MESSAGE_BYTES_LEAST: usize = 1 << 10;
 const MESSAGE_BYTES_MOST: usize = 1 << 30;
 

@@ -10,13 +10,14 @@ use std::time::Duration;
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
 use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
-use sapwood_engine::{Engine, PrefixFileConfig, PrefixSharing, scripted};
+use sapwood_engine::{Engine, PrefixFileConfig, PrefixSharing, SpeculationMode, scripted};
 use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
     BackendConfig, Config, EngineConfig, LoadTime, PrefixScope, ServedModelConfig,
+    SpeculationConfig,
 };
 use crate::failure::{CliError, Exit};
 use crate::hub::{ModelCache, ModelSource};
@@ -91,6 +92,7 @@ pub(crate) struct ModelSize {
     /// Whether the number of cached prefixes was configured explicitly, so that fewer are worth a warning.
     prefixes_asked: bool,
     cache_tokens: u32,
+    speculation: SpeculationConfig,
     memory_bytes: u64,
     #[serde(default)]
     llama: LlamaOptions,
@@ -156,6 +158,13 @@ fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
         prefixes_asked: model.kept_prefixes.is_some()
             || engine.kept_prefixes != EngineConfig::default().kept_prefixes,
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
+        speculation: match model.backend {
+            // A script decides when its tokens come, and there are no weights to read.
+            BackendConfig::Scripted => SpeculationConfig::Off,
+            BackendConfig::Embedded | BackendConfig::Upstream => {
+                model.speculation.unwrap_or(engine.speculation)
+            }
+        },
         memory_bytes: engine.memory_bytes,
         llama: model.llama.or(&engine.llama),
         lora: model.lora.clone(),
@@ -180,6 +189,7 @@ pub(crate) fn planned(
                     name: model.name.clone(),
                     required: model.required.unwrap_or(true),
                     parsers: model.parsers(),
+                    limits: limits(config, &model.name, &size),
                     size,
                     residence: Residence::of(&config.engine, model),
                     // The name is the configured one here; alone, the demo model may be called by `default_model`.
@@ -201,7 +211,7 @@ pub(crate) fn planned(
         required: model.required.unwrap_or(true),
         source,
         parsers: model.parsers(),
-        limits: limits(config, &model.name, size.kept_prefixes),
+        limits: limits(config, &model.name, &size),
         size,
         residence: Residence::of(&config.engine, model),
         is_tried: config.engine.try_files,
@@ -269,7 +279,7 @@ fn script(model: &ServedModelConfig, size: &ModelSize) -> Result<scripted::Confi
     Ok(script)
 }
 
-fn limits(config: &Config, name: &str, kept_prefixes: u32) -> sapwood_engine::Config {
+fn limits(config: &Config, name: &str, size: &ModelSize) -> sapwood_engine::Config {
     let prefix_dir = config.engine.prefix_dir.as_deref();
     sapwood_engine::Config {
         prefix_file: prefix_dir.map(|folder| PrefixFileConfig {
@@ -285,11 +295,16 @@ fn limits(config: &Config, name: &str, kept_prefixes: u32) -> sapwood_engine::Co
             PrefixScope::Server => PrefixSharing::All,
         },
         prefix_tokens_min: config.engine.prefix_tokens_min,
-        prefix_ram_bytes: match (kept_prefixes, config.engine.prefix_ram_bytes) {
+        prefix_ram_bytes: match (size.kept_prefixes, config.engine.prefix_ram_bytes) {
             (0, _) => Some(0),
             (_, 0) => None,
             (_, bytes) => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
         },
+        speculation: match size.speculation {
+            SpeculationConfig::Off => SpeculationMode::Off,
+            SpeculationConfig::Lookup => SpeculationMode::Lookup,
+        },
+        draft_tokens_max: config.engine.draft_tokens_max,
         ageing_turns: config.engine.ageing_turns,
         steer_ms: config.controllers.step_ms,
         step_ms: config.engine.step_ms,
@@ -380,7 +395,7 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         .clone()
         .unwrap_or_else(|| "demo".into());
     Ok(PlannedModel {
-        limits: limits(config, &name, size.kept_prefixes),
+        limits: limits(config, &name, &size),
         name,
         required: true,
         source: PlannedSource::Demo,

@@ -30,6 +30,8 @@ PAIRS = {
     "sapwood_prompt_tokens_total": "vllm:prompt_tokens_total",
     "sapwood_generation_tokens_total": "vllm:generation_tokens_total",
     "sapwood_preemptions_total": "vllm:num_preemptions_total",
+    "sapwood_draft_tokens_total": "vllm:spec_decode_num_draft_tokens_total",
+    "sapwood_accepted_tokens_total": "vllm:spec_decode_num_accepted_tokens_total",
     "sapwood_prefix_cache_queries_total": "vllm:prefix_cache_queries_total",
     "sapwood_prefix_cache_hits_total": "vllm:prefix_cache_hits_total",
     "sapwood_time_to_first_token_seconds_bucket": "vllm:time_to_first_token_seconds_bucket",

@@ -7,6 +7,7 @@ mod options;
 mod outline;
 mod reuse;
 mod served;
+mod speculation;
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -7,6 +7,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
+use super::speculation::{DraftBudget, Speculation};
 use super::steer_rounds::{begin_mid, flush};
 use super::step_clock::StepClock;
 use super::step_pace::StepPace;
@@ -18,10 +19,13 @@ use crate::scheduler::{Runnable, SequenceKey, StepBudget, StepShare, plan};
 pub(super) struct Batch {
     limits: BatchLimits,
     pace: StepPace,
+    speculation: Speculation,
     /// Buffers that retain their allocations. `work` and `shares` are the plan, `entries` what is decoded.
     work: Vec<Runnable>,
     shares: Vec<StepShare>,
     entries: Vec<BatchEntry>,
+    /// How many of `entries` are draft tokens.
+    drafted: usize,
     /// Sequences with an output row in this batch, and the index of the row's entry.
     rows: Vec<(SequenceKey, usize)>,
     /// The time of the last decode call, until it is observed.
@@ -47,9 +51,15 @@ pub(super) enum Decoded {
 }
 
 impl Batch {
-    pub(super) fn new(pace: StepPace, info: &ModelInfo, capacity: Capacity) -> Self {
+    pub(super) fn new(
+        pace: StepPace,
+        speculation: Speculation,
+        info: &ModelInfo,
+        capacity: Capacity,
+    ) -> Self {
         Self {
             pace,
+            speculation,
             limits: BatchLimits {
                 batch: capacity.batch_tokens as usize,
                 // Each of at most `parallel` running sequences needs one row; only what is left can go to further rows
@@ -60,6 +70,7 @@ impl Batch {
             work: Vec::new(),
             shares: Vec::new(),
             entries: Vec::new(),
+            drafted: 0,
             rows: Vec::new(),
             took: None,
         }
@@ -74,8 +85,14 @@ impl Batch {
     pub(super) fn observe(&mut self) -> Option<Duration> {
         let time = self.took.take()?;
         let decoding = self.shares.iter().filter(|share| share.tokens == 1).count();
-        self.pace
-            .observe(decoding, self.entries.len() - decoding, time);
+        let others = self.entries.len() - decoding;
+        if others == self.drafted {
+            self.speculation.observe(decoding, self.drafted, time);
+        }
+        // A draft alone says little about prompts, which are many tokens.
+        if others > self.drafted || self.drafted == 0 {
+            self.pace.observe(decoding, others, time);
+        }
         Some(time)
     }
 
@@ -95,11 +112,13 @@ impl Batch {
     }
 
     fn try_decode(&mut self, requests: &mut Requests, clock: &StepClock, now: Time) -> Decoded {
-        // Each round that fails frees cached cells or takes those of one sequence, so the loop ends.
+        let mut drafts = true;
+        // Each round that fails drops the drafts, frees cached cells or takes those of one sequence, so the loop ends.
         loop {
             if !self.plan(requests) {
                 return Decoded::Tokens(0);
             }
+            self.draft(requests, drafts, clock.is_running());
             for share in &self.shares {
                 // Only the last known token gives an output row. `mid` starts before the decode call, so that the
                 // steerer works meanwhile (AI-811).
@@ -119,6 +138,8 @@ impl Batch {
                     self.took = clock.is_running().then_some(took);
                     return Decoded::Tokens(self.commit(requests));
                 }
+                // Nothing is freed for a draft.
+                Err(DecodeStop::Full) if self.drafted > 0 => drafts = false,
                 // The owner counts one cell per token, and the model's own count may differ. A full cache is an error
                 // only when nothing is left to free.
                 Err(DecodeStop::Full) => {
@@ -161,7 +182,6 @@ impl Batch {
                 room: requests.slots.room(),
             };
             if plan(&self.work, &budget, &mut self.shares) || self.work.is_empty() {
-                self.ration_rows(requests);
                 return !self.shares.is_empty();
             }
             // The last running sequence is never a victim. It fits alone, because the cells are at least the context.
@@ -172,9 +192,30 @@ impl Batch {
         }
     }
 
+    /// Drafts with what the plan leaves.
+    fn draft(&mut self, requests: &mut Requests, drafts: bool, timed: bool) {
+        let rows = self.ration_rows(requests);
+        let total: usize = self.shares.iter().map(|share| share.tokens).sum();
+        let decoding = self.shares.iter().filter(|share| share.tokens == 1).count();
+        // Drafts take time as prompts do, and prompts come first.
+        let prompts = self.pace.prefill_tokens(decoding);
+        let tokens = [
+            rows,
+            self.limits.batch.saturating_sub(total),
+            requests.slots.free_cells().saturating_sub(total),
+            prompts.saturating_sub(total - decoding),
+        ];
+        let least = tokens.into_iter().min().filter(|_| drafts);
+        let budget = DraftBudget {
+            tokens: least.unwrap_or(0),
+            timed,
+        };
+        self.speculation.draft(requests, &self.shares, budget);
+    }
+
     /// Shortens shares so that the batch needs no more output rows than the model has. One row is reserved for each
-    /// running sequence.
-    fn ration_rows(&mut self, requests: &Requests) {
+    /// running sequence. Returns the rows that are left.
+    fn ration_rows(&mut self, requests: &Requests) -> usize {
         let mut spare = self.limits.spare_rows;
         for share in &mut self.shares {
             let sequence = &requests.sequences[share.key];
@@ -184,6 +225,7 @@ impl Batch {
             spare -= granted;
             share.tokens -= more - granted;
         }
+        spare
     }
 
     /// Fills `entries` and `rows` from the plan.
@@ -193,11 +235,16 @@ impl Batch {
         requests.slots.evict_for(total);
         self.entries.clear();
         self.rows.clear();
+        self.drafted = 0;
         for share in &self.shares {
             let sequence = &requests.sequences[share.key];
             let Some(slot) = sequence.slot else { continue };
             let until = sequence.computed + share.tokens;
-            for index in sequence.computed..until {
+            let known = sequence.tokens[sequence.computed..until].iter();
+            let draft = sequence.draft();
+            self.drafted += draft.len();
+            // The row after each draft token is computed before it is known whether it is needed.
+            for (index, &token) in (sequence.computed..).zip(known.chain(draft)) {
                 let row = sequence.wants_row(index);
                 if row {
                     self.rows.push((share.key, self.entries.len()));
@@ -206,7 +253,7 @@ impl Batch {
                     slot,
                     // A sequence is shorter than the context, which is a u32.
                     position: u32::try_from(index).unwrap_or(u32::MAX),
-                    token: sequence.tokens[index],
+                    token,
                     row,
                 });
             }
@@ -223,6 +270,8 @@ impl Batch {
             // Only after the decode call succeeded: a failed batch leaves the slots as they were, and the cache has to
             // agree.
             requests.slots.append(slot, tokens);
+            // Counted as computed when they are accepted.
+            requests.slots.append(slot, sequence.draft());
             // A single token after a sampled one is a decode; all other tokens were known before.
             if share.tokens == 1 && sequence.appended > 0 && until == sequence.tokens.len() {
                 requests.report.decoded.push(sequence.number);
@@ -239,6 +288,7 @@ impl Batch {
                 requests.slots.checkpoint(slot);
             }
         }
+        requests.stats.draft_tokens.add(self.drafted as u64);
         self.entries.len()
     }
 

@@ -102,6 +102,16 @@ impl KvSlots {
         self.cache.room()
     }
 
+    /// Returns the KV cells that are free without evicting anything.
+    pub(super) fn free_cells(&self) -> usize {
+        self.cache.free_cells()
+    }
+
+    /// Returns the number of tokens that a slot holds.
+    pub(super) fn len(&self, slot: SlotId) -> usize {
+        self.cache.len(slot)
+    }
+
     /// Returns the KV cells in use.
     pub(super) fn used(&self) -> usize {
         self.cache.used()

@@ -19,6 +19,7 @@
 //! | [`sampling::RowSampling`] | the sampler | which token a row gives |
 //! | [`step_clock::StepClock`] | the time of a step | how long a step waits for steerers |
 //! | [`step_pace::StepPace`] | the measured cost of tokens | how many prompt tokens a step computes |
+//! | [`speculation::Speculation`] | the measured cost of drafts | which tokens are drafted |
 //! | [`progress::ProgressReports`] | a timer | when followers are notified |
 //! | [`requests::Requests`] | requests, sequences, the scheduler | nothing: appends tokens, ends and preempts sequences |
 //! | [`kv_slots::KvSlots`] | the model and its prefix cache | which cached prefix is evicted |
@@ -34,6 +35,7 @@
 mod admission;
 mod batch;
 mod detokenizer;
+mod draft_pace;
 mod fuel;
 mod kv_slots;
 mod opening;
@@ -45,6 +47,7 @@ mod requests;
 mod sampling;
 mod scoring;
 mod sequence;
+mod speculation;
 mod steer_rounds;
 mod steered_output;
 mod steering;
@@ -59,7 +62,7 @@ use std::time::Duration;
 use sapwood_proto::time::Time;
 
 use crate::api::ModelInfo;
-use crate::config::{Config, PrefixFileConfig};
+use crate::config::{Config, PrefixFileConfig, SpeculationMode};
 use crate::inbox::OwnerInbox;
 use crate::model::Model;
 use crate::scheduler::Scheduler;
@@ -70,6 +73,7 @@ use progress::ProgressReports;
 use recovery::fenced;
 use requests::Requests;
 use sampling::RowSampling;
+use speculation::Speculation;
 use steer_rounds::SteerRounds;
 use steering::SteerRules;
 use step_clock::StepClock;
@@ -101,6 +105,12 @@ impl EngineOwner {
         // (OA-901).
         stats.idle.set(1);
         let pace = StepPace::new(Duration::from_millis(config.step_ms), model.warm_times());
+        let drafts = match config.speculation {
+            // Of a slot that cannot be truncated, rejected tokens could not be taken back.
+            SpeculationMode::Lookup if info.truncates => config.draft_tokens_max as usize,
+            SpeculationMode::Lookup | SpeculationMode::Off => 0,
+        };
+        let speculation = Speculation::new(drafts);
         let slots = KvSlots::new(model, config);
         let scheduler = Scheduler::new(info.parallel as usize, config.ageing_turns);
         let rules = SteerRules {
@@ -113,7 +123,7 @@ impl EngineOwner {
         Self {
             admission: Admission::new(inbox, config, info.truncates),
             steering: SteerRounds::new(rules),
-            batch: Batch::new(pace, &info, capacity),
+            batch: Batch::new(pace, speculation, &info, capacity),
             sampling: RowSampling::new(rules),
             progress: ProgressReports::default(),
             requests: Requests::new(slots, vocabulary, scheduler, stats, queue, fuel),

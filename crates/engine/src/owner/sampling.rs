@@ -112,7 +112,7 @@ impl RowSampling {
     }
 
     /// Takes a token from every row that was cached for a late steerer, and from every output row of this step (pairs
-    /// of a sequence and the index of the row's entry in the batch).
+    /// of a sequence and the index of the row's entry in the batch), as far as drafts are right.
     pub(super) fn collect(
         &mut self,
         requests: &mut Requests,
@@ -143,9 +143,12 @@ impl RowSampling {
                     self.score_prompt(requests, key, index, now);
                 }
                 Some(sequence) if sequence.scored => self.score(requests, key, index, now),
+                // The row after a draft token that was not accepted.
+                Some(sequence) if sequence.pending() > 0 => {}
                 Some(_) => {
                     let outcome = self.sample_row(requests, key, index, now);
                     self.apply(requests, key, outcome, now);
+                    requests.verify(key);
                 }
                 // An earlier row of this loop ended its request.
                 None => {}

@@ -13,6 +13,7 @@ use sapwood_proto::time::Time;
 
 use super::SequenceId;
 use super::fuel::SpentFuel;
+use super::speculation::Drafting;
 use super::steering::Steering;
 use crate::api::{Sampled, Tokens, Vocabulary};
 use crate::model::SlotId;
@@ -154,7 +155,7 @@ pub(super) struct RunningSequence {
     /// Log-probabilities of the tokens of the prompt after the first, as far as they were scored; `None`: not
     /// requested, or already reported.
     pub(super) prompt_scores: Option<Vec<f32>>,
-    /// How many of `tokens` its slot holds; 0 without a slot.
+    /// How many of `tokens` its slot holds; 0 without a slot. While a draft is verified, the slot holds the rest of it too.
     pub(super) computed: usize,
     pub(super) slot: Option<SlotId>,
     /// It waits until another sequence, which has a slot, has computed the common prefix.
@@ -175,12 +176,21 @@ pub(super) struct RunningSequence {
     pub(super) last_token_at: Option<Time>,
     /// Tokens that are not reported yet, because they go with the next one ([`crate::model::Model::joins`]).
     pub(super) unreported: Option<Box<Tokens>>,
+    /// What it drafts; `None` until its first draft.
+    pub(super) drafting: Option<Box<Drafting>>,
 }
 
 impl RunningSequence {
     /// Returns the number of known tokens that are not computed.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// Returns the draft of this step, which its slot holds behind the known tokens until it is verified.
+    pub(super) fn draft(&self) -> &[Token] {
+        self.drafting
+            .as_ref()
+            .map_or(&[], |drafting| drafting.draft())
     }
 
     /// Appends a token to the output; its text was added before. `context` is the token that the model sees.

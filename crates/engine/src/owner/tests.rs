@@ -19,5 +19,6 @@ mod probe;
 mod reference;
 mod rollbacks;
 mod scoring;
+mod speculation;
 mod steering;
 mod waits;

@@ -182,6 +182,14 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["engine.kept_prefixes", "from 0", "to 65536"],
     ),
     (
+        "[engine]\ndraft_tokens_max = 65",
+        ["engine.draft_tokens_max", "from 1", "to 64"],
+    ),
+    (
+        "[engine]\nspeculation = \"ngram\"",
+        ["engine.speculation", "`off`", "`lookup`"],
+    ),
+    (
         "[engine]\nparallel = 65537",
         ["engine.parallel", "from 1", "to 65536"],
     ),

@@ -5,26 +5,34 @@ use crate::api::{EngineEvent, EventKind, GenerationRequest, Prompt};
 use crate::{Config, Engine, EngineOwner};
 
 /// A model and its engine, stepped by hand.
-struct Bench {
+pub(super) struct Bench {
     owner: EngineOwner,
-    engine: Engine,
+    pub(super) engine: Engine,
 }
 
 impl Bench {
     fn new(shape: &RandomModelShape, options: &LoadOptions) -> Self {
+        Self::with(shape, options, Config::default())
+    }
+
+    pub(super) fn with(shape: &RandomModelShape, options: &LoadOptions, config: Config) -> Self {
         let bytes: &'static [u8] = written(shape).leak();
         let model = load("m", &ModelSource::Bytes(bytes), options, &mut |_| true).unwrap();
+        Self::of(model, config)
+    }
+
+    pub(super) fn of(model: Embedded, config: Config) -> Self {
         let config = Config {
             prefix_tokens_min: 1,
             seed: Some(1),
-            ..Config::default()
+            ..config
         };
         let (owner, engine) = Engine::by_hand(Box::new(model), config);
         Self { owner, engine }
     }
 
     /// Returns the choices of these requests, which run together.
-    fn answers(&mut self, requests: Vec<GenerationRequest>) -> Vec<Answer> {
+    pub(super) fn answers(&mut self, requests: Vec<GenerationRequest>) -> Vec<Answer> {
         let submit = |request| self.engine.submit(request).unwrap();
         let mut handles: Vec<_> = requests.into_iter().map(submit).collect();
         self.owner.step(Time::ZERO);
@@ -44,8 +52,8 @@ impl Bench {
 
 /// Tokens and their log-probabilities, by choice, and the number of cached prompt tokens.
 #[derive(Debug, Default)]
-struct Answer {
-    choices: Vec<Vec<(Token, f32)>>,
+pub(super) struct Answer {
+    pub(super) choices: Vec<Vec<(Token, f32)>>,
     cached: u32,
 }
 
@@ -67,7 +75,7 @@ impl Answer {
     }
 
     /// Compares up to rounding in the kernels, which depends on the batch.
-    fn assert_like(&self, cold: &Self, what: &str) {
+    pub(super) fn assert_like(&self, cold: &Self, what: &str) {
         assert_eq!(self.choices.len(), cold.choices.len(), "{what}");
         for (warm, cold) in self.choices.iter().zip(&cold.choices) {
             for (at, (warm, cold)) in warm.iter().zip(cold).enumerate() {
@@ -90,7 +98,7 @@ fn scored(prompt: &[Token], output: &[Token]) -> GenerationRequest {
     request
 }
 
-fn generated(prompt: &[Token], tokens: u32, n: u32) -> GenerationRequest {
+pub(super) fn generated(prompt: &[Token], tokens: u32, n: u32) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
     request.params.temperature = Some(0.0);
     (request.params.max_tokens, request.params.n) = (Some(tokens), Some(n));
@@ -100,7 +108,7 @@ fn generated(prompt: &[Token], tokens: u32, n: u32) -> GenerationRequest {
 }
 
 /// A text without repetitions.
-fn text(seed: u32, tokens: u32) -> Vec<Token> {
+pub(super) fn text(seed: u32, tokens: u32) -> Vec<Token> {
     (0..tokens)
         .map(|at| (at * at * 7 + at * seed * 13 + seed * 31) % 250)
         .collect()
@@ -133,7 +141,7 @@ fn rounds() -> Vec<Vec<(Vec<Token>, u32, u32)>> {
     ]
 }
 
-fn shapes() -> [(&'static str, RandomModelShape); 4] {
+pub(super) fn shapes() -> [(&'static str, RandomModelShape); 4] {
     [
         ("full attention", RandomModelShape::tiny()),
         ("sliding window", RandomModelShape::tiny_windowed()),

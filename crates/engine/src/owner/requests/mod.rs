@@ -11,6 +11,7 @@
 //! - A request that has not started is charged to the queue; `started` and the refund happen together.
 
 mod append;
+mod verify;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -180,6 +181,7 @@ impl Requests {
             steering,
             last_token_at: None,
             unreported: None,
+            drafting: None,
         });
         self.numbers += 1;
         request.members.push(key);
@@ -381,6 +383,9 @@ impl Requests {
         let mut sequence = self.sequences.remove(key);
         self.scheduler.remove(key);
         self.drop_fenced(sequence.steering.take());
+        if let Some(slot) = sequence.slot {
+            self.drop_draft(slot, sequence.computed);
+        }
         let job = &mut self.jobs[sequence.job];
         job.members.retain(|&member| member != key);
         match sequence.slot {
@@ -405,11 +410,17 @@ impl Requests {
     pub(super) fn preempt(&mut self, key: SequenceKey) {
         let sequence = &mut self.sequences[key];
         // The tokens stay: prompt and output are prefilled as one prompt, and no event is repeated.
-        sequence.computed = 0;
+        let computed = std::mem::take(&mut sequence.computed);
         sequence.cached_row = None;
-        if let Some(slot) = sequence.slot.take() {
-            self.slots.retain(slot, sequence.prompt_tokens, None);
+        if let Some(drafting) = &mut sequence.drafting {
+            drafting.release();
         }
+        let prompt_tokens = sequence.prompt_tokens;
+        if let Some(slot) = sequence.slot.take() {
+            self.drop_draft(slot, computed);
+            self.slots.retain(slot, prompt_tokens, None);
+        }
+        let sequence = &self.sequences[key];
         self.report.preempted.push(sequence.number);
         // Only a running sequence changes its stage; a parked or waiting one merely loses its slot.
         self.scheduler.preempt(key);

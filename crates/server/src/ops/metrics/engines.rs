@@ -163,6 +163,8 @@ const NUMBERS: &[EngineNumber] = &[
     number!("counter" PREFIX_RESTORED, None, prefix_restored, "Prompt tokens copied back from prefixes saved in memory."),
     number!("gauge" PREFIX_SAVED_BYTES, None, prefix_saved_bytes, "Bytes of prefixes saved in memory."),
     number!("counter" PREEMPTIONS, Some(vllm::PREEMPTIONS), preemptions, "Sequences preempted because the KV cache was full."),
+    number!("counter" DRAFT_TOKENS, Some(vllm::DRAFT_TOKENS), draft_tokens, "Tokens proposed by speculative decoding."),
+    number!("counter" ACCEPTED_TOKENS, Some(vllm::ACCEPTED_TOKENS), accepted_tokens, "Proposed tokens that became output."),
     number!("counter" PROMPT_TOKENS, Some(vllm::PROMPT_TOKENS), prompt_tokens, "Prompt tokens of started requests."),
     number!("counter" GENERATION_TOKENS, Some(vllm::GENERATION_TOKENS), generation_tokens, "Tokens generated."),
     number!("counter" ENGINE_STEPS, None, steps, "Steps of the engine loop, one decode call each."),

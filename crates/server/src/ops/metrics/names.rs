@@ -38,6 +38,8 @@ pub(crate) const PREFIX_HITS: &str = "sapwood_prefix_cache_hits_total";
 pub(crate) const PREFIX_RESTORED: &str = "sapwood_prefix_cache_restored_tokens_total";
 pub(crate) const PREFIX_SAVED_BYTES: &str = "sapwood_prefix_cache_saved_bytes";
 pub(crate) const PREEMPTIONS: &str = "sapwood_preemptions_total";
+pub(crate) const DRAFT_TOKENS: &str = "sapwood_draft_tokens_total";
+pub(crate) const ACCEPTED_TOKENS: &str = "sapwood_accepted_tokens_total";
 pub(crate) const PROMPT_TOKENS: &str = "sapwood_prompt_tokens_total";
 pub(crate) const GENERATION_TOKENS: &str = "sapwood_generation_tokens_total";
 pub(crate) const ENGINE_STEPS: &str = "sapwood_engine_steps_total";
@@ -85,6 +87,8 @@ pub(crate) mod vllm {
     pub(crate) const PREFIX_QUERIES: &str = "vllm:prefix_cache_queries_total";
     pub(crate) const PREFIX_HITS: &str = "vllm:prefix_cache_hits_total";
     pub(crate) const PREEMPTIONS: &str = "vllm:num_preemptions_total";
+    pub(crate) const DRAFT_TOKENS: &str = "vllm:spec_decode_num_draft_tokens_total";
+    pub(crate) const ACCEPTED_TOKENS: &str = "vllm:spec_decode_num_accepted_tokens_total";
     pub(crate) const PROMPT_TOKENS: &str = "vllm:prompt_tokens_total";
     pub(crate) const GENERATION_TOKENS: &str = "vllm:generation_tokens_total";
     pub(crate) const REQUEST_SUCCESS: &str = "vllm:request_success_total";

@@ -1,0 +1,370 @@
+//! How long a draft should be: [`DraftLength`] learns what of a sequence's drafts is accepted, and [`DraftCost`] what
+//! draft tokens add to the time of a decode call.
+//!
+//! Where one token of one sequence is decoded, most of the time goes to reading the weights, and some more tokens cost
+//! little. Beside many sequences they cost nearly as much as their share of the step, and drafting ends by itself.
+
+use std::time::Duration;
+
+/// The first draft of a sequence.
+const FIRST_TOKENS: usize = 3;
+/// After so many rejected drafts in a row a sequence pauses, at first for as many steps; each further one doubles the pause.
+const FAILURES: u32 = 3;
+/// The longest pause.
+const PAUSE_MAX: u32 = 64;
+/// The share of a token in the estimate of what is accepted.
+const NEW_SHARE: f64 = 0.1;
+/// The least of so many measurements counts: what else runs on a machine makes a call slower, at times many times, and
+/// none faster than it is.
+const MEASURED: usize = 6;
+/// Drafts are made without a judgement until they were measured so often.
+const MEASURED_MIN: usize = 3;
+/// Drafts are made if they are expected to save so many times what they cost.
+const WORTH: f64 = 1.15;
+/// A number of tokens that was not measured is expected to take this share of what the tokens of a smaller one took.
+const UNKNOWN_SHARE: f64 = 0.5;
+/// After so many steps with drafts, one without is measured: longer sequences take longer.
+const PLAIN_STEPS: u32 = 64;
+/// Where drafts do not pay, one step in so many tries again, as what they cost may have changed. The number doubles up to the
+/// maximum with each trial that they do not pay after.
+const TRIAL_STEPS: u32 = 16;
+const TRIAL_STEPS_MAX: u32 = 1_024;
+
+/// The length of the drafts of one sequence.
+#[derive(Debug)]
+pub(super) struct DraftLength {
+    length: usize,
+    max: usize,
+    /// The share of draft tokens that were accepted among those that were compared.
+    accepted: f64,
+    /// Rejected drafts in a row.
+    failures: u32,
+    /// Steps until the next draft.
+    pause: u32,
+}
+
+impl DraftLength {
+    /// At most `max` tokens, which are at least 1.
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            length: FIRST_TOKENS,
+            max,
+            accepted: 0.5,
+            failures: 0,
+            pause: 0,
+        }
+    }
+
+    /// Returns how many tokens the draft of this step may have.
+    pub(super) fn next(&mut self) -> usize {
+        if self.pause > 0 {
+            self.pause -= 1;
+            return 0;
+        }
+        self.length.min(self.max)
+    }
+
+    /// Returns how many tokens of a draft of this length are expected to be accepted.
+    pub(super) fn expected(&self, drafted: usize) -> f64 {
+        let rate = self.accepted;
+        (1..=drafted)
+            .fold((0.0, 1.0), |(sum, all), _| (sum + all * rate, all * rate))
+            .0
+    }
+
+    /// Takes how many of the `drafted` tokens were accepted.
+    pub(super) fn observe(&mut self, drafted: usize, accepted: usize) {
+        // The tokens after the first rejected one were not compared with anything.
+        let compared = (accepted + 1).min(drafted);
+        for index in 0..compared {
+            let hit = if index < accepted { 1.0 } else { 0.0 };
+            self.accepted += (hit - self.accepted) * NEW_SHARE;
+        }
+        self.length = if accepted == drafted {
+            // Up from its real length: the text may have ended there, or the budget.
+            self.length.max(drafted * 2)
+        } else {
+            accepted + 1
+        }
+        .clamp(1, self.max.max(1));
+        if accepted > 0 {
+            self.failures = 0;
+            return;
+        }
+        self.failures += 1;
+        if let Some(over) = self.failures.checked_sub(FAILURES) {
+            self.pause = FAILURES.saturating_mul(1 << over.min(10)).min(PAUSE_MAX);
+        }
+    }
+}
+
+/// Classes of numbers, by their logarithm.
+const CLASSES: usize = 12;
+
+/// What draft tokens cost, for each class of numbers of decoding sequences and of draft tokens.
+#[derive(Debug)]
+pub(super) struct DraftCost {
+    costs: [DecodeCost; CLASSES],
+    /// Steps in a row in which drafts did not pay, since the last trial.
+    declined: u32,
+    /// Such steps until the next trial.
+    interval: u32,
+}
+
+/// The times of steps with so many decoding sequences.
+#[derive(Clone, Copy, Debug, Default)]
+struct DecodeCost {
+    /// Without drafts.
+    plain: RecentTimes,
+    /// With so many draft tokens.
+    drafting: [RecentTimes; CLASSES],
+    /// Steps with drafts since one without was measured.
+    drafted: u32,
+}
+
+impl DecodeCost {
+    /// Returns the time of a step with so many draft tokens, in seconds; `None`: nothing is known of it.
+    fn drafting_time(&self, plain: f64, drafted: usize) -> Option<f64> {
+        let class = class(drafted);
+        if let Some(time) = self.drafting[class].least() {
+            return Some(time);
+        }
+        // More tokens take more time, though each of them often less.
+        let fewer = (0..class).rev();
+        let mut known = fewer.filter_map(|fewer| Some((fewer, self.drafting[fewer].least()?)));
+        let (fewer, time) = known.next()?;
+        let times = count(1 << (class - fewer)) * UNKNOWN_SHARE;
+        Some(plain + (time - plain).max(0.0) * times.max(1.0))
+    }
+}
+
+/// The last times of the same kind, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct RecentTimes {
+    times: [f64; MEASURED],
+    /// How many there ever were; the oldest is replaced.
+    count: usize,
+}
+
+impl RecentTimes {
+    fn push(&mut self, time: Duration) {
+        self.times[self.count % MEASURED] = time.as_secs_f64();
+        self.count += 1;
+    }
+
+    /// The least of them; `None`: too few for a judgement.
+    fn least(&self) -> Option<f64> {
+        let times = self.times.iter().copied().take(self.count);
+        times
+            .reduce(f64::min)
+            .filter(|_| self.count >= MEASURED_MIN)
+    }
+}
+
+impl Default for DraftCost {
+    fn default() -> Self {
+        Self {
+            costs: [DecodeCost::default(); CLASSES],
+            declined: 0,
+            interval: TRIAL_STEPS,
+        }
+    }
+}
+
+impl DraftCost {
+    /// Returns whether a step without drafts is to be measured first.
+    pub(super) fn needs_plain(&self, decoding: usize) -> bool {
+        let cost = &self.costs[class(decoding)];
+        cost.plain.least().is_none() || cost.drafted >= PLAIN_STEPS
+    }
+
+    /// Returns whether drafts of so many tokens, of which so many are expected to be accepted, make the sequences of a
+    /// step faster, all together. What was not measured is tried.
+    pub(super) fn pays(&self, decoding: usize, drafted: usize, accepted: f64) -> bool {
+        let cost = &self.costs[class(decoding)];
+        let Some(plain) = cost.plain.least() else {
+            return true;
+        };
+        let Some(drafting) = cost.drafting_time(plain, drafted) else {
+            return true;
+        };
+        // In a step without drafts each sequence gets one token.
+        accepted / count(decoding) * plain > (drafting - plain) * WORTH
+    }
+
+    /// Takes that the drafts of a step pay.
+    pub(super) fn paid(&mut self) {
+        (self.declined, self.interval) = (0, TRIAL_STEPS);
+    }
+
+    /// Takes that no draft of this step pays. Returns whether one is made nevertheless, to measure it again.
+    pub(super) fn tries_again(&mut self) -> bool {
+        self.declined += 1;
+        let tries = self.declined >= self.interval;
+        if tries {
+            self.declined = 0;
+            self.interval = (self.interval * 2).min(TRIAL_STEPS_MAX);
+        }
+        tries
+    }
+
+    /// Takes the time of a decode call without prompt tokens.
+    pub(super) fn observe(&mut self, decoding: usize, drafted: usize, took: Duration) {
+        let cost = &mut self.costs[class(decoding)];
+        if drafted == 0 {
+            cost.plain.push(took);
+            cost.drafted = 0;
+        } else {
+            cost.drafting[class(drafted)].push(took);
+            cost.drafted += 1;
+        }
+    }
+}
+
+/// The class of a number.
+fn class(number: usize) -> usize {
+    (number.max(1).ilog2() as usize).min(CLASSES - 1)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "tokens of a batch are few")]
+fn count(number: usize) -> f64 {
+    number.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a machine takes: for a step, for each further token up to a number, and for each beyond.
+    #[derive(Clone, Copy, Debug)]
+    struct Machine {
+        step_us: u64,
+        free: usize,
+        token_us: u64,
+    }
+
+    impl Machine {
+        fn takes(self, tokens: usize) -> Duration {
+            let more = tokens.saturating_sub(self.free.max(1)) as u64;
+            Duration::from_micros(self.step_us + self.token_us * more)
+        }
+    }
+
+    /// Steps in which every sequence has a draft of 4 tokens, all of which are accepted or none; returns in how many of the
+    /// last hundred they are decoded.
+    fn drafted(cost: &mut DraftCost, machine: Machine, decoding: usize, accepted: f64) -> usize {
+        let step = |_| {
+            let tokens = 4 * decoding;
+            if cost.needs_plain(decoding) {
+                cost.observe(decoding, 0, machine.takes(decoding));
+                return false;
+            }
+            let pays = cost.pays(decoding, tokens, accepted * tokens as f64);
+            if pays {
+                cost.paid();
+            }
+            let drafts = pays || cost.tries_again();
+            let drafted = if drafts { tokens } else { 0 };
+            cost.observe(decoding, drafted, machine.takes(decoding + drafted));
+            drafts
+        };
+        let steps: Vec<bool> = (0..400).map(step).collect();
+        steps[300..].iter().filter(|&&drafts| drafts).count()
+    }
+
+    #[test]
+    fn drafts_are_made_where_they_pay() {
+        // Reading the weights takes the time, and some more tokens are nearly free.
+        let memory = Machine {
+            step_us: 10_000,
+            free: 8,
+            token_us: 2_000,
+        };
+        let compute = Machine {
+            step_us: 1_000,
+            free: 1,
+            token_us: 1_000,
+        };
+        for (machine, decoding, accepted, expected) in [
+            (memory, 1, 0.9, true),
+            (memory, 1, 0.3, true),
+            (memory, 16, 0.5, false),
+            (compute, 1, 0.9, false),
+            (compute, 16, 0.9, false),
+        ] {
+            let steps = drafted(&mut DraftCost::default(), machine, decoding, accepted);
+            let right = if expected { steps >= 95 } else { steps <= 10 };
+            assert!(right, "{machine:?} {decoding} {accepted}: {steps}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_changes_is_measured_again() {
+        let slow = Machine {
+            step_us: 1_000,
+            free: 1,
+            token_us: 1_000,
+        };
+        let fast = Machine {
+            token_us: 100,
+            ..slow
+        };
+        let mut cost = DraftCost::default();
+        assert!(drafted(&mut cost, slow, 1, 0.9) <= 10);
+        let steps = (0..16).map(|_| drafted(&mut cost, fast, 1, 0.9)).max();
+        assert!(steps >= Some(95), "{steps:?}");
+        assert!(drafted(&mut cost, slow, 1, 0.9) <= 10);
+    }
+
+    #[test]
+    fn one_call_that_was_held_up_changes_nothing() {
+        let mut cost = DraftCost::default();
+        for _ in 0..MEASURED_MIN {
+            cost.observe(1, 0, Duration::from_millis(10));
+            cost.observe(1, 4, Duration::from_millis(11));
+        }
+        for _ in 0..MEASURED - 1 {
+            cost.observe(1, 4, Duration::from_secs(1));
+        }
+        assert!(cost.pays(1, 4, 1.0));
+        cost.observe(1, 4, Duration::from_secs(1));
+        assert!(!cost.pays(1, 4, 1.0), "a machine that is slower");
+    }
+
+    #[test]
+    fn the_length_follows_what_is_accepted() {
+        let mut length = DraftLength::new(16);
+        let mut lengths = Vec::new();
+        for _ in 0..5 {
+            let next = length.next();
+            lengths.push(next);
+            length.observe(next, next);
+        }
+        assert_eq!(lengths, [3, 6, 12, 16, 16]);
+        assert!(length.expected(16) > 8.0);
+        length.observe(16, 5);
+        assert_eq!(length.next(), 6);
+        length.observe(6, 0);
+        assert_eq!(length.next(), 1);
+    }
+
+    #[test]
+    fn a_sequence_whose_drafts_are_rejected_pauses() {
+        let mut length = DraftLength::new(16);
+        let steps: Vec<bool> = (0..600)
+            .map(|_| {
+                let next = length.next();
+                if next > 0 {
+                    length.observe(next, 0);
+                }
+                next > 0
+            })
+            .collect();
+        let drafts = |steps: &[bool]| steps.iter().filter(|&&drafts| drafts).count();
+        assert_eq!(drafts(&steps[..3]), 3);
+        assert!(drafts(&steps[300..]) <= 6, "{}", drafts(&steps[300..]));
+        assert!(length.expected(4) < 0.5);
+        length.observe(1, 1);
+        assert!((0..3).all(|_| length.next() > 0) || length.pause > 0);
+    }
+}

@@ -1,0 +1,164 @@
+//! A model whose output repeats itself, or is given; with a clock, its decode calls take time.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sapwood_proto::steer::Token;
+use sapwood_proto::time::Time;
+
+use super::super::harness::TestClock;
+use crate::api::{ModelInfo, SharedVocabulary};
+use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
+use crate::ranking::mix;
+use crate::scripted::{Config as Script, Scripted};
+
+/// The EOG token of the scripted vocabulary.
+pub(super) const END: Token = 257;
+
+/// What follows a sequence.
+pub(super) enum Output {
+    /// One of so many letters or the end, with probabilities that depend on the last two tokens.
+    Letters(u32),
+    /// These tokens, then the end.
+    Given(Vec<Token>),
+}
+
+impl Output {
+    /// The logits after these tokens of a sequence with a prompt of so many.
+    pub(super) fn logits(&self, tokens: &[Token], prompt: usize) -> Vec<f32> {
+        let mut row = vec![f32::NEG_INFINITY; 258];
+        match self {
+            Self::Letters(count) => {
+                let last = tokens.iter().rev().take(2);
+                let key = last.fold(7, |key, &token| mix(key ^ u64::from(token)));
+                for letter in 0..*count {
+                    let noise = mix(key ^ u64::from(letter)) % 1_000;
+                    row[(97 + letter) as usize] = noise as f32 / 200.0;
+                }
+                row[END as usize] = 0.0;
+            }
+            Self::Given(output) => {
+                let next = output.get(tokens.len() - prompt).unwrap_or(&END);
+                row.resize(row.len().max(*next as usize + 1), f32::NEG_INFINITY);
+                row[*next as usize] = 0.0;
+            }
+        }
+        row
+    }
+}
+
+/// How long decode calls take, on the clock that they move.
+#[derive(Clone)]
+pub(super) struct Machine {
+    pub(super) clock: TestClock,
+    pub(super) takes: fn(usize) -> Duration,
+}
+
+pub(super) struct Parrot {
+    model: Scripted,
+    output: Output,
+    /// What each slot holds, and the length of its prompt.
+    slots: Vec<(Vec<Token>, usize)>,
+    batch: Vec<BatchEntry>,
+    row: Vec<f32>,
+    machine: Option<Machine>,
+    /// A decode call of more entries finds no room.
+    pub(super) entries_max: usize,
+    /// The sizes of the decode calls.
+    pub(super) calls: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Parrot {
+    pub(super) fn new(script: Script, output: Output, machine: Option<Machine>) -> Self {
+        let model = Scripted::new(script).unwrap();
+        let slots = vec![(Vec::new(), 0); model.capacity().slots as usize];
+        Self {
+            model,
+            output,
+            slots,
+            batch: Vec::new(),
+            row: Vec::new(),
+            machine,
+            entries_max: usize::MAX,
+            calls: Arc::default(),
+        }
+    }
+
+    fn held(&mut self, slot: SlotId) -> &mut Vec<Token> {
+        &mut self.slots[slot as usize].0
+    }
+}
+
+impl Model for Parrot {
+    fn info(&self) -> ModelInfo {
+        self.model.info()
+    }
+
+    fn vocabulary(&self) -> SharedVocabulary {
+        self.model.vocabulary()
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.model.capacity()
+    }
+
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
+        self.model.open(slot, opening);
+        self.slots[slot as usize] = (Vec::new(), opening.prompt.len());
+    }
+
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
+        self.model.fork(from, to, tokens);
+        *self.held(to) = self.held(from)[..tokens as usize].to_vec();
+    }
+
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
+        assert!(self.held(slot).len() >= tokens as usize);
+        self.model.truncate(slot, tokens);
+        self.held(slot).truncate(tokens as usize);
+    }
+
+    fn release(&mut self, slot: SlotId) {
+        self.model.release(slot);
+        self.held(slot).clear();
+    }
+
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
+        if batch.len() > self.entries_max {
+            return Err(DecodeStop::Full);
+        }
+        let capacity = self.capacity();
+        assert!(batch.len() <= capacity.batch_tokens as usize);
+        let rows = batch.iter().filter(|entry| entry.row).count();
+        assert!(rows <= capacity.rows as usize, "{rows} rows");
+        self.calls.lock().unwrap().push(batch.len());
+        for entry in batch {
+            let held = self.held(entry.slot);
+            assert_eq!(held.len(), entry.position as usize);
+            held.push(entry.token);
+        }
+        let held: usize = self.slots.iter().map(|(tokens, _)| tokens.len()).sum();
+        assert!(capacity.slots > 1 || held <= capacity.cells as usize);
+        self.batch = batch.to_vec();
+        if let Some(machine) = &self.machine {
+            let clock = &machine.clock;
+            clock.go_to(clock.now() + (machine.takes)(batch.len()));
+        }
+        self.model.decode(batch, now)
+    }
+
+    fn row(&mut self, index: usize, _: Time) -> OutputRow<'_> {
+        let entry = self.batch[index];
+        assert!(entry.row);
+        let (held, prompt) = &self.slots[entry.slot as usize];
+        let tokens = &held[..=entry.position as usize];
+        self.row = self.output.logits(tokens, *prompt);
+        self.row
+            .resize(self.info().vocabulary_tokens as usize, f32::NEG_INFINITY);
+        OutputRow::Logits(&mut self.row)
+    }
+
+    fn joins(&self, slot: SlotId, output: usize) -> bool {
+        self.model.joins(slot, output)
+    }
+}
