@@ -5,6 +5,8 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::checks::CONTEXT_TOKENS_MAX;
+use super::kind::{architecture, is_encoder};
 use super::llama::{ContextSize, ThreadLimits};
 use super::memory::{self, Estimate, MemoryReservation, readable};
 use super::vocabulary::LlamaVocabulary;
@@ -98,6 +100,25 @@ impl Default for LoadOptions {
     }
 }
 
+impl LoadOptions {
+    /// Checks what any model needs.
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        if self.parallel == 0 || self.parallel >= llama::SLOTS_MAX {
+            return Err(LoadError::Option("parallel must be from 1 to 255"));
+        }
+        if self.context_tokens == Some(0)
+            || self.threads == Some(0)
+            || self.threads_batch == Some(0)
+            || self.batch_tokens == 0
+        {
+            return Err(LoadError::Option(
+                "context, threads and batch must be at least 1",
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// Why a model was not loaded. Everything that was allocated is freed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -149,8 +170,14 @@ pub enum LoadError {
     )]
     Architecture(String),
     /// It does not predict a next token.
-    #[error("a model of architecture {0:?} does not generate text: choose a language model")]
+    #[error(
+        "a model of architecture {0:?} does not generate text: choose a language model, or let it embed, which it does \
+         unless embedding = false"
+    )]
     NotGenerative(String),
+    /// Its texts cannot be pooled.
+    #[error("a model of architecture {0:?} does not embed texts: choose an embedding model")]
+    NotEmbedding(String),
     /// It does not fit in memory.
     #[error(
         "the model needs about {need} of memory ({weights} weights, {cache} cache for {cells} tokens) and {available} are \
@@ -206,6 +233,17 @@ pub fn load(
     let plan = LoadPlan::new(&header, options)?;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
     let _reserved = plan.reserve_memory(&header, options, progress)?;
+    let model = weights(source, &header, options, progress)?;
+    serve(name, &header, model, &plan, options)
+}
+
+/// Loads the weights and the vocabulary.
+pub(super) fn weights(
+    source: &ModelSource,
+    header: &GgufHeader,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<Arc<llama::LlamaModel>, LoadError> {
     let backend = llama::LlamaBackend::start();
     let mut stopped = false;
     // llama.cpp reports a stopped load like any other failure, so the reason is kept here.
@@ -230,20 +268,15 @@ pub fn load(
         options.mmap,
         &mut received,
     );
-    let model = match loaded {
-        Ok(model) => Arc::new(model),
-        Err(_) if stopped => return Err(LoadError::Stopped),
+    match loaded {
+        Ok(model) => Ok(Arc::new(model)),
+        Err(_) if stopped => Err(LoadError::Stopped),
         // llama.cpp has no code for this, only its log message.
         Err(why) if why.contains("unknown model architecture") => {
-            return Err(LoadError::Architecture(architecture(&header).to_owned()));
+            Err(LoadError::Architecture(architecture(header).to_owned()))
         }
-        Err(why) => return Err(LoadError::Llama(why)),
-    };
-    embed(name, &header, model, &plan, options)
-}
-
-pub(super) fn architecture(header: &GgufHeader) -> &str {
-    header.text("general.architecture").unwrap_or_default()
+        Err(why) => Err(LoadError::Llama(why)),
+    }
 }
 
 /// Reads the recommended sampling parameters (D-53).
@@ -267,7 +300,7 @@ pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
     recommended.valid()
 }
 
-fn embed(
+fn serve(
     name: &str,
     header: &GgufHeader,
     model: Arc<llama::LlamaModel>,
@@ -277,7 +310,7 @@ fn embed(
     let architecture = architecture(header).to_owned();
     let facts = model.facts();
     // Asked of llama.cpp, which knows the kind of each architecture.
-    if !facts.generates {
+    if !facts.generates || is_encoder(header) {
         return Err(LoadError::NotGenerative(architecture));
     }
     // Recurrent models have no KV cells.
@@ -376,18 +409,7 @@ pub(super) struct LoadPlan {
 
 impl LoadPlan {
     pub(super) fn new(header: &GgufHeader, options: &LoadOptions) -> Result<Self, LoadError> {
-        if options.parallel == 0 || options.parallel >= llama::SLOTS_MAX {
-            return Err(LoadError::Option("parallel must be from 1 to 255"));
-        }
-        if options.context_tokens == Some(0)
-            || options.threads == Some(0)
-            || options.threads_batch == Some(0)
-            || options.batch_tokens == 0
-        {
-            return Err(LoadError::Option(
-                "context, threads and batch must be at least 1",
-            ));
-        }
+        options.check()?;
         let trained = header.number(&format!("{}.context_length", architecture(header)));
         // If the model does not state its context length, the requested one is used.
         let trained = trained
@@ -456,38 +478,46 @@ impl LoadPlan {
         options: &LoadOptions,
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Option<MemoryReservation>, LoadError> {
-        // The memory of a GPU is not known here.
-        if options.gpu_layers > 0 {
-            return Ok(None);
-        }
         let size = self.per_slot.unwrap_or(self.together);
-        let estimate = Estimate::new(header, size);
-        // While it waits for memory, a load reports no progress, but it can be stopped.
-        let mut wait = || progress(0.0);
-        let available = || options.memory_bytes.or_else(memory::available);
-        match MemoryReservation::take(estimate.total(), available, &mut wait) {
-            Ok(reserved) => Ok(Some(reserved)),
-            Err(memory::OutOfMemory::Stopped) => Err(LoadError::Stopped),
-            Err(memory::OutOfMemory::Of(available)) => Err(LoadError::Memory {
-                need: estimate.total(),
-                weights: estimate.weights,
-                cache: estimate.cache,
-                cells: size.cells,
-                available,
-            }),
-        }
+        reserve(Estimate::new(header, size), size.cells, options, progress)
     }
 }
 
-/// llama.cpp counts positions in signed 32-bit integers.
-const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
+/// Reserves what a model is estimated to need, `cells` of it KV cells. If models that are being loaded leave too little, waits
+/// for them.
+pub(super) fn reserve(
+    estimate: Estimate,
+    cells: u32,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<Option<MemoryReservation>, LoadError> {
+    // The memory of a GPU is not known here.
+    if options.gpu_layers > 0 {
+        return Ok(None);
+    }
+    // While it waits for memory, a load reports no progress, but it can be stopped.
+    let mut wait = || progress(0.0);
+    let available = || options.memory_bytes.or_else(memory::available);
+    match MemoryReservation::take(estimate.total(), available, &mut wait) {
+        Ok(reserved) => Ok(Some(reserved)),
+        Err(memory::OutOfMemory::Stopped) => Err(LoadError::Stopped),
+        Err(memory::OutOfMemory::Of(available)) => Err(LoadError::Memory {
+            need: estimate.total(),
+            weights: estimate.weights,
+            cache: estimate.cache,
+            cells,
+            available,
+        }),
+    }
+}
+
 const KEPT_PREFIXES_DEFAULT: u32 = 32;
 const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
 /// The size up to which a KV cache is enlarged by default.
 const CACHE_BYTES_SMALL: u64 = 128 << 20;
 const BATCH_TOKENS_MAX: u32 = 16_384;
 
-fn check_processor() -> Result<(), LoadError> {
+pub(super) fn check_processor() -> Result<(), LoadError> {
     let missing: Vec<&str> = llama::compiled_for()
         .filter(|feature| !has(feature))
         .collect();

@@ -10,7 +10,9 @@
 //! kernels depend on it), so `deterministic` is false for all (D-21).
 
 mod checks;
+mod embedding;
 mod guard;
+mod kind;
 mod llama;
 mod load;
 mod marks;
@@ -31,6 +33,7 @@ use std::time::Duration;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
+pub use self::embedding::{EmbeddedEncoder, EmbeddingOptions, embeds, load_embedding};
 pub use self::load::{LoadError, LoadOptions, ModelSource, load};
 pub use self::outline::outline;
 use self::vocabulary::LlamaVocabulary;

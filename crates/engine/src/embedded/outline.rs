@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use sapwood_proto::steer::Token;
 
-use super::load::{LoadError, LoadOptions, LoadPlan, ModelSource, architecture, recommended};
+use super::kind::architecture;
+use super::load::{LoadError, LoadOptions, LoadPlan, ModelSource, recommended};
 use crate::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};
 use crate::gguf::GgufHeader;
 use crate::template::no_template;

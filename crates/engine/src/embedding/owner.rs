@@ -218,7 +218,7 @@ impl EmbeddingOwner {
         let rows = std::mem::take(&mut self.rows);
         for (index, planned) in batch.iter().enumerate() {
             let row = rows.get(width * index..width * (index + 1));
-            let row = failure.clone().map_or(row.ok_or_else(missing), Err);
+            let row = failure.clone().map_or_else(|| row.ok_or_else(missing), Err);
             self.give(planned, row, now);
         }
         self.rows = rows;

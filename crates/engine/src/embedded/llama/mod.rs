@@ -1,13 +1,13 @@
 //! Safe wrappers of llama.cpp. With `guard.rs` the only module of this crate that contains `unsafe`.
 //!
 //! ```text
-//!   LlamaBackend ──► LlamaModel (read only, shared) ──► LlamaContext (one thread at a time)
+//!   LlamaBackend ──► LlamaModel (read only, shared) ──► LlamaContext, EncoderContext (one thread at a time)
 //!                      │                                   ├── decode ──► output rows
 //!                      └── vocabulary functions            └── ComputeThreads (ggml's worker threads)
 //! ```
 //!
 //! Three arguments justify all `SAFETY` comments in these files:
-//! * **Ownership.** [`LlamaModel`], [`LlamaContext`] and [`ComputeThreads`] each hold the only pointer that frees their
+//! * **Ownership.** [`LlamaModel`], [`LlamaContext`], [`EncoderContext`] and `ComputeThreads` each hold the only pointer that frees their
 //!   object. A context keeps its model alive through an `Arc`, and is freed before its thread pool.
 //! * **Threads.** After loading, a `llama_model` and its vocabulary are only read, and llama.cpp documents its
 //!   tokenizer functions as thread-safe. A `llama_context` may move between threads but is never used by two at once:
@@ -18,6 +18,7 @@
 
 mod batch;
 mod context;
+mod encoder;
 mod model;
 
 use std::cell::RefCell;
@@ -30,6 +31,7 @@ use llama_cpp_sys_2 as sys;
 pub(super) use self::context::{
     CELLS_STEP, ContextSize, DecodeError, LlamaContext, SCORED_ROWS, SLOTS_MAX, ThreadLimits,
 };
+pub(super) use self::encoder::{EncoderContext, EncoderSize};
 pub(super) use self::model::{LlamaModel, TokenAttributes};
 
 /// Proof that llama.cpp is initialised and that its log is forwarded to `tracing`.
