@@ -10,7 +10,8 @@ use sapwood_proto::steer::Token;
 
 use super::kind::{architecture, default_pooling, is_embedding, is_encoder, pooling};
 use super::llama::{DecodeError, EncoderContext, EncoderSize, SLOTS_MAX, ThreadLimits};
-use super::load::{LoadError, LoadOptions, ModelSource, check_processor, reserve, weights};
+use super::load::{LoadOptions, ModelSource, check_processor, reserve, weights};
+use super::load_error::LoadError;
 use super::memory::Estimate;
 use super::vocabulary::LlamaVocabulary;
 use super::{checks, llama};

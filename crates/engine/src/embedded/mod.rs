@@ -15,6 +15,7 @@ mod guard;
 mod kind;
 mod llama;
 mod load;
+mod load_error;
 mod marks;
 mod memory;
 mod outline;
@@ -34,7 +35,8 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 pub use self::embedding::{EmbeddedEncoder, EmbeddingOptions, embeds, load_embedding};
-pub use self::load::{LoadError, LoadOptions, ModelSource, load};
+pub use self::load::{LoadOptions, ModelSource, load};
+pub use self::load_error::LoadError;
 pub use self::outline::outline;
 use self::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};

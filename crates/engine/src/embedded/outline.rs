@@ -5,7 +5,8 @@ use std::sync::Arc;
 use sapwood_proto::steer::Token;
 
 use super::kind::architecture;
-use super::load::{LoadError, LoadOptions, LoadPlan, ModelSource, recommended};
+use super::load::{LoadOptions, LoadPlan, ModelSource, recommended};
+use super::load_error::LoadError;
 use crate::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};
 use crate::gguf::GgufHeader;
 use crate::template::no_template;

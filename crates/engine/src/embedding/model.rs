@@ -1,7 +1,6 @@
 //! The trait that the owner thread needs from a model that embeds.
 
 use sapwood_proto::steer::Token;
-use serde::{Deserialize, Serialize};
 
 use crate::api::{EngineError, SharedVocabulary};
 use crate::model::Interrupt;
@@ -9,8 +8,7 @@ use crate::template::RerankTemplate;
 
 /// How the rows of a text's tokens become one. The numbers are those of GGUF's `pooling_type`, where 0 is no pooling, which is
 /// not offered: a row for each token is no embedding of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// The mean of all tokens.
     Mean,

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use sapwood_proto::steer::Token;
-use serde::Deserialize;
 
 use super::model::{EmbeddingInfo, EmbeddingModel, EncodeStop, Pooling, TextLayout};
 use crate::api::SharedVocabulary;
@@ -11,8 +10,7 @@ use crate::ranking::mix;
 use crate::scripted::{Config, ScriptedVocabulary};
 
 /// A scripted model that embeds.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub struct ScriptedEmbeddingConfig {
     /// The name under which it is served.
     pub name: String,

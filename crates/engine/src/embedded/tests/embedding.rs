@@ -94,18 +94,18 @@ fn the_pooling_is_that_of_the_file_or_of_the_configuration() {
 
 #[test]
 fn the_kind_of_a_model_is_found_in_its_header() {
-    let embeds = |shape: &RandomModelShape| {
+    let found = |shape: &RandomModelShape| {
         let bytes: &'static [u8] = Vec::leak(written(shape));
-        super::super::embeds(&ModelSource::Bytes(bytes)).unwrap()
+        embeds(&ModelSource::Bytes(bytes)).unwrap()
     };
-    assert!(embeds(&RandomModelShape::tiny_encoder(1)));
+    assert!(found(&RandomModelShape::tiny_encoder(1)));
     // 0: the file names no pooling, and its architecture decides.
-    assert!(embeds(&RandomModelShape::tiny_encoder(0)));
-    assert!(embeds(&decoder()));
-    assert!(!embeds(&RandomModelShape::tiny()));
+    assert!(found(&RandomModelShape::tiny_encoder(0)));
+    assert!(found(&decoder()));
+    assert!(!found(&RandomModelShape::tiny()));
     let mut none = RandomModelShape::tiny();
     none.numbers.push(("llama.pooling_type".to_owned(), 0));
-    assert!(!embeds(&none));
+    assert!(!found(&none));
 }
 
 #[test]
