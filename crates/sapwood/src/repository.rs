@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use sapwood_engine::Engine;
 use sapwood_kernel::Kernel;
 use sapwood_server::ServerContext;
 use sapwood_server::faces::generate::{self, ModelControlError, Repository};
@@ -22,6 +21,7 @@ use crate::config::{Config, ServedModelConfig};
 use crate::controllers::ProcessControllers;
 use crate::failure::CliError;
 use crate::hub::ModelCache;
+use crate::loaded_model::LoadedModel;
 use crate::model_loading;
 use crate::models::{self, PlannedModel};
 use crate::trial;
@@ -40,7 +40,7 @@ struct RepositoryInner {
     controllers: ProcessControllers,
     cache: ModelCache,
     planned: BTreeMap<String, PlannedModel>,
-    engines: Mutex<BTreeMap<String, Engine>>,
+    engines: Mutex<BTreeMap<String, LoadedModel>>,
     /// A lock per model: changes of one model are serialised, changes of different models are concurrent.
     changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
 }
@@ -171,8 +171,8 @@ impl RepositoryInner {
             trial::pass(&planned).await?;
             let parsers = planned.parsers;
             let engine = model_loading::engine(planned).await?;
-            let steering = self.controllers.steering(&engine).await?;
-            let function = model_loading::function(name, &engine, steering, parsers);
+            let function =
+                model_loading::function(name, &engine, &self.controllers, parsers).await?;
             Ok::<_, CliError>((engine, function))
         };
         match loading.await {
@@ -224,7 +224,7 @@ impl RepositoryInner {
     }
 
     /// Records that a model was loaded, or that it failed to load.
-    fn loaded(&self, name: &str, loaded: Result<&Engine, &CliError>, took: Duration) {
+    fn loaded(&self, name: &str, loaded: Result<&LoadedModel, &CliError>, took: Duration) {
         let engine = match loaded {
             Ok(engine) => engine,
             Err(failure) => {
@@ -233,21 +233,13 @@ impl RepositoryInner {
                 return;
             }
         };
-        self.shared.metrics.watch(engine.clone());
+        self.shared.metrics.watch(engine.watched());
         self.shared.metrics.loaded_in(name, took);
         let watched = engine.clone();
         let probe = Box::new(move || watched.stalled_for());
         self.shared.health.running(name, probe);
         self.engines().insert(name.into(), engine.clone());
-        let info = engine.info();
-        tracing::info!(
-            model = name,
-            architecture = info.architecture,
-            parameters = info.parameters,
-            context_tokens = info.context_tokens,
-            parallel = info.parallel,
-            "loaded"
-        );
+        engine.log(name);
     }
 
     /// Unloads a model, if it is loaded. Running requests may finish within `unload_timeout`.
@@ -267,7 +259,7 @@ impl RepositoryInner {
         {
             sleep(LOOK).await;
         }
-        self.shared.metrics.unwatch(&engine);
+        self.shared.metrics.unwatch(engine.watched());
         // Running requests fail with the reason that the model was unloaded.
         engine.end();
         // The last handle joins the engine's thread, which may be in the middle of a step.
@@ -277,7 +269,7 @@ impl RepositoryInner {
         tracing::info!(model = name, "unloaded");
     }
 
-    fn engines(&self) -> MutexGuard<'_, BTreeMap<String, Engine>> {
+    fn engines(&self) -> MutexGuard<'_, BTreeMap<String, LoadedModel>> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
