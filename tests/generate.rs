@@ -5,6 +5,7 @@ mod beyond;
 mod bodies;
 mod client;
 mod controls;
+mod embeddings;
 pub(crate) mod grpc;
 mod infer;
 mod metrics;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
+use sapwood_engine::embedding::{Embedder, Pooling, ScriptedEmbedding, ScriptedEmbeddingConfig};
 use sapwood_engine::scripted;
 use sapwood_kernel::connect::evergreen::import;
 use sapwood_kernel::{
-    Call, ChoiceFinish, Chunk, Kernel, Meta, Mime, Node, OutputSpec, Port, RunUsage, Spec, args,
-    raw,
+    Call, ChoiceFinish, Chunk, Json, Kernel, Meta, Mime, Node, OutputSpec, Port, RunUsage, Spec,
+    args, raw,
 };
 use sapwood_proto::code::Code;
 
@@ -87,6 +88,42 @@ async fn ke_801_a_remote_function_is_called_like_a_local_one() {
             .collect()
             .await;
         assert!(choices.contains(&0) && choices.contains(&1), "{choices:?}");
+    }
+}
+
+/// A model that embeds is an action of its own name, whatever that is, and no target of GENERATE.
+#[tokio::test]
+async fn ev_914_a_model_that_embeds_is_called_by_its_name() {
+    let local = with_model(spawned(scripted::Config::default()));
+    for (name, pooling) in [("bge-m3:q8", Pooling::Mean), ("ranks", Pooling::Rank)] {
+        let model = ScriptedEmbedding::new(ScriptedEmbeddingConfig {
+            name: name.to_owned(),
+            pooling,
+            ..ScriptedEmbeddingConfig::default()
+        });
+        let embedder = Embedder::spawn(Box::new(model), &sapwood_engine::Config::default());
+        let function = sapwood_kernel::embedding_model(name, embedder.unwrap());
+        local.add(function).unwrap();
+    }
+    let server = Running::over(local.clone()).await;
+    let remote = imported(&server).await;
+    let texts = ["one", "two"];
+    let rows = remote.embed("bge-m3:q8", texts).await.unwrap();
+    assert_eq!(rows, local.embed("bge-m3:q8", texts).await.unwrap());
+    let run = remote.run::<Json<f32>>(
+        "ranks",
+        args! { query: "ab", documents: serde_json::json!(["ab", "b", "x"]) },
+    );
+    let (scores, meta) = run.finish().await.unwrap();
+    assert_eq!(scores, [1.0, 0.5, 0.0]);
+    assert!(meta.usage.prompt_tokens > 0, "{meta:?}");
+    for kernel in [&local, &remote] {
+        // The only model that generates is still the default one.
+        let run = kernel.run::<String>("GENERATE", args! { prompt: "hi" });
+        assert_eq!(run.await.unwrap(), "hi");
+        let run = kernel.run::<String>("GENERATE", args! { prompt: "hi", target: "ranks" });
+        let error = run.await.unwrap_err();
+        assert!(error.to_string().contains("generates no text"), "{error}");
     }
 }
 

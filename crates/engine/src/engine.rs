@@ -10,15 +10,13 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::CHOICES_MAX;
 use sapwood_proto::steer::StepWaker;
-use sapwood_proto::time::Time;
 
 use crate::api::{EngineError, GenerationRequest, ModelInfo, SharedVocabulary};
 use crate::bad_words::TokenIndex;
@@ -27,6 +25,7 @@ use crate::inbox::{EngineCommand, OwnerInbox};
 use crate::model::{Interrupt, Model};
 use crate::outbox::{OwnerWaker, RequestHandle, outbox};
 use crate::owner::EngineOwner;
+use crate::owner_thread::OwnerThread;
 use crate::queue::{AdmissionQueue, QueueFull, QueueLimits, at_most};
 use crate::ranking::mix;
 use crate::stats::EngineStats;
@@ -76,49 +75,7 @@ impl EngineShared {
 pub struct Engine {
     shared: Arc<EngineShared>,
     /// `None` if the caller steps the owner itself.
-    thread: Option<Arc<Thread>>,
-}
-
-struct Thread {
-    /// `None` after it was joined.
-    join: Mutex<Option<JoinHandle<()>>>,
-    interrupt: Interrupt,
-    waker: Arc<OwnerWaker>,
-    started: Instant,
-}
-
-impl Drop for Thread {
-    fn drop(&mut self) {
-        self.end();
-        self.wait_ended();
-    }
-}
-
-impl Thread {
-    fn end(&self) {
-        self.interrupt.raise();
-        self.waker.close();
-    }
-
-    fn wait_ended(&self) {
-        // Locked until it has ended, so that a second caller waits too.
-        let mut join = self.join.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(join) = join.take() {
-            // The owner runs wakers, and a reader's waker may hold the last engine. A thread cannot join itself.
-            if join.thread().id() != std::thread::current().id() {
-                // If the owner itself panicked, dropping its outboxes has already notified every reader.
-                let _ = join.join();
-            }
-        }
-    }
-
-    fn has_ended(&self) -> bool {
-        match self.join.try_lock() {
-            Ok(join) => join.as_ref().is_none_or(JoinHandle::is_finished),
-            // Somebody waits for its end.
-            Err(_) => true,
-        }
-    }
+    thread: Option<Arc<OwnerThread>>,
 }
 
 impl Engine {
@@ -133,18 +90,10 @@ impl Engine {
         let name = format!("engine {}", model.info().name);
         let (owner, mut engine) = Self::by_hand(model, config);
         let waker = Arc::clone(&engine.shared.waker);
-        let started = Instant::now();
-        let join = std::thread::Builder::new()
-            .name(name)
-            .spawn(move || crate::owner::run(owner, started))?;
-        // No wake-up is lost before this line: no request can be submitted until the engine is returned.
-        waker.set_thread(join.thread().clone());
-        engine.thread = Some(Arc::new(Thread {
-            join: Mutex::new(Some(join)),
-            interrupt,
-            waker,
-            started,
-        }));
+        let thread = OwnerThread::spawn(name, waker, interrupt, move |started| {
+            crate::owner::run(owner, started);
+        })?;
+        engine.thread = Some(Arc::new(thread));
         Ok(engine)
     }
 
@@ -303,7 +252,7 @@ impl Engine {
     pub fn is_lost(&self) -> bool {
         self.thread
             .as_ref()
-            .is_some_and(|thread| thread.has_ended() || self.shared.stats.dead.get() == 1)
+            .is_some_and(|thread| thread.is_lost(&self.shared.stats))
     }
 
     /// Returns how long the thread has been in its current step without progress; zero while it is idle or stepped by
@@ -312,21 +261,10 @@ impl Engine {
     /// without being stopped (OA-913).
     #[must_use]
     pub fn stalled_for(&self) -> Duration {
-        let Some(thread) = &self.thread else {
-            return Duration::ZERO;
-        };
-        // It makes no step again, so it is reported as stalled at once, not after the watchdog's time.
-        if self.is_lost() {
-            return Duration::MAX;
+        match &self.thread {
+            Some(thread) => thread.stalled_for(&self.shared.stats),
+            None => Duration::ZERO,
         }
-        if self.shared.stats.idle.get() == 1 {
-            return Duration::ZERO;
-        }
-        let began = Duration::from_millis(self.shared.stats.last_step_ms.get());
-        let in_step = Time::new(thread.started.elapsed()).since(Time::new(began));
-        // The pulse may be older than the step, if the last decode call was in an earlier one; the smaller of the two
-        // is the time without progress.
-        in_step.min(thread.interrupt.since_pulse())
     }
 }
 

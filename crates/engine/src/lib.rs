@@ -18,6 +18,7 @@ pub mod constraint;
 mod continuation;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+pub mod embedding;
 mod engine;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -37,6 +38,7 @@ pub mod llama_options;
 pub mod model;
 mod outbox;
 mod owner;
+mod owner_thread;
 mod prefix_cache;
 mod prefix_file;
 mod prefix_store;

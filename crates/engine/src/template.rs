@@ -13,6 +13,7 @@ mod calls;
 mod families;
 mod json;
 mod program;
+mod rerank;
 mod shield;
 mod slice;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use sapwood_proto::steer::Token;
 use crate::api::{ChatMessage, ChatRequest, EngineError, Vocabulary};
 use crate::stop;
 use calls::CallArguments;
+pub use rerank::RerankTemplate;
 use shield::{CoveredTexts, SpecialTextShield};
 
 /// The maximum of instructions of one rendering.
@@ -70,7 +72,7 @@ pub enum TemplatePiece {
 /// Tokenises a rendered conversation. Most templates print the BOS token themselves; it is added only if it is missing.
 /// The result is incomplete if the caller no longer waits for it ([`stop`]).
 #[must_use]
-pub fn tokens(pieces: &[TemplatePiece], vocabulary: &impl Vocabulary) -> Vec<Token> {
+pub fn tokens(pieces: &[TemplatePiece], vocabulary: &(impl Vocabulary + ?Sized)) -> Vec<Token> {
     let of = |piece: &TemplatePiece| match piece {
         TemplatePiece::Template(text) => vocabulary.tokenize(text, true),
         TemplatePiece::Plain(text) => vocabulary.tokenize(text, false),

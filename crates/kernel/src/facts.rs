@@ -4,6 +4,7 @@ use std::fmt;
 
 use sapwood_engine::Engine;
 use sapwood_engine::api::{ModelInfo, SharedVocabulary};
+use sapwood_engine::embedding::{Embedder, EmbeddingInfo};
 
 /// The facts of a model. They are part of its function's spec and change only with it.
 #[derive(Clone)]
@@ -32,6 +33,21 @@ impl ModelFacts {
     #[must_use]
     pub fn context_tokens(&self) -> Option<u32> {
         known(self.info.context_tokens)
+    }
+}
+
+/// The facts of a model that embeds, or scores documents. They are part of its function's spec and change only with it.
+#[derive(Clone, Debug)]
+pub struct EmbeddingFacts {
+    /// What the model is and can do.
+    pub info: EmbeddingInfo,
+}
+
+impl EmbeddingFacts {
+    pub(crate) fn of(embedder: &Embedder) -> Self {
+        Self {
+            info: embedder.info().clone(),
+        }
     }
 }
 

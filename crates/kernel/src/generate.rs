@@ -65,11 +65,16 @@ impl Targets {
         let models = || {
             specs
                 .iter()
-                .filter(|spec| spec.model)
+                .filter(|spec| spec.generates())
                 .map(|spec| &spec.name)
                 .filter(|name| known.is_none_or(|known| known.contains(&**name)))
         };
         let is_model = |name: &str| models().any(|model| *model == *name);
+        let embeds = |name: &str| {
+            let mut specs = specs.iter().filter(|spec| spec.embeds);
+            specs.any(|spec| spec.name == *name)
+                && known.is_none_or(|known| known.contains(&Name::shared(name)))
+        };
         // A key for some models learns nothing of others: a model that it may not use and one that does not exist give
         // the same error.
         let unknown = |name: &str| match known {
@@ -102,6 +107,16 @@ impl Targets {
         let bare = asked.strip_prefix("evergreen://").unwrap_or(asked);
         if let Some(name) = [asked, bare].into_iter().find(|name| is_model(name)) {
             return Ok(Name::shared(name));
+        }
+        if let Some(name) = [asked, bare].into_iter().find(|name| embeds(name)) {
+            return Err(Error::Engine {
+                code: Code::FailedPrecondition,
+                reason: ErrorReason::NONE,
+                message: format!(
+                    "the model {name} generates no text: call it as a function of its own"
+                ),
+                retry_after: None,
+            });
         }
         let alias = [asked, bare]
             .into_iter()

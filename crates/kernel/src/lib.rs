@@ -87,7 +87,7 @@ pub use self::chunk::{Chunk, Part, Text};
 pub use self::delta::{Delta, ToolCallRecord};
 pub use self::error::Error;
 pub use self::extensions::{Context, Extensions};
-pub use self::facts::ModelFacts;
+pub use self::facts::{EmbeddingFacts, ModelFacts};
 pub use self::from_chunks::{FromChunks, Json, Out};
 pub use self::function::{Fun, Function};
 pub use self::generate::{Targets, generate};
@@ -98,7 +98,7 @@ pub use self::layer::{Layer, Next, layered};
 pub use self::meta::{ChoiceFinish, Meta, RunUsage};
 pub use self::model::{
     CONFIG_CONTEXT, GenerateConfig, ModelOptions, OutputParsers, PromptMode, ReasoningParser,
-    ToolParser, VariablesSharing, model, model_with, steered_model,
+    ToolParser, VariablesSharing, embedding_model, model, model_with, steered_model,
 };
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Node, NodeWriter, Retention, source_panics};

@@ -9,6 +9,7 @@
 mod answer;
 mod choice_calls;
 pub(crate) mod config;
+mod embedding;
 mod held_output;
 pub(crate) mod output_parser;
 mod prompt;
@@ -32,6 +33,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::answer::{AnswerChunks, AnswerEvent, SubmittedInfo};
 pub(crate) use self::config::snake;
 pub use self::config::{GenerateConfig, PromptMode, VariablesSharing};
+pub use self::embedding::embedding_model;
 pub(crate) use self::output_parser::{DeclaredTools, OutputFormat, OutputSettings};
 pub use self::output_parser::{OutputParsers, ReasoningParser, ToolParser};
 pub(crate) use self::steer_choice::SteerChoice;

@@ -225,6 +225,8 @@ impl Port {
     pub const TOKENS: Self = Self::new("tokens");
     /// Log-probabilities, one NDJSON line per token.
     pub const LOGPROBS: Self = Self::new("logprobs");
+    /// The rows of a model that embeds, or its scores: 32-bit floats, little-endian.
+    pub const VECTORS: Self = Self::new("vectors");
     /// Output of a controller.
     pub const CONTROLLER_LOG: Self = Self::new("controller_log");
 }
@@ -240,6 +242,8 @@ impl Mime {
     pub const NDJSON: Self = Self::new("application/x-ndjson");
     /// Token ids, u32 little-endian.
     pub const TOKENS: Self = Self::new("application/x-sapwood-tokens");
+    /// 32-bit floats, little-endian.
+    pub const FLOATS: Self = Self::new("application/x-sapwood-f32");
     /// The pattern that matches everything.
     pub const ANY: Self = Self::new("*/*");
 

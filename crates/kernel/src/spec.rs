@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::Result;
 use crate::chunk::Text;
 use crate::error::Error;
-use crate::facts::ModelFacts;
+use crate::facts::{EmbeddingFacts, ModelFacts};
 use crate::limits;
 use crate::name::{Mime, Name, Port};
 use crate::state::NeededState;
@@ -48,8 +48,12 @@ pub struct Spec {
     pub finishes: bool,
     /// The type of `inner` on its chunks.
     pub inner: Option<InnerType>,
-    /// It is a model: a target of GENERATE, named by its model id, not offered as a tool.
+    /// It is a model, named by its model id, and not offered as a tool: a target of GENERATE unless it embeds.
     pub model: bool,
+    /// It is a model that embeds texts, or scores documents, instead of generating.
+    pub embeds: bool,
+    /// The facts of that model, if it is loaded in this process.
+    pub embedding: Option<Arc<EmbeddingFacts>>,
     /// Its calls may have a controller or a constraint.
     pub steers: bool,
     /// The facts of that model, if it is loaded in this process, or is served in tokens by another server that reports
@@ -246,6 +250,8 @@ impl Spec {
             finishes: false,
             inner: None,
             model: false,
+            embeds: false,
+            embedding: None,
             steers: false,
             facts: None,
             sampling: RecommendedSampling::default(),
@@ -273,6 +279,12 @@ impl Spec {
     pub const fn effect(mut self, effect: Effect) -> Self {
         self.effect = effect;
         self
+    }
+
+    /// Whether it is a target of GENERATE.
+    #[must_use]
+    pub const fn generates(&self) -> bool {
+        self.model && !self.embeds
     }
 
     /// The input of this name or alias.

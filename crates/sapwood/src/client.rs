@@ -41,7 +41,7 @@ impl ClientTarget {
     /// The names of the models.
     pub(crate) fn models(&self) -> Vec<String> {
         let specs = self.kernel.specs();
-        let models = specs.iter().filter(|spec| spec.model);
+        let models = specs.iter().filter(|spec| spec.generates());
         models.map(|spec| spec.name.as_str().to_owned()).collect()
     }
 

@@ -18,6 +18,7 @@ pub(crate) mod upstream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sapwood_engine::embedding::Pooling;
 use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
 use sapwood_kernel::{OutputParsers, ReasoningParser, ToolParser};
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
@@ -318,6 +319,15 @@ pub(crate) struct ServedModelConfig {
     /// Overrides `engine.speculation`.
     #[serde(default)]
     pub(crate) speculation: Option<SpeculationConfig>,
+    /// Whether it embeds texts, or scores documents, instead of generating. Default: as its file says.
+    #[serde(default)]
+    pub(crate) embedding: Option<bool>,
+    /// How the rows of a text's tokens become its embedding. Default: as its file says.
+    #[serde(default)]
+    pub(crate) pooling: Option<PoolingConfig>,
+    /// Scale embeddings to length 1 unless a request says otherwise. Default: true.
+    #[serde(default)]
+    pub(crate) normalize: Option<bool>,
     /// What finds calls of tools in its output.
     #[serde(default, serialize_with = "tool_parser")]
     pub(crate) tool_parser: ToolParser,
@@ -367,6 +377,31 @@ impl ServedModelConfig {
         OutputParsers {
             tools: self.tool_parser,
             reasoning: self.reasoning_parser,
+        }
+    }
+}
+
+/// How the rows of a text's tokens become its embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PoolingConfig {
+    /// The mean of all.
+    Mean,
+    /// That of the first token.
+    Cls,
+    /// That of the last token.
+    Last,
+    /// A classification head, for scores.
+    Rank,
+}
+
+impl From<PoolingConfig> for Pooling {
+    fn from(pooling: PoolingConfig) -> Self {
+        match pooling {
+            PoolingConfig::Mean => Self::Mean,
+            PoolingConfig::Cls => Self::Cls,
+            PoolingConfig::Last => Self::Last,
+            PoolingConfig::Rank => Self::Rank,
         }
     }
 }

@@ -8,6 +8,7 @@ mod controllers;
 mod failure;
 mod hub;
 mod listening;
+mod loaded_model;
 mod log_queue;
 mod logs;
 mod model_loading;

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
-use sapwood_engine::Engine;
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{
-    Error, Fun, Kernel, ModelFacts, ModelOptions, Name, OutputParsers, Spec, Steering, Targets,
-    generate, model_with, raw,
+    Error, Fun, Kernel, ModelFacts, ModelOptions, Name, OutputParsers, Spec, Targets,
+    embedding_model, generate, model_with, raw,
 };
 use tokio::sync::Semaphore;
 
@@ -20,6 +19,7 @@ use crate::config::Config;
 use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
 use crate::hub::ModelCache;
+use crate::loaded_model::LoadedModel;
 use crate::models::PlannedModel;
 use crate::progress::LoadingBar;
 use crate::trial;
@@ -93,9 +93,9 @@ pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
     }
 }
 
-/// An engine, and the function with which it is called.
-pub(crate) struct LoadedModel {
-    pub(crate) engine: Engine,
+/// The engine of a model, and the function with which it is called.
+pub(crate) struct StartedModel {
+    pub(crate) engine: LoadedModel,
     pub(crate) function: Fun,
 }
 
@@ -106,12 +106,11 @@ pub(crate) struct LoadedModel {
 pub(crate) async fn start(
     planned: PlannedModel,
     controllers: &ProcessControllers,
-) -> Result<LoadedModel, CliError> {
+) -> Result<StartedModel, CliError> {
     let (name, parsers) = (planned.name.clone(), planned.parsers);
     let engine = engine(planned).await?;
-    let steering = controllers.steering(&engine).await?;
-    let function = function(&name, &engine, steering, parsers);
-    Ok(LoadedModel { engine, function })
+    let function = function(&name, &engine, controllers, parsers).await?;
+    Ok(StartedModel { engine, function })
 }
 
 /// Loads the models concurrently into `kernel`.
@@ -142,7 +141,7 @@ pub(crate) async fn load_with(
     controllers: &ProcessControllers,
     cache: &ModelCache,
     planned: Vec<PlannedModel>,
-    loaded: impl Fn(&str, Result<LoadedModel, &CliError>, Duration),
+    loaded: impl Fn(&str, Result<StartedModel, &CliError>, Duration),
 ) -> Result<(), CliError> {
     let at_once = planned.len();
     let loads = Semaphore::new(LOADED_AT_ONCE);
@@ -182,12 +181,26 @@ pub(crate) async fn load_with(
 }
 
 /// The function of a loaded model.
-fn function(name: &str, engine: &Engine, steering: Steering, parsers: OutputParsers) -> Fun {
-    let options = ModelOptions {
-        steering: Some(steering),
-        parsers,
-    };
-    model_with(Name::shared(name), engine.clone(), options)
+///
+/// # Errors
+/// If what steers it cannot be prepared.
+async fn function(
+    name: &str,
+    model: &LoadedModel,
+    controllers: &ProcessControllers,
+    parsers: OutputParsers,
+) -> Result<Fun, CliError> {
+    let name = Name::shared(name);
+    Ok(match model {
+        LoadedModel::Generating(engine) => {
+            let options = ModelOptions {
+                steering: Some(controllers.steering(engine).await?),
+                parsers,
+            };
+            model_with(name, engine.clone(), options)
+        }
+        LoadedModel::Embedding(embedder) => embedding_model(name, embedder.clone()),
+    })
 }
 
 /// Models that are loaded at the same time.
@@ -197,7 +210,7 @@ const LOADED_AT_ONCE: usize = 4;
 ///
 /// # Errors
 /// [`Exit::Model`].
-async fn engine(planned: PlannedModel) -> Result<Engine, CliError> {
+async fn engine(planned: PlannedModel) -> Result<LoadedModel, CliError> {
     let name = planned.name.clone();
     let (bar, stopper) = LoadingBar::new(&name);
     let loading = tokio::task::spawn_blocking(move || planned.load(&mut |share| bar.show(share)));
@@ -305,6 +318,75 @@ mod tests {
             ended = loading => panic!("{:?}", ended.err()),
             () = done.notified() => {}
         }
+    }
+
+    /// A kernel with the models of a configuration.
+    async fn loaded(text: &str, folder: &std::path::Path) -> Kernel {
+        let file = folder.join("sapwood.toml");
+        std::fs::write(&file, text).unwrap();
+        let layers = Layers::read(Some(&file), Flags::default()).unwrap();
+        let config = layers.config().unwrap();
+        let planned = crate::models::plan(&config).unwrap();
+        let kernel = kernel(&config, &planned).unwrap();
+        load(&kernel, &controllers(), &cache(), planned)
+            .await
+            .unwrap();
+        kernel
+    }
+
+    #[tokio::test]
+    async fn scripted_models_embed_if_they_are_configured_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = "backend = \"scripted\"\nembedding = true\n";
+        let text = format!(
+            "[[models]]\nname = \"e\"\n{model}normalize = false\n[[models]]\nname = \"r\"\n{model}pooling = \"rank\"\n"
+        );
+        let kernel = loaded(&text, folder.path()).await;
+        let rows = kernel.embed("e", ["one", "two"]).await.unwrap();
+        let length: f32 = rows[0].iter().map(|number| number * number).sum();
+        assert!(rows.len() == 2 && (length - 1.0).abs() > 0.1, "{rows:?}");
+        let scores = kernel.rerank("r", "ab", ["ab", "x"]).await.unwrap();
+        assert_eq!(scores, [1.0, 0.0]);
+    }
+
+    /// Nothing is configured: what a model does is in its file.
+    #[cfg(feature = "embedded")]
+    #[tokio::test]
+    async fn files_of_encoders_embed_and_others_do_if_they_are_configured_to() {
+        use sapwood_engine::embedded::random::{RandomModelShape, write};
+        let folder = tempfile::tempdir().unwrap();
+        for (name, shape) in [
+            ("mean", RandomModelShape::tiny_encoder(1)),
+            ("rank", RandomModelShape::tiny_encoder(4)),
+            ("llama", RandomModelShape::tiny()),
+        ] {
+            let file = std::fs::File::create(folder.path().join(format!("{name}.gguf"))).unwrap();
+            write(std::io::BufWriter::new(file), &shape, 7).unwrap();
+        }
+        let table = |name: &str, file: &str, keys: &str| {
+            let path = folder.path().join(file);
+            format!("[[models]]\nname = \"{name}\"\npath = {path:?}\n{keys}\n")
+        };
+        let text = [
+            table("mean", "mean.gguf", ""),
+            table("first", "mean.gguf", "pooling = \"cls\""),
+            table("rank", "rank.gguf", ""),
+            table("llama", "llama.gguf", ""),
+            table("decoder", "llama.gguf", "embedding = true"),
+        ];
+        let kernel = loaded(&text.concat(), folder.path()).await;
+        let mut rows = Vec::new();
+        for model in ["mean", "first", "decoder"] {
+            rows.push(kernel.embed(model, ["the text"]).await.unwrap());
+            assert_eq!(rows.last().unwrap()[0].len(), 64, "{model}");
+        }
+        assert!(rows[0] != rows[1] && rows[1] != rows[2]);
+        let scores = kernel.rerank("rank", "the query", ["one", "other"]).await;
+        assert_eq!(scores.unwrap().len(), 2);
+        let args = args! { prompt: "x", config: serde_json::json!({"max_tokens": 2}) };
+        assert!(kernel.run::<String>("llama", args).await.is_ok());
+        let error = kernel.embed("llama", ["x"]).await.unwrap_err();
+        assert_eq!(error.code().name(), "failed-precondition", "{error}");
     }
 
     /// TR-709: a model that is not required may be missing; calls of it fail with the reason.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
+use sapwood_engine::embedding::{Embedder, Pooling, ScriptedEmbedding, ScriptedEmbeddingConfig};
 use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
 use sapwood_engine::{Engine, PrefixFileConfig, PrefixSharing, SpeculationMode, scripted};
 use sapwood_kernel::{ModelFacts, OutputParsers};
@@ -16,11 +17,12 @@ use sapwood_server::faces::generate;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    BackendConfig, Config, EngineConfig, LoadTime, PrefixScope, ServedModelConfig,
+    BackendConfig, Config, EngineConfig, LoadTime, PoolingConfig, PrefixScope, ServedModelConfig,
     SpeculationConfig,
 };
 use crate::failure::{CliError, Exit};
 use crate::hub::{ModelCache, ModelSource};
+use crate::loaded_model::LoadedModel;
 
 /// One model that can be loaded.
 #[derive(Clone, Debug)]
@@ -98,10 +100,29 @@ pub(crate) struct ModelSize {
     llama: LlamaOptions,
     #[serde(default)]
     lora: Vec<LoraAdapter>,
+    /// Whether it embeds instead of generating; `None`: as its file says.
+    embedding: Option<bool>,
+    pooling: Option<PoolingConfig>,
+    normalize: bool,
 }
 
 #[cfg(feature = "embedded")]
 impl ModelSize {
+    /// Whether the model of a file embeds.
+    fn embeds(&self, source: &embedded::ModelSource) -> Result<bool, embedded::LoadError> {
+        match self.embedding {
+            Some(embeds) => Ok(embeds),
+            None => embedded::embeds(source),
+        }
+    }
+
+    fn embedding(&self) -> embedded::EmbeddingOptions {
+        embedded::EmbeddingOptions {
+            pooling: self.pooling.map(Into::into),
+            normalize: self.normalize,
+        }
+    }
+
     fn options(&self) -> embedded::LoadOptions {
         let unless_zero = |value: u32| (value > 0).then_some(value);
         embedded::LoadOptions {
@@ -168,6 +189,9 @@ fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
         memory_bytes: engine.memory_bytes,
         llama: model.llama.or(&engine.llama),
         lora: model.lora.clone(),
+        embedding: model.embedding,
+        pooling: model.pooling,
+        normalize: model.normalize.unwrap_or(true),
     }
 }
 
@@ -420,8 +444,15 @@ fn demo(_: &Config) -> Result<PlannedModel, CliError> {
 #[cfg(feature = "embedded")]
 pub(crate) fn try_out(file: std::path::PathBuf, size: &ModelSize) -> Result<(), String> {
     let source = embedded::ModelSource::File(file);
-    let loaded = embedded::load("trial", &source, &size.options(), &mut |_| true);
-    loaded.map_err(|why| why.to_string())?.try_out()
+    let (options, mut go_on) = (size.options(), |_| true);
+    let to_text = |why: embedded::LoadError| why.to_string();
+    if size.embeds(&source).map_err(to_text)? {
+        let embedding = size.embedding();
+        let loaded = embedded::load_embedding("trial", &source, &options, embedding, &mut go_on);
+        return loaded.map_err(to_text)?.try_out();
+    }
+    let loaded = embedded::load("trial", &source, &options, &mut go_on);
+    loaded.map_err(to_text)?.try_out()
 }
 
 impl PlannedModel {
@@ -475,6 +506,24 @@ impl PlannedModel {
         Ok(served)
     }
 
+    /// Whether it embeds, as far as that is known before it is loaded. Slow: call it where blocking is allowed.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn embeds(&self) -> bool {
+        match &self.source {
+            PlannedSource::File(path) => {
+                let source = embedded::ModelSource::File(path.clone());
+                self.size.embeds(&source).unwrap_or(false)
+            }
+            _ => self.size.embedding == Some(true),
+        }
+    }
+
+    /// Whether it embeds.
+    #[cfg(not(feature = "embedded"))]
+    pub(crate) fn embeds(&self) -> bool {
+        self.size.embedding == Some(true)
+    }
+
     /// The facts in its file, before it is loaded, if the file can be read. Slow: call it where blocking is allowed.
     #[cfg(feature = "embedded")]
     pub(crate) fn outline(&self) -> Option<ModelFacts> {
@@ -484,6 +533,10 @@ impl PlannedModel {
             PlannedSource::Demo => embedded::ModelSource::Bytes(sapwood_demo::MODEL),
             PlannedSource::File(path) => embedded::ModelSource::File(path.clone()),
         };
+        // Another kind of facts, which no face needs before the model is loaded.
+        if self.size.embeds(&source).ok()? {
+            return None;
+        }
         // Errors in the file are reported when the model is loaded.
         // With the same options as the load, so that the context length is the one that will be served.
         let outline = embedded::outline(&self.name, &source, &self.size.options());
@@ -495,7 +548,8 @@ impl PlannedModel {
     #[cfg(feature = "embedded")]
     pub(crate) fn lacks_memory(&self) -> bool {
         match &self.source {
-            PlannedSource::File(path) => {
+            // The estimate is that of a model that generates.
+            PlannedSource::File(path) if !self.embeds() => {
                 let source = embedded::ModelSource::File(path.clone());
                 embedded::lacks_memory(&source, &self.size.options())
             }
@@ -568,48 +622,75 @@ impl PlannedModel {
     ///
     /// # Errors
     /// [`Exit::Model`] with one line that names a remedy.
-    pub(crate) fn load(self, progress: &mut dyn FnMut(f32) -> bool) -> Result<Engine, CliError> {
-        let Self {
-            name,
-            source,
-            limits,
-            ..
-        } = self;
-        #[cfg(feature = "embedded")]
-        let options = self.size.options();
+    pub(crate) fn load(
+        self,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<LoadedModel, CliError> {
+        let name = self.name.clone();
         let failed = |why: String| {
             CliError::exit(
                 Exit::Model,
                 format!("cannot load the model `{name}`: {why}"),
             )
         };
-        let model: Box<dyn sapwood_engine::model::Model> = match source {
+        match self.source.clone() {
             PlannedSource::Scripted(script) => {
                 progress(1.0);
-                Box::new(scripted::Scripted::new(*script).map_err(|why| failed(why.to_string()))?)
+                self.scripted(*script).map_err(failed)
             }
             #[cfg(feature = "demo-model")]
             PlannedSource::Demo => {
                 let source = embedded::ModelSource::Bytes(sapwood_demo::MODEL);
-                Box::new(
-                    embedded::load(&name, &source, &options, progress)
-                        .map_err(|why| failed(why.to_string()))?,
-                )
+                self.embedded(&source, progress).map_err(failed)
             }
             // Only a file is loaded: see `located`.
             #[cfg(feature = "embedded")]
-            PlannedSource::Named(source) => {
-                return Err(failed(format!("{source} is not downloaded")));
-            }
+            PlannedSource::Named(source) => Err(failed(format!("{source} is not downloaded"))),
             #[cfg(feature = "embedded")]
             PlannedSource::File(path) => {
                 let source = embedded::ModelSource::File(path);
-                Box::new(
-                    embedded::load(&name, &source, &options, progress)
-                        .map_err(|why| failed(why.to_string()))?,
-                )
+                self.embedded(&source, progress).map_err(failed)
             }
-        };
-        Engine::spawn(model, limits).map_err(|why| failed(format!("no thread for it ({why})")))
+        }
     }
+
+    fn scripted(self, script: scripted::Config) -> Result<LoadedModel, String> {
+        if self.size.embedding == Some(true) {
+            let model = ScriptedEmbedding::new(ScriptedEmbeddingConfig {
+                name: script.name,
+                pooling: self.size.pooling.map_or(Pooling::Mean, Into::into),
+                context_tokens: script.context_tokens,
+                parallel: script.parallel,
+                normalize: self.size.normalize,
+                ..ScriptedEmbeddingConfig::default()
+            });
+            return spawned(Embedder::spawn(Box::new(model), &self.limits));
+        }
+        let model = scripted::Scripted::new(script).map_err(|why| why.to_string())?;
+        spawned(Engine::spawn(Box::new(model), self.limits))
+    }
+
+    #[cfg(feature = "embedded")]
+    fn embedded(
+        self,
+        source: &embedded::ModelSource,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<LoadedModel, String> {
+        let (name, options) = (&self.name, self.size.options());
+        let to_text = |why: embedded::LoadError| why.to_string();
+        if self.size.embeds(source).map_err(to_text)? {
+            let embedding = self.size.embedding();
+            let model = embedded::load_embedding(name, source, &options, embedding, progress);
+            let model = Box::new(model.map_err(to_text)?);
+            return spawned(Embedder::spawn(model, &self.limits));
+        }
+        let model = embedded::load(name, source, &options, progress).map_err(to_text)?;
+        spawned(Engine::spawn(Box::new(model), self.limits))
+    }
+}
+
+fn spawned<E: Into<LoadedModel>>(engine: io::Result<E>) -> Result<LoadedModel, String> {
+    engine
+        .map(Into::into)
+        .map_err(|why| format!("no thread for it ({why})"))
 }

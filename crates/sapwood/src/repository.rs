@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use sapwood_engine::Engine;
 use sapwood_kernel::{Fun, Kernel};
 use sapwood_server::ServerContext;
 use sapwood_server::faces::generate::{self, ModelControlError, Repository};
@@ -28,7 +27,8 @@ use crate::config::{Config, ServedModelConfig};
 use crate::controllers::ProcessControllers;
 use crate::failure::CliError;
 use crate::hub::ModelCache;
-use crate::model_loading::{self, LoadedModel};
+use crate::loaded_model::LoadedModel;
+use crate::model_loading::{self, StartedModel};
 use crate::models::{self, PlannedModel};
 use crate::trial;
 
@@ -49,7 +49,7 @@ struct RepositoryInner {
     controllers: ProcessControllers,
     cache: ModelCache,
     planned: BTreeMap<String, PlannedModel>,
-    engines: Mutex<BTreeMap<String, Engine>>,
+    engines: Mutex<BTreeMap<String, LoadedModel>>,
     /// What models were loaded with for the last time: a request may have changed the plan.
     last_plans: Mutex<BTreeMap<String, PlannedModel>>,
     /// Models whose engine ended, and which will be loaded again.
@@ -121,12 +121,7 @@ impl ServedModels {
     /// Loads the models that are loaded at the start of the server; requests for a change wait until that is done.
     pub(crate) async fn begin(&self, planned: Vec<PlannedModel>) -> Result<(), CliError> {
         let inner = &self.0;
-        let (planned, later) = planned
-            .into_iter()
-            .partition::<Vec<_>, _>(|it| it.residence.is_at_start());
-        for model in &later {
-            inner.describe(model).await;
-        }
+        let planned = inner.at_start(planned).await;
         let mut changing = BTreeMap::new();
         for model in &planned {
             // All are locked before the first is loaded: a request must not load a model that the start is about to
@@ -161,7 +156,7 @@ impl ServedModels {
         let engines = std::mem::take(&mut *self.0.engines());
         // All at once: each has a thread of its own, and may write for seconds.
         for engine in engines.values() {
-            self.0.shared.metrics.unwatch(engine);
+            self.0.shared.metrics.unwatch(engine.watched());
             engine.end();
         }
         let ended = tokio::task::spawn_blocking(move || {
@@ -289,20 +284,28 @@ impl RepositoryInner {
         Ok((config, planned.ok_or(ModelControlError::Unknown)?))
     }
 
+    /// The models that are loaded at the start; of the others their files are read.
+    async fn at_start(&self, planned: Vec<PlannedModel>) -> Vec<PlannedModel> {
+        let mut at_start = Vec::new();
+        for model in planned {
+            let asked = model.clone();
+            // One that embeds is called in another way than one that generates, and faces see which only when it is loaded.
+            let embeds = tokio::task::spawn_blocking(move || asked.embeds());
+            if model.residence.is_at_start() || embeds.await.unwrap_or(false) {
+                at_start.push(model);
+            } else {
+                self.describe(&model).await;
+            }
+        }
+        at_start
+    }
+
     /// Registers a model that was loaded, so that it can be called.
-    fn register(&self, plan: &PlannedModel, loaded: LoadedModel, took: Duration) {
-        let LoadedModel { engine, function } = loaded;
+    fn register(&self, plan: &PlannedModel, loaded: StartedModel, took: Duration) {
+        let StartedModel { engine, function } = loaded;
         let name = plan.name.as_str();
-        let info = engine.info();
-        tracing::info!(
-            model = name,
-            architecture = info.architecture,
-            parameters = info.parameters,
-            context_tokens = info.context_tokens,
-            parallel = info.parallel,
-            "loaded"
-        );
-        self.shared.metrics.watch(engine.clone());
+        engine.log(name);
+        self.shared.metrics.watch(engine.watched());
         self.shared.metrics.loaded_in(name, took);
         self.backoffs()
             .entry(name.into())
@@ -368,7 +371,7 @@ impl RepositoryInner {
         {
             sleep(LOOK).await;
         }
-        self.shared.metrics.unwatch(&engine);
+        self.shared.metrics.unwatch(engine.watched());
         // Running requests fail with the reason that the model was unloaded.
         engine.end();
         // The last handle joins the engine's thread, which may be in the middle of a step.
@@ -402,7 +405,7 @@ impl RepositoryInner {
         self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn engines(&self) -> MutexGuard<'_, BTreeMap<String, Engine>> {
+    fn engines(&self) -> MutexGuard<'_, BTreeMap<String, LoadedModel>> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

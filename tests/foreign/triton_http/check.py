@@ -1,4 +1,4 @@
-"""The Triton face with its clients over HTTP: PyPI tritonclient, requests with sseclient-py: TR-601, TR-701, TR-702, TR-703,
+"""The Triton face with its clients over HTTP: PyPI tritonclient, requests with sseclient-py: TR-103, TR-601, TR-701, TR-702, TR-703,
 TR-704, TR-705, TR-707, TR-709, TR-801, TR-802, TR-804, TR-807, TR-1101, TR-1102.
 
 Checks metadata, infer in JSON and in binary, compression both ways, streams and failures.
@@ -78,7 +78,7 @@ def metadata_and_configuration(world):
 
 def repository_and_settings(world):
     index = world.client.get_model_repository_index(headers=world.headers)
-    assert {entry["name"] for entry in index} == {"scripted", "parrot", "load", "faulty"}, index
+    assert {entry["name"] for entry in index} == {"scripted", "embeds", "ranks", "parrot", "load", "faulty"}, index
     assert all(entry["state"] == "READY" for entry in index), index
     assert world.client.get_trace_settings(headers=world.headers)["trace_level"] == ["OFF"]
     assert world.client.get_log_settings(headers=world.headers)["log_info"] is True
@@ -100,6 +100,33 @@ def infer_in_json_and_binary(world):
     # Without a list of outputs this client asks for binary ones.
     result = world.client.infer("scripted", [text("text_input", "hello", True)], headers=world.headers)
     assert result.as_numpy("text_output").tolist() == [b"hello"]
+
+
+def texts(name, values, shape, binary):
+    tensor = triton.InferInput(name, list(shape), "BYTES")
+    array = np.array([value.encode() for value in values], dtype=np.object_).reshape(shape)
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def embeddings_in_json_and_binary(world):
+    about = world.client.get_model_metadata("embeds", headers=world.headers)
+    assert about["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 8]}], about
+    seen = []
+    for shape in ((2,), (2, 1)):
+        for binary in (True, False):
+            wanted = [triton.InferRequestedOutput("embedding", binary_data=binary)]
+            inputs = [texts("text_input", ["green tea", "a red car"], shape, binary)]
+            result = world.client.infer("embeds", inputs, outputs=wanted, headers=world.headers)
+            seen.append(result.as_numpy("embedding"))
+    for rows in seen:
+        assert rows.shape == (2, 8) and rows.dtype == np.float32, rows
+        assert np.allclose(rows, seen[0]) and np.allclose(np.linalg.norm(rows, axis=1), 1), rows
+    inputs = [texts("query", ["ab"], (1,), True), texts("documents", ["xyz", "ab", "b"], (3,), True)]
+    scores = world.client.infer("ranks", inputs, headers=world.headers).as_numpy("score")
+    assert scores.tolist() == [0.0, 1.0, 0.5], scores
+    error = world.refused(lambda: world.client.infer("embeds", [], headers=world.headers))
+    assert "no input 'text_input'" in error.message(), error
 
 
 def infer_compressed_both_ways(world):
@@ -208,6 +235,7 @@ CHECKS = [
     metadata_and_configuration,
     repository_and_settings,
     infer_in_json_and_binary,
+    embeddings_in_json_and_binary,
     infer_compressed_both_ways,
     statistics_are_counted,
     errors_have_their_texts,

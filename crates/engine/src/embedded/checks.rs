@@ -10,6 +10,8 @@ use crate::gguf::{Element, GgufHeader};
 const LAYERS_MAX: u64 = 512;
 /// The maximum of experts of a layer (`LLAMA_MAX_EXPERTS`).
 const EXPERTS_MAX: u64 = 1024;
+/// llama.cpp counts positions in signed 32-bit integers.
+pub(super) const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
 /// The minimum alignment of tensors in ggml (`TENSOR_ALIGNMENT`).
 const TENSOR_ALIGNMENT: u64 = 32;
 /// The maximum of numbers that are sizes: no model comes near, and llama.cpp multiplies them in 32 bits.

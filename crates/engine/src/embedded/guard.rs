@@ -39,6 +39,10 @@ pub(super) mod throwing {
             context: *mut sys::llama_context,
             batch: sys::llama_batch,
         ) -> i32;
+        pub(in super::super) fn llama_encode(
+            context: *mut sys::llama_context,
+            batch: sys::llama_batch,
+        ) -> i32;
         pub(in super::super) fn llama_state_seq_get_size(
             context: *mut sys::llama_context,
             slot: sys::llama_seq_id,

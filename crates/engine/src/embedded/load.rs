@@ -1,11 +1,11 @@
 //! Loads a model: first all checks that do not need llama.cpp, then the model with llama.cpp, then a context.
 
-use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::identity::ModelOrigin;
+use super::kind::{architecture, is_encoder};
 use super::llama::ContextSize;
+use super::load_error::LoadError;
 use super::memory::{self, readable};
 use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
@@ -15,7 +15,6 @@ use crate::api::ModelInfo;
 use crate::gguf::GgufHeader;
 use crate::llama_options::{FlashAttention, LlamaOptions, LoraAdapter};
 use crate::recommended::RecommendedSampling;
-use crate::template::TemplateError;
 
 /// Options of loading a model. The defaults suit a small machine.
 #[derive(Clone, Debug)]
@@ -71,99 +70,6 @@ impl Default for LoadOptions {
     }
 }
 
-/// Why a model was not loaded. Everything that was allocated is freed.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The kernels were compiled for another processor.
-    #[error(
-        "this processor lacks {0}, for which this program was compiled: build it on this machine with RUSTFLAGS=\"-C target-cpu=native\""
-    )]
-    Processor(String),
-    /// The file does not exist.
-    #[error("there is no file {0}: check the path")]
-    Missing(PathBuf),
-    /// It is a folder or a device.
-    #[error("{0} is not a file: name the .gguf file itself")]
-    NotAFile(PathBuf),
-    /// It cannot be read.
-    #[error("{path} cannot be read ({error}): check its permissions")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        error: io::Error,
-    },
-    /// It is not a GGUF file.
-    #[error(
-        "{0} is not a GGUF model (it does not begin with the letters GGUF): download the .gguf file of the model, or convert it"
-    )]
-    NotGguf(PathBuf),
-    /// Its header is broken, hostile or of another version.
-    #[error("{path} is not usable: {why}: download or convert it again")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// Its end is missing.
-    #[error("{path} is incomplete: it has {have} bytes and needs {need}: download it again")]
-    Truncated {
-        /// The file.
-        path: PathBuf,
-        /// Bytes it has.
-        have: u64,
-        /// Bytes it needs at least.
-        need: u64,
-    },
-    /// llama.cpp does not support the architecture.
-    #[error(
-        "the architecture {0:?} is not supported by this build: choose another model, or a newer release"
-    )]
-    Architecture(String),
-    /// It does not predict a next token.
-    #[error("a model of architecture {0:?} does not generate text: choose a language model")]
-    NotGenerative(String),
-    /// It does not fit in memory.
-    #[error(
-        "the model needs about {need} of memory ({weights} weights, {cache} cache for {cells} tokens) and {available} are \
-         available: choose a smaller model or quantisation, or a smaller context; engine.memory_bytes overrides what is available",
-        need = readable(*need), weights = readable(*weights), cache = readable(*cache), available = readable(*available)
-    )]
-    Memory {
-        /// Bytes needed.
-        need: u64,
-        /// Bytes for weights.
-        weights: u64,
-        /// Bytes for the KV cache.
-        cache: u64,
-        /// KV cells.
-        cells: u32,
-        /// Bytes available.
-        available: u64,
-    },
-    /// A LoRA adapter cannot be used with it.
-    #[error("the LoRA adapter {path} cannot be used: {why}")]
-    Adapter {
-        /// The file of the adapter.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// Its chat template does not parse.
-    #[error("the model's own template is not usable: {0}")]
-    Template(#[from] TemplateError),
-    /// An option is out of range.
-    #[error("{0}")]
-    Option(String),
-    /// The caller stopped the loading.
-    #[error("loading was stopped")]
-    Stopped,
-    /// llama.cpp refused the model.
-    #[error("llama.cpp cannot load the model: {0}")]
-    Llama(String),
-}
-
 /// Loads a model under a name. `progress` is called with fractions from 0 to 1, and stops the loading by returning
 /// false.
 ///
@@ -190,6 +96,24 @@ pub fn load(
     } = MeasuredModel::new(source, options)?;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
     let _reserved = plan.reserve_memory(estimate, options, progress)?;
+    let mut model = weights(source, &header, options, backend, gpu_layers, progress)?;
+    for adapter in &options.lora {
+        let added = model.add_adapter(&adapter.path, adapter.scale);
+        added.map_err(|why| lora::refused(&adapter.path, &why))?;
+    }
+    let origin = ModelOrigin::new(source, options);
+    serve(name, &header, Arc::new(model), &plan, options, origin)
+}
+
+/// Loads the weights and the vocabulary.
+pub(super) fn weights(
+    source: &ModelSource,
+    header: &GgufHeader,
+    options: &LoadOptions,
+    backend: llama::LlamaBackend,
+    gpu_layers: u32,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<llama::LlamaModel, LoadError> {
     let mut stopped = false;
     // llama.cpp reports a stopped load like any other failure, so the reason is kept here.
     let mut received = |fraction: f32| {
@@ -209,21 +133,15 @@ pub fn load(
     let params = llama::ModelParams::new(backend, &options.llama, gpu_layers);
     let params = params.map_err(LoadError::Option)?;
     let loaded = llama::LlamaModel::load(path, params, &mut received);
-    let mut model = match loaded {
-        Ok(model) => model,
-        Err(_) if stopped => return Err(LoadError::Stopped),
+    match loaded {
+        Ok(model) => Ok(model),
+        Err(_) if stopped => Err(LoadError::Stopped),
         // llama.cpp has no code for this, only its log message.
         Err(why) if why.contains("unknown model architecture") => {
-            return Err(LoadError::Architecture(architecture(&header).to_owned()));
+            Err(LoadError::Architecture(architecture(header).to_owned()))
         }
-        Err(why) => return Err(LoadError::Llama(why)),
-    };
-    for adapter in &options.lora {
-        let added = model.add_adapter(&adapter.path, adapter.scale);
-        added.map_err(|why| lora::refused(&adapter.path, &why))?;
+        Err(why) => Err(LoadError::Llama(why)),
     }
-    let origin = ModelOrigin::new(source, options);
-    embed(name, &header, Arc::new(model), &plan, options, origin)
 }
 
 /// Returns whether a model would be refused now because the memory that is available is too little for it. What models that
@@ -273,10 +191,6 @@ impl MeasuredModel {
     }
 }
 
-pub(super) fn architecture(header: &GgufHeader) -> &str {
-    header.text("general.architecture").unwrap_or_default()
-}
-
 /// Reads the recommended sampling parameters (D-53).
 pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
     let fraction = |name: &str| header.fraction(&format!("general.sampling.{name}"));
@@ -298,7 +212,7 @@ pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
     recommended.valid()
 }
 
-fn embed(
+fn serve(
     name: &str,
     header: &GgufHeader,
     model: Arc<llama::LlamaModel>,
@@ -309,7 +223,7 @@ fn embed(
     let architecture = architecture(header).to_owned();
     let facts = model.facts();
     // Asked of llama.cpp, which knows the kind of each architecture.
-    if !facts.generates {
+    if !facts.generates || is_encoder(header) {
         return Err(LoadError::NotGenerative(architecture));
     }
     // Recurrent models have no KV cells.
@@ -425,7 +339,7 @@ fn missing_prefixes(options: &LoadOptions, size: ContextSize) -> Option<u32> {
     (missing > 0).then(|| missing.saturating_mul(size.cells / size.slots.max(1)))
 }
 
-fn check_processor() -> Result<(), LoadError> {
+pub(super) fn check_processor() -> Result<(), LoadError> {
     let missing: Vec<&str> = llama::compiled_for()
         .filter(|feature| !has(feature))
         .collect();

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::load::{LoadError, LoadOptions, architecture};
+use super::kind::architecture;
+use super::load::LoadOptions;
+use super::load_error::LoadError;
 use super::source::header_of_file;
 use crate::gguf::GgufHeader;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::llama::{ContextSize, SCORED_ROWS};
+use super::llama::{ContextSize, EncoderSize, SCORED_ROWS};
 use crate::gguf::GgufHeader;
 use crate::llama_options::{CacheType, LlamaOptions};
 
@@ -154,6 +154,37 @@ impl Estimate {
             cache: part(self.cache),
             pass: self.pass,
         }
+    }
+
+    /// Estimates for a model that embeds. An encoder has no KV cache. llama.cpp has room for the logits of every token of a
+    /// batch, which nothing reads; a decoder computes them too.
+    pub(super) fn of_encoder(
+        header: &GgufHeader,
+        size: EncoderSize,
+        is_encoder: bool,
+        cache_types: CacheTypes,
+    ) -> Self {
+        let mut estimate = Self::new(
+            header,
+            ContextSize {
+                cells: size.tokens,
+                per_slot: false,
+                batch_tokens: size.tokens,
+                ubatch_tokens: size.tokens,
+                slots: size.texts,
+                threads: size.threads,
+                poll: size.poll,
+            },
+            cache_types,
+        );
+        let vocabulary = header.length("tokenizer.ggml.tokens").unwrap_or(0);
+        let copies = if is_encoder { 1 } else { 2 };
+        let logits = product(&[u64::from(size.tokens), vocabulary, 4, copies]);
+        estimate.pass = estimate.pass.saturating_add(logits);
+        if is_encoder {
+            estimate.cache = 0;
+        }
+        estimate
     }
 
     /// Returns the sum.

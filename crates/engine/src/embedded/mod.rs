@@ -10,10 +10,13 @@
 //! kernels depend on it), so `deterministic` is false for all (D-21).
 
 mod checks;
+mod embedding;
 mod guard;
 mod identity;
+mod kind;
 mod llama;
 mod load;
+mod load_error;
 mod lora;
 mod marks;
 mod memory;
@@ -35,7 +38,9 @@ use std::time::Duration;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
-pub use self::load::{LoadError, LoadOptions, lacks_memory, load};
+pub use self::embedding::{EmbeddedEncoder, EmbeddingOptions, embeds, load_embedding};
+pub use self::load::{LoadOptions, lacks_memory, load};
+pub use self::load_error::LoadError;
 pub use self::outline::outline;
 pub use self::source::ModelSource;
 use self::vocabulary::LlamaVocabulary;

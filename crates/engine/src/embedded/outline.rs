@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use sapwood_proto::steer::Token;
 
-use super::load::{LoadError, LoadOptions, architecture, recommended};
+use super::kind::architecture;
+use super::load::{LoadOptions, recommended};
+use super::load_error::LoadError;
 use super::plan::LoadPlan;
 use super::source::ModelSource;
 use crate::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};

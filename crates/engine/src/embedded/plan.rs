@@ -1,7 +1,10 @@
 //! [`LoadPlan`]: the sizes of a context, from the options and the header of a model.
 
+use super::checks::CONTEXT_TOKENS_MAX;
+use super::kind::architecture;
 use super::llama::{self, ContextSize, ThreadLimits};
-use super::load::{LoadError, LoadOptions, architecture};
+use super::load::LoadOptions;
+use super::load_error::LoadError;
 use super::memory::{self, CacheTypes, Estimate, MemoryReservation};
 use crate::gguf::GgufHeader;
 use crate::llama_options::{BATCH_TOKENS_MAX, GpuLayers, LlamaOptions};
@@ -76,16 +79,7 @@ impl LoadPlan {
     pub(super) fn offload(&self, header: &GgufHeader, options: &LoadOptions) -> (u32, Estimate) {
         let size = self.per_slot.unwrap_or(self.together);
         let estimate = Estimate::new(header, size, self.cache_types);
-        let all = self.layers.saturating_add(1);
-        let offloaded = match options.llama.gpu_layers.unwrap_or(GpuLayers::Auto) {
-            GpuLayers::Auto => match llama::gpu_memory(&options.llama) {
-                Some(free) => estimate.layers_that_fit(self.layers, free),
-                None => 0,
-            },
-            GpuLayers::All => all,
-            GpuLayers::Number(number) => number.min(all),
-        };
-        (offloaded, estimate.without_layers(offloaded, self.layers))
+        offload(estimate, self.layers, &options.llama)
     }
 
     /// Reserves the memory that the model will need, until it is loaded and the system counts it. If models that are
@@ -96,25 +90,51 @@ impl LoadPlan {
         options: &LoadOptions,
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<MemoryReservation, LoadError> {
-        // While it waits for memory, a load reports no progress, but it can be stopped.
-        let mut wait = || progress(0.0);
-        let available = || options.memory_bytes.or_else(memory::available);
-        match MemoryReservation::take(estimate.total(), available, &mut wait) {
-            Ok(reserved) => Ok(reserved),
-            Err(memory::OutOfMemory::Stopped) => Err(LoadError::Stopped),
-            Err(memory::OutOfMemory::Of(available)) => Err(LoadError::Memory {
-                need: estimate.total(),
-                weights: estimate.weights,
-                cache: estimate.cache,
-                cells: self.per_slot.unwrap_or(self.together).cells,
-                available,
-            }),
-        }
+        let size = self.per_slot.unwrap_or(self.together);
+        reserve(estimate, size.cells, options, progress)
+    }
+}
+
+/// Returns how many of a model's layers a GPU computes, and the estimate of the memory that is needed beside it.
+pub(super) fn offload(estimate: Estimate, layers: u32, options: &LlamaOptions) -> (u32, Estimate) {
+    let all = layers.saturating_add(1);
+    let offloaded = match options.gpu_layers.unwrap_or(GpuLayers::Auto) {
+        GpuLayers::Auto => match llama::gpu_memory(options) {
+            Some(free) => estimate.layers_that_fit(layers, free),
+            None => 0,
+        },
+        GpuLayers::All => all,
+        GpuLayers::Number(number) => number.min(all),
+    };
+    (offloaded, estimate.without_layers(offloaded, layers))
+}
+
+/// Reserves what a model is estimated to need, `cells` of it KV cells. If models that are being loaded leave too little, waits
+/// for them.
+pub(super) fn reserve(
+    estimate: Estimate,
+    cells: u32,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<MemoryReservation, LoadError> {
+    // While it waits for memory, a load reports no progress, but it can be stopped.
+    let mut wait = || progress(0.0);
+    let available = || options.memory_bytes.or_else(memory::available);
+    match MemoryReservation::take(estimate.total(), available, &mut wait) {
+        Ok(reserved) => Ok(reserved),
+        Err(memory::OutOfMemory::Stopped) => Err(LoadError::Stopped),
+        Err(memory::OutOfMemory::Of(available)) => Err(LoadError::Memory {
+            need: estimate.total(),
+            weights: estimate.weights,
+            cache: estimate.cache,
+            cells,
+            available,
+        }),
     }
 }
 
 /// Checks what does not depend on the model.
-fn check_options(options: &LoadOptions) -> Result<(), LoadError> {
+pub(super) fn check_options(options: &LoadOptions) -> Result<(), LoadError> {
     let refused = |why: &str| Err(LoadError::Option(why.to_owned()));
     if options.parallel == 0 || options.parallel >= llama::SLOTS_MAX {
         return refused("parallel must be from 1 to 255");
@@ -175,7 +195,7 @@ fn context_tokens(header: &GgufHeader, options: &LoadOptions) -> u32 {
 }
 
 /// Returns the sizes of a batch, and of the part of it that is computed at a time.
-fn batch_sizes(options: &LlamaOptions) -> (u32, u32) {
+pub(super) fn batch_sizes(options: &LlamaOptions) -> (u32, u32) {
     let batch = options
         .batch_tokens
         .unwrap_or_else(|| BATCH_TOKENS_DEFAULT.max(options.ubatch_tokens.unwrap_or(0)))
@@ -184,15 +204,13 @@ fn batch_sizes(options: &LlamaOptions) -> (u32, u32) {
 }
 
 /// Returns the number of layers.
-fn layers(header: &GgufHeader) -> u32 {
+pub(super) fn layers(header: &GgufHeader) -> u32 {
     let layers = header.number(&format!("{}.block_count", architecture(header)));
     layers
         .and_then(|layers| u32::try_from(layers).ok())
         .unwrap_or(0)
 }
 
-/// llama.cpp counts positions in signed 32-bit integers.
-const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
 const KEPT_PREFIXES_DEFAULT: u32 = 32;
 const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
 /// The size up to which a KV cache is enlarged by default.

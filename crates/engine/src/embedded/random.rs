@@ -39,6 +39,8 @@ pub struct RandomModelShape {
     pub token_types: u32,
     /// Numbers of the header that replace those of the shape, or are added.
     pub numbers: Vec<(String, u32)>,
+    /// Booleans that are added to the header.
+    pub flags: Vec<(String, bool)>,
     /// Floats of the header that replace its own, or are added.
     pub fractions: Vec<(String, f32)>,
     /// The chat template.
@@ -66,6 +68,7 @@ impl RandomModelShape {
             sliding_window: 8,
             token_types: 288,
             numbers: Vec::new(),
+            flags: Vec::new(),
             fractions: Vec::new(),
             template: TEMPLATE.to_owned(),
         }
@@ -98,6 +101,31 @@ impl RandomModelShape {
         }
     }
 
+    /// As small, an encoder with this number of a pooling: 1 for the mean, 2 for the first token, 4 for a classification head.
+    /// A text is put between `<|begin|>` and `<|im_end|>`, and two texts are separated by `<|im_end|><|im_start|>`.
+    #[must_use]
+    pub fn tiny_encoder(pooling: u32) -> Self {
+        let number = |key: &str, value| (key.to_owned(), value);
+        let flag = |key: &str| (format!("tokenizer.ggml.add_{key}_token"), true);
+        Self {
+            architecture: "bert",
+            key_value_heads: 4,
+            numbers: vec![
+                number("bert.pooling_type", pooling),
+                number("tokenizer.ggml.token_type_count", 2),
+                number("tokenizer.ggml.seperator_token_id", IM_START),
+            ],
+            flags: vec![
+                ("bert.attention.causal".to_owned(), false),
+                flag("bos"),
+                flag("eos"),
+                flag("sep"),
+            ],
+            fractions: vec![("bert.attention.layer_norm_epsilon".to_owned(), 1e-5)],
+            ..Self::tiny()
+        }
+    }
+
     /// About 100 million parameters.
     #[must_use]
     pub fn hundred_million() -> Self {
@@ -117,6 +145,12 @@ impl RandomModelShape {
 }
 
 impl RandomModelShape {
+    /// Returns whether it has a classification head.
+    fn ranks(&self) -> bool {
+        let rank = ("bert.pooling_type".to_owned(), 4);
+        self.numbers.contains(&rank)
+    }
+
     /// Returns whether a layer of a hybrid model is recurrent: every other one is.
     fn is_recurrent(&self, layer: u32) -> bool {
         self.architecture == "lfm2" && layer.is_multiple_of(2)
@@ -157,8 +191,8 @@ fn write_file(
     pad(&mut out, head.len() as u64)?;
     // xorshift stays at 0 for ever if it starts there.
     let mut random = Random(seed | 1);
-    for (_, dimensions) in tensors {
-        weights(&mut out, dimensions, &mut random)?;
+    for (name, dimensions) in tensors {
+        weights(&mut out, name, dimensions, &mut random)?;
         pad(&mut out, bytes_of(dimensions))?;
     }
     Ok(())
@@ -192,6 +226,9 @@ pub fn write_adapter(
 const ALIGNMENT: u64 = 32;
 
 fn tensors(shape: &RandomModelShape) -> Vec<(String, Vec<u32>)> {
+    if shape.architecture == "bert" {
+        return encoder_tensors(shape);
+    }
     let (width, inner) = (shape.width, shape.inner);
     let shared = width / shape.heads * shape.key_value_heads;
     let last_norm = match shape.architecture {
@@ -250,6 +287,37 @@ fn tensors(shape: &RandomModelShape) -> Vec<(String, Vec<u32>)> {
     tensors
 }
 
+/// The tensors of BERT.
+fn encoder_tensors(shape: &RandomModelShape) -> Vec<(String, Vec<u32>)> {
+    let (width, inner) = (shape.width, shape.inner);
+    let mut tensors = Vec::new();
+    let mut add = |name: String, dimensions: &[u32]| tensors.push((name, dimensions.to_vec()));
+    add("token_embd.weight".into(), &[width, shape.vocabulary]);
+    add(
+        "position_embd.weight".into(),
+        &[width, shape.context_tokens],
+    );
+    let norms = (0..shape.layers).flat_map(|layer| {
+        ["attn_output_norm", "layer_output_norm"].map(|name| format!("blk.{layer}.{name}"))
+    });
+    for norm in norms.chain(["token_embd_norm".to_owned()]) {
+        add(format!("{norm}.weight"), &[width]);
+        add(format!("{norm}.bias"), &[width]);
+    }
+    for layer in 0..shape.layers {
+        for name in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+            add(format!("blk.{layer}.{name}.weight"), &[width, width]);
+        }
+        add(format!("blk.{layer}.ffn_up.weight"), &[width, inner]);
+        add(format!("blk.{layer}.ffn_down.weight"), &[inner, width]);
+    }
+    if shape.ranks() {
+        add("cls.weight".into(), &[width, width]);
+        add("cls.output.weight".into(), &[width, 1]);
+    }
+    tensors
+}
+
 /// Of recurrent models: the width of a convolution, the rank of a time step, the size of a state.
 const CONVOLUTION: u32 = 4;
 const TIME_STEPS: u32 = 4;
@@ -273,10 +341,19 @@ fn bytes_of(dimensions: &[u32]) -> u64 {
     }
 }
 
-fn weights(out: &mut impl Write, dimensions: &[u32], random: &mut Random) -> io::Result<()> {
+fn weights(
+    out: &mut impl Write,
+    name: &str,
+    dimensions: &[u32],
+    random: &mut Random,
+) -> io::Result<()> {
     if !is_quantised(dimensions) {
         // Norms are 1; the few small matrices of recurrent layers are -1, so that their states decay.
-        let value: f32 = if dimensions.len() == 1 { 1.0 } else { -1.0 };
+        let value: f32 = match dimensions.len() {
+            _ if name.ends_with("norm.bias") => 0.0,
+            1 => 1.0,
+            _ => -1.0,
+        };
         return out.write_all(
             &value
                 .to_le_bytes()
@@ -351,6 +428,9 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     for (key, value) in &shape.fractions {
         header.fraction(key, *value);
     }
+    for (key, value) in &shape.flags {
+        header.flag(key, *value);
+    }
     vocabulary(header, shape);
     for (key, token) in [("bos", IM_START + 2), ("eos", IM_START + 1)] {
         let key = format!("tokenizer.ggml.{key}_token_id");
@@ -410,6 +490,10 @@ impl GgufWriterHeader {
 
     fn number(&mut self, key: &str, value: u32) {
         self.pair(key, 4, &value.to_le_bytes());
+    }
+
+    fn flag(&mut self, key: &str, value: bool) {
+        self.pair(key, 7, &[value.into()]);
     }
 
     fn fraction(&mut self, key: &str, value: f32) {

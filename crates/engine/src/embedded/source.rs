@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use super::checks;
-use super::load::LoadError;
+use super::load_error::LoadError;
 use crate::gguf::{self, GgufHeader};
 use crate::llama_options::LlamaOptions;
 

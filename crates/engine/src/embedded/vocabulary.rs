@@ -31,6 +31,7 @@ pub(super) struct LlamaVocabulary {
     bos: Option<Token>,
     end_of_turn: Option<Token>,
     template: Option<Template>,
+    special: SpecialTexts,
     /// Added tokens, which are found in every text.
     added: MarkFinder,
     /// Added tokens and control tokens.
@@ -99,8 +100,14 @@ impl LlamaVocabulary {
             bos: bos.filter(|_| adds_bos),
             end_of_turn: end_of_turn(&model, header, &special.end),
             template,
+            special,
             model,
         })
+    }
+
+    /// Returns the texts of its control tokens.
+    pub(super) fn special_texts(&self) -> &SpecialTexts {
+        &self.special
     }
 
     /// Returns whether conversations can be rendered.

@@ -52,7 +52,7 @@ pub struct ScriptedVocabulary {
 }
 
 impl ScriptedVocabulary {
-    pub(super) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         let words = match &config.tokenizer {
             Some(tokenizer) => *tokenizer == ScriptedTokenizer::Words,
             None => matches!(config.script, Script::Words | Script::Tokens),
@@ -93,7 +93,12 @@ impl ScriptedVocabulary {
         }
     }
 
-    pub(super) fn len(&self) -> u32 {
+    /// The tokens that begin and end a text.
+    pub(crate) const fn around() -> (Token, Token) {
+        (BEGIN, END)
+    }
+
+    pub(crate) fn len(&self) -> u32 {
         // At most 2^20, see `new`.
         u32::try_from(self.bytes.len()).unwrap_or(u32::MAX)
     }

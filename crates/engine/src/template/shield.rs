@@ -20,7 +20,7 @@ const CLOSE: char = '\u{fdd1}';
 pub(super) const TAIL: &str = "\u{fdd0}tail\u{fdd1}";
 
 /// Finds the texts to cover.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SpecialTextShield(AhoCorasick);
 
 /// The texts that one rendering has covered, by index.

@@ -18,6 +18,7 @@ use crate::probe::whole;
 use crate::run::Run;
 
 mod calls;
+mod embedding;
 mod steered;
 mod typed;
 

@@ -59,11 +59,15 @@ impl OutputTracker {
         if !self.lanes.get(self.last).is_some_and(fits) {
             self.last = match self.lanes.iter().position(fits) {
                 Some(found) => found,
+                None if is_metadata(chunk) && !self.declares(chunk) => {
+                    return Ok(self.want.ports.has(&chunk.port));
+                }
                 None => self.open(chunk)?,
             };
         }
         let lane = &self.lanes[self.last];
-        if lane.part == chunk.part && lane.mime == chunk.mime {
+        let is_same = lane.part == chunk.part && lane.mime == chunk.mime;
+        if is_same || chunk.part <= lane.part && is_metadata(chunk) {
             return Ok(lane.wanted);
         }
         self.next_part(chunk)
@@ -114,6 +118,12 @@ impl OutputTracker {
         Ok(wanted)
     }
 
+    /// Whether the port of a chunk is declared with its mimetype, as far as there are declarations.
+    fn declares(&self, chunk: &Chunk) -> bool {
+        let output = self.spec.as_ref().and_then(|spec| spec.output(&chunk.port));
+        output.is_none_or(|output| output.mimes.iter().any(|mime| chunk.mime.matches(mime)))
+    }
+
     fn check_mime(&self, chunk: &Chunk, wanted: bool) -> Result<()> {
         // Without declared outputs there is nothing to check: so have nodes, and functions that declare none (KE-142).
         let spec = self.spec.as_ref().filter(|spec| !spec.outputs.is_empty());
@@ -159,4 +169,10 @@ impl OutputTracker {
             why,
         }
     }
+}
+
+/// Whether a chunk only carries metadata of the run. That of a remote function comes on the main port as empty text, whatever
+/// the type of that port is, and says nothing of it.
+fn is_metadata(chunk: &Chunk) -> bool {
+    chunk.data.is_empty() && chunk.meta.is_some()
 }

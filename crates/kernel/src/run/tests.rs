@@ -165,6 +165,27 @@ fn ke_113_parts_rise_by_one_and_keep_their_type() {
     );
 }
 
+/// A remote function's metadata comes as empty text on the main port, before or after chunks of another type.
+#[test]
+fn ke_304_metadata_says_nothing_of_the_type_of_a_port() {
+    let line = |part| Chunk::bytes("1\n").with_mime(Mime::NDJSON).with_part(part);
+    let usage = RunUsage::of(5, 0);
+    let metadata = || Chunk::empty().with_meta(Meta::default().with_usage(0, usage));
+    let outputs = || [OutputSpec::new(Port::MAIN, Mime::NDJSON).many()];
+    for chunks in [
+        vec![line(0), metadata()],
+        vec![metadata(), line(0)],
+        vec![line(0), line(1), metadata()],
+    ] {
+        let (kernel, _) = playing(spec().outputs(outputs()), chunks.clone());
+        let (_, meta) = block_on(kernel.run::<Chunk>("f", ()).finish()).expect("no violation");
+        assert_eq!(meta.usage, usage, "{chunks:?}");
+    }
+    // Without metadata it is a chunk like others.
+    let (kernel, _) = playing(spec().outputs(outputs()), vec![line(0), Chunk::empty()]);
+    assert_eq!(codes(kernel.run::<Chunk>("f", ())), ["ok", "internal"]);
+}
+
 /// Limit: `chunk_bytes_max`.
 #[test]
 fn ke_134_a_spec_is_a_promise() {

@@ -43,6 +43,9 @@ struct ListedAction {
     inputs: Vec<ListedParameter>,
     #[serde(default)]
     outputs: Vec<ListedParameter>,
+    /// Sapwood's extension: it is a model that embeds, named as models are.
+    #[serde(default)]
+    model: bool,
 }
 
 #[derive(Deserialize)]
@@ -69,12 +72,26 @@ impl PeerListing {
 
     /// The listed functions.
     pub(crate) fn functions(&self) -> Vec<Spec> {
-        self.actions.iter().map(spec).collect()
+        let functions = self.actions.iter().filter(|action| !action.model);
+        functions.map(spec).collect()
     }
 
-    /// The listed models. A model is GENERATE with a fixed target.
+    /// The listed models.
     #[cfg(feature = "net")]
     pub(crate) fn models(&self) -> Vec<Spec> {
+        let embed = self.actions.iter().filter(|action| action.model);
+        let embed = embed.map(|action| {
+            let mut spec = spec(action);
+            spec.model = true;
+            spec.embeds = true;
+            spec
+        });
+        self.targets().into_iter().chain(embed).collect()
+    }
+
+    /// The listed models that generate. Such a model is GENERATE with a fixed target.
+    #[cfg(feature = "net")]
+    fn targets(&self) -> Vec<Spec> {
         let generate = self
             .actions
             .iter()

@@ -16,9 +16,13 @@ use crate::spec::{InputSpec, OutputSpec, Spec};
 /// Every function that a client may call, every target, and every enabled extension.
 pub(super) fn actions(kernel: &Kernel, options: &SessionOptions) -> Value {
     let specs = kernel.specs();
-    let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
+    let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.generates());
     let known = options.models.now();
     let may = |name: &Name| known.as_ref().is_none_or(|known| known.contains(name));
+    // Models that embed are called by their names, as functions are, and a key may not use all of them.
+    let functions = functions
+        .iter()
+        .filter(|spec| !spec.model || may(&spec.name));
     let targets = models
         .iter()
         .map(|spec| &spec.name)
@@ -28,7 +32,7 @@ pub(super) fn actions(kernel: &Kernel, options: &SessionOptions) -> Value {
     // The default is a model too, and must not reveal one that the key may not use.
     let default = default.filter(|name| may(&Name::shared(name)));
     json!({
-        "actions": functions.iter().map(|spec| action(spec)).collect::<Vec<_>>(),
+        "actions": functions.map(|spec| action(spec)).collect::<Vec<_>>(),
         "targets": targets,
         "default_target": default,
         "sampling": sampling(models.iter().filter(|spec| may(&spec.name))),
@@ -104,13 +108,20 @@ fn action(spec: &Spec) -> Value {
     // Every function can be asked for `meta`, so it is listed for those that do not declare it (KE-305).
     let trailing = spec.output_on_wire(wire::META).is_none();
     let trailing = trailing.then(wire::meta_output);
-    json!({
+    let mut listed = json!({
         "name": spec.name.as_str(),
         "description": &*spec.description,
         "inputs": spec.inputs.iter().map(input).collect::<Vec<_>>(),
         "outputs": spec.outputs.iter().chain(&trailing).map(output).collect::<Vec<_>>(),
         "configs": config::types(spec),
-    })
+    });
+    if spec.model
+        && let Some(fields) = listed.as_object_mut()
+    {
+        // Sapwood's extension: its name is a model's, which need not be an identifier.
+        fields.insert("model".into(), true.into());
+    }
+    listed
 }
 
 fn input(input: &InputSpec) -> Value {

@@ -43,10 +43,10 @@ use crate::{Chunks, Result};
 
 pub(crate) use self::input::SentInputs;
 
-/// The function of this spec, called at `peer`; a model is called through GENERATE. Data that one function has sent or
+/// The function of this spec, called at `peer`; a model that generates is called through GENERATE. Data that one function has sent or
 /// received is not sent again as an input of another one with the same `pending`.
 pub(crate) fn function(peer: PeerHandle, spec: Spec, pending: &Arc<SentInputs>) -> Fun {
-    let (action, target) = if spec.model {
+    let (action, target) = if spec.generates() {
         (GENERATE.to_owned(), spec.name.to_string())
     } else {
         (spec.name.to_string(), String::new())

@@ -11,7 +11,7 @@ use super::json::{self, Scalars};
 use super::refused::InvalidRequest;
 use super::request::{Mapped, Mapper, RequestParameter, TextMember, id};
 use super::settings;
-use super::signature::{InputTensor, OutputRole, OutputTensor, Signature};
+use super::signature::{InputRole, InputTensor, OutputRole, OutputTensor, Signature};
 use super::tensor::{Tensor, TensorData, fit};
 use crate::clip::shown;
 use crate::generated::inference::InferTensorContents;
@@ -306,6 +306,13 @@ impl Mapper<'_> {
         }
         let declared = self.signature.shown(&input.shape);
         let more = shape.len().saturating_sub(declared.len());
+        // Clients of embedding models send each text as a row of its own.
+        if matches!(input.role, InputRole::Texts | InputRole::Documents)
+            && let [rows, 1] = *shape
+            && declared == [-1]
+        {
+            return self.elements(input, &[rows], id);
+        }
         let (ones, rest) = shape.split_at(more);
         let fits = rest.len() == declared.len()
             && (more == 0 || self.signature.lenient && ones.iter().all(|size| *size == 1))
@@ -472,6 +479,10 @@ pub(super) fn shaped(signature: &Signature, output: &OutputTensor, tensor: &Tens
     if signature.tensorrt_llm && output.role == OutputRole::Text {
         // The ensemble decodes a list of texts, and its client reads one, whatever the configuration declares.
         return vec![i64::try_from(tensor.data.len()).unwrap_or(i64::MAX)];
+    }
+    if output.role == OutputRole::Embedding {
+        // A request may ask for fewer dimensions than are declared.
+        return tensor.shape.clone();
     }
     // Rows of a batch were joined along the leading dimension.
     let rows = match tensor.shape[..] {

@@ -71,6 +71,12 @@ pub enum InputRole {
     Want(String),
     /// Images.
     Image,
+    /// Texts to embed.
+    Texts,
+    /// The query of documents that are scored.
+    Query,
+    /// Documents to score.
+    Documents,
     /// The input of a function.
     Port(String),
     /// A control of a scripted model.
@@ -104,6 +110,8 @@ pub enum OutputRole {
     SequenceIndex,
     /// An embedding.
     Embedding,
+    /// The score of a document.
+    Score,
     /// The output of a function.
     Port(String),
     /// Never sent: an output without a role.
@@ -138,6 +146,9 @@ impl InputRole {
             "exclude_prompt" => Self::ExcludePrompt,
             "sampling_json" => Self::SamplingJson,
             "image" => Self::Image,
+            "texts" => Self::Texts,
+            "query" => Self::Query,
+            "documents" => Self::Documents,
             "ignore" => Self::Ignore,
             _ => match name.split_once('.')? {
                 ("sampling", field) => Self::Sampling(field.into()),
@@ -169,12 +180,56 @@ impl OutputRole {
             "batch_index" => Self::BatchIndex,
             "sequence_index" => Self::SequenceIndex,
             "embedding" => Self::Embedding,
+            "score" => Self::Score,
             _ => Self::Port(name.strip_prefix("port.")?.into()),
         })
     }
 }
 
 impl Signature {
+    /// The signature of a model that embeds (TR-103): rows of `dimensions` numbers.
+    #[must_use]
+    pub fn embedding(dimensions: u32) -> Self {
+        let texts = |name: &str| list(name, InputRole::Texts, true);
+        Self::of_rows(
+            // Clients of either name find it. The mapper knows no aliases, and so both are inputs of their own.
+            vec![texts("text_input"), texts("input_text")],
+            OutputTensor {
+                name: "embedding".into(),
+                datatype: Datatype::Fp32,
+                shape: vec![-1, dimensions.into()],
+                role: OutputRole::Embedding,
+            },
+        )
+    }
+
+    /// The signature of a model that scores documents.
+    #[must_use]
+    pub fn rerank() -> Self {
+        let mut query = list("query", InputRole::Query, false);
+        query.shape = vec![1];
+        Self::of_rows(
+            vec![query, list("documents", InputRole::Documents, false)],
+            OutputTensor {
+                name: "score".into(),
+                datatype: Datatype::Fp32,
+                shape: vec![-1],
+                role: OutputRole::Score,
+            },
+        )
+    }
+
+    fn of_rows(inputs: Vec<InputTensor>, output: OutputTensor) -> Self {
+        Self {
+            inputs,
+            outputs: vec![output],
+            max_batch_size: 0,
+            decoupled: false,
+            lenient: false,
+            tensorrt_llm: false,
+        }
+    }
+
     /// Checks TR-105.
     ///
     /// # Errors
@@ -196,7 +251,11 @@ impl Signature {
         let works = |input: &InputTensor| {
             matches!(
                 input.role,
-                InputRole::Prompt | InputRole::Messages | InputRole::Port(_)
+                InputRole::Prompt
+                    | InputRole::Messages
+                    | InputRole::Texts
+                    | InputRole::Documents
+                    | InputRole::Port(_)
             )
         };
         if self.inputs.iter().any(works) {
@@ -269,6 +328,17 @@ impl Signature {
     pub fn shown(&self, shape: &[i64]) -> Vec<i64> {
         let batch = (self.max_batch_size > 0).then_some(-1);
         batch.into_iter().chain(shape.iter().copied()).collect()
+    }
+}
+
+fn list(name: &str, role: InputRole, optional: bool) -> InputTensor {
+    InputTensor {
+        name: name.into(),
+        datatype: Datatype::Bytes,
+        shape: vec![-1],
+        optional,
+        role,
+        accepts_json: false,
     }
 }
 

@@ -47,6 +47,9 @@ struct OnDemandState {
     is_closed: bool,
     /// What its file says, for the time when it is not loaded.
     outline: Option<Arc<ModelFacts>>,
+    /// The specification that it had when it was loaded, if that holds no weights: a model that embeds has other inputs and
+    /// outputs than one that generates.
+    last_spec: Option<Spec>,
 }
 
 impl OnDemand {
@@ -63,6 +66,7 @@ impl OnDemand {
                 used: Instant::now(),
                 is_closed: false,
                 outline: None,
+                last_spec: None,
             }),
         })
     }
@@ -84,9 +88,10 @@ impl OnDemand {
     /// The loaded model's, or what is known of it before.
     fn spec(&self) -> Spec {
         let state = self.state();
-        match &state.function {
-            Some(function) => function.spec().clone(),
-            None => {
+        match (&state.function, &state.last_spec) {
+            (Some(function), _) => function.spec().clone(),
+            (None, Some(spec)) => spec.clone(),
+            (None, None) => {
                 let what = "is loaded when it is called";
                 model_loading::placeholder_spec(&self.name, what, state.outline.clone())
             }
@@ -161,6 +166,8 @@ impl OnDemand {
     /// Records that it was loaded: calls may enter.
     pub(super) fn loaded(&self, function: Fun) {
         let mut state = self.state();
+        let spec = function.spec();
+        state.last_spec = spec.facts.is_none().then(|| spec.clone());
         state.function = Some(function);
         state.is_closed = false;
         state.used = Instant::now();

@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use sapwood_engine::Engine;
 use sapwood_kernel::{Error, Result};
 use sapwood_server::ops::health::HealthState;
 use tokio::sync::OwnedMutexGuard;
@@ -13,6 +12,7 @@ use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep};
 
 use super::on_demand::{ModelInUse, OnDemand};
 use super::{RepositoryInner, ServedModels};
+use crate::loaded_model::LoadedModel;
 use crate::model_loading;
 use crate::models::PlannedModel;
 
@@ -206,7 +206,7 @@ impl RepositoryInner {
 
     async fn drop_saved_prefixes(&self) {
         let engines: Vec<_> = self.engines().values().cloned().collect();
-        let saved = |engine: &Engine| engine.stats().prefix_saved_bytes.get();
+        let saved = |engine: &LoadedModel| engine.stats().prefix_saved_bytes.get();
         for engine in engines.iter().filter(|engine| saved(engine) > 0) {
             engine.drop_saved_prefixes();
             let until = Instant::now() + TRIM_MAX;

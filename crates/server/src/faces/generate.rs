@@ -14,6 +14,7 @@ mod choice_delta;
 mod compression;
 mod decompression;
 mod detached;
+mod embedding;
 mod endpoint;
 mod event_channel;
 mod events;

@@ -18,11 +18,11 @@ use prometheus::core::Collector;
 use prometheus::{
     HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
-use sapwood_engine::Engine;
 use sapwood_engine::stats::EngineStats;
 use sapwood_kernel::{Kernel, pool};
 use sapwood_net::lmtp::pool::LmtpPool;
 
+pub use self::engines::WatchedEngine;
 pub use self::format::Format;
 use self::format::MetricsText;
 use self::triton::TritonNames;
@@ -60,7 +60,7 @@ impl FaceLabel {
 /// The parts with metrics of their own, which are read at each rendering.
 #[derive(Clone, Default)]
 struct MetricSources {
-    engines: Vec<Engine>,
+    engines: Vec<WatchedEngine>,
     /// The counters of removed engines that may still count while they end.
     ending: Vec<Arc<EngineStats>>,
     ended: RetiredEngineCounts,
@@ -246,7 +246,8 @@ impl ServerMetrics {
     }
 
     /// Adds an engine, whose metrics are read at each rendering.
-    pub fn watch(&self, engine: Engine) {
+    pub fn watch(&self, engine: impl Into<WatchedEngine>) {
+        let engine = engine.into();
         self.change(|watched| {
             // Here and in `unwatch`, so that engines that are loaded and unloaded for ever do not accumulate.
             watched.fold();
@@ -255,7 +256,8 @@ impl ServerMetrics {
     }
 
     /// Removes an engine. Its part of the sums of all engines stays.
-    pub fn unwatch(&self, engine: &Engine) {
+    pub fn unwatch(&self, engine: impl Into<WatchedEngine>) {
+        let engine = engine.into();
         let removed = engine.stats();
         self.change(|watched| {
             watched.fold();
@@ -315,7 +317,7 @@ impl ServerMetrics {
     }
 
     /// The engines that were added and not removed.
-    pub(crate) fn engines(&self) -> Vec<Engine> {
+    pub(crate) fn engines(&self) -> Vec<WatchedEngine> {
         let watched = self.watched.read();
         watched
             .unwrap_or_else(PoisonError::into_inner)
@@ -359,7 +361,7 @@ impl ServerMetrics {
     fn write_sums(&self, watched: &MetricSources, text: &mut MetricsText) {
         let ended = &watched.ended;
         let engines = || {
-            let running = watched.engines.iter().map(Engine::stats);
+            let running = watched.engines.iter().map(WatchedEngine::stats);
             running.chain(&watched.ending)
         };
         let sum = |read: fn(&EngineStats) -> u64| engines().map(|stats| read(stats)).sum::<u64>();

@@ -19,14 +19,14 @@ use crate::llama_options::LlamaOptions;
 use crate::model::{BatchEntry, DecodeSignals, Interrupt};
 
 /// The result of a decode call that threw an exception; distinct from llama.cpp's own codes.
-const THROWN: i32 = i32::MIN;
+pub(super) const THROWN: i32 = i32::MIN;
 
 /// ggml's worker threads for one context.
 #[derive(Debug)]
-struct ComputeThreads(NonNull<sys::ggml_threadpool>);
+pub(super) struct ComputeThreads(pub(super) NonNull<sys::ggml_threadpool>);
 
 impl ComputeThreads {
-    fn new(threads: u32, poll: u32) -> Option<Self> {
+    pub(super) fn new(threads: u32, poll: u32) -> Option<Self> {
         // More threads would overrun ggml's fixed CPU mask.
         let threads = i32::try_from(threads.clamp(1, THREADS_MAX)).ok()?;
         // SAFETY: a plain value is returned.
@@ -67,18 +67,24 @@ pub(in super::super) struct ThreadLimits {
 
 impl ThreadLimits {
     fn choices(self) -> ThreadChoices {
-        let choice = |asked: Option<u32>| {
-            let numbers = match asked {
-                Some(asked) => vec![asked.clamp(1, THREADS_MAX)],
-                None => worth_trying(processors::usable().min(THREADS_MAX)),
-            };
-            ThreadChoice::among(numbers)
-        };
         ThreadChoices {
             decode: choice(self.decode),
-            prefill: choice(self.prefill),
+            prefill: self.prefill_choice(),
         }
     }
+
+    /// The choice for calls with prompt tokens alone.
+    pub(super) fn prefill_choice(self) -> ThreadChoice {
+        choice(self.prefill)
+    }
+}
+
+fn choice(asked: Option<u32>) -> ThreadChoice {
+    let numbers = match asked {
+        Some(asked) => vec![asked.clamp(1, THREADS_MAX)],
+        None => worth_trying(processors::usable().min(THREADS_MAX)),
+    };
+    ThreadChoice::among(numbers)
 }
 
 impl fmt::Display for ThreadLimits {
@@ -640,7 +646,7 @@ impl Drop for LlamaContext {
 }
 
 /// Called by ggml's first thread before each node of the graph; returns true to abort.
-unsafe extern "C" fn on_poll(data: *mut c_void) -> bool {
+pub(super) unsafe extern "C" fn on_poll(data: *mut c_void) -> bool {
     // SAFETY: the address of the context's `DecodeSignals`, which its `Arc` keeps alive.
     unsafe { &*data.cast::<DecodeSignals>() }.pulse()
 }

@@ -1,13 +1,13 @@
 //! Safe wrappers of llama.cpp. With `guard.rs` the only module of this crate that contains `unsafe`.
 //!
 //! ```text
-//!   LlamaBackend ──► LlamaModel (read only, shared) ──► LlamaContext (one thread at a time)
+//!   LlamaBackend ──► LlamaModel (read only, shared) ──► LlamaContext, EncoderContext (one thread at a time)
 //!                      │                                   ├── decode ──► output rows
 //!                      └── vocabulary functions            └── ComputeThreads (ggml's worker threads)
 //! ```
 //!
 //! Three arguments justify all `SAFETY` comments in these files:
-//! * **Ownership.** [`LlamaModel`], [`LlamaContext`] and [`ComputeThreads`] each hold the only pointer that frees their
+//! * **Ownership.** [`LlamaModel`], [`LlamaContext`], [`EncoderContext`] and `ComputeThreads` each hold the only pointer that frees their
 //!   object. A context keeps its model alive through an `Arc`, and is freed before its thread pool.
 //! * **Threads.** After loading, a `llama_model` and its vocabulary are only read, and llama.cpp documents its
 //!   tokenizer functions as thread-safe. A `llama_context` may move between threads but is never used by two at once:
@@ -18,21 +18,32 @@
 
 mod batch;
 mod context;
+mod encoder;
 mod model;
 mod params;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
-use std::ptr;
-use std::sync::Once;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Once};
+use std::time::Instant;
 
 use llama_cpp_sys_2 as sys;
+use sapwood_proto::steer::Token;
+
+use self::batch::LlamaBatch;
+use self::context::{ComputeThreads, THROWN, on_poll};
+use super::guard::{guarded, throwing};
+use super::thread_choice::ThreadChoice;
+use crate::embedding::Pooling;
+use crate::model::Interrupt;
 
 use crate::llama_options::Numa;
 
 pub(super) use self::context::{
     CELLS_STEP, ContextSize, DecodeError, LlamaContext, SCORED_ROWS, SLOTS_MAX, ThreadLimits,
 };
+pub(super) use self::encoder::EncoderSize;
 pub(super) use self::model::{LlamaModel, TokenAttributes};
 pub(super) use self::params::{ModelParams, gpu_memory};
 
@@ -94,6 +105,187 @@ pub(super) fn compiled_for() -> impl Iterator<Item = &'static str> {
         .into_iter()
         .filter(|&(_, compiled)| compiled != 0)
         .map(|(name, _)| name)
+}
+
+/// A llama.cpp context that keeps nothing between two batches.
+#[derive(Debug)]
+pub(super) struct EncoderContext {
+    context: NonNull<sys::llama_context>,
+    /// The KV cache of a decoder that embeds; encoders have none.
+    memory: Option<NonNull<sys::llama_memory_i>>,
+    /// It is computed by `llama_encode`.
+    encodes: bool,
+    /// Numbers that llama.cpp has for a text.
+    width: usize,
+    size: EncoderSize,
+    batch: LlamaBatch,
+    interrupt: Interrupt,
+    threads: ThreadChoice,
+    model: Arc<LlamaModel>,
+    /// Declared last: dropped after the context that uses it.
+    _pool: ComputeThreads,
+}
+
+// SAFETY: see "Threads" above. The batch's pointers are filled and used within one call.
+unsafe impl Send for EncoderContext {}
+
+impl EncoderContext {
+    /// Creates a context. Must be called before the model is shared: llama.cpp may still modify the model here.
+    ///
+    /// # Errors
+    /// The error that llama.cpp logged.
+    pub(super) fn new(model: Arc<LlamaModel>, size: EncoderSize) -> Result<Self, String> {
+        let texts = size.texts.clamp(1, SLOTS_MAX);
+        let size = EncoderSize {
+            texts,
+            // llama.cpp asserts that a batch has room for one row per sequence.
+            tokens: size.tokens.max(texts),
+            ..size
+        };
+        let threads = size.threads.prefill_choice();
+        let pool = ComputeThreads::new(threads.most(), size.poll)
+            .ok_or("ggml could not start its threads")?;
+        let params = encoder_params(size);
+        let _ = LAST_ERROR.take();
+        // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
+        let init = || unsafe { throwing::llama_init_from_model(model.model.as_ptr(), params) };
+        let context = guarded(init)?;
+        let context = NonNull::new(context).ok_or_else(take_last_error)?;
+        let interrupt = Interrupt::default();
+        // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
+        let memory = unsafe {
+            let raw = context.as_ptr();
+            sys::llama_attach_threadpool(raw, pool.0.as_ptr(), pool.0.as_ptr());
+            let flag = Arc::as_ptr(&interrupt).cast_mut().cast();
+            sys::llama_set_abort_callback(raw, Some(on_poll), flag);
+            sys::llama_get_memory(raw)
+        };
+        let facts = model.facts();
+        let width = match size.pooling {
+            Pooling::Rank => facts.scores,
+            _ => facts.embedding_numbers,
+        };
+        Ok(Self {
+            context,
+            memory: NonNull::new(memory),
+            encodes: facts.encodes,
+            width: width as usize,
+            size,
+            batch: LlamaBatch::new(size.tokens as usize),
+            interrupt,
+            threads,
+            model,
+            _pool: pool,
+        })
+    }
+
+    /// Sets the flag that aborts a running call; it is polled between the nodes of the graph.
+    pub(super) fn set_interrupt(&mut self, flag: Interrupt) {
+        // SAFETY: the context is live and not computing. The old flag is dropped only after the new one is in place.
+        unsafe {
+            let data = Arc::as_ptr(&flag).cast_mut().cast();
+            sys::llama_set_abort_callback(self.context.as_ptr(), Some(on_poll), data);
+        }
+        self.interrupt = flag;
+    }
+
+    /// Returns the numbers of a row.
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Computes a batch of texts, and appends a row for each.
+    pub(super) fn encode(
+        &mut self,
+        texts: &[&[Token]],
+        rows: &mut Vec<f32>,
+    ) -> Result<(), DecodeError> {
+        let entries = self.size.entries(texts, &self.model)?;
+        self.batch.clear();
+        self.batch.fill(&entries);
+        let (context, batch) = (self.context.as_ptr(), self.batch.raw());
+        let threads = self.threads.threads(entries.len()).cast_signed();
+        // SAFETY: the context is live and not computing.
+        unsafe { sys::llama_set_n_threads(context, threads, threads) };
+        let (began, encodes) = (Instant::now(), self.encodes);
+        // SAFETY: `entries` has compared every number with the context's limits; the batch's arrays are as long as it says
+        // and live during the call, which copies them.
+        let call = || unsafe {
+            if encodes {
+                throwing::llama_encode(context, batch)
+            } else {
+                throwing::llama_decode(context, batch)
+            }
+        };
+        let code = guarded(call).unwrap_or_else(|thrown| {
+            tracing::error!(
+                thrown,
+                "llama.cpp threw an exception while encoding a batch"
+            );
+            THROWN
+        });
+        // SAFETY: the context is live. What the batch has left in the KV cache is not attended to by the next one.
+        unsafe {
+            sys::llama_synchronize(context);
+            if let Some(memory) = self.memory {
+                sys::llama_memory_clear(memory.as_ptr(), false);
+            }
+        }
+        match code {
+            0 => {}
+            1 => return Err(DecodeError::Full),
+            2 => return Err(DecodeError::Aborted),
+            -1 => return Err(DecodeError::Invalid("llama.cpp refused the batch")),
+            code => return Err(DecodeError::Broken(code)),
+        }
+        self.threads.observe(entries.len(), began.elapsed());
+        for text in 0..texts.len() {
+            let row = self.row(text).ok_or(DecodeError::Broken(0))?;
+            rows.extend_from_slice(row);
+        }
+        Ok(())
+    }
+
+    /// The row of a text of the last batch, which succeeded.
+    fn row(&self, text: usize) -> Option<&[f32]> {
+        let sequence = i32::try_from(text).ok()?;
+        // SAFETY: the context is live and not computing, and the call only reads.
+        let row = unsafe { sys::llama_get_embeddings_seq(self.context.as_ptr(), sequence) };
+        let row = NonNull::new(row)?;
+        // SAFETY: with this pooling a row has so many floats, in a buffer that the context owns and does not touch before
+        // its next call; `&self` is borrowed for as long.
+        Some(unsafe { std::slice::from_raw_parts(row.as_ptr(), self.width) })
+    }
+}
+
+impl Drop for EncoderContext {
+    fn drop(&mut self) {
+        // SAFETY: the only owner; model, flag and pool are dropped afterwards.
+        unsafe { sys::llama_free(self.context.as_ptr()) };
+    }
+}
+
+/// The parameters of a context of this size.
+fn encoder_params(size: EncoderSize) -> sys::llama_context_params {
+    // SAFETY: a plain value is returned.
+    let mut params = unsafe { sys::llama_context_default_params() };
+    params.n_ctx = size.tokens;
+    params.n_batch = size.tokens;
+    params.n_ubatch = size.tokens;
+    params.n_seq_max = size.texts;
+    // Every token has an output before it is pooled. 0: as many as a batch has.
+    params.n_outputs_max = 0;
+    params.kv_unified = true;
+    params.swa_full = true;
+    params.embeddings = true;
+    params.pooling_type = match size.pooling {
+        Pooling::Mean => sys::LLAMA_POOLING_TYPE_MEAN,
+        Pooling::Cls => sys::LLAMA_POOLING_TYPE_CLS,
+        Pooling::Last => sys::LLAMA_POOLING_TYPE_LAST,
+        Pooling::Rank => sys::LLAMA_POOLING_TYPE_RANK,
+    };
+    params.no_perf = true;
+    params
 }
 
 thread_local! {

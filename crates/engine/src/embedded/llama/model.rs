@@ -43,6 +43,25 @@ pub(in super::super) struct LlamaFacts {
     pub(in super::super) sliding_window: u32,
     /// Attention heads of all layers.
     pub(in super::super) heads: u64,
+    /// It is an encoder that `llama_encode` computes. Those with a decoder too are not supported.
+    pub(in super::super) encodes: bool,
+    /// Numbers of a pooled row.
+    pub(in super::super) embedding_numbers: u32,
+    /// Numbers of its classification head; at least 1.
+    pub(in super::super) scores: u32,
+}
+
+/// The tokens that the file asks for around texts.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct SpecialEnds {
+    /// BOS or CLS.
+    pub(in super::super) begin: Option<Token>,
+    /// EOS; SEP for WordPiece vocabularies, which always end a text with it.
+    pub(in super::super) end: Option<Token>,
+    /// SEP, before the second of two texts.
+    pub(in super::super) separator: Option<Token>,
+    /// Whether the vocabulary is WordPiece.
+    pub(in super::super) is_word_piece: bool,
 }
 
 /// The attributes of a token.
@@ -164,14 +183,28 @@ impl LlamaModel {
                     sys::llama_model_n_head(model),
                     sys::llama_model_n_layer(model),
                 ),
+                encodes: sys::llama_model_has_encoder(model)
+                    && !sys::llama_model_has_decoder(model),
+                embedding_numbers: u32::try_from(sys::llama_model_n_embd_out(model)).unwrap_or(0),
+                scores: sys::llama_model_n_cls_out(model).max(1),
             }
         }
     }
 
     /// Returns the chat template in its metadata.
     pub(in super::super) fn chat_template(&self) -> Option<String> {
-        // SAFETY: the model is live; a null name asks for the default template.
-        let text = unsafe { sys::llama_model_chat_template(self.model.as_ptr(), ptr::null()) };
+        self.template(None)
+    }
+
+    /// Returns the template for a query and a document in its metadata.
+    pub(in super::super) fn rerank_template(&self) -> Option<String> {
+        self.template(Some(c"rerank"))
+    }
+
+    fn template(&self, name: Option<&CStr>) -> Option<String> {
+        let name = name.map_or(ptr::null(), CStr::as_ptr);
+        // SAFETY: the model is live; the name is NUL-terminated, and a null one asks for the default template.
+        let text = unsafe { sys::llama_model_chat_template(self.model.as_ptr(), name) };
         if text.is_null() {
             return None;
         }
@@ -272,6 +305,32 @@ impl LlamaModel {
     pub(in super::super) fn end(&self) -> Option<Token> {
         // SAFETY: the vocabulary is live.
         self.to_token(unsafe { sys::llama_vocab_eos(self.vocabulary.as_ptr()) })
+    }
+
+    /// Returns the tokens around texts.
+    pub(in super::super) fn special_ends(&self) -> SpecialEnds {
+        let vocabulary = self.vocabulary.as_ptr();
+        // SAFETY: the vocabulary is live; all of these only read.
+        let (kind, adds_end, adds_separator, separator) = unsafe {
+            (
+                sys::llama_vocab_type(vocabulary),
+                sys::llama_vocab_get_add_eos(vocabulary),
+                sys::llama_vocab_get_add_sep(vocabulary),
+                sys::llama_vocab_sep(vocabulary),
+            )
+        };
+        let (adds_begin, begin) = self.bos();
+        let separator = self.to_token(separator);
+        let is_word_piece = kind == sys::LLAMA_VOCAB_TYPE_WPM;
+        SpecialEnds {
+            begin: begin.filter(|_| adds_begin),
+            end: match separator {
+                Some(separator) if is_word_piece => Some(separator),
+                _ => self.end().filter(|_| adds_end),
+            },
+            separator: separator.filter(|_| adds_separator),
+            is_word_piece,
+        }
     }
 
     /// Returns the EOT token, which ends a turn.

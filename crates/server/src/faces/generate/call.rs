@@ -15,7 +15,7 @@ use super::catalog::{FoundModel, ModelCatalog};
 use super::request_end::EarlyEnd;
 use super::request_error::RequestError;
 use super::text::AnswerSize;
-use super::{batch, function, scripted, text};
+use super::{batch, embedding, function, scripted, text};
 use crate::http::request_trace;
 use crate::ops::drain::Drain;
 
@@ -67,6 +67,9 @@ impl CheckedRequest {
         pieces: bool,
     ) -> Result<CallResponses, RequestError> {
         let kernel = &catalog.kernel;
+        if self.found.embeds {
+            return embedding::begin(self, kernel);
+        }
         if !self.found.text {
             return function::begin(self, kernel, pieces);
         }

@@ -10,12 +10,12 @@ use sapwood_proto::code::Code;
 use sapwood_proto::generate::Signature;
 
 use super::detached::Streams;
-use super::function;
 use super::options::{Config, ModelOptions};
 use super::path::Target;
 use super::request_error::RequestError;
 use super::running::RunningRequests;
 use super::stats::InferenceStats;
+use super::{embedding, function};
 use crate::auth::caller::Caller;
 use crate::context::ServerContext;
 use crate::ops::health;
@@ -49,8 +49,10 @@ pub(super) struct FoundModel {
     pub(super) function: Name,
     pub(super) signature: Arc<Signature>,
     pub(super) model: Arc<ModelOptions>,
-    /// It generates text; else it is a plain function.
+    /// It generates text; else it embeds, or is a plain function.
     pub(super) text: bool,
+    /// It embeds texts or scores documents.
+    pub(super) embeds: bool,
 }
 
 /// Whether a model can be asked now (TR-101).
@@ -196,7 +198,8 @@ impl ModelCatalog {
         let model = self.options_of(&spec.name);
         let signature = match &model.signature {
             Some(signature) => Arc::new(signature.clone()),
-            None if spec.model => Arc::clone(&self.union),
+            None if spec.generates() => Arc::clone(&self.union),
+            None if spec.embedding.is_some() => Arc::new(embedding::signature(spec)),
             // Derived at each request: functions may be registered and replaced while the server runs.
             None => Arc::new(derived(spec).ok_or_else(|| self.unknown(name))?),
         };
@@ -205,7 +208,8 @@ impl ModelCatalog {
             version: model.latest(),
             function: spec.name.clone(),
             signature,
-            text: spec.model,
+            text: spec.generates(),
+            embeds: spec.embedding.is_some(),
             model,
         })
     }

@@ -23,7 +23,7 @@ use super::request_error::{JSON, RequestError};
 use super::request_options::RequestOptions;
 use super::response_json::JsonResponseContext;
 use super::stats::RequestTimer;
-use super::{events, infer, metadata, repository, resume};
+use super::{embedding, events, infer, metadata, repository, resume};
 use crate::auth::caller::Caller;
 use crate::http::request_trace;
 use crate::http::timeouts::Deadline;
@@ -181,7 +181,10 @@ pub(super) async fn reading<T: Send + 'static>(
     let found = found.clone();
     let reading = move || {
         // Parameters that only this model knows, which must not count as unknown ones (TR-307).
-        let known: Vec<String> = found.model.controls.values().cloned().collect();
+        let mut known: Vec<String> = found.model.controls.values().cloned().collect();
+        if found.embeds {
+            known.extend(embedding::PARAMETERS.map(str::to_owned));
+        }
         let mapper = Mapper {
             model: &found.name,
             signature: &found.signature,

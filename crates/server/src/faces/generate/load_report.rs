@@ -2,12 +2,12 @@
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use sapwood_engine::Engine;
 use sapwood_kernel::Name;
 
 use super::catalog::ModelCatalog;
 use super::path::GenerateRoute;
 use crate::auth::caller::Caller;
+use crate::ops::metrics::WatchedEngine;
 
 const ASKED: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 const NOTIFIED: HeaderName = HeaderName::from_static("endpoint-load-metrics");
@@ -22,7 +22,7 @@ enum LoadReportFormat {
 /// A request that asks for the load of its model.
 pub(super) struct LoadReportRequest {
     form: LoadReportFormat,
-    engine: Engine,
+    engine: WatchedEngine,
 }
 
 impl LoadReportRequest {
@@ -44,7 +44,7 @@ impl LoadReportRequest {
         let function: Name = catalog.known(caller, &target.model).ok()?.function;
         // A model without an engine of this process has no KV cache to report.
         let mut engines = catalog.shared.metrics.engines().into_iter();
-        let engine = engines.find(|engine| engine.info().name == *function)?;
+        let engine = engines.find(|engine| *engine.name == *function)?;
         Some(Self { form, engine })
     }
 

@@ -349,6 +349,7 @@ mod tests {
                 ..ModelOptions::default()
             }),
             text: true,
+            embeds: false,
         }
     }
 

@@ -434,7 +434,10 @@ impl TextResponses {
             OutputRole::SequenceIndex => {
                 TensorData::Int((0..).take(reported.end).skip(reported.start).collect())
             }
-            OutputRole::Embedding | OutputRole::Port(_) | OutputRole::Nothing => return None,
+            OutputRole::Embedding
+            | OutputRole::Score
+            | OutputRole::Port(_)
+            | OutputRole::Nothing => return None,
         };
         Some(Tensor::flat(data))
     }

@@ -70,6 +70,10 @@ impl Catalog {
             .get(name)
             .map_err(|_| LmtpReason::ModelNotFound)?;
         let spec = function.spec();
+        if spec.embeds {
+            // This protocol is about tokens that a model generates.
+            return Err(LmtpReason::UnsupportedOperation);
+        }
         let Some(facts) = &spec.facts else {
             // Without facts there is no vocabulary: the model is not loaded, is upstream, or is no model.
             return match self.health.state(&spec.name) {

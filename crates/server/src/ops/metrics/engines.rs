@@ -1,11 +1,53 @@
 //! Metrics of the engines, read from their counters without a lock when `/metrics` is rendered, under our names and
 //! under vLLM's (OA-801, OA-802).
 
+use std::sync::Arc;
+
 use sapwood_engine::Engine;
+use sapwood_engine::embedding::Embedder;
 use sapwood_engine::stats::{CONTROLLER_FAILURES, EngineStats, Histogram};
 
 use super::format::MetricsText;
 use super::names::{self, vllm};
+
+/// An engine whose counters are read: one that generates, or one that embeds.
+#[derive(Clone, Debug)]
+pub struct WatchedEngine {
+    /// The name of its model.
+    pub(crate) name: Arc<str>,
+    stats: Arc<EngineStats>,
+}
+
+impl WatchedEngine {
+    /// Its counters.
+    pub(crate) fn stats(&self) -> &Arc<EngineStats> {
+        &self.stats
+    }
+}
+
+impl From<&Engine> for WatchedEngine {
+    fn from(engine: &Engine) -> Self {
+        Self {
+            name: engine.info().name.as_str().into(),
+            stats: Arc::clone(engine.stats()),
+        }
+    }
+}
+
+impl From<Engine> for WatchedEngine {
+    fn from(engine: Engine) -> Self {
+        Self::from(&engine)
+    }
+}
+
+impl From<&Embedder> for WatchedEngine {
+    fn from(embedder: &Embedder) -> Self {
+        Self {
+            name: embedder.info().name.as_str().into(),
+            stats: Arc::clone(embedder.stats()),
+        }
+    }
+}
 
 /// One number of an engine.
 struct EngineNumber {
@@ -26,7 +68,7 @@ struct EngineHistogram {
 }
 
 /// Writes all metrics of all engines, labelled with the model.
-pub(super) fn write(engines: &[Engine], text: &mut MetricsText) {
+pub(super) fn write(engines: &[WatchedEngine], text: &mut MetricsText) {
     // A family without samples would be noise on a server that only forwards.
     if engines.is_empty() {
         return;
@@ -37,7 +79,7 @@ pub(super) fn write(engines: &[Engine], text: &mut MetricsText) {
             text.family(name, number.kind, number.help);
             for engine in engines {
                 let value = (number.read)(engine.stats());
-                text.sample(name, &labels(&engine.info().name), value);
+                text.sample(name, &labels(&engine.name), value);
             }
         }
     }
@@ -46,7 +88,7 @@ pub(super) fn write(engines: &[Engine], text: &mut MetricsText) {
             text.family(name, "histogram", shape.help);
             for engine in engines {
                 let histogram = (shape.pick)(engine.stats());
-                text.histogram(name, &labels(&engine.info().name), histogram);
+                text.histogram(name, &labels(&engine.name), histogram);
             }
         }
     }
@@ -73,18 +115,18 @@ fn vllm_labels(model: &str) -> Vec<(&str, &str)> {
 }
 
 /// Writes vLLM's info metric of the cache, whose constants are labels. Our cells hold one token each.
-fn write_cache(engines: &[Engine], text: &mut MetricsText) {
+fn write_cache(engines: &[WatchedEngine], text: &mut MetricsText) {
     text.family(vllm::CACHE_CONFIG, "gauge", "The cache, in its labels.");
     for engine in engines {
         let blocks = engine.stats().cells_total.get().to_string();
-        let mut labels = vllm_labels(&engine.info().name);
+        let mut labels = vllm_labels(&engine.name);
         labels.extend([("block_size", "1"), ("num_gpu_blocks", blocks.as_str())]);
         text.sample(vllm::CACHE_CONFIG, &labels, 1);
     }
 }
 
 /// Writes the ends of choices under vLLM's reasons.
-fn write_endings(engines: &[Engine], text: &mut MetricsText) {
+fn write_endings(engines: &[WatchedEngine], text: &mut MetricsText) {
     text.family(
         vllm::REQUEST_SUCCESS,
         "counter",
@@ -101,7 +143,7 @@ fn write_endings(engines: &[Engine], text: &mut MetricsText) {
             ("abort", cancelled + stats.cancelled_client.get()),
             ("error", stats.failed.get()),
         ] {
-            let mut labels = vllm_labels(&engine.info().name);
+            let mut labels = vllm_labels(&engine.name);
             labels.push(("finished_reason", reason));
             text.sample(vllm::REQUEST_SUCCESS, &labels, count);
         }
@@ -109,14 +151,14 @@ fn write_endings(engines: &[Engine], text: &mut MetricsText) {
 }
 
 /// Writes the failures of controllers and constraints, by their reasons.
-fn write_controller_failures(engines: &[Engine], text: &mut MetricsText) {
+fn write_controller_failures(engines: &[WatchedEngine], text: &mut MetricsText) {
     let name = names::CONTROLLER_FAILURES;
     let help = "Sequences that ended because their controller or constraint failed.";
     text.family(name, "counter", help);
     for engine in engines {
         let counters = &engine.stats().controller_failures;
         for (reason, counter) in CONTROLLER_FAILURES.iter().zip(counters) {
-            let labels = [("model", &*engine.info().name), ("reason", reason.name())];
+            let labels = [("model", &*engine.name), ("reason", reason.name())];
             text.sample(name, &labels, counter.get());
         }
     }

@@ -4,6 +4,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 
 use futures::{StreamExt, stream};
+use sapwood_engine::Engine;
 use sapwood_engine::api::{GenerationRequest, ModelInfo, Prompt, SharedVocabulary};
 use sapwood_engine::model::{
     BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,

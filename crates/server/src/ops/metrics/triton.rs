@@ -7,11 +7,11 @@ use std::sync::{Mutex, PoisonError};
 
 use prometheus::IntCounterVec;
 use prometheus::core::Collector;
-use sapwood_engine::Engine;
 use sapwood_engine::stats::{EngineStats, Histogram};
 use sapwood_kernel::{Kernel, Name};
 use sapwood_proto::code::Code;
 
+use super::engines::WatchedEngine;
 use super::format::MetricsText;
 use super::names::triton as names;
 use super::{MetricSources, ServerMetrics};
@@ -75,7 +75,7 @@ impl CallOutcome {
 struct ModelMetrics<'a> {
     name: Name,
     version: String,
-    engine: Option<&'a Engine>,
+    engine: Option<&'a WatchedEngine>,
 }
 
 impl ModelMetrics<'_> {
@@ -125,16 +125,14 @@ impl TritonNames {
         self.write_machine(text);
     }
 
-    fn models<'a>(&self, engines: &'a [Engine]) -> Vec<ModelMetrics<'a>> {
+    fn models<'a>(&self, engines: &'a [WatchedEngine]) -> Vec<ModelMetrics<'a>> {
         let specs = self.kernel.specs();
         let models = specs.iter().filter(|spec| spec.model);
         models
             .map(|spec| ModelMetrics {
                 name: spec.name.clone(),
                 version: self.versions.get(&*spec.name).unwrap_or(&1).to_string(),
-                engine: engines
-                    .iter()
-                    .find(|engine| engine.info().name == *spec.name),
+                engine: engines.iter().find(|engine| *engine.name == *spec.name),
             })
             .collect()
     }

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sapwood_engine::Engine;
+use crate::ops::metrics::WatchedEngine;
 use sapwood_engine::stats::{EngineStats, Histogram as Counted};
 use sapwood_net::otlp::messages::collector::metrics::v1::ExportMetricsServiceRequest;
 use sapwood_net::otlp::messages::common::v1::any_value::Value;
@@ -32,7 +32,7 @@ const ROWS: &[HistogramRow] = &[
 
 /// The export of all of them with their present counts; `None` without engines.
 pub(super) fn request(
-    engines: &[Engine],
+    engines: &[WatchedEngine],
     began: SystemTime,
     resource: Resource,
 ) -> Option<ExportMetricsServiceRequest> {
@@ -46,7 +46,7 @@ pub(super) fn request(
             let mut point = point(pick(engine.stats()), start, now);
             point.attributes = vec![
                 attribute("gen_ai.provider.name", "sapwood"),
-                attribute("gen_ai.request.model", engine.info().name.as_str()),
+                attribute("gen_ai.request.model", &*engine.name),
             ];
             let kind = kind.map(|kind| attribute("gen_ai.token.type", kind));
             point.attributes.extend(kind);

@@ -1,0 +1,279 @@
+//! The embedded model that embeds: implements [`EmbeddingModel`] with llama.cpp.
+//!
+//! Encoders (BERT and its kind) and decoders that were trained to embed are computed alike: each text is a sequence of one
+//! ubatch, whose rows llama.cpp pools.
+
+use std::sync::Arc;
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::Token;
+
+use super::kind::{architecture, default_pooling, is_embedding, is_encoder, pooling};
+use super::llama::{DecodeError, EncoderContext, EncoderSize, SLOTS_MAX, ThreadLimits};
+use super::load::{LoadOptions, check_processor, weights};
+use super::load_error::LoadError;
+use super::memory::{CacheTypes, Estimate};
+use super::plan::{batch_sizes, check_options, layers, offload, reserve};
+use super::source::ModelSource;
+use super::vocabulary::LlamaVocabulary;
+use super::{checks, llama};
+use crate::api::{EngineError, SharedVocabulary};
+use crate::embedding::{EmbeddingInfo, EmbeddingModel, EncodeStop, Pooling, TextLayout};
+use crate::gguf::GgufHeader;
+use crate::llama_options::LlamaOptions;
+use crate::model::Interrupt;
+use crate::template::RerankTemplate;
+
+/// The maximum of tokens of a text by default: llama.cpp's buffers grow with the tokens of a batch times the vocabulary.
+const CONTEXT_TOKENS_DEFAULT_MAX: u32 = 2048;
+
+/// Options of a model that embeds, beside [`LoadOptions`].
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingOptions {
+    /// How rows are made. `None`: as the file says; if it says nothing, the mean, or the last token where tokens attend only to
+    /// those before them.
+    pub pooling: Option<Pooling>,
+    /// Rows have length 1 unless a request says otherwise.
+    pub normalize: bool,
+}
+
+impl Default for EmbeddingOptions {
+    fn default() -> Self {
+        Self {
+            pooling: None,
+            normalize: true,
+        }
+    }
+}
+
+/// A loaded model that embeds.
+#[derive(Debug)]
+pub struct EmbeddedEncoder {
+    info: EmbeddingInfo,
+    vocabulary: Arc<LlamaVocabulary>,
+    context: EncoderContext,
+    /// What the context has computed, whose rows may be wider than the scores that are taken from them.
+    rows: Vec<f32>,
+}
+
+/// Returns whether a file is of a model that embeds: by its architecture, or because it says how to pool.
+///
+/// # Errors
+/// [`LoadError`], if its header cannot be read.
+pub fn embeds(source: &ModelSource) -> Result<bool, LoadError> {
+    Ok(is_embedding(&source.header(&LlamaOptions::default())?))
+}
+
+/// The pooling of a model.
+fn chosen(header: &GgufHeader, options: EmbeddingOptions) -> Result<Pooling, LoadError> {
+    let own = pooling(header);
+    match (options.pooling, own) {
+        // A head that is not there, or that is the only output that was trained.
+        (Some(Pooling::Rank), own) if own != Some(Pooling::Rank) => Err(LoadError::Option(
+            "pooling = \"rank\" needs a model with a classification head, and this one has none"
+                .to_owned(),
+        )),
+        (Some(asked), _) => Ok(asked),
+        (None, Some(own)) => Ok(own),
+        (None, None) => Ok(default_pooling(header)),
+    }
+}
+
+/// Loads a model under a name, for embeddings or, if its file says so, for reranking. Of `options` those of the KV cache do not
+/// apply. `progress` is called with fractions from 0 to 1, and stops the loading by returning false.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn load_embedding(
+    name: &str,
+    source: &ModelSource,
+    options: &LoadOptions,
+    embedding: EmbeddingOptions,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<EmbeddedEncoder, LoadError> {
+    check_processor()?;
+    let header = source.header(&options.llama)?;
+    let size = size(&header, options, embedding)?;
+    let cache_types = CacheTypes::new(&options.llama);
+    let estimate = Estimate::of_encoder(&header, size, is_encoder(&header), cache_types);
+    let backend = llama::LlamaBackend::start(options.llama.numa);
+    let (gpu_layers, estimate) = offload(estimate, layers(&header), &options.llama);
+    // Held until this function returns: by then the memory is in use, and the system counts it itself.
+    let _reserved = reserve(estimate, size.tokens, options, progress)?;
+    let model = Arc::new(weights(
+        source, &header, options, backend, gpu_layers, progress,
+    )?);
+    let facts = model.facts();
+    let architecture = architecture(&header).to_owned();
+    // A sequence of these may be computed in several ubatches, each of which would be pooled alone. Encoders with a decoder
+    // have two kinds of outputs.
+    if facts.recurrent || !facts.generates && !facts.encodes {
+        return Err(LoadError::NotEmbedding(architecture));
+    }
+    // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
+    let context = EncoderContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
+    let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), &header)?);
+    let layout = layout(&model, &vocabulary, size.pooling)?;
+    let dimensions = match size.pooling {
+        Pooling::Rank => 1,
+        _ => facts.embedding_numbers,
+    };
+    let (batch_tokens, _) = batch_sizes(&options.llama);
+    tracing::info!(
+        model = name,
+        pooling = size.pooling.name(),
+        dimensions,
+        context = size.tokens,
+        batch = batch_tokens,
+        "chose settings for this model and this machine"
+    );
+    let mut encoder = EmbeddedEncoder {
+        info: EmbeddingInfo {
+            name: name.to_owned(),
+            architecture,
+            description: facts.description,
+            pooling: size.pooling,
+            dimensions,
+            context_tokens: size.tokens,
+            batch_tokens: batch_tokens.min(size.tokens),
+            parallel: size.texts,
+            vocabulary_tokens: model.size(),
+            parameters: facts.parameters,
+            weight_bytes: facts.weight_bytes,
+            normalize: embedding.normalize,
+            layout,
+        },
+        vocabulary,
+        context,
+        rows: Vec::new(),
+    };
+    // The first call brings the weights into memory. What a model cannot do is said by its first request, or by a trial.
+    let warm = encoder.try_out();
+    tracing::debug!(?warm, model = name, "computed a first batch");
+    Ok(encoder)
+}
+
+fn size(
+    header: &GgufHeader,
+    options: &LoadOptions,
+    embedding: EmbeddingOptions,
+) -> Result<EncoderSize, LoadError> {
+    check_options(options)?;
+    let key = format!("{}.context_length", architecture(header));
+    let trained = header.number(&key).unwrap_or(u64::MAX);
+    let trained = u32::try_from(trained).unwrap_or(u32::MAX);
+    let wanted = options
+        .context_tokens
+        .unwrap_or_else(|| trained.min(CONTEXT_TOKENS_DEFAULT_MAX));
+    if wanted > trained {
+        tracing::warn!(
+            wanted,
+            used = trained,
+            "the configured context is longer than the model was trained for: using the shorter one"
+        );
+    }
+    Ok(EncoderSize {
+        tokens: wanted.min(trained).min(checks::CONTEXT_TOKENS_MAX),
+        // As many as there can be tokens: each text has one.
+        texts: options
+            .parallel
+            .min(SLOTS_MAX)
+            .min(wanted.min(trained))
+            .max(1),
+        pooling: chosen(header, embedding)?,
+        threads: ThreadLimits {
+            decode: options.threads,
+            prefill: options.threads_batch.or(options.threads),
+        },
+        poll: options.poll,
+    })
+}
+
+/// The tokens around texts.
+fn layout(
+    model: &llama::LlamaModel,
+    vocabulary: &LlamaVocabulary,
+    pooling: Pooling,
+) -> Result<TextLayout, LoadError> {
+    let ends = model.special_ends();
+    // Two texts are `CLS a SEP b SEP` for WordPiece, and `BOS a EOS SEP b EOS` for others, as far as they have these.
+    let between = if ends.is_word_piece {
+        [ends.separator, None]
+    } else {
+        [ends.end, ends.separator]
+    };
+    let template = match pooling {
+        Pooling::Rank => model.rerank_template(),
+        _ => None,
+    };
+    let template = template.map(|source| RerankTemplate::new(&source, vocabulary.special_texts()));
+    Ok(TextLayout {
+        begin: ends.begin.into_iter().collect(),
+        end: ends.end.into_iter().collect(),
+        separator: between.into_iter().flatten().collect(),
+        rerank: template.transpose()?,
+    })
+}
+
+impl EmbeddedEncoder {
+    /// Computes two short texts at once. It may end the process instead of returning.
+    ///
+    /// # Errors
+    /// Why the model cannot be used, for people.
+    pub fn try_out(&mut self) -> Result<(), String> {
+        let size = self.info.vocabulary_tokens.max(1);
+        let most = self.info.batch_tokens / 2;
+        let text: Vec<Token> = (0..most.clamp(1, 4)).map(|token| token % size).collect();
+        let texts = [&text[..], &text[..]];
+        let texts = &texts[..texts.len().min(self.info.parallel as usize)];
+        let mut rows = Vec::new();
+        match self.encode(texts, &mut rows) {
+            Ok(()) if rows.iter().all(|number| number.is_finite()) => Ok(()),
+            Ok(()) => Err("its embeddings are not numbers".to_owned()),
+            Err(EncodeStop::Aborted) => Err("it was interrupted at its first texts".to_owned()),
+            Err(EncodeStop::Failed(error)) => Err(error.to_string()),
+        }
+    }
+}
+
+impl EmbeddingModel for EmbeddedEncoder {
+    fn info(&self) -> EmbeddingInfo {
+        self.info.clone()
+    }
+
+    fn vocabulary(&self) -> SharedVocabulary {
+        Arc::clone(&self.vocabulary) as SharedVocabulary
+    }
+
+    fn interrupt(&mut self, flag: Interrupt) {
+        self.context.set_interrupt(flag);
+    }
+
+    fn encode(&mut self, texts: &[&[Token]], rows: &mut Vec<f32>) -> Result<(), EncodeStop> {
+        let failed = |message: &str| {
+            let error = EngineError::internal(ErrorReason::NONE, message);
+            Err(EncodeStop::Failed(error))
+        };
+        self.rows.clear();
+        match self.context.encode(texts, &mut self.rows) {
+            Ok(()) => {
+                // Of a classification head with several classes the first is the one that says yes.
+                for row in self.rows.chunks_exact(self.context.width().max(1)) {
+                    let kept = row.len().min(self.info.dimensions as usize);
+                    rows.extend_from_slice(&row[..kept]);
+                }
+                Ok(())
+            }
+            Err(DecodeError::Aborted) => Err(EncodeStop::Aborted),
+            Err(DecodeError::Invalid(what)) => {
+                tracing::error!(what, "the batch is invalid, and its requests fail");
+                failed("the model refused the batch")
+            }
+            Err(DecodeError::Full) => failed("the model has no room for the batch"),
+            Err(DecodeError::Broken(code)) => {
+                tracing::error!(code, "llama.cpp failed to encode a batch");
+                failed("the model failed")
+            }
+        }
+    }
+}
