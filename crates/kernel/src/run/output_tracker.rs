@@ -171,8 +171,8 @@ impl OutputTracker {
     }
 }
 
-/// Whether a chunk only carries metadata of the run. That of a remote function comes on the main port as empty text, whatever
-/// the type of that port is, and says nothing of it.
+/// Whether a chunk carries metadata of the run or nothing. Those of a remote function come on the main port as empty text,
+/// whatever the type of that port is, and say nothing of it.
 fn is_metadata(chunk: &Chunk) -> bool {
-    chunk.data.is_empty() && chunk.meta.is_some()
+    chunk.data.is_empty() && chunk.mime == Mime::TEXT
 }

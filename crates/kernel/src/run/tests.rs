@@ -181,8 +181,9 @@ fn ke_304_metadata_says_nothing_of_the_type_of_a_port() {
         let (_, meta) = block_on(kernel.run::<Chunk>("f", ()).finish()).expect("no violation");
         assert_eq!(meta.usage, usage, "{chunks:?}");
     }
-    // Without metadata it is a chunk like others.
-    let (kernel, _) = playing(spec().outputs(outputs()), vec![line(0), Chunk::empty()]);
+    // Of another type it is a chunk like others.
+    let image = Chunk::empty().with_mime("image/png");
+    let (kernel, _) = playing(spec().outputs(outputs()), vec![line(0), image]);
     assert_eq!(codes(kernel.run::<Chunk>("f", ())), ["ok", "internal"]);
 }
 
