@@ -118,7 +118,7 @@ fn tasks() -> Vec<(&'static str, String, String)> {
 }
 
 /// Rounds in which a task is answered; the first, in which times are measured for the first time, does not count.
-const ROUNDS: u64 = 3;
+const ROUNDS: u64 = 4;
 
 /// What answers to a task took after their first tokens.
 #[derive(Default)]
@@ -232,7 +232,7 @@ fn drafts_save_time_where_answers_repeat_and_cost_little_where_not() {
     ] {
         for (task, prompt, answer) in tasks().into_iter().skip(1) {
             let share = share_of(takes, streams, task, (&prompt, &answer));
-            assert!(share < 1.04, "{streams} {task}: {share}");
+            assert!(share < 1.05, "{streams} {task}: {share}");
         }
     }
 }
