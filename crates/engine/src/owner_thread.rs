@@ -1,6 +1,7 @@
 //! [`OwnerThread`]: the thread of an owner, which is stopped and joined when the last handle is dropped.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ use crate::stats::EngineStats;
 pub(crate) struct OwnerThread {
     /// `None` after it was joined.
     join: Mutex<Option<JoinHandle<()>>>,
+    /// Beside the handle, so that nobody has to lock that to ask.
+    ended: Arc<AtomicBool>,
     interrupt: Interrupt,
     waker: Arc<OwnerWaker>,
     started: Instant,
@@ -32,13 +35,18 @@ impl OwnerThread {
         run: impl FnOnce(Instant) + Send + 'static,
     ) -> io::Result<Self> {
         let started = Instant::now();
-        let join = std::thread::Builder::new()
-            .name(name)
-            .spawn(move || run(started))?;
+        let ended = Arc::<AtomicBool>::default();
+        let end = SetWhenDropped(Arc::clone(&ended));
+        let join = std::thread::Builder::new().name(name).spawn(move || {
+            // Also if it panics.
+            let _end = end;
+            run(started);
+        })?;
         // No wake-up is lost before this line: no request can be submitted until the handle is returned.
         waker.set_thread(join.thread().clone());
         Ok(Self {
             join: Mutex::new(Some(join)),
+            ended,
             interrupt,
             waker,
             started,
@@ -66,12 +74,7 @@ impl OwnerThread {
 
     /// Returns whether no request can be served any more: the model is lost, or the thread has ended.
     pub(crate) fn is_lost(&self, stats: &EngineStats) -> bool {
-        let has_ended = match self.join.try_lock() {
-            Ok(join) => join.as_ref().is_none_or(JoinHandle::is_finished),
-            // Somebody waits for its end.
-            Err(_) => true,
-        };
-        has_ended || stats.dead.get() == 1
+        self.ended.load(Ordering::Acquire) || stats.dead.get() == 1
     }
 
     /// Returns how long the thread has been in its current step without progress; zero while it is idle.
@@ -89,6 +92,14 @@ impl OwnerThread {
         // The pulse may be older than the step, if the last decode call was in an earlier one; the smaller of the two
         // is the time without progress.
         in_step.min(self.interrupt.since_pulse())
+    }
+}
+
+struct SetWhenDropped(Arc<AtomicBool>);
+
+impl Drop for SetWhenDropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

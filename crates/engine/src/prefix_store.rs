@@ -115,20 +115,25 @@ impl PrefixStore {
         self.limit == 0
     }
 
+    /// Returns whether an entry serves all prompts which these tokens could serve.
+    pub(crate) fn is_covered(&self, scope: u64, tokens: &[Token]) -> bool {
+        self.covering(scope, tokens).is_some()
+    }
+
+    fn covering(&self, scope: u64, tokens: &[Token]) -> Option<SavedId> {
+        let of_scope = self.by_tokens.get(&scope)?;
+        let (other, &id) = range(of_scope, Bound::Included(tokens), Bound::Unbounded).next()?;
+        let covers = other.starts_with(tokens) && (self.partial || other.len() == tokens.len());
+        covers.then_some(id)
+    }
+
     /// Marks an entry that serves all prompts which these tokens could serve as used; returns false if there is none.
     pub(crate) fn covers(&mut self, scope: u64, tokens: &[Token]) -> bool {
-        let Some(of_scope) = self.by_tokens.get(&scope) else {
-            return false;
-        };
-        let next = range(of_scope, Bound::Included(tokens), Bound::Unbounded).next();
-        let Some((other, &id)) = next else {
-            return false;
-        };
-        let covered = other.starts_with(tokens) && (self.partial || other.len() == tokens.len());
-        if covered {
+        let covering = self.covering(scope, tokens);
+        if let Some(id) = covering {
             self.touch(id);
         }
-        covered
+        covering.is_some()
     }
 
     /// Evicts entries until one of this size fits; returns false if it never would.

@@ -2,31 +2,64 @@
 //! a state depends on.
 
 use std::fmt::Write;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use crc32fast::Hasher;
 
 use super::llama;
 use super::load::LoadOptions;
 use super::source::ModelSource;
-use crate::llama_options::{LlamaOptions, LoraAdapter};
+use crate::llama_options::LlamaOptions;
 
 /// Blocks of a file that are looked at, spread evenly over it, and their size: the weights of a fine-tuned model differ
-/// everywhere, and reading all of a large file would take as long as loading it.
+/// everywhere, and reading all of a large file would take as long as loading it. The time of its last change is compared too.
 const BLOCKS: u64 = 64;
 const BLOCK_BYTES: u64 = 64 << 10;
 
-/// What a model was loaded from, and how.
+/// What a model is loaded from, and how.
 #[derive(Debug)]
 pub(super) struct ModelOrigin {
-    source: ModelSource,
-    adapters: Vec<LoraAdapter>,
+    weights: OriginFiles,
     settings: String,
 }
 
+/// Opened before the model is loaded, so that they stay what was loaded if others take their names meanwhile.
+#[derive(Debug)]
+enum OriginFiles {
+    Bytes(&'static [u8]),
+    /// The parts of the model and the adapters.
+    Files(Vec<OriginFile>),
+    /// One of them cannot be opened.
+    Unknown,
+}
+
+#[derive(Debug)]
+struct OriginFile {
+    file: File,
+    /// Length and time of the last change when it was opened.
+    stamp: (u64, u128),
+}
+
 impl ModelOrigin {
-    pub(super) fn new(source: &ModelSource, options: &LoadOptions) -> Self {
+    /// Opens the files of a model that is about to be loaded, and which has so many.
+    pub(super) fn new(source: &ModelSource, count: u64, options: &LoadOptions) -> Self {
+        let adapters = options.lora.iter().map(|adapter| adapter.path.clone());
+        let weights = match source {
+            ModelSource::Bytes(bytes) if options.lora.is_empty() => OriginFiles::Bytes(bytes),
+            // No reader of this program's model has adapters.
+            ModelSource::Bytes(_) => OriginFiles::Unknown,
+            ModelSource::File(path) => {
+                let opened: io::Result<_> = parts(path, count)
+                    .into_iter()
+                    .chain(adapters)
+                    .map(|path| OriginFile::open(&path))
+                    .collect();
+                opened.map_or(OriginFiles::Unknown, OriginFiles::Files)
+            }
+        };
         // What a saved slot does not depend on is set to one value. New options count until they are listed here, which is
         // the safe side.
         let options = LoadOptions {
@@ -49,37 +82,79 @@ impl ModelOrigin {
             ..options.clone()
         };
         Self {
-            source: source.clone(),
-            adapters: options.lora.clone(),
+            weights,
             settings: format!("{options:?}"),
         }
     }
 
-    /// Returns the text that identifies saved slots. Reads parts of the file.
+    /// Returns the text that identifies saved slots. Reads parts of the files.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// If a file cannot be read, or was changed since it was opened.
     pub(super) fn identity(&self) -> io::Result<String> {
-        let (bytes, sum) = match &self.source {
-            ModelSource::Bytes(bytes) => (bytes.len() as u64, crc32fast::hash(bytes)),
-            ModelSource::File(path) => sample(File::open(path)?)?,
-        };
         let mut identity = format!(
-            "sapwood {} ggml {} file {bytes} {sum:08x} {}",
+            "sapwood {} ggml {} {}",
             env!("CARGO_PKG_VERSION"),
             llama::library_version(),
             self.settings
         );
-        for adapter in &self.adapters {
-            let (bytes, sum) = sample(File::open(&adapter.path)?)?;
-            let _ = write!(identity, " adapter {bytes} {sum:08x}");
+        match &self.weights {
+            OriginFiles::Bytes(bytes) => {
+                let _ = write!(identity, " bytes {:08x}", crc32fast::hash(bytes));
+            }
+            OriginFiles::Files(files) => {
+                for file in files {
+                    let ((bytes, changed), sum) = (file.stamp, file.sample()?);
+                    let _ = write!(identity, " file {bytes} {changed} {sum:08x}");
+                }
+            }
+            OriginFiles::Unknown => {
+                return Err(io::Error::other("not all of its files could be opened"));
+            }
         }
         Ok(identity)
     }
 }
 
-/// Returns the length of a file, and a checksum of blocks of it.
-fn sample(mut file: File) -> io::Result<(u64, u32)> {
+/// The files of a model: those of a split one are named by their numbers.
+fn parts(path: &Path, count: u64) -> Vec<PathBuf> {
+    let all = path.to_str().and_then(|name| {
+        let (start, _) = name.rsplit_once("-00001-of-")?;
+        let name = |part: u64| format!("{start}-{part:05}-of-{count:05}.gguf").into();
+        (count <= PARTS_MAX).then(|| (1..=count).map(name).collect())
+    });
+    all.unwrap_or_else(|| vec![path.to_owned()])
+}
+
+/// Far more than any model has.
+const PARTS_MAX: u64 = 1000;
+
+impl OriginFile {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let stamp = stamp(&file.metadata()?)?;
+        Ok(Self { file, stamp })
+    }
+
+    fn sample(&self) -> io::Result<u32> {
+        let sum = sample(&self.file)?;
+        if stamp(&self.file.metadata()?)? == self.stamp {
+            Ok(sum)
+        } else {
+            Err(io::Error::other(
+                "it was changed after the model was loaded",
+            ))
+        }
+    }
+}
+
+fn stamp(metadata: &Metadata) -> io::Result<(u64, u128)> {
+    let changed = metadata.modified()?.duration_since(UNIX_EPOCH);
+    Ok((metadata.len(), changed.unwrap_or_default().as_nanos()))
+}
+
+/// Returns a checksum of blocks of a file.
+fn sample(mut file: &File) -> io::Result<u32> {
     let bytes = file.metadata()?.len();
     let mut sum = Hasher::new();
     let mut block = Vec::new();
@@ -87,10 +162,10 @@ fn sample(mut file: File) -> io::Result<(u64, u32)> {
         // The first one holds the header.
         file.seek(SeekFrom::Start(bytes / BLOCKS * at))?;
         block.clear();
-        (&mut file).take(BLOCK_BYTES).read_to_end(&mut block)?;
+        file.take(BLOCK_BYTES).read_to_end(&mut block)?;
         sum.update(&block);
     }
-    Ok((bytes, sum.finalize()))
+    Ok(sum.finalize())
 }
 
 #[cfg(test)]
@@ -99,32 +174,58 @@ mod tests {
     use crate::llama_options::CacheType;
 
     #[test]
+    fn all_parts_of_a_split_model_count() {
+        let named = |name: &str, count| {
+            let parts = parts(Path::new(name), count);
+            parts
+                .iter()
+                .map(|it| it.display().to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(named("/m/a.gguf", 1), ["/m/a.gguf"]);
+        let both = ["/m/a-00001-of-00002.gguf", "/m/a-00002-of-00002.gguf"];
+        assert_eq!(named(both[0], 2), both);
+        assert_eq!(named(both[0], u64::MAX), [both[0]]);
+    }
+
+    #[test]
     fn weights_and_settings_that_matter_make_another_identity() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let source = ModelSource::File(path.clone());
-        let identity = |options: &LoadOptions| ModelOrigin::new(&source, options).identity();
+        let origin = |options: &LoadOptions| ModelOrigin::new(&source, 1, options);
+        let identity = |options: &LoadOptions| origin(options).identity();
         let usual = LoadOptions::default();
         assert!(identity(&usual).is_err(), "there is no file");
         let mut bytes = vec![7; 8 << 20];
         std::fs::write(&path, &bytes).unwrap();
-        let first = identity(&usual).unwrap();
+        let loaded = origin(&usual);
+        let first = loaded.identity().unwrap();
         let threads = LoadOptions {
             threads: Some(3),
             parallel: 2,
             ..LoadOptions::default()
         };
         assert_eq!(identity(&threads).unwrap(), first);
-        let layers = LoadOptions {
+        let types = LoadOptions {
             llama: LlamaOptions {
                 cache_type_k: Some(CacheType::Q8_0),
                 ..LlamaOptions::default()
             },
             ..LoadOptions::default()
         };
-        assert_ne!(identity(&layers).unwrap(), first);
+        assert_ne!(identity(&types).unwrap(), first);
+        // Another file takes its name: what was loaded is what it was.
         bytes[4 << 20] = 8;
-        std::fs::write(&path, &bytes).unwrap();
+        let other = folder.path().join("other.gguf");
+        std::fs::write(&other, &bytes).unwrap();
+        std::fs::rename(&other, &path).unwrap();
         assert_ne!(identity(&usual).unwrap(), first);
+        assert_eq!(loaded.identity().unwrap(), first);
+        // The file itself is changed: nobody knows what is in memory.
+        let loaded = origin(&usual);
+        bytes.truncate(7 << 20);
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(loaded.identity().is_err());
     }
 }

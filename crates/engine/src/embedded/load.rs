@@ -96,12 +96,14 @@ pub fn load(
     } = MeasuredModel::new(source, options)?;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
     let _reserved = plan.reserve_memory(estimate, options, progress)?;
+    // Opened before llama.cpp opens them, in case that others take their names meanwhile.
+    let parts = header.number("split.count").unwrap_or(1);
+    let origin = ModelOrigin::new(source, parts, options);
     let mut model = weights(source, &header, options, backend, gpu_layers, progress)?;
     for adapter in &options.lora {
         let added = model.add_adapter(&adapter.path, adapter.scale);
         added.map_err(|why| lora::refused(&adapter.path, &why))?;
     }
-    let origin = ModelOrigin::new(source, options);
     serve(name, &header, Arc::new(model), &plan, options, origin)
 }
 
