@@ -209,6 +209,44 @@ async fn lm_332_model_info_of_a_loading_model_comes_from_its_file() {
     );
 }
 
+/// A dashboard asks for ever, and would keep a model loaded that nobody uses.
+#[tokio::test]
+async fn lm_332_a_model_that_is_loaded_on_demand_is_loaded_by_a_stream_and_not_by_model_info() {
+    let engine = spawned(parrot());
+    let facts = sapwood_kernel::ModelFacts {
+        info: engine.info().clone(),
+        vocabulary: engine.vocabulary().clone(),
+    };
+    let mut spec = sapwood_kernel::Spec::new("later", "");
+    spec.model = true;
+    spec.facts = Some(Arc::new(facts));
+    let kernel = Kernel::new();
+    let none = |_| Box::pin(futures::stream::empty()) as sapwood_kernel::Chunks;
+    kernel.add(sapwood_kernel::raw(spec, none)).unwrap();
+    let server = Running::start(kernel.clone(), Default::default(), Vec::new()).await;
+    let demanded = Arc::new(tokio::sync::Notify::new());
+    let trigger = {
+        let demanded = Arc::clone(&demanded);
+        Box::new(move || demanded.notify_one())
+    };
+    server.shared.health.on_demand("later", trigger);
+    let mut socket = client(&server).await;
+    let ask = r#"MODEL_INFO {"model":"later","stream_id":1}"#;
+    socket.send_text(ask).await;
+    let (_, received) = message(&mut socket).await;
+    assert_eq!(received[0]["model_info"]["loading"], json!(true));
+    assert!(futures::poll!(Box::pin(demanded.notified())).is_pending());
+    socket
+        .send_text(r#"GENERATE {"model":"later","prompt":[7],"stream_id":2}"#)
+        .await;
+    demanded.notified().await;
+    kernel.replace(sapwood_kernel::model("later", engine));
+    let health = &server.shared.health;
+    health.running("later", Box::new(|| std::time::Duration::ZERO));
+    let items = stream(&mut socket, 2).await;
+    assert_eq!(tokens_and_end(&items).0, [7, 257]);
+}
+
 /// A function that takes only text is not a model.
 #[tokio::test]
 async fn lm_322_a_stream_waits_for_a_model_that_is_loading() {

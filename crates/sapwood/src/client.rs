@@ -125,12 +125,15 @@ pub(crate) async fn leave(session: ClientSession) {
 /// Connects to the server that the configuration names; else to the local one if it is running; else makes a kernel in
 /// this process.
 ///
+/// In this process a model with `load = "first_use"` is loaded if it is `wanted`, or if what is wanted is not the name of a
+/// model.
+///
 /// # Errors
 /// [`Exit::Unreachable`] if the named server does not answer; [`Exit::Model`] if the model cannot be loaded.
-pub(crate) async fn open(config: &Config) -> Result<ClientTarget, CliError> {
+pub(crate) async fn open(config: &Config, wanted: Option<&str>) -> Result<ClientTarget, CliError> {
     match find(config).await? {
         Some(target) => Ok(target),
-        None => here(config).await,
+        None => here(config, wanted).await,
     }
 }
 
@@ -142,7 +145,7 @@ pub(crate) async fn look(config: &Config) -> Result<ClientTarget, CliError> {
     if let Some(target) = find(config).await? {
         return Ok(target);
     }
-    let planned = models::plan(config)?;
+    let planned = models::plan_without_server(config)?;
     let kernel = model_loading::kernel(config, &planned)?;
     Ok(ClientTarget::of_this_process(kernel, config, &planned))
 }
@@ -320,10 +323,22 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> CliError {
 }
 
 /// Loads the configured models into this process.
-async fn here(config: &Config) -> Result<ClientTarget, CliError> {
-    let planned = models::plan(config)?;
+async fn here(config: &Config, wanted: Option<&str>) -> Result<ClientTarget, CliError> {
+    let mut planned = models::plan_without_server(config)?;
     let kernel = model_loading::kernel(config, &planned)?;
     let target = ClientTarget::of_this_process(kernel, config, &planned);
+    // A server loads it with its first call; here that one call is known.
+    if planned.iter().any(|it| Some(it.name.as_str()) == wanted) {
+        planned.retain(|it| {
+            let is_loaded = it.residence.is_at_start() || Some(it.name.as_str()) == wanted;
+            if !is_loaded {
+                let what = "is loaded only if it is named at the start (load = \"first_use\")";
+                let kernel = &target.kernel;
+                kernel.replace(model_loading::absent_instead(kernel, &it.name, what));
+            }
+            is_loaded
+        });
+    }
     let controllers = ProcessControllers::new(&config.controllers)?;
     let cache = &target.cache;
     model_loading::load(&target.kernel, &controllers, cache, planned).await?;
@@ -364,10 +379,43 @@ const SILENT: &str = "SILENT_SERVER";
 
 #[cfg(test)]
 mod tests {
+    use sapwood_kernel::Node;
     use tokio::net::TcpListener;
     use tokio::time::Instant;
 
     use super::*;
+
+    /// A server would load it with its first call; here that call is known.
+    #[tokio::test]
+    async fn a_model_that_is_loaded_on_first_use_is_loaded_if_it_is_wanted() {
+        use crate::config::{BackendConfig, LoadTime, ServedModelConfig};
+        let mut config = Config::default();
+        for (name, load) in [
+            ("one", None),
+            ("two", None),
+            ("start", Some(LoadTime::Start)),
+        ] {
+            config.models.push(ServedModelConfig {
+                name: name.into(),
+                backend: BackendConfig::Scripted,
+                load,
+                ..ServedModelConfig::default()
+            });
+        }
+        config.engine.load = LoadTime::FirstUse;
+        for (wanted, loaded) in [
+            (Some("one"), [true, false, true]),
+            (Some("generate"), [true; 3]),
+            (None, [true; 3]),
+        ] {
+            let target = here(&config, wanted).await.unwrap();
+            for (name, is_loaded) in ["one", "two", "start"].into_iter().zip(loaded) {
+                let inputs = [("prompt", Node::from("x"))];
+                let run = target.kernel.run::<String>(name, inputs).await;
+                assert_eq!(run.is_ok(), is_loaded, "{wanted:?} {name}: {run:?}");
+            }
+        }
+    }
 
     /// Accepts every connection and never sends anything: no HTTP/2, no TLS, no upgrade.
     #[tokio::test(start_paused = true)]
@@ -385,7 +433,7 @@ mod tests {
             let mut config = Config::default();
             config.client.server = Some(url.clone().into());
             let began = Instant::now();
-            let failure = open(&config).await.err().expect("nobody answers");
+            let failure = open(&config, None).await.err().expect("nobody answers");
             let waited = began.elapsed();
             assert!(waited <= Duration::from_secs(11), "{url}: {waited:?}");
             assert_eq!(failure.exit, Exit::Unreachable, "{url}: {failure}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, stream};
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{
-    Error, Fun, Kernel, ModelFacts, ModelOptions, Name, OutputParsers, Spec, Targets,
+    Error, Fun, InputSpec, Kernel, ModelFacts, ModelOptions, Name, OutputParsers, Spec, Targets,
     embedding_model, generate, model_with, raw,
 };
 use tokio::sync::Semaphore;
@@ -41,32 +41,54 @@ pub(crate) fn kernel(config: &Config, planned: &[PlannedModel]) -> Result<Kernel
         kernel.add_all(test_functions()).map_err(refused)?;
     }
     for model in planned {
-        kernel
-            .add(absent(&model.name, "is still loading"))
-            .map_err(refused)?;
+        let absent = absent_with(
+            &model.name,
+            "is still loading",
+            model.is_configured_to_embed(),
+            None,
+        );
+        kernel.add(absent).map_err(refused)?;
     }
     Ok(kernel)
 }
 
 /// A placeholder for a model that is not available; `what` is its state.
 pub(crate) fn absent(name: &str, what: &'static str) -> Fun {
-    absent_with(name, what, None)
+    absent_with(name, what, false, None)
+}
+
+/// The same in place of what `kernel` has under this name: of a model that embeds, if that did.
+pub(crate) fn absent_instead(kernel: &Kernel, name: &str, what: &'static str) -> Fun {
+    let embeds = kernel.get(name).is_ok_and(|known| known.spec().embeds);
+    absent_with(name, what, embeds, None)
 }
 
 /// The specification of a model that is not loaded, with what is known of it.
-pub(crate) fn placeholder_spec(name: &str, what: &str, facts: Option<Arc<ModelFacts>>) -> Spec {
+pub(crate) fn placeholder_spec(
+    name: &str,
+    what: &str,
+    embeds: bool,
+    facts: Option<Arc<ModelFacts>>,
+) -> Spec {
     let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
+    spec.embeds = embeds;
     spec.facts = facts;
+    if embeds {
+        // Those of both kinds: whether it embeds or scores is known when it is loaded.
+        let inputs = ["text", "query", "documents", "config"];
+        spec.inputs = inputs.map(|it| InputSpec::new(it).optional()).to_vec();
+        return spec;
+    }
     // The same ports as the model will have, so that faces that list functions show them from the start.
     spec.inputs = generate(Targets::default()).spec().inputs.clone();
     spec.outputs = generate(Targets::default()).spec().outputs.clone();
     spec
 }
 
-/// The same, with known facts of the model.
-fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun {
-    let spec = placeholder_spec(name, what, facts.map(Arc::new));
+/// The same, with what is known of the model.
+fn absent_with(name: &str, what: &'static str, embeds: bool, facts: Option<ModelFacts>) -> Fun {
+    let spec = placeholder_spec(name, what, embeds, facts.map(Arc::new));
     let error = Error::Unavailable {
         why: format!("the model {name} {what}"),
         retry_after: Some(Duration::from_secs(1)),
@@ -88,9 +110,18 @@ pub(crate) async fn outline(planned: &PlannedModel) -> Option<ModelFacts> {
 
 /// Adds the facts in the model's file to the placeholder of a model that is being loaded (LM-332).
 pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
-    if let Some(facts) = outline(planned).await {
-        kernel.replace(absent_with(&planned.name, "is still loading", Some(facts)));
+    let (embeds, facts) = (embeds(planned).await, outline(planned).await);
+    if embeds || facts.is_some() {
+        let (name, what) = (&planned.name, "is still loading");
+        kernel.replace(absent_with(name, what, embeds, facts));
     }
+}
+
+/// Whether a model embeds, as far as that is known before it is loaded.
+pub(crate) async fn embeds(planned: &PlannedModel) -> bool {
+    let planned = planned.clone();
+    let embeds = tokio::task::spawn_blocking(move || planned.embeds());
+    embeds.await.unwrap_or(false)
 }
 
 /// The engine of a model, and the function with which it is called.
@@ -167,7 +198,7 @@ pub(crate) async fn load_with(
             Err(failure) if required => return Err(failure),
             Err(failure) => {
                 cache.release(&name);
-                kernel.replace(absent(&name, "could not be loaded"));
+                kernel.replace(absent_instead(kernel, &name, "could not be loaded"));
                 loaded(&name, Err(&failure), began.elapsed());
             }
         }
@@ -341,6 +372,19 @@ mod tests {
         let text = format!(
             "[[models]]\nname = \"e\"\n{model}normalize = false\n[[models]]\nname = \"r\"\n{model}pooling = \"rank\"\n"
         );
+        let config = Layers::read(None, Flags::default()).unwrap().config();
+        let mut config = config.unwrap();
+        let model = crate::config::ServedModelConfig {
+            name: "e".into(),
+            backend: crate::config::BackendConfig::Scripted,
+            embedding: Some(true),
+            ..Default::default()
+        };
+        config.models.push(model);
+        let planned = crate::models::plan(&config).unwrap();
+        let early = kernel(&config, &planned).unwrap();
+        let error = early.embed("e", ["one"]).await.unwrap_err();
+        assert_eq!(error.code().name(), "unavailable", "{error}");
         let kernel = loaded(&text, folder.path()).await;
         let rows = kernel.embed("e", ["one", "two"]).await.unwrap();
         let length: f32 = rows[0].iter().map(|number| number * number).sum();

@@ -168,6 +168,18 @@ pub(crate) fn plan(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
         .collect()
 }
 
+/// The same for a process that is no server: it does not write the files of cached prefixes, which are the server's.
+///
+/// # Errors
+/// As [`plan`].
+pub(crate) fn plan_without_server(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
+    let mut planned = plan(config)?;
+    for model in &mut planned {
+        model.limits.prefix_file = None;
+    }
+    Ok(planned)
+}
+
 fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
     ModelSize {
         ctx: model.ctx.unwrap_or(engine.ctx),
@@ -504,6 +516,11 @@ impl PlannedModel {
                 .unwrap_or(served.template_raw_prompts);
         }
         Ok(served)
+    }
+
+    /// Whether its configuration says that it embeds.
+    pub(crate) fn is_configured_to_embed(&self) -> bool {
+        self.size.embedding == Some(true)
     }
 
     /// Whether it embeds, as far as that is known before it is loaded. Slow: call it where blocking is allowed.

@@ -7,6 +7,7 @@
 //! ```
 
 mod backoff;
+mod loading;
 mod on_demand;
 mod supervision;
 
@@ -15,28 +16,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use sapwood_kernel::{Fun, Kernel};
 use sapwood_server::ServerContext;
 use sapwood_server::faces::generate::{self, ModelControlError, Repository};
-use sapwood_server::ops::health::HealthState;
-use tokio::sync::OwnedMutexGuard;
-use tokio::time::{Instant, sleep};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::{Config, ServedModelConfig};
 use crate::controllers::ProcessControllers;
 use crate::failure::CliError;
 use crate::hub::ModelCache;
 use crate::loaded_model::LoadedModel;
-use crate::model_loading::{self, StartedModel};
+use crate::model_loading;
 use crate::models::{self, PlannedModel};
-use crate::trial;
 
 use self::backoff::LoadBackoff;
 use self::on_demand::OnDemand;
 
 /// Poll interval for the end of running requests: engines have counters, but no notification.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long the end of the server waits for changes that are being made. It stops them, but a step of llama.cpp may be long.
+const CHANGES_MAX: Duration = Duration::from_secs(10);
+
+/// Whether a model lacks memory at this time. May block.
+type MemoryCheck = fn(&PlannedModel) -> bool;
+
+/// A change of one model, which holds its lock.
+type Change = OwnedMutexGuard<()>;
 
 /// The models of a server. Clones share them.
 #[derive(Clone)]
@@ -57,6 +65,15 @@ struct RepositoryInner {
     /// Models that a call may have to load.
     on_demand: BTreeMap<String, Arc<OnDemand>>,
     backoffs: Mutex<BTreeMap<String, LoadBackoff>>,
+    /// Models for which others were unloaded in vain, and when that is done again.
+    evictions: Mutex<BTreeMap<String, LoadBackoff>>,
+    lacks_memory: MemoryCheck,
+    /// The locks of all models, until [`ServedModels::begin`] has dealt with them.
+    starting: Mutex<BTreeMap<String, Change>>,
+    /// Whether the server ends, and so loads no model any more.
+    ending: watch::Sender<bool>,
+    /// Where loads run, whoever asks for them: some do from threads outside of it.
+    runtime: Handle,
     /// A lock per model: changes of one model are serialised, changes of different models are concurrent.
     changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
     /// Itself, for what it hands out.
@@ -72,7 +89,28 @@ impl ServedModels {
         controllers: &ProcessControllers,
         planned: &[PlannedModel],
     ) -> Self {
+        Self::with_memory(kernel, shared, config, controllers, planned, |model| {
+            model.lacks_memory()
+        })
+    }
+
+    /// The same with another check of the memory.
+    fn with_memory(
+        kernel: &Kernel,
+        shared: &ServerContext,
+        config: &Config,
+        controllers: &ProcessControllers,
+        planned: &[PlannedModel],
+        lacks_memory: MemoryCheck,
+    ) -> Self {
         let changing = planned.iter().map(|it| (it.name.clone(), Arc::default()));
+        let changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>> = changing.collect();
+        // All are locked before anybody can call them: a request must not load a model that the start is about to load.
+        let starting = changing.iter().filter_map(|(name, lock)| {
+            let change = Arc::clone(lock).try_lock_owned().ok()?;
+            Some((name.clone(), change))
+        });
+        let starting = Mutex::new(starting.collect());
         for model in planned {
             // Here and not in `begin`, which runs beside the server: a probe that came before it would find no part at
             // all, and a server without parts is ready.
@@ -84,7 +122,7 @@ impl ServedModels {
         let on_demand = planned.iter().filter(|it| it.residence.is_on_demand());
         let on_demand = on_demand.map(|it| {
             let waiting_max = config.limits.queue_requests;
-            let model = OnDemand::new(&it.name, it.residence.idle_unload, waiting_max);
+            let model = OnDemand::new(it, waiting_max);
             (it.name.clone(), model)
         });
         let inner = Arc::new_cyclic(|me| RepositoryInner {
@@ -102,7 +140,12 @@ impl ServedModels {
             lost: Mutex::default(),
             on_demand: on_demand.collect(),
             backoffs: Mutex::default(),
-            changing: changing.collect(),
+            evictions: Mutex::default(),
+            lacks_memory,
+            starting,
+            ending: watch::Sender::new(false),
+            runtime: Handle::current(),
+            changing,
             me: Weak::clone(me),
         });
         for model in planned.iter().filter(|it| !it.residence.is_at_start()) {
@@ -118,45 +161,44 @@ impl ServedModels {
         self.0.shared.clone()
     }
 
-    /// Loads the models that are loaded at the start of the server; requests for a change wait until that is done.
+    /// Loads the models that are loaded at the start of the server; changes and calls of a model wait until that is done.
+    /// The files of the others are read meanwhile.
     pub(crate) async fn begin(&self, planned: Vec<PlannedModel>) -> Result<(), CliError> {
         let inner = &self.0;
-        let planned = inner.at_start(planned).await;
-        let mut changing = BTreeMap::new();
-        for model in &planned {
-            // All are locked before the first is loaded: a request must not load a model that the start is about to
-            // load.
-            changing.insert(model.name.clone(), inner.change(&model.name).await);
-        }
-        let changing = Mutex::new(changing);
-        model_loading::load_with(
-            &inner.kernel,
-            &inner.controllers,
-            &inner.cache,
-            planned,
-            |name, loaded, took| {
-                match (loaded, inner.planned.get(name)) {
-                    (Ok(model), Some(plan)) => inner.register(plan, model, took),
-                    (Err(failure), _) => inner.begun_without(name, failure),
-                    // Cannot occur: only planned models are loaded.
-                    (Ok(_), None) => {}
-                }
-                // The lock is released for each model on its own, so that a slow one holds up no change of the others.
-                let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
-                changing.remove(name);
-            },
-        )
-        .await
+        let changing = Mutex::new(std::mem::take(&mut *inner.starting()));
+        let done = |name: &str| {
+            // Each lock is released on its own, so that a slow load holds up no change of the others.
+            let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
+            changing.remove(name);
+        };
+        let (at_start, first_use) = planned
+            .into_iter()
+            .partition(|it| it.residence.is_at_start());
+        let others = async {
+            let embedding = inner.described(first_use, &done).await;
+            inner.begin_with(embedding, &done).await
+        };
+        futures::try_join!(inner.begin_with(at_start, &done), others)?;
+        Ok(())
     }
 }
 
 impl ServedModels {
-    /// Ends all engines, each of which saves its cached prefixes if that is configured.
+    /// Ends all engines, each of which saves its cached prefixes if that is configured. No model is loaded from here on.
     pub(crate) async fn end(&self) {
-        let engines = std::mem::take(&mut *self.0.engines());
+        let inner = &self.0;
+        inner.ending.send_replace(true);
+        inner.starting().clear();
+        // A change may have taken an engine out, or be about to register one.
+        let changes = inner.changing.values();
+        let changes = join_all(changes.map(|lock| Arc::clone(lock).lock_owned()));
+        let _changes = timeout(CHANGES_MAX, changes)
+            .await
+            .inspect_err(|_| tracing::warn!("a change of the models did not end in time"));
+        let engines = std::mem::take(&mut *inner.engines());
         // All at once: each has a thread of its own, and may write for seconds.
         for engine in engines.values() {
-            self.0.shared.metrics.unwatch(engine.watched());
+            inner.shared.metrics.unwatch(engine.watched());
             engine.end();
         }
         let ended = tokio::task::spawn_blocking(move || {
@@ -217,41 +259,22 @@ impl RepositoryInner {
         let (config, planned) = self.plan(name, config)?;
         let served = planned.served(&config).map_err(unreadable)?;
         let _changing = self.change(name).await;
+        if self.is_ending() {
+            return Err(ModelControlError::Broken);
+        }
         // Unloaded first, because there may not be memory for both.
         self.unload(name).await;
         self.shared.health.loading(name);
-        self.kernel
-            .replace(model_loading::absent(name, "is still loading"));
+        self.put_absent(name, "is still loading");
         match self.bring_up(&planned).await {
             Ok(()) => Ok(served),
             Err(failure) => {
                 tracing::error!(model = name, %failure, "a model could not be loaded");
-                self.kernel
-                    .replace(model_loading::absent(name, "could not be loaded"));
+                self.put_absent(name, "could not be loaded");
                 self.shared.health.unloaded(name);
                 Err(ModelControlError::Broken)
             }
         }
-    }
-
-    /// Loads a model and registers its function. The model is locked for a change, and not loaded.
-    async fn bring_up(&self, plan: &PlannedModel) -> Result<(), CliError> {
-        let began = Instant::now();
-        let loading = async {
-            let located = plan.clone().located(&self.cache).await?;
-            if self.shared.health.state(&plan.name) == Some(HealthState::Loading) {
-                model_loading::announce(&self.kernel, &located).await;
-            }
-            self.make_room(&located).await;
-            // A crash of llama.cpp would end the requests of all other models.
-            trial::pass(&located).await?;
-            model_loading::start(located, &self.controllers).await
-        };
-        let loaded = loading
-            .await
-            .inspect_err(|_| self.cache.release(&plan.name))?;
-        self.register(plan, loaded, began.elapsed());
-        Ok(())
     }
 
     /// Locks a model for a change; `None` for a name that is not planned.
@@ -284,57 +307,20 @@ impl RepositoryInner {
         Ok((config, planned.ok_or(ModelControlError::Unknown)?))
     }
 
-    /// The models that are loaded at the start; of the others their files are read.
-    async fn at_start(&self, planned: Vec<PlannedModel>) -> Vec<PlannedModel> {
-        let mut at_start = Vec::new();
-        for model in planned {
-            let asked = model.clone();
-            // One that embeds is called in another way than one that generates, and faces see which only when it is loaded.
-            let embeds = tokio::task::spawn_blocking(move || asked.embeds());
-            if model.residence.is_at_start() || embeds.await.unwrap_or(false) {
-                at_start.push(model);
-            } else {
-                self.describe(&model).await;
-            }
-        }
-        at_start
+    fn is_ending(&self) -> bool {
+        *self.ending.borrow()
     }
 
-    /// Registers a model that was loaded, so that it can be called.
-    fn register(&self, plan: &PlannedModel, loaded: StartedModel, took: Duration) {
-        let StartedModel { engine, function } = loaded;
-        let name = plan.name.as_str();
-        engine.log(name);
-        self.shared.metrics.watch(engine.watched());
-        self.shared.metrics.loaded_in(name, took);
-        self.backoffs()
-            .entry(name.into())
-            .or_default()
-            .loaded(Instant::now());
-        let watched = engine.clone();
-        self.last_plans().insert(name.into(), plan.clone());
-        self.engines().insert(name.into(), engine);
-        // In the kernel before it is reported as running.
-        match self.on_demand.get(name) {
-            Some(model) => {
-                model.loaded(function);
-                self.kernel.replace(self.demanding(model));
-            }
-            None => {
-                self.kernel.replace(function);
-            }
-        }
-        let probe = Box::new(move || watched.stalled_for());
-        self.shared.health.running(name, probe);
+    async fn until_ending(&self) {
+        let mut ending = self.ending.subscribe();
+        // Fails only without its sender, which is here.
+        let _ = ending.wait_for(|it| *it).await;
     }
 
-    /// Records that a model could not be loaded at the start of a server that runs without it.
-    fn begun_without(&self, name: &str, failure: &CliError) {
-        // One that is loaded on demand is tried again, by the next call after this time.
-        let now = Instant::now();
-        self.backoffs().entry(name.into()).or_default().failed(now);
-        self.shared.health.failed(name);
-        tracing::error!(model = name, %failure, "a model could not be loaded; the server runs without it");
+    /// Registers in place of a model one that cannot be called now.
+    fn put_absent(&self, name: &str, what: &'static str) {
+        let kernel = &self.kernel;
+        kernel.replace(model_loading::absent_instead(kernel, name, what));
     }
 
     /// Unloads a model by request, if it is loaded. Running requests may finish within `unload_timeout`.
@@ -346,8 +332,7 @@ impl RepositoryInner {
         } else if !is_loaded && !was_lost {
             return;
         }
-        self.kernel
-            .replace(model_loading::absent(name, "is unloaded"));
+        self.put_absent(name, "is unloaded");
         if is_loaded {
             self.shared.health.unloading(name);
             self.take_out(name).await;
@@ -368,6 +353,7 @@ impl RepositoryInner {
             && Instant::now() < until
             // An engine that has ended finishes no request.
             && !engine.is_lost()
+            && !self.is_ending()
         {
             sleep(LOOK).await;
         }
@@ -382,7 +368,7 @@ impl RepositoryInner {
     /// The function of a model that a call may have to load.
     fn demanding(&self, model: &Arc<OnDemand>) -> Fun {
         let (inner, name) = (Weak::clone(&self.me), model.name().to_owned());
-        model.function(move || supervision::demanded(Weak::clone(&inner), name.clone()))
+        model.function(move || supervision::demanded(inner.upgrade(), name.clone()))
     }
 
     /// What a model was loaded with for the last time, or is planned.
@@ -399,6 +385,16 @@ impl RepositoryInner {
 
     fn backoffs(&self) -> MutexGuard<'_, BTreeMap<String, LoadBackoff>> {
         self.backoffs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn evictions(&self) -> MutexGuard<'_, BTreeMap<String, LoadBackoff>> {
+        self.evictions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn starting(&self) -> MutexGuard<'_, BTreeMap<String, Change>> {
+        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lost(&self) -> MutexGuard<'_, BTreeSet<String>> {
@@ -421,7 +417,8 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
         return Err("parameter 'config' must be the text of a JSON object".into());
     };
     // A caller, even one with scope `admin`, must not make the server read files that the operator has not named.
-    for key in ["name", "backend", "path", "lora"] {
+    // Which models a call may have to load is fixed at the start.
+    for key in ["name", "backend", "path", "lora", "load", "idle_unload"] {
         if given.remove(key).is_some() {
             return Err(format!("`{key}` can not be changed by a request"));
         }
@@ -433,6 +430,8 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
         backend: mine.backend,
         path: mine.path.clone(),
         lora: mine.lora.clone(),
+        load: mine.load,
+        idle_unload: mine.idle_unload,
         ..given
     })
 }

@@ -75,7 +75,11 @@ enum AnswerEnd {
 impl ChatArgs {
     pub(super) async fn run(self, common: &Common) -> Result<Exit, CliError> {
         let config = self.server.begin(common)?;
-        let target = client::open(&config).await?;
+        let target = client::open(
+            &config,
+            self.target.as_deref().or(config.default_model.as_deref()),
+        )
+        .await?;
         let mut lines = LineSource::open(!self.no_history)?;
         let ended = ChatSession::new(&self, &target).run(&mut lines).await;
         // Also after an error: a session that is only dropped is aborted at the server.

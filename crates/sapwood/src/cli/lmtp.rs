@@ -58,7 +58,7 @@ impl LmtpCommand {
         if let Some(url) = &self.connect {
             return self.bridge(&config, url).await;
         }
-        let planned = models::plan(&config)?;
+        let planned = models::plan_without_server(&config)?;
         let settings = sapwood_server::Config {
             // There are no other clients, so the drain needs no delay for load balancers and starts at once.
             drain: drain::Config {
@@ -78,6 +78,7 @@ impl LmtpCommand {
         let controllers = ProcessControllers::new(&config.controllers)?;
         // Its locks last as long as the models are served.
         let cache = ModelCache::new(&config.hub);
+        // All, whatever `load` says: the parent process waits for the first line, and may ask for any of them.
         model_loading::load(&kernel, &controllers, &cache, planned).await?;
         let lmtp = LmtpService::new(
             shared.clone(),

@@ -12,6 +12,7 @@ use tokio::io::AsyncReadExt;
 
 use super::{Common, TargetFlags};
 use crate::client::{self, ClientTarget, to_cli_error};
+use crate::config::Config;
 use crate::failure::{CliError, Exit};
 use crate::plain::PrintableBytes;
 use crate::{output, sampling_defaults};
@@ -57,11 +58,26 @@ impl RunArgs {
             inputs.push((TARGET.to_owned(), GivenInput::Text(target.clone())));
         }
         // After the inputs are read: a missing file is reported before a model is loaded.
-        let place = client::open(&config).await?;
+        let place = client::open(&config, self.wanted(&config, &inputs)).await?;
         let inputs = self.sampled(&place, inputs);
         let ended = self.call(&place, inputs).await;
         place.close().await;
         ended
+    }
+
+    /// The model that is called, if that is known before the call.
+    fn wanted<'a>(
+        &'a self,
+        config: &'a Config,
+        inputs: &'a [(String, GivenInput)],
+    ) -> Option<&'a str> {
+        if self.name != GENERATE {
+            return Some(&self.name);
+        }
+        match inputs.iter().find(|(name, _)| name == TARGET) {
+            Some((_, given)) => given.text(),
+            None => config.default_model.as_deref(),
+        }
     }
 
     /// The inputs, with the sampling defaults where the user sets none (D-53): in calls of GENERATE and of models,

@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use sapwood_kernel::Kernel;
@@ -206,20 +207,44 @@ impl ServeCommand {
             async move { stop.notified().await }
         });
         let served = async { futures::join!(served, listen(&lmtp, lines)).0 };
-        // Whichever arm ends first ends the process, so nothing is awaited twice and nothing is lost.
-        tokio::select! {
-            outcome = served => {
-                upstreams.leave().await;
-                ending.end().await;
-                reporter.end().await;
-                Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
-            }
-            failure = load(loading, planned) => Err(failure),
-            Some(failure) = failures.recv() => Err(failure),
-            failure = signals.watch(reload, stop) => Err(failure),
-        }
+        let signals = signals.watch(reload, stop);
+        tokio::pin!(signals);
+        // Whichever of the other arms ends first ends the process, so nothing is awaited twice and nothing is lost.
+        let outcome = tokio::select! {
+            outcome = served => outcome,
+            failure = load(loading, planned) => return Err(failure),
+            Some(failure) = failures.recv() => return Err(failure),
+            failure = &mut signals => return Err(failure),
+        };
+        let ended = async {
+            upstreams.leave().await;
+            ending.end().await;
+            reporter.end().await;
+        };
+        finish(ended, signals).await?;
+        Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
     }
 }
+
+/// Awaits what is left to do at the end. A disk may take long for the cached prefixes, or for ever.
+///
+/// # Errors
+/// A signal that comes before it is done.
+async fn finish(
+    ended: impl Future<Output = ()>,
+    signals: impl Future<Output = CliError>,
+) -> Result<(), CliError> {
+    tokio::select! {
+        failure = signals => return Err(failure),
+        ended = tokio::time::timeout(END_MAX, ended) => if ended.is_err() {
+            tracing::warn!(limit = ?END_MAX, "what the server saves at its end took too long, and is lost");
+        },
+    }
+    Ok(())
+}
+
+/// How long the server may take after its last connection, above all to write the prefixes that its engines have cached.
+const END_MAX: Duration = Duration::from_secs(30);
 
 /// Opens the sockets. Refuses to open one to other machines by mistake.
 async fn open(config: &Config, keys: &[ApiKey]) -> Result<BoundSockets, CliError> {
@@ -515,5 +540,23 @@ impl UnixSignals {
             // `notify_one` keeps a permit: the server may not be waiting for it yet.
             stop.notify_one();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_904_a_signal_or_the_limit_ends_an_end_that_takes_for_ever() {
+        let signal = || async { CliError::exit(Exit::Interrupted, "a second signal") };
+        let ended = finish(pending(), signal()).await.unwrap_err();
+        assert_eq!(ended.exit, Exit::Interrupted);
+        let began = tokio::time::Instant::now();
+        finish(pending(), pending()).await.unwrap();
+        assert_eq!(began.elapsed().as_secs(), END_MAX.as_secs());
+        finish(async {}, pending()).await.unwrap();
     }
 }

@@ -31,6 +31,12 @@ impl LoadBackoff {
         wait
     }
 
+    /// Records that it cannot be loaded now, for a reason outside of it. Returns the time until the next try.
+    pub(super) fn postponed(&mut self, now: Instant) -> Duration {
+        self.until = Some(now + FIRST);
+        FIRST
+    }
+
     /// Records that it was loaded.
     pub(super) fn loaded(&mut self, now: Instant) {
         self.loaded = Some(now);
@@ -77,5 +83,12 @@ mod tests {
         backoff.loaded(at(1000));
         assert_eq!(backoff.failed(at(1600)).as_secs(), 1);
         assert!(!backoff.is_hopeless());
+        // For another model's sake, however often.
+        for _ in 0..9 {
+            assert_eq!(backoff.postponed(at(1601)).as_secs(), 1);
+        }
+        assert_eq!(backoff.wait(at(1601)), Some(Duration::from_secs(1)));
+        assert!(!backoff.is_hopeless());
+        assert_eq!(backoff.failed(at(1602)).as_secs(), 2);
     }
 }

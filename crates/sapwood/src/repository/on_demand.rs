@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::future::{BoxFuture, Shared};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use sapwood_kernel::{Call, Chunk, Chunks, Error, Fun, ModelFacts, Result, Spec, raw};
 use sapwood_proto::code::Code;
@@ -23,6 +24,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use tokio::time::Instant;
 
 use crate::model_loading;
+use crate::models::PlannedModel;
 
 /// Whether a model is loaded, by whom it is used, and since when it is not.
 pub(super) struct OnDemand {
@@ -31,6 +33,8 @@ pub(super) struct OnDemand {
     idle_unload: Option<Duration>,
     /// Calls that may wait for it to be loaded.
     waiting_max: usize,
+    /// Whether it is configured to embed.
+    embeds: bool,
     state: Mutex<OnDemandState>,
 }
 
@@ -39,8 +43,10 @@ struct OnDemandState {
     function: Option<Fun>,
     /// Calls that use it.
     calls: usize,
-    /// Calls that wait until it is loaded.
+    /// Calls that wait until it is loaded, and enter it then.
     waiting: usize,
+    /// The load that they wait for.
+    load: Option<SharedLoad>,
     /// When the last call ended, or when it was loaded.
     used: Instant,
     /// Unloaded by request: the next call does not load it.
@@ -54,15 +60,17 @@ struct OnDemandState {
 
 impl OnDemand {
     /// A model that is not loaded.
-    pub(super) fn new(name: &str, idle_unload: Option<Duration>, waiting_max: usize) -> Arc<Self> {
+    pub(super) fn new(planned: &PlannedModel, waiting_max: usize) -> Arc<Self> {
         Arc::new(Self {
-            name: name.to_owned(),
-            idle_unload,
+            name: planned.name.clone(),
+            idle_unload: planned.residence.idle_unload,
             waiting_max,
+            embeds: planned.is_configured_to_embed(),
             state: Mutex::new(OnDemandState {
                 function: None,
                 calls: 0,
                 waiting: 0,
+                load: None,
                 used: Instant::now(),
                 is_closed: false,
                 outline: None,
@@ -79,10 +87,12 @@ impl OnDemand {
     /// The function to register in the kernel. `load` loads the model, if it is not loaded, and enters it.
     pub(super) fn function<F>(self: &Arc<Self>, load: impl Fn() -> F + Send + Sync + 'static) -> Fun
     where
-        F: Future<Output = Result<ModelInUse>> + Send + 'static,
+        F: Future<Output = Result<()>> + Send + 'static,
     {
         let mine = Arc::clone(self);
-        raw(self.spec(), move |call| mine.call(call, &load))
+        let spec = self.spec();
+        let embeds = spec.embeds;
+        raw(spec, move |call| mine.call(call, embeds, &load))
     }
 
     /// The loaded model's, or what is known of it before.
@@ -93,32 +103,60 @@ impl OnDemand {
             (None, Some(spec)) => spec.clone(),
             (None, None) => {
                 let what = "is loaded when it is called";
-                model_loading::placeholder_spec(&self.name, what, state.outline.clone())
+                let facts = state.outline.clone();
+                model_loading::placeholder_spec(&self.name, what, self.embeds, facts)
             }
         }
     }
 
-    fn call<F>(self: &Arc<Self>, call: Call, load: &impl Fn() -> F) -> Chunks
+    /// Calls it. `embeds` is what the caller has been told of it.
+    fn call<F>(self: &Arc<Self>, call: Call, embeds: bool, load: &impl Fn() -> F) -> Chunks
     where
-        F: Future<Output = Result<ModelInUse>> + Send + 'static,
+        F: Future<Output = Result<()>> + Send + 'static,
     {
         let refused = |error| stream::iter([Err(error)]).boxed();
         match self.enter() {
-            Ok(Some(in_use)) => in_use.call(call),
+            Ok(Some(in_use)) => self.forward(in_use, call, embeds),
             Err(error) => refused(error),
             Ok(None) => match self.wait() {
                 Err(error) => refused(error),
                 Ok(waiting) => {
-                    let loading = load();
+                    let (mine, loading) = (Arc::clone(self), load());
                     let entered = async move {
-                        let in_use = loading.await?;
+                        loading.await?;
+                        let entered = mine.enter()?;
+                        // Before it has entered, the model could be unloaded.
                         drop(waiting);
-                        Ok::<_, Error>(in_use.call(call))
+                        let in_use = entered
+                            .ok_or_else(|| mine.unavailable("was unloaded", Some(RETRY_AFTER)))?;
+                        Ok::<_, Error>(mine.forward(in_use, call, embeds))
                     };
                     stream::once(entered).try_flatten().boxed()
                 }
             },
         }
+    }
+
+    fn forward(&self, in_use: ModelInUse, call: Call, embeds: bool) -> Chunks {
+        if in_use.function.spec().embeds == embeds {
+            return in_use.call(call);
+        }
+        // The inputs were made for a model of the other kind; the next call sees which kind it is.
+        let what = "turned out to be of another kind when it was loaded";
+        stream::iter([Err(self.unavailable(what, Some(RETRY_AFTER)))]).boxed()
+    }
+
+    /// The load that runs, or the one that `begin` makes. However many calls wait, one load runs, and it does not end with
+    /// them.
+    pub(super) fn load(
+        self: &Arc<Self>,
+        begin: impl FnOnce(RunningLoad) -> SharedLoad,
+    ) -> SharedLoad {
+        let mut state = self.state();
+        let begun = state.load.take();
+        let load = begun.unwrap_or_else(|| begin(RunningLoad(Arc::clone(self))));
+        state.load = Some(load.clone());
+        load
     }
 
     /// Enters the model, if it is loaded.
@@ -148,7 +186,7 @@ impl OnDemand {
                 reason: ErrorReason::ENGINE_BUSY,
                 message: "too many requests wait for this model to be loaded: try again later"
                     .into(),
-                retry_after: Some(Duration::from_secs(1)),
+                retry_after: Some(RETRY_AFTER),
             });
         }
         state.waiting += 1;
@@ -174,8 +212,13 @@ impl OnDemand {
     }
 
     /// Records what its file says.
-    pub(super) fn describe(&self, outline: Option<ModelFacts>) {
-        self.state().outline = outline.map(Arc::new);
+    pub(super) fn describe(&self, outline: ModelFacts) {
+        self.state().outline = Some(Arc::new(outline));
+    }
+
+    /// Whether what its file says is recorded.
+    pub(super) fn is_described(&self) -> bool {
+        self.state().outline.is_some()
     }
 
     /// Refuses calls from now on, until it is [loaded](Self::loaded) by request.
@@ -206,7 +249,7 @@ impl OnDemand {
     fn withdraw_if(&self, is_idle: impl Fn(&OnDemandState) -> bool) -> bool {
         let mut state = self.state();
         // Checked and withdrawn under one lock: a call that enters in between would lose its engine.
-        let withdraws = state.function.is_some() && state.calls == 0 && is_idle(&state);
+        let withdraws = state.is_unused() && is_idle(&state);
         if withdraws {
             state.function = None;
         }
@@ -216,13 +259,35 @@ impl OnDemand {
     /// When it was last used, if it is loaded and nobody uses it.
     pub(super) fn unused_since(&self) -> Option<Instant> {
         let state = self.state();
-        (state.function.is_some() && state.calls == 0).then_some(state.used)
+        state.is_unused().then_some(state.used)
     }
 
     fn state(&self) -> MutexGuard<'_, OnDemandState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+impl OnDemandState {
+    /// Whether it is loaded, and nobody uses it or is about to.
+    const fn is_unused(&self) -> bool {
+        self.function.is_some() && self.calls == 0 && self.waiting == 0
+    }
+}
+
+/// A load whose end many may await.
+pub(super) type SharedLoad = Shared<BoxFuture<'static, Result<()>>>;
+
+/// Held by a load until it ends, whichever way: the next call that finds the model not loaded begins another.
+pub(super) struct RunningLoad(Arc<OnDemand>);
+
+impl Drop for RunningLoad {
+    fn drop(&mut self) {
+        self.0.state().load = None;
+    }
+}
+
+/// When to try again what may succeed soon.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A loaded model that stays loaded until this, and the chunks of its call, are dropped.
 pub(super) struct ModelInUse {

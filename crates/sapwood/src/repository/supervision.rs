@@ -2,24 +2,25 @@
 //! loaded again.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use futures::FutureExt;
 use sapwood_kernel::{Error, Result};
 use sapwood_server::ops::health::HealthState;
-use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep};
 
-use super::on_demand::{ModelInUse, OnDemand};
-use super::{RepositoryInner, ServedModels};
+use super::loading::LoadFailure;
+use super::on_demand::{OnDemand, SharedLoad};
+use super::{Change, RepositoryInner, ServedModels};
 use crate::loaded_model::LoadedModel;
-use crate::model_loading;
 use crate::models::PlannedModel;
 
 /// How often the models are looked at: engines have counters, but no notification.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a step of an engine may take before its saved prefixes are left to it.
 const TRIM_MAX: Duration = Duration::from_secs(2);
+/// How long a model stays after its last use, whoever needs the memory.
+const RECENT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
 
 impl ServedModels {
@@ -35,35 +36,30 @@ impl ServedModels {
     }
 }
 
-/// Loads a model that is not loaded, and enters it.
+/// Loads a model that is not loaded.
 ///
 /// # Errors
 /// `unavailable`, if it cannot be loaded now.
-pub(super) async fn demanded(inner: Weak<RepositoryInner>, name: String) -> Result<ModelInUse> {
-    let stopping = || Error::Unavailable {
-        why: format!("the model {name} is not served any more"),
-        retry_after: None,
-    };
-    let inner = inner.upgrade().ok_or_else(stopping)?;
-    // In a task of its own: a caller that disconnects does not stop a load that others wait for.
-    let loading = tokio::spawn({
-        let name = name.clone();
-        async move { inner.demand(&name).await }
-    });
-    loading.await.unwrap_or_else(|why| {
-        tracing::error!(%why, "loading a model ended unexpectedly");
-        Err(stopping())
-    })
+pub(super) async fn demanded(inner: Option<Arc<RepositoryInner>>, name: String) -> Result<()> {
+    let load = inner.and_then(|inner| inner.begin_demand(&name));
+    load.ok_or_else(|| stopping(&name))?.await
 }
 
-/// A change of one model, which holds its lock.
-pub(super) type Change = OwnedMutexGuard<()>;
+fn stopping(name: &str) -> Error {
+    Error::Unavailable {
+        why: format!("the model {name} is not served any more"),
+        retry_after: None,
+    }
+}
 
 impl RepositoryInner {
     /// Starts what has to be done at this time, each in a task of its own. A model that is being changed is left until the
     /// next look.
     pub(super) fn look(&self, now: Instant) {
         let Some(me) = self.me.upgrade() else { return };
+        if self.is_ending() {
+            return;
+        }
         let ended: Vec<_> = {
             let engines = self.engines();
             let ended = engines.iter().filter(|(_, engine)| engine.is_lost());
@@ -107,26 +103,53 @@ impl RepositoryInner {
         self.backoffs().get(name)?.wait(now)
     }
 
-    fn failed(&self, name: &str) -> Duration {
+    /// Records that a model could not be loaded. Returns the time until the next try.
+    fn failed(&self, name: &str, failure: Option<&LoadFailure>) -> Duration {
         let mut backoffs = self.backoffs();
-        backoffs
-            .entry(name.into())
-            .or_default()
-            .failed(Instant::now())
+        let (backoff, now) = (backoffs.entry(name.into()).or_default(), Instant::now());
+        match failure {
+            // Nothing is wrong with the model: it may fit as soon as another one is idle.
+            Some(LoadFailure::Memory(_)) => backoff.postponed(now),
+            Some(LoadFailure::Broken(_)) | None => backoff.failed(now),
+        }
     }
 
-    /// Loads a model for a call, unless another call has, and enters it.
-    async fn demand(&self, name: &str) -> Result<ModelInUse> {
+    /// The load of a model that is loaded on demand; begun, unless it runs. In a task of its own: a caller that disconnects
+    /// does not stop a load that others wait for.
+    fn begin_demand(self: Arc<Self>, name: &str) -> Option<SharedLoad> {
+        let model = Arc::clone(self.on_demand.get(name)?);
+        let runtime = self.runtime.clone();
+        let name = name.to_owned();
+        Some(model.load(|running| {
+            let task = runtime.spawn(async move {
+                let _running = running;
+                self.demand(&name).await
+            });
+            let ended = task.map(|ended| {
+                ended.unwrap_or_else(|why| {
+                    tracing::error!(%why, "loading a model ended unexpectedly");
+                    Err(Error::Unavailable {
+                        why: "loading the model ended unexpectedly".into(),
+                        retry_after: None,
+                    })
+                })
+            });
+            ended.boxed().shared()
+        }))
+    }
+
+    /// Loads a model for a call, unless it is loaded.
+    async fn demand(&self, name: &str) -> Result<()> {
         let _changing = self.change(name).await;
         let (Some(model), Some(plan)) = (self.on_demand.get(name), self.last_plan(name)) else {
             // Cannot occur: only such models are demanded.
-            return Err(Error::Unavailable {
-                why: format!("the model {name} is not loaded"),
-                retry_after: None,
-            });
+            return Err(stopping(name));
         };
-        if let Some(in_use) = model.enter()? {
-            return Ok(in_use);
+        if self.is_ending() {
+            return Err(stopping(name));
+        }
+        if model.enter()?.is_some() {
+            return Ok(());
         }
         let failed = "could not be loaded, and is tried again later";
         // A file that cannot be loaded is not read for each call.
@@ -134,13 +157,12 @@ impl RepositoryInner {
             return Err(model.unavailable(failed, Some(wait)));
         }
         if let Err(failure) = self.bring_up(&plan).await {
-            let wait = self.failed(name);
+            let wait = self.failed(name, Some(&failure));
             tracing::error!(model = name, %failure, "a model could not be loaded for a call");
             self.shared.health.failed(name);
             return Err(model.unavailable(failed, Some(wait)));
         }
-        let entered = model.enter()?;
-        entered.ok_or_else(|| model.unavailable("was unloaded", None))
+        Ok(())
     }
 
     /// Makes a model that is not loaded wait for a call.
@@ -150,37 +172,13 @@ impl RepositoryInner {
         };
         // Replaced, because the specification of a loaded model holds its vocabulary, and with that its weights.
         self.kernel.replace(self.demanding(model));
-        let (inner, name) = (Weak::clone(&self.me), name.to_owned());
-        let is_running = Arc::new(AtomicBool::new(false));
+        let inner = Weak::clone(&self.me);
         let trigger = {
-            let name = name.clone();
-            move || {
-                // A client may ask a thousand times while it is being loaded.
-                if is_running.swap(true, Ordering::AcqRel) {
-                    return;
-                }
-                let running = RunningTrigger(Arc::clone(&is_running));
-                let loading = demanded(Weak::clone(&inner), name.clone());
-                tokio::spawn(async move {
-                    // Its error is in the log, and in the state of the model.
-                    let _ = loading.await;
-                    drop(running);
-                });
-            }
+            let name = name.to_owned();
+            // Its error is in the log, and in the state of the model.
+            move || drop(inner.upgrade().and_then(|inner| inner.begin_demand(&name)))
         };
-        self.shared.health.on_demand(&name, Box::new(trigger));
-    }
-
-    /// Reads the file of a model that is not loaded, for those who ask about it before it is.
-    pub(super) async fn describe(&self, plan: &PlannedModel) {
-        let Some(model) = self.on_demand.get(&plan.name) else {
-            return;
-        };
-        let outline = model_loading::outline(plan).await;
-        if outline.is_some() {
-            model.describe(outline);
-            self.kernel.replace(self.demanding(model));
-        }
+        self.shared.health.on_demand(name, Box::new(trigger));
     }
 
     /// Ends the engine of a model that was withdrawn, and makes it wait for a call.
@@ -191,15 +189,28 @@ impl RepositoryInner {
     }
 
     /// Makes room for a model that is to be loaded, as far as it lacks memory: drops the prefixes that engines have saved, then
-    /// unloads models that nobody uses, the one first that has not been used for longest.
+    /// unloads models that nobody uses, the one first that has not been used for longest. If that was in vain it is not done
+    /// again for a while: a model that can never fit would keep all others out of the memory.
     pub(super) async fn make_room(&self, wanted: &PlannedModel) {
-        if lacks_memory(wanted).await {
-            self.drop_saved_prefixes().await;
+        let name = wanted.name.as_str();
+        let in_vain = |now| self.evictions().get(name)?.wait(now);
+        if in_vain(Instant::now()).is_some() || !self.lacks(wanted).await {
+            return;
         }
-        while lacks_memory(wanted).await {
-            let Some((model, change)) = self.withdraw_longest_unused(&wanted.name) else {
+        self.drop_saved_prefixes().await;
+        let mut has_evicted = false;
+        while self.lacks(wanted).await {
+            let Some((model, change)) = self.withdraw_longest_unused(name, Instant::now()) else {
+                if has_evicted {
+                    let mut evictions = self.evictions();
+                    evictions
+                        .entry(name.into())
+                        .or_default()
+                        .failed(Instant::now());
+                }
                 return;
             };
+            has_evicted = true;
             self.retire(&model, "memory", change).await;
         }
     }
@@ -216,10 +227,17 @@ impl RepositoryInner {
         }
     }
 
-    pub(super) fn withdraw_longest_unused(&self, except: &str) -> Option<(Arc<OnDemand>, Change)> {
+    /// Withdraws the model that has not been used for longest. One that was used just now stays: the callers of two models that
+    /// do not fit together would unload each other's with every call.
+    pub(super) fn withdraw_longest_unused(
+        &self,
+        except: &str,
+        now: Instant,
+    ) -> Option<(Arc<OnDemand>, Change)> {
         let others = self.on_demand.values().filter(|it| it.name() != except);
         let mut unused: Vec<_> = others
             .filter_map(|model| Some((model.unused_since()?, model)))
+            .filter(|(since, _)| now.saturating_duration_since(*since) >= RECENT)
             .collect();
         unused.sort_by_key(|(since, _)| *since);
         unused.into_iter().find_map(|(_, model)| {
@@ -234,7 +252,7 @@ impl RepositoryInner {
         if !self.engines().get(name).is_some_and(|it| it.is_lost()) {
             return;
         }
-        let wait = self.failed(name);
+        let wait = self.failed(name, None);
         tracing::error!(
             model = name,
             ?wait,
@@ -248,8 +266,7 @@ impl RepositoryInner {
         }
         // Not ready, but alive: it is being dealt with.
         self.shared.health.loading(name);
-        let restarting = model_loading::absent(name, "is being loaded again after an error");
-        self.kernel.replace(restarting);
+        self.put_absent(name, "is being loaded again after an error");
         self.take_out(name).await;
         self.lost().insert(name.to_owned());
     }
@@ -264,7 +281,7 @@ impl RepositoryInner {
                 self.lost().remove(name);
             }
             Err(failure) => {
-                let wait = self.failed(name);
+                let wait = self.failed(name, Some(&failure));
                 tracing::error!(model = name, %failure, ?wait, "a model could not be loaded again");
                 let hopeless = self.backoffs().get(name).is_some_and(|it| it.is_hopeless());
                 if hopeless {
@@ -275,19 +292,11 @@ impl RepositoryInner {
             }
         }
     }
-}
 
-async fn lacks_memory(wanted: &PlannedModel) -> bool {
-    let wanted = wanted.clone();
-    let lacks = tokio::task::spawn_blocking(move || wanted.lacks_memory()).await;
-    lacks.unwrap_or(false)
-}
-
-/// Allows the next trigger when it is dropped.
-struct RunningTrigger(Arc<AtomicBool>);
-
-impl Drop for RunningTrigger {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+    /// Whether a model lacks memory now.
+    pub(super) async fn lacks(&self, wanted: &PlannedModel) -> bool {
+        let (wanted, lacks_memory) = (wanted.clone(), self.lacks_memory);
+        let lacks = tokio::task::spawn_blocking(move || lacks_memory(&wanted)).await;
+        lacks.unwrap_or(false)
     }
 }

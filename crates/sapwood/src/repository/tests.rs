@@ -3,6 +3,8 @@
 use futures::StreamExt;
 use sapwood_kernel::args;
 use sapwood_server::Server;
+use sapwood_server::ops::health::HealthState;
+use sapwood_server::ops::metrics::Format;
 use sapwood_server::server;
 
 use super::*;
@@ -34,9 +36,21 @@ fn planned(text: &str) -> (ServedModels, Vec<PlannedModel>, Kernel, ServerContex
     let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
     let shared = builder.shared().clone();
     let controllers = ProcessControllers::new(&config.controllers).unwrap();
-    let models = ServedModels::new(&kernel, &shared, &config, &controllers, &planned);
+    // Scripted models need no memory, unless their description says so.
+    let lacks_memory = |model: &PlannedModel| LACKING.contains(&model.name.as_str());
+    let models = ServedModels::with_memory(
+        &kernel,
+        &shared,
+        &config,
+        &controllers,
+        &planned,
+        lacks_memory,
+    );
     (models, planned, kernel, shared)
 }
+
+/// The models for which the memory is always too little.
+const LACKING: [&str; 2] = ["bad", "huge"];
 
 async fn begun() -> (ServedModels, Kernel, ServerContext) {
     let (models, planned, kernel, shared) = planned(FILE);
@@ -90,6 +104,16 @@ async fn tr_706_a_model_is_unloaded_and_loaded_with_its_own_or_a_given_configura
         ("m", Some(r#"{"odd": 1}"#), "unknown field `odd`"),
         (
             "m",
+            Some(r#"{"idle_unload": "1m"}"#),
+            "`idle_unload` can not be changed",
+        ),
+        (
+            "m",
+            Some(r#"{"load": "first_use"}"#),
+            "`load` can not be changed",
+        ),
+        (
+            "m",
             Some(r#"{"versions": [0]}"#),
             "versions must be integers",
         ),
@@ -107,6 +131,56 @@ async fn tr_706_a_model_is_unloaded_and_loaded_with_its_own_or_a_given_configura
         models.unload("nobody").await,
         Err(ModelControlError::Unknown)
     );
+}
+
+/// Scrapers refuse all metrics if one engine of a model is among them that another one has replaced.
+fn is_valid(shared: &ServerContext) {
+    let text = shared.metrics.render(Format::Text);
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    let names: Vec<_> = samples.filter_map(|line| line.rsplit_once(' ')).collect();
+    let unique: BTreeSet<_> = names.iter().map(|(name, _)| name).collect();
+    assert!(names.len() > 20 && names.len() == unique.len(), "{text}");
+}
+
+/// The server answers before its models are loaded.
+#[tokio::test]
+async fn tr_706_a_request_before_the_start_loads_no_model_twice() {
+    let (models, planned, kernel, shared) = planned(FILE);
+    let mut loading = models.load("m", None);
+    assert!(futures::poll!(&mut loading).is_pending());
+    let (begun, loaded) = futures::join!(models.begin(planned), loading);
+    begun.unwrap();
+    loaded.unwrap();
+    assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
+    is_valid(&shared);
+    // Whoever registers a second one ends the first.
+    let plan = models.0.planned["m"].clone();
+    let _change = models.0.change("m").await;
+    let first = models.0.engines()["m"].clone();
+    models.0.bring_up(&plan).await.unwrap();
+    first.wait_ended();
+    is_valid(&shared);
+}
+
+#[tokio::test]
+async fn the_end_waits_for_changes_and_no_model_is_loaded_after_it() {
+    let (models, kernel, _) = begun().await;
+    let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    let engine = models.0.engines()["slow"].clone();
+    let mut unloading = models.unload("slow");
+    assert!(futures::poll!(&mut unloading).is_pending());
+    while models.0.engines().contains_key("slow") {
+        tokio::task::yield_now().await;
+    }
+    models.end().await;
+    assert!(engine.is_lost(), "the unload was not awaited");
+    unloading.await.unwrap();
+    assert_eq!(
+        models.load("slow", None).await.unwrap_err(),
+        ModelControlError::Broken
+    );
+    assert!(models.0.engines().is_empty());
 }
 
 /// A request that does not end in time is ended, and its caller gets the reason.
@@ -190,6 +264,9 @@ mod residence {
         name = "kept"
         backend = "mock"
         load = "start"
+        [[models]]
+        name = "huge"
+        backend = "mock"
     "#;
 
     async fn begun() -> (ServedModels, Kernel, ServerContext) {
@@ -203,6 +280,84 @@ mod residence {
         while shared.health.state(name) != Some(state) {
             changes.changed().await.unwrap();
         }
+    }
+
+    async fn pass(seconds: u64) {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        tokio::time::resume();
+    }
+
+    /// Some models can never fit, and must not keep the others out of the memory.
+    #[tokio::test]
+    async fn models_are_unloaded_for_another_one_that_lacks_memory_but_not_in_vain_again_and_again()
+    {
+        let (models, kernel, _) = begun().await;
+        let inner = &models.0;
+        let huge = inner.planned["huge"].clone();
+        let is_loaded = |name: &str| inner.engines().contains_key(name);
+        inner.make_room(&huge).await;
+        assert!(is_loaded("eager"), "it was used just now");
+        pass(11).await;
+        inner.make_room(&huge).await;
+        assert!(!is_loaded("eager") && is_loaded("kept"));
+        // In vain: not again for a while.
+        assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
+        inner.evictions().get_mut("huge").unwrap().failed(later(1));
+        pass(11).await;
+        inner.make_room(&huge).await;
+        assert!(is_loaded("m"));
+        let run = kernel.run::<String>("huge", args! { prompt: "x" });
+        run.await.unwrap();
+        assert!(inner.evictions().is_empty(), "it has been loaded");
+    }
+
+    #[tokio::test]
+    async fn a_call_that_waits_at_the_end_loads_nothing() {
+        let (models, kernel, _) = begun().await;
+        let change = models.0.change("m").await;
+        let mut call = Box::pin(states(&kernel));
+        assert!(futures::poll!(&mut call).is_pending());
+        let mut end = Box::pin(models.end());
+        assert!(futures::poll!(&mut end).is_pending());
+        drop(change);
+        end.await;
+        assert_eq!(call.await, Err("unavailable"));
+        assert!(models.0.engines().is_empty());
+    }
+
+    /// Whoever disconnects must leave nothing that waits on.
+    #[tokio::test]
+    async fn however_many_calls_come_and_go_one_task_loads_the_model() {
+        let (models, kernel, _) = begun().await;
+        let change = models.0.change("m").await;
+        let alive = || Handle::current().metrics().num_alive_tasks();
+        let before = alive();
+        for _ in 0..100 {
+            let mut call = Box::pin(states(&kernel));
+            assert!(futures::poll!(&mut call).is_pending());
+        }
+        assert!(alive() <= before + 1, "{} tasks", alive());
+        drop(change);
+        assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
+    }
+
+    #[tokio::test]
+    async fn a_model_of_another_kind_than_was_known_is_called_again() {
+        let (models, planned, kernel, _) = planned(ON_DEMAND);
+        // Known by its configuration: the call waits.
+        let embedded = kernel.embed("embeds", ["one"]);
+        let (rows, begun) = futures::join!(embedded, models.begin(planned));
+        begun.unwrap();
+        assert_eq!(rows.unwrap().len(), 1);
+        let unknown = OnDemand::new(&models.0.planned["m"], 1);
+        let function = unknown.function(|| async { Ok(()) });
+        unknown.loaded(kernel.get("embeds").unwrap());
+        kernel.replace(function);
+        let error = kernel.run::<String>("m", args! { prompt: "x" }).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.code().name(), "unavailable", "{error}");
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(1)));
     }
 
     fn later(minutes: u64) -> Instant {
@@ -227,7 +382,7 @@ mod residence {
         let spec = kernel.get("m").unwrap().spec().clone();
         assert!(spec.model && !spec.inputs.is_empty());
         let calls = (0..2).map(|_| states(&kernel));
-        for answer in futures::future::join_all(calls).await {
+        for answer in join_all(calls).await {
             assert_eq!(answer.as_deref(), Ok("one"));
         }
         assert_eq!(shared.health.state("m"), Some(HealthState::Ok));
@@ -281,7 +436,10 @@ mod residence {
         let (models, kernel, shared) = begun().await;
         let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
         assert_eq!(run.next().await.unwrap().unwrap(), "a");
-        let unused = std::iter::from_fn(|| models.0.withdraw_longest_unused("embeds"));
+        let now = Instant::now();
+        let recent = models.0.withdraw_longest_unused("embeds", now);
+        assert!(recent.is_none(), "used just now");
+        let unused = std::iter::from_fn(|| models.0.withdraw_longest_unused("embeds", later(1)));
         let unused: Vec<_> = unused.map(|(model, _)| model.name().to_owned()).collect();
         assert_eq!(unused, ["eager"]);
         models.0.look(later(60));
@@ -312,6 +470,15 @@ mod residence {
         assert!(shared.health.ready().is_ok());
         models.0.look(later(1));
         assert_eq!(shared.health.state("bad"), Some(HealthState::OnDemand));
+        // It lacks memory, which is no fault of its own: it does not wait longer each time.
+        models
+            .0
+            .backoffs()
+            .insert("bad".into(), LoadBackoff::default());
+        for _ in 0..3 {
+            pass(1).await;
+            assert_eq!(ask().await.retry_after(), Some(Duration::from_secs(1)));
+        }
     }
 
     #[tokio::test]
@@ -338,11 +505,11 @@ mod residence {
         models.unload("m").await.unwrap();
         assert_eq!(states(&kernel).await, Err("unavailable"));
         assert_eq!(shared.health.state("m"), Some(HealthState::Unloaded));
-        let other = r#"{"mock": {"script": "text", "text": "two"}, "idle_unload": "1m"}"#;
+        let other = r#"{"mock": {"script": "text", "text": "two"}}"#;
         models.load("m", Some(other.into())).await.unwrap();
         assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
         // It is loaded again with what it was loaded with.
-        let mut unused = std::iter::from_fn(|| models.0.withdraw_longest_unused("eager"));
+        let mut unused = std::iter::from_fn(|| models.0.withdraw_longest_unused("eager", later(1)));
         let (model, change) = unused.find(|(model, _)| model.name() == "m").unwrap();
         models.0.retire(&model, "memory", change).await;
         assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
@@ -353,7 +520,10 @@ mod residence {
     async fn lm_332_a_model_is_loaded_by_a_question_that_needs_its_tokenizer() {
         let (models, _, shared) = begun().await;
         for _ in 0..3 {
-            shared.health.demand("m");
+            // Long messages are read on threads without a runtime.
+            let health = Arc::clone(&shared.health);
+            let asked = std::thread::spawn(move || health.demand("m"));
+            asked.join().unwrap();
         }
         reached(&shared, "m", HealthState::Ok).await;
         assert!(models.0.engines().contains_key("m"));

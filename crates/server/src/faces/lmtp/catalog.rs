@@ -153,17 +153,12 @@ impl CallerCatalog<'_> {
         why
     }
 
-    /// Whether a model is not loaded yet. A model that is loaded on demand begins to load: a client of LMTP opens its streams
-    /// with tokens, so it needs the tokenizer first.
+    /// Whether a model is not loaded yet.
     fn is_loading(&self, name: &str) -> bool {
-        match self.catalog.health.state(name) {
-            Some(HealthState::Loading) => true,
-            Some(HealthState::OnDemand) => {
-                self.catalog.health.demand(name);
-                true
-            }
-            _ => false,
-        }
+        matches!(
+            self.catalog.health.state(name),
+            Some(HealthState::Loading | HealthState::OnDemand)
+        )
     }
 }
 
@@ -171,15 +166,20 @@ impl ModelLookup for CallerCatalog<'_> {
     fn find(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
         match self.known(name) {
             // The facts of a file are known before its engine runs: that is not ready yet.
-            Ok((name, _)) if self.is_loading(&name) => Err(LmtpReason::ModelLoading),
+            Ok((name, _)) if self.is_loading(&name) => {
+                Err(self.demanded(&name, LmtpReason::ModelLoading))
+            }
             Ok((_, model)) => Ok(model),
             Err(why) => Err(self.demanded(name, why)),
         }
     }
 
     fn describe(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
+        // Without facts it is loaded: a client of LMTP opens its streams with tokens, so it needs the tokenizer first.
         let (name, model) = self.known(name).map_err(|why| self.demanded(name, why))?;
-        // LM-331 needs no engine: a model that is loading is described, and marked so.
+        // LM-331 needs no engine: a model that is loading is described, and marked so. One that is loaded on demand is not
+        // loaded by this question, which a dashboard may ask for ever, but by the stream that follows: clients do not wait
+        // for `loading` to go, they open their streams, which wait.
         if !self.is_loading(&name) {
             return Ok(model);
         }
