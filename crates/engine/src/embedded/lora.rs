@@ -167,16 +167,16 @@ mod tests {
         assert_eq!(check(&changed(b"GGUF", b"GGUF")), Ok(()));
         let a = "attn_q.weight.lora_a";
         let width = u64::from(RandomModelShape::tiny().width);
-        // F32; I32 has the same size.
-        let whole = tensor(a, [width, 4], 0);
+        // Q8_0
+        let whole = tensor(a, [width, 4], 8);
         for (to, part) in [
             (tensor(a, [width, 4], 26), "not supported"),
-            (tensor(a, [width, 2], 0), "incorrect shape"),
-            (tensor(a, [width / 2, 4], 0), "incorrect shape"),
-            (tensor(a, [width, 0], 0), "incorrect shape"),
-            (tensor("attn_q.weight.lora_b", [width, 4], 0), "lacks one"),
-            (tensor("attn_q.weight.lora_c", [width, 4], 0), "none of a"),
-            (tensor("attn_x.weight.lora_a", [width, 4], 0), "lacks one"),
+            (tensor(a, [width, 2], 8), "incorrect shape"),
+            (tensor(a, [width / 2, 4], 8), "incorrect shape"),
+            (tensor(a, [width, 0], 8), "incorrect shape"),
+            (tensor("attn_q.weight.lora_b", [width, 4], 8), "lacks one"),
+            (tensor("attn_q.weight.lora_c", [width, 4], 8), "none of a"),
+            (tensor("attn_x.weight.lora_a", [width, 4], 8), "lacks one"),
         ] {
             let why = check(&changed(&whole, &to)).unwrap_err();
             assert!(why.contains(part), "{part}: {why}");

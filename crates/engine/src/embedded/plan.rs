@@ -255,6 +255,7 @@ mod tests {
     fn options(text: &str) -> LoadOptions {
         LoadOptions {
             llama: serde_json::from_str(text).unwrap(),
+            context_tokens: Some(256),
             cache_tokens: Some(1024),
             kept_prefixes: Some(0),
             parallel: 4,
