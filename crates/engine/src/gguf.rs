@@ -9,7 +9,7 @@
 //!   "GGUF" version tensors:u64 pairs:u64 (key type value)* (name dims:u32 dim:u64* type:u32 offset:u64)* padding data
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Read};
 
 use crate::llama_options::OverrideValue;
@@ -33,7 +33,7 @@ const SHOWN_BYTES_MAX: usize = 64;
 /// The maximum of merges that are stored; the largest known vocabularies have half a million.
 const MERGES_MAX: u64 = 1 << 21;
 /// The maximum of dimensions of a tensor.
-const DIMENSIONS_MAX: u32 = 4;
+const DIMENSIONS_MAX: usize = 4;
 
 /// Why bytes are not a usable header.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +78,10 @@ pub(super) struct GgufHeader {
     texts: BTreeMap<String, String>,
     arrays: BTreeMap<String, Array>,
     fractions: BTreeMap<String, f32>,
+    /// Those of `numbers` that are booleans.
+    flags: BTreeSet<String>,
+    /// The tensors by their names.
+    pub(super) tensors: BTreeMap<String, TensorShape>,
     merges: Vec<String>,
     tokens: Option<TokenList>,
     /// Bytes of all tensors of known types.
@@ -93,6 +97,23 @@ pub(super) struct TokenList {
     pub(super) texts: Vec<Vec<u8>>,
     /// Their types by GGUF's numbers, 0 for unknown ones; empty if the file has none.
     pub(super) types: Vec<u8>,
+}
+
+/// The shape and type of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TensorShape {
+    /// Its dimensions, and 1 for those that it lacks.
+    pub(super) dimensions: [u64; 4],
+    /// ggml's number of its type.
+    kind: u32,
+}
+
+impl TensorShape {
+    /// Returns whether it has numbers of a type that ggml multiplies: floats of at most 32 bits, and quantised ones.
+    pub(super) fn is_multiplied(self) -> bool {
+        // I8 to F64
+        layout(self.kind).is_some() && !(24..=28).contains(&self.kind)
+    }
 }
 
 /// A summary of an array.
@@ -127,7 +148,8 @@ impl GgufHeader {
         }
         let mut data_bytes = 0;
         for _ in 0..tensors {
-            let (offset, bytes) = tensor(&mut reader)?;
+            let (name, shape, offset, bytes) = tensor(&mut reader)?;
+            header.tensors.insert(name, shape);
             let end = offset
                 .checked_add(bytes)
                 .ok_or(Error::Damaged("a tensor ends beyond any file"))?;
@@ -210,10 +232,40 @@ impl GgufHeader {
         self.texts.get(key).map(String::as_str)
     }
 
-    /// Replaces a value as llama.cpp does: that of an array stays.
-    pub(super) fn replace(&mut self, key: &str, value: OverrideValue) {
-        if self.arrays.contains_key(key) {
-            return;
+    /// Returns the type of a scalar, array or string by the name that `override_kv` has for it.
+    fn kind_of(&self, key: &str) -> Option<&'static str> {
+        let kinds = [
+            ("array", self.arrays.contains_key(key)),
+            ("bool", self.flags.contains(key)),
+            ("int", self.numbers.contains_key(key)),
+            ("float", self.fractions.contains_key(key)),
+            ("str", self.texts.contains_key(key)),
+        ];
+        kinds
+            .iter()
+            .find_map(|&(kind, is_it)| is_it.then_some(kind))
+    }
+
+    /// Replaces a value as llama.cpp does.
+    ///
+    /// # Errors
+    /// The file has a value of another type: what llama.cpp then takes depends on the key.
+    pub(super) fn replace(&mut self, key: &str, value: OverrideValue) -> Result<(), String> {
+        let kind = value.kind();
+        match self.kind_of(key) {
+            None => {
+                let is_flag = FLAGS.iter().any(|flag| key.ends_with(flag));
+                // llama.cpp ignores what is not of the type that it looks for.
+                if is_flag != (kind == "bool") && matches!(kind, "bool" | "int") {
+                    return Ok(());
+                }
+            }
+            Some(of_file) if of_file == kind => {}
+            Some(of_file) => {
+                return Err(format!(
+                    "override_kv: {key} is of type {of_file} in the file, and cannot be of type {kind}"
+                ));
+            }
         }
         let key = key.to_owned();
         match value {
@@ -227,6 +279,7 @@ impl GgufHeader {
             OverrideValue::Float(value) => drop(self.fractions.insert(key, value as f32)),
             OverrideValue::Text(value) => drop(self.texts.insert(key, value)),
         }
+        Ok(())
     }
 
     /// Returns the merges of the tokenizer as `a b`, highest priority first; empty if there are more than are stored.
@@ -274,6 +327,9 @@ impl GgufHeader {
             }
             kind => {
                 if let Some(value) = scalar(reader, kind)? {
+                    if kind == BOOL {
+                        self.flags.insert(key.clone());
+                    }
                     self.numbers.insert(key, value);
                 }
             }
@@ -282,10 +338,13 @@ impl GgufHeader {
     }
 }
 
+/// The ends of the keys of booleans that are read here.
+const FLAGS: [&str; 2] = ["tokenizer.ggml.add_bos_token", ".attention.causal"];
 /// The first bytes of a file.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 const INT32: u32 = 5;
 const FLOAT32: u32 = 6;
+const BOOL: u32 = 7;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
@@ -431,19 +490,19 @@ fn array(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     })
 }
 
-/// Reads the description of one tensor: the offset of its data and the number of bytes.
-fn tensor(reader: &mut GgufReader<impl Read>) -> Result<(u64, u64), Error> {
-    reader.text(NAME_BYTES_MAX)?;
-    let dimensions = reader.u32()?;
-    if dimensions > DIMENSIONS_MAX {
-        return Err(Error::Excessive(format!(
-            "a tensor has {dimensions} dimensions"
-        )));
-    }
+/// Reads the description of one tensor: its name and shape, the offset of its data and the number of bytes.
+fn tensor(reader: &mut GgufReader<impl Read>) -> Result<(String, TensorShape, u64, u64), Error> {
+    let name = reader.text(NAME_BYTES_MAX)?;
+    let count = reader.u32()?;
+    let mut dimensions = [1; DIMENSIONS_MAX];
+    let Some(given) = dimensions.get_mut(..count as usize) else {
+        return Err(Error::Excessive(format!("a tensor has {count} dimensions")));
+    };
     let mut elements = 1_u64;
-    for _ in 0..dimensions {
+    for dimension in given {
+        *dimension = reader.u64()?;
         // Dimensions are untrusted 64-bit numbers: a product that wraps around would pass the checks of the size.
-        elements = elements.checked_mul(reader.u64()?).ok_or(Error::Damaged(
+        elements = elements.checked_mul(*dimension).ok_or(Error::Damaged(
             "a tensor has more elements than can be counted",
         ))?;
     }
@@ -454,7 +513,7 @@ fn tensor(reader: &mut GgufReader<impl Read>) -> Result<(u64, u64), Error> {
     let bytes = (elements / block).checked_mul(bytes).ok_or(Error::Damaged(
         "a tensor has more bytes than can be counted",
     ))?;
-    Ok((offset, bytes))
+    Ok((name, TensorShape { dimensions, kind }, offset, bytes))
 }
 
 /// Returns the elements and bytes of a block of a tensor type.

@@ -1,6 +1,9 @@
 //! [`LlamaOptions`]: how llama.cpp loads and computes a model, by the names of `llama-server`'s flags. Values alone: what
 //! they do is in `embedded`, and a build without llama.cpp reads and checks them too.
 
+mod patterns;
+
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -19,7 +22,8 @@ pub struct LlamaOptions {
     pub tensor_split: Option<Vec<f64>>,
     /// The GPU that is used with [`SplitMode::None`], and for small tensors with [`SplitMode::Row`]. Default: the first.
     pub main_gpu: Option<u32>,
-    /// `REGEX=BUFFER`: the buffer type of the tensors whose names match; the first that matches counts.
+    /// `REGEX=BUFFER`: the buffer type of the tensors whose names match; the first that matches counts. At most 16, of simple
+    /// patterns.
     pub override_tensor: Option<Vec<String>>,
     /// Map the file instead of reading it: faster to start, and shared between processes. Default: true.
     pub mmap: Option<bool>,
@@ -55,7 +59,7 @@ pub struct LlamaOptions {
     pub yarn_beta_fast: Option<f64>,
     /// YaRN: the high correction dimension.
     pub yarn_beta_slow: Option<f64>,
-    /// `KEY=TYPE:VALUE`: metadata that replaces the file's; types: int, float, bool, str.
+    /// `KEY=TYPE:VALUE`: metadata that replaces the file's, of the same type and once each; types: int, float, bool, str.
     pub override_kv: Option<Vec<String>>,
 }
 
@@ -68,7 +72,7 @@ impl LlamaOptions {
                 Self { $($field: self.$field.clone().or_else(|| defaults.$field.clone())),* }
             };
         }
-        merged!(
+        let mut merged = merged!(
             gpu_layers,
             split_mode,
             tensor_split,
@@ -92,7 +96,13 @@ impl LlamaOptions {
             yarn_beta_fast,
             yarn_beta_slow,
             override_kv
-        )
+        );
+        // Two names of one setting: either of these options replaces both defaults.
+        if self.rope_scale.is_some() || self.rope_freq_scale.is_some() {
+            merged.rope_scale = self.rope_scale;
+            merged.rope_freq_scale = self.rope_freq_scale;
+        }
+        merged
     }
 
     /// Checks what the types cannot express.
@@ -141,11 +151,12 @@ impl LlamaOptions {
     fn check_scaling(&self) -> Result<(), String> {
         for (name, value) in [
             ("rope_scale", self.rope_scale),
+            ("rope_scale", self.rope_scale.map(|scale| 1.0 / scale)),
             ("rope_freq_base", self.rope_freq_base),
             ("rope_freq_scale", self.rope_freq_scale),
         ] {
-            if value.is_some_and(|value| !(value.is_finite() && value > 0.0)) {
-                return Err(format!("{name}: must be a number above 0"));
+            if value.is_some_and(|value| !(single(value).is_normal() && value > 0.0)) {
+                return Err(format!("{name}: must be a number above 0, of 32 bits"));
             }
         }
         if self.rope_scale.is_some() && self.rope_freq_scale.is_some() {
@@ -160,9 +171,9 @@ impl LlamaOptions {
             ("yarn_beta_slow", self.yarn_beta_slow),
         ] {
             // llama.cpp takes negative numbers for unset ones.
-            if value.is_some_and(|value| !(value.is_finite() && value >= 0.0)) {
+            if value.is_some_and(|value| !(single(value).is_finite() && value >= 0.0)) {
                 return Err(format!(
-                    "{name}: must be a number from 0 on; leave it unset for the model's own"
+                    "{name}: must be a number from 0 on, of 32 bits; leave it unset for the model's own"
                 ));
             }
         }
@@ -173,10 +184,10 @@ impl LlamaOptions {
         let Some(shares) = &self.tensor_split else {
             return Ok(());
         };
-        let valid = |share: &f64| share.is_finite() && *share >= 0.0;
+        let valid = |share: &f64| SHARES.contains(share) || *share == 0.0;
         if shares.is_empty() || shares.len() > DEVICES_MAX || !shares.iter().all(valid) {
             return Err(format!(
-                "tensor_split: must be 1 to {DEVICES_MAX} numbers from 0 on, one for each GPU"
+                "tensor_split: must be 1 to {DEVICES_MAX} numbers from 0 on, one for each GPU, and each 0 or from 1e-30 to 1e30"
             ));
         }
         if shares.iter().all(|&share| share == 0.0) {
@@ -212,8 +223,8 @@ impl LlamaOptions {
     /// The entry that is none.
     pub fn placements(&self) -> Result<Vec<(&str, &str)>, String> {
         let entries = self.override_tensor.as_deref().unwrap_or_default();
-        if entries.len() > ENTRIES_MAX {
-            return Err(format!("override_tensor: at most {ENTRIES_MAX} entries"));
+        if entries.len() > PLACEMENTS_MAX {
+            return Err(format!("override_tensor: at most {PLACEMENTS_MAX} entries"));
         }
         let parts = entries.iter().map(|entry| {
             // The last one: a regular expression may have an equals sign, and no buffer type does.
@@ -221,9 +232,13 @@ impl LlamaOptions {
             let valid = parts.filter(|(pattern, buffer)| {
                 !pattern.is_empty() && !buffer.is_empty() && !entry.contains('\0')
             });
-            valid.ok_or_else(|| {
+            let (pattern, buffer) = valid.ok_or_else(|| {
                 format!("override_tensor: {entry:?} is not REGEX=BUFFER, for example \"exps=CPU\"")
-            })
+            })?;
+            match patterns::check(pattern) {
+                Ok(()) => Ok((pattern, buffer)),
+                Err(why) => Err(format!("override_tensor: {pattern:?}: {why}")),
+            }
         });
         parts.collect()
     }
@@ -237,13 +252,20 @@ impl LlamaOptions {
         if entries.len() > ENTRIES_MAX {
             return Err(format!("override_kv: at most {ENTRIES_MAX} entries"));
         }
+        let mut keys = BTreeSet::new();
         let parsed = entries.iter().map(|entry| {
-            parse_override(entry).ok_or_else(|| {
+            let (key, value) = parse_override(entry).ok_or_else(|| {
                 format!(
                     "override_kv: {entry:?} is not KEY=TYPE:VALUE with a type of int, float, bool or str, and at most \
-                     {OVERRIDE_BYTES_MAX} bytes of key and text, for example \"tokenizer.ggml.add_bos_token=bool:false\""
+                     {OVERRIDE_BYTES_MAX} bytes of key and text, for example \"tokenizer.ggml.add_bos_token=bool:false\". An int \
+                     is from 0 to 4294967295; -1 is no token, for ids of tokens"
                 )
-            })
+            })?;
+            // llama.cpp takes the first of two, without a word.
+            match keys.insert(key) {
+                true => Ok((key, value)),
+                false => Err(format!("override_kv: {key} is there twice")),
+            }
         });
         parsed.collect()
     }
@@ -272,10 +294,15 @@ fn parse_override(entry: &str) -> Option<(&str, OverrideValue)> {
         return None;
     }
     let value = match kind {
-        // llama.cpp keeps no wider integers, and would cut one to its lower half.
-        "int" => OverrideValue::Int(value.parse().ok().filter(|value| INTS.contains(value))?),
+        // llama.cpp keeps no wider integers, and would cut one to its lower half. It takes a negative number for a huge one.
+        "int" => {
+            let is_none = |value: i64| value == -1 && key.ends_with("_token_id");
+            let fits = |value: &i64| u32::try_from(*value).is_ok() || is_none(*value);
+            OverrideValue::Int(value.parse().ok().filter(fits)?)
+        }
         "float" => {
-            OverrideValue::Float(value.parse().ok().filter(|value: &f64| value.is_finite())?)
+            let fits = |value: &f64| single(*value).is_finite();
+            OverrideValue::Float(value.parse().ok().filter(fits)?)
         }
         "bool" => OverrideValue::Bool(value.parse().ok()?),
         "str" => OverrideValue::Text(Some(value.to_owned()).filter(|text| fits(text))?),
@@ -319,8 +346,10 @@ impl LoraAdapter {
             if adapter.path.as_os_str().is_empty() {
                 return Err("lora: an adapter needs the path of its GGUF file".to_owned());
             }
-            if !adapter.scale.is_finite() {
-                return Err(format!("lora: the scale of {shown} must be a number"));
+            if !single(adapter.scale).is_finite() {
+                return Err(format!(
+                    "lora: the scale of {shown} must be a number of 32 bits"
+                ));
             }
             // llama.cpp keeps one scale for each adapter, and two of one file would be loaded twice.
             if adapters[..index]
@@ -336,6 +365,11 @@ impl LoraAdapter {
 
 fn whole() -> f64 {
     1.0
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "llama.cpp keeps 32 bits")]
+fn single(number: f64) -> f32 {
+    number as f32
 }
 
 /// The maximum of adapters of one model.
@@ -354,13 +388,27 @@ pub enum OverrideValue {
     Text(String),
 }
 
+impl OverrideValue {
+    /// The name of its type.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Int(_) => "int",
+            Self::Float(_) => "float",
+            Self::Bool(_) => "bool",
+            Self::Text(_) => "str",
+        }
+    }
+}
+
 /// The maximum of tokens of one batch.
 pub const BATCH_TOKENS_MAX: u32 = 16_384;
 /// What `llama_max_devices` returns.
 pub(crate) const DEVICES_MAX: usize = 16;
 const ENTRIES_MAX: usize = 256;
-/// Both 32-bit types.
-const INTS: std::ops::RangeInclusive<i64> = i32::MIN as i64..=u32::MAX as i64;
+/// The maximum of entries of `override_tensor`: llama.cpp may compile the pattern of each for every tensor.
+const PLACEMENTS_MAX: usize = 16;
+/// Shares that can be added up in 32 bits.
+const SHARES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 /// llama.cpp has 128 bytes for each, and ends them with a NUL.
 const OVERRIDE_BYTES_MAX: usize = 127;
 

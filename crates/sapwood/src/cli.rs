@@ -420,6 +420,8 @@ mod tests {
         (&["--rope-freq-scale", "0.5"], "rope_freq_scale", "0.5"),
         (&["--yarn-orig-ctx", "512"], "yarn_orig_ctx", "512"),
         (&["--yarn-ext-factor", "1"], "yarn_ext_factor", "1.0"),
+        // Refused later, with the key.
+        (&["--yarn-ext-factor", "-1.0"], "yarn_ext_factor", "-1.0"),
         (&["--yarn-attn-factor", "2"], "yarn_attn_factor", "2.0"),
         (&["--yarn-beta-fast", "3"], "yarn_beta_fast", "3.0"),
         (&["--yarn-beta-slow", "4"], "yarn_beta_slow", "4.0"),
@@ -450,6 +452,10 @@ mod tests {
         }
         let all = serde_json::to_value(sapwood_engine::llama_options::LlamaOptions::default());
         assert_eq!(keys.len(), all.unwrap().as_object().unwrap().len());
+        // Also a value that its key refuses, with the choices.
+        let given = ["sapwood", "-ngl", "-1"].map(OsString::from);
+        let parsed = ModelsOnly::try_parse_from(arguments(given.into_iter()));
+        assert_eq!(parsed.unwrap().models.named(), Some("--gpu-layers"));
     }
 
     #[test]

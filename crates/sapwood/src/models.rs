@@ -108,6 +108,12 @@ pub(crate) struct ModelSize {
 
 #[cfg(feature = "embedded")]
 impl ModelSize {
+    /// Whether options or adapters change what is computed.
+    #[cfg(feature = "demo-model")]
+    fn is_changed(&self) -> bool {
+        self.llama != LlamaOptions::default() || !self.lora.is_empty()
+    }
+
     /// Whether the model of a file embeds.
     fn embeds(&self, source: &embedded::ModelSource) -> Result<bool, embedded::LoadError> {
         match self.embedding {
@@ -164,7 +170,7 @@ pub(crate) fn plan(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
     config
         .models
         .iter()
-        .filter_map(|model| planned(config, model).transpose())
+        .filter_map(|model| planned_by(config, model, config.engine.try_files).transpose())
         .collect()
 }
 
@@ -207,13 +213,22 @@ fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
     }
 }
 
-/// One of the configured models; `None` for a model of an upstream, which is joined and not loaded.
+/// One of the models with the configuration of a request; `None` for a model of an upstream, which is joined and not loaded. It
+/// is tried whatever is configured: nobody has looked at what a request wants.
 ///
 /// # Errors
 /// As [`plan`].
 pub(crate) fn planned(
     config: &Config,
     model: &ServedModelConfig,
+) -> Result<Option<PlannedModel>, CliError> {
+    planned_by(config, model, true)
+}
+
+fn planned_by(
+    config: &Config,
+    model: &ServedModelConfig,
+    is_tried: bool,
 ) -> Result<Option<PlannedModel>, CliError> {
     let size = size(&config.engine, model);
     let source = match model.backend {
@@ -228,6 +243,7 @@ pub(crate) fn planned(
                     limits: limits(config, &model.name, &size),
                     size,
                     residence: Residence::of(&config.engine, model),
+                    is_tried,
                     // The name is the configured one here; alone, the demo model may be called by `default_model`.
                     ..demo
                 }));
@@ -250,7 +266,7 @@ pub(crate) fn planned(
         limits: limits(config, &model.name, &size),
         size,
         residence: Residence::of(&config.engine, model),
-        is_tried: config.engine.try_files,
+        is_tried,
     }))
 }
 
@@ -438,7 +454,7 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         parsers: OutputParsers::default(),
         size,
         residence: Residence::of(&config.engine, &ServedModelConfig::default()),
-        is_tried: false,
+        is_tried: config.engine.try_files,
     })
 }
 
@@ -449,13 +465,19 @@ fn demo(_: &Config) -> Result<PlannedModel, CliError> {
     Err(CliError::exit(Exit::Model, message))
 }
 
-/// Loads a file, computes a few tokens and drops all of it.
+/// Loads a file, or the demo model, computes a few tokens and drops all of it.
 ///
 /// # Errors
 /// The reason that it cannot be used, for people.
 #[cfg(feature = "embedded")]
-pub(crate) fn try_out(file: std::path::PathBuf, size: &ModelSize) -> Result<(), String> {
-    let source = embedded::ModelSource::File(file);
+pub(crate) fn try_out(file: Option<std::path::PathBuf>, size: &ModelSize) -> Result<(), String> {
+    let source = match file {
+        Some(file) => embedded::ModelSource::File(file),
+        #[cfg(feature = "demo-model")]
+        None => embedded::ModelSource::Bytes(sapwood_demo::MODEL),
+        #[cfg(not(feature = "demo-model"))]
+        None => return Err("this binary was built without the demo model".to_owned()),
+    };
     let (options, mut go_on) = (size.options(), |_| true);
     let to_text = |why: embedded::LoadError| why.to_string();
     if size.embeds(&source).map_err(to_text)? {
@@ -589,8 +611,30 @@ impl PlannedModel {
                 // `--`: a path may begin with a dash.
                 Some(vec!["--size".into(), size.into(), "--".into(), path.into()])
             }
+            // By itself it is known to load; options and adapters may make another model of it.
+            #[cfg(feature = "demo-model")]
+            PlannedSource::Demo if self.is_tried && self.size.is_changed() => {
+                let size = serde_json::to_string(&self.size).ok()?;
+                Some(vec!["--size".into(), size.into()])
+            }
             _ => None,
         }
+    }
+
+    /// The files that the trial reads: every part of the model, and its adapters.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn trial_files(&self) -> Vec<std::path::PathBuf> {
+        let mut files = match &self.source {
+            PlannedSource::File(path) => crate::trial::parts(path.clone()),
+            _ => Vec::new(),
+        };
+        files.extend(self.size.lora.iter().map(|adapter| adapter.path.clone()));
+        files
+    }
+
+    #[cfg(not(feature = "embedded"))]
+    pub(crate) fn trial_files(&self) -> Vec<std::path::PathBuf> {
+        Vec::new()
     }
 
     #[cfg(not(feature = "embedded"))]

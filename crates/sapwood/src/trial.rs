@@ -10,6 +10,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::{ExitStatus, Output, Stdio};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -26,13 +27,15 @@ use crate::plain::plain;
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 /// The hidden command that tries a file.
 const COMMAND: &str = "try-model";
-/// A disk that does not answer must not block the trials of other models for ever.
-const LONGEST: Duration = Duration::from_secs(20 * 60);
+/// The minimum and what each GiB of its files adds: a disk that does not answer, or a model that takes for ever to load, must
+/// not block the trials of other models.
+const LONGEST: Duration = Duration::from_secs(5 * 60);
+const LONGEST_OF_GIB: Duration = Duration::from_secs(2 * 60);
 /// Maximum characters shown of the last output of a process that died.
 const LAST_WORDS_MAX: usize = 300;
 
-/// Tries the file of a model, if it has one and trying is enabled, unless this process has tried it and it did not change
-/// since: a model that is loaded on demand would take twice as long each time.
+/// Tries the file of a model, if it has one and trying is enabled, unless this process has tried it and none of its files
+/// changed since: a model that is loaded on demand would take twice as long each time.
 ///
 /// # Errors
 /// [`Exit::Model`]: it cannot be used, or could not be tried.
@@ -40,20 +43,22 @@ pub(crate) async fn pass(planned: &PlannedModel) -> Result<(), CliError> {
     let Some(arguments) = planned.trial() else {
         return Ok(());
     };
-    let trial = PassedTrial::of(&arguments);
+    let files = planned.trial_files();
+    let longest = longest(&files);
+    let trial = PassedTrial::of(&arguments, files);
     if let Some(trial) = &trial
         && passed().contains(trial)
     {
         return Ok(());
     }
-    let why = match try_with(arguments).await {
+    let why = match try_with(arguments, longest).await {
         Ok(output) if output.status.success() => {
             passed().extend(trial);
             None
         }
         Ok(output) => verdict(&output),
         Err(error) => Some(format!(
-            "it could not be tried in a process of its own ({error}); with engine.try_files = false it is loaded untried"
+            "it could not be tried in a process of its own ({error}); with engine.try_files = false a configured model is loaded untried"
         )),
     };
     let Some(why) = why else { return Ok(()) };
@@ -61,25 +66,54 @@ pub(crate) async fn pass(planned: &PlannedModel) -> Result<(), CliError> {
     Err(CliError::exit(Exit::Model, what))
 }
 
-/// A trial that succeeded: its arguments, and what the file was then.
+/// A trial that succeeded: its arguments, and what the files were then: all parts of the model, and its adapters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PassedTrial {
     arguments: Vec<OsString>,
-    bytes: u64,
-    changed: SystemTime,
+    files: Vec<(PathBuf, u64, SystemTime)>,
 }
 
 impl PassedTrial {
-    fn of(arguments: &[OsString]) -> Option<Self> {
-        // The path is the last one.
-        let metadata = std::fs::metadata(arguments.last()?).ok()?;
+    /// `None` if one of the files cannot be read: its trial says why.
+    fn of(arguments: &[OsString], files: Vec<PathBuf>) -> Option<Self> {
+        let files = files.into_iter().map(|path| {
+            let metadata = std::fs::metadata(&path).ok()?;
+            Some((path, metadata.len(), metadata.modified().ok()?))
+        });
         Some(Self {
             arguments: arguments.to_vec(),
-            bytes: metadata.len(),
-            changed: metadata.modified().ok()?,
+            files: files.collect::<Option<_>>()?,
         })
     }
 }
+
+/// How long the trial of these files may take.
+fn longest(files: &[PathBuf]) -> Duration {
+    let sizes = files.iter().filter_map(|path| std::fs::metadata(path).ok());
+    let bytes = sizes.fold(0, |all: u64, it| all.saturating_add(it.len()));
+    let of_size = LONGEST_OF_GIB.saturating_mul(u32::try_from(bytes >> 30).unwrap_or(u32::MAX));
+    of_size.max(LONGEST)
+}
+
+/// The files of a model that is split into parts, `NAME-00001-of-00003.gguf` and so on, from the first; else the file alone.
+pub(crate) fn parts(first: PathBuf) -> Vec<PathBuf> {
+    let split = || {
+        let name = first.file_name()?.to_str()?;
+        let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let name = rest.strip_suffix("-00001")?;
+        let count = count
+            .parse()
+            .ok()
+            .filter(|count| (1..=PARTS_MAX).contains(count))?;
+        let part =
+            |number: u32| first.with_file_name(format!("{name}-{number:05}-of-{count:05}.gguf"));
+        Some((1..=count).map(part).collect())
+    };
+    split().unwrap_or_else(|| vec![first])
+}
+
+/// More are no model's.
+const PARTS_MAX: u32 = 1000;
 
 /// Those of this process. As many as there are models and configurations that requests have loaded them with, which only keys
 /// with scope `admin` can.
@@ -88,7 +122,7 @@ fn passed() -> MutexGuard<'static, HashSet<PassedTrial>> {
     PASSED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
+async fn try_with(arguments: Vec<OsString>, longest: Duration) -> std::io::Result<Output> {
     // Fails only if the semaphore is closed, and it is never closed.
     let _turn = ONE_AT_A_TIME.acquire().await;
     let mut child = Command::new(program()?)
@@ -104,7 +138,7 @@ async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
         .spawn()?;
     // The pipe is closed when this process ends, for whatever reason: see `be_expendable`.
     let _open = child.stdin.take();
-    let ended = timeout(LONGEST, child.wait_with_output()).await;
+    let ended = timeout(longest, child.wait_with_output()).await;
     ended.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
@@ -186,6 +220,36 @@ pub(crate) fn be_expendable() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trial_holds_until_one_of_the_files_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = folder.path().join("m-00001-of-00002.gguf");
+        let files = parts(first.clone());
+        assert_eq!(files[0], first);
+        assert_eq!(files[1], folder.path().join("m-00002-of-00002.gguf"));
+        assert_eq!(parts("m.gguf".into()), [PathBuf::from("m.gguf")]);
+        let all = "m-00001-of-99999.gguf";
+        assert_eq!(parts(all.into()), [PathBuf::from(all)]);
+        let passed = || PassedTrial::of(&[], files.clone());
+        std::fs::write(&files[0], "GGUF").unwrap();
+        assert_eq!(passed(), None);
+        std::fs::write(&files[1], "GGUF").unwrap();
+        let before = passed().unwrap();
+        assert_eq!(passed().unwrap(), before);
+        std::fs::write(&files[1], "GGUF, and more").unwrap();
+        assert_ne!(passed().unwrap(), before);
+    }
+
+    #[test]
+    fn a_large_model_has_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        let file = std::fs::File::create(&path).unwrap();
+        assert_eq!(longest(&[path.clone()]), Duration::from_secs(300));
+        file.set_len(10 << 30).unwrap();
+        assert_eq!(longest(&[path]), Duration::from_secs(1200));
+    }
 
     async fn ended(script: &str) -> Option<String> {
         let mut shell = Command::new("sh");

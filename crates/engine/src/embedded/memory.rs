@@ -90,6 +90,14 @@ fn state_bytes(header: &GgufHeader) -> u64 {
     product(&[or_zero("block_count"), numbers, 4])
 }
 
+/// Returns the bytes of the scores of a decode call: without flash attention, those of every head for every cell.
+pub(super) fn score_bytes(header: &GgufHeader, size: ContextSize) -> u64 {
+    let architecture = header.text("general.architecture").unwrap_or_default();
+    let heads = header.number(&format!("{architecture}.attention.head_count"));
+    let (tokens, reach) = (u64::from(size.ubatch_tokens), u64::from(size.reach()));
+    product(&[tokens, reach, heads.unwrap_or(0), 4])
+}
+
 fn product(factors: &[u64]) -> u64 {
     factors
         .iter()
@@ -196,12 +204,28 @@ impl Estimate {
 }
 
 /// Returns the bytes that are available without swapping: the system's own figure, or that of this process's control
-/// groups if it is less. `None` if neither can be read.
+/// groups if it is less, without what this process has mapped. `None` if neither can be read.
 pub(super) fn available() -> Option<u64> {
-    available_at(Path::new("/"))
+    available_beside(0)
 }
 
-/// The same with `/proc` and `/sys` below another folder.
+/// The same, with at least this much mapped.
+fn available_beside(mapped: u64) -> Option<u64> {
+    let root = Path::new("/");
+    // Both figures count the page cache, and with it the weights of loaded models: they could be read again, for every token.
+    let mapped = mapped_at(root).max(mapped);
+    Some(available_at(root)?.saturating_sub(mapped))
+}
+
+/// Returns the bytes of files that this process has mapped and that are in memory, each page once, without locked ones, which
+/// are available to nobody.
+fn mapped_at(root: &Path) -> u64 {
+    let text = fs::read_to_string(root.join("proc/self/smaps_rollup")).unwrap_or_default();
+    let of = |name| kibibytes(&text, name).unwrap_or(0);
+    of("Pss_File:").saturating_sub(of("Locked:"))
+}
+
+/// What is available with the files that are mapped, with `/proc` and `/sys` below this folder.
 fn available_at(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let meminfo = of_meminfo(&read("proc/meminfo"));
@@ -229,8 +253,8 @@ impl SavedSlotsLimit {
     pub(super) fn take(limit: Option<u64>, weights: u64) -> Self {
         const MAX: u64 = 8 << 30;
         let mut promised = PROMISED.lock().unwrap_or_else(PoisonError::into_inner);
-        let available = available().unwrap_or(MAX);
-        let left = available.saturating_sub(weights).saturating_sub(*promised);
+        let available = available_beside(weights).unwrap_or(MAX);
+        let left = available.saturating_sub(*promised);
         let bytes = (limit.unwrap_or(u64::MAX).min(left) / 8).min(MAX);
         *promised += bytes;
         Self(bytes)
@@ -314,9 +338,12 @@ fn lock() -> MutexGuard<'static, u64> {
 }
 
 fn of_meminfo(text: &str) -> Option<u64> {
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    kibibytes(text, "MemAvailable:")
+}
+
+/// Returns the bytes of a line `NAME NUMBER kB`.
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)
 }
@@ -524,6 +551,17 @@ mod tests {
             }
             assert_eq!(available_at(root.path()), *expected, "{files:?}");
         }
+    }
+
+    #[test]
+    fn mapped_files_count_once_and_without_locked_pages() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(mapped_at(root.path()), 0);
+        fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        let text = "55d0-7ffc ---p 00000000 00:00 0  [rollup]\nRss:  9000 kB\nPss:  800 kB\nPss_Anon:  300 kB\n\
+                    Pss_File:             500 kB\nPss_Shmem:  0 kB\nLocked:  100 kB\n";
+        fs::write(root.path().join("proc/self/smaps_rollup"), text).unwrap();
+        assert_eq!(mapped_at(root.path()), 400 << 10);
     }
 
     /// Two models that fit one by one: the second waits for the first, and sees what that one has taken.

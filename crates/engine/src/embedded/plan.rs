@@ -7,7 +7,7 @@ use super::load::LoadOptions;
 use super::load_error::LoadError;
 use super::memory::{self, CacheTypes, Estimate, MemoryReservation};
 use crate::gguf::GgufHeader;
-use crate::llama_options::{BATCH_TOKENS_MAX, GpuLayers, LlamaOptions};
+use crate::llama_options::{BATCH_TOKENS_MAX, FlashAttention, GpuLayers, LlamaOptions};
 
 /// The sizes that the options give for one model.
 pub(super) struct LoadPlan {
@@ -42,12 +42,13 @@ impl LoadPlan {
             .saturating_add(kept_prefixes)
             .min(llama::SLOTS_MAX);
         let (batch_tokens, ubatch_tokens) = batch_sizes(&options.llama);
-        let size = |cells, per_slot, slots| ContextSize {
+        let size = |cells: u32, per_slot, slots| ContextSize {
             cells,
             per_slot,
-            // llama.cpp asserts that either has room for one row per slot.
-            batch_tokens: batch_tokens.max(slots),
-            ubatch_tokens: ubatch_tokens.max(slots),
+            // A batch is at most the cache, which would grow with it otherwise. llama.cpp asserts that either has room for
+            // one row per slot.
+            batch_tokens: batch_tokens.min(cells).max(slots),
+            ubatch_tokens: ubatch_tokens.min(cells).max(slots),
             slots,
             threads: ThreadLimits {
                 decode: options.threads,
@@ -78,7 +79,11 @@ impl LoadPlan {
     /// Returns how many layers a GPU computes, and the estimate of the memory that the model needs beside it.
     pub(super) fn offload(&self, header: &GgufHeader, options: &LoadOptions) -> (u32, Estimate) {
         let size = self.per_slot.unwrap_or(self.together);
-        let estimate = Estimate::new(header, size, self.cache_types);
+        let mut estimate = Estimate::new(header, size, self.cache_types);
+        if options.llama.flash_attn == Some(FlashAttention::Off) {
+            let scores = memory::score_bytes(header, size);
+            estimate.pass = estimate.pass.saturating_add(scores);
+        }
         offload(estimate, self.layers, &options.llama)
     }
 
@@ -97,16 +102,35 @@ impl LoadPlan {
 
 /// Returns how many of a model's layers a GPU computes, and the estimate of the memory that is needed beside it.
 pub(super) fn offload(estimate: Estimate, layers: u32, options: &LlamaOptions) -> (u32, Estimate) {
+    let free = llama::gpu_memory(options);
+    offload_to(free, estimate, layers, options)
+}
+
+/// The same with this much free memory of GPUs; `None` without one.
+fn offload_to(
+    free: Option<u64>,
+    estimate: Estimate,
+    layers: u32,
+    options: &LlamaOptions,
+) -> (u32, Estimate) {
     let all = layers.saturating_add(1);
-    let offloaded = match options.gpu_layers.unwrap_or(GpuLayers::Auto) {
-        GpuLayers::Auto => match llama::gpu_memory(options) {
-            Some(free) => estimate.layers_that_fit(layers, free),
-            None => 0,
-        },
-        GpuLayers::All => all,
-        GpuLayers::Number(number) => number.min(all),
+    let offloaded = match (options.gpu_layers.unwrap_or(GpuLayers::Auto), free) {
+        // Whatever is asked for: the CPU computes all of it.
+        (_, None) => 0,
+        (GpuLayers::Auto, Some(free)) => estimate.layers_that_fit(layers, free),
+        (GpuLayers::All, Some(_)) => all,
+        (GpuLayers::Number(number), Some(_)) => number.min(all),
     };
-    (offloaded, estimate.without_layers(offloaded, layers))
+    let mut beside = estimate.without_layers(offloaded, layers);
+    // Any tensor of a layer may be in the memory of the machine.
+    if options
+        .override_tensor
+        .as_ref()
+        .is_some_and(|it| !it.is_empty())
+    {
+        beside.weights = estimate.weights;
+    }
+    (offloaded, beside)
 }
 
 /// Reserves what a model is estimated to need, `cells` of it KV cells. If models that are being loaded leave too little, waits
@@ -216,3 +240,75 @@ const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
 /// The size up to which a KV cache is enlarged by default.
 const CACHE_BYTES_SMALL: u64 = 128 << 20;
 const BATCH_TOKENS_DEFAULT: u32 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::super::random::{RandomModelShape, write};
+    use super::*;
+
+    fn header() -> GgufHeader {
+        let mut bytes = Vec::new();
+        write(&mut bytes, &RandomModelShape::tiny(), 1).unwrap();
+        GgufHeader::read(&bytes[..]).unwrap()
+    }
+
+    fn options(text: &str) -> LoadOptions {
+        LoadOptions {
+            llama: serde_json::from_str(text).unwrap(),
+            context_tokens: Some(256),
+            cache_tokens: Some(1024),
+            kept_prefixes: Some(0),
+            parallel: 4,
+            ..LoadOptions::default()
+        }
+    }
+
+    #[test]
+    fn layers_leave_the_memory_of_the_machine_only_for_a_gpu() {
+        let whole = Estimate {
+            weights: 3000,
+            cache: 300,
+            pass: 50,
+        };
+        let of = |free, text: &str| {
+            let (layers, beside) = offload_to(free, whole, 2, &options(text).llama);
+            (layers, beside.weights, beside.cache)
+        };
+        for text in ["{}", r#"{"gpu_layers": "all"}"#, r#"{"gpu_layers": 99}"#] {
+            assert_eq!(of(None, text), (0, 3000, 300), "{text}");
+            assert_eq!(of(Some(1 << 40), text), (3, 0, 0), "{text}");
+        }
+        assert_eq!(of(Some(0), r#"{"gpu_layers": 1}"#), (1, 2000, 200));
+        let placed = r#"{"gpu_layers": "all", "override_tensor": ["exps=CPU"]}"#;
+        assert_eq!(of(Some(1 << 40), placed), (3, 3000, 0));
+    }
+
+    #[test]
+    fn without_flash_attention_the_scores_of_every_head_count() {
+        let of = |text| {
+            let options = options(text);
+            let plan = LoadPlan::new(&header(), &options).unwrap();
+            plan.offload(&header(), &options).1.pass
+        };
+        let (heads, plan) = (
+            u64::from(RandomModelShape::tiny().heads),
+            LoadPlan::new(&header(), &options("{}")).unwrap(),
+        );
+        let size = plan.per_slot.unwrap_or(plan.together);
+        let scores = u64::from(size.ubatch_tokens) * u64::from(size.reach()) * heads * 4;
+        let fused = of(r#"{"flash_attn": "on"}"#);
+        assert_eq!(of(r#"{"flash_attn": "off"}"#) - fused, scores);
+        assert_eq!(of("{}"), fused);
+    }
+
+    #[test]
+    fn a_batch_does_not_enlarge_the_cache() {
+        let plan = LoadPlan::new(&header(), &options(r#"{"batch_tokens": 16384}"#)).unwrap();
+        assert_eq!(
+            (plan.together.cells, plan.together.batch_tokens),
+            (1024, 1024)
+        );
+        let separate = plan.per_slot.unwrap();
+        assert_eq!(separate.batch_tokens, separate.cells);
+    }
+}

@@ -34,7 +34,8 @@ impl ModelSource {
             Self::Bytes(bytes) => header_of(*bytes, bytes.len() as u64, self.path())?,
         };
         for (key, value) in options.overrides().map_err(LoadError::Option)? {
-            header.replace(key, value);
+            let replaced = header.replace(key, value);
+            replaced.map_err(LoadError::Option)?;
         }
         // After the replacement: llama.cpp asserts what it then uses.
         match checks::check(&header) {

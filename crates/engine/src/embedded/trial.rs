@@ -106,8 +106,7 @@ impl Embedded {
                 continue;
             }
             match self.row(index, Time::ZERO) {
-                // Infinite logits are allowed: they exclude tokens.
-                OutputRow::Logits(logits) if !logits.iter().any(|logit| logit.is_nan()) => {}
+                OutputRow::Logits(logits) if are_numbers(logits) => {}
                 OutputRow::Failed(error) => return Err(error.to_string()),
                 _ => return Err("its logits are not numbers".to_owned()),
             }
@@ -116,8 +115,29 @@ impl Embedded {
     }
 }
 
+/// Returns whether one of these logits is the largest: minus infinity excludes a token, and may not exclude all.
+fn are_numbers(logits: &[f32]) -> bool {
+    let is_excluded = |logit: f32| logit == f32::NEG_INFINITY;
+    let is_one = |&logit: &f32| logit.is_finite() || is_excluded(logit);
+    logits.iter().all(is_one) && logits.iter().any(|logit| logit.is_finite())
+}
+
 const PROMPT_TOKENS: u32 = 4;
 /// Enough for the kernels that compute several tokens at once.
 const WARM_UP_TOKENS: u32 = 32;
 /// Held while a model warms up.
 static WARMING: Mutex<()> = Mutex::new(());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_without_a_largest_logit_is_no_output() {
+        let (none, most) = (f32::NEG_INFINITY, f32::INFINITY);
+        assert!(are_numbers(&[1.0, none]));
+        for row in [&[none, none][..], &[1.0, most], &[1.0, f32::NAN], &[]] {
+            assert!(!are_numbers(row), "{row:?}");
+        }
+    }
+}

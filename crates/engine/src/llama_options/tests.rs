@@ -13,13 +13,13 @@ fn values_are_read_by_the_names_that_llama_server_has() {
         r#"{"gpu_layers": "all", "split_mode": "row", "tensor_split": [3, 1.5], "numa": "isolate",
             "cache_type_k": "iq4_nl", "cache_type_v": "q8_0", "flash_attn": "on", "rope_scaling": "yarn",
             "rope_scale": 4, "override_tensor": ["a=b=CPU"],
-            "override_kv": ["a=int:-1", "b=float:0.5", "c=bool:true", "d=str:x=y:z"]}"#,
+            "override_kv": ["a_token_id=int:-1", "b=float:0.5", "c=bool:true", "d=str:x=y:z"]}"#,
     )
     .unwrap();
     assert_eq!(options.gpu_layers, Some(GpuLayers::All));
     assert_eq!(options.placements().unwrap(), [("a=b", "CPU")]);
     let overrides = [
-        ("a", OverrideValue::Int(-1)),
+        ("a_token_id", OverrideValue::Int(-1)),
         ("b", OverrideValue::Float(0.5)),
         ("c", OverrideValue::Bool(true)),
         ("d", OverrideValue::Text("x=y:z".to_owned())),
@@ -87,6 +87,39 @@ fn bad_values_are_refused_with_the_option_and_the_choices() {
             ["a=bool:1", "KEY=TYPE:VALUE"],
         ),
         (long.as_str(), ["override_kv", "127"]),
+        (
+            r#"{"override_kv": ["llama.expert_count=int:-1"]}"#,
+            ["expert_count=int:-1", "from 0"],
+        ),
+        (
+            r#"{"override_kv": ["a_token_id=int:-2"]}"#,
+            ["a_token_id", "from 0"],
+        ),
+        (
+            r#"{"override_kv": ["a=int:1", "b=int:1", "a=int:2"]}"#,
+            ["override_kv: a ", "twice"],
+        ),
+        (r#"{"override_kv": ["a=float:1e39"]}"#, ["a=float", "KEY="]),
+        (
+            r#"{"override_tensor": ["(a*)*=CPU"]}"#,
+            ["override_tensor", "repeated"],
+        ),
+        (r#"{"rope_scale": 1e-300}"#, ["rope_scale", "32 bits"]),
+        (r#"{"rope_scale": 1e39}"#, ["rope_scale", "32 bits"]),
+        (
+            r#"{"rope_freq_scale": 1e300}"#,
+            ["rope_freq_scale", "32 bits"],
+        ),
+        (
+            r#"{"rope_freq_base": 1e-60}"#,
+            ["rope_freq_base", "32 bits"],
+        ),
+        (
+            r#"{"yarn_beta_fast": 1e300}"#,
+            ["yarn_beta_fast", "32 bits"],
+        ),
+        (r#"{"tensor_split": [1, 1e39]}"#, ["tensor_split", "1e30"]),
+        (r#"{"tensor_split": [1e-60]}"#, ["tensor_split", "1e-30"]),
     ] {
         let why = read(text).unwrap_err();
         assert!(parts.iter().all(|part| why.contains(part)), "{text}: {why}");
@@ -117,4 +150,27 @@ fn positions_are_scaled_only_where_that_is_asked_for() {
     ] {
         assert_eq!(read(text).unwrap().scales_positions(), scales, "{text}");
     }
+}
+
+/// They are two names of one setting.
+#[test]
+fn the_scale_of_a_model_replaces_the_inverse_of_the_default() {
+    let (scale, inverse) = (r#"{"rope_scale": 4}"#, r#"{"rope_freq_scale": 0.5}"#);
+    for (model, defaults, factor) in [(scale, inverse, 0.25), (inverse, scale, 0.5)] {
+        let merged = read(model).unwrap().or(&read(defaults).unwrap());
+        assert_eq!(merged.check(), Ok(()));
+        assert_eq!(merged.freq_scale(), Some(factor));
+    }
+    let merged = LlamaOptions::default().or(&read(scale).unwrap());
+    assert_eq!(merged.freq_scale(), Some(0.25));
+}
+
+#[test]
+fn placements_are_few() {
+    let with = |entries: usize| LlamaOptions {
+        override_tensor: Some(vec!["exps=CPU".to_owned(); entries]),
+        ..LlamaOptions::default()
+    };
+    assert_eq!(with(16).check(), Ok(()));
+    assert!(with(17).check().unwrap_err().contains("at most 16"));
 }

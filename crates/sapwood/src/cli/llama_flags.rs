@@ -13,13 +13,23 @@ use crate::failure::CliError;
 #[command(next_help_heading = "Loading and computing (llama.cpp)")]
 pub(super) struct LlamaFlags {
     /// Layers that a GPU computes: a number, `all`, or `auto` for as many as fit (-ngl)
-    #[arg(long, alias = "n-gpu-layers", value_name = "N|auto|all")]
+    #[arg(
+        long,
+        alias = "n-gpu-layers",
+        value_name = "N|auto|all",
+        allow_negative_numbers = true
+    )]
     gpu_layers: Option<String>,
     /// How several GPUs share a model (-sm)
     #[arg(long, value_parser = ["none", "layer", "row"])]
     split_mode: Option<String>,
     /// The share of each GPU, for example 3,1 (-ts)
-    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "N,..",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
     tensor_split: Vec<f64>,
     /// The GPU that is used with --split-mode none (-mg)
     #[arg(long, value_name = "INDEX")]
@@ -55,28 +65,28 @@ pub(super) struct LlamaFlags {
     #[arg(long, value_parser = ["none", "linear", "yarn"])]
     rope_scaling: Option<String>,
     /// Factor by which the context is extended
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rope_scale: Option<f64>,
     /// Base frequency of the rotary embedding
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rope_freq_base: Option<f64>,
     /// Factor of its frequencies: the inverse of --rope-scale
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rope_freq_scale: Option<f64>,
     /// YaRN: training context of the model
     #[arg(long, value_name = "TOKENS")]
     yarn_orig_ctx: Option<u32>,
     /// YaRN: share of extrapolation
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     yarn_ext_factor: Option<f64>,
     /// YaRN: factor of attention's magnitude
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     yarn_attn_factor: Option<f64>,
     /// YaRN: low correction dimension
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     yarn_beta_fast: Option<f64>,
     /// YaRN: high correction dimension
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     yarn_beta_slow: Option<f64>,
     /// Metadata that replaces the file's: KEY=TYPE:VALUE, of type int, float, bool or str; may be repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE")]

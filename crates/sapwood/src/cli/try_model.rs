@@ -14,8 +14,8 @@ pub(super) struct TryModel {
     /// How much of it runs at a time, as JSON
     #[arg(long, value_parser = size)]
     size: ModelSize,
-    /// The GGUF file
-    file: PathBuf,
+    /// The GGUF file; without one, the demo model
+    file: Option<PathBuf>,
 }
 
 fn size(given: &str) -> Result<ModelSize, serde_json::Error> {

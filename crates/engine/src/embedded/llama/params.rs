@@ -415,7 +415,7 @@ mod tests {
         }
         let set = model(
             r#"{"split_mode": "row", "main_gpu": 2, "tensor_split": [3, 1], "override_tensor": ["a=b=CPU"],
-                "override_kv": ["a=int:-5", "b=float:0.5", "c=bool:true", "d=str:x"]}"#,
+                "override_kv": ["a_token_id=int:-1", "b=float:0.5", "c=bool:true", "d=str:x"]}"#,
         );
         let raw = set.raw();
         assert_eq!(set.tensor_split[..3], [3.0, 1.0, 0.0]);
@@ -435,8 +435,11 @@ mod tests {
             assert!(!placements[0].buft.is_null() && placements[1].pattern.is_null());
             let overrides = std::slice::from_raw_parts(raw.kv_overrides, 5);
             let keys = overrides.iter().map(|it| CStr::from_ptr(it.key.as_ptr()));
-            assert_eq!(keys.collect::<Vec<_>>(), [c"a", c"b", c"c", c"d", c""]);
-            assert_eq!(overrides[0].__bindgen_anon_1.val_i64, -5);
+            assert_eq!(
+                keys.collect::<Vec<_>>(),
+                [c"a_token_id", c"b", c"c", c"d", c""]
+            );
+            assert_eq!(overrides[0].__bindgen_anon_1.val_i64, -1);
             assert_eq!(overrides[1].__bindgen_anon_1.val_f64, 0.5);
             assert!(overrides[2].__bindgen_anon_1.val_bool);
             let text = CStr::from_ptr(overrides[3].__bindgen_anon_1.val_str.as_ptr());
