@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use crate::model::BatchEntry;
+
 /// The calls of a trial, in which the tried number and the present one alternate.
 const TRIAL_CALLS: usize = 6;
 /// A trial is given up after so many calls of other sizes, which cannot be compared.
@@ -176,6 +178,38 @@ impl ThreadChoice {
     }
 }
 
+/// The numbers of threads of the kinds of decode calls, which differ in what limits them: memory, and arithmetic.
+#[derive(Debug)]
+pub(super) struct ThreadChoices {
+    pub(super) decode: ThreadChoice,
+    pub(super) prefill: ThreadChoice,
+    /// Of calls of at most `few_max` entries with several of a slot: drafts, and short prompts. There are many of them between
+    /// two long prompts, and what is right for them would decide for those.
+    pub(super) few: ThreadChoice,
+    /// The output rows of the model: with drafts alone, each entry has one.
+    pub(super) few_max: usize,
+}
+
+impl ThreadChoices {
+    /// The choice for a batch.
+    pub(super) fn of(&mut self, entries: &[BatchEntry]) -> &mut ThreadChoice {
+        let single = entries.windows(2).all(|pair| pair[0].slot != pair[1].slot);
+        if single {
+            &mut self.decode
+        } else if entries.len() <= self.few_max {
+            &mut self.few
+        } else {
+            &mut self.prefill
+        }
+    }
+
+    /// The maximum of threads of any.
+    pub(super) fn most(&self) -> u32 {
+        let numbers = [&self.decode, &self.prefill, &self.few].map(ThreadChoice::most);
+        numbers.into_iter().max().unwrap_or(1)
+    }
+}
+
 fn class(entries: usize) -> usize {
     (entries.max(1).ilog2() as usize).min(CLASSES - 1)
 }
@@ -299,6 +333,41 @@ mod tests {
             choice.observe(entries, Duration::from_micros(took));
         }
         assert_eq!(choice.threads(1), 1);
+    }
+
+    /// Drafts are fastest on few threads, prompts on many.
+    #[test]
+    fn drafts_do_not_decide_for_prompts() {
+        let choice = || ThreadChoice::among(worth_trying(16));
+        let mut choices = ThreadChoices {
+            decode: choice(),
+            prefill: choice(),
+            few: choice(),
+            few_max: 72,
+        };
+        let entry = |slot| BatchEntry {
+            slot,
+            position: 0,
+            token: 0,
+            row: false,
+        };
+        let (drafts, prompt) = ([entry(1); 10], [entry(2); 128]);
+        for call in 0..12_000 {
+            let is_prompt = call % 300 < 16;
+            let entries = if is_prompt { &prompt[..] } else { &drafts };
+            let choice = choices.of(entries);
+            let threads = u64::from(choice.threads(entries.len()));
+            let took = if is_prompt {
+                2_048_000 / threads
+            } else {
+                20_000 + 1_000 * threads
+            };
+            choice.observe(entries.len(), Duration::from_micros(took));
+        }
+        assert_eq!(choices.of(&prompt).current, 0);
+        assert_eq!(choices.of(&drafts).threads(1), 8);
+        let singles = [1, 2, 3].map(entry);
+        assert_eq!(choices.of(&singles).threads(3), 16, "no call yet");
     }
 
     #[test]

@@ -199,15 +199,18 @@ impl Batch {
         let decoding = self.shares.iter().filter(|share| share.tokens == 1).count();
         // Drafts take time as prompts do, and prompts come first.
         let prompts = self.pace.prefill_tokens(decoding);
+        let prompt_tokens = total - decoding;
         let tokens = [
             rows,
             self.limits.batch.saturating_sub(total),
             requests.slots.free_cells().saturating_sub(total),
-            prompts.saturating_sub(total - decoding),
+            prompts.saturating_sub(prompt_tokens),
         ];
         let least = tokens.into_iter().min().filter(|_| drafts);
         let budget = DraftBudget {
             tokens: least.unwrap_or(0),
+            prompt_tokens,
+            time_max: self.pace.decode_seconds(decoding, prompt_tokens),
             timed,
         };
         self.speculation.draft(requests, &self.shares, budget);

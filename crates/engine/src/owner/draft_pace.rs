@@ -21,6 +21,8 @@ const MEASURED: usize = 6;
 const MEASURED_MIN: usize = 3;
 /// Drafts are made if they are expected to save so many times what they cost.
 const WORTH: f64 = 1.15;
+/// Drafts may make a step so many times longer for a sequence that they do not make faster.
+const SLOWER_MAX: f64 = 1.25;
 /// A number of tokens that was not measured is expected to take this share of what the tokens of a smaller one took.
 const UNKNOWN_SHARE: f64 = 0.5;
 /// After so many steps with drafts, one without is measured: longer sequences take longer.
@@ -101,6 +103,20 @@ impl DraftLength {
 /// Classes of numbers, by their logarithm.
 const CLASSES: usize = 12;
 
+/// The drafts of a step, as they are judged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepDrafts {
+    pub(super) decoding: usize,
+    /// Tokens of all drafts.
+    pub(super) tokens: usize,
+    /// How many of them are expected to be accepted.
+    pub(super) accepted: f64,
+    /// How many are expected of the sequence with the fewest: 0 if one of those that decode has no draft.
+    pub(super) least: f64,
+    /// What the decoding sequences and the drafts may take, in seconds.
+    pub(super) time_max: f64,
+}
+
 /// What draft tokens cost, for each class of numbers of decoding sequences and of draft tokens.
 #[derive(Debug)]
 pub(super) struct DraftCost {
@@ -126,12 +142,15 @@ impl DecodeCost {
     /// Returns the time of a step with so many draft tokens, in seconds; `None`: nothing is known of it.
     fn drafting_time(&self, plain: f64, drafted: usize) -> Option<f64> {
         let class = class(drafted);
-        if let Some(time) = self.drafting[class].least() {
+        if let Some(time) = self.drafting[class].least_with(plain, drafted) {
             return Some(time);
         }
         // More tokens take more time, though each of them often less.
         let fewer = (0..class).rev();
-        let mut known = fewer.filter_map(|fewer| Some((fewer, self.drafting[fewer].least()?)));
+        let mut known = fewer.filter_map(|fewer| {
+            let drafted = (2 << fewer) - 1;
+            Some((fewer, self.drafting[fewer].least_with(plain, drafted)?))
+        });
         let (fewer, time) = known.next()?;
         let times = count(1 << (class - fewer)) * UNKNOWN_SHARE;
         Some(plain + (time - plain).max(0.0) * times.max(1.0))
@@ -142,19 +161,32 @@ impl DecodeCost {
 #[derive(Clone, Copy, Debug, Default)]
 struct RecentTimes {
     times: [f64; MEASURED],
+    /// The draft tokens of each.
+    drafted: [usize; MEASURED],
     /// How many there ever were; the oldest is replaced.
     count: usize,
 }
 
 impl RecentTimes {
-    fn push(&mut self, time: Duration) {
-        self.times[self.count % MEASURED] = time.as_secs_f64();
+    fn push(&mut self, time: Duration, drafted: usize) {
+        let oldest = self.count % MEASURED;
+        (self.times[oldest], self.drafted[oldest]) = (time.as_secs_f64(), drafted);
         self.count += 1;
     }
 
     /// The least of them; `None`: too few for a judgement.
     fn least(&self) -> Option<f64> {
-        let times = self.times.iter().copied().take(self.count);
+        self.least_with(0.0, 0)
+    }
+
+    /// The least time with so many draft tokens, where a step without takes `plain`. A class has numbers that differ up to two
+    /// times: more tokens than were measured take as much more time.
+    fn least_with(&self, plain: f64, drafted: usize) -> Option<f64> {
+        let times = self.times.iter().zip(&self.drafted).take(self.count);
+        let times = times.map(|(&time, &measured)| {
+            let more = count(drafted) / count(measured) - 1.0;
+            time + (time - plain).max(0.0) * more.max(0.0)
+        });
         times
             .reduce(f64::min)
             .filter(|_| self.count >= MEASURED_MIN)
@@ -178,18 +210,16 @@ impl DraftCost {
         cost.plain.least().is_none() || cost.drafted >= PLAIN_STEPS
     }
 
-    /// Returns whether drafts of so many tokens, of which so many are expected to be accepted, make the sequences of a
-    /// step faster, all together. What was not measured is tried.
-    pub(super) fn pays(&self, decoding: usize, drafted: usize, accepted: f64) -> bool {
-        let cost = &self.costs[class(decoding)];
-        let Some(plain) = cost.plain.least() else {
-            return true;
-        };
-        let Some(drafting) = cost.drafting_time(plain, drafted) else {
-            return true;
-        };
+    /// Returns whether the drafts make the sequences of a step faster, all together, and none of them much slower. `None`: that
+    /// was not measured.
+    pub(super) fn pays(&self, drafts: StepDrafts) -> Option<bool> {
+        let cost = &self.costs[class(drafts.decoding)];
+        let plain = cost.plain.least()?;
+        let time = cost.drafting_time(plain, drafts.tokens)?;
         // In a step without drafts each sequence gets one token.
-        accepted / count(decoding) * plain > (drafting - plain) * WORTH
+        let saves = drafts.accepted / count(drafts.decoding) * plain > (time - plain) * WORTH;
+        let is_fair = time <= plain * SLOWER_MAX.max(1.0 + drafts.least);
+        Some(saves && is_fair && time <= drafts.time_max)
     }
 
     /// Takes that the drafts of a step pay.
@@ -212,10 +242,10 @@ impl DraftCost {
     pub(super) fn observe(&mut self, decoding: usize, drafted: usize, took: Duration) {
         let cost = &mut self.costs[class(decoding)];
         if drafted == 0 {
-            cost.plain.push(took);
+            cost.plain.push(took, 0);
             cost.drafted = 0;
         } else {
-            cost.drafting[class(drafted)].push(took);
+            cost.drafting[class(drafted)].push(took, drafted);
             cost.drafted += 1;
         }
     }
@@ -250,6 +280,17 @@ mod tests {
         }
     }
 
+    /// Every sequence has a draft, and nothing else limits the step.
+    fn all_draft(decoding: usize, tokens: usize, accepted: f64) -> StepDrafts {
+        StepDrafts {
+            decoding,
+            tokens: tokens * decoding,
+            accepted: accepted * (tokens * decoding) as f64,
+            least: accepted * tokens as f64,
+            time_max: f64::INFINITY,
+        }
+    }
+
     /// Steps in which every sequence has a draft of 4 tokens, all of which are accepted or none; returns in how many of the
     /// last hundred they are decoded.
     fn drafted(cost: &mut DraftCost, machine: Machine, decoding: usize, accepted: f64) -> usize {
@@ -259,7 +300,7 @@ mod tests {
                 cost.observe(decoding, 0, machine.takes(decoding));
                 return false;
             }
-            let pays = cost.pays(decoding, tokens, accepted * tokens as f64);
+            let pays = cost.pays(all_draft(decoding, 4, accepted)) != Some(false);
             if pays {
                 cost.paid();
             }
@@ -326,9 +367,64 @@ mod tests {
         for _ in 0..MEASURED - 1 {
             cost.observe(1, 4, Duration::from_secs(1));
         }
-        assert!(cost.pays(1, 4, 1.0));
+        assert_eq!(cost.pays(all_draft(1, 4, 0.25)), Some(true));
         cost.observe(1, 4, Duration::from_secs(1));
-        assert!(!cost.pays(1, 4, 1.0), "a machine that is slower");
+        let pays = cost.pays(all_draft(1, 4, 0.25));
+        assert_eq!(pays, Some(false), "a machine that is slower");
+    }
+
+    /// 4 sequences whose step takes 100 ms, and 10 ms more for each draft token.
+    fn four() -> DraftCost {
+        let mut cost = DraftCost::default();
+        for _ in 0..MEASURED_MIN {
+            for drafted in [0, 2, 16] {
+                cost.observe(4, drafted, Duration::from_millis(100 + 10 * drafted as u64));
+            }
+        }
+        cost
+    }
+
+    #[test]
+    fn a_sequence_without_a_draft_is_not_made_much_slower() {
+        let cost = four();
+        for (tokens, least, expected) in [
+            (2, 0.0, true),
+            (3, 0.0, false),
+            (16, 0.0, false),
+            (16, 1.5, false),
+            (16, 1.7, true),
+        ] {
+            let drafts = StepDrafts {
+                tokens,
+                accepted: tokens as f64,
+                least,
+                ..all_draft(4, 1, 1.0)
+            };
+            assert_eq!(cost.pays(drafts), Some(expected), "{tokens} {least}");
+        }
+    }
+
+    #[test]
+    fn drafts_end_in_the_time_of_a_step() {
+        let cost = four();
+        for (tokens, time_max, expected) in [
+            (4, 0.265, true),
+            (4, 0.255, false),
+            (5, 0.295, false),
+            (5, 0.305, true),
+        ] {
+            let drafts = StepDrafts {
+                time_max,
+                ..all_draft(4, tokens, 1.0)
+            };
+            let pays = cost.pays(drafts);
+            assert_eq!(
+                pays,
+                Some(expected),
+                "{tokens} {time_max}: more of one class"
+            );
+        }
+        assert_eq!(cost.pays(all_draft(16, 1, 1.0)), None);
     }
 
     #[test]

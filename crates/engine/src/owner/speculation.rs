@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use sapwood_proto::steer::Token;
 
-use super::draft_pace::{DraftCost, DraftLength};
+use super::draft_pace::{DraftCost, DraftLength, StepDrafts};
 use super::requests::Requests;
 use crate::prompt_lookup::PromptLookup;
 use crate::scheduler::{SequenceKey, StepShare};
@@ -53,6 +53,11 @@ impl Drafting {
     /// Returns the draft of this step.
     pub(super) fn draft(&self) -> &[Token] {
         &self.draft
+    }
+
+    /// Returns whether this is the next token of the draft.
+    pub(super) fn proposes(&self, token: Token) -> bool {
+        self.draft.get(self.accepted) == Some(&token)
     }
 
     /// Drafts at most so many tokens behind those that are known.
@@ -97,6 +102,10 @@ impl Drafting {
 pub(super) struct DraftBudget {
     /// Tokens: the least of the entries, output rows, free KV cells and prompt tokens that are left.
     pub(super) tokens: usize,
+    /// Prompt tokens of the step.
+    pub(super) prompt_tokens: usize,
+    /// What the decoding sequences and their drafts may take, in seconds.
+    pub(super) time_max: f64,
     /// Time passes within a step, so that what drafts cost is measured.
     pub(super) timed: bool,
 }
@@ -109,6 +118,8 @@ pub(super) struct Speculation {
     cost: DraftCost,
     /// Sequences with a draft in this step. A buffer that retains its allocation.
     drafting: Vec<SequenceKey>,
+    /// Which of them gets first what cannot be divided; moves on with each step.
+    turn: usize,
 }
 
 impl Speculation {
@@ -118,6 +129,7 @@ impl Speculation {
             max,
             cost: DraftCost::default(),
             drafting: Vec::new(),
+            turn: 0,
         }
     }
 
@@ -130,12 +142,16 @@ impl Speculation {
     ) {
         self.clear(requests);
         let decoding = shares.iter().filter(|share| share.tokens == 1).count();
-        if self.max == 0 || decoding == 0 || budget.timed && self.cost.needs_plain(decoding) {
+        if self.max == 0 || decoding == 0 || budget.tokens == 0 {
             return;
         }
-        let mut left = budget.tokens;
+        // The time of a step with prompt tokens says nothing about drafts, so nothing is tried or left out to measure it.
+        let measures = budget.timed && budget.prompt_tokens == 0;
+        if measures && self.cost.needs_plain(decoding) {
+            return;
+        }
         for share in shares.iter().filter(|share| share.tokens == 1) {
-            let most = most_tokens(requests, share.key).min(left);
+            let most = most_tokens(requests, share.key).min(budget.tokens);
             if most == 0 {
                 continue;
             }
@@ -145,22 +161,52 @@ impl Speculation {
                 .get_or_insert_with(|| Box::new(Drafting::new(self.max)));
             drafting.propose(&sequence.tokens, most);
             if !drafting.draft.is_empty() {
-                left -= drafting.draft.len();
                 self.drafting.push(share.key);
             }
         }
+        self.divide(requests, budget.tokens);
         if budget.timed && !self.drafting.is_empty() {
-            self.shorten(requests, decoding);
+            self.shorten(requests, decoding, budget);
         }
     }
 
-    /// Shortens the drafts to where they save more time than they take, or drops them.
-    fn shorten(&mut self, requests: &mut Requests, decoding: usize) {
+    /// Shortens the drafts to so many tokens together: each has an equal part, and in turn what others leave of theirs.
+    fn divide(&mut self, requests: &mut Requests, tokens: usize) {
+        let sequences = &mut requests.sequences;
+        let length = |key: &SequenceKey| sequences[*key].draft().len();
+        let all: usize = self.drafting.iter().map(length).sum();
+        if all <= tokens {
+            return;
+        }
+        let part = tokens / self.drafting.len();
+        let parts = self.drafting.iter().map(|key| length(key).min(part));
+        let mut left = tokens - parts.sum::<usize>();
+        self.turn = (self.turn + 1) % self.drafting.len();
+        self.drafting.rotate_left(self.turn);
+        self.drafting.retain(|&key| {
+            let Some(drafting) = &mut sequences[key].drafting else {
+                return false;
+            };
+            let more = drafting.draft.len().saturating_sub(part).min(left);
+            left -= more;
+            drafting.draft.truncate(part + more);
+            !drafting.draft.is_empty()
+        });
+    }
+
+    /// Shortens the drafts to where they save more time than they take and hold nobody up for long, or drops them. What was not
+    /// measured is tried.
+    fn shorten(&mut self, requests: &mut Requests, decoding: usize, budget: DraftBudget) {
+        let measures = budget.prompt_tokens == 0;
         let mut most = self.max;
-        while !self.pays(requests, decoding, most) {
+        while !self
+            .cost
+            .pays(self.step_drafts(requests, decoding, most, budget.time_max))
+            .unwrap_or(measures)
+        {
             most /= 2;
             if most == 0 {
-                if !self.cost.tries_again() {
+                if !measures || !self.cost.tries_again() {
                     self.clear(requests);
                 }
                 return;
@@ -174,18 +220,31 @@ impl Speculation {
         }
     }
 
-    /// Returns whether it pays to decode drafts of at most `most` tokens.
-    fn pays(&self, requests: &Requests, decoding: usize, most: usize) -> bool {
+    /// Returns the drafts of this step, each of at most `most` tokens.
+    fn step_drafts(
+        &self,
+        requests: &Requests,
+        decoding: usize,
+        most: usize,
+        time_max: f64,
+    ) -> StepDrafts {
+        let all_draft = self.drafting.len() == decoding;
+        let mut step = StepDrafts {
+            decoding,
+            tokens: 0,
+            accepted: 0.0,
+            least: if all_draft { f64::INFINITY } else { 0.0 },
+            time_max,
+        };
         let drafts = self.drafting.iter();
-        let drafts = drafts.filter_map(|&key| requests.sequences[key].drafting.as_ref());
-        let (drafted, accepted) = drafts.fold((0, 0.0), |(drafted, accepted), drafting| {
+        for drafting in drafts.filter_map(|&key| requests.sequences[key].drafting.as_ref()) {
             let tokens = drafting.draft.len().min(most);
-            (
-                drafted + tokens,
-                accepted + drafting.length.expected(tokens),
-            )
-        });
-        self.cost.pays(decoding, drafted, accepted)
+            let accepted = drafting.length.expected(tokens);
+            step.tokens += tokens;
+            step.accepted += accepted;
+            step.least = step.least.min(accepted);
+        }
+        step
     }
 
     /// Drops the drafts of this step.

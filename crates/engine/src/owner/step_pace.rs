@@ -57,6 +57,12 @@ impl StepPace {
         tokens.max(TOKENS_MIN)
     }
 
+    /// Returns how long the decoding sequences of a step and their drafts may take beside so many prompt tokens, in seconds.
+    pub(super) fn decode_seconds(&self, decoding: usize, prompt_tokens: usize) -> f64 {
+        let prompts = self.prefill.unwrap_or(0.0) * count(prompt_tokens);
+        (self.time_for(decoding) - prompts) / 1e9
+    }
+
     /// How long a step should take. Where a step takes long whatever is in it, prompts have a part of it nevertheless, or
     /// they would never be computed: a third beside streams, and two thirds where none of them waits.
     fn time_for(&self, decoding: usize) -> f64 {

@@ -10,7 +10,7 @@ use llama_cpp_sys_2 as sys;
 
 use super::super::guard::{guarded, throwing};
 use super::super::processors;
-use super::super::thread_choice::{ThreadChoice, worth_trying};
+use super::super::thread_choice::{ThreadChoice, ThreadChoices, worth_trying};
 use super::batch::LlamaBatch;
 use super::model::LlamaModel;
 use super::params::set_context_params;
@@ -66,10 +66,13 @@ pub(in super::super) struct ThreadLimits {
 }
 
 impl ThreadLimits {
-    fn choices(self) -> ThreadChoices {
+    /// The choices of a context with so many output rows.
+    fn choices(self, rows: u32) -> ThreadChoices {
         ThreadChoices {
             decode: choice(self.decode),
             prefill: self.prefill_choice(),
+            few: self.prefill_choice(),
+            few_max: rows as usize,
         }
     }
 
@@ -98,30 +101,6 @@ impl fmt::Display for ThreadLimits {
             number(self.decode),
             number(self.prefill)
         )
-    }
-}
-
-/// The numbers of threads of the two kinds of decode calls, which differ in what limits them: memory, and arithmetic.
-#[derive(Debug)]
-struct ThreadChoices {
-    decode: ThreadChoice,
-    prefill: ThreadChoice,
-}
-
-impl ThreadChoices {
-    /// The choice for a batch.
-    fn of(&mut self, entries: &[BatchEntry]) -> &mut ThreadChoice {
-        let single = entries.windows(2).all(|pair| pair[0].slot != pair[1].slot);
-        if single {
-            &mut self.decode
-        } else {
-            &mut self.prefill
-        }
-    }
-
-    /// The maximum of threads of either.
-    fn most(&self) -> u32 {
-        self.decode.most().max(self.prefill.most())
     }
 }
 
@@ -239,11 +218,11 @@ impl LlamaContext {
         // llama.cpp asserts that a batch has room for one row per slot, and pads the number of cells itself.
         let batch_tokens = size.batch_tokens.max(slots);
         let cells = size.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
-        let threads = size.threads.choices();
-        let pool = ComputeThreads::new(threads.most(), size.poll)
-            .ok_or("ggml could not start its threads")?;
         // One output row per slot, and some for slots with several scored tokens.
         let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
+        let threads = size.threads.choices(rows);
+        let pool = ComputeThreads::new(threads.most(), size.poll)
+            .ok_or("ggml could not start its threads")?;
         let size = ContextSize {
             cells,
             batch_tokens,

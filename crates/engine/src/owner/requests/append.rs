@@ -42,6 +42,12 @@ impl Requests {
         self.fuel.charge_sampled(sequence.job, request);
         self.count_token(key, now);
         let sequence = &mut self.sequences[key];
+        // Before the end: the last token of an output may be one of the draft.
+        if let Some(drafting) = &sequence.drafting
+            && drafting.proposes(token)
+        {
+            self.stats.accepted_tokens.add(1);
+        }
         let steering = sequence.steering.as_ref();
         let steered = steering.is_some();
         let stays = steering.is_none_or(Steering::ends_at_eos) || sole;
@@ -319,7 +325,12 @@ impl Requests {
         self.report.appended += 1;
         // Per sequence: the gaps between choices of one request are no gaps that a client sees.
         if let Some(last) = sequence.last_token_at.replace(now) {
-            stats.inter_token_seconds.observe_span(now.since(last));
+            let gap = now.since(last);
+            if sequence.draft().is_empty() {
+                stats.inter_token_seconds.observe_span(gap);
+            } else {
+                self.step_gap.add(gap);
+            }
         }
         // Per request: the first token of any choice ends the wait of its client.
         if job.first_token.is_none() {

@@ -36,6 +36,7 @@ use crate::scheduler::{Scheduler, SequenceKey};
 use crate::stats::EngineStats;
 use crate::submission::RequestTerms;
 use crate::text::ChoiceText;
+use verify::StepGap;
 
 /// Every request in progress, and what its sequences occupy.
 pub(super) struct Requests {
@@ -53,6 +54,7 @@ pub(super) struct Requests {
     pub(super) fuel: Fuel,
     pub(super) context_tokens: usize,
     pub(super) vocabulary_tokens: u32,
+    step_gap: StepGap,
     numbers: SequenceId,
     /// The time of this step; later after the decode call than before it.
     pub(super) now: Time,
@@ -82,6 +84,7 @@ impl Requests {
             fuel: Fuel::new(fuel_tokens),
             context_tokens: info.context_tokens as usize,
             vocabulary_tokens: info.vocabulary_tokens,
+            step_gap: StepGap::default(),
             numbers: 0,
             now: Time::ZERO,
         }

@@ -1,8 +1,36 @@
 //! Verifies drafts: which of the computed draft tokens become part of a sequence ([`super::super::speculation`]).
 
+use std::time::Duration;
+
+use super::super::sequence::RunningSequence;
 use super::Requests;
 use crate::model::SlotId;
 use crate::scheduler::SequenceKey;
+use crate::stats::EngineStats;
+
+/// The gap before the tokens that a sequence gets in one step by its draft, until the draft is verified. They arrive
+/// together, and each has an equal part of it.
+#[derive(Debug, Default)]
+pub(super) struct StepGap {
+    all: Duration,
+    tokens: u32,
+}
+
+impl StepGap {
+    /// Adds a token, which arrives so long after the one before it.
+    pub(super) fn add(&mut self, gap: Duration) {
+        self.all += gap;
+        self.tokens += 1;
+    }
+
+    fn observe(&mut self, stats: &EngineStats) {
+        for _ in 0..self.tokens {
+            let part = self.all / self.tokens;
+            stats.inter_token_seconds.observe_span(part);
+        }
+        *self = Self::default();
+    }
+}
 
 impl Requests {
     /// Compares the token that a row has just given with the draft of its sequence. If they are equal, the slot holds that
@@ -14,6 +42,10 @@ impl Requests {
             && !sequence.draft().is_empty()
         {
             self.verify_draft(key);
+        }
+        let goes_on = |sequence: &RunningSequence| !sequence.draft().is_empty();
+        if self.step_gap.tokens > 0 && !self.sequences.get(key).is_some_and(goes_on) {
+            self.step_gap.observe(&self.stats);
         }
     }
 
@@ -32,7 +64,6 @@ impl Requests {
             // As the next step would have: a token that ends the output is never processed.
             self.fuel.charge_processed(request, sequence, until);
             sequence.computed = until;
-            self.stats.accepted_tokens.add(1);
             return;
         }
         drafting.finish();

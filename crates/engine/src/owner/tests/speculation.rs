@@ -2,6 +2,7 @@
 
 mod figures;
 mod parrot;
+mod streams;
 
 use proptest::prelude::*;
 use sapwood_proto::steer::Token;

@@ -14,7 +14,7 @@ use crate::scripted::{Config as Script, ScriptedTokenizer};
 use crate::{RequestHandle, SpeculationMode};
 
 /// A processor where reading the weights takes the time of some tokens.
-fn memory_bound(entries: usize) -> Duration {
+pub(super) fn memory_bound(entries: usize) -> Duration {
     Duration::from_micros(
         10_000
             + 300 * entries.saturating_sub(1).min(16) as u64
@@ -23,7 +23,7 @@ fn memory_bound(entries: usize) -> Duration {
 }
 
 /// What was measured of a model of 135 million parameters on one core.
-fn compute_bound(entries: usize) -> Duration {
+pub(super) fn compute_bound(entries: usize) -> Duration {
     Duration::from_micros(20_000 + 13_500 * entries as u64)
 }
 

@@ -1,5 +1,6 @@
 //! A model whose output repeats itself, or is given; with a clock, its decode calls take time.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub(super) enum Output {
     Letters(u32),
     /// These tokens, then the end.
     Given(Vec<Token>),
+    /// Those that belong to the first token of the prompt, then the end.
+    ByFirst(HashMap<Token, Vec<Token>>),
 }
 
 impl Output {
@@ -37,14 +40,18 @@ impl Output {
                 }
                 row[END as usize] = 0.0;
             }
-            Self::Given(output) => {
-                let next = output.get(tokens.len() - prompt).unwrap_or(&END);
-                row.resize(row.len().max(*next as usize + 1), f32::NEG_INFINITY);
-                row[*next as usize] = 0.0;
-            }
+            Self::Given(output) => only(output, tokens.len() - prompt, &mut row),
+            Self::ByFirst(outputs) => only(&outputs[&tokens[0]], tokens.len() - prompt, &mut row),
         }
         row
     }
+}
+
+/// Leaves the token at this place of the output alone, behind it the end.
+fn only(output: &[Token], place: usize, row: &mut Vec<f32>) {
+    let next = *output.get(place).unwrap_or(&END) as usize;
+    row.resize(row.len().max(next + 1), f32::NEG_INFINITY);
+    row[next] = 0.0;
 }
 
 /// How long decode calls take, on the clock that they move.
