@@ -29,6 +29,8 @@ mod vectors;
 pub use embedder::{Embedder, EmbeddingHandle};
 pub use model::{EmbeddingInfo, EmbeddingModel, EncodeStop, Pooling, TextLayout};
 pub use owner::EmbeddingOwner;
-pub use request::{EmbeddingInput, EmbeddingRequest, RerankRequest, TEXT_BYTES_MAX, TEXTS_MAX};
+pub use request::{
+    EmbeddingInput, EmbeddingRequest, NUMBERS_MAX, RerankRequest, TEXT_BYTES_MAX, TEXTS_MAX,
+};
 pub use scripted::{ScriptedEmbedding, ScriptedEmbeddingConfig};
 pub use vectors::Vectors;

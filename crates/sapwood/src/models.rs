@@ -118,7 +118,7 @@ impl ModelSize {
     fn embeds(&self, source: &embedded::ModelSource) -> Result<bool, embedded::LoadError> {
         match self.embedding {
             Some(embeds) => Ok(embeds),
-            None => embedded::embeds(source),
+            None => embedded::embeds(source, &self.llama),
         }
     }
 
@@ -587,10 +587,15 @@ impl PlannedModel {
     #[cfg(feature = "embedded")]
     pub(crate) fn lacks_memory(&self) -> bool {
         match &self.source {
-            // The estimate is that of a model that generates.
-            PlannedSource::File(path) if !self.embeds() => {
+            PlannedSource::File(path) => {
                 let source = embedded::ModelSource::File(path.clone());
-                embedded::lacks_memory(&source, &self.size.options())
+                let (options, embedding) = (self.size.options(), self.size.embedding());
+                match self.size.embeds(&source) {
+                    Ok(true) => embedded::lacks_memory_embedding(&source, &options, embedding),
+                    Ok(false) => embedded::lacks_memory(&source, &options),
+                    // The load says what is wrong.
+                    Err(_) => false,
+                }
             }
             _ => false,
         }

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
-use super::kind::{architecture, default_pooling, is_embedding, is_encoder, pooling};
+use super::kind::{
+    architecture, default_pooling, is_embedding, is_encoder, pooling, rotates_positions,
+};
 use super::llama::{DecodeError, EncoderContext, EncoderSize, SLOTS_MAX, ThreadLimits};
 use super::load::{LoadOptions, check_processor, weights};
 use super::load_error::LoadError;
 use super::memory::{CacheTypes, Estimate};
-use super::plan::{batch_sizes, check_options, layers, offload, reserve};
+use super::plan::{batch_sizes, check_blocks, check_options, layers, offload, reserve};
 use super::source::ModelSource;
 use super::vocabulary::LlamaVocabulary;
 use super::{checks, llama};
@@ -56,12 +58,78 @@ pub struct EmbeddedEncoder {
     rows: Vec<f32>,
 }
 
-/// Returns whether a file is of a model that embeds: by its architecture, or because it says how to pool.
+/// Returns whether a file is of a model that embeds: by its architecture, or because it says how to pool, with the metadata
+/// that the options replace.
 ///
 /// # Errors
-/// [`LoadError`], if its header cannot be read.
-pub fn embeds(source: &ModelSource) -> Result<bool, LoadError> {
-    Ok(is_embedding(&source.header(&LlamaOptions::default())?))
+/// [`LoadError`], if its header cannot be read or is damaged.
+pub fn embeds(source: &ModelSource, options: &LlamaOptions) -> Result<bool, LoadError> {
+    Ok(is_embedding(&source.header(options)?))
+}
+
+/// As [`super::lacks_memory`], for a model that embeds.
+#[must_use]
+pub fn lacks_memory_embedding(
+    source: &ModelSource,
+    options: &LoadOptions,
+    embedding: EmbeddingOptions,
+) -> bool {
+    if options.memory_bytes.is_some() {
+        return false;
+    }
+    let Ok(model) = MeasuredEncoder::new(source, options, embedding) else {
+        return false;
+    };
+    // Stopped where it would wait for the memory of other loads.
+    let reserved = reserve(model.estimate, model.size.tokens, options, &mut |_| false);
+    matches!(reserved, Err(LoadError::Memory { .. }))
+}
+
+/// A model whose header was read and checked, and what it will need.
+struct MeasuredEncoder {
+    header: GgufHeader,
+    size: EncoderSize,
+    /// Those of the context.
+    llama: LlamaOptions,
+    backend: llama::LlamaBackend,
+    gpu_layers: u32,
+    estimate: Estimate,
+}
+
+impl MeasuredEncoder {
+    fn new(
+        source: &ModelSource,
+        options: &LoadOptions,
+        embedding: EmbeddingOptions,
+    ) -> Result<Self, LoadError> {
+        let header = source.header(&options.llama)?;
+        let size = size(&header, options, embedding)?;
+        if !options.lora.is_empty() {
+            let why = "lora: adapters are not supported for models that embed: merge them into the file, or leave them out";
+            return Err(LoadError::Option(why.to_owned()));
+        }
+        let mut llama = options.llama.clone();
+        let is_encoder = is_encoder(&header);
+        if is_encoder {
+            // It has no KV cache, and llama.cpp would check types that are not used.
+            (llama.cache_type_k, llama.cache_type_v) = (None, None);
+        }
+        let cache_types = CacheTypes::new(&llama);
+        if !is_encoder {
+            check_blocks(&header, cache_types)?;
+        }
+        let estimate = Estimate::of_encoder(&header, size, is_encoder, cache_types);
+        let backend = llama::LlamaBackend::start(options.llama.numa);
+        let (gpu_layers, estimate) = offload(estimate, layers(&header), &options.llama);
+        Ok(Self {
+            header,
+            size,
+            llama,
+            backend,
+            gpu_layers,
+            estimate,
+        })
+    }
 }
 
 /// The pooling of a model.
@@ -80,7 +148,7 @@ fn chosen(header: &GgufHeader, options: EmbeddingOptions) -> Result<Pooling, Loa
 }
 
 /// Loads a model under a name, for embeddings or, if its file says so, for reranking. Of `options` those of the KV cache do not
-/// apply. `progress` is called with fractions from 0 to 1, and stops the loading by returning false.
+/// apply to encoders, and adapters are refused. `progress` is called with fractions from 0 to 1, and stops the loading by returning false.
 ///
 /// # Errors
 /// [`LoadError`].
@@ -92,12 +160,14 @@ pub fn load_embedding(
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<EmbeddedEncoder, LoadError> {
     check_processor()?;
-    let header = source.header(&options.llama)?;
-    let size = size(&header, options, embedding)?;
-    let cache_types = CacheTypes::new(&options.llama);
-    let estimate = Estimate::of_encoder(&header, size, is_encoder(&header), cache_types);
-    let backend = llama::LlamaBackend::start(options.llama.numa);
-    let (gpu_layers, estimate) = offload(estimate, layers(&header), &options.llama);
+    let MeasuredEncoder {
+        header,
+        size,
+        llama,
+        backend,
+        gpu_layers,
+        estimate,
+    } = MeasuredEncoder::new(source, options, embedding)?;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
     let _reserved = reserve(estimate, size.tokens, options, progress)?;
     let model = Arc::new(weights(
@@ -111,7 +181,8 @@ pub fn load_embedding(
         return Err(LoadError::NotEmbedding(architecture));
     }
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
-    let context = EncoderContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
+    let context = EncoderContext::new(Arc::clone(&model), size, &llama);
+    let context = context.map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), &header)?);
     let layout = layout(&model, &vocabulary, size.pooling)?;
     let dimensions = match size.pooling {
@@ -125,6 +196,7 @@ pub fn load_embedding(
         dimensions,
         context = size.tokens,
         batch = batch_tokens,
+        configured = options.llama.described(),
         "chose settings for this model and this machine"
     );
     let mut encoder = EmbeddedEncoder {
@@ -165,21 +237,23 @@ fn size(
     let wanted = options
         .context_tokens
         .unwrap_or_else(|| trained.min(CONTEXT_TOKENS_DEFAULT_MAX));
-    if wanted > trained {
+    // Of positions that are looked up in a table there are as many as it has.
+    let most = match options.llama.scales_positions() && rotates_positions(header) {
+        true => checks::CONTEXT_TOKENS_MAX,
+        false => trained.min(checks::CONTEXT_TOKENS_MAX),
+    };
+    if wanted > most {
         tracing::warn!(
             wanted,
-            used = trained,
+            used = most,
             "the configured context is longer than the model was trained for: using the shorter one"
         );
     }
+    let tokens = wanted.min(most);
     Ok(EncoderSize {
-        tokens: wanted.min(trained).min(checks::CONTEXT_TOKENS_MAX),
+        tokens,
         // As many as there can be tokens: each text has one.
-        texts: options
-            .parallel
-            .min(SLOTS_MAX)
-            .min(wanted.min(trained))
-            .max(1),
+        texts: options.parallel.min(SLOTS_MAX).min(tokens).max(1),
         pooling: chosen(header, embedding)?,
         threads: ThreadLimits {
             decode: options.threads,

@@ -18,6 +18,19 @@ const ENCODERS: [&str; 11] = [
     "t5encoder",
 ];
 
+/// Architectures that do not rotate positions, so that scaling them extends nothing: they look them up in a table, or know
+/// distances alone.
+const NOT_ROTARY: [&str; 8] = [
+    "bert",
+    "bloom",
+    "gpt2",
+    "jina-bert-v2",
+    "mpt",
+    "starcoder",
+    "t5",
+    "t5encoder",
+];
+
 /// Returns the architecture; empty if there is none.
 pub(super) fn architecture(header: &GgufHeader) -> &str {
     header.text("general.architecture").unwrap_or_default()
@@ -31,6 +44,11 @@ pub(super) fn is_embedding(header: &GgufHeader) -> bool {
 /// Returns whether it cannot generate.
 pub(super) fn is_encoder(header: &GgufHeader) -> bool {
     ENCODERS.contains(&architecture(header))
+}
+
+/// Returns whether positions are rotated (RoPE), and can be scaled.
+pub(super) fn rotates_positions(header: &GgufHeader) -> bool {
+    !NOT_ROTARY.contains(&architecture(header))
 }
 
 /// Returns the pooling that the file names.

@@ -38,7 +38,9 @@ use std::time::Duration;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
-pub use self::embedding::{EmbeddedEncoder, EmbeddingOptions, embeds, load_embedding};
+pub use self::embedding::{
+    EmbeddedEncoder, EmbeddingOptions, embeds, lacks_memory_embedding, load_embedding,
+};
 pub use self::load::{LoadOptions, lacks_memory, load};
 pub use self::load_error::LoadError;
 pub use self::outline::outline;

@@ -173,7 +173,7 @@ pub(super) fn check_options(options: &LoadOptions) -> Result<(), LoadError> {
 }
 
 /// Checks that the numbers of a head are whole blocks of the KV cache's types, as ggml asserts.
-fn check_blocks(header: &GgufHeader, types: CacheTypes) -> Result<(), LoadError> {
+pub(super) fn check_blocks(header: &GgufHeader, types: CacheTypes) -> Result<(), LoadError> {
     let Some((key, value)) = memory::head_sizes(header) else {
         return Ok(());
     };

@@ -100,10 +100,12 @@ impl Embedder {
     ///
     /// # Errors
     /// `BAD_CONFIG`, `BAD_TOKENS`, `EMPTY_PROMPT`, `PROMPT_TOO_LONG`, or `failed-precondition` for a model that scores pairs,
-    /// before anything is queued; `ENGINE_BUSY` if the queue is full; `engine_dead` if the owner no longer exists.
+    /// before anything is queued; `BAD_CONFIG` too for texts of more tokens than may be queued, or of more numbers than
+    /// [`NUMBERS_MAX`](super::NUMBERS_MAX); `ENGINE_BUSY` if the queue is full; `engine_dead` if the owner no longer exists.
     pub fn embed(&self, request: EmbeddingRequest) -> Result<EmbeddingHandle, EngineError> {
         let shared = &self.shared;
-        self.submit(of_texts(request, &shared.info, &*shared.vocabulary)?)
+        let most = shared.limits.tokens;
+        self.submit(of_texts(request, &shared.info, &*shared.vocabulary, most)?)
     }
 
     /// Submits a query and documents. The rows are one number each, the score of the document: higher is more relevant. What
@@ -113,7 +115,8 @@ impl Embedder {
     /// As [`Embedder::embed`], with `failed-precondition` for a model that embeds.
     pub fn rerank(&self, request: RerankRequest) -> Result<EmbeddingHandle, EngineError> {
         let shared = &self.shared;
-        self.submit(of_pairs(request, &shared.info, &*shared.vocabulary)?)
+        let most = shared.limits.tokens;
+        self.submit(of_pairs(request, &shared.info, &*shared.vocabulary, most)?)
     }
 
     fn submit(&self, request: PreparedTexts) -> Result<EmbeddingHandle, EngineError> {

@@ -20,7 +20,7 @@ use sapwood_proto::time::Time;
 use slab::Slab;
 
 use super::model::{EmbeddingInfo, EmbeddingModel, EncodeStop};
-use super::queue::{BatchLimits, PlannedText, TextQueue};
+use super::queue::{BatchLimits, PlannedText, TextQueue, WaitingRequest};
 use super::request::PreparedTexts;
 use super::vectors::Vectors;
 use crate::api::{EngineError, FinishReason};
@@ -49,8 +49,10 @@ pub(super) struct EmbeddingInbox {
 /// A request that the owner has.
 struct EmbeddingJob {
     request: PreparedTexts,
-    /// Tokens of all its texts, which it is charged for until it ends.
+    /// Tokens of all its texts.
     tokens: usize,
+    /// Tokens of its texts without a row, which it is charged for.
+    charged: usize,
     vectors: Vectors,
     /// Texts without a row.
     left: usize,
@@ -125,6 +127,7 @@ impl EmbeddingOwner {
                 .stats
                 .request_prompt_tokens
                 .observe(tokens as f64);
+            let caller = request.caller;
             let lengths = request.texts.iter().map(Vec::len).collect();
             let job = self.jobs.insert(EmbeddingJob {
                 vectors: Vectors {
@@ -134,6 +137,7 @@ impl EmbeddingOwner {
                     prompt_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
                 },
                 tokens,
+                charged: tokens,
                 left: texts,
                 answer,
                 arrived: now,
@@ -141,7 +145,15 @@ impl EmbeddingOwner {
                 deadline: request.timeout.map(|timeout| now + timeout),
                 request,
             });
-            self.queue.add(job, lengths);
+            self.queue.add(
+                caller,
+                WaitingRequest {
+                    request: job,
+                    numbers: texts.saturating_mul(width),
+                    lengths,
+                    taken: 0,
+                },
+            );
         }
     }
 
@@ -253,8 +265,12 @@ impl EmbeddingOwner {
                 .then_some(())
                 .ok_or_else(|| broken("the model computed something that is not a number"))
         });
-        // It is not needed again.
-        job.request.texts[planned.text] = Vec::new();
+        // It is not needed again, and no longer queued: a long request does not keep others out until its end.
+        let text = std::mem::take(&mut job.request.texts[planned.text]);
+        let left = job.charged.saturating_sub(text.len());
+        let caller = job.request.caller;
+        self.inbox.queue.recharge(caller, job.charged, left);
+        job.charged = left;
         job.left -= 1;
         let last = job.left == 0;
         match written {
@@ -275,10 +291,10 @@ impl EmbeddingOwner {
         }
     }
 
-    /// Removes a request and refunds its charge.
+    /// Removes a request and refunds the rest of its charge.
     fn take(&mut self, request: usize) -> EmbeddingJob {
         let job = self.jobs.remove(request);
-        self.inbox.queue.leave(job.request.caller, job.tokens);
+        self.inbox.queue.leave(job.request.caller, job.charged);
         job
     }
 }

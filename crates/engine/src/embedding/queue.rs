@@ -19,86 +19,173 @@ pub(super) struct PlannedText {
     pub(super) text: usize,
 }
 
-/// The texts that wait, by request. Requests take turns, a text each, so that a small one does not wait for the end of a large
-/// one.
+/// Numbers of rows that all started requests hold together: 128 MiB. A request holds all its rows from its first text on.
+const STARTED_NUMBERS_MAX: usize = 32 << 20;
+/// Numbers of a request that starts beyond that if its caller has no other, so that it need not wait for the end of large ones.
+const SMALL_NUMBERS_MAX: usize = STARTED_NUMBERS_MAX >> 10;
+
+/// The texts that wait. Callers take turns, and so do the requests of each (D-54), a text each: a small request does not wait
+/// for the end of a large one, and a caller with one request not for all those of another.
 #[derive(Debug)]
 pub(super) struct TextQueue {
     limits: BatchLimits,
+    /// In the order of their turns. Each has a request.
+    callers: VecDeque<WaitingCaller>,
+}
+
+#[derive(Debug)]
+struct WaitingCaller {
+    caller: u64,
     /// In the order of their turns. Each has a text left.
     requests: VecDeque<WaitingRequest>,
 }
 
+/// A request that waits for its turn.
 #[derive(Debug)]
-struct WaitingRequest {
-    request: usize,
+pub(super) struct WaitingRequest {
+    pub(super) request: usize,
+    /// Numbers of all its rows.
+    pub(super) numbers: usize,
     /// Tokens of each text.
-    lengths: Vec<usize>,
-    /// The first text that is left.
-    next: usize,
+    pub(super) lengths: VecDeque<usize>,
+    /// Texts that were taken.
+    pub(super) taken: usize,
+}
+
+/// A batch that is put together.
+#[derive(Default)]
+struct Draft {
+    texts: Vec<PlannedText>,
+    tokens: usize,
+    /// Numbers of all started requests.
+    started: usize,
 }
 
 impl TextQueue {
     pub(super) fn new(limits: BatchLimits) -> Self {
         Self {
             limits,
-            requests: VecDeque::new(),
+            callers: VecDeque::new(),
         }
     }
 
-    /// Adds a request with the numbers of tokens of its texts; it comes last.
-    pub(super) fn add(&mut self, request: usize, lengths: Vec<usize>) {
-        if !lengths.is_empty() {
-            let waiting = WaitingRequest {
-                request,
-                lengths,
-                next: 0,
-            };
-            self.requests.push_back(waiting);
+    /// Adds a request of a caller; it comes last.
+    pub(super) fn add(&mut self, caller: u64, request: WaitingRequest) {
+        if request.lengths.is_empty() {
+            return;
+        }
+        match self.callers.iter_mut().find(|it| it.caller == caller) {
+            Some(waiting) => waiting.requests.push_back(request),
+            None => self.callers.push_back(WaitingCaller {
+                caller,
+                requests: VecDeque::from([request]),
+            }),
         }
     }
 
     /// Removes the texts of a request that are left.
     pub(super) fn remove(&mut self, request: usize) {
-        self.requests.retain(|waiting| waiting.request != request);
+        for caller in &mut self.callers {
+            caller.requests.retain(|waiting| waiting.request != request);
+        }
+        self.callers.retain(|caller| !caller.requests.is_empty());
     }
 
     /// Returns whether no text is left.
     pub(super) fn is_empty(&self) -> bool {
-        self.requests.is_empty()
+        self.callers.is_empty()
     }
 
     /// Takes the texts of the next batch. The first in turn is always among them, however long it is; those that do not fit
     /// beside it keep their turn.
     pub(super) fn next_batch(&mut self) -> Vec<PlannedText> {
-        let mut batch = Vec::new();
-        let mut tokens = 0;
-        let mut passed_over = VecDeque::new();
-        while batch.len() < self.limits.texts.max(1)
-            && (batch.is_empty() || tokens < self.limits.tokens)
+        let requests = self.callers.iter().flat_map(|caller| &caller.requests);
+        let started = requests.filter(|waiting| waiting.taken > 0);
+        let mut draft = Draft {
+            started: started.map(|waiting| waiting.numbers).sum(),
+            ..Draft::default()
+        };
+        // Callers with a text that was passed over come first next time, or a long text would wait for ever. They may still
+        // have shorter ones for this batch.
+        let mut passed_over: Vec<u64> = Vec::new();
+        let mut in_vain = 0;
+        while draft.texts.len() < self.limits.texts.max(1)
+            && (draft.texts.is_empty() || draft.tokens < self.limits.tokens)
+            && in_vain < self.callers.len()
         {
-            let Some(mut waiting) = self.requests.pop_front() else {
+            let Some(mut caller) = self.callers.pop_front() else {
                 break;
             };
-            let length = waiting.lengths[waiting.next];
-            if !batch.is_empty() && tokens + length > self.limits.tokens {
-                passed_over.push_back(waiting);
+            let (turn, is_passed_over) = caller.turn(&draft, self.limits);
+            if is_passed_over && !passed_over.contains(&caller.caller) {
+                passed_over.push(caller.caller);
+            }
+            in_vain = match turn {
+                Some(index) => {
+                    caller.take(index, &mut draft);
+                    0
+                }
+                None => in_vain + 1,
+            };
+            if !caller.requests.is_empty() {
+                self.callers.push_back(caller);
+            }
+        }
+        let place = |caller: &WaitingCaller| passed_over.iter().position(|it| *it == caller.caller);
+        let callers = self.callers.make_contiguous();
+        callers.sort_by_key(|caller| place(caller).unwrap_or(usize::MAX));
+        draft.texts
+    }
+}
+
+impl WaitingCaller {
+    /// The request whose text is next, and whether one before it does not fit beside what is in the batch.
+    fn turn(&self, draft: &Draft, limits: BatchLimits) -> (Option<usize>, bool) {
+        let has_started = self.requests.iter().any(|waiting| waiting.taken > 0);
+        let mut passed_over = false;
+        for (index, waiting) in self.requests.iter().enumerate() {
+            if waiting.taken == 0 && !may_start(waiting.numbers, draft.started, has_started) {
                 continue;
             }
-            tokens += length;
-            batch.push(PlannedText {
-                request: waiting.request,
-                text: waiting.next,
-            });
-            waiting.next += 1;
-            if waiting.next < waiting.lengths.len() {
-                self.requests.push_back(waiting);
+            let length = waiting.lengths.front().copied().unwrap_or(0);
+            if draft.texts.is_empty() || draft.tokens + length <= limits.tokens {
+                return (Some(index), passed_over);
             }
+            passed_over = true;
         }
-        // Before those that had a turn: otherwise a long text would be passed over for ever.
-        while let Some(waiting) = passed_over.pop_back() {
-            self.requests.push_front(waiting);
+        (None, passed_over)
+    }
+
+    /// Takes the next text of a request, whose turn is the last then.
+    fn take(&mut self, index: usize, draft: &mut Draft) {
+        let Some(mut waiting) = self.requests.remove(index) else {
+            return;
+        };
+        let Some(length) = waiting.lengths.pop_front() else {
+            return;
+        };
+        if waiting.taken == 0 {
+            draft.started += waiting.numbers;
         }
-        batch
+        draft.tokens += length;
+        draft.texts.push(PlannedText {
+            request: waiting.request,
+            text: waiting.taken,
+        });
+        waiting.taken += 1;
+        if !waiting.lengths.is_empty() {
+            self.requests.push_back(waiting);
+        }
+    }
+}
+
+/// Returns whether a request with so many numbers may start beside those that all started ones have. Half of the room is left
+/// to callers that have none.
+fn may_start(numbers: usize, started: usize, has_started: bool) -> bool {
+    let all = started.saturating_add(numbers);
+    match has_started {
+        true => all <= STARTED_NUMBERS_MAX / 2,
+        false => all <= STARTED_NUMBERS_MAX || started == 0 || numbers <= SMALL_NUMBERS_MAX,
     }
 }
 
@@ -111,9 +198,18 @@ mod tests {
     fn queue(tokens: usize, texts: usize, requests: &[&[usize]]) -> TextQueue {
         let mut queue = TextQueue::new(BatchLimits { tokens, texts });
         for (request, lengths) in requests.iter().enumerate() {
-            queue.add(request, lengths.to_vec());
+            queue.add(0, waiting(request, lengths));
         }
         queue
+    }
+
+    fn waiting(request: usize, lengths: &[usize]) -> WaitingRequest {
+        WaitingRequest {
+            request,
+            numbers: lengths.len(),
+            lengths: lengths.iter().copied().collect(),
+            taken: 0,
+        }
     }
 
     fn all(queue: &mut TextQueue) -> Vec<Vec<(usize, usize)>> {
@@ -162,8 +258,76 @@ mod tests {
         let mut queue = queue(2, 9, &[&[1, 1], &[1, 1, 1]]);
         assert_eq!(queue.next_batch().len(), 2);
         queue.remove(1);
-        queue.add(2, Vec::new());
+        queue.add(0, waiting(2, &[]));
         assert_eq!(all(&mut queue), [[(0, 1)]]);
+        assert!(queue.next_batch().is_empty());
+    }
+
+    #[test]
+    fn d_54_callers_take_turns_before_their_requests() {
+        for parallel in [1, 2, 3] {
+            let mut queue = queue(9, parallel, &[&[1; 4][..]; 100]);
+            queue.add(1, waiting(100, &[1; 4]));
+            let texts: Vec<usize> = (0..8)
+                .flat_map(|_| queue.next_batch())
+                .map(|it| it.request)
+                .take(8)
+                .collect();
+            assert_eq!(texts, [0, 100, 1, 100, 2, 100, 3, 100]);
+        }
+    }
+
+    #[test]
+    fn a_long_text_is_not_passed_over_for_ever() {
+        let mut queue = queue(9, 2, &[]);
+        queue.add(1, waiting(7, &[2; 50]));
+        queue.add(0, waiting(0, &[9]));
+        queue.add(0, waiting(1, &[1; 50]));
+        let mut next = || {
+            let batch = queue.next_batch().into_iter();
+            batch.map(|it| it.request).collect::<Vec<_>>()
+        };
+        assert_eq!((next(), next()), (vec![7, 1], vec![0]));
+    }
+
+    #[test]
+    fn started_requests_hold_a_limited_number_of_rows() {
+        const LARGE: usize = STARTED_NUMBERS_MAX / 16;
+        let with = |request, numbers| WaitingRequest {
+            numbers,
+            ..waiting(request, &[1; 3])
+        };
+        let mut queue = queue(usize::MAX, 24, &[]);
+        (0..30).for_each(|request| queue.add(0, with(request, LARGE)));
+        let requests = |batch: Vec<PlannedText>| -> Vec<usize> {
+            let mut requests: Vec<usize> = batch.iter().map(|it| it.request).collect();
+            requests.sort_unstable();
+            requests.dedup();
+            requests
+        };
+        // One caller has half of the room.
+        assert_eq!(requests(queue.next_batch()), (0..8).collect::<Vec<_>>());
+        // Others have the rest, one each before a second one, and what is small is not limited.
+        let mut queue = self::queue(usize::MAX, 40, &[]);
+        (0..20).for_each(|request| queue.add(0, with(request, LARGE)));
+        (100..120).for_each(|request| queue.add(request as u64, with(request, LARGE)));
+        queue.add(200, with(200, SMALL_NUMBERS_MAX));
+        let started = requests(queue.next_batch());
+        assert_eq!(
+            started,
+            [0].into_iter()
+                .chain(100..115)
+                .chain([200])
+                .collect::<Vec<_>>()
+        );
+        // What is larger than all of it is computed alone.
+        let mut queue = self::queue(9, 9, &[]);
+        queue.add(0, with(1, 2 * STARTED_NUMBERS_MAX));
+        queue.add(0, with(2, 1));
+        queue.add(1, with(3, 2 * STARTED_NUMBERS_MAX));
+        assert_eq!(requests(queue.next_batch()), [1, 2]);
+        assert_eq!(requests(queue.next_batch()), [3]);
+        assert!(queue.is_empty());
     }
 
     proptest! {
@@ -174,7 +338,11 @@ mod tests {
             requests in proptest::collection::vec(proptest::collection::vec(1_usize..50, 0..8), 0..6),
         ) {
             let given: Vec<&[usize]> = requests.iter().map(Vec::as_slice).collect();
-            let batches = all(&mut queue(tokens, texts, &given));
+            let mut queue = queue(tokens, texts, &[]);
+            for (request, lengths) in given.into_iter().enumerate() {
+                queue.add(request as u64 % 3, waiting(request, lengths));
+            }
+            let batches = all(&mut queue);
             for batch in &batches {
                 let sum: usize = batch.iter().map(|(request, text)| requests[*request][*text]).sum();
                 prop_assert!(batch.len() <= texts && (sum <= tokens || batch.len() == 1));

@@ -16,6 +16,8 @@ use crate::template::RerankTemplate;
 pub const TEXTS_MAX: usize = 2048;
 /// The maximum of bytes of all texts of a request.
 pub const TEXT_BYTES_MAX: usize = 16 << 20;
+/// The maximum of numbers of all rows of a request: 8 MiB, and some 100 MiB while they are written as JSON.
+pub const NUMBERS_MAX: usize = 2 << 20;
 
 /// What is embedded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +95,7 @@ pub(super) fn of_texts(
     request: EmbeddingRequest,
     info: &EmbeddingInfo,
     vocabulary: &dyn Vocabulary,
+    tokens_max: usize,
 ) -> Result<PreparedTexts, EngineError> {
     if info.ranks() {
         return Err(wrong_kind(
@@ -107,7 +110,14 @@ pub(super) fn of_texts(
         let message = format!("dimensions must be from 1 to {most}, and is {dimensions}");
         return Err(EngineError::invalid(ErrorReason::BAD_CONFIG, message));
     }
-    let mut texts = Vec::with_capacity(request.inputs.len());
+    let count = request.inputs.len();
+    if count.saturating_mul(dimensions as usize) > NUMBERS_MAX {
+        let message = format!(
+            "an answer may have {NUMBERS_MAX} numbers, and this one would have {count} times {dimensions}: send several requests"
+        );
+        return Err(EngineError::invalid(ErrorReason::BAD_CONFIG, message));
+    }
+    let mut texts = Vec::with_capacity(count);
     for (index, input) in request.inputs.into_iter().enumerate() {
         // The caller has gone: what is prepared is not used.
         if stop::stopped() {
@@ -130,6 +140,7 @@ pub(super) fn of_texts(
         let message = format!("text {index} has no tokens");
         return Err(EngineError::invalid(ErrorReason::EMPTY_PROMPT, message));
     }
+    within_queue(&texts, tokens_max)?;
     Ok(PreparedTexts {
         texts,
         shape: RowShape {
@@ -149,6 +160,7 @@ pub(super) fn of_pairs(
     request: RerankRequest,
     info: &EmbeddingInfo,
     vocabulary: &dyn Vocabulary,
+    tokens_max: usize,
 ) -> Result<PreparedTexts, EngineError> {
     if !info.ranks() {
         return Err(wrong_kind(
@@ -158,33 +170,27 @@ pub(super) fn of_pairs(
     let query_bytes = request.query.len();
     let bytes = request.documents.iter();
     let bytes = bytes.map(|document| document.len().saturating_add(query_bytes));
-    within_limits("documents", request.documents.len(), bytes)?;
-    // Once for all documents.
-    let mut begin = info.layout.begin.clone();
-    begin.extend(vocabulary.tokenize(&request.query, false));
-    begin.extend(&info.layout.separator);
-    let mut texts = Vec::with_capacity(request.documents.len());
+    let count = request.documents.len();
+    within_limits("documents", count, bytes)?;
+    let query = PreparedQuery::new(&request.query, info, vocabulary);
+    let what = "query with document";
+    let around = query.tokens(info);
+    // Before the documents are tokenised: each has these too.
+    if around > info.context_tokens as usize {
+        return Err(too_long(what, 0, around, info));
+    }
+    if count > 1 && around.saturating_mul(count) > tokens_max {
+        return Err(too_many(around.saturating_mul(count), tokens_max));
+    }
+    let mut texts = Vec::with_capacity(count);
     for (index, document) in request.documents.iter().enumerate() {
         if stop::stopped() {
             break;
         }
-        let pair = match &info.layout.rerank {
-            Some(template) => {
-                let pair = TemplatePair {
-                    template,
-                    query: &request.query,
-                    vocabulary,
-                };
-                pair.fitted(document, request.truncate, info)
-            }
-            None => {
-                let inner = vocabulary.tokenize(document, false);
-                fitted(&begin, inner, &info.layout.end, request.truncate, info)
-            }
-        };
-        let what = "query with document";
+        let pair = query.fitted(document, request.truncate, info, vocabulary);
         texts.push(pair.map_err(|length| too_long(what, index, length, info))?);
     }
+    within_queue(&texts, tokens_max)?;
     Ok(PreparedTexts {
         texts,
         shape: RowShape {
@@ -246,38 +252,110 @@ fn fitted(
     Ok(tokens)
 }
 
-/// A query that is written into a template with documents.
-struct TemplatePair<'a> {
-    template: &'a RerankTemplate,
-    query: &'a str,
-    vocabulary: &'a dyn Vocabulary,
+/// What all pairs of a request have.
+enum PreparedQuery<'a> {
+    /// The tokens before a document.
+    Tokens(Vec<Token>),
+    Template {
+        template: &'a RerankTemplate,
+        query: &'a str,
+        /// The pair with an empty document.
+        base: Vec<Token>,
+    },
 }
 
-impl TemplatePair<'_> {
-    /// As [`fitted`]. The text is cut, not its tokens: the template goes on after it.
+impl<'a> PreparedQuery<'a> {
+    fn new(query: &'a str, info: &'a EmbeddingInfo, vocabulary: &dyn Vocabulary) -> Self {
+        if let Some(template) = &info.layout.rerank {
+            let base = template.tokens(query, "", vocabulary);
+            return Self::Template {
+                template,
+                query,
+                base,
+            };
+        }
+        let mut begin = info.layout.begin.clone();
+        begin.extend(vocabulary.tokenize(query, false));
+        begin.extend(&info.layout.separator);
+        Self::Tokens(begin)
+    }
+
+    /// The tokens of a pair with an empty document.
+    fn tokens(&self, info: &EmbeddingInfo) -> usize {
+        match self {
+            Self::Tokens(begin) => begin.len() + info.layout.end.len(),
+            Self::Template { base, .. } => base.len(),
+        }
+    }
+
+    /// As [`fitted`].
     fn fitted(
         &self,
         document: &str,
         truncate: bool,
         info: &EmbeddingInfo,
+        vocabulary: &dyn Vocabulary,
     ) -> Result<Vec<Token>, usize> {
+        let (template, query, base) = match self {
+            Self::Tokens(begin) => {
+                let inner = vocabulary.tokenize(document, false);
+                return fitted(begin, inner, &info.layout.end, truncate, info);
+            }
+            Self::Template {
+                template,
+                query,
+                base,
+            } => (template, query, base),
+        };
         let context = info.context_tokens as usize;
+        let room = context.saturating_sub(base.len());
         let mut kept = document.len();
-        loop {
+        // The text is cut, not its tokens: the template goes on after it. Each round tokenises the query too, so there are
+        // few.
+        for _ in 0..CUT_ROUNDS {
             let text = &document[..document.floor_char_boundary(kept)];
-            let tokens = self.template.tokens(self.query, text, self.vocabulary);
+            let tokens = template.tokens(query, text, vocabulary);
             let length = tokens.len();
             if length <= context {
                 return Ok(tokens);
             }
-            if !truncate || text.is_empty() {
+            if !truncate || room == 0 {
                 return Err(length);
             }
-            // By the share that fits, and at least by an eighth, so that a few rounds suffice for any text.
-            let share = text.len().saturating_mul(context) / length;
-            kept = share.min(text.len() - text.len().div_ceil(8));
+            // By the share that fits, and a little more: tokens are not equally long.
+            let inner = length.saturating_sub(base.len()).max(1);
+            let share = text.len().saturating_mul(room) / inner;
+            let share = share.min(text.len());
+            kept = share - share.div_ceil(16);
+        }
+        // Few texts have fewer bytes than tokens.
+        let text = &document[..document.floor_char_boundary(kept.min(room / 2))];
+        let tokens = template.tokens(query, text, vocabulary);
+        match tokens.len() {
+            length if length <= context => Ok(tokens),
+            length => Err(length),
         }
     }
+}
+
+/// How often a pair is tokenised until its document is cut to what surely fits.
+const CUT_ROUNDS: u32 = 3;
+
+/// Refuses texts of more tokens than may be queued: an empty queue accepts anything, and would be taken by one request. A
+/// single text is no longer than the context.
+fn within_queue(texts: &[Vec<Token>], most: usize) -> Result<(), EngineError> {
+    let tokens: usize = texts.iter().map(Vec::len).sum();
+    if texts.len() > 1 && tokens > most {
+        return Err(too_many(tokens, most));
+    }
+    Ok(())
+}
+
+fn too_many(tokens: usize, most: usize) -> EngineError {
+    let message = format!(
+        "the texts of a request may have {most} tokens together, and these have at least {tokens}: send several requests"
+    );
+    EngineError::invalid(ErrorReason::BAD_CONFIG, message)
 }
 
 fn known(tokens: &[Token], info: &EmbeddingInfo) -> Result<(), EngineError> {

@@ -252,6 +252,71 @@ fn d_54_a_full_queue_refuses_and_is_refunded() {
     assert_eq!(bench.embedder.stats().rejected_queue.get(), 1);
 }
 
+/// One caller's long request does not keep others out until its end.
+#[test]
+fn d_54_a_request_is_refunded_text_by_text() {
+    let config = Config {
+        queue_tokens: 100,
+        ..Config::default()
+    };
+    let mut bench = Bench::with(scripted(|config| config.parallel = 5), &config);
+    // Three tokens each.
+    let ask = |embedder: &Embedder, count| embedder.embed(texts(&vec!["a"; count]));
+    let error = ask(&bench.embedder, 34).unwrap_err();
+    assert_eq!(
+        (error.code, error.reason),
+        (Code::InvalidRequest, ErrorReason::BAD_CONFIG)
+    );
+    assert!(error.message.contains("100 tokens") && error.message.contains("102"));
+    let long = ask(&bench.embedder, 33).unwrap();
+    let error = ask(&bench.embedder, 10).unwrap_err();
+    assert_eq!(error.reason, ErrorReason::ENGINE_BUSY);
+    bench.owner.step(Time::ZERO);
+    bench.owner.step(Time::ZERO);
+    let second = ask(&bench.embedder, 10).expect("30 of 99 tokens are computed");
+    drop(long);
+    bench.owner.step(Time::ZERO);
+    drop(second);
+    bench.run();
+    let whole = ask(&bench.embedder, 33).expect("the rest was refunded once");
+    assert!(ask(&bench.embedder, 10).is_err());
+    bench.run();
+    assert!(whole.now_or_never().unwrap().is_ok());
+}
+
+#[test]
+fn d_54_a_callers_many_requests_do_not_hold_up_another() {
+    let mut bench = Bench::new(scripted(|config| config.parallel = 2));
+    let of = |caller, count| EmbeddingRequest {
+        caller,
+        ..texts(&vec!["a"; count])
+    };
+    let many = (0..50).map(|_| bench.embedder.embed(of(1, 20)).unwrap());
+    let many: Vec<_> = many.collect();
+    let one = bench.embedder.embed(of(2, 3)).unwrap();
+    for _ in 0..3 {
+        bench.owner.step(Time::ZERO);
+    }
+    assert!(one.now_or_never().expect("computed in turn").is_ok());
+    drop(many);
+}
+
+#[test]
+fn the_numbers_of_an_answer_are_limited() {
+    let mut bench = Bench::new(scripted(|config| config.dimensions = 1 << 16));
+    let most = NUMBERS_MAX >> 16;
+    let handle = bench.embedder.embed(texts(&vec!["a"; most]));
+    drop(handle.expect("at the limit"));
+    let error = bench.embed(texts(&vec!["a"; most + 1])).unwrap_err();
+    assert_eq!(error.reason, ErrorReason::BAD_CONFIG);
+    assert!(error.message.contains("2097152 numbers"), "{error}");
+    let fewer = EmbeddingRequest {
+        dimensions: Some(8),
+        ..texts(&vec!["a"; most + 1])
+    };
+    assert!(bench.embed(fewer).is_ok());
+}
+
 #[test]
 fn requests_end_at_their_deadline_and_when_they_wait_too_long() {
     let config = Config {
@@ -438,15 +503,29 @@ fn a_document_in_a_template_is_cut_until_it_fits() {
         })
         .unwrap();
     assert!((20.0..=32.0).contains(&cut.numbers[0]), "{cut:?}");
-    let request = rerank(&"q".repeat(40), &["a"]);
-    assert!(
-        bench
-            .rerank(RerankRequest {
-                truncate,
-                ..request
-            })
-            .is_err()
+    // Too much together: nothing is tokenised again for each document.
+    let many = bench.rerank(rerank(&"q".repeat(20), &["a"; 2048]));
+    assert!(many.is_ok(), "{many:?}");
+    let config = Config {
+        queue_tokens: 40_000,
+        ..Config::default()
+    };
+    let mut small = Bench::with(
+        Box::new(Templated(scripted(|config| {
+            config.pooling = Pooling::Rank;
+            config.context_tokens = 32;
+        }))),
+        &config,
     );
+    let many = small.rerank(rerank(&"q".repeat(20), &["a"; 2048]));
+    assert!(many.unwrap_err().message.contains("40000 tokens together"));
+    let request = rerank(&"q".repeat(40), &["a"]);
+    let error = bench.rerank(RerankRequest {
+        truncate,
+        ..request
+    });
+    let error = error.unwrap_err();
+    assert_eq!(error.reason, ErrorReason::PROMPT_TOO_LONG);
 }
 
 /// Counts what is in each batch.

@@ -33,12 +33,13 @@ use sapwood_proto::steer::Token;
 
 use self::batch::LlamaBatch;
 use self::context::{ComputeThreads, THROWN, on_poll};
+use self::params::set_context_params;
 use super::guard::{guarded, throwing};
 use super::thread_choice::ThreadChoice;
 use crate::embedding::Pooling;
 use crate::model::Interrupt;
 
-use crate::llama_options::Numa;
+use crate::llama_options::{LlamaOptions, Numa};
 
 pub(super) use self::context::{
     CELLS_STEP, ContextSize, DecodeError, LlamaContext, SCORED_ROWS, SLOTS_MAX, ThreadLimits,
@@ -134,7 +135,11 @@ impl EncoderContext {
     ///
     /// # Errors
     /// The error that llama.cpp logged.
-    pub(super) fn new(model: Arc<LlamaModel>, size: EncoderSize) -> Result<Self, String> {
+    pub(super) fn new(
+        model: Arc<LlamaModel>,
+        size: EncoderSize,
+        options: &LlamaOptions,
+    ) -> Result<Self, String> {
         let texts = size.texts.clamp(1, SLOTS_MAX);
         let size = EncoderSize {
             texts,
@@ -145,7 +150,7 @@ impl EncoderContext {
         let threads = size.threads.prefill_choice();
         let pool = ComputeThreads::new(threads.most(), size.poll)
             .ok_or("ggml could not start its threads")?;
-        let params = encoder_params(size);
+        let params = encoder_params(size, options);
         let _ = LAST_ERROR.take();
         // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
         let init = || unsafe { throwing::llama_init_from_model(model.model.as_ptr(), params) };
@@ -266,9 +271,10 @@ impl Drop for EncoderContext {
 }
 
 /// The parameters of a context of this size.
-fn encoder_params(size: EncoderSize) -> sys::llama_context_params {
+fn encoder_params(size: EncoderSize, options: &LlamaOptions) -> sys::llama_context_params {
     // SAFETY: a plain value is returned.
     let mut params = unsafe { sys::llama_context_default_params() };
+    set_context_params(&mut params, options);
     params.n_ctx = size.tokens;
     params.n_batch = size.tokens;
     params.n_ubatch = size.tokens;

@@ -96,7 +96,7 @@ fn the_pooling_is_that_of_the_file_or_of_the_configuration() {
 fn the_kind_of_a_model_is_found_in_its_header() {
     let found = |shape: &RandomModelShape| {
         let bytes: &'static [u8] = Vec::leak(written(shape));
-        embeds(&ModelSource::Bytes(bytes)).unwrap()
+        embeds(&ModelSource::Bytes(bytes), &LlamaOptions::default()).unwrap()
     };
     assert!(found(&RandomModelShape::tiny_encoder(1)));
     // 0: the file names no pooling, and its architecture decides.
@@ -167,6 +167,90 @@ fn a_text_may_have_as_many_tokens_as_the_context() {
 }
 
 #[test]
+fn options_of_the_context_apply() {
+    let text: &[Token] = &[1, 2, 3, 4, 5, 6, 7, 8];
+    let row = |shape: &RandomModelShape, json: &str| {
+        let mut llama: LlamaOptions = serde_json::from_str(json).unwrap();
+        llama.batch_tokens = Some(64);
+        let mut model = encoder(shape, |options| options.llama = llama);
+        rows(&mut model, &[text])
+    };
+    let plain = row(&decoder(), "{}");
+    for json in [
+        r#"{"rope_freq_base": 50}"#,
+        r#"{"rope_scaling": "linear", "rope_scale": 4}"#,
+        r#"{"cache_type_k": "bf16", "cache_type_v": "bf16"}"#,
+    ] {
+        assert_ne!(row(&decoder(), json), plain, "{json}");
+    }
+    // An encoder has no KV cache that could have a type.
+    let encoder = RandomModelShape::tiny_encoder(1);
+    let types = r#"{"cache_type_k": "q8_0", "cache_type_v": "q8_0"}"#;
+    assert!(near(&row(&encoder, types), &row(&encoder, "{}")));
+    let error = try_encoder(&decoder(), EmbeddingOptions::default(), |options| {
+        options.llama = serde_json::from_str(types).unwrap();
+    });
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("cache_type_k"), "{error}");
+}
+
+#[test]
+fn a_context_is_longer_than_the_trained_one_where_positions_are_scaled() {
+    let scaled = |options: &mut LoadOptions| {
+        options.context_tokens = Some(1024);
+        options.llama.rope_scale = Some(4.0);
+    };
+    let mut model = encoder(&decoder(), scaled);
+    assert_eq!(model.info().context_tokens, 1024);
+    let text: Vec<Token> = (0..1024).map(|token| token % 200).collect();
+    assert_eq!(rows(&mut model, &[&text]).len(), 64);
+    // The positions of BERT are a table.
+    let model = encoder(&RandomModelShape::tiny_encoder(1), scaled);
+    assert_eq!(model.info().context_tokens, 512);
+}
+
+#[test]
+fn adapters_are_refused() {
+    let error = try_encoder(&decoder(), EmbeddingOptions::default(), |options| {
+        options.lora = vec![crate::llama_options::LoraAdapter {
+            path: "style.gguf".into(),
+            scale: 1.0,
+            name: None,
+        }];
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("lora") && error.contains("embed"), "{error}");
+}
+
+/// Replaced metadata decides, and repairs a file before it is looked at.
+#[test]
+fn override_kv_reaches_the_kind_of_a_model() {
+    let found = |shape: &RandomModelShape, entry: &str| {
+        let bytes: &'static [u8] = Vec::leak(written(shape));
+        let options = LlamaOptions {
+            override_kv: Some(vec![entry.to_owned()]),
+            ..LlamaOptions::default()
+        };
+        embeds(&ModelSource::Bytes(bytes), &options)
+    };
+    let pooling = "llama.pooling_type=int:";
+    assert!(found(&RandomModelShape::tiny(), &format!("{pooling}1")).unwrap());
+    assert!(!found(&decoder(), &format!("{pooling}0")).unwrap());
+    let refused = found(&decoder(), "llama.attention.head_count=int:0");
+    assert!(refused.is_err(), "{refused:?}");
+    let mut damaged = decoder();
+    damaged
+        .numbers
+        .push(("llama.expert_used_count".to_owned(), 5));
+    let plain = embeds(
+        &ModelSource::Bytes(Vec::leak(written(&damaged))),
+        &LlamaOptions::default(),
+    );
+    assert!(plain.is_err(), "{plain:?}");
+    assert!(found(&damaged, "llama.expert_used_count=int:0").unwrap());
+}
+
+#[test]
 fn batches_that_break_the_contract_are_errors() {
     let mut model = encoder(&RandomModelShape::tiny_encoder(1), |options| {
         options.context_tokens = Some(16);
@@ -207,6 +291,16 @@ fn memory_is_estimated_before_a_model_is_loaded() {
         options.parallel = 0
     });
     assert!(matches!(error.unwrap_err(), LoadError::Option(_)));
+    // Nobody can make room below a configured limit, and this one needs less than there is.
+    let bytes: &'static [u8] = Vec::leak(written(&shape));
+    let source = ModelSource::Bytes(bytes);
+    let lacks = |options: &LoadOptions| {
+        lacks_memory_embedding(&source, options, EmbeddingOptions::default())
+    };
+    let mut options = options();
+    assert!(!lacks(&options));
+    options.memory_bytes = Some(1);
+    assert!(!lacks(&options));
 }
 
 fn spawned(shape: &RandomModelShape) -> Embedder {

@@ -5,7 +5,7 @@ use sapwood_engine::embedding::TEXTS_MAX;
 use sapwood_kernel::{Args, Chunk, Json, Kernel, Node, Port, RequestedPorts, Run, Spec, Want};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{
-    InputRole, OutputRole, RequestParameter, ResponsePayload, Signature, Tensor, TensorData,
+    InputRole, OutputRole, ResponsePayload, Signature, Tensor, TensorData,
 };
 use serde_json::{Map, Value};
 use tokio::time::Instant;
@@ -15,8 +15,6 @@ use super::request_error::RequestError;
 
 /// The parameters of a request, which are the members of the function's input `config`.
 pub(super) const PARAMETERS: [&str; 3] = ["dimensions", "normalize", "truncate"];
-/// The maximum of numbers of an answer. In JSON each takes some 50 bytes while it is written.
-const NUMBERS_MAX: usize = 2 << 20;
 
 /// The signature of a model that embeds.
 pub(super) fn signature(spec: &Spec) -> Signature {
@@ -44,17 +42,6 @@ pub(super) fn begin(call: CheckedRequest, kernel: &Kernel) -> Result<CallRespons
     };
     let given = only(&call, &input)?;
     let rows = given.len();
-    let width = match call.mapped.parameter("dimensions") {
-        Some(RequestParameter::Int(asked)) => usize::try_from(*asked).unwrap_or(0),
-        _ => facts.info.dimensions as usize,
-    };
-    // Before anything is computed.
-    if rows.saturating_mul(width) > NUMBERS_MAX {
-        let message = format!(
-            "an answer may have {NUMBERS_MAX} numbers, and this one would have {rows} times {width}: send several requests"
-        );
-        return Err(RequestError::new(Code::InvalidRequest, message));
-    }
     let args = args(&call, given)?;
     let left = call.deadline.saturating_duration_since(Instant::now());
     let run = kernel

@@ -82,7 +82,11 @@ async fn to(
             let reported = JsonResponseContext::of(&call);
             let responses = begin(catalog, call, &request_timer, parts, false)?;
             let response = one(responses, request_timer).await?;
-            Ok(compressed(&parts.headers, JSON, reported.json(&response)).await)
+            let size = infer::written_size(&response);
+            let turn = request_trace::present_turn().caller;
+            let written = offload(size, turn, move || reported.json(&response)).await;
+            let json = written.map_err(|_| infer::unwritten())?;
+            Ok(compressed(&parts.headers, JSON, json).await)
         }
         GenerateRoute::GenerateStream(target) => {
             let (call, request_timer, options) = read(catalog, &target, parts, upload).await?;

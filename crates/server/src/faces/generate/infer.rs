@@ -6,17 +6,19 @@ use axum::body::{Body, Bytes};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{AnswerHead, Infer, Mapped};
+use sapwood_proto::generate::{AnswerHead, Infer, Mapped, ResponsePayload};
 
 use super::body::{EncodingErrorStyle, Upload};
 use super::call::{CheckedRequest, streams};
 use super::catalog::{FoundModel, ModelCatalog};
 use super::compression::compressed;
 use super::endpoint::{begin, deadline, one, reading};
+use super::offload::offload;
 use super::path::Target;
 use super::request_error::{JSON, RequestError};
 use super::stats::RequestTimer;
 use crate::auth::caller::Caller;
+use crate::http::request_trace::present_turn;
 
 /// Where the JSON ends and raw bytes begin (TR-802).
 const LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -40,7 +42,10 @@ pub(super) async fn answer(
     let signature = Arc::clone(&found.signature);
     let responses = begin(catalog, call, &request_timer, parts, false)?;
     let response = one(responses, request_timer).await?;
-    let (json, raw) = infer.answer(&head, &signature, &response);
+    let size = written_size(&response);
+    let writing = move || infer.answer(&head, &signature, &response);
+    let written = offload(size, present_turn().caller, writing).await;
+    let (json, raw) = written.map_err(|_| unwritten())?;
     Ok(to_response(&parts.headers, json, &raw).await)
 }
 
@@ -83,6 +88,20 @@ async fn read(
 /// refuses it always, and so does `compat` (TR-806).
 pub(super) fn gives_many(found: &FoundModel, mapped: &Mapped, compat: bool) -> bool {
     streams(found, mapped) || compat && found.signature.decoupled
+}
+
+/// About how many bytes an answer's elements have in JSON, of which long ones are not written on an async thread: a list of
+/// embeddings may have two million numbers.
+pub(super) fn written_size(response: &ResponsePayload) -> usize {
+    const NUMBER_BYTES: usize = 16;
+    let outputs = response.outputs.iter();
+    let elements: usize = outputs.map(|(_, tensor)| tensor.data.len()).sum();
+    elements.saturating_mul(NUMBER_BYTES)
+}
+
+/// The error of an answer whose writing has panicked.
+pub(super) fn unwritten() -> RequestError {
+    RequestError::new(Code::Internal, "the answer could not be written").late()
 }
 
 async fn to_response(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {
