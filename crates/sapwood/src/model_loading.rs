@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, stream};
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{
-    Error, Fun, InputSpec, Kernel, ModelFacts, ModelOptions, Name, OutputParsers, Spec, Targets,
-    embedding_model, generate, model_with, raw,
+    Error, Fun, InputSpec, Kernel, Mime, ModelFacts, ModelOptions, Name, OutputParsers, OutputSpec,
+    Port, Spec, Targets, embedding_model, generate, model_with, raw,
 };
 use tokio::sync::Semaphore;
 
@@ -78,6 +78,10 @@ pub(crate) fn placeholder_spec(
         // Those of both kinds: whether it embeds or scores is known when it is loaded.
         let inputs = ["text", "query", "documents", "config"];
         spec.inputs = inputs.map(|it| InputSpec::new(it).optional()).to_vec();
+        spec.outputs = vec![
+            OutputSpec::new(Port::MAIN, Mime::NDJSON),
+            OutputSpec::new(Port::VECTORS, Mime::FLOATS),
+        ];
         return spec;
     }
     // The same ports as the model will have, so that faces that list functions show them from the start.
@@ -174,7 +178,8 @@ pub(crate) async fn load_with(
     planned: Vec<PlannedModel>,
     loaded: impl Fn(&str, Result<StartedModel, &CliError>, Duration),
 ) -> Result<(), CliError> {
-    let at_once = planned.len();
+    // Without models too: a limit of none would wait for ever.
+    let at_once = planned.len().max(1);
     let loads = Semaphore::new(LOADED_AT_ONCE);
     let all = planned.into_iter().map(|one| async {
         let (name, required) = (one.name.clone(), one.required);

@@ -360,8 +360,8 @@ impl RepositoryInner {
         self.shared.metrics.unwatch(engine.watched());
         // Running requests fail with the reason that the model was unloaded.
         engine.end();
-        // The last handle joins the engine's thread, which may be in the middle of a step.
-        let _ = tokio::task::spawn_blocking(move || drop(engine)).await;
+        // It may be in the middle of a step, and saves its cached prefixes at its end, whoever else holds a handle.
+        let _ = tokio::task::spawn_blocking(move || engine.wait_ended()).await;
         self.cache.release(name);
     }
 
