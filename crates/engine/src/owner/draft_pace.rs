@@ -120,7 +120,8 @@ pub(super) struct StepDrafts {
 /// What draft tokens cost, for each class of numbers of decoding sequences and of draft tokens.
 #[derive(Debug)]
 pub(super) struct DraftCost {
-    costs: [DecodeCost; CLASSES],
+    /// Not in place: owners are moved, and these are some ten kilobytes.
+    costs: Box<[DecodeCost]>,
     /// Steps in a row in which drafts did not pay, since the last trial.
     declined: u32,
     /// Such steps until the next trial.
@@ -196,7 +197,7 @@ impl RecentTimes {
 impl Default for DraftCost {
     fn default() -> Self {
         Self {
-            costs: [DecodeCost::default(); CLASSES],
+            costs: vec![DecodeCost::default(); CLASSES].into(),
             declined: 0,
             interval: TRIAL_STEPS,
         }
