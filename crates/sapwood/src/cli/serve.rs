@@ -176,9 +176,7 @@ impl ServeCommand {
         let counting = |face| counted(&kernel, &shared, face);
         let settings = evergreen_config(&config, &planned, references);
         let evergreen = evergreen::face(shared.clone(), counting(FaceLabel::Evergreen), settings);
-        let default_model = config.default_model.clone();
-        let settings = config.lmtp.face(default_model, &config.limits);
-        let lmtp = LmtpService::new(shared.clone(), counting(FaceLabel::Lmtp), settings);
+        let lmtp = lmtp_service(&config, &shared, counting(FaceLabel::Lmtp));
         let lines = lines(&config)?;
         let loading = ServedModels::new(&kernel, &shared, &config, &steering, &planned);
         let generate = generate_face(&config, &planned, &loading, &kernel)?;
@@ -292,6 +290,12 @@ fn counted(kernel: &Kernel, shared: &ServerContext, face: FaceLabel) -> Kernel {
     let kernel = kernel.scope();
     kernel.layer(CallMetricsLayer::new(&shared.metrics, face));
     kernel
+}
+
+fn lmtp_service(config: &Config, shared: &ServerContext, kernel: Kernel) -> LmtpService {
+    let default_model = config.default_model.clone();
+    let settings = config.lmtp.face(default_model, &config.limits);
+    LmtpService::new(shared.clone(), kernel, settings)
 }
 
 /// Serves LMTP lines on a Unix socket, if there is one.
