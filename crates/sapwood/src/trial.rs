@@ -246,7 +246,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.gguf");
         let file = std::fs::File::create(&path).unwrap();
-        assert_eq!(longest(&[path.clone()]), Duration::from_secs(300));
+        assert_eq!(
+            longest(std::slice::from_ref(&path)),
+            Duration::from_secs(300)
+        );
         file.set_len(10 << 30).unwrap();
         assert_eq!(longest(&[path]), Duration::from_secs(1200));
     }
