@@ -96,6 +96,7 @@ fn longest(files: &[PathBuf]) -> Duration {
 }
 
 /// The files of a model that is split into parts, `NAME-00001-of-00003.gguf` and so on, from the first; else the file alone.
+#[cfg(any(test, feature = "embedded"))]
 pub(crate) fn parts(first: PathBuf) -> Vec<PathBuf> {
     let split = || {
         let name = first.file_name()?.to_str()?;
@@ -113,6 +114,7 @@ pub(crate) fn parts(first: PathBuf) -> Vec<PathBuf> {
 }
 
 /// More are no model's.
+#[cfg(any(test, feature = "embedded"))]
 const PARTS_MAX: u32 = 1000;
 
 /// Those of this process. As many as there are models and configurations that requests have loaded them with, which only keys
