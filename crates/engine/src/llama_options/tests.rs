@@ -87,39 +87,6 @@ fn bad_values_are_refused_with_the_option_and_the_choices() {
             ["a=bool:1", "KEY=TYPE:VALUE"],
         ),
         (long.as_str(), ["override_kv", "127"]),
-        (
-            r#"{"override_kv": ["llama.expert_count=int:-1"]}"#,
-            ["expert_count=int:-1", "from 0"],
-        ),
-        (
-            r#"{"override_kv": ["a_token_id=int:-2"]}"#,
-            ["a_token_id", "from 0"],
-        ),
-        (
-            r#"{"override_kv": ["a=int:1", "b=int:1", "a=int:2"]}"#,
-            ["override_kv: a ", "twice"],
-        ),
-        (r#"{"override_kv": ["a=float:1e39"]}"#, ["a=float", "KEY="]),
-        (
-            r#"{"override_tensor": ["(a*)*=CPU"]}"#,
-            ["override_tensor", "repeated"],
-        ),
-        (r#"{"rope_scale": 1e-300}"#, ["rope_scale", "32 bits"]),
-        (r#"{"rope_scale": 1e39}"#, ["rope_scale", "32 bits"]),
-        (
-            r#"{"rope_freq_scale": 1e300}"#,
-            ["rope_freq_scale", "32 bits"],
-        ),
-        (
-            r#"{"rope_freq_base": 1e-60}"#,
-            ["rope_freq_base", "32 bits"],
-        ),
-        (
-            r#"{"yarn_beta_fast": 1e300}"#,
-            ["yarn_beta_fast", "32 bits"],
-        ),
-        (r#"{"tensor_split": [1, 1e39]}"#, ["tensor_split", "1e30"]),
-        (r#"{"tensor_split": [1e-60]}"#, ["tensor_split", "1e-30"]),
     ] {
         let why = read(text).unwrap_err();
         assert!(parts.iter().all(|part| why.contains(part)), "{text}: {why}");
@@ -173,4 +140,46 @@ fn placements_are_few() {
     };
     assert_eq!(with(16).check(), Ok(()));
     assert!(with(17).check().unwrap_err().contains("at most 16"));
+}
+
+#[test]
+fn values_that_llama_cpp_reads_otherwise_are_refused() {
+    for (text, parts) in [
+        (
+            r#"{"override_kv": ["llama.expert_count=int:-1"]}"#,
+            ["expert_count=int:-1", "from 0"],
+        ),
+        (
+            r#"{"override_kv": ["a_token_id=int:-2"]}"#,
+            ["a_token_id", "from 0"],
+        ),
+        (
+            r#"{"override_kv": ["a=int:1", "b=int:1", "a=int:2"]}"#,
+            ["override_kv: a ", "twice"],
+        ),
+        (r#"{"override_kv": ["a=float:1e39"]}"#, ["a=float", "KEY="]),
+        (
+            r#"{"override_tensor": ["(a*)*=CPU"]}"#,
+            ["override_tensor", "repeated"],
+        ),
+        (r#"{"rope_scale": 1e-300}"#, ["rope_scale", "32 bits"]),
+        (r#"{"rope_scale": 1e39}"#, ["rope_scale", "32 bits"]),
+        (
+            r#"{"rope_freq_scale": 1e300}"#,
+            ["rope_freq_scale", "32 bits"],
+        ),
+        (
+            r#"{"rope_freq_base": 1e-60}"#,
+            ["rope_freq_base", "32 bits"],
+        ),
+        (
+            r#"{"yarn_beta_fast": 1e300}"#,
+            ["yarn_beta_fast", "32 bits"],
+        ),
+        (r#"{"tensor_split": [1, 1e39]}"#, ["tensor_split", "1e30"]),
+        (r#"{"tensor_split": [1e-60]}"#, ["tensor_split", "1e-30"]),
+    ] {
+        let why = read(text).unwrap_err();
+        assert!(parts.iter().all(|part| why.contains(part)), "{text}: {why}");
+    }
 }

@@ -10,7 +10,7 @@ use sapwood_engine::embedded::random::{self, RandomModelShape};
 
 use crate::process::{Serving, folder, sapwood};
 
-const SIZE: &str = r#"{"ctx":0,"threads":1,"threads_batch":0,"parallel":2,"kept_prefixes":0,"prefixes_asked":false,"cache_tokens":0,"memory_bytes":0}"#;
+const SIZE: &str = r#"{"ctx":0,"threads":1,"threads_batch":0,"parallel":2,"kept_prefixes":0,"prefixes_asked":false,"cache_tokens":0,"speculation":"off","normalize":true,"memory_bytes":0}"#;
 
 fn write(to: &Path, change: impl FnOnce(&mut RandomModelShape)) {
     let mut shape = RandomModelShape::tiny();

@@ -328,8 +328,12 @@ unsafe extern "C" fn log(level: sys::ggml_log_level, text: *const c_char, _: *mu
             });
             tracing::warn!(target: "sapwood_engine::llama", "{text}");
         }
-        // A limit of the system, and the option is of no use then.
-        sys::GGML_LOG_LEVEL_WARN if text.contains("failed to mlock") => {
+        // An option is of no use: because of a limit of the system, or the type that the key has.
+        sys::GGML_LOG_LEVEL_WARN
+            if ["failed to mlock", "Bad metadata override type"]
+                .iter()
+                .any(|part| text.contains(part)) =>
+        {
             tracing::warn!(target: "sapwood_engine::llama", "{text}");
         }
         sys::GGML_LOG_LEVEL_WARN | sys::GGML_LOG_LEVEL_INFO => {

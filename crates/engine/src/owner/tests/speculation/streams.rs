@@ -184,7 +184,7 @@ fn the_tokens_of_a_step_share_the_time_since_the_last() {
         bench.owner.step(clock.now());
         tokens += tokens_of(&mut handle);
         if tokens > 0 {
-            first.get_or_insert(clock.now());
+            first.get_or_insert_with(|| clock.now());
         }
     }
     assert!(drafted(&bench).1 > 200);
