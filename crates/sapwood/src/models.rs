@@ -489,6 +489,28 @@ pub(crate) fn try_out(file: Option<std::path::PathBuf>, size: &ModelSize) -> Res
     loaded.map_err(to_text)?.try_out()
 }
 
+/// The files of a model that is split into parts, `NAME-00001-of-00003.gguf` and so on, from the first; else the file alone.
+#[cfg(any(feature = "embedded", test))]
+pub(crate) fn parts(first: std::path::PathBuf) -> Vec<std::path::PathBuf> {
+    let split = || {
+        let name = first.file_name()?.to_str()?;
+        let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let name = rest.strip_suffix("-00001")?;
+        let count = count
+            .parse()
+            .ok()
+            .filter(|count| (1..=PARTS_MAX).contains(count))?;
+        let part =
+            |number: u32| first.with_file_name(format!("{name}-{number:05}-of-{count:05}.gguf"));
+        Some((1..=count).map(part).collect())
+    };
+    split().unwrap_or_else(|| vec![first])
+}
+
+/// More are no model's.
+#[cfg(any(feature = "embedded", test))]
+const PARTS_MAX: u32 = 1000;
+
 impl PlannedModel {
     /// Whether it is the demo model.
     pub(crate) fn is_demo(&self) -> bool {
@@ -630,7 +652,7 @@ impl PlannedModel {
     #[cfg(feature = "embedded")]
     pub(crate) fn trial_files(&self) -> Vec<std::path::PathBuf> {
         let mut files = match &self.source {
-            PlannedSource::File(path) => crate::trial::parts(path.clone()),
+            PlannedSource::File(path) => parts(path.clone()),
             _ => Vec::new(),
         };
         files.extend(self.size.lora.iter().map(|adapter| adapter.path.clone()));

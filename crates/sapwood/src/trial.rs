@@ -95,28 +95,6 @@ fn longest(files: &[PathBuf]) -> Duration {
     of_size.max(LONGEST)
 }
 
-/// The files of a model that is split into parts, `NAME-00001-of-00003.gguf` and so on, from the first; else the file alone.
-#[cfg(any(feature = "embedded", test))]
-pub(crate) fn parts(first: PathBuf) -> Vec<PathBuf> {
-    let split = || {
-        let name = first.file_name()?.to_str()?;
-        let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-        let name = rest.strip_suffix("-00001")?;
-        let count = count
-            .parse()
-            .ok()
-            .filter(|count| (1..=PARTS_MAX).contains(count))?;
-        let part =
-            |number: u32| first.with_file_name(format!("{name}-{number:05}-of-{count:05}.gguf"));
-        Some((1..=count).map(part).collect())
-    };
-    split().unwrap_or_else(|| vec![first])
-}
-
-/// More are no model's.
-#[cfg(any(feature = "embedded", test))]
-const PARTS_MAX: u32 = 1000;
-
 /// Those of this process. As many as there are models and configurations that requests have loaded them with, which only keys
 /// with scope `admin` can.
 fn passed() -> MutexGuard<'static, HashSet<PassedTrial>> {
@@ -227,12 +205,15 @@ mod tests {
     fn a_trial_holds_until_one_of_the_files_changes() {
         let folder = tempfile::tempdir().unwrap();
         let first = folder.path().join("m-00001-of-00002.gguf");
-        let files = parts(first.clone());
+        let files = crate::models::parts(first.clone());
         assert_eq!(files[0], first);
         assert_eq!(files[1], folder.path().join("m-00002-of-00002.gguf"));
-        assert_eq!(parts("m.gguf".into()), [PathBuf::from("m.gguf")]);
+        assert_eq!(
+            crate::models::parts("m.gguf".into()),
+            [PathBuf::from("m.gguf")]
+        );
         let all = "m-00001-of-99999.gguf";
-        assert_eq!(parts(all.into()), [PathBuf::from(all)]);
+        assert_eq!(crate::models::parts(all.into()), [PathBuf::from(all)]);
         let passed = || PassedTrial::of(&[], files.clone());
         std::fs::write(&files[0], "GGUF").unwrap();
         assert_eq!(passed(), None);
