@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::{
     BranchEvent, ClientEvent, ClientMachine, ClientTimeouts, Config, ConnectionLimits, Feature,
@@ -578,12 +579,14 @@ impl Desk {
     fn check(&mut self, message: &str) {
         assert!(message.bytes().all(|byte| byte >= b' '));
         let (word, payload) = message.split_once(' ').expect("a type and a space");
-        let items: Vec<&serde_json::value::RawValue> =
-            serde_json::from_str(payload).expect("a list");
+        let items: Vec<&RawValue> = serde_json::from_str(payload).expect("a list");
         assert!(!items.is_empty());
         for raw in items {
-            let item: Value = serde_json::from_str(raw.get()).expect("JSON");
-            assert!(item.is_object());
+            // The id is echoed as it was sent and may hold a number that no float can (LM-206), so it stays unread here.
+            let mut item: BTreeMap<&str, &RawValue> =
+                serde_json::from_str(raw.get()).expect("an object in JSON");
+            let id = item.remove("stream_id").map(RawValue::get);
+            let item = serde_json::to_value(item).expect("JSON");
             if word == "MSG" {
                 let answers = [
                     "error",
@@ -602,16 +605,7 @@ impl Desk {
                 continue;
             }
             assert_eq!(word, "TOKEN");
-            let id = super::json::value(raw.get())
-                .expect("JSON")
-                .0
-                .members()
-                .expect("an object")
-                .find(|(name, _)| name == "stream_id")
-                .expect("an id")
-                .1
-                .as_str()
-                .to_owned();
+            let id = id.expect("an id").to_owned();
             let code = item.get("code").and_then(Value::as_str);
             // A refused request never opened a stream, whatever other stream has its id.
             let refused = code.is_some_and(|code| !FAILURES.contains(&code))
