@@ -23,6 +23,8 @@ const UNUSUAL: f64 = 1.6;
 /// Calls between two trials: at first and after a change, and at most. It doubles with each trial that changes nothing.
 const CALLS_MIN: u32 = 8;
 const CALLS_MAX: u32 = 1_024;
+/// After so many calls with prompt tokens, what decoding has shown is old.
+const DECODING_SAYS: u32 = 64;
 /// The share of a call in what is usual.
 const NEW_SHARE: f64 = 0.1;
 
@@ -38,6 +40,10 @@ pub(super) struct ThreadChoice {
     /// Calls until the next trial.
     pause: u32,
     interval: u32,
+    /// Trials in a row that have kept the current number.
+    kept: usize,
+    /// Calls without a trial while the first number is current: what is like these calls has shown that it is the best.
+    spared: bool,
     /// The usual time of an entry with the current number, for each class of batches; 0 where it is unknown.
     usual: [f64; CLASSES],
 }
@@ -68,6 +74,8 @@ impl ThreadChoice {
             trial: None,
             pause: CALLS_MIN,
             interval: CALLS_MIN,
+            kept: 0,
+            spared: false,
             usual: [0.0; CLASSES],
         }
     }
@@ -81,6 +89,11 @@ impl ThreadChoice {
             _ => self.current,
         };
         self.numbers.get(index).copied().unwrap_or(1)
+    }
+
+    /// Returns whether all numbers were tried and the first one is the best.
+    fn prefers_first(&self) -> bool {
+        self.current == 0 && self.kept + 1 >= self.numbers.len()
     }
 
     /// Returns the most threads that may be chosen.
@@ -136,6 +149,7 @@ impl ThreadChoice {
     }
 
     fn end_trial(&mut self, changed: bool) {
+        self.kept = if changed { 0 } else { self.kept + 1 };
         self.interval = if changed {
             CALLS_MIN
         } else {
@@ -160,7 +174,7 @@ impl ThreadChoice {
             self.interval = CALLS_MIN;
             self.pause = self.pause.min(CALLS_MIN);
         }
-        if self.pause == 0 {
+        if self.pause == 0 && !(self.spared && self.current == 0) {
             // Only the current one has its own place; the next after it is another.
             let tried = if self.next == self.current {
                 self.next + 1
@@ -188,12 +202,23 @@ pub(super) struct ThreadChoices {
     pub(super) few: ThreadChoice,
     /// The output rows of the model: with drafts alone, each entry has one.
     pub(super) few_max: usize,
+    /// Calls with prompt tokens since the last one without.
+    pub(super) prompts_in_a_row: u32,
 }
 
 impl ThreadChoices {
     /// The choice for a batch.
     pub(super) fn of(&mut self, entries: &[BatchEntry]) -> &mut ThreadChoice {
         let single = entries.windows(2).all(|pair| pair[0].slot != pair[1].slot);
+        // A step with prompt tokens takes as long as streams may wait, and with fewer threads a multiple of that. Decoding
+        // is tried often and is over soon; where it is fastest on all threads, nothing keeps them from their processors, and
+        // prompts, which are bound by arithmetic, gain even more by each.
+        self.prompts_in_a_row = if single {
+            0
+        } else {
+            self.prompts_in_a_row.saturating_add(1)
+        };
+        self.prefill.spared = self.decode.prefers_first() && self.prompts_in_a_row < DECODING_SAYS;
         if single {
             &mut self.decode
         } else if entries.len() <= self.few_max {
@@ -335,6 +360,48 @@ mod tests {
         assert_eq!(choice.threads(1), 1);
     }
 
+    fn entry(slot: u32) -> BatchEntry {
+        BatchEntry {
+            slot,
+            position: 0,
+            token: 0,
+            row: false,
+        }
+    }
+
+    #[test]
+    fn prompts_are_not_tried_with_fewer_threads_where_decoding_is_fastest_with_all() {
+        let choice = || ThreadChoice::among(worth_trying(2));
+        let mut choices = ThreadChoices {
+            decode: choice(),
+            prefill: choice(),
+            few: choice(),
+            few_max: 8,
+            prompts_in_a_row: 0,
+        };
+        let (tokens, prompt) = ([1, 2, 3].map(entry), [entry(2); 64]);
+        let mut run = |calls: u32, prompts: bool, time: fn(u32) -> u64| {
+            let entries = if prompts { &prompt[..] } else { &tokens };
+            let mut fewer = 0;
+            for _ in 0..calls {
+                let choice = choices.of(entries);
+                let threads = choice.threads(entries.len());
+                fewer += u32::from(threads == 1);
+                choice.observe(entries.len(), Duration::from_micros(time(threads)));
+            }
+            fewer
+        };
+        assert!(run(500, false, quiet) > 0);
+        assert_eq!(run(60, true, quiet), 0);
+        assert!(run(500, true, quiet) > 0, "nothing else tells any more");
+        assert_eq!(
+            (run(500, false, quiet) > 0, run(60, true, quiet)),
+            (true, 0)
+        );
+        assert!(run(500, false, busy) > 400);
+        assert!(run(200, true, busy) > 150, "one processor became busy");
+    }
+
     /// Drafts are fastest on few threads, prompts on many.
     #[test]
     fn drafts_do_not_decide_for_prompts() {
@@ -344,12 +411,7 @@ mod tests {
             prefill: choice(),
             few: choice(),
             few_max: 72,
-        };
-        let entry = |slot| BatchEntry {
-            slot,
-            position: 0,
-            token: 0,
-            row: false,
+            prompts_in_a_row: 0,
         };
         let (drafts, prompt) = ([entry(1); 10], [entry(2); 128]);
         for call in 0..12_000 {
