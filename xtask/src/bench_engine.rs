@@ -11,7 +11,7 @@ use crate::{process, root, serve};
 /// Options of `cargo xtask bench-engine`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// llama.cpp's server, built for the processor of this machine, as ours is not unless RUSTFLAGS says so.
+    /// llama.cpp's server, built for the processor of this machine as ours is (`GGML_NATIVE`, its default).
     #[arg(long, value_name = "PROGRAM")]
     llama_server: PathBuf,
     /// The model of both; SmolLM2-135M-Instruct if not given.
@@ -28,8 +28,7 @@ pub(crate) struct Options {
 /// If something cannot be built or installed, or the bench fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
     toolchain::ensure(&Machine::this())?;
-    let mut build = process::cargo(&["build", "--release", "--package", "sapwood"]);
-    process::run(build.args(["--features", serve::FEATURES]))?;
+    process::run(&mut serve::command("release", serve::FEATURES)?)?;
     let model = match &options.model {
         Some(model) => model.clone(),
         None => PackagedModel::SmolLm2.file()?,

@@ -5,17 +5,20 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::toolchain::{self, Machine};
+use crate::toolchain::{self, Machine, processor};
 use crate::{advice, process, root};
 
 /// Features of the binary that people run.
 pub(crate) const FEATURES: &str = "cli,embedded,demo-model,stores";
 
+/// The profile of binaries that run elsewhere.
+const SHIPPED: &str = "dist";
+
 /// Options of `cargo xtask serve`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// `release` builds faster; `dist` runs a little faster and is what is shipped.
-    #[arg(long, value_name = "NAME", default_value = "release", value_parser = ["release", "dist"])]
+    /// `release` builds faster and for the processor of this machine; `dist` is what is shipped, for any with AVX2.
+    #[arg(long, value_name = "NAME", default_value = "release", value_parser = ["release", SHIPPED])]
     profile: String,
     /// Build only; do not start the server.
     #[arg(long)]
@@ -58,6 +61,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Returns the command that builds the binary with these features.
+///
+/// # Errors
+/// If what was built for another processor cannot be removed.
+pub(crate) fn command(profile: &str, features: &str) -> Result<Command> {
+    let arguments = ["build", "--profile", profile, "--package", "sapwood"];
+    let mut command = process::cargo(&arguments);
+    command.args(["--features", features]);
+    if profile != SHIPPED {
+        processor::apply(&mut command, profile, &processor::switches())?;
+    }
+    Ok(command)
+}
+
 fn build(options: &Options, again: bool) -> Result<()> {
     if !again {
         process::print_line(
@@ -69,15 +86,8 @@ fn build(options: &Options, again: bool) -> Result<()> {
         None => FEATURES.to_owned(),
     };
     let start = Instant::now();
-    let (status, output) = process::run_and_keep(&mut process::cargo(&[
-        "build",
-        "--profile",
-        &options.profile,
-        "--package",
-        "sapwood",
-        "--features",
-        &features,
-    ]))?;
+    let mut command = command(&options.profile, &features)?;
+    let (status, output) = process::run_and_keep(&mut command)?;
     if !status.success() {
         bail!("{}", advice::after_failed_build(&output));
     }

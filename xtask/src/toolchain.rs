@@ -7,6 +7,7 @@
 pub(crate) mod gpu;
 mod libclang;
 mod machine;
+pub(crate) mod processor;
 
 use anyhow::{Result, bail};
 

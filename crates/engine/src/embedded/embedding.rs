@@ -12,13 +12,13 @@ use super::kind::{
     architecture, default_pooling, is_embedding, is_encoder, pooling, rotates_positions,
 };
 use super::llama::{DecodeError, EncoderContext, EncoderSize, SLOTS_MAX, ThreadLimits};
-use super::load::{LoadOptions, check_processor, weights};
+use super::load::{LoadOptions, weights};
 use super::load_error::LoadError;
 use super::memory::{CacheTypes, Estimate};
 use super::plan::{batch_sizes, check_blocks, check_options, layers, offload, reserve};
 use super::source::ModelSource;
 use super::vocabulary::LlamaVocabulary;
-use super::{checks, llama};
+use super::{checks, instructions, llama};
 use crate::api::{EngineError, SharedVocabulary};
 use crate::embedding::{EmbeddingInfo, EmbeddingModel, EncodeStop, Pooling, TextLayout};
 use crate::gguf::GgufHeader;
@@ -159,7 +159,7 @@ pub fn load_embedding(
     embedding: EmbeddingOptions,
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<EmbeddedEncoder, LoadError> {
-    check_processor()?;
+    instructions::check()?;
     let MeasuredEncoder {
         header,
         size,

@@ -10,7 +10,7 @@ use super::memory::{self, readable};
 use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
 use super::vocabulary::LlamaVocabulary;
-use super::{Embedded, llama, lora};
+use super::{Embedded, instructions, llama, lora};
 use crate::api::ModelInfo;
 use crate::gguf::GgufHeader;
 use crate::llama_options::{FlashAttention, LlamaOptions, LoraAdapter};
@@ -86,7 +86,7 @@ pub fn load(
 ) -> Result<Embedded, LoadError> {
     // Before any function of ggml that uses the instructions: a missing one would end the process with an illegal
     // instruction.
-    check_processor()?;
+    instructions::check()?;
     let MeasuredModel {
         header,
         plan,
@@ -339,33 +339,4 @@ fn missing_prefixes(options: &LoadOptions, size: ContextSize) -> Option<u32> {
     // More than `SLOTS_MAX` is not missing cells: no cache would be large enough.
     let missing = asked.min(llama::SLOTS_MAX).saturating_sub(size.slots);
     (missing > 0).then(|| missing.saturating_mul(size.cells / size.slots.max(1)))
-}
-
-pub(super) fn check_processor() -> Result<(), LoadError> {
-    let missing: Vec<&str> = llama::compiled_for()
-        .filter(|feature| !has(feature))
-        .collect();
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        Err(LoadError::Processor(missing.join(", ")))
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn has(feature: &str) -> bool {
-    match feature {
-        "AVX" => std::is_x86_feature_detected!("avx"),
-        "AVX2" => std::is_x86_feature_detected!("avx2"),
-        "BMI2" => std::is_x86_feature_detected!("bmi2"),
-        "F16C" => std::is_x86_feature_detected!("f16c"),
-        "FMA" => std::is_x86_feature_detected!("fma"),
-        "AVX512F" => std::is_x86_feature_detected!("avx512f"),
-        _ => true,
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn has(_: &str) -> bool {
-    true
 }

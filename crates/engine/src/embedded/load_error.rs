@@ -11,7 +11,7 @@ use crate::template::TemplateError;
 pub enum LoadError {
     /// The kernels were compiled for another processor.
     #[error(
-        "this processor lacks {0}, for which this program was compiled: build it on this machine with RUSTFLAGS=\"-C target-cpu=native\""
+        "this processor lacks {0}, for which this program was compiled: build it on this machine with `cargo xtask serve`"
     )]
     Processor(String),
     /// The file does not exist.

@@ -13,6 +13,7 @@ mod checks;
 mod embedding;
 mod guard;
 mod identity;
+mod instructions;
 mod kind;
 mod llama;
 mod load;
@@ -41,6 +42,7 @@ use sapwood_proto::time::Time;
 pub use self::embedding::{
     EmbeddedEncoder, EmbeddingOptions, embeds, lacks_memory_embedding, load_embedding,
 };
+pub use self::instructions::missing_instructions;
 pub use self::load::{LoadOptions, lacks_memory, load};
 pub use self::load_error::LoadError;
 pub use self::outline::outline;

@@ -149,16 +149,15 @@ fn configuration(config: &Config) -> CheckResult {
     }
 }
 
-/// llama.cpp is built for AVX2 on this architecture; without it the process would die of an illegal instruction.
+/// Whether the processor has what llama.cpp was built for; otherwise no model is loaded.
 fn cpu() -> CheckResult {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let found = format!("{} with {cores} cores", std::env::consts::ARCH);
-    // Asked of the CPU and not of the build: this is the check for a binary that was built elsewhere.
-    let missing = missing_cpu_features();
+    let missing = missing_instructions();
     if missing.is_empty() {
         return CheckResult::new("cpu", Verdict::Ok, found, "");
     }
-    let hint = "build on this machine with GGML_NATIVE=ON, or use another machine";
+    let hint = "build on this machine with `cargo xtask serve`, or use another machine";
     CheckResult::new(
         "cpu",
         Verdict::Fail,
@@ -167,23 +166,14 @@ fn cpu() -> CheckResult {
     )
 }
 
-#[cfg(target_arch = "x86_64")]
-fn missing_cpu_features() -> Vec<&'static str> {
-    let known = [
-        ("avx", std::arch::is_x86_feature_detected!("avx")),
-        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
-        ("fma", std::arch::is_x86_feature_detected!("fma")),
-        ("f16c", std::arch::is_x86_feature_detected!("f16c")),
-    ];
-    known
-        .into_iter()
-        .filter(|(_, there)| !there)
-        .map(|(name, _)| name)
-        .collect()
+#[cfg(feature = "embedded")]
+fn missing_instructions() -> Vec<&'static str> {
+    sapwood_engine::embedded::missing_instructions()
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn missing_cpu_features() -> Vec<&'static str> {
+/// Without llama.cpp nothing was compiled for certain processors.
+#[cfg(not(feature = "embedded"))]
+fn missing_instructions() -> Vec<&'static str> {
     Vec::new()
 }
 

@@ -12,6 +12,7 @@ use super::super::guard::{guarded, throwing};
 use super::super::processors;
 use super::super::thread_choice::{ThreadChoice, ThreadChoices, worth_trying};
 use super::batch::LlamaBatch;
+use super::compute_pool::{ComputePool, THREADS_MAX};
 use super::model::LlamaModel;
 use super::params::set_context_params;
 use super::{LAST_ERROR, take_last_error};
@@ -20,32 +21,6 @@ use crate::model::{BatchEntry, DecodeSignals, Interrupt};
 
 /// The result of a decode call that threw an exception; distinct from llama.cpp's own codes.
 pub(super) const THROWN: i32 = i32::MIN;
-
-/// ggml's worker threads for one context.
-#[derive(Debug)]
-pub(super) struct ComputeThreads(pub(super) NonNull<sys::ggml_threadpool>);
-
-impl ComputeThreads {
-    pub(super) fn new(threads: u32, poll: u32) -> Option<Self> {
-        // More threads would overrun ggml's fixed CPU mask.
-        let threads = i32::try_from(threads.clamp(1, THREADS_MAX)).ok()?;
-        // SAFETY: a plain value is returned.
-        let mut params = unsafe { sys::ggml_threadpool_params_default(threads) };
-        params.poll = poll.min(100);
-        // SAFETY: the parameters are copied; the pool is freed by `Drop`.
-        NonNull::new(unsafe { sys::ggml_threadpool_new(&raw mut params) }).map(Self)
-    }
-}
-
-impl Drop for ComputeThreads {
-    fn drop(&mut self) {
-        // SAFETY: the only owner; the context that used it was freed before.
-        unsafe { sys::ggml_threadpool_free(self.0.as_ptr()) };
-    }
-}
-
-/// The maximum of threads of one decode call.
-pub(in super::super) const THREADS_MAX: u32 = 256;
 
 /// The number of KV cells, or of those of each slot with a per-slot KV cache, is a multiple of this.
 pub(in super::super) const CELLS_STEP: u32 = 256;
@@ -199,7 +174,7 @@ pub(in super::super) struct LlamaContext {
     recurrent: bool,
     model: Arc<LlamaModel>,
     /// Declared last: dropped after the context that uses it.
-    _pool: ComputeThreads,
+    pool: Arc<ComputePool>,
 }
 
 // SAFETY: see "Threads" above. The batch's pointers are filled and used within one call.
@@ -222,8 +197,7 @@ impl LlamaContext {
         // One output row per slot, and some for slots with several scored tokens.
         let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
         let threads = size.threads.choices(rows);
-        let pool = ComputeThreads::new(threads.most(), size.poll)
-            .ok_or("ggml could not start its threads")?;
+        let pool = model.compute_pool(threads.most(), size.poll)?;
         let size = ContextSize {
             cells,
             batch_tokens,
@@ -242,7 +216,7 @@ impl LlamaContext {
         // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
         let (memory, cells, slot_cells, batch_tokens) = unsafe {
             let raw = context.as_ptr();
-            sys::llama_attach_threadpool(raw, pool.0.as_ptr(), pool.0.as_ptr());
+            pool.attach(context);
             sys::llama_set_abort_callback(
                 raw,
                 Some(on_poll),
@@ -279,7 +253,7 @@ impl LlamaContext {
             window: facts.sliding_window,
             recurrent: facts.recurrent,
             model,
-            _pool: pool,
+            pool,
         })
     }
 
@@ -325,6 +299,10 @@ impl LlamaContext {
         self.batch.clear();
         self.check(entries)?;
         self.batch.fill(entries);
+        let Some(turn) = self.pool.turn(&self.interrupt) else {
+            self.batch.clear();
+            return Err(DecodeError::Aborted);
+        };
         let (context, batch) = (self.context.as_ptr(), self.batch.raw());
         let choice = self.threads.of(entries);
         let threads = choice.threads(entries.len()).cast_signed();
@@ -348,12 +326,14 @@ impl LlamaContext {
             // those of the work.
             // SAFETY: the context is live.
             unsafe { sys::llama_synchronize(context) };
+            drop(turn);
             choice.observe(entries.len(), began.elapsed());
             for entry in entries {
                 self.cells_held[entry.slot as usize] += 1;
             }
             return Ok(());
         }
+        drop(turn);
         self.batch.clear();
         self.roll_back(entries);
         Err(match code {

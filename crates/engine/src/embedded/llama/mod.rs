@@ -3,11 +3,11 @@
 //! ```text
 //!   LlamaBackend ──► LlamaModel (read only, shared) ──► LlamaContext, EncoderContext (one thread at a time)
 //!                      │                                   ├── decode ──► output rows
-//!                      └── vocabulary functions            └── ComputeThreads (ggml's worker threads)
+//!                      └── vocabulary functions            └── ComputePool (ggml's worker threads, shared)
 //! ```
 //!
 //! Three arguments justify all `SAFETY` comments in these files:
-//! * **Ownership.** [`LlamaModel`], [`LlamaContext`], [`EncoderContext`] and `ComputeThreads` each hold the only pointer that frees their
+//! * **Ownership.** [`LlamaModel`], [`LlamaContext`], [`EncoderContext`] and `ComputePool` each hold the only pointer that frees their
 //!   object. A context keeps its model alive through an `Arc`, and is freed before its thread pool.
 //! * **Threads.** After loading, a `llama_model` and its vocabulary are only read, and llama.cpp documents its
 //!   tokenizer functions as thread-safe. A `llama_context` may move between threads but is never used by two at once:
@@ -17,6 +17,7 @@
 //! Exceptions that llama.cpp throws (out of memory in `decode`, for one) become errors in [`super::guard::guarded`].
 
 mod batch;
+mod compute_pool;
 mod context;
 mod encoder;
 mod model;
@@ -32,7 +33,8 @@ use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
 
 use self::batch::LlamaBatch;
-use self::context::{ComputeThreads, THROWN, on_poll};
+use self::compute_pool::ComputePool;
+use self::context::{THROWN, on_poll};
 use self::params::set_context_params;
 use super::guard::{guarded, throwing};
 use super::thread_choice::ThreadChoice;
@@ -99,7 +101,11 @@ pub(super) fn compiled_for() -> impl Iterator<Item = &'static str> {
             ("BMI2", sys::ggml_cpu_has_bmi2()),
             ("F16C", sys::ggml_cpu_has_f16c()),
             ("FMA", sys::ggml_cpu_has_fma()),
+            ("AVX-VNNI", sys::ggml_cpu_has_avx_vnni()),
             ("AVX512F", sys::ggml_cpu_has_avx512()),
+            ("AVX512-VBMI", sys::ggml_cpu_has_avx512_vbmi()),
+            ("AVX512-VNNI", sys::ggml_cpu_has_avx512_vnni()),
+            ("AVX512-BF16", sys::ggml_cpu_has_avx512_bf16()),
         ]
     };
     features
@@ -124,7 +130,7 @@ pub(super) struct EncoderContext {
     threads: ThreadChoice,
     model: Arc<LlamaModel>,
     /// Declared last: dropped after the context that uses it.
-    _pool: ComputeThreads,
+    pool: Arc<ComputePool>,
 }
 
 // SAFETY: see "Threads" above. The batch's pointers are filled and used within one call.
@@ -148,8 +154,7 @@ impl EncoderContext {
             ..size
         };
         let threads = size.threads.prefill_choice();
-        let pool = ComputeThreads::new(threads.most(), size.poll)
-            .ok_or("ggml could not start its threads")?;
+        let pool = model.compute_pool(threads.most(), size.poll)?;
         let params = encoder_params(size, options);
         let _ = LAST_ERROR.take();
         // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
@@ -160,7 +165,7 @@ impl EncoderContext {
         // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
         let memory = unsafe {
             let raw = context.as_ptr();
-            sys::llama_attach_threadpool(raw, pool.0.as_ptr(), pool.0.as_ptr());
+            pool.attach(context);
             let flag = Arc::as_ptr(&interrupt).cast_mut().cast();
             sys::llama_set_abort_callback(raw, Some(on_poll), flag);
             sys::llama_get_memory(raw)
@@ -180,7 +185,7 @@ impl EncoderContext {
             interrupt,
             threads,
             model,
-            _pool: pool,
+            pool,
         })
     }
 
@@ -208,6 +213,9 @@ impl EncoderContext {
         let entries = self.size.entries(texts, &self.model)?;
         self.batch.clear();
         self.batch.fill(&entries);
+        let Some(_turn) = self.pool.turn(&self.interrupt) else {
+            return Err(DecodeError::Aborted);
+        };
         let (context, batch) = (self.context.as_ptr(), self.batch.raw());
         let threads = self.threads.threads(entries.len()).cast_signed();
         // SAFETY: the context is live and not computing.

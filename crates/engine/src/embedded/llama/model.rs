@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::path::Path;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
 
 use super::super::guard::{guarded, throwing};
+use super::compute_pool::ComputePool;
 use super::params::ModelParams;
 use super::{LAST_ERROR, take_last_error};
 use crate::tokenizer_json::AddedToken;
@@ -158,6 +160,18 @@ impl LlamaModel {
     /// Returns how many layers a GPU was asked to compute, the output included.
     pub(in super::super) fn gpu_layers(&self) -> u32 {
         self.params.gpu_layers()
+    }
+
+    /// Returns the threads for a context of this model. With layers on a GPU they are its own.
+    ///
+    /// # Errors
+    /// The threads cannot be started.
+    pub(super) fn compute_pool(&self, threads: u32, poll: u32) -> Result<Arc<ComputePool>, String> {
+        let pool = match self.gpu_layers() {
+            0 => ComputePool::shared(threads, poll),
+            _ => ComputePool::own(threads, poll),
+        };
+        pool.ok_or_else(|| "ggml could not start its threads".to_owned())
     }
 
     /// Returns its properties.
