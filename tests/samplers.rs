@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sapwood_engine::adapters::AdapterInfo;
 use sapwood_engine::scripted::{Config, Script, ScriptedTokenizer};
 use sapwood_engine::tokenizer::{FileTokenizer, SpecialTokens, TokenizerFiles};
 use sapwood_kernel::connect::lmtp::{LmtpModelTerms, function};
@@ -17,6 +18,16 @@ use serde_json::{Map, Value, json};
 /// A prompt that a model likes to continue with more of the same, as its bias of `a` makes it.
 const PROMPT: &str = "abababababababababab";
 
+/// LoRA adapters, of which none computes unless a request chooses it.
+fn adapters() -> Vec<AdapterInfo> {
+    let adapter = |name: &str| AdapterInfo {
+        name: name.into(),
+        scale: 0.5,
+        applied: false,
+    };
+    ["style", "code"].map(adapter).into()
+}
+
 /// A model of bytes, so that the tokens of the prompt are known to every face.
 async fn server() -> Running {
     let engine = spawned(Config {
@@ -24,6 +35,7 @@ async fn server() -> Running {
         script: Script::Tokens,
         tokenizer: Some(ScriptedTokenizer::Bytes),
         gap: 0.5,
+        adapters: adapters(),
         ..Config::default()
     });
     let kernel = Kernel::new();
@@ -173,7 +185,16 @@ fn cases() -> Vec<(Value, Value)> {
         (plain.clone(), mirostat.clone()),
         (mirostat.clone(), json!({"mirostat_tau": 1.5})),
         (mirostat, json!({"mirostat_eta": 1})),
-        (plain, dynamic.clone()),
+        (plain.clone(), dynamic.clone()),
+        (plain.clone(), json!({"lora": "style"})),
+        (
+            json!({"lora": ["code"]}),
+            json!({"lora": [{"id": 1, "scale": 2.0}]}),
+        ),
+        (
+            json!({"lora": [{"name": "style", "scale": -1}]}),
+            json!({"lora": ["code", {"name": "style", "scale": -1}]}),
+        ),
         (dynamic, json!({"dynatemp_exponent": 9})),
         (
             json!({"temperature": 0.3, "top_p": 0.7}),
@@ -219,6 +240,70 @@ async fn repeat_last_n_is_penalty_last_n() {
     let window = text(json!({"repeat_last_n": 3})).await;
     assert_eq!(window, text(json!({"penalty_last_n": 3})).await);
     assert_ne!(window, text(json!({})).await);
+}
+
+/// The field of vLLM's backend.
+#[tokio::test]
+async fn lora_name_is_the_name_of_one_adapter() {
+    let server = server().await;
+    let fixed = json!({"max_tokens": 24, "seed": 5, "temperature": 1});
+    let expected = by_members(&server, &merged(&fixed, &json!({"lora": ["code"]}))).await;
+    let params = merged(&fixed, &json!({"lora_name": "code"}));
+    assert_eq!(by_members(&server, &params).await, expected);
+    let text = by_sampling_parameters(&server, &params).await;
+    assert_eq!(text, expected);
+    let none = by_members(&server, &merged(&fixed, &json!({"lora": []}))).await;
+    assert_ne!(none, expected);
+    assert_eq!(
+        none,
+        by_members(&server, &merged(&fixed, &json!({"lora_name": ""}))).await
+    );
+    let mut wire = Wire::connect(server.address).await;
+    let body = json!({"text_input": "x", "lora": [{"name": "prose"}]});
+    let url = "/v2/models/wanderer/generate";
+    let answer = wire.post(url, &body.to_string()).await;
+    let error = answer.json()["error"].to_string();
+    assert!(error.contains("style, code"), "{error}");
+}
+
+#[tokio::test]
+async fn adapters_reach_a_model_on_another_server() {
+    let (front, back) = servers().await;
+    let fixed = json!({"max_tokens": 24, "seed": 5, "temperature": 1, "ignore_eos": true});
+    let mut texts = Vec::new();
+    for lora in [json!([]), json!("style"), json!([{"id": 1, "scale": 0.25}])] {
+        let params = merged(&fixed, &json!({"lora": lora}));
+        let text = by_sampling_parameters(&back, &params).await;
+        assert_eq!(
+            by_sampling_parameters(&front, &params).await,
+            text,
+            "{lora}"
+        );
+        assert!(!texts.contains(&text), "{lora}");
+        texts.push(text);
+    }
+}
+
+#[tokio::test]
+async fn lm_312_scores_are_those_of_the_adapters() {
+    let server = server().await;
+    let mut socket = Socket::open(&server, "/lmtp", &[]).await.unwrap();
+    let mut scores = Vec::new();
+    for lora in [json!(null), json!([]), json!(["style"]), json!([{"id": 0}])] {
+        let score = json!({"model": "wanderer", "prompt": [1, 2], "scored": [3], "stream_id": 1, "lora": lora});
+        socket.send_text(&format!("SCORE {score}")).await;
+        let SocketReply::Text(text) = socket.received().await else {
+            panic!("no message");
+        };
+        let items = text.strip_prefix("TOKEN ").unwrap();
+        let items: Value = serde_json::from_str(items).unwrap();
+        scores.push(items[0]["logprob"].clone());
+    }
+    assert!(
+        scores[0] == scores[1] && scores[2] == scores[3],
+        "{scores:?}"
+    );
+    assert_ne!(scores[1], scores[2]);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Metadata, configuration, statistics and index of models, and the error texts of failed look-ups.
 
 use futures::{StreamExt, stream};
+use sapwood_engine::adapters::AdapterInfo;
 use sapwood_engine::scripted::Script;
 use sapwood_kernel::{Chunk, Spec, raw};
 use sapwood_server::faces::generate::{Config, ModelOptions};
@@ -301,6 +302,26 @@ async fn tr_702_metadata_shows_the_signature() {
         demo["outputs"][0],
         json!({"name": "text_output", "datatype": "BYTES", "shape": [-1]})
     );
+}
+
+#[tokio::test]
+async fn tr_703_the_configuration_lists_the_adapters_of_a_model() {
+    let adapter = |name: &str, applied| AdapterInfo {
+        name: name.into(),
+        scale: 0.1,
+        applied,
+    };
+    let adapters = vec![adapter("style", true), adapter("code", false)];
+    let server = parrot(|model| model.adapters = adapters).await;
+    let mut wire = Wire::connect(server.address).await;
+    let config = wire.get("/v2/models/parrot/config").await.json();
+    let list = config["parameters"]["lora"]["string_value"].as_str();
+    let list: serde_json::Value = serde_json::from_str(list.unwrap()).unwrap();
+    let expected = json!([
+        {"id": 0, "name": "style", "scale": 0.1, "apply": true},
+        {"id": 1, "name": "code", "scale": 0.1, "apply": false},
+    ]);
+    assert_eq!(list, expected);
 }
 
 /// TR-102

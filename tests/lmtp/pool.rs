@@ -183,6 +183,7 @@ async fn lm_806_a_score_continues_at_another_server_with_the_same_tokens() {
         prompt: bytes("x"),
         scored: scored.clone(),
         top_logprobs: 0,
+        ..Score::default()
     });
     arrives(&mut score, &one).await;
     one.kill().await;

@@ -24,6 +24,7 @@ use sapwood_proto::params::{GenerationParams, SamplerStep};
 use sapwood_proto::steer::{Steer, SteerFailure, StepReport, Token};
 use smallvec::SmallVec;
 
+use crate::adapters::AdapterInfo;
 use crate::recommended::RecommendedSampling;
 use crate::request_phase::Follower;
 use crate::samplers;
@@ -498,6 +499,9 @@ pub struct ModelInfo {
     pub truncates: bool,
     /// Equal requests give equal tokens, independent of other requests (D-21).
     pub deterministic: bool,
+    /// The LoRA adapters that requests may choose, in the order of its list; for a model on another server, where requests
+    /// may choose too, they are not known.
+    pub adapters: Arc<[AdapterInfo]>,
     /// Sampling parameters that its file recommends; only programs that ask on behalf of people use them (D-53).
     pub sampling: RecommendedSampling,
 }

@@ -158,6 +158,7 @@ impl Engine {
             token_index,
             seed,
         )?;
+        submission.choose_adapters(info)?;
         let prompt_tokens = submission.prompt.len();
         let caller = submission.turn.caller;
         let limits = QueueLimits {

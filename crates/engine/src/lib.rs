@@ -8,6 +8,7 @@
 //!                                         └─ outbox ──► RequestHandle
 //! ```
 
+pub mod adapters;
 pub mod api;
 mod bad_words;
 #[cfg(any(feature = "embedded", feature = "tokenizer"))]

@@ -7,8 +7,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
+use sapwood_proto::params::{LORA_NAME_BYTES_MAX, LORA_USES_MAX, is_lora_name};
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
+
+use crate::adapters::AdapterInfo;
 
 /// Options of llama.cpp. Unset ones leave the choice to this crate, which is stated for each, or to llama.cpp.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -320,17 +323,30 @@ pub struct LoraAdapter {
     /// The factor of what it adds; 0 is nothing.
     #[serde(default = "whole")]
     pub scale: f64,
-    /// What the log calls it. Default: the name of the file.
+    /// What requests and the log call it. Default: the name of the file, without its ending.
     #[serde(default)]
     pub name: Option<String>,
+    /// Whether it computes for requests that choose no adapters.
+    #[serde(default = "applied")]
+    pub apply: bool,
 }
 
 impl LoraAdapter {
-    /// What the log calls it.
+    /// What requests and the log call it.
     #[must_use]
     pub fn shown_name(&self) -> String {
         let of_file = || self.path.file_stem().unwrap_or_default().to_string_lossy();
         self.name.clone().unwrap_or_else(|| of_file().into_owned())
+    }
+
+    /// What requests can choose.
+    #[must_use]
+    pub fn info(&self) -> AdapterInfo {
+        AdapterInfo {
+            name: self.shown_name(),
+            scale: single(self.scale),
+            applied: self.apply,
+        }
     }
 
     /// Checks the adapters of one model.
@@ -358,9 +374,28 @@ impl LoraAdapter {
             {
                 return Err(format!("lora: {shown} is there twice: add up the scales"));
             }
+            let name = adapter.shown_name();
+            if !is_lora_name(&name) {
+                return Err(format!(
+                    "lora: the name of {shown}, {name:?}, must have 1 to {LORA_NAME_BYTES_MAX} bytes and not begin with a \
+                     bracket: give it another `name`"
+                ));
+            }
+            if adapters[..index]
+                .iter()
+                .any(|other| other.shown_name() == name)
+            {
+                return Err(format!(
+                    "lora: two adapters are called {name:?}: give one of them another `name`"
+                ));
+            }
         }
         Ok(())
     }
+}
+
+fn applied() -> bool {
+    true
 }
 
 fn whole() -> f64 {
@@ -372,8 +407,8 @@ fn single(number: f64) -> f32 {
     number as f32
 }
 
-/// The maximum of adapters of one model.
-const ADAPTERS_MAX: usize = 64;
+/// The maximum of adapters of one model: a request may name all.
+const ADAPTERS_MAX: usize = LORA_USES_MAX;
 
 /// A value of `override_kv`.
 #[derive(Clone, Debug, PartialEq)]

@@ -220,6 +220,11 @@ pub trait Model: Send {
         true
     }
 
+    /// Computes with other LoRA adapters from the next decode call on: `scales` has a factor for each of
+    /// [`ModelInfo::adapters`], 0 for those that are off. Before the first call
+    /// they are those that the model applies by default. Called again after a panic, and otherwise only if they change.
+    fn set_adapters(&mut self, _scales: &[f32]) {}
+
     /// Frees a slot.
     fn release(&mut self, slot: SlotId);
 
@@ -262,7 +267,7 @@ pub trait Model: Send {
         false
     }
 
-    /// Decodes the batch: at most [`Capacity::batch_tokens`] entries, those of one slot adjacent and in order, with at
+    /// Decodes the batch, whose entries all have the same LoRA adapters: at most [`Capacity::batch_tokens`] entries, those of one slot adjacent and in order, with at
     /// most [`Capacity::rows`] output rows.
     ///
     /// # Errors

@@ -11,9 +11,10 @@ use std::time::Duration;
 use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::params::{GenerationParams, ParamRanges};
+use sapwood_proto::params::{GenerationParams, LoraUse, ParamRanges};
 use sapwood_proto::steer::{Steer, StepWaker, Token};
 
+use crate::adapters::AdapterSet;
 use crate::api::{
     ChatMessage, EngineError, GenerationRequest, MARK_CLOSE, MARK_OPEN, ModelInfo, Prompt,
     Sampling, StopCause, Vocabulary,
@@ -38,6 +39,10 @@ pub(crate) struct Submission {
     pub(crate) priority: i32,
     pub(crate) turn: SchedulerTurn,
     pub(crate) prefix_scope: u64,
+    /// The LoRA adapters that the request names, until [`Submission::choose_adapters`].
+    pub(crate) lora: Option<Vec<LoraUse>>,
+    /// The adapters that compute; `None`: those that the model applies by default.
+    pub(crate) adapters: Option<AdapterSet>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) cache_key: Option<u64>,
     pub(crate) follower: Option<Follower>,
@@ -90,6 +95,18 @@ impl Submission {
             Some(scored) if scored.score_only => &[],
             _ => &self.prompt,
         }
+    }
+
+    /// Finds the adapters that the request names among those of the model. Not for models on other servers, whose adapters
+    /// are not known here.
+    ///
+    /// # Errors
+    /// `BAD_CONFIG` for one that the model does not have.
+    pub(crate) fn choose_adapters(&mut self, info: &ModelInfo) -> Result<(), EngineError> {
+        if let Some(chosen) = self.lora.take() {
+            self.adapters = AdapterSet::of(&chosen, &info.adapters)?;
+        }
+        Ok(())
     }
 
     /// Lets the steerer begin, if there is one: it must return at once, and the owner waits for its result.
@@ -302,6 +319,8 @@ pub(crate) fn prepare(
             connection: request.connection,
         },
         prefix_scope: request.prefix_scope,
+        lora: params.lora,
+        adapters: None,
         timeout: request.timeout,
         cache_key: request.cache_key,
         follower: request.follower,

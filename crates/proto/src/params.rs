@@ -23,12 +23,13 @@
 //! | `top_logprobs` | 1,000 | 20 | 20 | core |
 //! | `stop`, `bad_words` | 64 of 1 KiB | 16 of 256 B | core | core |
 //!
-//! The parameters of the samplers that only llama.cpp has (`dry_*` to `samplers`) have one range everywhere.
+//! The parameters of the samplers that only llama.cpp has (`dry_*` to `samplers`), and `lora`, have one range everywhere.
 //!
 //! Defaults are a protocol's own: a parameter that is not set stays `None` until the engine resolves it.
 
 mod domain;
 mod json;
+mod lora;
 mod samplers;
 #[cfg(test)]
 mod tests;
@@ -38,7 +39,8 @@ use std::sync::Arc;
 
 use self::domain::holds;
 pub use self::domain::{Domain, Interval};
-pub use self::json::{JsonCoercion, float_to_json};
+pub use self::json::{JsonCoercion, float_to_json, lora_to_json};
+pub use self::lora::{LoraName, LoraUse, is_name as is_lora_name};
 pub use self::samplers::{SamplerOrder, SamplerStep};
 use crate::steer::Token;
 
@@ -118,6 +120,9 @@ pub struct GenerationParams {
     pub logit_bias: Arc<[(Token, f32)]>,
     /// Texts, each of whose tokens gets the bias; they are the texts among the keys of `logit_bias` on the wires.
     pub logit_bias_texts: Vec<(String, f32)>,
+    /// The LoRA adapters that compute, of those that the model has; an empty list: none. Not set: those that the model
+    /// applies by default.
+    pub lora: Option<Vec<LoraUse>>,
     /// The number of choices.
     pub n: Option<u32>,
     /// Of the requests that wait, one with a higher priority is scheduled first. It is in no table: protocols disagree
@@ -204,6 +209,13 @@ pub const STOP_SEQUENCES_MAX: usize = 256;
 /// The maximum of tokens of one stop sequence.
 pub const STOP_SEQUENCE_TOKENS_MAX: usize = 64;
 
+/// The maximum of adapters in `lora`.
+pub const LORA_USES_MAX: usize = 64;
+/// The maximum of bytes of an adapter's name.
+pub const LORA_NAME_BYTES_MAX: usize = 128;
+/// The scales of adapters in `lora`.
+pub const LORA_SCALES: Interval = Interval::closed(-100.0, 100.0);
+
 /// A parameter with an invalid value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{name} must be {must}")]
@@ -242,6 +254,8 @@ pub enum ParamField<'a> {
     OptionalTexts(&'a mut Option<Vec<String>>),
     /// [`Domain::Samplers`].
     Samplers(&'a mut Option<SamplerOrder>),
+    /// [`Domain::Lora`].
+    Lora(&'a mut Option<Vec<LoraUse>>),
     /// [`Domain::Tokens`].
     Tokens(&'a mut Vec<Vec<Token>>),
     /// [`Domain::Biases`].
@@ -367,6 +381,7 @@ pub const PARAMS: &[ParamSpec] = &[
             texts: &mut params.logit_bias_texts,
         },
     },
+    param!(lora: Lora, |_| Domain::Lora),
     // LMTP has it too, but each of its samples is a request of its own there (LM-973).
     param!(n: Count, |ranges| count(1, ranges.n)).in_lmtp(None),
 ];

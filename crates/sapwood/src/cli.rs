@@ -483,6 +483,10 @@ mod tests {
         let expected = [("x=y.gguf", 1.0), ("z.gguf", 0.5), ("w", 2.0)];
         assert_eq!(lora.collect::<Vec<_>>(), expected);
         assert_eq!(set(&["-m", "a.gguf"]).unwrap(), []);
+        for (flags, applied) in [(&[][..], true), (&["--lora-init-without-apply"], false)] {
+            let given = [&["-m", "a.gguf", "--lora", "x"], flags].concat();
+            assert_eq!(set(&given).unwrap()[0].apply, applied);
+        }
         for given in [
             &["--lora", "x"][..],
             &["-m", "a.gguf", "-m", "b.gguf", "--lora", "x"],

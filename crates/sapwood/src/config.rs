@@ -313,7 +313,7 @@ pub(crate) struct ServedModelConfig {
     /// Overrides single options of `engine.llama`.
     #[serde(default)]
     pub(crate) llama: LlamaOptions,
-    /// LoRA adapters, which hold for every request.
+    /// LoRA adapters, of which requests may choose.
     #[serde(default)]
     pub(crate) lora: Vec<LoraAdapter>,
     /// Overrides `engine.speculation`.

@@ -325,6 +325,7 @@ fn script(model: &ServedModelConfig, size: &ModelSize) -> Result<scripted::Confi
     script.name.clone_from(&model.name);
     script.parallel = size.parallel;
     script.kept_prefixes = size.kept_prefixes;
+    script.adapters = size.lora.iter().map(LoraAdapter::info).collect();
     if size.ctx > 0 {
         script.context_tokens = size.ctx;
     }
@@ -550,6 +551,7 @@ impl PlannedModel {
                 ..usual
             },
         };
+        served.adapters = self.size.lora.iter().map(LoraAdapter::info).collect();
         if let Some(model) = config.models.iter().find(|model| model.name == self.name) {
             served.signature = model.signature()?;
             served.versions = model.versions.clone().unwrap_or_else(|| vec![1]);

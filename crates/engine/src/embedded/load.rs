@@ -11,6 +11,7 @@ use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
 use super::vocabulary::LlamaVocabulary;
 use super::{Embedded, instructions, llama, lora};
+use crate::adapters::default_scales;
 use crate::api::ModelInfo;
 use crate::gguf::GgufHeader;
 use crate::llama_options::{FlashAttention, LlamaOptions, LoraAdapter};
@@ -49,7 +50,7 @@ pub struct LoadOptions {
     pub memory_bytes: Option<u64>,
     /// What is passed on to llama.cpp.
     pub llama: LlamaOptions,
-    /// LoRA adapters, which hold for every request.
+    /// LoRA adapters, of which requests may choose.
     pub lora: Vec<LoraAdapter>,
 }
 
@@ -101,7 +102,7 @@ pub fn load(
     let origin = ModelOrigin::new(source, parts, options);
     let mut model = weights(source, &header, options, backend, gpu_layers, progress)?;
     for adapter in &options.lora {
-        let added = model.add_adapter(&adapter.path, adapter.scale);
+        let added = model.add_adapter(&adapter.path);
         added.map_err(|why| lora::refused(&adapter.path, &why))?;
     }
     serve(name, &header, Arc::new(model), &plan, options, origin)
@@ -244,7 +245,9 @@ fn serve(
     }
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size, &options.llama);
-    let context = context.map_err(LoadError::Llama)?;
+    let mut context = context.map_err(LoadError::Llama)?;
+    let adapters = lora::infos(options);
+    context.set_adapters(&default_scales(&adapters));
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
     let saved_slots = memory::SavedSlotsLimit::take(options.memory_bytes, facts.weight_bytes);
     // Whether the model is served is decided when it is registered; this line tells how it was loaded, and why so.
@@ -275,6 +278,7 @@ fn serve(
         chat: vocabulary.has_template(),
         truncates: !facts.recurrent,
         deterministic: false,
+        adapters,
         sampling: recommended(header),
     };
     let mut embedded = Embedded {
@@ -321,7 +325,10 @@ fn kv_type(plan: &LoadPlan) -> String {
 
 fn adapters(options: &LoadOptions) -> String {
     let named = options.lora.iter();
-    let named = named.map(|it| format!("{} x {}", it.shown_name(), it.scale));
+    let named = named.map(|it| {
+        let unapplied = if it.apply { "" } else { " on request" };
+        format!("{} x {}{unapplied}", it.shown_name(), it.scale)
+    });
     named.collect::<Vec<_>>().join(", ")
 }
 

@@ -3,12 +3,22 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+
+use sapwood_proto::params::LORA_SCALES;
 
 use super::kind::architecture;
 use super::load::LoadOptions;
 use super::load_error::LoadError;
 use super::source::header_of_file;
+use crate::adapters::AdapterInfo;
 use crate::gguf::{GgufHeader, TensorShape};
+use crate::llama_options::LoraAdapter;
+
+/// Returns what requests can choose.
+pub(super) fn infos(options: &LoadOptions) -> Arc<[AdapterInfo]> {
+    options.lora.iter().map(LoraAdapter::info).collect()
+}
 
 /// Returns the bytes of all adapters.
 ///
@@ -52,9 +62,14 @@ fn check_header(header: &GgufHeader, model: &str, scale: f64) -> Result<(), Stri
     let Some((_, alpha)) = alpha.next() else {
         return Err(format!("it lacks {key}, or that is not a 32-bit float"));
     };
-    if !(scale as f32 * alpha).is_finite() {
+    // A request may choose another scale.
+    let [least, most] = LORA_SCALES.ends();
+    if [scale as f32, least, most]
+        .iter()
+        .any(|scale| !(scale * alpha).is_finite())
+    {
         return Err(format!(
-            "{key}, or what its scale makes of it, is not a number of 32 bits"
+            "{key}, or what a scale makes of it, is not a number of 32 bits"
         ));
     }
     if header.array("adapter.alora.invocation_tokens").is_some() {

@@ -144,6 +144,10 @@ impl Model for Embedded {
         self.context.can_resume(slot, tokens)
     }
 
+    fn set_adapters(&mut self, scales: &[f32]) {
+        self.context.set_adapters(scales);
+    }
+
     fn release(&mut self, slot: SlotId) {
         self.context.clear(slot);
     }

@@ -7,6 +7,7 @@ use sapwood_proto::steer::Token;
 use super::kind::architecture;
 use super::load::{LoadOptions, recommended};
 use super::load_error::LoadError;
+use super::lora;
 use super::plan::LoadPlan;
 use super::source::ModelSource;
 use crate::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};
@@ -40,6 +41,7 @@ pub fn outline(
         // Unknown before the model is loaded. Nothing runs on an outline, so the usual case is stated.
         truncates: true,
         deterministic: false,
+        adapters: lora::infos(options),
         sampling: recommended(&header),
         architecture: architecture(&header).to_owned(),
     };

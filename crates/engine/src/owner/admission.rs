@@ -135,6 +135,9 @@ impl Admission {
             // Equal scopes share prefixes, so one constant shares them among all.
             submission.prefix_scope = 0;
         }
+        if let Some(adapters) = &submission.adapters {
+            submission.prefix_scope = adapters.prefix_scope(submission.prefix_scope);
+        }
         let nothing_wanted = submission.terms.max_tokens == 0;
         // Without a token there is nothing to steer.
         let steer = submission.steer.take().filter(|_| !nothing_wanted);
@@ -412,6 +415,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
         }
     }
     sequence.slot = Some(slot);
+    sequence.turn = requests.report.step;
     sequence.computed = computed;
     sequence.after = None;
     true

@@ -6,6 +6,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
+use super::adapter_turns::AdapterTurns;
 use super::requests::Requests;
 use super::speculation::{DraftBudget, Speculation};
 use super::steer_rounds::{begin_mid, flush};
@@ -24,6 +25,8 @@ pub(super) struct Batch {
     work: Vec<Runnable>,
     shares: Vec<StepShare>,
     entries: Vec<BatchEntry>,
+    /// The turns of adapters; `None` for a model without, whose steps all compute alike.
+    adapters: Option<AdapterTurns>,
     /// How many of `entries` are draft tokens.
     drafted: usize,
     /// Sequences with an output row in this batch, and the index of the row's entry.
@@ -70,6 +73,7 @@ impl Batch {
             work: Vec::new(),
             shares: Vec::new(),
             entries: Vec::new(),
+            adapters: (!info.adapters.is_empty()).then(AdapterTurns::default),
             drafted: 0,
             rows: Vec::new(),
             took: None,
@@ -132,7 +136,11 @@ impl Batch {
             let panics = &requests.stats.panics;
             // Around the call alone: copying prefixes before and after it says nothing about tokens.
             let before = clock.now_or(now);
-            match requests.slots.decode(&self.entries, now, panics) {
+            let adapters = self.shares.first().and_then(|share| {
+                let job = requests.sequences[share.key].job;
+                requests.jobs[job].submission.adapters.as_ref()
+            });
+            match requests.slots.decode(&self.entries, adapters, now, panics) {
                 Ok(()) => {
                     let took = clock.now_or(now).since(before);
                     self.took = clock.is_running().then_some(took);
@@ -173,6 +181,10 @@ impl Batch {
             let running = requests.scheduler.running();
             self.work
                 .extend(running.filter_map(|key| self.limits.work_of(requests, key)));
+            if let Some(adapters) = &mut self.adapters {
+                let sets = adapters.keep_next(requests, &mut self.work);
+                self.pace.divide(sets);
+            }
             let decoding = self.work.iter().filter(|work| work.pending == 1).count();
             // One that waits for its steerer is a stream too.
             let beside = decoding.max(usize::from(requests.has_streams()));
@@ -292,6 +304,9 @@ impl Batch {
             }
         }
         requests.stats.draft_tokens.add(self.drafted as u64);
+        if let Some(adapters) = &self.adapters {
+            adapters.end_turn(requests, &self.work);
+        }
         self.entries.len()
     }
 

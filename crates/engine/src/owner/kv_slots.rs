@@ -22,6 +22,7 @@ use sapwood_proto::time::Time;
 
 use super::fenced;
 use super::sequence::RunningSequence;
+use crate::adapters::{AdapterSet, DEFAULT_ADAPTERS, default_scales};
 use crate::api::{EngineError, ModelInfo};
 use crate::config::{Config, PrefixFileConfig};
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
@@ -65,6 +66,10 @@ pub(super) struct KvSlots {
     truncates: bool,
     /// Shorter prefixes are neither looked up nor cached.
     prefix_min: usize,
+    /// The scales of the adapters that the model applies by default.
+    default_scales: Vec<f32>,
+    /// The key of the adapters with which the model computes; `None` if that is not known.
+    adapters: Option<u64>,
 }
 
 impl KvSlots {
@@ -84,6 +89,8 @@ impl KvSlots {
             saved_in_step: 0,
             truncates,
             prefix_min: config.prefix_tokens_min as usize,
+            default_scales: default_scales(&model.info().adapters),
+            adapters: Some(DEFAULT_ADAPTERS),
             model,
         }
     }
@@ -447,15 +454,29 @@ impl KvSlots {
         self.store.bytes()
     }
 
-    /// Decodes a batch. A panic of the model is a failure of the batch.
+    /// Decodes a batch with these adapters; `None`: those that the model applies by default. A panic of the model is a
+    /// failure of the batch.
     pub(super) fn decode(
         &mut self,
         batch: &[BatchEntry],
+        adapters: Option<&AdapterSet>,
         now: Time,
         panics: &Counter,
     ) -> Result<(), DecodeStop> {
         let message = "the model failed in this step";
-        let decoded = guarded(panics, message, || self.model.decode(batch, now));
+        let key = adapters.map_or(DEFAULT_ADAPTERS, AdapterSet::key);
+        // Not known until the call has returned.
+        let before = self.adapters.take();
+        let decoded = guarded(panics, message, || {
+            if before != Some(key) {
+                let scales = adapters.map_or(&*self.default_scales, AdapterSet::scales);
+                self.model.set_adapters(scales);
+            }
+            self.model.decode(batch, now)
+        });
+        if decoded.is_ok() {
+            self.adapters = Some(key);
+        }
         decoded.unwrap_or_else(|error| Err(DecodeStop::Failed(error)))
     }
 
@@ -653,7 +674,7 @@ mod tests {
                 row: false,
             })
             .collect();
-        let decoded = slots.decode(&batch, Time::ZERO, &Counter::default());
+        let decoded = slots.decode(&batch, None, Time::ZERO, &Counter::default());
         assert_eq!(decoded, Ok(()));
         slots.append(slot, tokens);
     }

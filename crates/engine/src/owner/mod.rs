@@ -16,6 +16,7 @@
 //! | [`admission::Admission`] | the inbox, deadlines, the pace of the queue | who gets a slot, who waits, who has run out of time |
 //! | [`steer_rounds::SteerRounds`] | | when steerers are called; one steerer's state is a [`steering::Steering`] |
 //! | [`batch::Batch`] | the plan and entries of a batch | what is computed in this step |
+//! | [`adapter_turns::AdapterTurns`] | | whose LoRA adapters compute in this step |
 //! | [`sampling::RowSampling`] | the sampler | which token a row gives |
 //! | [`step_clock::StepClock`] | the time of a step | how long a step waits for steerers |
 //! | [`step_pace::StepPace`] | the measured cost of tokens | how many prompt tokens a step computes |
@@ -32,6 +33,7 @@
 //! the requests of the call in which it occurred; any other panic ends all running and waiting requests, and the owner
 //! starts again with empty state ([`recovery`]).
 
+mod adapter_turns;
 mod admission;
 mod batch;
 mod detokenizer;

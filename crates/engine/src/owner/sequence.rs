@@ -158,6 +158,10 @@ pub(super) struct RunningSequence {
     /// How many of `tokens` its slot holds; 0 without a slot. While a draft is verified, the slot holds the rest of it too.
     pub(super) computed: usize,
     pub(super) slot: Option<SlotId>,
+    /// The key of the adapters that compute for it.
+    pub(super) adapters: u64,
+    /// The step in which it got its slot, or the one after that in which its adapters last had their turn beside others.
+    pub(super) turn: u64,
     /// It waits until another sequence, which has a slot, has computed the common prefix.
     pub(super) after: Option<AwaitedPrefix>,
     pub(super) asleep_until: Option<Time>,

@@ -27,6 +27,8 @@ const OVER: f64 = 1.2;
 pub(super) struct StepPace {
     /// The time of a step, in nanoseconds, as all times here.
     step: f64,
+    /// How many steps share that time, because sequences take turns.
+    turns: f64,
     /// A step without prompt tokens, and with how many sequences; `None` before the first.
     decode: Option<(f64, f64)>,
     /// One prompt token.
@@ -40,10 +42,16 @@ impl StepPace {
     pub(super) fn new(step: Duration, known: Option<WarmTimes>) -> Self {
         Self {
             step: nanoseconds(step),
+            turns: 1.0,
             decode: known.map(|times| (nanoseconds(times.decode), 1.0)),
             prefill: known.map(|times| nanoseconds(times.token)),
             most: f64::INFINITY,
         }
+    }
+
+    /// Lets so many steps share the time of one, from the next plan on: a stream waits for all of them.
+    pub(super) fn divide(&mut self, turns: usize) {
+        self.turns = count(turns.max(1));
     }
 
     /// Returns how many prompt tokens a step may compute beside this many decoding sequences.
@@ -69,9 +77,9 @@ impl StepPace {
         let without = self.without_prompts(decoding);
         if decoding == 0 {
             // Only a request that arrives meanwhile waits, and larger batches take less time for each token.
-            (self.step * ALONE).max(3.0 * without)
+            (self.step / self.turns * ALONE).max(3.0 * without)
         } else {
-            self.step.max(1.5 * without)
+            (self.step / self.turns).max(1.5 * without)
         }
     }
 
@@ -179,6 +187,17 @@ mod tests {
         let expected = Duration::from_millis(expected_ms);
         let range = expected * 7 / 10..=expected * 12 / 10;
         assert!(range.contains(&time), "{what:?}: {time:?} for {expected:?}");
+    }
+
+    /// A stream of one set of adapters waits for the steps of the others.
+    #[test]
+    fn steps_that_take_turns_share_the_time_of_one() {
+        for (turns, expected_ms) in [(1, 200), (2, 100), (4, 50)] {
+            let mut pace = StepPace::new(STEP, None);
+            pace.divide(turns);
+            let (_, time) = USUAL.steady(&mut pace, 1);
+            assert_near(time, expected_ms, &turns);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The owner, stepped by hand with virtual time and scripted models.
 
 mod accounts;
+mod adapters;
 mod bad_words;
 mod cache;
 mod end_tokens;

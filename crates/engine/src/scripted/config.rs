@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use sapwood_proto::code::Code;
 use serde::Deserialize;
 
+use crate::adapters::AdapterInfo;
 use crate::recommended::RecommendedSampling;
 
 /// A scripted model.
@@ -57,6 +58,10 @@ pub struct Config {
     pub controls: BTreeMap<String, String>,
     /// The message of requested failures.
     pub fail_message: String,
+    /// LoRA adapters. Those that compute change the log-probabilities of every token, and where [`Config::gap`] is small
+    /// the output too. Set outside, as those of other models are.
+    #[serde(skip)]
+    pub adapters: Vec<AdapterInfo>,
     /// Recommended sampling parameters, as a model file contains them.
     pub sampling: RecommendedSampling,
 }
@@ -86,6 +91,7 @@ impl Default for Config {
             tokens_per_chunk: 1,
             controls: BTreeMap::new(),
             fail_message: "mock failure".to_owned(),
+            adapters: Vec::new(),
             sampling: RecommendedSampling::default(),
         }
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
+use crate::adapters::default_scales;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::ranking::{RankedRow, ZipfDistribution, mix};
@@ -37,6 +38,8 @@ pub struct Scripted {
     distribution: ZipfDistribution,
     slots: Vec<Option<ScriptedSequence>>,
     batch: Vec<BatchEntry>,
+    /// A hash of the scales of the adapters that compute.
+    adapters: u64,
 }
 
 #[derive(Debug)]
@@ -74,6 +77,7 @@ impl Scripted {
             chat: config.chat,
             truncates: config.truncates,
             deterministic: true,
+            adapters: config.adapters.clone().into(),
             sampling: config.sampling.valid(),
         };
         let capacity = Capacity {
@@ -84,6 +88,7 @@ impl Scripted {
             // Rows in closed form need no memory.
             rows: config.batch_tokens.max(info.parallel),
         };
+        let adapters = hash_of(&default_scales(&config.adapters));
         let saves = config.saves;
         let distribution = ZipfDistribution::new(vocabulary_tokens, config.gap);
         let library = Library::new(config, Arc::clone(&vocabulary))?;
@@ -97,6 +102,7 @@ impl Scripted {
             distribution,
             slots,
             batch: Vec::new(),
+            adapters,
         })
     }
 
@@ -151,6 +157,10 @@ impl Model for Scripted {
         }
     }
 
+    fn set_adapters(&mut self, scales: &[f32]) {
+        self.adapters = hash_of(scales);
+    }
+
     fn release(&mut self, slot: SlotId) {
         if let Some(position) = self.slots.get_mut(slot as usize) {
             *position = None;
@@ -193,6 +203,7 @@ impl Model for Scripted {
     }
 
     fn decode(&mut self, batch: &[BatchEntry], _now: Time) -> Result<(), DecodeStop> {
+        let adapters = self.adapters;
         for entry in batch {
             if let Some(sequence) = self.sequence(entry.slot) {
                 debug_assert_eq!(
@@ -201,8 +212,10 @@ impl Model for Scripted {
                     "positions have no gap"
                 );
                 let before = sequence.hashes.last().copied().unwrap_or_default();
-                // A hash of the whole prefix: two contexts that differ anywhere have different rows from there on.
-                sequence.hashes.push(mix(before ^ u64::from(entry.token)));
+                // A hash of the whole prefix: two contexts that differ anywhere, in their tokens or in the adapters that
+                // computed them, have different rows from there on.
+                let token = u64::from(entry.token) ^ adapters;
+                sequence.hashes.push(mix(before ^ token));
             }
         }
         self.batch.clear();
@@ -256,6 +269,14 @@ impl Model for Scripted {
         let sequence = self.slots.get(slot as usize).and_then(Option::as_ref);
         sequence.is_some_and(|sequence| sequence.play.joins(output))
     }
+}
+
+/// A hash of the scales of adapters; 0 if all are off.
+fn hash_of(scales: &[f32]) -> u64 {
+    let on = (1..).zip(scales).filter(|(_, scale)| **scale != 0.0);
+    on.fold(0, |hash, (place, scale): (u64, &f32)| {
+        mix(hash ^ (place << 32) ^ u64::from(scale.to_bits()))
+    })
 }
 
 /// Rounds up to a whole millisecond, so that sequences of the same pace share their steps; a step costs the same for

@@ -7,7 +7,7 @@ use prost::Message;
 use prost_types::{Any, Struct, Value as Proto, value::Kind};
 use sapwood_proto::clip::shown;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::generated::sapwood::v1::GenerateConfig;
+use sapwood_proto::generated::sapwood::v1::{GenerateConfig, LoraAdapter, LoraAdapters};
 use serde_json::{Map, Number, Value, json};
 
 use crate::Result;
@@ -139,6 +139,7 @@ fn generate_json(config: GenerateConfig) -> Result<Map<String, Value>> {
         filled(config.dry_sequence_breakers),
     );
     put("samplers", filled(config.samplers));
+    put("lora", config.lora.map(adapters).transpose()?);
     put("prompt_mode", config.prompt_mode.map(Value::from));
     put("stop", filled(config.stop));
     put("bad_words", filled(config.bad_words));
@@ -163,6 +164,19 @@ fn generate_json(config: GenerateConfig) -> Result<Map<String, Value>> {
         put("template_args", Some(Value::Object(object_json(args, 0)?)));
     }
     Ok(out)
+}
+
+/// The list that `lora` is in JSON.
+fn adapters(config: LoraAdapters) -> Result<Value> {
+    let object = |adapter: LoraAdapter| {
+        let mut object = texts([("name", adapter.name)]);
+        object.extend(adapter.id.map(|id| ("id".into(), id.into())));
+        if let Some(scale) = adapter.scale {
+            object.insert("scale".into(), float("lora", scale)?);
+        }
+        Ok(Value::Object(object))
+    };
+    config.adapters.into_iter().map(object).collect()
 }
 
 /// The fields that are numbers.

@@ -100,6 +100,7 @@ async fn lm_702_one_connection_carries_many_calls_and_a_dropped_stream_counts_un
         prompt: vec![1],
         scored: vec![7, 8],
         top_logprobs: 1,
+        ..Score::default()
     };
     let third = client.score("m", scored).await.unwrap();
     for id in 1..=3 {

@@ -64,6 +64,8 @@ const FIELDS: &[&str] = &[
     "dynatemp_range",
     "dynatemp_exponent",
     "samplers",
+    "lora_name",
+    "lora",
     "random_seed",
     "seed",
     "stop",
@@ -218,6 +220,7 @@ fn parameter(field: &str) -> &str {
         "repeat_last_n" => "penalty_last_n",
         "num_return_sequences" => "n",
         "logprobs" => "top_logprobs",
+        "lora_name" => "lora",
         same => same,
     }
 }

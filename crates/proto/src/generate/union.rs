@@ -18,13 +18,12 @@ const FIELDS: [(&str, Datatype); 9] = [
 ];
 
 /// Inputs that are not supported; refused if they would have an effect.
-const UNSUPPORTED: [(&str, Datatype); 8] = [
+const UNSUPPORTED: [(&str, Datatype); 7] = [
     ("return_context_logits", Bool),
     ("return_generation_logits", Bool),
     ("return_perf_metrics", Bool),
     ("guided_decoding_guide_type", Bytes),
     ("guided_decoding_guide", Bytes),
-    ("lora_name", Bytes),
     ("lora_task_id", Uint64),
     ("decoder_text_input", Bytes),
 ];
@@ -127,6 +126,8 @@ impl Signature {
             optional("end_id", Int32, field("end_id")),
             optional("beam_width", Int32, field("beam_width")),
             optional("num_return_sequences", Int32, field("num_return_sequences")),
+            // The name of an adapter, as vLLM's backend takes it.
+            optional("lora_name", Bytes, field("lora_name")),
             many(optional("image", Bytes, InputRole::Image)),
         ]);
         let unsupported = |(name, datatype)| optional(name, datatype, InputRole::Unsupported);
@@ -149,6 +150,8 @@ impl Signature {
             // Declared and not only parameters, which cannot be objects (TR-1305).
             json("json_schema", field("json_schema")),
             json("controller_arg", field("controller_arg")),
+            // A name, or a list of objects.
+            json("lora", field("lora")),
             // Declared in order to be refused by name: as a parameter, a list would only have the wrong type.
             json("tools", InputRole::Unsupported),
         ]);

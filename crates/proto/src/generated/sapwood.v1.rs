@@ -119,6 +119,26 @@ pub struct GenerateConfig {
         ::prost::alloc::string::String,
         f32,
     >,
+    /// Unset: the adapters that the model applies by default.
+    #[prost(message, optional, tag = "40")]
+    pub lora: ::core::option::Option<LoraAdapters>,
+}
+/// The LoRA adapters that compute, at most 64; an empty list: none.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LoraAdapters {
+    #[prost(message, repeated, tag = "1")]
+    pub adapters: ::prost::alloc::vec::Vec<LoraAdapter>,
+}
+/// An adapter that the model has, by its name or by its place in the model's list, from 0.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LoraAdapter {
+    #[prost(string, optional, tag = "1")]
+    pub name: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(uint32, optional, tag = "2")]
+    pub id: ::core::option::Option<u32>,
+    /// -100 to 100; unset is what the model is configured with.
+    #[prost(float, optional, tag = "3")]
+    pub scale: ::core::option::Option<f32>,
 }
 /// A shape that the response must have.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

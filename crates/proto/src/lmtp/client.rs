@@ -14,6 +14,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use super::json::RawValue;
 use super::write::{self, member};
 use super::{Feature, Features, GenerateRequest, LmtpError, LmtpReason, Score, StreamFinish, read};
+use crate::params::lora_to_json;
 use crate::time::Time;
 use received::ItemMembers;
 use remote_buffers::RemoteBuffers;
@@ -187,7 +188,8 @@ impl ClientMachine {
     /// Starts a SCORE stream.
     ///
     /// # Errors
-    /// `message_too_large`.
+    /// `message_too_large`; `unsupported_operation` for LoRA adapters if nothing was negotiated: a reference server would
+    /// score without them.
     pub fn score(
         &mut self,
         model: &str,
@@ -200,6 +202,12 @@ impl ClientMachine {
         write::json(&mut out, &wanted.prompt);
         out.put_slice(b",\"scored\":");
         write::json(&mut out, &wanted.scored);
+        if let Some(uses) = &wanted.lora {
+            if self.features.is_empty() {
+                return Err(send::unsupported("lora"));
+            }
+            member(&mut out, "lora", &lora_to_json(uses));
+        }
         member(&mut out, "stream_id", &(self.last_id + 1));
         out.put_u8(b'}');
         self.begin(out, model, CallKind::Score, wanted.scored.len() as u64, now)

@@ -9,7 +9,7 @@ use bytestring::ByteString;
 use compact_str::CompactString;
 
 use super::LmtpError;
-use crate::params::GenerationParams;
+use crate::params::{GenerationParams, LoraUse};
 use crate::steer::{ControllerChoice, Token};
 
 /// The id of a stream or request: the bytes of a JSON value as the client sent them (LM-206).
@@ -96,7 +96,7 @@ const TEMPERATURE: f32 = 0.0;
 const TOP_LOGPROBS: u32 = 1;
 
 /// SCORE: evaluates the probability of `scored` after `prompt`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
     /// Token ids, used as they are; may be empty.
     pub prompt: Vec<Token>,
@@ -104,6 +104,8 @@ pub struct Score {
     pub scored: Vec<Token>,
     /// Number of most likely tokens that each item shows beside the scored one; 0 shows none (version 2, LM-974).
     pub top_logprobs: u32,
+    /// The LoRA adapters that compute; `None`: those of the model.
+    pub lora: Option<Vec<LoraUse>>,
 }
 
 /// One token of a stream.

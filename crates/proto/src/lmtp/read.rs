@@ -9,7 +9,11 @@ use super::json::{BadJson, RawValue, is_space, value};
 use super::{
     ConnectionLimits, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason, Score, StreamId,
 };
-use crate::params::{Domain, Interval, ParamField, ParamRanges, SamplerOrder, SamplerStep};
+use crate::bounded_json::{self, JsonBounds};
+use crate::params::{
+    Domain, GenerationParams, Interval, JsonCoercion, LORA_USES_MAX, LoraUse, ParamField,
+    ParamRanges, ParamSpec, SamplerOrder, SamplerStep,
+};
 use crate::steer::Token;
 
 pub(super) use self::controller::controller;
@@ -82,6 +86,7 @@ pub(super) fn generate(
             (ParamField::Samplers(field), domain) => {
                 *field = Some(samplers(name, value, &domain)?);
             }
+            (ParamField::Lora(field), domain) => *field = Some(adapters(name, value, &domain)?),
             (ParamField::OptionalTexts(field), Domain::Texts { count, bytes }) => {
                 *field = Some(texts(name, value, model, (count, bytes))?);
             }
@@ -121,7 +126,7 @@ fn refuse_unsupported(members: &PayloadMembers<'_>, strict: bool) -> Result<(), 
     Ok(())
 }
 
-/// Reads SCORE; other members are ignored.
+/// Reads SCORE; members beside these are ignored.
 pub(super) fn score(
     members: &PayloadMembers<'_>,
     model: &LmtpModelInfo,
@@ -131,8 +136,17 @@ pub(super) fn score(
         prompt,
         scored: members.tokens("scored", model)?,
         top_logprobs: 0,
+        lora: lora(members)?,
     };
     score.checked(model)
+}
+
+/// Reads the adapters of SCORE, which would have other scores without them.
+pub(super) fn lora(members: &PayloadMembers<'_>) -> Result<Option<Vec<LoraUse>>, LmtpError> {
+    let name = "lora";
+    let value = members.value(name);
+    let read = value.map(|value| adapters(name, value, &Domain::Lora));
+    read.transpose()
 }
 
 impl Score {
@@ -358,6 +372,22 @@ fn samplers(name: &str, value: RawValue<'_>, domain: &Domain) -> Result<SamplerO
     }
     let order = SamplerOrder::of_names(read.iter().map(|name| &**name));
     order.ok_or_else(|| out_of_range(name, &domain.to_string()))
+}
+
+/// Reads names of adapters and their scales.
+fn adapters(name: &str, value: RawValue<'_>, domain: &Domain) -> Result<Vec<LoraUse>, LmtpError> {
+    let wrong = || out_of_range(name, &domain.to_string());
+    let bounds = JsonBounds {
+        // An object counts eight and each of its members one; one entry too many is refused as such.
+        values: (LORA_USES_MAX + 1) * 10 + 1,
+        entries: LORA_USES_MAX,
+    };
+    let value = bounded_json::read(value.as_str().as_bytes(), bounds).map_err(|_| wrong())?;
+    let param = ParamSpec::named(name).ok_or_else(wrong)?;
+    let mut params = GenerationParams::default();
+    let set = params.set_json(param, &value, &ParamRanges::LMTP, JsonCoercion::Strict);
+    set.map_err(|_| wrong())?;
+    Ok(params.lora.unwrap_or_default())
 }
 
 /// Reads a seed; signed and unsigned 64-bit numbers are accepted (D-20).

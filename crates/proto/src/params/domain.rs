@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::{
-    BIAS_TEXT_BYTES_MAX, BIAS_TEXTS_MAX, ParamField, STOP_SEQUENCE_TOKENS_MAX, STOP_SEQUENCES_MAX,
-    SamplerStep,
+    BIAS_TEXT_BYTES_MAX, BIAS_TEXTS_MAX, LORA_NAME_BYTES_MAX, LORA_SCALES, LORA_USES_MAX,
+    ParamField, STOP_SEQUENCE_TOKENS_MAX, STOP_SEQUENCES_MAX, SamplerStep, lora,
 };
 use crate::steer::Token;
 
@@ -45,6 +45,12 @@ impl Interval {
             with_most: false,
             ..Self::closed(least, most)
         }
+    }
+
+    /// Returns the least and the largest number, which an open interval does not contain.
+    #[must_use]
+    pub const fn ends(&self) -> [f32; 2] {
+        [self.least, self.most]
     }
 
     /// Whether the interval contains `value`.
@@ -104,6 +110,8 @@ pub enum Domain {
     Tokens,
     /// Names of [`SamplerStep`]s, each at most once.
     Samplers,
+    /// LoRA adapters by name or number, each at most once, with their scales.
+    Lora,
     /// Token ids, and texts, with a bias each.
     Biases {
         /// The maximum number of entries.
@@ -134,6 +142,11 @@ impl fmt::Display for Domain {
                 let names = SamplerStep::ALL.map(SamplerStep::name).join(", ");
                 write!(f, "a list of these names, each at most once: {names}")
             }
+            Self::Lora => write!(
+                f,
+                "a name of 1 to {LORA_NAME_BYTES_MAX} bytes, or a list of at most {LORA_USES_MAX} names and objects \
+                 with `name` or `id` and a `scale` in {LORA_SCALES}, each adapter at most once"
+            ),
             Self::Biases { count, each } => {
                 f.write_str("an object, or a list of pairs, of ")?;
                 if *count != usize::MAX {
@@ -164,6 +177,7 @@ pub(super) fn holds(domain: &Domain, field: ParamField<'_>, vocabulary: u32) -> 
             let fits = |text: &String| (1..=*bytes).contains(&text.len());
             texts.len() <= *count && texts.iter().all(fits)
         }
+        (Domain::Lora, ParamField::Lora(Some(uses))) => lora::are_sound(uses),
         (Domain::Tokens, ParamField::Tokens(sequences)) => {
             let sound = |stop: &Vec<Token>| {
                 (1..=STOP_SEQUENCE_TOKENS_MAX).contains(&stop.len())

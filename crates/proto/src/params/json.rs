@@ -7,8 +7,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{
-    BIAS_TEXT_BYTES_MAX, BIAS_TEXTS_MAX, Domain, FORBIDDING, GenerationParams, Interval, PARAMS,
-    ParamError, ParamField, ParamRanges, ParamSpec, SamplerOrder, SamplerStep,
+    BIAS_TEXT_BYTES_MAX, BIAS_TEXTS_MAX, Domain, FORBIDDING, GenerationParams, Interval,
+    LORA_USES_MAX, LoraName, LoraUse, PARAMS, ParamError, ParamField, ParamRanges, ParamSpec,
+    SamplerOrder, SamplerStep, lora,
 };
 use crate::bounded_json::{self, JsonBounds};
 use crate::steer::Token;
@@ -64,6 +65,7 @@ impl GenerationParams {
                     let names = order.steps().iter().map(|step| step.name());
                     names.collect()
                 }),
+                ParamField::Lora(uses) => uses.as_ref().map(|uses| lora_to_json(uses)),
                 ParamField::Tokens(stops) => {
                     let single = |stop: &Vec<Token>| match stop[..] {
                         [token] => Some(Value::from(token)),
@@ -111,6 +113,20 @@ fn biases_to_json(tokens: &[(Token, f32)], texts: &[(String, f32)]) -> Option<Va
     Some(tokens.chain(texts).collect())
 }
 
+/// Objects, as llama-server's clients send them.
+#[must_use]
+pub fn lora_to_json(uses: &[LoraUse]) -> Value {
+    let object = |LoraUse { adapter, scale }: &LoraUse| {
+        let named = match adapter {
+            LoraName::Name(name) => ("name".to_owned(), Value::from(name.as_str())),
+            LoraName::Index(index) => ("id".to_owned(), Value::from(*index)),
+        };
+        let scale = scale.map(|scale| ("scale".to_owned(), float_to_json(scale)));
+        Value::Object([named].into_iter().chain(scale).collect())
+    };
+    uses.iter().map(object).collect()
+}
+
 /// Converts through the decimal text: 0.7 stays 0.7 instead of the nearest number of 32 bits widened to 64. A value
 /// that is not finite has no JSON form; servers refuse its `null`.
 #[must_use]
@@ -150,7 +166,7 @@ impl<'a> JsonParam<'a> {
                 *field = self.texts(*count, *bytes)?;
             }
             (Domain::Texts { count, bytes }, ParamField::OptionalTexts(field)) => {
-                let list = self.list_in_text(*count)?;
+                let list = self.list_in_text(*count, 1)?;
                 let list = JsonParam {
                     value: &list,
                     ..self
@@ -161,7 +177,7 @@ impl<'a> JsonParam<'a> {
                 }
             }
             (Domain::Samplers, ParamField::Samplers(field)) => {
-                let list = self.list_in_text(SamplerStep::ALL.len())?;
+                let list = self.list_in_text(SamplerStep::ALL.len(), 1)?;
                 let list = JsonParam {
                     value: &list,
                     ..self
@@ -169,6 +185,18 @@ impl<'a> JsonParam<'a> {
                 let order = list.samplers()?;
                 if !order.steps().is_empty() || list.is_empty_list() {
                     *field = Some(order);
+                }
+            }
+            (Domain::Lora, ParamField::Lora(field)) => {
+                // An object counts eight, its members one each, and the key is part of its member.
+                let list = self.list_in_text(LORA_USES_MAX, 10)?;
+                let list = JsonParam {
+                    value: &list,
+                    ..self
+                };
+                let uses = list.lora()?;
+                if !uses.is_empty() || list.is_empty_list() {
+                    *field = Some(uses);
                 }
             }
             (Domain::Tokens, ParamField::Tokens(field)) => field.extend(self.tokens()?),
@@ -241,8 +269,9 @@ impl<'a> JsonParam<'a> {
     }
 
     /// The list that a text has in JSON, in a parameter that can only be a string; another value as it is. A text that
-    /// begins as a list and is none is refused: taken for the one element, nobody would notice.
-    fn list_in_text(self, count: usize) -> Option<Cow<'a, Value>> {
+    /// begins as a list and is none is refused: taken for the one element, nobody would notice. `each` bounds what an
+    /// element counts ([`JsonBounds::values`]).
+    fn list_in_text(self, count: usize, each: usize) -> Option<Cow<'a, Value>> {
         match self.value {
             Value::String(text)
                 if self.coercion == JsonCoercion::FromText
@@ -250,7 +279,7 @@ impl<'a> JsonParam<'a> {
             {
                 let bounds = JsonBounds {
                     // The list itself, its elements, and one too many of these.
-                    values: count.saturating_add(2),
+                    values: count.saturating_add(1).saturating_mul(each) + 1,
                     entries: count,
                 };
                 let list = bounded_json::read(text.as_bytes(), bounds).ok()?;
@@ -308,6 +337,24 @@ impl<'a> JsonParam<'a> {
         }
     }
 
+    /// Adapters: one name, or a list of names and objects.
+    fn lora(self) -> Option<Vec<LoraUse>> {
+        let none =
+            |value: &&Value| value.as_str() == Some("") && self.coercion == JsonCoercion::FromText;
+        let list = match self.value {
+            Value::Array(list) => list.as_slice(),
+            one @ Value::String(_) => std::slice::from_ref(one),
+            _ => return None,
+        };
+        // What did not come as text was parsed under the wider bounds of its request, so it is counted here.
+        let given = list.iter().filter(|value| !none(value));
+        let uses: Vec<_> = given
+            .take(LORA_USES_MAX + 1)
+            .map(lora_use)
+            .collect::<Option<_>>()?;
+        lora::are_sound(&uses).then_some(uses)
+    }
+
     /// Biases by token id and by text: an object whose keys are ids if they are whole numbers, or a list of pairs, as
     /// llama-server takes them.
     fn biases(self, count: usize, in_range: impl Fn(f32) -> bool) -> Option<ReadBiases> {
@@ -359,6 +406,32 @@ impl<'a> JsonParam<'a> {
         }
         Some((biases.tokens.into(), biases.texts))
     }
+}
+
+/// A name, or an object with a name or llama-server's `id`, and perhaps a scale. Members of other names are refused: a
+/// misspelt scale would be another answer.
+fn lora_use(value: &Value) -> Option<LoraUse> {
+    // Only the whole parameter may be a text; what is within it has its JSON type.
+    let coercion = JsonCoercion::Strict;
+    let object = match value {
+        Value::String(name) => return Some(LoraUse::named(name)),
+        other => other.as_object()?,
+    };
+    let mut adapter = None;
+    let mut scale = None;
+    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+        let member = JsonParam { value, coercion };
+        match &**name {
+            // Only one of the two.
+            "name" | "id" if adapter.is_some() => return None,
+            "name" => adapter = Some(LoraName::Name(value.as_str()?.to_owned())),
+            "id" => adapter = Some(LoraName::Index(u32::try_from(member.integer()?).ok()?)),
+            "scale" => scale = Some(member.number()?),
+            _ => return None,
+        }
+    }
+    let adapter = adapter?;
+    Some(LoraUse { adapter, scale })
 }
 
 fn listed(text: &str) -> impl Iterator<Item = &str> {

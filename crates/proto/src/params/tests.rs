@@ -111,6 +111,37 @@ const CORE: &[Case] = &[
             "[[null, 1]]",
         ],
     ),
+    (
+        "lora",
+        &[
+            "[]",
+            "\"style\"",
+            "[\"style\", {\"id\": 1}]",
+            "[{\"name\": \"style\", \"scale\": -100}]",
+            "[{\"id\": 0, \"scale\": 100}, {\"id\": 4294967295.0}]",
+            "[{\"id\": 0, \"name\": null, \"scale\": null}]",
+        ],
+        &[
+            "1",
+            "{\"id\": 0}",
+            "\"\"",
+            "[\"\"]",
+            "[1]",
+            "[{}]",
+            "[{\"scale\": 1}]",
+            "[{\"id\": 0, \"scale\": 100.1}]",
+            "[{\"id\": 0, \"scale\": -1e39}]",
+            "[{\"id\": 0, \"scale\": \"1\"}]",
+            "[{\"id\": -1}]",
+            "[{\"id\": 0.5}]",
+            "[{\"id\": \"0\"}]",
+            "[{\"name\": 1}]",
+            "[{\"id\": 0, \"name\": \"style\"}]",
+            "[{\"id\": 0, \"scales\": 1}]",
+            "[{\"id\": 0}, {\"id\": 0}]",
+            "[\"style\", {\"name\": \"style\"}]",
+        ],
+    ),
     ("n", &["1", "64"], &["0", "65"]),
 ];
 
@@ -230,6 +261,17 @@ fn tr_404_parameters_sent_as_text_are_read() {
             &["\"[\"", "\"[1]\"", "\"[[\\\"a\\\"]]\""],
         ),
         ("stop", &["[\"\"]", "[\"\", \"a\"]"], &[]),
+        (
+            "lora",
+            &[
+                "\"\"",
+                "[\"\"]",
+                "\"style\"",
+                "\" []\"",
+                "\"[\\\"a\\\", {\\\"id\\\": 1, \\\"scale\\\": 0.5}]\"",
+            ],
+            &["\"[style]\"", "\"[{\\\"id\\\": \\\"1\\\"}]\"", "\"[[]]\""],
+        ),
         (
             "logit_bias",
             &[
@@ -351,6 +393,13 @@ fn d_43_written_parameters_are_read_back_unchanged() {
         top_logprobs: Some(3),
         logit_bias: [(4, f32::NEG_INFINITY), (5, 1.5)].into(),
         logit_bias_texts: vec![("12".into(), 2.5), ("no".into(), f32::NEG_INFINITY)],
+        lora: Some(vec![
+            LoraUse::named("style").scaled(0.1),
+            LoraUse {
+                adapter: LoraName::Index(3),
+                scale: None,
+            },
+        ]),
         n: Some(2),
         priority: None,
     };
@@ -451,11 +500,53 @@ const CHANGES: &[(&str, Change, Change)] = &[
         |p| p.dry_sequence_breakers = Some(vec!["x".repeat(65)]),
     ),
     (
+        "lora",
+        |p| p.lora = Some(vec![LoraUse::named("x".repeat(128)).scaled(100.0)]),
+        |p| p.lora = Some(vec![LoraUse::named("x".repeat(129))]),
+    ),
+    (
+        "lora",
+        |p| p.lora = Some(numbered(64)),
+        |p| p.lora = Some(numbered(65)),
+    ),
+    (
+        "lora",
+        |_| (),
+        |p| p.lora = Some(vec![LoraUse::named("x").scaled(f32::NAN)]),
+    ),
+    (
         "min_tokens",
         |p| (p.min_tokens, p.max_tokens) = (Some(3), Some(3)),
         |p| (p.min_tokens, p.max_tokens) = (Some(4), Some(3)),
     ),
 ];
+
+fn numbered(count: u32) -> Vec<LoraUse> {
+    let indices = 0..count;
+    let one = |index| LoraUse {
+        adapter: LoraName::Index(index),
+        scale: None,
+    };
+    indices.map(one).collect()
+}
+
+/// A list in a text is bounded while it is read, and a full one is within the bounds.
+#[test]
+fn tr_404_as_many_adapters_as_may_be_fit_into_a_text() {
+    let (ranges, coercion) = (&ParamRanges::TRITON, JsonCoercion::FromText);
+    for (count, fits) in [(64, true), (65, false)] {
+        let uses = (0..count).map(|id| json!({"id": id, "scale": 0.5}));
+        let list = Value::Array(uses.collect());
+        for sent in [list.clone(), json!(list.to_string())] {
+            let read = set("lora", &sent, ranges, coercion);
+            assert_eq!(read.is_some(), fits, "{count}");
+        }
+    }
+    let unset = set("lora", &json!([""]), ranges, coercion).unwrap();
+    assert_eq!(unset.lora, None);
+    let none = set("lora", &json!("[]"), ranges, coercion).unwrap();
+    assert_eq!(none.lora, Some(Vec::new()));
+}
 
 #[test]
 fn d_20_the_core_checks_what_was_set_in_this_process() {

@@ -97,6 +97,9 @@ pub(super) struct LlamaFlags {
     /// The same as `llama-server` writes it
     #[arg(long, value_name = "PATH:SCALE", value_delimiter = ',', hide = true)]
     lora_scaled: Vec<String>,
+    /// Load the adapters only for requests that choose them (parameter `lora`)
+    #[arg(long)]
+    lora_init_without_apply: bool,
 }
 
 const CACHE_TYPES: [&str; 9] = [
@@ -169,6 +172,7 @@ impl LlamaFlags {
             Value::from(Dict::from([
                 ("path".into(), Value::from(path)),
                 ("scale".into(), Value::from(scale)),
+                ("apply".into(), Value::from(!self.lora_init_without_apply)),
             ]))
         };
         let plain = self.lora.iter().map(|given| scaled(given, '='));

@@ -231,6 +231,14 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["models.lora", "`p`", "scale of a"],
     ),
     (
+        "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nlora = [{ path = \"x/a.gguf\" }, { path = \"y/a.gguf\" }]",
+        ["models.lora", "\"a\"", "another `name`"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nlora = [{ path = \"a\", name = \"[a]\" }]",
+        ["models.lora", "`p`", "bracket"],
+    ),
+    (
         "upstreams = [\"x\"]",
         ["upstreams", "`x`", "triton+grpc://"],
     ),

@@ -211,7 +211,6 @@ impl LlamaContext {
         let init = || unsafe { throwing::llama_init_from_model(model.model.as_ptr(), params) };
         let context = guarded(init)?;
         let context = NonNull::new(context).ok_or_else(take_last_error)?;
-        model.apply_adapters(context);
         let interrupt = Interrupt::default();
         // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
         let (memory, cells, slot_cells, batch_tokens) = unsafe {
@@ -291,6 +290,12 @@ impl LlamaContext {
             sys::llama_set_abort_callback(self.context.as_ptr(), Some(on_poll), data);
         }
         self.interrupt = flag;
+    }
+
+    /// Computes with these factors of the model's LoRA adapters from the next decode call on, which lays out its graph
+    /// anew if they differ from those before.
+    pub(in super::super) fn set_adapters(&mut self, scales: &[f32]) {
+        self.model.apply_adapters(self.context, scales);
     }
 
     /// Decodes a batch. After an error other than [`DecodeError::Broken`] the slots of a model that can be truncated

@@ -23,8 +23,8 @@ pub(in super::super) struct LlamaModel {
     size: u32,
     /// llama.cpp keeps the addresses in it.
     params: ModelParams,
-    /// LoRA adapters and their scales. The model frees them.
-    adapters: Vec<(NonNull<sys::llama_adapter_lora>, f32)>,
+    /// LoRA adapters. The model frees them.
+    adapters: Vec<NonNull<sys::llama_adapter_lora>>,
 }
 
 // SAFETY: see "Threads" above; nothing in a loaded model is bound to the thread that loaded it.
@@ -127,12 +127,11 @@ impl LlamaModel {
         }
     }
 
-    /// Loads a LoRA adapter, which the contexts that are created later compute with.
+    /// Loads a LoRA adapter, for the contexts that are created later.
     ///
     /// # Errors
     /// The error that llama.cpp logged.
-    #[expect(clippy::cast_possible_truncation, reason = "llama.cpp keeps 32 bits")]
-    pub(in super::super) fn add_adapter(&mut self, path: &Path, scale: f64) -> Result<(), String> {
+    pub(in super::super) fn add_adapter(&mut self, path: &Path) -> Result<(), String> {
         let path = CString::new(path.as_os_str().as_encoded_bytes())
             .map_err(|_| "the path contains a NUL byte".to_owned())?;
         let model = self.model.as_ptr();
@@ -140,17 +139,18 @@ impl LlamaModel {
         // SAFETY: the model is live and, through `&mut self`, not shared yet; the path is NUL-terminated.
         let load = || unsafe { throwing::llama_adapter_lora_init(model, path.as_ptr()) };
         let adapter = NonNull::new(guarded(load)?).ok_or_else(take_last_error)?;
-        self.adapters.push((adapter, scale as f32));
+        self.adapters.push(adapter);
         Ok(())
     }
 
-    /// Lets a context of this model compute with its adapters.
-    pub(super) fn apply_adapters(&self, context: NonNull<sys::llama_context>) {
-        let mut adapters: Vec<_> = self.adapters.iter().map(|(it, _)| it.as_ptr()).collect();
-        let mut scales: Vec<f32> = self.adapters.iter().map(|(_, scale)| *scale).collect();
-        let count = adapters.len();
-        // SAFETY: the context is live and not computing, and both arrays have `count` elements, which are copied. The
-        // adapters live as long as the model, which the context keeps alive.
+    /// Lets a context of this model compute with its adapters, scaled by these factors, from the next decode call on.
+    /// Those that have no factor are off, as those with 0 are.
+    pub(super) fn apply_adapters(&self, context: NonNull<sys::llama_context>, scales: &[f32]) {
+        let mut adapters: Vec<_> = self.adapters.iter().map(|it| it.as_ptr()).collect();
+        let mut scales = scales.to_vec();
+        let count = adapters.len().min(scales.len());
+        // SAFETY: the context is live and not computing, and both arrays have at least `count` elements, which are
+        // copied. The adapters live as long as the model, which the context keeps alive.
         unsafe {
             let (adapters, scales) = (adapters.as_mut_ptr(), scales.as_mut_ptr());
             sys::llama_set_adapters_lora(context.as_ptr(), adapters, count, scales);

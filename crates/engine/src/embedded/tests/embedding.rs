@@ -216,6 +216,7 @@ fn adapters_are_refused() {
             path: "style.gguf".into(),
             scale: 1.0,
             name: None,
+            apply: true,
         }];
     });
     let error = error.unwrap_err().to_string();

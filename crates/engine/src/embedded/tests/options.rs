@@ -19,7 +19,10 @@ fn with(llama: LlamaOptions) -> LoadOptions {
     LoadOptions { llama, ..options() }
 }
 
-fn load_with(bytes: &'static [u8], options: &LoadOptions) -> Result<Embedded, LoadError> {
+pub(super) fn load_with(
+    bytes: &'static [u8],
+    options: &LoadOptions,
+) -> Result<Embedded, LoadError> {
     load("m", &ModelSource::Bytes(bytes), options, &mut |_| true)
 }
 
@@ -247,17 +250,18 @@ fn attention_and_loading_have_other_modes() {
     }
 }
 
-fn adapter(name: &str, shape: &RandomModelShape, seed: u64) -> Sample {
+pub(super) fn adapter(name: &str, shape: &RandomModelShape, seed: u64) -> Sample {
     let mut bytes = Vec::new();
     random::write_adapter(&mut bytes, shape, 4, seed).unwrap();
     Sample::new(name, &bytes)
 }
 
-fn with_adapters(adapters: &[(&Sample, f64)]) -> LoadOptions {
+pub(super) fn with_adapters(adapters: &[(&Sample, f64)]) -> LoadOptions {
     let lora = adapters.iter().map(|(sample, scale)| LoraAdapter {
         path: sample.0.clone(),
         scale: *scale,
         name: None,
+        apply: true,
     });
     LoadOptions {
         lora: lora.collect(),

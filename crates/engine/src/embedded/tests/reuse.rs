@@ -54,7 +54,7 @@ impl Bench {
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) choices: Vec<Vec<(Token, f32)>>,
-    cached: u32,
+    pub(super) cached: u32,
 }
 
 impl Answer {

@@ -28,6 +28,7 @@ use super::output::StepOutput;
 use super::report::{SequenceId, StepReport};
 use super::sequence::{AwaitedPrefix, KnownTokens, RequestJob, RunningSequence};
 use super::steering::Steering;
+use crate::adapters::{AdapterSet, DEFAULT_ADAPTERS};
 use crate::api::{
     ChoiceEnd, EngineError, EventKind, FinishReason, SharedVocabulary, StopCause, TokenUsage,
 };
@@ -172,6 +173,11 @@ impl Requests {
             prompt_scores: (choice == 0 && submission.terms.prompt_logprobs).then(Vec::new),
             computed: 0,
             slot: None,
+            adapters: submission
+                .adapters
+                .as_ref()
+                .map_or(DEFAULT_ADAPTERS, AdapterSet::key),
+            turn: 0,
             after,
             asleep_until: None,
             cached_row: None,

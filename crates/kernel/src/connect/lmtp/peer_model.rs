@@ -55,6 +55,7 @@ impl PeerModel {
             chat: terms.chat,
             truncates: true,
             deterministic: false,
+            adapters: Arc::new([]),
             // Peers of version 1 refuse min_p, which is sent by default unless other sampling values are recommended.
             sampling: RecommendedSampling {
                 temperature: Some(0.7),

@@ -46,6 +46,7 @@ impl LmtpRequest {
             Some(scored) => self.pool.score(Score {
                 prompt: self.prompt.clone(),
                 scored: scored.clone(),
+                lora: self.params.lora.clone(),
                 ..Score::default()
             }),
         }

@@ -31,7 +31,7 @@ pub(super) fn fill(request: &mut InferRequest, config: &GenerateConfig) -> Resul
             "top_k" => fields.top_k(value)?,
             "stop" => fields.stop(&config.params.stop)?,
             "bad_words" => fields.bad_words(value)?,
-            "stop_token_ids" | "logit_bias" | "dry_sequence_breakers" | "samplers" => {
+            "stop_token_ids" | "logit_bias" | "dry_sequence_breakers" | "samplers" | "lora" => {
                 fields.sample(&name, value)?;
             }
             "min_tokens" => fields.put(&["min_tokens", "min_length"], value)?,

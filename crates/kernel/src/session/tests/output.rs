@@ -1,5 +1,7 @@
 //! The outputs of functions: trees, final fragments, and configurations read by type.
 
+use sapwood_proto::generated::sapwood::v1::{LoraAdapter, LoraAdapters};
+
 use super::*;
 
 /// EV-306, EV-506
@@ -132,6 +134,19 @@ fn samplers() -> (GenerateConfig, Value) {
         include_stop_str_in_output: Some(true),
         logit_bias: [(7, 1.5)].into(),
         logit_bias_texts: [("7".into(), -100.0)].into(),
+        lora: Some(LoraAdapters {
+            adapters: vec![
+                LoraAdapter {
+                    name: Some("style".into()),
+                    scale: Some(-0.5),
+                    ..Default::default()
+                },
+                LoraAdapter {
+                    id: Some(0),
+                    ..Default::default()
+                },
+            ],
+        }),
         ..Default::default()
     };
     let json = json!({
@@ -140,6 +155,7 @@ fn samplers() -> (GenerateConfig, Value) {
         "typical_p": 0.75, "top_n_sigma": 1.5, "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.25,
         "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "samplers": ["dry", "temperature"],
         "include_stop_str_in_output": true, "logit_bias": [[7, 1.5], ["7", -100.0]],
+        "lora": [{"name": "style", "scale": -0.5}, {"id": 0}],
     });
     (config, json)
 }

@@ -5,7 +5,7 @@ use bytes::{BufMut as _, BytesMut};
 use crate::lmtp::read::known_params;
 use crate::lmtp::write::{self, member};
 use crate::lmtp::{Feature, Features, GenerateRequest, LmtpError, LmtpReason};
-use crate::params::{GenerationParams, PARAMS, ParamField, ParamSpec};
+use crate::params::{GenerationParams, PARAMS, ParamField, ParamSpec, lora_to_json};
 use crate::steer::Token;
 
 /// Writes the members in the order of LMQL's own client, without parameters that have their default (LM-301, LM-703).
@@ -31,9 +31,7 @@ pub(super) fn generate(
     for param in PARAMS {
         let mut known = known_params(features);
         if is_sent(param, &mut params) && !known.any(|(_, known)| known.name == param.name) {
-            let name = param.lmtp.unwrap_or(param.name);
-            let message = format!("the upstream does not support '{name}'");
-            return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
+            return Err(unsupported(param.lmtp.unwrap_or(param.name)));
         }
     }
     if !wanted.params.logit_bias_texts.is_empty() {
@@ -72,6 +70,10 @@ pub(super) fn generate(
                 let names: Vec<_> = order.steps().iter().map(|step| step.name()).collect();
                 member(out, name, &names);
             }
+            ParamField::Lora(uses) => {
+                let uses = uses.as_deref().unwrap_or_default();
+                member(out, name, &lora_to_json(uses));
+            }
             ParamField::Tokens(stops) => member(out, name, stops),
             ParamField::Biases { tokens, .. } => biases(out, tokens, !features.is_empty()),
         }
@@ -81,6 +83,12 @@ pub(super) fn generate(
         member(out, "controller_arg", &controller.arg);
     }
     Ok(())
+}
+
+/// The error of a member that a peer does not know.
+pub(super) fn unsupported(name: &str) -> LmtpError {
+    let message = format!("the upstream does not support '{name}'");
+    LmtpError::new(LmtpReason::UnsupportedOperation, message)
 }
 
 fn biases(out: &mut BytesMut, bias: &[(Token, f32)], whole: bool) {

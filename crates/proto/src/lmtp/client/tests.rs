@@ -2,7 +2,7 @@ mod detached;
 mod steered;
 
 use super::*;
-use crate::params::{GenerationParams, SamplerOrder};
+use crate::params::{GenerationParams, LoraUse, SamplerOrder};
 
 fn wanted() -> GenerateRequest {
     GenerateRequest {
@@ -161,10 +161,31 @@ fn lm_704_parameters_that_the_peer_lacks_are_refused_locally() {
     with(|params| params.ignore_eos = Some(true));
     with(|params| params.dry_multiplier = Some(0.5));
     with(|params| params.samplers = SamplerOrder::of_names(["top_k"]));
+    with(|params| params.lora = Some(Vec::new()));
     with(|params| params.logit_bias_texts = vec![("x".to_owned(), 1.0)]);
     with(|params| params.skip_special_tokens = Some(false));
     with(|params| params.bad_words = vec!["x".to_owned()]);
     with(|params| params.n = Some(2));
+}
+
+#[test]
+fn lm_704_scores_with_adapters_need_a_peer_that_knows_them() {
+    let score = Score {
+        prompt: vec![1],
+        scored: vec![2],
+        lora: Some(vec![LoraUse::named("style")]),
+        ..Score::default()
+    };
+    let mut base = ClientMachine::new(ClientTimeouts::default());
+    let error = base.score("m", &score, Time::ZERO).unwrap_err();
+    let expected = (LmtpReason::UnsupportedOperation, 0);
+    assert_eq!((error.reason, base.outstanding()), expected);
+    let (_, message) = agreed().score("m", &score, Time::ZERO).unwrap();
+    let message = String::from_utf8_lossy(&message);
+    assert!(
+        message.contains(r#""lora":[{"name":"style"}]"#),
+        "{message}"
+    );
 }
 
 #[test]
@@ -449,6 +470,7 @@ fn lm_901_a_version_2_peer_is_sent_all_members() {
             dry_sequence_breakers: Some(vec!["#".into()]),
             mirostat: Some(2),
             samplers: SamplerOrder::of_names(["dry", "temperature"]),
+            lora: Some(vec![LoraUse::named("style").scaled(0.5)]),
             include_stop_str_in_output: Some(true),
             min_tokens: Some(1),
             ignore_eos: Some(true),
@@ -462,7 +484,7 @@ fn lm_901_a_version_2_peer_is_sent_all_members() {
     let message = String::from_utf8(message.to_vec()).unwrap();
     let end = concat!(
         r##""seed":7,"min_p":0.5,"penalty_last_n":64,"dry_multiplier":0.5,"dry_sequence_breakers":["#"],"mirostat":2,"##,
-        r#""samplers":["dry","temperature"],"include_stop_str_in_output":true,"stop":["x"],"stop_tokens":[[1,2]],"#,
+        r#""samplers":["dry","temperature"],"lora":[{"name":"style","scale":0.5}],"include_stop_str_in_output":true,"stop":["x"],"stop_tokens":[[1,2]],"#,
         r#""min_tokens":1,"ignore_eos":true,"skip_special":false,"text":true}"#
     );
     assert!(message.ends_with(end), "{message}");

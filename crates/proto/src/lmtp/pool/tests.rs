@@ -368,6 +368,7 @@ fn lm_806_after_items_only_the_rest_is_requested() {
         prompt: vec![1],
         scored: vec![7, 8, 9],
         top_logprobs: 2,
+        ..Score::default()
     };
     let mut passage = RelayedStream::new(StreamDemand::Score(score), false);
     give(&mut passage, &[7]);
@@ -376,6 +377,7 @@ fn lm_806_after_items_only_the_rest_is_requested() {
         prompt: vec![1, 7],
         scored: vec![8, 9],
         top_logprobs: 2,
+        ..Score::default()
     };
     assert_eq!(passage.work(), StreamDemand::Score(rest));
 }

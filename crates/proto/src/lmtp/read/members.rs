@@ -27,7 +27,7 @@ pub(in super::super) struct PayloadMembers<'a> {
 
 /// Members of the base protocol. The first [`LMQL`] are those of LMQL's own client, in its order (LM-301): a reference
 /// server knows no others (LM-703).
-const NAMES: [&str; 39] = [
+const NAMES: [&str; 40] = [
     "max_tokens",
     "temperature",
     "top_logprobs",
@@ -59,6 +59,7 @@ const NAMES: [&str; 39] = [
     "dynatemp_range",
     "dynatemp_exponent",
     "samplers",
+    "lora",
     "include_stop_str_in_output",
     "stop",
     "stop_tokens",

@@ -240,6 +240,12 @@ const RANGES: &[Range] = &[
         &["[1]", "\"top_k\""],
     ),
     (
+        "lora",
+        &["[]", "\"style\"", "[\"style\",{\"id\":0,\"scale\":0.5}]"],
+        &["1", "[1]", "[{}]", "[{\"id\":0,\"scale\":101}]", "\"\""],
+        &[],
+    ),
+    (
         "include_stop_str_in_output",
         &["true", "false"],
         &[],

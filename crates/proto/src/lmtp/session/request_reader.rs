@@ -181,11 +181,13 @@ impl RequestReader<'_, '_> {
             }
             _ => 0,
         };
+        let lora = read::lora(members)?;
         let works = lists.into_iter().map(|scored| {
             let score = Score {
                 prompt: prompt.clone(),
                 scored,
                 top_logprobs,
+                lora: lora.clone(),
             };
             score.checked(&subject.model).map(StreamDemand::Score)
         });

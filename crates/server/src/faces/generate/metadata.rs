@@ -5,14 +5,16 @@ use axum::body::Body;
 use axum::response::IntoResponse;
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
+use sapwood_engine::adapters::AdapterInfo;
 use sapwood_proto::code::Code;
 use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
 use sapwood_proto::generated::inference::model_version_policy::{PolicyChoice, Specific};
 use sapwood_proto::generated::inference::{
     ModelConfig, ModelInput, ModelInstanceGroup, ModelMetadataResponse, ModelOutput,
-    ModelStatisticsResponse, ModelTransactionPolicy, ModelVersionPolicy, ServerMetadataResponse,
-    model_instance_group,
+    ModelParameter, ModelStatisticsResponse, ModelTransactionPolicy, ModelVersionPolicy,
+    ServerMetadataResponse, model_instance_group,
 };
+use sapwood_proto::params::float_to_json;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -189,8 +191,23 @@ pub(super) fn config(found: &FoundModel) -> ModelConfig {
         model_transaction_policy: Some(ModelTransactionPolicy {
             decoupled: signature.decoupled,
         }),
+        parameters: adapters(&found.model.adapters).into_iter().collect(),
         ..ModelConfig::default()
     }
+}
+
+/// The parameter that lists the adapters of a model: JSON with their places, as `GET /lora-adapters` of llama-server
+/// has it, but with names in place of paths, which are nobody's business.
+fn adapters(adapters: &[AdapterInfo]) -> Option<(String, ModelParameter)> {
+    let adapter = |(id, it): (usize, &AdapterInfo)| {
+        let scale = float_to_json(it.scale);
+        json!({"id": id, "name": it.name, "scale": scale, "apply": it.applied})
+    };
+    let list: Value = adapters.iter().enumerate().map(adapter).collect();
+    let parameter = ModelParameter {
+        string_value: list.to_string(),
+    };
+    (!adapters.is_empty()).then(|| ("lora".to_owned(), parameter))
 }
 
 /// TR-704.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use sapwood_engine::adapters::AdapterInfo;
 use sapwood_proto::generate::{RequestLimits, Signature};
 
 use super::model_control::ExplicitRepository;
@@ -91,6 +92,8 @@ pub struct ModelOptions {
     pub controls: BTreeMap<ScriptControl, String>,
     /// The message of a scripted model that is asked to fail.
     pub fail_message: String,
+    /// The LoRA adapters that requests may choose, for its configuration.
+    pub adapters: Vec<AdapterInfo>,
 }
 
 impl Default for ModelOptions {
@@ -104,6 +107,7 @@ impl Default for ModelOptions {
             template_raw_prompts: false,
             controls: BTreeMap::new(),
             fail_message: "mock failure".into(),
+            adapters: Vec::new(),
         }
     }
 }

@@ -121,6 +121,7 @@ impl StreamWork {
             mut prompt,
             mut scored,
             top_logprobs,
+            lora,
         } = wanted;
         let mut ahead = VecDeque::new();
         if prompt.is_empty() && !scored.is_empty() {
@@ -145,6 +146,7 @@ impl StreamWork {
         let config = GenerateConfig {
             params: GenerationParams {
                 top_logprobs: Some(top_logprobs),
+                lora,
                 ..GenerationParams::default()
             },
             scored: Some(scored),

@@ -81,6 +81,7 @@ impl Asked {
                 prompt,
                 scored: (1..=self.max_tokens).collect(),
                 top_logprobs: 0,
+                ..Score::default()
             });
         }
         StreamDemand::Generate(GenerateRequest {
