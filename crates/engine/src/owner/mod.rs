@@ -34,6 +34,7 @@
 
 mod admission;
 mod batch;
+mod checkpoints;
 mod detokenizer;
 mod draft_pace;
 mod fuel;
