@@ -319,6 +319,44 @@ mod tests {
         assert_eq!(of("{}"), fused);
     }
 
+    /// `cache_tokens` and `kept_prefixes`, the option; whether windowed layers have all cells, and the slots.
+    #[test]
+    fn windows_alone_are_kept_where_that_saves_a_quarter_of_the_cells() {
+        let mut bytes = Vec::new();
+        let shape = RandomModelShape {
+            sliding_window: 128,
+            ..RandomModelShape::tiny_windowed()
+        };
+        write(&mut bytes, &shape, 1).unwrap();
+        let windowed = GgufHeader::read(&bytes[..]).unwrap();
+        let of = |header: &GgufHeader, cells, kept, swa_full| {
+            let options = LoadOptions {
+                cache_tokens: Some(cells),
+                kept_prefixes: kept,
+                llama: LlamaOptions {
+                    swa_full,
+                    ..LlamaOptions::default()
+                },
+                context_tokens: Some(512),
+                parallel: 4,
+                ..LoadOptions::default()
+            };
+            let plan = LoadPlan::new(header, &options).unwrap();
+            let size = plan.per_slot.unwrap_or(plan.together);
+            (size.swa_full, size.slots)
+        };
+        // Per slot: of 512 cells each, 128 and the batch would be as many.
+        assert_eq!(of(&windowed, 4096, None, None), (true, 8));
+        // Unified: 12 windows and the batch.
+        assert_eq!(of(&windowed, 2047, None, None), (true, 36));
+        assert_eq!(of(&windowed, 2047, Some(0), None), (false, 4));
+        assert_eq!(of(&windowed, 2047, None, Some(false)), (false, 12));
+        assert_eq!(of(&windowed, 2047, Some(0), Some(true)), (true, 4));
+        assert_eq!(of(&header(), 2047, None, None), (true, 36));
+        // What has no window is not laid out otherwise.
+        assert_eq!(of(&header(), 2047, None, Some(false)), (false, 36));
+    }
+
     #[test]
     fn a_batch_does_not_enlarge_the_cache() {
         let plan = LoadPlan::new(&header(), &options(r#"{"batch_tokens": 16384}"#)).unwrap();

@@ -333,6 +333,7 @@ impl BatchLimits {
             tokens: sequence.prompt_tokens,
             tokens_max: sequence.prompt_tokens.saturating_add(output),
             computed: sequence.computed,
+            marks: sequence.marks,
         };
         let stop = requests.slots.next_stop(span);
         // A model that cannot truncate can share a prompt with other choices only from a slot that ends there. Otherwise the
@@ -341,7 +342,7 @@ impl BatchLimits {
         let shares = !self.truncates
             && sequence.computed < shared
             && requests.jobs[sequence.job].members.len() > 1;
-        stop.or(shares.then_some(shared))
+        stop.or_else(|| shares.then_some(shared))
     }
 }
 

@@ -10,6 +10,9 @@
 //!                   └──┴── every so many tokens of a long one: it is edited
 //! ```
 //!
+//! Prompts with a common beginning, for example of a system prompt, show where they part: the second one leaves a checkpoint
+//! there for the third.
+//!
 //! A slot that another one takes over for a longer prompt leaves a checkpoint of its end, which is where a turn of a
 //! conversation ends.
 
@@ -44,7 +47,32 @@ pub(super) struct PromptSpan {
     pub(super) tokens_max: usize,
     /// How many are computed.
     pub(super) computed: usize,
+    pub(super) marks: PromptMarks,
 }
+
+/// Lengths of a prompt to which other prompts may return; 0 if there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PromptMarks {
+    /// Tokens that it has in common with another prompt.
+    pub(super) branch: usize,
+    /// The end of its last turn, before the beginning of the answer, which a template may write otherwise in the next prompt.
+    pub(super) turn_end: usize,
+}
+
+/// Returns the end of a prompt's last turn, which one of the EOG tokens `ends` ends, if it is near the end of the prompt; else 0.
+pub(super) fn turn_end(prompt: &[Token], ends: &[Token]) -> usize {
+    let near = prompt.len().saturating_sub(TURN_HEAD_MAX);
+    let last = prompt[near..]
+        .iter()
+        .rposition(|token| ends.contains(token));
+    last.map_or(0, |last| near + last + 1)
+}
+
+/// The maximum of tokens with which a template begins an answer.
+const TURN_HEAD_MAX: usize = 16;
+
+/// The least number of tokens between two checkpoints of a prompt.
+const DISTANCE_MIN: usize = 32;
 
 impl Checkpoints {
     /// `limit`: bytes of all checkpoints.
@@ -64,6 +92,16 @@ impl Checkpoints {
         self.store.bytes()
     }
 
+    /// Returns all checkpoints, to be written to a file.
+    pub(super) fn store(&self) -> &PrefixStore {
+        &self.store
+    }
+
+    /// Returns all checkpoints, to which those of a file are added.
+    pub(super) fn store_mut(&mut self) -> &mut PrefixStore {
+        &mut self.store
+    }
+
     pub(super) fn clear(&mut self) {
         self.store = self.store.emptied();
     }
@@ -77,19 +115,23 @@ impl Checkpoints {
     /// Returns the next length at which a prompt's prefill stops for a checkpoint.
     pub(super) fn next_stop(&self, span: PromptSpan) -> Option<usize> {
         let terms = self.terms.filter(|_| self.are_needed(span.tokens_max))?;
-        let end = (span.tokens + terms.slack as usize).checked_sub(1)?;
+        let end = match span.marks.turn_end {
+            // To compute the few tokens behind it takes as long as to compute one.
+            turn_end @ 1.. if turn_end < span.tokens => turn_end,
+            _ => (span.tokens + terms.slack as usize).checked_sub(1)?,
+        };
         // Doubled, so that prompts of different lengths with a common beginning stop at the same places.
         let mut spacing = SPACING_MIN;
         while end / spacing > WITHIN_MAX {
             spacing *= 2;
         }
         let within = (span.computed / spacing + 1) * spacing;
-        // One so close to the end would save next to nothing.
-        let next = if within + SPACING_MIN / 2 <= end {
-            within
-        } else {
-            end
-        };
+        let stops = [span.marks.branch, within];
+        // Those so close to the last one would save next to nothing.
+        let stops = stops
+            .into_iter()
+            .filter(|&stop| stop >= span.computed + DISTANCE_MIN && stop + DISTANCE_MIN <= end);
+        let next = stops.min().unwrap_or(end);
         (next > span.computed).then_some(next)
     }
 
@@ -146,6 +188,7 @@ mod tests {
             tokens,
             tokens_max: tokens + 500,
             computed: 0,
+            marks: PromptMarks::default(),
         };
         while let Some(stop) = checkpoints.next_stop(span) {
             stops.push(stop);
@@ -162,7 +205,8 @@ mod tests {
         assert_eq!(stops(&recurrent, 8000), [2048, 4096, 6144, 7999]);
         // A window lets the last token be computed once more.
         assert_eq!(stops(&checkpoints(1), 700), [700]);
-        assert_eq!(stops(&checkpoints(1), 3073), [2048, 3073]);
+        assert_eq!(stops(&checkpoints(1), 2080), [2048, 2080]);
+        assert_eq!(stops(&checkpoints(1), 2079), [2079]);
         for tokens in (1000..100_000).step_by(777) {
             let stops = stops(&recurrent, tokens);
             assert!(stops.len() <= WITHIN_MAX + 1, "{tokens}: {stops:?}");
@@ -172,8 +216,31 @@ mod tests {
             tokens: 60,
             tokens_max: 100,
             computed: 0,
+            marks: PromptMarks::default(),
         };
         assert_eq!(recurrent.next_stop(short), None, "its window never moves");
+    }
+
+    #[test]
+    fn prefill_stops_where_prompts_part_and_where_a_turn_ends() {
+        let recurrent = checkpoints(0);
+        let next = |computed, branch, turn_end| {
+            recurrent.next_stop(PromptSpan {
+                tokens: 1000,
+                tokens_max: 2000,
+                computed,
+                marks: PromptMarks { branch, turn_end },
+            })
+        };
+        assert_eq!(next(0, 300, 0), Some(300));
+        assert_eq!([next(300, 300, 0), next(280, 300, 0)], [Some(999); 2]);
+        assert_eq!(next(0, 990, 0), Some(999), "the end serves as well");
+        assert_eq!([next(0, 0, 994), next(994, 0, 994)], [Some(994), None]);
+        let ends = |prompt: &[Token]| turn_end(prompt, &[8, 9]);
+        assert_eq!(ends(&[1, 9, 2, 9, 3, 3]), 4);
+        assert_eq!([ends(&[]), ends(&[1, 2])], [0; 2]);
+        let far = [&[9], &[1; TURN_HEAD_MAX][..]].concat();
+        assert_eq!([ends(&far), ends(&far[..TURN_HEAD_MAX])], [0, 1]);
     }
 
     #[test]

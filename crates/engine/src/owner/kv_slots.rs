@@ -372,6 +372,19 @@ impl KvSlots {
         tokens >= SAVED_TOKENS_MIN && !self.store.is_off()
     }
 
+    /// Returns whether checkpoints are made.
+    pub(super) fn makes_checkpoints(&self) -> bool {
+        self.checkpoints.is_on()
+    }
+
+    /// Returns how many first tokens a prompt has in common with another one that is known, whether it can go on from there or
+    /// not.
+    pub(super) fn common(&self, scope: u64, prompt: &[Token]) -> usize {
+        let saved = self.store.find(scope, prompt);
+        let saved = saved.map_or(0, |saved| saved.tokens);
+        self.cache.longest_common(scope, prompt).max(saved)
+    }
+
     /// Returns the next length at which the prefill of a prompt stops, so that a checkpoint is made there.
     pub(super) fn next_stop(&self, span: PromptSpan) -> Option<usize> {
         let stop = self.checkpoints.next_stop(span);
@@ -502,23 +515,31 @@ impl KvSlots {
         any
     }
 
-    /// Reads the prefixes that an earlier engine of this model has saved.
+    /// Reads the prefixes and checkpoints that an earlier engine of this model has saved.
     pub(super) fn read_file(&mut self, file: &PrefixFileConfig) {
         let Some(identity) = self.identity() else {
             return;
         };
         let tokens_max = self.info().context_tokens as usize;
-        let path = file.path.display();
-        let read = PrefixFile::new(file, &identity).read(&mut self.store, tokens_max);
-        match read {
-            Ok(0) => {}
-            Ok(prefixes) => tracing::info!(prefixes, %path, "saved prefixes were read"),
-            // What was read before is usable: each entry has its own checksum.
-            Err(error) => tracing::warn!(%error, %path, "saved prefixes cannot be read"),
+        let read = |file: &PrefixFileConfig, store: &mut PrefixStore| {
+            let path = file.path.display();
+            match PrefixFile::new(file, &identity).read(store, tokens_max) {
+                Ok(0) => {}
+                Ok(prefixes) => tracing::info!(prefixes, %path, "saved prefixes were read"),
+                // What was read before is usable: each entry has its own checksum.
+                Err(error) => tracing::warn!(%error, %path, "saved prefixes cannot be read"),
+            }
+        };
+        if self.checkpoints.is_on() {
+            let [prefixes, checkpoints] = file.with_checkpoints();
+            read(&prefixes, &mut self.store);
+            read(&checkpoints, self.checkpoints.store_mut());
+        } else {
+            read(file, &mut self.store);
         }
     }
 
-    /// Saves all cached prefixes, and writes them for the next engine of this model.
+    /// Saves all cached prefixes, and writes them and the checkpoints for the next engine of this model.
     pub(super) fn write_file(&mut self, file: &PrefixFileConfig) {
         let Some(identity) = self.identity() else {
             return;
@@ -528,10 +549,19 @@ impl KvSlots {
             self.saved_in_step = 0;
             self.save(evicted);
         }
-        let path = file.path.display();
-        match PrefixFile::new(file, &identity).write(&self.store) {
-            Ok(prefixes) => tracing::info!(prefixes, %path, "cached prefixes were saved"),
-            Err(error) => tracing::warn!(%error, %path, "cached prefixes cannot be saved"),
+        let write = |file: &PrefixFileConfig, store: &PrefixStore| {
+            let path = file.path.display();
+            match PrefixFile::new(file, &identity).write(store) {
+                Ok(prefixes) => tracing::info!(prefixes, %path, "cached prefixes were saved"),
+                Err(error) => tracing::warn!(%error, %path, "cached prefixes cannot be saved"),
+            }
+        };
+        if self.checkpoints.is_on() {
+            let [prefixes, checkpoints] = file.with_checkpoints();
+            write(&prefixes, &self.store);
+            write(&checkpoints, self.checkpoints.store());
+        } else {
+            write(file, &self.store);
         }
     }
 

@@ -12,6 +12,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::SequenceId;
+use super::checkpoints::PromptMarks;
 use super::fuel::SpentFuel;
 use super::speculation::Drafting;
 use super::steering::Steering;
@@ -158,6 +159,8 @@ pub(super) struct RunningSequence {
     /// How many of `tokens` its slot holds; 0 without a slot. While a draft is verified, the slot holds the rest of it too.
     pub(super) computed: usize,
     pub(super) slot: Option<SlotId>,
+    /// Where in its prompt other prompts may go on differently.
+    pub(super) marks: PromptMarks,
     /// It waits until another sequence, which has a slot, has computed the common prefix.
     pub(super) after: Option<AwaitedPrefix>,
     pub(super) asleep_until: Option<Time>,

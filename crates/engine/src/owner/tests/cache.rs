@@ -477,6 +477,31 @@ fn d_48_a_long_prompt_with_another_end_goes_on_from_within() {
     }
 }
 
+/// Prompts that share a beginning which no slot ends at: the second one leaves a checkpoint there.
+#[test]
+fn d_48_a_common_beginning_is_computed_twice_and_then_no_more() {
+    let system = "be helpful, and mind that you answer in the words of a gardener. ".repeat(4);
+    for (truncates, window_tokens) in [(false, 0), (true, 10)] {
+        let script = Script {
+            truncates,
+            window_tokens,
+            saves: true,
+            parallel: 1,
+            ..Script::default()
+        };
+        let mut bench = Bench::new(script);
+        let mut cached = |question: &str| {
+            let prompt = format!("{system}{question} and so on, at some length, to its end");
+            let answer = bench.answer(request_for(&prompt));
+            assert!(prompt.starts_with(answer.text()) && !answer.text().is_empty());
+            answer.usage.unwrap().cached_tokens as usize
+        };
+        let found = ["why", "how", "who", "a longer one"].map(&mut cached);
+        let all = 1 + system.len();
+        assert_eq!(found, [0, 0, all, all], "{truncates}");
+    }
+}
+
 /// Conversations in turn, of which the KV cache holds only a few: each finds what it said before.
 #[test]
 fn conversations_that_lost_their_cells_go_on_where_they_were() {
@@ -518,6 +543,11 @@ fn conversations_that_lost_their_cells_go_on_where_they_were() {
 /// Over the end of an engine: unloaded, or with its process.
 #[test]
 fn cached_prefixes_outlive_an_engine_that_ends_in_order() {
+    // With a window, the prompt is asked again by a checkpoint.
+    [0, 8].into_iter().for_each(prefixes_outlive_an_engine);
+}
+
+fn prefixes_outlive_an_engine(window_tokens: u32) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
         prefix_file: Some(PrefixFileConfig {
@@ -531,6 +561,7 @@ fn cached_prefixes_outlive_an_engine_that_ends_in_order() {
     let restored = |name: &str, scope: u64| {
         let script = Script {
             name: name.into(),
+            window_tokens,
             saves: true,
             ..Script::default()
         };
