@@ -21,6 +21,16 @@ pub struct PrefixFileConfig {
     pub bytes: u64,
 }
 
+impl PrefixFileConfig {
+    /// The files of prefixes, and of checkpoints beside them: each with one half of the bytes.
+    pub(crate) fn with_checkpoints(&self) -> [Self; 2] {
+        let mut checkpoints = self.path.clone().into_os_string();
+        checkpoints.push(".checkpoints");
+        let bytes = self.bytes / 2;
+        [self.path.clone(), checkpoints.into()].map(|path| Self { path, bytes })
+    }
+}
+
 /// What drafts the next tokens of a sequence, so that one decode call gives several of them (speculative decoding). The
 /// output is the same with and without.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]

@@ -38,6 +38,9 @@ pub struct LlamaOptions {
     pub cache_type_k: Option<CacheType>,
     /// The type of cached values. Default: f16.
     pub cache_type_v: Option<CacheType>,
+    /// Whether sliding-window layers keep as many cells as the others, instead of those of the windows alone. Default: if the
+    /// latter would be more than three quarters of them.
+    pub swa_full: Option<bool>,
     /// Whether attention is computed in one operation. Default: where llama.cpp can.
     pub flash_attn: Option<FlashAttention>,
     /// The maximum of tokens of one batch; 1 to 16,384. Default: 512, or `ubatch_tokens` if that is more.
@@ -86,6 +89,7 @@ impl LlamaOptions {
             numa,
             cache_type_k,
             cache_type_v,
+            swa_full,
             flash_attn,
             batch_tokens,
             ubatch_tokens,

@@ -27,6 +27,9 @@
 //!   any state ── release ──► free ◄──────────────────────────────────────────────────┘
 //! ```
 //!
+//! A slot with recurrent or sliding-window layers loses what it had at fewer tokens. It is truncated by `rewind`, with a
+//! checkpoint that was made there.
+//!
 //! All slots share one KV cache of [`Capacity::cells`] cells, one cell per token; slots that were forked share the
 //! cells of their common tokens. The owner counts cells; a model that runs out nevertheless returns
 //! [`DecodeStop::Full`]. A model with a per-slot KV cache reports so many cells that the slots run out before the count
@@ -143,6 +146,17 @@ pub struct BatchEntry {
     pub token: Token,
     /// Whether the owner will ask for the output row after this token.
     pub row: bool,
+}
+
+/// How a slot that has gone on returns to an earlier length by a checkpoint ([`Model::checkpoint`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointTerms {
+    /// A slot that never holds more tokens than this can be truncated to any number of them, and needs no checkpoint: a
+    /// sliding window that is not full yet. 0 for a recurrent state.
+    pub kept_tokens: u32,
+    /// How many tokens fewer than those of a checkpoint a slot can be truncated to after it was rewound. With 1, a checkpoint
+    /// after the last token of a prompt lets that token be computed again.
+    pub slack: u32,
 }
 
 /// Why a batch was not computed. Unless said otherwise the slots hold what they held before the call.
@@ -267,7 +281,32 @@ pub trait Model: Send {
         false
     }
 
-    /// Decodes the batch, whose entries all have the same LoRA adapters: at most [`Capacity::batch_tokens`] entries, those of one slot adjacent and in order, with at
+    /// Returns how a slot that has gone on can return to an earlier length. `None`: by [`Model::truncate`] alone, or not at
+    /// all.
+    fn checkpoint_terms(&self) -> Option<CheckpointTerms> {
+        None
+    }
+
+    /// Returns how many bytes [`Model::checkpoint`] would return; 0 if none.
+    fn checkpoint_size(&mut self, _slot: SlotId) -> usize {
+        0
+    }
+
+    /// Returns what a slot loses as it goes on: the state of recurrent layers, or the last window of sliding-window layers.
+    /// `None` if that is not possible now.
+    fn checkpoint(&mut self, _slot: SlotId) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Shortens a slot to its first `tokens` tokens, at which a checkpoint was made of this slot or of another one with the
+    /// same tokens. The slot holds at least as many. Returns false if that is not possible: what the slot then holds is
+    /// undefined, and it can only be released.
+    fn rewind(&mut self, _slot: SlotId, _checkpoint: &[u8], _tokens: u32) -> bool {
+        false
+    }
+
+    /// Decodes the batch, whose entries all have the same LoRA adapters: at most [`Capacity::batch_tokens`] entries, those
+    /// of one slot adjacent and in order, with at
     /// most [`Capacity::rows`] output rows.
     ///
     /// # Errors

@@ -83,6 +83,8 @@ pub(crate) struct PrefixMatch {
     pub(crate) cached: bool,
     /// The slot holds no tokens beyond the common ones.
     pub(crate) whole: bool,
+    /// A copy of the slot has to be rewound to the common tokens by a checkpoint.
+    pub(crate) rewinds: bool,
 }
 
 impl PrefixCache {
@@ -131,13 +133,15 @@ impl PrefixCache {
     }
 
     /// Returns the slot of this scope with the longest usable common prefix of at least `min` tokens. `resumes` tells
-    /// whether the model can continue after this many tokens of a slot (D-48).
+    /// whether the model can continue after this many tokens of a slot (D-48), and `reach` how many of a slot's first tokens,
+    /// given with the number of common ones, it can be rewound to.
     pub(crate) fn find(
         &self,
         scope: u64,
         prompt: &[Token],
         min: usize,
         resumes: impl Fn(SlotId, usize) -> bool,
+        reach: impl Fn(&[Token], usize) -> usize,
     ) -> Option<PrefixMatch> {
         let min = min.max(1);
         // The last token is always computed: its output row gives the first token of the output.
@@ -150,22 +154,37 @@ impl PrefixCache {
                 continue;
             }
             let common = common_prefix(&cached_slot.tokens, &prompt[..limit]);
+            let longer = |tokens| tokens >= min && best.is_none_or(|best| tokens > best.tokens);
+            // The model is asked last, and only about a slot that would win.
+            if !longer(common) {
+                continue;
+            }
             let whole = common == cached_slot.tokens.len();
             // A model that cannot truncate a sequence can only continue at the end of one.
-            let usable = common >= min && (whole || self.truncates);
-            let longer = best.is_none_or(|best| common > best.tokens);
-            // The model is asked last, and only about a slot that would win.
-            if usable && longer && resumes(slot, common) {
-                let cached = cached_slot.usage != SlotUse::Live;
+            let direct = (whole || self.truncates) && resumes(slot, common);
+            let tokens = match direct {
+                true => common,
+                false => reach(&cached_slot.tokens, common),
+            };
+            if longer(tokens) {
                 best = Some(PrefixMatch {
                     slot,
-                    tokens: common,
-                    cached,
-                    whole,
+                    tokens,
+                    cached: cached_slot.usage != SlotUse::Live,
+                    whole: direct && whole,
+                    rewinds: !direct,
                 });
             }
         }
         best
+    }
+
+    /// Returns how many first tokens a prompt has in common with a slot of this scope.
+    pub(crate) fn longest_common(&self, scope: u64, prompt: &[Token]) -> usize {
+        let used = self.slots.iter();
+        let used = used.filter(|slot| slot.usage != SlotUse::Free && slot.scope == scope);
+        let common = used.map(|slot| common_prefix(&slot.tokens, prompt));
+        common.max().unwrap_or(0)
     }
 
     /// Returns how many of a slot's first `tokens` cells a fork would newly pin.

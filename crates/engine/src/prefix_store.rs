@@ -230,6 +230,11 @@ impl PrefixStore {
         None
     }
 
+    /// Returns the tokens of an entry.
+    pub(crate) fn tokens(&self, id: SavedId) -> Option<&[Token]> {
+        self.entries.get(&id).map(|stored| &*stored.prefix.tokens)
+    }
+
     /// Returns an entry that still exists, and marks it as used.
     pub(crate) fn get(&mut self, id: SavedId) -> Option<Arc<SavedPrefix>> {
         self.touch(id);

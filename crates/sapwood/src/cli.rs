@@ -411,6 +411,8 @@ mod tests {
         (&["--numa", "isolate"], "numa", r#""isolate""#),
         (&["-ctk", "q8_0"], "cache_type_k", r#""q8_0""#),
         (&["-ctv", "iq4_nl"], "cache_type_v", r#""iq4_nl""#),
+        (&["--swa-full"], "swa_full", "true"),
+        (&["--swa-full=false"], "swa_full", "false"),
         (&["-fa", "on"], "flash_attn", r#""on""#),
         (&["-b", "64"], "batch_tokens", "64"),
         (&["-ub", "32"], "ubatch_tokens", "32"),

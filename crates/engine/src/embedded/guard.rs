@@ -43,21 +43,24 @@ pub(super) mod throwing {
             context: *mut sys::llama_context,
             batch: sys::llama_batch,
         ) -> i32;
-        pub(in super::super) fn llama_state_seq_get_size(
+        pub(in super::super) fn llama_state_seq_get_size_ext(
             context: *mut sys::llama_context,
             slot: sys::llama_seq_id,
+            flags: sys::llama_state_seq_flags,
         ) -> usize;
-        pub(in super::super) fn llama_state_seq_get_data(
+        pub(in super::super) fn llama_state_seq_get_data_ext(
             context: *mut sys::llama_context,
             buffer: *mut u8,
             room: usize,
             slot: sys::llama_seq_id,
+            flags: sys::llama_state_seq_flags,
         ) -> usize;
-        pub(in super::super) fn llama_state_seq_set_data(
+        pub(in super::super) fn llama_state_seq_set_data_ext(
             context: *mut sys::llama_context,
             state: *const u8,
             size: usize,
             slot: sys::llama_seq_id,
+            flags: sys::llama_state_seq_flags,
         ) -> usize;
         pub(in super::super) fn llama_tokenize(
             vocabulary: *const sys::llama_vocab,

@@ -10,6 +10,7 @@ use super::memory::{self, readable};
 use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
 use super::vocabulary::LlamaVocabulary;
+use super::window::SlidingWindow;
 use super::{Embedded, instructions, llama, lora};
 use crate::adapters::default_scales;
 use crate::api::ModelInfo;
@@ -300,19 +301,25 @@ fn layout(header: &GgufHeader, plan: &LoadPlan, size: ContextSize, recurrent: bo
         return format!("a state for each of {slots} slots");
     }
     let each = plan.context_tokens;
-    let bytes = memory::cell_bytes(header, plan.cache_types);
+    let all = readable(memory::cache_bytes(header, size, plan.cache_types));
+    let windows = match (size.swa_full, SlidingWindow::of(header)) {
+        (false, Some(window)) => {
+            let cells = size.window_cells(window.tokens);
+            format!(", {cells} in all for sliding windows")
+        }
+        _ => String::new(),
+    };
     if size.per_slot {
-        let all = readable(bytes.saturating_mul(u64::from(cells)));
-        return format!("{each} cells for each of {slots} slots, {all}");
+        return format!("{each} cells for each of {slots} slots{windows}, {all}");
     }
+    let bytes = memory::cell_bytes(header, plan.cache_types);
     let own = bytes
         .saturating_mul(u64::from(each))
         .saturating_mul(u64::from(slots));
-    let (shared, own) = (
-        readable(bytes.saturating_mul(u64::from(cells))),
-        readable(own),
-    );
-    format!("{cells} cells for all of {slots} slots, {shared}: {each} for each would take {own}")
+    let own = readable(own);
+    format!(
+        "{cells} cells for all of {slots} slots{windows}, {all}: {each} for each would take {own}"
+    )
 }
 
 fn kv_type(plan: &LoadPlan) -> String {

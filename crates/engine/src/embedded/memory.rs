@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::llama::{ContextSize, EncoderSize, SCORED_ROWS};
+use super::window::SlidingWindow;
 use crate::gguf::GgufHeader;
 use crate::llama_options::{CacheType, LlamaOptions};
 
@@ -65,6 +66,17 @@ pub(super) fn cell_bytes(header: &GgufHeader, types: CacheTypes) -> u64 {
     let each = bytes(types.keys, key).saturating_add(bytes(types.values, value));
     // Saturating everywhere: a header may contain any numbers, and a sum that wraps around would look small.
     product(&[layers, key_value_heads, each])
+}
+
+/// Returns the bytes of the KV cache: sliding-window layers may have fewer cells than the others.
+pub(super) fn cache_bytes(header: &GgufHeader, size: ContextSize, types: CacheTypes) -> u64 {
+    let all = cell_bytes(header, types);
+    let (windowed, window_cells) = match SlidingWindow::of(header) {
+        Some(window) => (window.share_of(all), size.window_cells(window.tokens)),
+        None => (0, size.cells),
+    };
+    let others = (all - windowed).saturating_mul(u64::from(size.cells));
+    others.saturating_add(windowed.saturating_mul(u64::from(window_cells)))
 }
 
 /// Returns the bytes of the recurrent state of a slot: 4 for each number of a convolution's window and of the state, in
@@ -127,8 +139,7 @@ impl Estimate {
         let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
             weights: header.tensor_bytes.saturating_mul(parts),
-            cache: cell_bytes(header, types)
-                .saturating_mul(u64::from(size.cells))
+            cache: cache_bytes(header, size, types)
                 .saturating_add(state_bytes(header).saturating_mul(u64::from(size.slots))),
             pass: [activations, masks, logits]
                 .into_iter()
@@ -182,6 +193,7 @@ impl Estimate {
                 slots: size.texts,
                 threads: size.threads,
                 poll: size.poll,
+                swa_full: true,
             },
             cache_types,
         );

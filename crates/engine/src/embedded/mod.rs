@@ -32,6 +32,7 @@ mod thread_choice;
 mod tokenizer_json;
 mod trial;
 mod vocabulary;
+mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +51,8 @@ pub use self::source::ModelSource;
 use self::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{
-    BatchEntry, Capacity, DecodeStop, Interrupt, Model, OutputRow, SlotId, SlotPurpose, WarmTimes,
+    BatchEntry, Capacity, CheckpointTerms, DecodeStop, Interrupt, Model, OutputRow, SlotId,
+    SlotPurpose, WarmTimes,
 };
 
 /// A loaded model with its KV cache.
@@ -186,6 +188,22 @@ impl Model for Embedded {
 
     fn restore(&mut self, slot: SlotId, state: &[u8], tokens: u32) -> bool {
         self.context.restore(slot, state, tokens)
+    }
+
+    fn checkpoint_terms(&self) -> Option<CheckpointTerms> {
+        self.context.checkpoint_terms()
+    }
+
+    fn checkpoint_size(&mut self, slot: SlotId) -> usize {
+        self.context.checkpoint_size(slot)
+    }
+
+    fn checkpoint(&mut self, slot: SlotId) -> Option<Vec<u8>> {
+        self.context.checkpoint(slot)
+    }
+
+    fn rewind(&mut self, slot: SlotId, checkpoint: &[u8], tokens: u32) -> bool {
+        self.context.rewind(slot, checkpoint, tokens)
     }
 
     fn decode(&mut self, batch: &[BatchEntry], _: Time) -> Result<(), DecodeStop> {

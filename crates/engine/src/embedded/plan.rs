@@ -6,6 +6,7 @@ use super::llama::{self, ContextSize, ThreadLimits};
 use super::load::LoadOptions;
 use super::load_error::LoadError;
 use super::memory::{self, CacheTypes, Estimate, MemoryReservation};
+use super::window::SlidingWindow;
 use crate::gguf::GgufHeader;
 use crate::llama_options::{BATCH_TOKENS_MAX, FlashAttention, GpuLayers, LlamaOptions};
 
@@ -36,11 +37,10 @@ impl LoadPlan {
             // `Capacity` promises room for one sequence of full length; without it some requests could never run.
             .max(context_tokens)
             .min(CONTEXT_TOKENS_MAX);
-        let kept_prefixes = options.kept_prefixes.unwrap_or(KEPT_PREFIXES_DEFAULT);
-        let slots = options
-            .parallel
-            .saturating_add(kept_prefixes)
-            .min(llama::SLOTS_MAX);
+        let slots = |default| {
+            let kept = options.kept_prefixes.unwrap_or(default);
+            options.parallel.saturating_add(kept).min(llama::SLOTS_MAX)
+        };
         let (batch_tokens, ubatch_tokens) = batch_sizes(&options.llama);
         let size = |cells: u32, per_slot, slots| ContextSize {
             cells,
@@ -55,7 +55,23 @@ impl LoadPlan {
                 prefill: options.threads_batch.or(options.threads),
             },
             poll: options.poll,
+            swa_full: true,
         };
+        let window = SlidingWindow::of(header);
+        let windowed = |size: ContextSize| ContextSize {
+            swa_full: options
+                .llama
+                .swa_full
+                .unwrap_or_else(|| !window.is_some_and(|window| window.is_small(size))),
+            ..size
+        };
+        // Each cached prefix needs a window, and others are kept in memory.
+        let few = windowed(size(cells, false, slots(KEPT_PREFIXES_WINDOWED)));
+        let together = match few.swa_full || window.is_none() {
+            true => windowed(size(cells, false, slots(KEPT_PREFIXES_DEFAULT))),
+            false => few,
+        };
+        let slots = slots(KEPT_PREFIXES_DEFAULT);
         // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
         let slot_cells = context_tokens.next_multiple_of(llama::CELLS_STEP);
         let cell_bytes = memory::cell_bytes(header, cache_types).max(1);
@@ -72,11 +88,11 @@ impl LoadPlan {
         // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
         let per_slot = (affordable >= options.parallel).then(|| {
             let slots = slots.min(affordable);
-            size(slot_cells.saturating_mul(slots), true, slots)
+            windowed(size(slot_cells.saturating_mul(slots), true, slots))
         });
         Ok(Self {
             context_tokens,
-            together: size(cells, false, slots),
+            together,
             per_slot,
             cache_types,
             layers: layers(header),
@@ -243,6 +259,8 @@ pub(super) fn layers(header: &GgufHeader) -> u32 {
 }
 
 const KEPT_PREFIXES_DEFAULT: u32 = 32;
+/// The same where each needs cells of its own in sliding-window layers.
+const KEPT_PREFIXES_WINDOWED: u32 = 8;
 const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
 
 /// Returns the size up to which a KV cache is enlarged by default, so that every slot has cells of its own. Attention over a
@@ -346,6 +364,44 @@ mod tests {
         let fused = of(r#"{"flash_attn": "on"}"#);
         assert_eq!(of(r#"{"flash_attn": "off"}"#) - fused, scores);
         assert_eq!(of("{}"), fused);
+    }
+
+    /// `cache_tokens` and `kept_prefixes`, the option; whether windowed layers have all cells, and the slots.
+    #[test]
+    fn windows_alone_are_kept_where_that_saves_a_quarter_of_the_cells() {
+        let mut bytes = Vec::new();
+        let shape = RandomModelShape {
+            sliding_window: 128,
+            ..RandomModelShape::tiny_windowed()
+        };
+        write(&mut bytes, &shape, 1).unwrap();
+        let windowed = GgufHeader::read(&bytes[..]).unwrap();
+        let of = |header: &GgufHeader, cells, kept, swa_full| {
+            let options = LoadOptions {
+                cache_tokens: Some(cells),
+                kept_prefixes: kept,
+                llama: LlamaOptions {
+                    swa_full,
+                    ..LlamaOptions::default()
+                },
+                context_tokens: Some(512),
+                parallel: 4,
+                ..LoadOptions::default()
+            };
+            let plan = LoadPlan::new(header, &options).unwrap();
+            let size = plan.per_slot.unwrap_or(plan.together);
+            (size.swa_full, size.slots)
+        };
+        // Per slot: of 512 cells each, 128 and the batch would be as many.
+        assert_eq!(of(&windowed, 4096, None, None), (true, 8));
+        // Unified: 12 windows and the batch.
+        assert_eq!(of(&windowed, 2047, None, None), (true, 36));
+        assert_eq!(of(&windowed, 2047, Some(0), None), (false, 4));
+        assert_eq!(of(&windowed, 2047, None, Some(false)), (false, 12));
+        assert_eq!(of(&windowed, 2047, Some(0), Some(true)), (true, 4));
+        assert_eq!(of(&header(), 2047, None, None), (true, 36));
+        // What has no window is not laid out otherwise.
+        assert_eq!(of(&header(), 2047, None, Some(false)), (false, 36));
     }
 
     #[test]

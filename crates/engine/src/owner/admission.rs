@@ -8,6 +8,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
+use super::checkpoints::{PromptMarks, turn_end};
 use super::fuel::SpentFuel;
 use super::kv_slots::FoundPrefix;
 use super::opening::poll_opening;
@@ -387,6 +388,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     let Some(shared) = make_room_for(requests, key) else {
         return false;
     };
+    let marks = marks_of(requests, key);
     let sequence = &mut requests.sequences[key];
     let job = &mut requests.jobs[sequence.job];
     let request = &job.submission;
@@ -417,8 +419,23 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     sequence.slot = Some(slot);
     sequence.turn = requests.report.step;
     sequence.computed = computed;
+    sequence.marks = marks;
     sequence.after = None;
     true
+}
+
+/// Finds where in a sequence's prompt a checkpoint serves other prompts, before it gets a slot.
+fn marks_of(requests: &Requests, key: SequenceKey) -> PromptMarks {
+    if !requests.slots.makes_checkpoints() {
+        return PromptMarks::default();
+    }
+    let sequence = &requests.sequences[key];
+    let prompt = &sequence.tokens[..sequence.prompt_tokens];
+    let scope = requests.jobs[sequence.job].submission.prefix_scope;
+    PromptMarks {
+        branch: requests.slots.common(scope, prompt),
+        turn_end: turn_end(prompt, &requests.tokens.ends),
+    }
 }
 
 /// Makes room for a sequence's tokens, one more cell for each running sequence, and a slot. Preempts only sequences

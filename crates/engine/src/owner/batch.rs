@@ -7,6 +7,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::adapter_turns::AdapterTurns;
+use super::checkpoints::PromptSpan;
 use super::requests::Requests;
 use super::speculation::{DraftBudget, Speculation};
 use super::steer_rounds::{begin_mid, flush};
@@ -294,12 +295,12 @@ impl Batch {
                 let tokens = u32::try_from(share.tokens).unwrap_or(u32::MAX);
                 requests.report.prefilled.push((sequence.number, tokens));
             }
+            let stop = self.limits.prefill_stop(requests, share.key);
             let sequence = &mut requests.sequences[share.key];
             let request = &mut requests.jobs[sequence.job];
             requests.fuel.charge_processed(request, sequence, until);
             sequence.computed = until;
-            // From here the same prompt, or one with another last message, can be answered once more.
-            if !self.limits.truncates && until + 1 == sequence.prompt_tokens {
+            if stop == Some(until) {
                 requests.slots.checkpoint(slot);
             }
         }
@@ -330,16 +331,33 @@ impl BatchLimits {
         if pending == 0 || sequence.asleep_until.is_some() || sequence.skips_step() {
             return None;
         }
-        // A model that cannot truncate can share a prompt only from a slot that ends there, so prefill stops once
-        // before the last token of the prompt.
-        let shared = sequence.prompt_tokens.saturating_sub(1);
-        // Otherwise the extra step would only delay its first token.
-        let is_shared =
-            || requests.jobs[sequence.job].members.len() > 1 || requests.slots.saves(shared);
-        if !self.truncates && sequence.computed < shared && is_shared() {
-            pending = shared - sequence.computed;
+        if let Some(stop) = self.prefill_stop(requests, key) {
+            pending = pending.min(stop - sequence.computed);
         }
         Some(Runnable { key, pending })
+    }
+
+    /// Returns the next length at which the prefill of a sequence stops, because its slot could not return to it.
+    fn prefill_stop(self, requests: &Requests, key: SequenceKey) -> Option<usize> {
+        let sequence = &requests.sequences[key];
+        if sequence.computed >= sequence.prompt_tokens {
+            return None;
+        }
+        let output = requests.terms(key).max_tokens as usize;
+        let span = PromptSpan {
+            tokens: sequence.prompt_tokens,
+            tokens_max: sequence.prompt_tokens.saturating_add(output),
+            computed: sequence.computed,
+            marks: sequence.marks,
+        };
+        let stop = requests.slots.next_stop(span);
+        // A model that cannot truncate can share a prompt with other choices only from a slot that ends there. Otherwise the
+        // extra step would only delay its first token.
+        let shared = sequence.prompt_tokens.saturating_sub(1);
+        let shares = !self.truncates
+            && sequence.computed < shared
+            && requests.jobs[sequence.job].members.len() > 1;
+        stop.or_else(|| shares.then_some(shared))
     }
 }
 

@@ -12,6 +12,9 @@
 //!      ▲                        │
 //!      └──── acquire: fork ─────┘
 //! ```
+//!
+//! Where the model cannot shorten a slot as far as a prompt needs, the copy is rewound by a checkpoint
+//! ([`super::checkpoints`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,6 +23,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
+use super::checkpoints::{Checkpoints, PromptSpan};
 use super::fenced;
 use super::sequence::RunningSequence;
 use crate::adapters::{AdapterSet, DEFAULT_ADAPTERS, default_scales};
@@ -58,12 +62,15 @@ pub(super) struct KvSlots {
     model: Box<dyn Model>,
     cache: PrefixCache,
     store: PrefixStore,
+    checkpoints: Checkpoints,
     /// The cells that cached prefixes may keep when another sequence gets a slot.
     idle_cells_max: usize,
     /// Bytes that were saved in this step.
     saved_in_step: usize,
     /// Whether the model can shorten a slot.
     truncates: bool,
+    /// Whether it can shorten a restored slot to any number of tokens.
+    restores_in_part: bool,
     /// Shorter prefixes are neither looked up nor cached.
     prefix_min: usize,
     /// The scales of the adapters that the model applies by default.
@@ -82,9 +89,19 @@ impl KvSlots {
             recommended if saved == usize::MAX => recommended,
             _ => saved,
         };
+        let terms = model.checkpoint_terms();
+        // One half for each: a checkpoint is of use only beside a prefix that goes on from there.
+        let (saved, checkpoints) = match terms {
+            Some(_) => (saved - saved / 2, saved / 2),
+            None => (saved, 0),
+        };
+        let checkpoints = Checkpoints::new(terms, checkpoints);
+        let partial = model.restores_in_part() || checkpoints.is_on();
         Self {
             cache: PrefixCache::new(model.capacity(), truncates),
-            store: PrefixStore::new(saved, model.restores_in_part()),
+            store: PrefixStore::new(saved, partial),
+            restores_in_part: model.restores_in_part(),
+            checkpoints,
             idle_cells_max: model.idle_cells_max(),
             saved_in_step: 0,
             truncates,
@@ -130,7 +147,9 @@ impl KvSlots {
         let in_cells = in_slot.map_or(0, |found| found.tokens);
         // The last token is always computed, as in `PrefixCache::find`.
         let usable = tokens.split_last().map_or(tokens, |(_, rest)| rest);
-        let saved = self.store.find(scope, usable).filter(|saved| {
+        let saved = self.store.find(scope, usable);
+        let saved = saved.map(|saved| self.rewound(scope, saved));
+        let saved = saved.filter(|saved| {
             saved.tokens >= in_cells + RESTORED_TOKENS_MIN
                 && saved.tokens >= self.prefix_min
                 && saved.tokens >= saved.saved / RESTORED_SHARE
@@ -143,10 +162,22 @@ impl KvSlots {
         }
     }
 
+    /// Shortens a saved prefix that cannot be restored in part to a length at which there is a checkpoint.
+    fn rewound(&self, scope: u64, saved: SavedMatch) -> SavedMatch {
+        if self.restores_in_part || saved.tokens == saved.saved {
+            return saved;
+        }
+        let tokens = self.store.tokens(saved.id).unwrap_or_default();
+        let tokens = self.checkpoints.reach(scope, tokens, saved.tokens);
+        SavedMatch { tokens, ..saved }
+    }
+
     /// Finds the longest usable running or cached prefix, which needs fewer cells than a saved one.
     pub(super) fn find_in_cells(&self, scope: u64, tokens: &[Token]) -> Option<PrefixMatch> {
         let resumes = |slot, tokens| can_resume(&*self.model, slot, tokens);
-        self.cache.find(scope, tokens, self.prefix_min, resumes)
+        let reach = |tokens: &[Token], common| self.checkpoints.reach(scope, tokens, common);
+        let min = self.prefix_min;
+        self.cache.find(scope, tokens, min, resumes, reach)
     }
 
     /// Returns whether there is a slot and `cells` KV cells for a sequence that begins with the given prefix.
@@ -201,7 +232,7 @@ impl KvSlots {
         self.model.open(slot, purpose);
         let computed = match (saved, wanted) {
             (Some((saved, tokens)), _) => self.restore(&saved, tokens, slot, purpose),
-            (None, Some(shared)) => self.share(shared, slot),
+            (None, Some(shared)) => self.share(shared, slot, purpose),
             (None, None) => 0,
         };
         // After the prefix is shared: its cells are then in use, and are not evicted.
@@ -230,25 +261,65 @@ impl KvSlots {
     }
 
     /// Shares the cells of a prefix with an empty slot; returns the number of tokens.
-    fn share(&mut self, shared: PrefixMatch, slot: SlotId) -> usize {
+    fn share(&mut self, shared: PrefixMatch, slot: SlotId, purpose: &SlotPurpose<'_>) -> usize {
         // An eviction may have taken the shared prefix, and its slot may be the one that was opened.
         if !self.cache.holds(shared.slot, shared.tokens) || shared.slot == slot {
             return 0;
         }
+        let released = shared.cached && shared.whole;
+        if released && self.checkpoints.are_needed(tokens_max(purpose)) {
+            // The new slot goes on from where this one ends.
+            self.checkpoint(shared.slot);
+        }
         // A copy rather than the cached slot itself: the model has opened the new slot for this request's purpose, and
         // the cached tokens may go on beyond the shared ones.
-        self.model.fork(shared.slot, slot, length(shared.tokens));
-        self.cache.fork(shared.slot, slot, shared.tokens);
-        if shared.cached && shared.whole {
-            if !self.truncates {
-                // The new slot cannot return to where this one ends.
-                self.checkpoint(shared.slot);
+        if shared.rewinds {
+            if !self.fork_rewound(shared, slot) {
+                self.reopen(slot, purpose);
+                return 0;
             }
+        } else {
+            self.model.fork(shared.slot, slot, length(shared.tokens));
+        }
+        self.cache.fork(shared.slot, slot, shared.tokens);
+        if released {
             // A prompt with this prefix can use the new slot instead.
             self.cache.discard(shared.slot);
             self.model.release(shared.slot);
         }
         shared.tokens
+    }
+
+    /// Copies a slot and rewinds the copy to the shared tokens. Returns false if the copy cannot be used.
+    fn fork_rewound(&mut self, shared: PrefixMatch, slot: SlotId) -> bool {
+        let (scope, tokens) = self.cache.contents(shared.slot);
+        let held = length(tokens.len());
+        let Some((checkpoint, at)) = self.checkpoints.get(scope, tokens, shared.tokens) else {
+            return false;
+        };
+        self.model.fork(shared.slot, slot, held);
+        self.rewind(slot, &checkpoint, at, shared.tokens)
+    }
+
+    /// Rewinds a slot to a checkpoint of `at` tokens, and then to `tokens`, in the model alone.
+    fn rewind(&mut self, slot: SlotId, checkpoint: &SavedPrefix, at: usize, tokens: usize) -> bool {
+        if !self.model.rewind(slot, &checkpoint.state, length(at)) {
+            return false;
+        }
+        if at > tokens {
+            if !self.model.can_resume(slot, length(tokens)) {
+                return false;
+            }
+            self.model.truncate(slot, length(tokens));
+        }
+        true
+    }
+
+    /// Empties a slot whose contents cannot be used.
+    fn reopen(&mut self, slot: SlotId, purpose: &SlotPurpose<'_>) {
+        self.cache.truncate(slot, 0);
+        self.model.release(slot);
+        self.model.open(slot, purpose);
     }
 
     /// Fills an empty slot from memory and truncates it to the common tokens; returns their number.
@@ -269,14 +340,29 @@ impl KvSlots {
             return 0;
         }
         self.cache.append(slot, tokens);
-        if common < tokens.len() && !self.truncate(slot, common) {
+        if common < tokens.len() && !self.truncate(slot, common) && !self.go_back(slot, common) {
             // Nothing of it can be used, so the slot begins anew.
-            self.cache.truncate(slot, 0);
-            self.model.release(slot);
-            self.model.open(slot, purpose);
+            self.reopen(slot, purpose);
             return 0;
         }
+        if common == tokens.len() && self.checkpoints.are_needed(tokens_max(purpose)) {
+            // A longer prefix replaces the saved one when this slot is saved again.
+            self.checkpoint(slot);
+        }
         common
+    }
+
+    /// Shortens a live slot by a checkpoint. If it returns false, the slot can only be emptied.
+    fn go_back(&mut self, slot: SlotId, tokens: usize) -> bool {
+        let (scope, held) = self.cache.contents(slot);
+        let Some((checkpoint, at)) = self.checkpoints.get(scope, held, tokens) else {
+            return false;
+        };
+        let rewound = self.rewind(slot, &checkpoint, at, tokens);
+        if rewound {
+            self.cache.truncate(slot, tokens);
+        }
+        rewound
     }
 
     /// Evicts cached prefixes from cells that every decoded token would scan.
@@ -293,11 +379,40 @@ impl KvSlots {
         tokens >= SAVED_TOKENS_MIN && !self.store.is_off()
     }
 
-    /// Saves the state of a slot that goes on, for models that cannot return to it.
+    /// Returns whether checkpoints are made.
+    pub(super) fn makes_checkpoints(&self) -> bool {
+        self.checkpoints.is_on()
+    }
+
+    /// Returns how many first tokens a prompt has in common with another one that is known, whether it can go on from there or
+    /// not.
+    pub(super) fn common(&self, scope: u64, prompt: &[Token]) -> usize {
+        let saved = self.store.find(scope, prompt);
+        let saved = saved.map_or(0, |saved| saved.tokens);
+        self.cache.longest_common(scope, prompt).max(saved)
+    }
+
+    /// Returns the next length at which the prefill of a prompt stops, so that a checkpoint is made there.
+    pub(super) fn next_stop(&self, span: PromptSpan) -> Option<usize> {
+        let stop = self.checkpoints.next_stop(span);
+        stop.filter(|&stop| self.saves(stop))
+    }
+
+    /// Saves what a slot loses as it goes on, so that a copy of it can return to this length.
     pub(super) fn checkpoint(&mut self, slot: SlotId) {
         let (scope, tokens) = self.cache.contents(slot);
+        if !self.saves(tokens.len()) || self.saved_in_step >= SAVED_BYTES_STEP {
+            return;
+        }
         let tokens = tokens.to_vec();
-        self.save_state(slot, scope, &tokens);
+        // Asked before it is copied, as in `save_state`.
+        let bytes = self.model.checkpoint_size(slot);
+        if self.checkpoints.make_room(scope, &tokens, bytes)
+            && let Some(state) = self.model.checkpoint(slot)
+        {
+            self.saved_in_step += state.len();
+            self.checkpoints.insert(scope, &tokens, state);
+        }
     }
 
     /// Frees an evicted slot in the model, after its state was saved if that is worth it.
@@ -407,23 +522,31 @@ impl KvSlots {
         any
     }
 
-    /// Reads the prefixes that an earlier engine of this model has saved.
+    /// Reads the prefixes and checkpoints that an earlier engine of this model has saved.
     pub(super) fn read_file(&mut self, file: &PrefixFileConfig) {
         let Some(identity) = self.identity() else {
             return;
         };
         let tokens_max = self.info().context_tokens as usize;
-        let path = file.path.display();
-        let read = PrefixFile::new(file, &identity).read(&mut self.store, tokens_max);
-        match read {
-            Ok(0) => {}
-            Ok(prefixes) => tracing::info!(prefixes, %path, "saved prefixes were read"),
-            // What was read before is usable: each entry has its own checksum.
-            Err(error) => tracing::warn!(%error, %path, "saved prefixes cannot be read"),
+        let read = |file: &PrefixFileConfig, store: &mut PrefixStore| {
+            let path = file.path.display();
+            match PrefixFile::new(file, &identity).read(store, tokens_max) {
+                Ok(0) => {}
+                Ok(prefixes) => tracing::info!(prefixes, %path, "saved prefixes were read"),
+                // What was read before is usable: each entry has its own checksum.
+                Err(error) => tracing::warn!(%error, %path, "saved prefixes cannot be read"),
+            }
+        };
+        if self.checkpoints.is_on() {
+            let [prefixes, checkpoints] = file.with_checkpoints();
+            read(&prefixes, &mut self.store);
+            read(&checkpoints, self.checkpoints.store_mut());
+        } else {
+            read(file, &mut self.store);
         }
     }
 
-    /// Saves all cached prefixes, and writes them for the next engine of this model.
+    /// Saves all cached prefixes, and writes them and the checkpoints for the next engine of this model.
     pub(super) fn write_file(&mut self, file: &PrefixFileConfig) {
         let Some(identity) = self.identity() else {
             return;
@@ -433,10 +556,19 @@ impl KvSlots {
             self.saved_in_step = 0;
             self.save(evicted);
         }
-        let path = file.path.display();
-        match PrefixFile::new(file, &identity).write(&self.store) {
-            Ok(prefixes) => tracing::info!(prefixes, %path, "cached prefixes were saved"),
-            Err(error) => tracing::warn!(%error, %path, "cached prefixes cannot be saved"),
+        let write = |file: &PrefixFileConfig, store: &PrefixStore| {
+            let path = file.path.display();
+            match PrefixFile::new(file, &identity).write(store) {
+                Ok(prefixes) => tracing::info!(prefixes, %path, "cached prefixes were saved"),
+                Err(error) => tracing::warn!(%error, %path, "cached prefixes cannot be saved"),
+            }
+        };
+        if self.checkpoints.is_on() {
+            let [prefixes, checkpoints] = file.with_checkpoints();
+            write(&prefixes, &self.store);
+            write(&checkpoints, self.checkpoints.store());
+        } else {
+            write(file, &self.store);
         }
     }
 
@@ -447,11 +579,12 @@ impl KvSlots {
     /// Drops the saved prefixes; those in KV cells stay.
     pub(super) fn drop_saved(&mut self) {
         self.store = self.store.emptied();
+        self.checkpoints.clear();
     }
 
-    /// Returns the bytes of saved prefixes.
+    /// Returns the bytes of saved prefixes and checkpoints.
     pub(super) fn saved_bytes(&self) -> usize {
-        self.store.bytes()
+        self.store.bytes() + self.checkpoints.bytes()
     }
 
     /// Decodes a batch with these adapters; `None`: those that the model applies by default. A panic of the model is a
@@ -503,9 +636,15 @@ impl KvSlots {
         // The cache may be inconsistent after a panic in the middle of a change, so every slot is released, those that
         // were free as well.
         self.cache = PrefixCache::new(capacity, self.truncates);
-        self.store = self.store.emptied();
+        self.drop_saved();
         (0..capacity.slots).all(|slot| fenced(|| self.model.release(slot)))
     }
+}
+
+/// Returns how many tokens a sequence can have at most, as far as its request says.
+fn tokens_max(purpose: &SlotPurpose<'_>) -> usize {
+    let output = purpose.max_tokens.map_or(usize::MAX, |max| max as usize);
+    purpose.prompt.len().saturating_add(output)
 }
 
 fn can_resume(model: &dyn Model, slot: SlotId, tokens: usize) -> bool {

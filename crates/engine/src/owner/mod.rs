@@ -36,6 +36,7 @@
 mod adapter_turns;
 mod admission;
 mod batch;
+mod checkpoints;
 mod detokenizer;
 mod draft_pace;
 mod fuel;

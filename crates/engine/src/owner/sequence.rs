@@ -12,6 +12,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::SequenceId;
+use super::checkpoints::PromptMarks;
 use super::fuel::SpentFuel;
 use super::speculation::Drafting;
 use super::steering::Steering;
@@ -162,6 +163,8 @@ pub(super) struct RunningSequence {
     pub(super) adapters: u64,
     /// The step in which it got its slot, or the one after that in which its adapters last had their turn beside others.
     pub(super) turn: u64,
+    /// Where in its prompt other prompts may go on differently.
+    pub(super) marks: PromptMarks,
     /// It waits until another sequence, which has a slot, has computed the common prefix.
     pub(super) after: Option<AwaitedPrefix>,
     pub(super) asleep_until: Option<Time>,

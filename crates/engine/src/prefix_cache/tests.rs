@@ -34,7 +34,7 @@ fn evict(cache: &mut PrefixCache, spare: Option<SlotId>) -> Option<SlotId> {
 }
 
 fn find(cache: &PrefixCache, scope: u64, prompt: &[Token]) -> Option<PrefixMatch> {
-    cache.find(scope, prompt, 1, everywhere)
+    cache.find(scope, prompt, 1, everywhere, |_, _| 0)
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn d_48_a_match_has_the_minimum_length_and_the_model_can_resume_from_it() {
     }
     let prompt = [1, 2, 3, 4, 6];
     let tokens = |min, resumes: fn(SlotId, usize) -> bool| {
-        let found = cache.find(0, &prompt, min, resumes);
+        let found = cache.find(0, &prompt, min, resumes, |_, _| 0);
         found.map(|found| (found.slot, found.tokens))
     };
     assert_eq!(tokens(4, everywhere), Some((0, 4)));

@@ -39,6 +39,8 @@ pub struct Config {
     pub chat: bool,
     /// A sequence can be truncated, as with a transformer and unlike a recurrent model.
     pub truncates: bool,
+    /// Tokens of a sliding window: a slot that has gone on has lost those before it. 0: every token attends to all.
+    pub window_tokens: u32,
     /// Tokens of a sequence, prompt and output together.
     pub context_tokens: u32,
     /// Sequences in one batch.
@@ -82,6 +84,7 @@ impl Default for Config {
             gap: 40.0,
             chat: true,
             truncates: true,
+            window_tokens: 0,
             context_tokens: 4096,
             parallel: 64,
             kept_prefixes: 16,

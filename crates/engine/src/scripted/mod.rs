@@ -16,7 +16,9 @@ use sapwood_proto::time::Time;
 
 use crate::adapters::default_scales;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
-use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
+use crate::model::{
+    BatchEntry, Capacity, CheckpointTerms, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,
+};
 use crate::ranking::{RankedRow, ZipfDistribution, mix};
 
 pub use config::{
@@ -31,6 +33,8 @@ pub use vocabulary::ScriptedVocabulary;
 #[derive(Debug)]
 pub struct Scripted {
     saves: bool,
+    /// Tokens of a sliding window; `usize::MAX` without one.
+    window: usize,
     info: ModelInfo,
     capacity: Capacity,
     vocabulary: Arc<ScriptedVocabulary>,
@@ -49,6 +53,8 @@ struct ScriptedSequence {
     prompt_tokens: usize,
     /// A hash of the tokens up to and including each position.
     hashes: Vec<u64>,
+    /// The position of the first token that the window of the next one can still reach.
+    oldest: usize,
     /// When its first row was requested, and the index of the next output token at that time.
     started: Option<(Time, usize)>,
 }
@@ -90,11 +96,16 @@ impl Scripted {
         };
         let adapters = hash_of(&default_scales(&config.adapters));
         let saves = config.saves;
+        let window = match config.window_tokens {
+            0 => usize::MAX,
+            window => window as usize,
+        };
         let distribution = ZipfDistribution::new(vocabulary_tokens, config.gap);
         let library = Library::new(config, Arc::clone(&vocabulary))?;
         let slots = (0..slots).map(|_| None).collect();
         Ok(Self {
             saves,
+            window,
             info,
             capacity,
             vocabulary,
@@ -104,6 +115,14 @@ impl Scripted {
             batch: Vec::new(),
             adapters,
         })
+    }
+
+    /// Where the owner must have asked before.
+    fn assert_resumes(&self, slot: SlotId, tokens: u32) {
+        assert!(
+            self.can_resume(slot, tokens),
+            "slot {slot} has lost what the token after {tokens} attends to"
+        );
     }
 
     fn sequence(&mut self, slot: SlotId) -> Option<&mut ScriptedSequence> {
@@ -131,6 +150,7 @@ impl Model for Scripted {
             prompt_tokens: opening.prompt.len(),
             // The prompt's length is known, and most outputs of tests are short.
             hashes: Vec::with_capacity(opening.prompt.len() + 64),
+            oldest: 0,
             started: None,
         };
         if let Some(position) = self.slots.get_mut(slot as usize) {
@@ -139,19 +159,23 @@ impl Model for Scripted {
     }
 
     fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        let Some(hashes) = self
-            .sequence(from)
-            .map(|source| source.hashes[..tokens as usize].to_vec())
-        else {
+        self.assert_resumes(from, tokens);
+        let copied = |source: &mut ScriptedSequence| {
+            let hashes = source.hashes[..tokens as usize].to_vec();
+            (hashes, source.oldest)
+        };
+        let Some((hashes, oldest)) = self.sequence(from).map(copied) else {
             return;
         };
         if let Some(target) = self.sequence(to) {
             // Only the tokens are copied. The script stays that of the request for which the slot was opened.
             target.hashes = hashes;
+            target.oldest = oldest;
         }
     }
 
     fn truncate(&mut self, slot: SlotId, tokens: u32) {
+        self.assert_resumes(slot, tokens);
         if let Some(sequence) = self.sequence(slot) {
             sequence.hashes.truncate(tokens as usize);
         }
@@ -159,6 +183,16 @@ impl Model for Scripted {
 
     fn set_adapters(&mut self, scales: &[f32]) {
         self.adapters = hash_of(scales);
+    }
+
+    fn can_resume(&self, slot: SlotId, tokens: u32) -> bool {
+        let sequence = self.slots.get(slot as usize).and_then(Option::as_ref);
+        sequence.is_some_and(|sequence| {
+            let (tokens, held) = (tokens as usize, sequence.hashes.len());
+            let first = (tokens + 1).saturating_sub(self.window);
+            let within = self.info.truncates && tokens < held && sequence.oldest <= first;
+            tokens == 0 || tokens == held || within
+        })
     }
 
     fn release(&mut self, slot: SlotId) {
@@ -173,6 +207,10 @@ impl Model for Scripted {
 
     fn saved_bytes_max(&self) -> usize {
         if self.saves { 1 << 20 } else { 0 }
+    }
+
+    fn restores_in_part(&self) -> bool {
+        self.info.truncates && self.window == usize::MAX
     }
 
     fn saved_size(&mut self, slot: SlotId) -> usize {
@@ -192,6 +230,7 @@ impl Model for Scripted {
 
     fn restore(&mut self, slot: SlotId, state: &[u8], tokens: u32) -> bool {
         let (hashes, rest) = state.as_chunks();
+        let window = self.window;
         let Some(sequence) = self.sequence(slot) else {
             return false;
         };
@@ -199,13 +238,61 @@ impl Model for Scripted {
             .iter()
             .map(|&hash| u64::from_le_bytes(hash))
             .collect();
+        sequence.oldest = sequence.hashes.len().saturating_sub(window);
         rest.is_empty() && sequence.hashes.len() == tokens as usize
+    }
+
+    fn checkpoint_terms(&self) -> Option<CheckpointTerms> {
+        let windowed = self.window < usize::MAX;
+        let terms = CheckpointTerms {
+            kept_tokens: match self.info.truncates {
+                true => u32::try_from(self.window - 1).unwrap_or(u32::MAX),
+                false => 0,
+            },
+            slack: u32::from(self.info.truncates),
+        };
+        (self.saves && (windowed || !self.info.truncates)).then_some(terms)
+    }
+
+    fn checkpoint_size(&mut self, _: SlotId) -> usize {
+        size_of::<u64>()
+    }
+
+    fn checkpoint(&mut self, slot: SlotId) -> Option<Vec<u8>> {
+        let last = self.sequence(slot)?.hashes.last()?;
+        Some(last.to_le_bytes().to_vec())
+    }
+
+    fn rewind(&mut self, slot: SlotId, checkpoint: &[u8], tokens: u32) -> bool {
+        let window = self.window;
+        let Some(sequence) = self.sequence(slot) else {
+            return false;
+        };
+        let last = (tokens as usize).checked_sub(1);
+        let last = last.and_then(|last| sequence.hashes.get(last));
+        assert!(
+            last.is_some_and(|last| last.to_le_bytes() == checkpoint),
+            "the checkpoint is of other tokens"
+        );
+        sequence.hashes.truncate(tokens as usize);
+        sequence.oldest = sequence.hashes.len().saturating_sub(window);
+        true
     }
 
     fn decode(&mut self, batch: &[BatchEntry], _now: Time) -> Result<(), DecodeStop> {
         let adapters = self.adapters;
+        let window = self.window;
+        let (mut slot, mut begins) = (None, 0);
         for entry in batch {
             if let Some(sequence) = self.sequence(entry.slot) {
+                // As llama.cpp, which computes a part of a batch at a time: what the first token of a part does not reach may be
+                // overwritten by it.
+                let held = sequence.hashes.len();
+                if slot.replace(entry.slot) != Some(entry.slot) || held == begins + PART_TOKENS {
+                    begins = held;
+                    let reached = (held + 1).saturating_sub(window);
+                    sequence.oldest = sequence.oldest.max(reached);
+                }
                 debug_assert_eq!(
                     sequence.hashes.len(),
                     entry.position as usize,
@@ -288,6 +375,9 @@ fn on_beat(due: Time) -> Time {
         over => Time::new(due.saturating_add(Duration::from_nanos((BEAT_NANOS - over).into()))),
     }
 }
+
+/// Tokens of one slot that are computed at a time.
+const PART_TOKENS: usize = 8;
 
 const BEAT_NANOS: u32 = 1_000_000;
 

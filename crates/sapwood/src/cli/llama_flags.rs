@@ -52,6 +52,9 @@ pub(super) struct LlamaFlags {
     /// Type of cached values; quantised ones need flash attention (-ctv)
     #[arg(long, value_name = "TYPE", value_parser = CACHE_TYPES)]
     cache_type_v: Option<String>,
+    /// Keep all tokens in sliding-window layers, or with =false those of the window alone
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    swa_full: Option<bool>,
     /// Flash attention (-fa)
     #[arg(long, value_parser = ["auto", "on", "off"])]
     flash_attn: Option<String>,
@@ -108,7 +111,7 @@ const CACHE_TYPES: [&str; 9] = [
 
 impl LlamaFlags {
     /// The key and the name of each flag, and its value if it was given.
-    fn values(&self) -> [(&'static str, &'static str, Option<Value>); 23] {
+    fn values(&self) -> [(&'static str, &'static str, Option<Value>); 24] {
         let text = |value: &Option<String>| value.clone().map(Value::from);
         let count = |value: Option<u32>| value.map(Value::from);
         let number = |value: Option<f64>| value.map(Value::from);
@@ -132,6 +135,7 @@ impl LlamaFlags {
             "numa" "--numa" text(&self.numa);
             "cache_type_k" "--cache-type-k" text(&self.cache_type_k);
             "cache_type_v" "--cache-type-v" text(&self.cache_type_v);
+            "swa_full" "--swa-full" self.swa_full.map(Value::from);
             "flash_attn" "--flash-attn" text(&self.flash_attn);
             "batch_tokens" "--batch-size" count(self.batch_size);
             "ubatch_tokens" "--ubatch-size" count(self.ubatch_size);

@@ -1,5 +1,7 @@
 //! [`LlamaContext`]: the KV cache and the decode calls. Its `SAFETY` comments refer to the arguments in [`super`].
 
+mod state;
+
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -95,6 +97,8 @@ pub(in super::super) struct ContextSize {
     pub(in super::super) threads: ThreadLimits,
     /// How long idle worker threads spin before they sleep, 0 to 100.
     pub(in super::super) poll: u32,
+    /// Sliding-window layers have as many cells as the others, instead of those of the windows alone.
+    pub(in super::super) swa_full: bool,
 }
 
 impl ContextSize {
@@ -105,6 +109,26 @@ impl ContextSize {
         } else {
             self.cells
         }
+    }
+
+    /// Returns how many cells each sliding-window layer has, for a window of so many tokens: without
+    /// [`ContextSize::swa_full`], those of each slot's window and of the tokens that are computed at a time.
+    pub(in super::super) fn window_cells(self, window: u32) -> u32 {
+        if self.swa_full {
+            return self.cells;
+        }
+        // As in llama.cpp (`llama_kv_cache_iswa`).
+        let (parts, windows) = match self.per_slot {
+            true => (self.slots.max(1), 1),
+            false => (1, self.slots),
+        };
+        let needed = window
+            .saturating_mul(windows)
+            .saturating_add(self.ubatch_tokens);
+        let each = needed.min(self.cells / parts);
+        each.checked_next_multiple_of(CELLS_STEP)
+            .unwrap_or(u32::MAX)
+            .saturating_mul(parts)
     }
 
     /// The parameters of a context of exactly this size.
@@ -119,10 +143,9 @@ impl ContextSize {
         params.n_outputs_max_per_seq = rows;
         // With a unified KV cache a fork copies nothing, but every token attends over all cells.
         params.kv_unified = !self.per_slot;
-        // Allocates as many cells for sliding-window layers as for the others, so that most prefixes of such models can
-        // be truncated and forked too. It is no guarantee: llama.cpp reuses cells that have left their sequence's
-        // window, hence `can_resume`.
-        params.swa_full = true;
+        // With as many cells for sliding-window layers as for the others, most prefixes of such models can be truncated and
+        // forked. It is no guarantee: llama.cpp reuses cells that have left their sequence's window, hence `can_resume`.
+        params.swa_full = self.swa_full;
         params.no_perf = true;
         set_context_params(&mut params, options);
         params
@@ -155,6 +178,11 @@ pub(in super::super) struct LlamaContext {
     cells_held: Vec<u32>,
     /// Slots from or to which llama.cpp copies at the next decode call: until then they can be neither saved nor restored.
     uncopied: Vec<u32>,
+    /// Two slots that share cells of sliding-window layers, if those are few: the second gets its own before anything else needs
+    /// cells there.
+    shared_window: Option<(u32, u32)>,
+    /// Sliding-window layers have cells for the windows of all slots alone.
+    few_window_cells: bool,
     /// The number of the last batch that had entries of each slot.
     named: Vec<u64>,
     batches: u64,
@@ -198,11 +226,20 @@ impl LlamaContext {
         let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
         let threads = size.threads.choices(rows);
         let pool = model.compute_pool(threads.most(), size.poll)?;
+        let facts = model.facts();
         let size = ContextSize {
             cells,
             batch_tokens,
             ubatch_tokens: size.ubatch_tokens.clamp(slots, batch_tokens),
             slots,
+            ..size
+        };
+        let few_window_cells = !facts.recurrent
+            && facts.sliding_window > 0
+            && size.window_cells(facts.sliding_window) < cells;
+        let size = ContextSize {
+            // A cache that is as large either way is used as the others are.
+            swa_full: !few_window_cells,
             ..size
         };
         let params = size.params(rows, options);
@@ -233,12 +270,13 @@ impl LlamaContext {
             unsafe { sys::llama_free(context.as_ptr()) };
             return Err("the model keeps no state between tokens".to_owned());
         };
-        let facts = model.facts();
         Ok(Self {
             context,
             memory,
             cells_held: vec![0; slots as usize],
             uncopied: Vec::new(),
+            shared_window: None,
+            few_window_cells,
             named: vec![0; slots as usize],
             batches: 0,
             cells,
@@ -302,6 +340,7 @@ impl LlamaContext {
     /// are unchanged.
     pub(in super::super) fn decode(&mut self, entries: &[BatchEntry]) -> Result<(), DecodeError> {
         self.batch.clear();
+        self.part_windows();
         self.check(entries)?;
         self.batch.fill(entries);
         let Some(turn) = self.pool.turn(&self.interrupt) else {
@@ -436,9 +475,13 @@ impl LlamaContext {
         if tokens == 0 {
             return Ok(());
         }
-        if self.cells_per_slot.is_some() && self.window == 0 {
+        let is_copied = [from, to].iter().all(|slot| !self.uncopied.contains(slot));
+        // A saved state has only the last window, which is all of it that a copy of the whole slot needs.
+        let savable = self.window == 0 || self.few_window_cells && tokens == source && is_copied;
+        if self.cells_per_slot.is_some() && savable {
             return self.copy(from, to, tokens);
         }
+        self.part_windows();
         // A whole copy is requested as such, because recurrent models support only that, and so does a per-slot KV cache.
         let whole = tokens == source || self.cells_per_slot.is_some();
         if self.cells_per_slot.is_some() {
@@ -451,6 +494,9 @@ impl LlamaContext {
             sys::llama_memory_seq_cp(memory, from.cast_signed(), to.cast_signed(), -1, until);
         }
         self.cells_held[to as usize] = if whole { source } else { tokens };
+        if self.few_window_cells && self.cells_per_slot.is_none() {
+            self.shared_window = Some((from, to));
+        }
         if self.truncate(to, tokens) {
             Ok(())
         } else {
@@ -459,8 +505,7 @@ impl LlamaContext {
     }
 
     /// Copies a slot between KV caches of their own. llama.cpp's own copy is made by the next decode call, from and to whatever
-    /// the two slots then hold, and it copies the cells that are not in use too. Not for a sliding window: a saved state
-    /// has only the last one.
+    /// the two slots then hold, and it copies the cells that are not in use too.
     fn copy(&mut self, from: u32, to: u32, tokens: u32) -> Result<(), DecodeError> {
         let source = self.cells_held(from);
         let copied = self.save(from);
@@ -515,6 +560,7 @@ impl LlamaContext {
             unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), from, -1) };
         if done {
             *held = tokens;
+            self.forget_shared_window(slot);
         }
         done
     }
@@ -535,59 +581,6 @@ impl LlamaContext {
         !self.recurrent && self.window == 0
     }
 
-    /// Returns how many bytes the state of a slot has; 0 if it cannot be saved.
-    pub(in super::super) fn saved_size(&self, slot: u32) -> usize {
-        let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
-        if self.cells_held(slot) == 0 || self.uncopied.contains(&slot) {
-            return 0;
-        }
-        // SAFETY: the context is live and not computing, and a slot that holds tokens is in range.
-        let size = guarded(|| unsafe { throwing::llama_state_seq_get_size(context, seq) });
-        size.unwrap_or(0)
-    }
-
-    /// Returns the state of a slot.
-    pub(in super::super) fn save(&self, slot: u32) -> Option<Vec<u8>> {
-        let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
-        let size = self.saved_size(slot);
-        let mut state: Vec<u8> = Vec::new();
-        // Without the memory the prefix is computed again.
-        state.try_reserve_exact(size).ok().filter(|()| size > 0)?;
-        let buffer = state.as_mut_ptr();
-        // SAFETY: as above, and the buffer has room for `size` bytes.
-        let copy = || unsafe { throwing::llama_state_seq_get_data(context, buffer, size, seq) };
-        let written = guarded(copy).ok().filter(|&written| written == size)?;
-        // SAFETY: so many bytes were reserved, and llama.cpp has written them.
-        unsafe { state.set_len(written) };
-        Some(state)
-    }
-
-    /// Fills an empty slot with a saved state of this context, which held so many tokens. Returns false, with an empty slot,
-    /// if llama.cpp cannot.
-    pub(in super::super) fn restore(&mut self, slot: u32, state: &[u8], tokens: u32) -> bool {
-        if self.cells_held.get(slot as usize) != Some(&0) || self.uncopied.contains(&slot) {
-            return false;
-        }
-        let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
-        let (data, size) = (state.as_ptr(), state.len());
-        // SAFETY: the context is live and not computing, the slot is in range, and llama.cpp reads no more than `size` bytes.
-        let copy = || unsafe { throwing::llama_state_seq_set_data(context, data, size, seq) };
-        let read = guarded(copy).unwrap_or(0);
-        // SAFETY: the memory lives with its context; the call only reads.
-        let last = unsafe { sys::llama_memory_seq_pos_max(self.memory.as_ptr(), seq) };
-        if read == size && i64::from(last) + 1 == i64::from(tokens) {
-            self.cells_held[slot as usize] = tokens;
-            return true;
-        }
-        tracing::warn!(
-            slot,
-            tokens,
-            "a saved prefix cannot be restored, and is computed again"
-        );
-        self.clear(slot);
-        false
-    }
-
     /// Empties a slot, whatever state llama.cpp left there after a failure.
     pub(in super::super) fn clear(&mut self, slot: u32) {
         if let Some(held) = self.cells_held.get_mut(slot as usize) {
@@ -595,6 +588,7 @@ impl LlamaContext {
             // SAFETY: as in `truncate`.
             unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), -1, -1) };
         }
+        self.forget_shared_window(slot);
     }
 
     /// Returns the number of tokens in a slot.

@@ -141,26 +141,58 @@ fn rounds() -> Vec<Vec<(Vec<Token>, u32, u32)>> {
     ]
 }
 
-pub(super) fn shapes() -> [(&'static str, RandomModelShape); 4] {
+/// A kind of model, and how its KV cache is laid out.
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    pub(super) shape: RandomModelShape,
+    swa_full: Option<bool>,
+}
+
+impl Kind {
+    /// The options of a test with those of this kind.
+    pub(super) fn options(&self, options: &LoadOptions) -> LoadOptions {
+        LoadOptions {
+            llama: LlamaOptions {
+                swa_full: self.swa_full,
+                ..options.llama.clone()
+            },
+            ..options.clone()
+        }
+    }
+}
+
+pub(super) fn kinds() -> [Kind; 6] {
+    let of = |name, shape, swa_full| Kind {
+        name,
+        shape,
+        swa_full,
+    };
+    let wide = RandomModelShape {
+        sliding_window: 40,
+        ..RandomModelShape::tiny_windowed()
+    };
     [
-        ("full attention", RandomModelShape::tiny()),
-        ("sliding window", RandomModelShape::tiny_windowed()),
-        ("recurrent", RandomModelShape::tiny_recurrent()),
-        ("hybrid", RandomModelShape::tiny_hybrid()),
+        of("full attention", RandomModelShape::tiny(), None),
+        of("sliding window", RandomModelShape::tiny_windowed(), None),
+        of("wide sliding window", wide.clone(), Some(false)),
+        of("sliding window in a full cache", wide, Some(true)),
+        of("recurrent", RandomModelShape::tiny_recurrent(), None),
+        of("hybrid", RandomModelShape::tiny_hybrid(), None),
     ]
 }
 
 #[test]
 fn d_48_a_warm_and_a_cold_cache_give_equal_text() {
-    for (kind, shape) in shapes() {
+    for of in kinds() {
+        let kind = of.name;
         // The last one keeps next to nothing in KV cells, so that what is reused was restored.
         for (cache_tokens, kept_prefixes) in [(None, 4), (Some(1024), 4), (Some(1024), 0)] {
             let options = LoadOptions {
                 cache_tokens,
                 kept_prefixes: Some(kept_prefixes),
-                ..options()
+                ..of.options(&options())
             };
-            let mut warm = Bench::new(&shape, &options);
+            let mut warm = Bench::new(&of.shape, &options);
             let mut cached = 0;
             for (index, round) in rounds().into_iter().enumerate() {
                 let requests = round
@@ -169,7 +201,7 @@ fn d_48_a_warm_and_a_cold_cache_give_equal_text() {
                 let answers = warm.answers(requests.collect());
                 let what = format!("{kind}, cache {cache_tokens:?} {kept_prefixes}, round {index}");
                 let cold = |request| {
-                    Bench::new(&shape, &options)
+                    Bench::new(&of.shape, &options)
                         .answers(vec![request])
                         .remove(0)
                 };
@@ -261,13 +293,14 @@ fn d_48_a_sliding_window_slot_cannot_resume_before_its_window() {
 /// A slot that was saved, and filled again after others had used its cells, is the same as one that never lost them.
 #[test]
 fn d_48_a_restored_slot_gives_the_rows_of_the_saved_one() {
-    for (kind, shape) in shapes() {
+    for of in kinds() {
+        let kind = of.name;
         for cache_tokens in [None, Some(1024)] {
             let options = LoadOptions {
                 cache_tokens,
-                ..options()
+                ..of.options(&options())
             };
-            let bytes: &'static [u8] = written(&shape).leak();
+            let bytes: &'static [u8] = written(&of.shape).leak();
             let source = ModelSource::Bytes(bytes);
             let mut model = load("m", &source, &options, &mut |_| true).unwrap();
             let fill = |model: &mut Embedded, slot, seed, tokens| {
@@ -317,10 +350,14 @@ fn d_48_a_copy_is_complete_before_its_slots_are_used_for_something_else() {
     let bytes: &'static [u8] = written(&RandomModelShape::tiny()).leak();
     let source = ModelSource::Bytes(bytes);
     let windowed: &'static [u8] = written(&RandomModelShape::tiny_windowed()).leak();
-    let mut model = load("m", &ModelSource::Bytes(windowed), &options(), &mut |_| {
-        true
-    })
-    .unwrap();
+    let full = LoadOptions {
+        llama: LlamaOptions {
+            swa_full: Some(true),
+            ..batches(64)
+        },
+        ..options()
+    };
+    let mut model = load("m", &ModelSource::Bytes(windowed), &full, &mut |_| true).unwrap();
     model.open(0, &opening());
     model
         .decode(&entries(0, 0, &text(1, 40)), Time::ZERO)
@@ -374,5 +411,128 @@ fn d_48_a_copy_is_complete_before_its_slots_are_used_for_something_else() {
         model.open(1, &opening());
         assert!(model.restore(1, &copied, 40));
         alike(&cold[0], &row(&mut model, &entries(1, 40, &[7])));
+    }
+}
+
+/// Decodes tokens of a slot from a position on, some at a time.
+fn fill(model: &mut Embedded, slot: SlotId, from: u32, tokens: &[Token]) {
+    for (index, part) in tokens.chunks(40).enumerate() {
+        let batch = entries(slot, from + 40 * index as u32, part);
+        model.decode(&batch, Time::ZERO).unwrap();
+    }
+}
+
+/// A slot returns to where a checkpoint was made of another one with the same tokens, which goes on as if nothing were.
+#[test]
+fn d_48_a_copy_is_rewound_to_a_checkpoint() {
+    for of in kinds() {
+        for cache_tokens in [None, Some(1024)] {
+            let options = LoadOptions {
+                cache_tokens,
+                ..of.options(&options())
+            };
+            let bytes: &'static [u8] = written(&of.shape).leak();
+            let loaded = || {
+                let source = ModelSource::Bytes(bytes);
+                load("m", &source, &options, &mut |_| true).unwrap()
+            };
+            if loaded().checkpoint_terms().is_some() {
+                rewind_copies(&of, &loaded);
+            } else {
+                let whole = ["full attention", "sliding window in a full cache"];
+                assert!(whole.contains(&of.name), "{}", of.name);
+            }
+        }
+    }
+}
+
+fn rewind_copies(of: &Kind, loaded: &dyn Fn() -> Embedded) {
+    let kind = of.name;
+    let prompt = text(1, 200);
+    let cold = |tokens: usize| {
+        let mut model = loaded();
+        model.open(0, &opening());
+        fill(&mut model, 0, 0, &prompt[..tokens]);
+        row(&mut model, &entries(0, tokens as u32, &[7]))
+    };
+    let mut model = loaded();
+    let slack = model.checkpoint_terms().unwrap().slack;
+    let is_recurrent = matches!(kind, "recurrent" | "hybrid");
+    assert_eq!(slack == 0, is_recurrent, "{kind}");
+    model.open(0, &opening());
+    fill(&mut model, 0, 0, &prompt[..100]);
+    let size = model.checkpoint_size(0);
+    let checkpoint = model.checkpoint(0).unwrap();
+    assert_eq!(checkpoint.len(), size);
+    // A recurrent model has nothing else.
+    let is_part = size < model.saved_size(0);
+    assert_eq!(is_part, kind != "recurrent", "{kind}: {size}");
+    fill(&mut model, 0, 100, &prompt[100..]);
+    // Others need the cells that the windows have left.
+    for slot in 1..4 {
+        model.open(slot, &opening());
+        fill(&mut model, slot, 0, &text(slot, 60));
+    }
+    let tokens = 100 - slack;
+    for _ in 0..3 {
+        model.release(2);
+        model.open(2, &opening());
+        model.fork(0, 2, 200);
+        assert!(model.rewind(2, &checkpoint, 100), "{kind}");
+        assert!(model.can_resume(2, tokens), "{kind}");
+        model.truncate(2, tokens);
+        let rewound = row(&mut model, &entries(2, tokens, &[7]));
+        alike(&cold(tokens as usize), &rewound);
+    }
+    // What is no checkpoint leaves a slot that can be used again. Then in place.
+    assert!(!model.rewind(2, &checkpoint[..size / 2], 90), "{kind}");
+    model.release(2);
+    model.open(2, &opening());
+    fill(&mut model, 2, 0, &prompt[..120]);
+    assert!(model.rewind(2, &checkpoint, 100), "{kind}");
+    alike(&cold(100), &row(&mut model, &entries(2, 100, &[7])));
+    alike(&cold(200), &row(&mut model, &entries(0, 200, &[7])));
+}
+
+/// What is asked again, or goes on from an earlier answer, computes its new tokens alone, in KV cells and restored.
+#[test]
+fn d_48_regenerated_and_edited_answers_compute_few_tokens() {
+    for of in kinds() {
+        for (cache_tokens, kept_prefixes) in [(None, 4), (Some(1024), 4), (Some(1024), 0)] {
+            let options = LoadOptions {
+                cache_tokens,
+                kept_prefixes: Some(kept_prefixes),
+                ..of.options(&options())
+            };
+            let mut warm = Bench::new(&of.shape, &options);
+            let what = format!("{}, cache {cache_tokens:?} {kept_prefixes}", of.name);
+            let mut ask = |prompt: &[Token], step: &str| {
+                let what = format!("{what}, {step}");
+                let answer = warm.answers(vec![generated(prompt, 60, 1)]).remove(0);
+                let mut cold = Bench::new(&of.shape, &options);
+                let cold = cold.answers(vec![generated(prompt, 60, 1)]).remove(0);
+                answer.assert_like(&cold, &what);
+                let reply: Vec<Token> = answer.choices[0].iter().map(|token| token.0).collect();
+                let computed = prompt.len() as u32 - answer.cached;
+                // Another conversation in between.
+                warm.answers(vec![generated(&text(computed + 40, 100), 30, 2)]);
+                (reply, computed)
+            };
+            let prompt = text(1, 200);
+            let (reply, computed) = ask(&prompt, "first");
+            assert_eq!(computed, 200, "{what}");
+            // A cache that is full by layout may have lost the window.
+            let full = of.name == "sliding window in a full cache";
+            let (_, computed) = ask(&prompt, "regenerated");
+            assert!(computed == 1 || full, "{what}: {computed} computed");
+            let turn = |seed| [&prompt[..], &reply, &text(seed, 20)].concat();
+            let (_, computed) = ask(&turn(5), "second turn");
+            // The last token of the reply was never computed.
+            assert!(computed == 21 || full, "{what}: {computed} computed");
+            let (_, computed) = ask(&turn(6), "edited turn");
+            assert!(computed <= 21 || full, "{what}: {computed} computed");
+            let (_, computed) = ask(&prompt, "regenerated after a turn");
+            assert!(computed == 1 || full, "{what}: {computed} computed");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::reuse::{Bench, generated, shapes, text};
+use super::reuse::{Bench, generated, kinds, text};
 use super::*;
 use crate::api::{ChatMessage, ChatRequest, GenerationRequest, Prompt};
 use crate::{Config, SpeculationMode};
@@ -30,17 +30,18 @@ fn requests(temperature: f32) -> Vec<GenerationRequest> {
 
 #[test]
 fn oa_511_drafts_do_not_change_the_answers_of_any_kind_of_model() {
-    for (kind, shape) in shapes() {
+    for of in kinds() {
+        let kind = of.name;
         for cache_tokens in [None, Some(1024)] {
             let options = LoadOptions {
                 cache_tokens,
-                ..options()
+                ..of.options(&options())
             };
             let mut drafted = 0;
             for temperature in [0.0, 0.1] {
                 let what = format!("{kind}, cache {cache_tokens:?}, temperature {temperature}");
                 let [plain, drafting] = MODES.map(|mode| {
-                    let mut bench = Bench::with(&shape, &options, config(mode));
+                    let mut bench = Bench::with(&of.shape, &options, config(mode));
                     let answers = bench.answers(requests(temperature));
                     let stats = bench.engine.stats();
                     assert_eq!(stats.preemptions.get(), 0, "{what}");

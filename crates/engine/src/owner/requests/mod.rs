@@ -20,6 +20,7 @@ use std::time::Duration;
 use sapwood_proto::time::Time;
 use slab::Slab;
 
+use super::checkpoints::PromptMarks;
 use super::detokenizer::Detokenizer;
 use super::fenced;
 use super::fuel::Fuel;
@@ -172,6 +173,7 @@ impl Requests {
             // All choices have the same prompt, so it is scored once.
             prompt_scores: (choice == 0 && submission.terms.prompt_logprobs).then(Vec::new),
             computed: 0,
+            marks: PromptMarks::default(),
             slot: None,
             adapters: submission
                 .adapters

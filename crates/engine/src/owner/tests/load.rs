@@ -409,6 +409,7 @@ fn simulate(seed: u64) {
         kept_prefixes: 4,
         cells: Some(300 + dice.roll(400) as u32),
         truncates: dice.roll(2) == 0,
+        window_tokens: [0, 2, 30][dice.roll(3) as usize],
         saves: dice.roll(2) == 0,
         count: 30,
         ..wandering()

@@ -299,17 +299,19 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     /// Whatever steerers do and whenever they do it: each sequence has the text of the reference, with a full cache,
-    /// few slots, and models that cannot truncate, and beside other requests.
+    /// few slots, and models that cannot truncate or have a window, and beside other requests.
     #[test]
     fn ai_821_ai_822_ai_823_steered_outputs_are_those_of_the_reference(
         seeds in prop::collection::vec(any::<u64>(), 1..4),
         truncates in any::<bool>(),
+        window_tokens in prop::sample::select(vec![0, 3, 40]),
         saves in any::<bool>(),
         parallel in 1..6_u32,
         full in any::<bool>(),
     ) {
         let script = Script {
             truncates,
+            window_tokens,
             saves,
             parallel,
             context_tokens: 160,
