@@ -305,6 +305,12 @@ pub trait Model: Send {
         false
     }
 
+    /// Returns how much of the last [`Model::decode`] was waiting for other models, which says nothing about what its tokens
+    /// cost.
+    fn waited(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Decodes the batch, whose entries all have the same LoRA adapters: at most [`Capacity::batch_tokens`] entries, those
     /// of one slot adjacent and in order, with at
     /// most [`Capacity::rows`] output rows.

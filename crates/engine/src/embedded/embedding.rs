@@ -338,7 +338,7 @@ impl EmbeddingModel for EmbeddedEncoder {
                 }
                 Ok(())
             }
-            Err(DecodeError::Aborted) => Err(EncodeStop::Aborted),
+            Err(DecodeError::Aborted | DecodeError::NotBegun) => Err(EncodeStop::Aborted),
             Err(DecodeError::Invalid(what)) => {
                 tracing::error!(what, "the batch is invalid, and its requests fail");
                 failed("the model refused the batch")

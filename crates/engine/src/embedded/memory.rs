@@ -81,7 +81,7 @@ pub(super) fn cache_bytes(header: &GgufHeader, size: ContextSize, types: CacheTy
 
 /// Returns the bytes of the recurrent state of a slot: 4 for each number of a convolution's window and of the state, in
 /// each layer. For a hybrid model every layer counts as recurrent, so this is an upper bound.
-fn state_bytes(header: &GgufHeader) -> u64 {
+pub(super) fn state_bytes(header: &GgufHeader) -> u64 {
     let architecture = header.text("general.architecture").unwrap_or_default();
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
     let or_zero = |key: &str| of(key).unwrap_or(0);

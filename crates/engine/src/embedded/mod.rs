@@ -219,6 +219,7 @@ impl Model for Embedded {
         };
         match failure {
             llama::DecodeError::Full => Err(DecodeStop::Full),
+            llama::DecodeError::NotBegun => Err(DecodeStop::Aborted),
             // The slots are as they were before the call, so the same batch may be tried again.
             llama::DecodeError::Aborted if self.info.truncates => Err(DecodeStop::Aborted),
             // The state of a model that does not truncate has advanced and cannot be rolled back.
@@ -232,6 +233,10 @@ impl Model for Embedded {
                 failed("the model failed")
             }
         }
+    }
+
+    fn waited(&self) -> Duration {
+        self.context.waited()
     }
 
     fn row(&mut self, index: usize, _: Time) -> OutputRow<'_> {

@@ -76,20 +76,25 @@ impl LoadPlan {
         let slot_cells = context_tokens.next_multiple_of(llama::CELLS_STEP);
         let cell_bytes = memory::cell_bytes(header, cache_types).max(1);
         let within = |bytes: u64| u32::try_from(bytes / cell_bytes).unwrap_or(CONTEXT_TOKENS_MAX);
-        // Cached prefixes need no slots: where cells cost memory, they are saved and restored.
-        let running = slot_cells.saturating_mul(options.parallel);
-        let running = (running <= within(spare_bytes(options))).then_some(running);
-        let allowed = options.cache_tokens.unwrap_or_else(|| {
-            cells
-                .max(within(CACHE_BYTES_SMALL))
-                .max(running.unwrap_or(0))
-        });
-        let affordable = allowed / slot_cells;
+        let own_cells = options.cache_tokens;
+        let own_cells = own_cells.unwrap_or_else(|| cells.max(within(CACHE_BYTES_SMALL)));
         // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
-        let per_slot = (affordable >= options.parallel).then(|| {
-            let slots = slots.min(affordable);
-            windowed(size(slot_cells.saturating_mul(slots), true, slots))
-        });
+        let affordable = own_cells / slot_cells;
+        let per_slot = |slots: u32| windowed(size(slot_cells.saturating_mul(slots), true, slots));
+        let per_slot = match affordable >= options.parallel {
+            true => Some(per_slot(slots.min(affordable))),
+            // Cached prefixes need no slots: where cells cost memory, they are saved and restored.
+            false if options.cache_tokens.is_none() && options.kept_prefixes.is_none() => {
+                let running = per_slot(options.parallel);
+                let spare = spare_bytes(options);
+                let estimate = Estimate::new(header, running, cache_types);
+                (running.cells <= within(spare.cache) && estimate.total() <= spare.available)
+                    .then_some(running)
+            }
+            false => None,
+        };
+        // They have a state for each slot instead of cells, or of most of them.
+        let per_slot = per_slot.filter(|_| memory::state_bytes(header) == 0);
         Ok(Self {
             context_tokens,
             together,
@@ -263,13 +268,25 @@ const KEPT_PREFIXES_DEFAULT: u32 = 32;
 const KEPT_PREFIXES_WINDOWED: u32 = 8;
 const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
 
+/// What a KV cache may take so that every slot has cells of its own.
+struct SpareBytes {
+    cache: u64,
+    /// Of the machine, for the whole model.
+    available: u64,
+}
+
 /// Returns the size up to which a KV cache is enlarged by default, so that every slot has cells of its own. Attention over a
 /// unified cache scans the cells of all sequences: with a model of 135 million parameters and eight streams that was 7 to 25 %
 /// of their speed. Models whose cells are too large for this spend a smaller part of their time there.
-fn spare_bytes(options: &LoadOptions) -> u64 {
+fn spare_bytes(options: &LoadOptions) -> SpareBytes {
     let available = options.memory_bytes.or_else(memory::available);
-    let share = available.unwrap_or(0) / CACHE_MEMORY_SHARE;
-    share.clamp(CACHE_BYTES_SMALL, CACHE_BYTES_SPARE)
+    let available = available.unwrap_or(0);
+    let cache = match llama::gpu_memory(&options.llama) {
+        // The cache would take the memory of layers there.
+        Some(_) => 0,
+        None => (available / CACHE_MEMORY_SHARE).min(CACHE_BYTES_SPARE),
+    };
+    SpareBytes { cache, available }
 }
 
 /// A KV cache is enlarged to at most one part in so many of the memory that is available.
@@ -345,7 +362,18 @@ mod tests {
         assert_eq!(of(all * CACHE_MEMORY_SHARE), Some(8 << 17));
         let slots = plan(u64::MAX).per_slot.map(|size| size.slots);
         assert_eq!(slots, Some(8), "saved prefixes need none");
-        assert_eq!(spare_bytes(&options(u64::MAX)), CACHE_BYTES_SPARE);
+        assert_eq!(spare_bytes(&options(u64::MAX)).cache, CACHE_BYTES_SPARE);
+        let whole = |change: fn(&mut LoadOptions)| {
+            let mut options = options(u64::MAX);
+            change(&mut options);
+            LoadPlan::new(&header, &options).unwrap().per_slot.is_some()
+        };
+        assert!(whole(|_| {}));
+        assert!(
+            !whole(|options| options.kept_prefixes = Some(4)),
+            "as asked"
+        );
+        assert!(!whole(|options| options.cache_tokens = Some(1 << 18)));
     }
 
     #[test]

@@ -144,6 +144,7 @@ impl Batch {
             match requests.slots.decode(&self.entries, adapters, now, panics) {
                 Ok(()) => {
                     let took = clock.now_or(now).since(before);
+                    let took = took.saturating_sub(requests.slots.waited());
                     self.took = clock.is_running().then_some(took);
                     return Decoded::Tokens(self.commit(requests));
                 }

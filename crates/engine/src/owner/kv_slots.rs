@@ -18,6 +18,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
@@ -585,6 +586,11 @@ impl KvSlots {
     /// Returns the bytes of saved prefixes and checkpoints.
     pub(super) fn saved_bytes(&self) -> usize {
         self.store.bytes() + self.checkpoints.bytes()
+    }
+
+    /// Returns how much of the last decode call was waiting for other models.
+    pub(super) fn waited(&self) -> Duration {
+        self.model.waited()
     }
 
     /// Decodes a batch with these adapters; `None`: those that the model applies by default. A panic of the model is a

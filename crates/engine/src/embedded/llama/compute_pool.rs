@@ -1,26 +1,40 @@
-//! [`ComputePool`]: ggml's worker threads, which the models of a process share, and whose turn it is to use them.
+//! [`ComputePool`]: ggml's worker threads, and whose turn it is to use the processors.
 //!
-//! The threads of a decode call wait for each other without sleeping, several hundred times per token. With threads of its own
-//! for each model, two models that decode at once would wait for threads that have no processor. So a decode call has
-//! all threads to itself, and the models take turns.
+//! The threads of a decode call wait for each other without sleeping, several hundred times per token. Two models that decode
+//! at once with a thread for each processor would wait for threads that have none. So a decode call takes as many
+//! processors as it may have threads, calls wait for them in the order of asking, and contexts that use all processors share one
+//! set of threads, or the idle ones of one would spin on the processors of the other.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use llama_cpp_sys_2 as sys;
 
+use super::super::processors;
 use crate::model::DecodeSignals;
 
 /// The maximum of threads of one decode call.
 pub(in super::super) const THREADS_MAX: u32 = 256;
 
-/// How often a model that waits for its turn shows that it is alive, and looks whether it should give up.
+/// How often a context that waits for its turn shows that it is alive, and looks whether it should give up.
 const PULSE: Duration = Duration::from_millis(20);
 
-/// The pools that contexts use now.
-static POOLS: Mutex<Vec<Weak<ComputePool>>> = Mutex::new(Vec::new());
+/// The processors that decode calls of this process take.
+static PROCESSORS: LazyLock<Turns> = LazyLock::new(|| Turns::of(processors::usable()));
+
+/// The threads of contexts that use all processors.
+static SHARED: Mutex<Vec<Weak<ComputePool>>> = Mutex::new(Vec::new());
+
+/// Whether the calls of a context take turns with those of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TurnTaking {
+    /// With all that take turns too.
+    Shared,
+    /// Not at all: a GPU would be idle meanwhile, or a call may take seconds, for which no stream of another model should wait.
+    Free,
+}
 
 /// Worker threads, one decode call at a time.
 #[derive(Debug)]
@@ -28,37 +42,36 @@ pub(super) struct ComputePool {
     threads: NonNull<sys::ggml_threadpool>,
     count: u32,
     poll: u32,
-    turns: Turns,
+    turns: TurnTaking,
 }
 
-// SAFETY: ggml's pool is an object behind locks and atomics; it is used for one graph at a time, by whoever has the turn.
+// SAFETY: ggml's pool is an object behind locks and atomics; it is used for one graph at a time: by its only context, or by
+// whoever has all processors.
 unsafe impl Send for ComputePool {}
 // SAFETY: as above.
 unsafe impl Sync for ComputePool {}
 
 impl ComputePool {
-    /// Returns a pool with at least this many threads, which others may use too; `None` if the threads cannot be started.
-    /// `poll` is how long idle threads spin before they sleep, 0 to 100.
-    pub(super) fn shared(count: u32, poll: u32) -> Option<Arc<Self>> {
-        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.retain(|pool| pool.strong_count() > 0);
-        let mut used = pools.iter().filter_map(Weak::upgrade);
-        let (count, poll) = bounded(count, poll);
+    /// Returns threads for a context whose calls have at most `count` of them; `None` if ggml has no memory for them. `poll`
+    /// is how long idle threads spin before they sleep, 0 to 100.
+    pub(super) fn new(count: u32, poll: u32, turns: TurnTaking) -> Option<Arc<Self>> {
+        // More threads would overrun ggml's fixed CPU mask.
+        let (count, poll) = (count.clamp(1, THREADS_MAX), poll.min(100));
+        if turns == TurnTaking::Free || count < PROCESSORS.total {
+            return Self::own(count, poll, turns).map(Arc::new);
+        }
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|pool| pool.strong_count() > 0);
+        let mut used = shared.iter().filter_map(Weak::upgrade);
         if let Some(pool) = used.find(|pool| pool.count >= count && pool.poll == poll) {
             return Some(pool);
         }
-        let pool = Arc::new(Self::new(count, poll)?);
-        pools.push(Arc::downgrade(&pool));
+        let pool = Arc::new(Self::own(count, poll, turns)?);
+        shared.push(Arc::downgrade(&pool));
         Some(pool)
     }
 
-    /// Returns a pool that no other context uses: where a GPU computes, waiting for another model's turn would leave it idle.
-    pub(super) fn own(count: u32, poll: u32) -> Option<Arc<Self>> {
-        let (count, poll) = bounded(count, poll);
-        Self::new(count, poll).map(Arc::new)
-    }
-
-    fn new(count: u32, poll: u32) -> Option<Self> {
+    fn own(count: u32, poll: u32, turns: TurnTaking) -> Option<Self> {
         // SAFETY: a plain value is returned.
         let mut params = unsafe { sys::ggml_threadpool_params_default(count.cast_signed()) };
         params.poll = poll;
@@ -68,7 +81,7 @@ impl ComputePool {
             threads,
             count,
             poll,
-            turns: Turns::default(),
+            turns,
         })
     }
 
@@ -83,9 +96,12 @@ impl ComputePool {
         unsafe { sys::llama_attach_threadpool(context.as_ptr(), threads, threads) };
     }
 
-    /// Waits until no other context computes; `None` if `signals` ask to give up.
-    pub(super) fn turn(&self, signals: &DecodeSignals) -> Option<Turn<'_>> {
-        self.turns.take(signals)
+    /// Waits until there are processors for these threads; `None` if `signals` ask to give up.
+    pub(super) fn turn(&self, signals: &DecodeSignals) -> Option<Turn<'static>> {
+        match self.turns {
+            TurnTaking::Shared => PROCESSORS.take(self.count, signals),
+            TurnTaking::Free => PROCESSORS.take(0, signals),
+        }
     }
 }
 
@@ -96,21 +112,17 @@ impl Drop for ComputePool {
     }
 }
 
-/// More threads would overrun ggml's fixed CPU mask.
-fn bounded(count: u32, poll: u32) -> (u32, u32) {
-    (count.clamp(1, THREADS_MAX), poll.min(100))
-}
-
 /// Who computes, and who waits for it, in the order in which they came.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Turns {
+    total: u32,
     state: Mutex<TurnState>,
     passed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct TurnState {
-    taken: bool,
+    taken: u32,
     waiting: VecDeque<u64>,
     /// The number of the next one that has to wait.
     next: u64,
@@ -118,30 +130,55 @@ struct TurnState {
 
 /// Permission to compute, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn<'a>(&'a Turns);
+pub(super) struct Turn<'a> {
+    turns: &'a Turns,
+    processors: u32,
+    /// How long it was waited for.
+    pub(super) waited: Duration,
+}
 
 impl Turns {
-    fn take(&self, signals: &DecodeSignals) -> Option<Turn<'_>> {
-        let mut state = self.lock();
-        // Not if others wait: whoever decodes without pause would come back before they have woken.
-        if !state.taken && state.waiting.is_empty() {
-            state.taken = true;
-            return Some(Turn(self));
+    fn of(total: u32) -> Self {
+        Self {
+            total: total.max(1),
+            state: Mutex::default(),
+            passed: Condvar::new(),
         }
+    }
+
+    /// Takes so many processors, at most all of them.
+    fn take(&self, processors: u32, signals: &DecodeSignals) -> Option<Turn<'_>> {
+        let processors = processors.min(self.total);
+        let turn = |waited| Turn {
+            turns: self,
+            processors,
+            waited,
+        };
+        if processors == 0 {
+            return Some(turn(Duration::ZERO));
+        }
+        let mut state = self.lock();
+        let fits = |state: &TurnState| state.taken + processors <= self.total;
+        // Not if others wait: whoever decodes without pause would come back before they have woken.
+        if fits(&state) && state.waiting.is_empty() {
+            state.taken += processors;
+            return Some(turn(Duration::ZERO));
+        }
+        let began = Instant::now();
         let number = state.next;
         state.next += 1;
         state.waiting.push_back(number);
         loop {
-            if !state.taken && state.waiting.front() == Some(&number) {
-                state.waiting.pop_front();
-                state.taken = true;
-                return Some(Turn(self));
-            }
-            if signals.pulse() {
+            let is_first = state.waiting.front() == Some(&number);
+            let gives_up = !(is_first && fits(&state)) && signals.pulse();
+            if is_first && fits(&state) || gives_up {
                 state.waiting.retain(|&other| other != number);
-                // The next one may have been behind this one only.
+                if !gives_up {
+                    state.taken += processors;
+                }
+                // There may be enough left for the next one too.
                 self.passed.notify_all();
-                return None;
+                return (!gives_up).then(|| turn(began.elapsed()));
             }
             let waited = self.passed.wait_timeout(state, PULSE);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -155,8 +192,10 @@ impl Turns {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.lock().taken = false;
-        self.0.passed.notify_all();
+        if self.processors > 0 {
+            self.turns.lock().taken -= self.processors;
+            self.turns.passed.notify_all();
+        }
     }
 }
 
@@ -168,30 +207,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_share_threads_if_there_are_enough_of_them() {
+    fn contexts_that_use_all_processors_share_their_threads() {
+        let all = PROCESSORS.total;
         // A way of spinning that no other test has.
-        let first = ComputePool::shared(3, 91).unwrap();
-        let fewer = ComputePool::shared(2, 91).unwrap();
-        let more = ComputePool::shared(4, 91).unwrap();
-        assert!(Arc::ptr_eq(&first, &fewer) && !Arc::ptr_eq(&first, &more));
-        assert!(!Arc::ptr_eq(&first, &ComputePool::own(3, 91).unwrap()));
-        assert!(!Arc::ptr_eq(&first, &ComputePool::shared(3, 92).unwrap()));
-        drop((first, fewer, more));
-        let pools = POOLS.lock().unwrap();
-        let alive = pools.iter().filter_map(Weak::upgrade);
-        assert_eq!(
-            alive.filter(|pool| pool.poll == 91).count(),
-            0,
-            "freed with their contexts"
-        );
+        let new = |count, poll, turns| ComputePool::new(count, poll, turns).unwrap();
+        let first = new(all, 91, TurnTaking::Shared);
+        let more = new(all + 1, 91, TurnTaking::Shared);
+        assert!(Arc::ptr_eq(&first, &new(all, 91, TurnTaking::Shared)));
+        assert!(!Arc::ptr_eq(&first, &more));
+        assert!(Arc::ptr_eq(&more, &new(all + 1, 91, TurnTaking::Shared)));
+        assert!(!Arc::ptr_eq(&first, &new(all, 91, TurnTaking::Free)));
+        assert!(!Arc::ptr_eq(&first, &new(all, 92, TurnTaking::Shared)));
+        let fewer = |count| new(count, 91, TurnTaking::Shared);
+        assert!(all == 1 || !Arc::ptr_eq(&fewer(all - 1), &fewer(all - 1)));
+        drop((first, more));
+        let shared = SHARED.lock().unwrap();
+        let alive = shared.iter().filter_map(Weak::upgrade);
+        let alive = alive.filter(|pool| pool.poll == 91).count();
+        assert_eq!(alive, 0, "freed with their contexts");
+    }
+
+    #[test]
+    fn calls_that_fit_beside_each_other_do_not_wait() {
+        let (turns, signals) = (Turns::of(4), DecodeSignals::default());
+        let take = |processors| turns.take(processors, &signals).unwrap();
+        let taken = [take(1), take(2), take(1), take(0)];
+        assert_eq!(turns.lock().taken, 4);
+        drop(taken);
+        let all = take(9);
+        assert_eq!((all.waited, turns.lock().taken), (Duration::ZERO, 4));
+        let free = take(0);
+        signals.raise();
+        assert!(turns.take(1, &signals).is_none(), "it waits, and gives up");
+        drop((all, free));
+        assert_eq!(turns.lock().taken, 0);
     }
 
     #[test]
     fn turns_are_in_the_order_of_asking_and_whoever_gives_up_is_left_out() {
-        let (turns, going) = (Turns::default(), DecodeSignals::default());
+        let (turns, going) = (Turns::of(2), DecodeSignals::default());
         let gives_up = DecodeSignals::default();
         let (sent, order) = mpsc::channel();
-        let turn = turns.take(&going).unwrap();
+        let turn = turns.take(2, &going).unwrap();
         let waiting = |count: usize| {
             while turns.lock().waiting.len() != count {
                 thread::yield_now();
@@ -201,7 +258,7 @@ mod tests {
             for (number, signals) in [(0, &going), (1, &gives_up), (2, &going), (3, &going)] {
                 let (sent, turns) = (sent.clone(), &turns);
                 scope.spawn(move || {
-                    let turn = turns.take(signals);
+                    let turn = turns.take(2, signals);
                     sent.send((number, turn.is_some())).unwrap();
                 });
                 waiting(number + 1);
@@ -212,18 +269,18 @@ mod tests {
             let rest: Vec<_> = order.iter().take(3).collect();
             assert_eq!(rest, [(0, true), (2, true), (3, true)]);
         });
-        assert!(turns.take(&going).is_some());
+        assert!(turns.take(1, &going).is_some());
     }
 
     #[test]
     fn a_model_that_never_rests_lets_others_in() {
-        let (turns, signals) = (Turns::default(), DecodeSignals::default());
+        let (turns, signals) = (Turns::of(2), DecodeSignals::default());
         let (busy, other) = (Mutex::new(0_u32), Mutex::new(0_u32));
         thread::scope(|scope| {
             for count in [&busy, &other] {
                 scope.spawn(|| {
                     while *other.lock().unwrap() < 50 || *busy.lock().unwrap() < 50 {
-                        let _turn = turns.take(&signals).unwrap();
+                        let _turn = turns.take(2, &signals).unwrap();
                         *count.lock().unwrap() += 1;
                     }
                 });

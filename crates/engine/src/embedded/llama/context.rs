@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use llama_cpp_sys_2 as sys;
 
@@ -157,6 +157,8 @@ impl ContextSize {
 pub(in super::super) enum DecodeError {
     /// No room in the KV cache; nothing changed.
     Full,
+    /// The interrupt was seen while others computed; nothing changed.
+    NotBegun,
     /// The interrupt was seen.
     Aborted,
     /// An argument is out of range: a defect of the caller. Nothing was computed.
@@ -196,6 +198,8 @@ pub(in super::super) struct LlamaContext {
     batch: LlamaBatch,
     interrupt: Interrupt,
     threads: ThreadChoices,
+    /// How long the last decode call waited for those of other models.
+    waited: Duration,
     /// Tokens that a sliding-window layer attends to; 0 if every layer attends to all.
     window: u32,
     /// Its state is recurrent, not a list of KV cells.
@@ -287,6 +291,7 @@ impl LlamaContext {
             batch: LlamaBatch::new(batch_tokens as usize),
             interrupt,
             threads,
+            waited: Duration::ZERO,
             window: facts.sliding_window,
             recurrent: facts.recurrent,
             model,
@@ -313,6 +318,11 @@ impl LlamaContext {
     /// Returns the maximum of output rows of a batch.
     pub(in super::super) fn rows(&self) -> u32 {
         self.rows
+    }
+
+    /// Returns how long the last decode call waited for those of other models.
+    pub(in super::super) fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Returns the number of slots.
@@ -345,8 +355,9 @@ impl LlamaContext {
         self.batch.fill(entries);
         let Some(turn) = self.pool.turn(&self.interrupt) else {
             self.batch.clear();
-            return Err(DecodeError::Aborted);
+            return Err(DecodeError::NotBegun);
         };
+        self.waited = turn.waited;
         let (context, batch) = (self.context.as_ptr(), self.batch.raw());
         let choice = self.threads.of(entries);
         let threads = choice.threads(entries.len()).cast_signed();

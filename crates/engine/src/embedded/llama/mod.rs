@@ -33,7 +33,7 @@ use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
 
 use self::batch::LlamaBatch;
-use self::compute_pool::ComputePool;
+use self::compute_pool::{ComputePool, TurnTaking};
 use self::context::{THROWN, on_poll};
 use self::params::set_context_params;
 use super::guard::{guarded, throwing};
@@ -130,7 +130,7 @@ pub(super) struct EncoderContext {
     threads: ThreadChoice,
     model: Arc<LlamaModel>,
     /// Declared last: dropped after the context that uses it.
-    pool: Arc<ComputePool>,
+    _pool: Arc<ComputePool>,
 }
 
 // SAFETY: see "Threads" above. The batch's pointers are filled and used within one call.
@@ -154,7 +154,9 @@ impl EncoderContext {
             ..size
         };
         let threads = size.threads.prefill_choice();
-        let pool = model.compute_pool(threads.most(), size.poll)?;
+        // A long text takes seconds, and cannot be divided.
+        let pool = ComputePool::new(threads.most(), size.poll, TurnTaking::Free)
+            .ok_or("ggml could not make its threads")?;
         let params = encoder_params(size, options);
         let _ = LAST_ERROR.take();
         // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
@@ -185,7 +187,7 @@ impl EncoderContext {
             interrupt,
             threads,
             model,
-            pool,
+            _pool: pool,
         })
     }
 
@@ -213,9 +215,6 @@ impl EncoderContext {
         let entries = self.size.entries(texts, &self.model)?;
         self.batch.clear();
         self.batch.fill(&entries);
-        let Some(_turn) = self.pool.turn(&self.interrupt) else {
-            return Err(DecodeError::Aborted);
-        };
         let (context, batch) = (self.context.as_ptr(), self.batch.raw());
         let threads = self.threads.threads(entries.len()).cast_signed();
         // SAFETY: the context is live and not computing.

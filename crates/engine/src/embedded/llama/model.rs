@@ -10,7 +10,7 @@ use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
 
 use super::super::guard::{guarded, throwing};
-use super::compute_pool::ComputePool;
+use super::compute_pool::{ComputePool, TurnTaking};
 use super::params::ModelParams;
 use super::{LAST_ERROR, take_last_error};
 use crate::tokenizer_json::AddedToken;
@@ -162,16 +162,18 @@ impl LlamaModel {
         self.params.gpu_layers()
     }
 
-    /// Returns the threads for a context of this model. With layers on a GPU they are its own.
+    /// Returns the threads for a context of this model, whose calls take turns with those of other models if the CPU computes
+    /// them.
     ///
     /// # Errors
-    /// The threads cannot be started.
+    /// The threads cannot be made.
     pub(super) fn compute_pool(&self, threads: u32, poll: u32) -> Result<Arc<ComputePool>, String> {
-        let pool = match self.gpu_layers() {
-            0 => ComputePool::shared(threads, poll),
-            _ => ComputePool::own(threads, poll),
+        let turns = match self.gpu_layers() {
+            0 => TurnTaking::Shared,
+            _ => TurnTaking::Free,
         };
-        pool.ok_or_else(|| "ggml could not start its threads".to_owned())
+        let pool = ComputePool::new(threads, poll, turns);
+        pool.ok_or_else(|| "ggml could not make its threads".to_owned())
     }
 
     /// Returns its properties.
