@@ -246,8 +246,8 @@ fn serve(
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size, &options.llama);
     let mut context = context.map_err(LoadError::Llama)?;
-    let adapters = lora::infos(options);
-    context.set_adapters(&default_scales(&adapters));
+    let choices = lora::infos(options);
+    context.set_adapters(&default_scales(&choices));
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
     let saved_slots = memory::SavedSlotsLimit::take(options.memory_bytes, facts.weight_bytes);
     // Whether the model is served is decided when it is registered; this line tells how it was loaded, and why so.
@@ -278,7 +278,7 @@ fn serve(
         chat: vocabulary.has_template(),
         truncates: !facts.recurrent,
         deterministic: false,
-        adapters,
+        adapters: choices,
         sampling: recommended(header),
     };
     let mut embedded = Embedded {
