@@ -198,7 +198,7 @@ fn write_file(
     Ok(())
 }
 
-/// Writes a LoRA adapter for the queries of every layer of a model of this shape.
+/// Writes a LoRA adapter for the queries and the outputs of attention of every layer of a model of this shape.
 ///
 /// # Errors
 /// Those of the writer.
@@ -214,11 +214,15 @@ pub fn write_adapter(
     header.text("adapter.type", "lora");
     header.fraction("adapter.lora.alpha", 4.0);
     let layers = (0..shape.layers).flat_map(|layer| {
-        let name = |part: &str| format!("blk.{layer}.attn_q.weight.lora_{part}");
-        [
-            (name("a"), vec![shape.width, rank]),
-            (name("b"), vec![rank, shape.width]),
-        ]
+        ["attn_q", "attn_output"]
+            .into_iter()
+            .flat_map(move |tensor| {
+                let name = |part: &str| format!("blk.{layer}.{tensor}.weight.lora_{part}");
+                [
+                    (name("a"), vec![shape.width, rank]),
+                    (name("b"), vec![rank, shape.width]),
+                ]
+            })
     });
     write_file(out, header, &layers.collect::<Vec<_>>(), seed)
 }
