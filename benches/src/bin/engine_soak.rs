@@ -170,7 +170,7 @@ async fn closed(server: &Server) -> Result<()> {
         if left.is_empty() {
             let panics = metric(&scrape, "sapwood_panics_total")?;
             ensure!(panics < 1.0, "{panics} panics");
-            for name in TOLD {
+            for name in REPORTED {
                 print(&format!("{name} {}", metric(&scrape, name)?))?;
             }
             return Ok(());
@@ -223,7 +223,7 @@ const OPEN: [(&str, f64); 4] = [
     ("sapwood_streams_parked", 0.0),
 ];
 /// What tells whether the soak has reached what it is for.
-const TOLD: [&str; 5] = [
+const REPORTED: [&str; 5] = [
     "sapwood_prefix_cache_queries_total",
     "sapwood_prefix_cache_hits_total",
     "sapwood_prefix_cache_restored_tokens_total",

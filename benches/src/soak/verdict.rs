@@ -10,8 +10,9 @@ use std::fmt;
 use super::answer::{Position, SoakAnswer, SoakChoice};
 use super::question::Errand;
 
-/// Log-probabilities that differ by more are not due to rounding.
-pub const LOGPROB_TOLERANCE: f64 = 0.25;
+/// Log-probabilities that differ by more are not due to rounding. With SmolLM2-135M, Q4_1, those of one request to llama-server
+/// alone differ by 0.26 between `--ubatch-size` 512 and 24, and by 0.38 here between two ways to divide a prompt.
+pub const LOGPROB_TOLERANCE: f64 = 0.75;
 
 /// The result of a comparison.
 #[derive(Clone, Debug, PartialEq)]
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn only_a_token_that_is_nearly_as_probable_may_take_the_place_of_another() {
-        for (gap, near) in [(0.2, true), (0.3, false)] {
+        for (gap, near) in [(0.7, true), (0.8, false)] {
             let reference = answer(&[(1, 1.0), (2, gap), (3, 1.0)]);
             let other = answer(&[(1, 1.0), (102, 1.0), (7, 1.0)]);
             for found in [other.clone(), without_tokens(other)] {
@@ -294,7 +295,7 @@ mod tests {
     fn another_log_probability_end_or_number_of_choices_is_a_difference() {
         let reference = answer(&[(1, 1.0), (2, 1.0)]);
         let mut logprob = reference.clone();
-        logprob.choices[0].tokens[0].chosen.logprob -= 0.3;
+        logprob.choices[0].tokens[0].chosen.logprob -= 0.8;
         let mut end = reference.clone();
         end.choices[0].finish_reason = "stop".to_owned();
         let mut choices = reference.clone();
