@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -86,6 +87,39 @@ impl Server {
         command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
         command.args(arguments);
         Self::spawn_at(&mut command, address, "/health").await
+    }
+
+    /// Ends the server in order, as a supervisor does, and waits for its end.
+    ///
+    /// # Errors
+    /// If it ends with another status than success.
+    pub fn stop(mut self) -> Result<()> {
+        kill_process(Pid::from_child(&self.process), Signal::TERM)?;
+        let status = self.process.wait()?;
+        ensure!(status.success(), "the server ended with {status}");
+        Ok(())
+    }
+
+    /// `GET` of a path, or `POST` of JSON to it: the status and the body.
+    ///
+    /// # Errors
+    /// If the connection fails, or what comes back is not HTTP.
+    pub async fn fetch(&self, path: &str, post: Option<&str>) -> Result<(u16, String)> {
+        let address = self.address;
+        let (method, body) = post.map_or(("GET", ""), |body| ("POST", body));
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut io = TcpStream::connect(address).await?;
+        io.write_all((head + body).as_bytes()).await?;
+        let mut reply = Vec::new();
+        io.read_to_end(&mut reply).await?;
+        let reply = String::from_utf8_lossy(&reply);
+        let (head, body) = reply.split_once("\r\n\r\n").context("no HTTP")?;
+        let status = head.split(' ').nth(1).context("no status")?.parse()?;
+        Ok((status, body.to_owned()))
     }
 
     /// Processor time used so far, user and system.

@@ -10,6 +10,8 @@ pub mod lmtp;
 pub mod measure;
 pub mod report;
 pub mod scripted;
+pub mod side;
+pub mod soak;
 pub mod steering;
 
 use anyhow::Result;

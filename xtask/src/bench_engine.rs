@@ -17,6 +17,9 @@ pub(crate) struct Options {
     /// The model of both; SmolLM2-135M-Instruct if not given.
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// What is measured: `defaults`, tokens per second and gaps, or `prefixes`, what the prefix caches save.
+    #[arg(long, value_name = "NAME", default_value = "defaults", value_parser = ["defaults", "prefixes"])]
+    bench: String,
     /// Arguments of the bench, e.g. `--words 60,700,4000 --clients 1,8,32 --busy 1`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
@@ -36,7 +39,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // The load takes little of the processor, so it is not worth a second build of everything.
     let arguments = ["run", "--quiet", "--package", "sapwood-benches", "--bin"];
     let mut bench = process::cargo(&arguments);
-    bench.args(["engine_defaults", "--", "--sapwood"]);
+    bench.arg(format!("engine_{}", options.bench));
+    bench.args(["--", "--sapwood"]);
     bench.arg(root().join("target/release/sapwood"));
     bench.arg("--llama-server").arg(&options.llama_server);
     bench.arg("--model").arg(model).args(&options.arguments);

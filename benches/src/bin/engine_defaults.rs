@@ -10,17 +10,17 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
-use sapwood_benches::child::{Server, free_address};
 use sapwood_benches::generate::waves::{Answered, Waves};
 use sapwood_benches::measure::{median, percentile};
-use serde_json::{Value, json};
+use sapwood_benches::side::{Side, prompt, text};
+use serde_json::json;
 
 /// sapwood serve beside llama-server, both at their defaults
 #[derive(Debug, Parser)]
@@ -75,89 +75,30 @@ struct Case {
     second_turn: bool,
 }
 
-/// One of the two servers, and the form of its requests.
-struct Side {
-    name: &'static str,
-    server: Server,
-    path: &'static str,
-    /// The members of a request for a number of tokens that continues a prompt, without those for sampling.
-    body: fn(&str, u32) -> Value,
-}
-
-impl Side {
-    /// Starts a server. Its port is free now; if another process takes it in between, the server ends, and so does the
-    /// bench.
-    async fn ours(args: &Args) -> Result<Self> {
-        let address = free_address()?;
-        let mut command = Command::new(&args.sapwood);
-        command.args(["serve", "--listen", &address.to_string()]);
-        command.arg("--model").arg(named(&args.model));
-        command.args(args.settings.split_whitespace());
-        Ok(Self {
-            name: "sapwood",
-            server: Server::spawn_at(&mut command, address, "/readyz").await?,
-            path: "/v2/models/bench/generate_stream",
-            body: |prompt, tokens| json!({"text_input": prompt, "stream": true, "max_tokens": tokens, "min_tokens": tokens}),
-        })
-    }
-
-    async fn theirs(args: &Args) -> Result<Self> {
-        Ok(Self {
-            name: "llama-server",
-            server: Server::llama_server(&args.llama_server, &args.model, &[]).await?,
-            path: "/completion",
-            body: |prompt, tokens| json!({"prompt": prompt, "stream": true, "n_predict": tokens, "ignore_eos": true}),
-        })
-    }
-
-    /// Answers the prompts, and returns the times and the text of each answer.
-    async fn ask(
-        &self,
-        args: &Args,
-        case: Case,
-        prompts: &[String],
-    ) -> Result<(Answered, Duration)> {
-        let body = |prompt: &String| {
-            let mut body = (self.body)(prompt, args.tokens);
-            body["temperature"] = json!(case.temperature);
-            if case.temperature > 0.0 {
-                body["top_p"] = json!(0.95);
-            }
-            body.to_string()
-        };
-        let waves = Waves {
-            address: self.server.address,
-            path: self.path,
-            at_once: case.clients,
-            bodies: Arc::new(prompts.iter().map(body).collect()),
-        };
-        let before = self.server.cpu()?;
-        let answered = waves.ask().await?;
-        Ok((answered, self.server.cpu()? - before))
-    }
-}
-
-/// `NAME=PATH`, so that the path of a request does not depend on the file.
-fn named(model: &Path) -> String {
-    format!("bench={}", model.display())
-}
-
-/// A prompt that shares no more than its first words with any other.
-fn prompt(number: usize, words: usize) -> String {
-    let words = (1..words).map(|at| WORDS[(number + at * at) % WORDS.len()]);
-    words.fold(format!("Chapter {number}."), |text, word| text + " " + word)
-}
-
-/// The text of an answer in server-sent events of either server.
-fn text(reply: &[u8]) -> String {
-    let reply = String::from_utf8_lossy(reply);
-    let events = reply.lines().filter_map(|line| line.strip_prefix("data: "));
-    let pieces = events.filter_map(|event| {
-        let event: Value = serde_json::from_str(event).ok()?;
-        let piece = event.get("text_output").or_else(|| event.get("content"))?;
-        piece.as_str().map(str::to_owned)
-    });
-    pieces.collect()
+/// Answers the prompts, and returns the times and the text of each answer.
+async fn ask(
+    side: &Side,
+    args: &Args,
+    case: Case,
+    prompts: &[String],
+) -> Result<(Answered, Duration)> {
+    let body = |prompt: &String| {
+        let mut body = (side.body)(prompt, args.tokens);
+        body["temperature"] = json!(case.temperature);
+        if case.temperature > 0.0 {
+            body["top_p"] = json!(0.95);
+        }
+        body.to_string()
+    };
+    let waves = Waves {
+        address: side.server.address,
+        path: side.path,
+        at_once: case.clients,
+        bodies: Arc::new(prompts.iter().map(body).collect()),
+    };
+    let before = side.server.cpu()?;
+    let answered = waves.ask().await?;
+    Ok((answered, side.server.cpu()? - before))
 }
 
 /// The figures of one server in one case, one of each per round.
@@ -220,7 +161,11 @@ impl Drop for Busy {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    let sides = [Side::theirs(&args).await?, Side::ours(&args).await?];
+    let settings: Vec<&str> = args.settings.split_whitespace().collect();
+    let sides = [
+        Side::llama_server(&args.llama_server, &args.model, &[]).await?,
+        Side::sapwood(&args.sapwood, &args.model, &settings, &[]).await?,
+    ];
     let _busy = Busy::start(args.busy)?;
     let mut number = 0;
     for &words in &args.words {
@@ -260,7 +205,7 @@ async fn compare(
                 .collect();
             number += requests;
             for (case, figures) in turns.iter().zip(&mut figures) {
-                let (answered, used) = side.ask(args, *case, &prompts).await?;
+                let (answered, used) = ask(side, args, *case, &prompts).await?;
                 if round > 0 {
                     figures[place].add(&answered, used, args.tokens);
                 }
@@ -320,12 +265,3 @@ fn print(args: &Args, case: Case, sides: &[Side; 2], figures: &[Figures; 2]) -> 
     )?;
     Ok(())
 }
-
-const WORDS: &[&str] = &[
-    "the", "river", "was", "slow", "and", "nobody", "came", "to", "see", "why", "a", "boat", "had",
-    "stopped", "under", "old", "trees", "where", "children", "used", "play", "in", "summer",
-    "before", "mill", "closed", "its", "doors", "for", "good", "then", "one", "morning", "letter",
-    "arrived", "from", "town", "that", "everyone", "believed", "lost", "asking", "how", "many",
-    "houses", "still", "stood", "along", "bank", "who", "lived", "them", "what", "they", "needed",
-    "most", "of", "all", "this", "year", "again",
-];

@@ -48,19 +48,16 @@ impl ChoiceDelta {
                 .map(ToString::to_string)
                 .unwrap_or_default();
             let text = value.get("text").cloned().unwrap_or_default();
-            let reported =
+            let entry =
                 json!({"logprob": value.get("logprob"), "rank": rank, "decoded_token": text});
-            (id, reported)
+            (id, entry)
         };
-        let mut map: Map<String, Value> = (1..)
-            .zip(top)
-            .map(|(rank, value)| entry(value, rank))
-            .collect();
-        // An upstream need not report the rank of the token: then it is the one after all that were sent.
+        // First, also if it is one of its own alternatives: nothing else tells which entry was chosen. An upstream need not
+        // report its rank: then it is the one after all that were sent.
         let rank = reported.get("rank").and_then(Value::as_u64);
-        let (id, own) = entry(&reported, rank.unwrap_or(top.len() as u64 + 1));
-        // The token is often one of its own alternatives, whose rank is known exactly.
-        map.entry(id).or_insert(own);
+        let mut map = Map::from_iter([entry(&reported, rank.unwrap_or(top.len() as u64 + 1))]);
+        // An alternative that is the token itself keeps its place, and its rank is known exactly.
+        map.extend((1..).zip(top).map(|(rank, value)| entry(value, rank)));
         let alternatives = map.len();
         self.logprobs.push(Value::Object(map));
         alternatives
@@ -69,3 +66,31 @@ impl ChoiceDelta {
 
 /// Tokens of one choice whose log-probabilities wait for text: a stop text that is held back comes before as many.
 const LOGPROBS_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in vLLM's outputs: nothing else tells which of the entries was chosen.
+    #[test]
+    fn the_chosen_token_comes_before_its_alternatives() {
+        let line = |id: u32, rank: u32| {
+            json!({"token_id": id, "logprob": -2.0, "rank": rank, "text": "x", "top": [
+                {"token_id": 30, "logprob": -1.0, "text": "a"},
+                {"token_id": 20, "logprob": -2.0, "text": "b"},
+            ]})
+        };
+        for (id, rank, expect) in [
+            (20, 2, &["20", "30"][..]),
+            (30, 1, &["30", "20"]),
+            (7, 9, &["7", "30", "20"]),
+        ] {
+            let mut delta = ChoiceDelta::default();
+            let count = delta.logprob(line(id, rank).to_string().as_bytes());
+            let entries = delta.logprobs[0].as_object().unwrap();
+            assert_eq!(entries.keys().collect::<Vec<_>>(), expect);
+            assert_eq!(count, expect.len());
+            assert_eq!(delta.logprobs[0][id.to_string()]["rank"], rank);
+        }
+    }
+}

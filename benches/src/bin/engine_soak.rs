@@ -1,0 +1,232 @@
+//! The soak of an engine with a real model: many clients of all kinds, few slots, little memory. Every answer is compared
+//! with the one that the same request has alone.
+//!
+//! `cargo xtask soak --engine` builds the server, installs a model and runs this.
+//!
+//! ```text
+//! engine_soak --sapwood PROGRAM --model FILE [--minutes N] [--clients N] [--seed N]
+//! ```
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Parser;
+use sapwood_benches::child::Server;
+use sapwood_benches::side::{Side, metric};
+use sapwood_benches::soak::client::SoakClient;
+use sapwood_benches::soak::question::Dice;
+use sapwood_benches::soak::reference::SoakReference;
+use sapwood_benches::soak::verdict::SoakTotals;
+use tokio::task::JoinSet;
+
+/// Many clients of all kinds against a server with a real model
+#[derive(Debug, Parser)]
+struct Args {
+    /// Our binary, with embedded models
+    #[arg(long, value_name = "PROGRAM")]
+    sapwood: PathBuf,
+    /// The model
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// Duration in minutes
+    #[arg(long, default_value = "30")]
+    minutes: f64,
+    /// Number of concurrent clients
+    #[arg(long, default_value = "6")]
+    clients: u64,
+    /// Seed of the clients' choices and of the server's settings; default: the clock
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// The settings of the soak's server, one of which the seed chooses.
+const SETTINGS: [&[(&str, &str)]; 4] = [
+    // All slots share few cells: sequences are preempted, and prefixes evicted to memory.
+    &[("CACHE_TOKENS", "1024"), ("PREFIX_RAM_BYTES", "12000000")],
+    // Cells of its own for each slot.
+    &[("CACHE_TOKENS", "3584"), ("PREFIX_RAM_BYTES", "12000000")],
+    // No memory for evicted prefixes.
+    &[("CACHE_TOKENS", "1024"), ("PREFIX_RAM_BYTES", "1")],
+    // Several tokens in one decode call.
+    &[
+        ("CACHE_TOKENS", "1280"),
+        ("PREFIX_RAM_BYTES", "12000000"),
+        ("SPECULATION", "lookup"),
+    ],
+];
+
+/// The settings that all have.
+const COMMON: [(&str, &str); 5] = [
+    ("CTX", "512"),
+    ("PARALLEL", "3"),
+    ("KEPT_PREFIXES", "4"),
+    ("THREADS", "1"),
+    ("STEP_MS", "100"),
+];
+
+/// The settings of the server that answers each request alone.
+const ALONE: [(&str, &str); 4] = [
+    ("CTX", "512"),
+    ("PARALLEL", "1"),
+    ("KEPT_PREFIXES", "0"),
+    ("THREADS", "1"),
+];
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let seed = args.seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
+    let settings = *Dice::new(seed).pick(&SETTINGS);
+    print(&format!(
+        "seed {seed}, {} clients, {} min, {settings:?}",
+        args.clients, args.minutes
+    ))?;
+    if let Err(error) = soak(&args, seed, settings).await {
+        print(&format!("FAILED with --seed {seed}: {error:#}"))?;
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn soak(args: &Args, seed: u64, settings: &[(&str, &str)]) -> Result<()> {
+    let start = async |settings: &[(&str, &str)]| {
+        let named = settings
+            .iter()
+            .map(|(name, value)| (format!("SAPWOOD_ENGINE__{name}"), *value))
+            .collect::<Vec<_>>();
+        let named: Vec<_> = named
+            .iter()
+            .map(|(name, value)| (&**name, *value))
+            .collect();
+        Side::sapwood(&args.sapwood, &args.model, &[], &named).await
+    };
+    let reference = Arc::new(SoakReference::new(start(&ALONE).await?));
+    let side = start(&[&COMMON, settings].concat()).await?;
+    let span = Duration::from_secs_f64(args.minutes * 60.0);
+    let end = Instant::now() + span;
+    let mut clients = JoinSet::new();
+    for number in 0..args.clients {
+        let (address, reference) = (side.server.address, Arc::clone(&reference));
+        clients.spawn(SoakClient::new(address, side.path, reference, seed, number).run(end));
+    }
+    let mut totals = SoakTotals::default();
+    let samples = watch(&side.server, &mut clients, &mut totals, end).await?;
+    print(&format!("{totals}"))?;
+    print(&format!(
+        "{} different questions",
+        reference.questions().await
+    ))?;
+    closed(&side.server).await?;
+    totals.judge().map_err(|why| anyhow!(why))?;
+    judge_memory(&samples)?;
+    side.server.stop()
+}
+
+/// Checks the server every second until all clients have ended; fails as soon as one has failed. Returns the samples of its
+/// resident memory, in bytes.
+async fn watch(
+    server: &Server,
+    clients: &mut JoinSet<Result<SoakTotals>>,
+    totals: &mut SoakTotals,
+    end: Instant,
+) -> Result<Vec<u64>> {
+    let mut samples = Vec::new();
+    loop {
+        // Either may be cancelled: a client that has ended is still there, and the pause has no effect.
+        tokio::select! {
+            ended = clients.join_next() => match ended {
+                Some(ended) => totals.add(ended??),
+                None => return Ok(samples),
+            },
+            () = tokio::time::sleep(EVERY) => {
+                let alive = tokio::time::timeout(ALIVE_LIMIT, server.fetch("/livez", None)).await;
+                let (status, body) = alive.context("/livez does not answer")??;
+                ensure!(status == 200, "/livez: {status} {body}");
+                if Instant::now() < end {
+                    samples.push(server.resident()?);
+                }
+            }
+        }
+    }
+}
+
+/// Waits until nothing is open, and checks that nothing has panicked.
+async fn closed(server: &Server) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let (_, scrape) = server.fetch("/metrics", None).await?;
+        let mut left = Vec::new();
+        for (name, most) in OPEN {
+            let value = metric(&scrape, name)?;
+            if value > most {
+                left.push(format!("{name} is {value}"));
+            }
+        }
+        if left.is_empty() {
+            let panics = metric(&scrape, "sapwood_panics_total")?;
+            ensure!(panics < 1.0, "{panics} panics");
+            for name in REPORTED {
+                print(&format!("{name} {}", metric(&scrape, name)?))?;
+            }
+            return Ok(());
+        }
+        if began.elapsed() > CLOSE_LIMIT {
+            bail!("{CLOSE_LIMIT:?} after the last client: {}", left.join(", "));
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// Compares the medians of resident memory in the second and in the last quarter.
+fn judge_memory(samples: &[u64]) -> Result<()> {
+    let quarter = samples.len() / 4;
+    ensure!(
+        quarter > 0,
+        "too short to judge memory: run it for a minute"
+    );
+    let middle = |samples: &[u64]| {
+        let mut sorted = samples.to_vec();
+        sorted.sort_unstable();
+        sorted[sorted.len() / 2] >> 20
+    };
+    let before = middle(&samples[quarter..2 * quarter]);
+    let after = middle(&samples[samples.len() - quarter..]);
+    print(&format!(
+        "resident in the second quarter {before} MiB, in the last {after} MiB"
+    ))?;
+    ensure!(after <= before + GROWTH_MIB, "memory grows");
+    Ok(())
+}
+
+fn print(line: &str) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{line}")?)
+}
+
+/// Interval of the checks.
+const EVERY: Duration = Duration::from_secs(1);
+/// The longest that the server may take to say that it is alive, on a busy machine.
+const ALIVE_LIMIT: Duration = Duration::from_secs(20);
+/// How long something may stay open after the last client.
+const CLOSE_LIMIT: Duration = Duration::from_secs(40);
+/// Allowed growth of memory: what allocators keep.
+const GROWTH_MIB: u64 = 24;
+/// The gauges that must go down, and to what: our own scrape is a connection.
+const OPEN: [(&str, f64); 4] = [
+    ("sapwood_connections_open", 1.0),
+    ("sapwood_requests_running", 0.0),
+    ("sapwood_requests_waiting", 0.0),
+    ("sapwood_streams_parked", 0.0),
+];
+/// What tells whether the soak has reached what it is for.
+const REPORTED: [&str; 5] = [
+    "sapwood_prefix_cache_queries_total",
+    "sapwood_prefix_cache_hits_total",
+    "sapwood_prefix_cache_restored_tokens_total",
+    "sapwood_preemptions_total",
+    "sapwood_accepted_tokens_total",
+];

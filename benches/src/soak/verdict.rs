@@ -1,0 +1,347 @@
+//! [`compare`]: whether an answer is that of the reference, and [`SoakTotals`], how often it was.
+//!
+//! llama.cpp rounds by the composition of a batch, so log-probabilities differ slightly between a request that runs alone and
+//! the same beside others, and greedy sampling may take the other one of two tokens that are nearly as probable. From there
+//! on the texts have nothing in common. Such a difference is counted, and accepted if the reference itself has the two close
+//! together.
+
+use std::fmt;
+
+use super::answer::{Position, SoakAnswer, SoakChoice};
+use super::question::Errand;
+
+/// Log-probabilities that differ by more are not due to rounding. With SmolLM2-135M, Q4_1, those of one request to llama-server
+/// alone differ by 0.26 between `--ubatch-size` 512 and 24, and by 0.38 here between two ways to divide a prompt.
+pub const LOGPROB_TOLERANCE: f64 = 0.75;
+
+/// The result of a comparison.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Equal tokens, with log-probabilities that differ by at most this.
+    Same(f64),
+    /// The first different token is nearly as probable as that of the reference.
+    NearTie(String),
+    /// Anything else.
+    Different(String),
+}
+
+/// Compares an answer with that of the reference. With `sampled`, the first different token may be any: a random number
+/// that lies at a border of two tokens gives either.
+#[must_use]
+pub fn compare(reference: &SoakAnswer, found: &SoakAnswer, sampled: bool) -> Verdict {
+    if reference.choices.len() != found.choices.len() {
+        let count = [reference, found].map(|answer| answer.choices.len());
+        return Verdict::Different(format!("{} choices, and not {}", count[1], count[0]));
+    }
+    let mut whole = Verdict::Same(0.0);
+    for (reference, found) in reference.choices.iter().zip(&found.choices) {
+        let verdict = compare_choice(reference, found, sampled);
+        whole = match (whole, verdict) {
+            (Verdict::Same(one), Verdict::Same(other)) => Verdict::Same(one.max(other)),
+            (Verdict::Same(_), other) => other,
+            (_, Verdict::Different(why)) => return Verdict::Different(why),
+            (whole, _) => whole,
+        };
+    }
+    whole
+}
+
+fn compare_choice(reference: &SoakChoice, found: &SoakChoice, sampled: bool) -> Verdict {
+    let mut most = 0.0_f64;
+    // Without log-probabilities only the text is compared.
+    for (place, (expect, token)) in reference.tokens.iter().zip(&found.tokens).enumerate() {
+        let (expected, token) = (&expect.chosen, &token.chosen);
+        if expected.id != token.id {
+            let other = expect.others.iter().find(|it| it.id == token.id);
+            let near = other.is_some_and(|it| is_near(expect, it.logprob));
+            let what = format!("token {place} is {token:?}, and not {expected:?}");
+            return tie(what, near || sampled, reference, found);
+        }
+        let difference = (expected.logprob - token.logprob).abs();
+        if difference > LOGPROB_TOLERANCE {
+            return Verdict::Different(format!(
+                "the log-probability of token {place}, {:?}, is {}, and not {}: {}",
+                token.text,
+                token.logprob,
+                expected.logprob,
+                both(reference, found)
+            ));
+        }
+        most = most.max(difference);
+    }
+    let same = |one: &str, other: &str| one == other;
+    if same(&reference.text, &found.text) && same(&reference.finish_reason, &found.finish_reason) {
+        return Verdict::Same(most);
+    }
+    if found.tokens.is_empty() {
+        let near = sampled || is_near_in_text(reference, &found.text);
+        return tie("the text differs".to_owned(), near, reference, found);
+    }
+    Verdict::Different(format!(
+        "equal tokens with another end: {}",
+        both(reference, found)
+    ))
+}
+
+fn tie(what: String, near: bool, reference: &SoakChoice, found: &SoakChoice) -> Verdict {
+    if near {
+        Verdict::NearTie(what)
+    } else {
+        Verdict::Different(format!("{what}: {}", both(reference, found)))
+    }
+}
+
+fn both(reference: &SoakChoice, found: &SoakChoice) -> String {
+    format!(
+        "{:?} ({}), and alone {:?} ({})",
+        found.text, found.finish_reason, reference.text, reference.finish_reason
+    )
+}
+
+fn is_near(expect: &Position, logprob: f64) -> bool {
+    expect.chosen.logprob - logprob <= LOGPROB_TOLERANCE
+}
+
+/// Returns whether the text continues with a candidate that is nearly as probable, where it leaves that of the reference.
+fn is_near_in_text(reference: &SoakChoice, found: &str) -> bool {
+    let mut rest = found;
+    for position in &reference.tokens {
+        // A token that the text does not show, at the end: the text may go on with another.
+        let ends = position.chosen.text.is_empty();
+        match rest.strip_prefix(position.chosen.text.as_str()) {
+            Some(after) if !ends => rest = after,
+            _ => {
+                let near = position
+                    .others
+                    .iter()
+                    .filter(|it| is_near(position, it.logprob));
+                return near.into_iter().any(|it| rest.starts_with(&it.text));
+            }
+        }
+    }
+    false
+}
+
+/// The comparisons of one kind of request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Counts {
+    done: u64,
+    compared: u64,
+    near: u64,
+}
+
+/// What the clients have done and found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SoakTotals {
+    counts: [Counts; Errand::ALL.len()],
+    /// The largest difference of log-probabilities of equal tokens.
+    most: f64,
+    /// The first accepted difference.
+    first: Option<String>,
+}
+
+impl SoakTotals {
+    /// Counts an errand without a comparison.
+    pub fn done(&mut self, errand: Errand) {
+        self.counts[errand as usize].done += 1;
+    }
+
+    /// Counts a comparison that has not failed; returns why if it has.
+    ///
+    /// # Errors
+    /// The difference.
+    pub fn compared(&mut self, errand: Errand, verdict: Verdict) -> Result<(), String> {
+        let counts = &mut self.counts[errand as usize];
+        counts.compared += 1;
+        match verdict {
+            Verdict::Same(most) => self.most = self.most.max(most),
+            Verdict::NearTie(what) => {
+                counts.near += 1;
+                self.first.get_or_insert(what);
+            }
+            Verdict::Different(why) => return Err(why),
+        }
+        Ok(())
+    }
+
+    /// Adds those of another client.
+    pub fn add(&mut self, other: Self) {
+        for (mine, theirs) in self.counts.iter_mut().zip(other.counts) {
+            mine.done += theirs.done;
+            mine.compared += theirs.compared;
+            mine.near += theirs.near;
+        }
+        self.most = self.most.max(other.most);
+        self.first = self.first.take().or(other.first);
+    }
+
+    /// Judges the accepted differences: many of them are not due to rounding.
+    ///
+    /// # Errors
+    /// If more than one in [`NEAR_SHARE`] answers differs.
+    pub fn judge(&self) -> Result<(), String> {
+        for (errand, counts) in Errand::ALL.iter().zip(self.counts) {
+            if counts.near > NEAR_FEW && counts.near * NEAR_SHARE > counts.compared {
+                let Counts { compared, near, .. } = counts;
+                return Err(format!("{near} of {compared} answers of {errand:?} differ"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for SoakTotals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (errand, counts) in Errand::ALL.iter().zip(self.counts) {
+            let Counts {
+                done,
+                compared,
+                near,
+            } = counts;
+            writeln!(
+                f,
+                "{errand:?}: {done} done, {compared} compared, {near} near ties"
+            )?;
+        }
+        write!(
+            f,
+            "equal tokens: log-probabilities differ by {:.4} at most",
+            self.most
+        )?;
+        match &self.first {
+            Some(first) => write!(f, "; first near tie: {first}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// At most one answer in so many may have a near tie. Each tie is one in the reference, and questions come again.
+pub const NEAR_SHARE: u64 = 2;
+/// So few may, whatever their share.
+const NEAR_FEW: u64 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::super::answer::Candidate;
+    use super::*;
+
+    fn candidate(id: u32, logprob: f64) -> Candidate {
+        let text = format!(" {id}");
+        Candidate { id, logprob, text }
+    }
+
+    /// An answer of these tokens, each beside one that is less probable by the second number.
+    fn answer(tokens: &[(u32, f64)]) -> SoakAnswer {
+        let tokens: Vec<Position> = tokens
+            .iter()
+            .map(|&(id, gap)| Position {
+                chosen: candidate(id, -0.5),
+                others: vec![candidate(id + 100, -0.5 - gap)],
+            })
+            .collect();
+        let text = tokens.iter().map(|it| it.chosen.text.as_str()).collect();
+        let finish_reason = "length".to_owned();
+        SoakAnswer {
+            choices: vec![SoakChoice {
+                text,
+                tokens,
+                finish_reason,
+            }],
+        }
+    }
+
+    fn without_tokens(mut answer: SoakAnswer) -> SoakAnswer {
+        answer.choices[0].tokens.clear();
+        answer
+    }
+
+    #[test]
+    fn equal_answers_are_the_same_with_and_without_their_tokens() {
+        let one = answer(&[(1, 1.0), (2, 1.0)]);
+        assert_eq!(compare(&one, &one, false), Verdict::Same(0.0));
+        assert_eq!(
+            compare(&one, &without_tokens(one.clone()), false),
+            Verdict::Same(0.0)
+        );
+    }
+
+    #[test]
+    fn only_a_token_that_is_nearly_as_probable_may_take_the_place_of_another() {
+        for (gap, near) in [(0.7, true), (0.8, false)] {
+            let reference = answer(&[(1, 1.0), (2, gap), (3, 1.0)]);
+            let other = answer(&[(1, 1.0), (102, 1.0), (7, 1.0)]);
+            for found in [other.clone(), without_tokens(other)] {
+                let verdict = compare(&reference, &found, false);
+                assert_eq!(matches!(verdict, Verdict::NearTie(_)), near, "{verdict:?}");
+                assert_eq!(
+                    matches!(verdict, Verdict::Different(_)),
+                    !near,
+                    "{verdict:?}"
+                );
+            }
+        }
+        let (reference, other) = (answer(&[(1, 0.1)]), answer(&[(55, 0.1)]));
+        assert!(matches!(
+            compare(&reference, &other, false),
+            Verdict::Different(_)
+        ));
+        assert!(matches!(
+            compare(&reference, &other, true),
+            Verdict::NearTie(_)
+        ));
+    }
+
+    #[test]
+    fn another_log_probability_end_or_number_of_choices_is_a_difference() {
+        let reference = answer(&[(1, 1.0), (2, 1.0)]);
+        let mut logprob = reference.clone();
+        logprob.choices[0].tokens[0].chosen.logprob -= 0.8;
+        let mut end = reference.clone();
+        end.choices[0].finish_reason = "stop".to_owned();
+        let mut choices = reference.clone();
+        choices.choices.push(SoakChoice::default());
+        let shorter = answer(&[(1, 1.0)]);
+        for found in [
+            logprob,
+            end,
+            choices,
+            shorter.clone(),
+            without_tokens(shorter),
+        ] {
+            let verdict = compare(&reference, &found, false);
+            assert!(matches!(verdict, Verdict::Different(_)), "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn many_near_ties_fail_and_few_do_not() {
+        let mut totals = SoakTotals::default();
+        let near = || Verdict::NearTie("x".to_owned());
+        for _ in 0..NEAR_FEW {
+            totals.compared(Errand::Greedy, near()).unwrap();
+        }
+        totals.judge().unwrap();
+        let mut more = SoakTotals::default();
+        more.compared(Errand::Greedy, near()).unwrap();
+        totals.add(more);
+        totals.judge().unwrap_err();
+        for _ in 0..4 * NEAR_SHARE {
+            totals
+                .compared(Errand::Greedy, Verdict::Same(0.125))
+                .unwrap();
+        }
+        totals.judge().unwrap();
+        let report = totals.to_string();
+        assert!(
+            report.contains("Greedy: 0 done, 14 compared, 6 near ties"),
+            "{report}"
+        );
+        assert!(
+            report.contains("0.1250") && report.ends_with("near tie: x"),
+            "{report}"
+        );
+        totals
+            .compared(Errand::Stop, Verdict::Different("y".to_owned()))
+            .unwrap_err();
+    }
+}
