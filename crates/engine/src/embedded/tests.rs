@@ -1,5 +1,6 @@
 //! The embedded model on a random Llama of 100 KB: slots, batches, limits, bad files.
 
+mod backtracking;
 mod demo;
 mod embedding;
 #[cfg(feature = "tokenizer")]

@@ -3,6 +3,7 @@
 mod accounts;
 mod bad_words;
 mod cache;
+mod checkpoints;
 mod end_tokens;
 mod endings;
 mod faults;
