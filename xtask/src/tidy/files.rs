@@ -16,6 +16,7 @@ const UNSAFE: &[&str] = &[
     "crates/control/src/wire/system.rs",
     "crates/engine/src/embedded/guard.rs",
     "crates/engine/src/embedded/llama/context.rs",
+    "crates/engine/src/embedded/llama/context/state.rs",
     "crates/engine/src/embedded/llama/mod.rs",
     "crates/engine/src/embedded/llama/model.rs",
     "crates/engine/src/embedded/llama/params.rs",

@@ -1,6 +1,7 @@
 //! The embedded model on a random Llama of 100 KB: slots, batches, limits, bad files.
 
 mod adapters;
+mod backtracking;
 mod demo;
 mod embedding;
 #[cfg(feature = "tokenizer")]

@@ -4,6 +4,7 @@ mod accounts;
 mod adapters;
 mod bad_words;
 mod cache;
+mod checkpoints;
 mod end_tokens;
 mod endings;
 mod faults;

@@ -58,6 +58,14 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    /// An answer of one choice.
+    pub(super) fn of(choice: Vec<(Token, f32)>) -> Self {
+        Self {
+            choices: vec![choice],
+            cached: 0,
+        }
+    }
+
     fn take(&mut self, event: EngineEvent) {
         let choice = event.choice as usize;
         if self.choices.len() <= choice {
@@ -66,6 +74,8 @@ impl Answer {
         match event.kind {
             EventKind::Tokens(tokens) => {
                 let received = tokens.tokens.iter().map(|token| (token.id, token.logprob));
+                let left = self.choices[choice].len() - tokens.backtrack as usize;
+                self.choices[choice].truncate(left);
                 self.choices[choice].extend(received);
             }
             EventKind::Usage(usage) => self.cached = usage.cached_tokens,

@@ -2,7 +2,7 @@
 
 use super::harness::{Answer, Bench, read, request_for};
 use crate::api::{FinishReason, GenerationRequest};
-use crate::scripted::{Config as Script, Script as Name, Scripted, ScriptedTokenizer};
+use crate::scripted::{Config as Script, Script as Name, Scripted};
 use crate::{Config, Engine, PrefixFileConfig, PrefixSharing};
 
 fn computed(reports: &[crate::StepReport]) -> u32 {
@@ -402,104 +402,6 @@ fn a_full_context_ends_with_length() {
         FinishReason::Length
     );
     assert_eq!(answer.usage.unwrap().completion_tokens, 14);
-}
-
-/// Models whose slots lose what they had before they went on: it is saved.
-#[test]
-fn d_48_an_answer_is_regenerated_and_a_turn_edited_from_saved_states() {
-    for (truncates, window_tokens) in [(false, 0), (true, 8)] {
-        regenerate_and_edit(Script {
-            truncates,
-            window_tokens,
-            saves: true,
-            ..Script::default()
-        });
-    }
-}
-
-fn regenerate_and_edit(script: Script) {
-    let mut bench = Bench::new(script);
-    let first = "a question that is longer than thirty-two tokens";
-    let length = first.len() as u32 + 1;
-    let cached = |bench: &mut Bench, prompt: &str| {
-        let answer = bench.answer(request_for(prompt));
-        (
-            answer.text().to_owned(),
-            answer.usage.unwrap().cached_tokens,
-        )
-    };
-    assert_eq!(cached(&mut bench, first).1, 0);
-    assert_eq!(
-        cached(&mut bench, first),
-        (first.to_owned(), length - 1),
-        "regenerated"
-    );
-    let turn = |question: &str| format!("{first}{first}{question}");
-    assert_eq!(cached(&mut bench, &turn("a second one")).1, 2 * length - 1);
-    // The second turn has gone on from there, and another one still can.
-    assert_eq!(
-        cached(&mut bench, &turn("another one")).1,
-        2 * length - 1,
-        "edited"
-    );
-}
-
-/// A prompt of which the slot was taken, with another end: it goes on from the last checkpoint within.
-#[test]
-fn d_48_a_long_prompt_with_another_end_goes_on_from_within() {
-    let document = "0123456789abcdef".repeat(300);
-    for (truncates, window_tokens) in [(false, 0), (true, 100)] {
-        let script = Script {
-            truncates,
-            window_tokens,
-            saves: true,
-            script: Name::Tokens,
-            tokenizer: Some(ScriptedTokenizer::Bytes),
-            count: 20,
-            context_tokens: 8192,
-            parallel: 1,
-            kept_prefixes: 0,
-            ..Script::default()
-        };
-        let mut bench = Bench::new(script);
-        let mut cached = |prompt: String| {
-            let answer = bench.answer(request_for(&prompt));
-            let usage = answer.usage.unwrap();
-            (usage.prompt_tokens, usage.cached_tokens)
-        };
-        assert_eq!(cached(format!("{document} first question")), (4816, 0));
-        let (tokens, found) = cached(format!("{document} another question"));
-        assert_eq!((tokens, found), (4818, 4096), "{truncates}");
-        // In a slot that was taken meanwhile, by another document.
-        assert_eq!(cached(document.to_uppercase()).1, 0);
-        let (_, found) = cached(format!("{document} first question"));
-        assert_eq!(found, 4815, "{truncates}");
-    }
-}
-
-/// Prompts that share a beginning which no slot ends at: the second one leaves a checkpoint there.
-#[test]
-fn d_48_a_common_beginning_is_computed_twice_and_then_no_more() {
-    let system = "be helpful, and mind that you answer in the words of a gardener. ".repeat(4);
-    for (truncates, window_tokens) in [(false, 0), (true, 10)] {
-        let script = Script {
-            truncates,
-            window_tokens,
-            saves: true,
-            parallel: 1,
-            ..Script::default()
-        };
-        let mut bench = Bench::new(script);
-        let mut cached = |question: &str| {
-            let prompt = format!("{system}{question} and so on, at some length, to its end");
-            let answer = bench.answer(request_for(&prompt));
-            assert!(prompt.starts_with(answer.text()) && !answer.text().is_empty());
-            answer.usage.unwrap().cached_tokens as usize
-        };
-        let found = ["why", "how", "who", "a longer one"].map(&mut cached);
-        let all = 1 + system.len();
-        assert_eq!(found, [0, 0, all, all], "{truncates}");
-    }
 }
 
 /// Conversations in turn, of which the KV cache holds only a few: each finds what it said before.

@@ -1,0 +1,199 @@
+//! Slots with a scripted model: what is shared, saved and restored.
+
+use super::*;
+use crate::scripted::{Config as Script, Scripted};
+
+fn slots(truncates: bool) -> KvSlots {
+    let script = Script {
+        truncates,
+        ..Script::default()
+    };
+    slots_of(script)
+}
+
+fn slots_of(script: Script) -> KvSlots {
+    let config = Config {
+        prefix_tokens_min: 4,
+        ..Config::default()
+    };
+    KvSlots::new(Box::new(Scripted::new(script).unwrap()), &config)
+}
+
+/// A prompt whose tokens differ from those of every other one.
+fn text(of: u32, tokens: u32) -> Vec<Token> {
+    (0..tokens).map(|token| (of * 31 + token) % 256).collect()
+}
+
+/// Computes a prompt from what is found of it, and keeps it; returns how many tokens were there.
+fn prefill(slots: &mut KvSlots, prompt: &[Token]) -> usize {
+    let found = slots.find(0, prompt);
+    assert!(slots.fits(prompt.len(), found));
+    let (slot, computed) = slots.acquire(0, found, &PURPOSE).unwrap();
+    slots.evict_for(prompt.len() - computed);
+    fill_from(slots, slot, computed, &prompt[computed..]);
+    slots.retain(slot, prompt.len(), None);
+    computed
+}
+
+#[test]
+fn a_prefix_that_lost_its_cells_is_restored() {
+    for truncates in [true, false] {
+        let mut slots = slots_of(Script {
+            truncates,
+            saves: true,
+            context_tokens: 256,
+            cells: Some(256),
+            kept_prefixes: 2,
+            ..Script::default()
+        });
+        for of in 0..6 {
+            assert_eq!(prefill(&mut slots, &text(of, 100)), 0);
+            assert!(slots.used() <= 200, "one that runs, and one that ran last");
+        }
+        for of in 0..5 {
+            let longer = [text(of, 100), vec![300; 5]].concat();
+            assert_eq!(prefill(&mut slots, &longer), 100, "{of} {truncates}");
+        }
+        // From within, if the model can.
+        let other = [text(0, 80), vec![301; 5]].concat();
+        let expected = if truncates { 80 } else { 0 };
+        assert_eq!(prefill(&mut slots, &other), expected);
+        assert!(slots.saved_bytes() > 5 * 800);
+    }
+}
+
+/// The only slot that could be given to a sequence is the one with its prefix.
+#[test]
+fn the_last_free_slot_may_hold_the_wanted_prefix() {
+    for truncates in [true, false] {
+        let mut slots = slots_of(Script {
+            truncates,
+            saves: true,
+            parallel: 2,
+            kept_prefixes: 0,
+            ..Script::default()
+        });
+        let _running = slots.acquire(9, None, &PURPOSE).unwrap();
+        assert_eq!(prefill(&mut slots, &text(0, 100)), 0);
+        for turn in 1..4 {
+            let longer = [text(0, 100), vec![300; 5 * turn]].concat();
+            let expected = 100 + 5 * (turn - 1);
+            assert_eq!(prefill(&mut slots, &longer), expected, "{truncates}");
+        }
+    }
+}
+
+/// Each choice holds the whole prompt, and would save it once more.
+#[test]
+fn one_of_many_answers_to_a_prompt_is_saved() {
+    let mut slots = slots_of(Script {
+        saves: true,
+        ..Script::default()
+    });
+    let prompt = text(0, 100);
+    let opened = [(); 8].map(|()| slots.acquire(0, None, &PURPOSE).unwrap().0);
+    for (answer, slot) in (1..).zip(opened) {
+        let tokens = [prompt.clone(), text(answer, 60)].concat();
+        fill(&mut slots, slot, &tokens);
+    }
+    for slot in opened {
+        slots.retain(slot, prompt.len(), None);
+    }
+    assert!(slots.evict_all());
+    let one = 160 * (8 + 4) + 1024;
+    assert!(slots.saved_bytes() <= one, "{}", slots.saved_bytes());
+}
+
+#[test]
+fn a_saved_prefix_with_too_little_in_common_is_not_copied() {
+    let mut slots = slots_of(Script {
+        saves: true,
+        context_tokens: 4096,
+        cells: Some(4096),
+        ..Script::default()
+    });
+    prefill(&mut slots, &text(0, 2000));
+    prefill(&mut slots, &text(1, 2000));
+    let shares = |tokens| [text(0, tokens), vec![300; 5]].concat();
+    for (tokens, found) in [(30, false), (249, false), (250, true)] {
+        let is_saved = matches!(
+            slots.find(0, &shares(tokens)),
+            Some(FoundPrefix::Saved(saved)) if saved.tokens == tokens as usize
+        );
+        assert_eq!(is_saved, found, "{tokens}");
+    }
+}
+
+const PURPOSE: SlotPurpose<'static> = SlotPurpose {
+    prompt: &[],
+    seed: 0,
+    choice: 0,
+    max_tokens: None,
+};
+
+fn fill(slots: &mut KvSlots, slot: SlotId, tokens: &[Token]) {
+    fill_from(slots, slot, 0, tokens);
+}
+
+fn fill_from(slots: &mut KvSlots, slot: SlotId, from: usize, tokens: &[Token]) {
+    let batch: Vec<BatchEntry> = (length(from)..)
+        .zip(tokens)
+        .map(|(position, &token)| BatchEntry {
+            slot,
+            position,
+            token,
+            row: false,
+        })
+        .collect();
+    let decoded = slots.decode(&batch, None, Time::ZERO, &Counter::default());
+    assert_eq!(decoded, Ok(()));
+    slots.append(slot, tokens);
+}
+
+#[test]
+fn a_retained_prompt_is_shared_with_the_next_sequence_of_its_scope() {
+    let mut slots = slots(true);
+    let (first, shared) = slots.acquire(7, None, &PURPOSE).unwrap();
+    assert_eq!(shared, 0);
+    fill(&mut slots, first, &[1, 2, 3, 4, 5]);
+    slots.retain(first, 5, None);
+    assert!(
+        slots.find(8, &[1, 2, 3, 4, 5, 6]).is_none(),
+        "another scope"
+    );
+    let found = slots.find(7, &[1, 2, 3, 4, 9]);
+    let (_, shared) = slots.acquire(7, found, &PURPOSE).unwrap();
+    assert_eq!(shared, 4);
+}
+
+#[test]
+fn a_prefix_below_the_minimum_is_released_at_once() {
+    let mut slots = slots(true);
+    let (first, _) = slots.acquire(7, None, &PURPOSE).unwrap();
+    fill(&mut slots, first, &[1, 2, 3]);
+    slots.retain(first, 3, None);
+    assert_eq!(slots.used(), 0);
+    assert!(!slots.evict_all());
+}
+
+#[test]
+fn a_model_that_cannot_shorten_a_slot_is_not_asked_to() {
+    for truncates in [true, false] {
+        let mut slots = slots(truncates);
+        let (first, _) = slots.acquire(0, None, &PURPOSE).unwrap();
+        fill(&mut slots, first, &[1, 2, 3]);
+        assert_eq!(slots.truncate(first, 2), truncates);
+        assert_eq!(slots.used(), if truncates { 2 } else { 3 });
+    }
+}
+
+#[test]
+fn eviction_frees_as_many_cells_as_a_batch_needs() {
+    let mut slots = slots(true);
+    let (first, _) = slots.acquire(0, None, &PURPOSE).unwrap();
+    fill(&mut slots, first, &[1, 2, 3, 4, 5]);
+    slots.retain(first, 5, None);
+    let all = slots.room();
+    slots.evict_for(all);
+    assert_eq!((slots.used(), slots.room()), (0, all));
+}
