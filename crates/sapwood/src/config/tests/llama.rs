@@ -62,9 +62,6 @@ fn a_trial_has_the_options_and_adapters_of_its_model() {
         assert_eq!(size["draft"]["gpu_layers"], "all");
         assert_eq!(size["draft"]["p_min"], 0.75);
         let files = planned.trial_files();
-        assert_eq!(
-            files,
-            ["a.gguf", "style.gguf", "b.gguf"].map(std::path::PathBuf::from)
-        );
+        assert_eq!(files, ["a.gguf", "style.gguf", "b.gguf"].map(PathBuf::from));
     });
 }

@@ -61,6 +61,9 @@ pub(super) struct Machine {
     pub(super) takes: fn(usize) -> Duration,
 }
 
+/// The result of a decode call, by its number.
+pub(super) type Failure = Box<dyn Fn(usize) -> Result<(), DecodeStop> + Send>;
+
 pub(super) struct Parrot {
     model: Scripted,
     output: Output,
@@ -74,7 +77,7 @@ pub(super) struct Parrot {
     /// A decode call of more entries finds no room.
     pub(super) entries_max: usize,
     /// What becomes of a decode call, by its number.
-    pub(super) fails: Option<Box<dyn Fn(usize) -> Result<(), DecodeStop> + Send>>,
+    pub(super) fails: Option<Failure>,
     /// The sizes of the decode calls.
     pub(super) calls: Arc<Mutex<Vec<usize>>>,
 }
