@@ -41,6 +41,9 @@ pub enum SpeculationMode {
     Off,
     /// Prompt lookup: what followed the last tokens where they occurred before, in the prompt or the output.
     Lookup,
+    /// Prompt lookup, which costs nothing, and where that finds nothing a draft model
+    /// ([`Engine::spawn_drafting`](crate::Engine::spawn_drafting)).
+    Draft,
 }
 
 /// The limits of an engine. Plain data; every number has its unit in its name.

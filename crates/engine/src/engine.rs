@@ -21,6 +21,7 @@ use sapwood_proto::steer::StepWaker;
 use crate::api::{EngineError, GenerationRequest, ModelInfo, SharedVocabulary};
 use crate::bad_words::TokenIndex;
 use crate::config::Config;
+use crate::draft_model::DraftModel;
 use crate::inbox::{EngineCommand, OwnerInbox};
 use crate::model::{Interrupt, Model};
 use crate::outbox::{OwnerWaker, RequestHandle, outbox};
@@ -83,12 +84,28 @@ impl Engine {
     ///
     /// # Errors
     /// If the operating system cannot create a thread.
-    pub fn spawn(mut model: Box<dyn Model>, config: Config) -> std::io::Result<Self> {
+    pub fn spawn(model: Box<dyn Model>, config: Config) -> std::io::Result<Self> {
+        Self::spawn_drafting(model, None, config)
+    }
+
+    /// Runs `model` on its own thread, with a model that drafts for it if `config` says
+    /// [`Draft`](crate::SpeculationMode::Draft).
+    ///
+    /// # Errors
+    /// As [`Engine::spawn`].
+    pub fn spawn_drafting(
+        mut model: Box<dyn Model>,
+        mut draft: Option<DraftModel>,
+        config: Config,
+    ) -> std::io::Result<Self> {
         let interrupt = Interrupt::default();
-        // Before the owner takes the model: `Model` demands it before any other call.
+        // Before the owner takes the models: `Model` demands it before any other call.
         model.interrupt(Arc::clone(&interrupt));
+        if let Some(draft) = &mut draft {
+            draft.model.interrupt(Arc::clone(&interrupt));
+        }
         let name = format!("engine {}", model.info().name);
-        let (owner, mut engine) = Self::by_hand(model, config);
+        let (owner, mut engine) = Self::by_hand_drafting(model, draft, config);
         let waker = Arc::clone(&engine.shared.waker);
         let thread = OwnerThread::spawn(name, waker, interrupt, move |started| {
             crate::owner::run(owner, started);
@@ -102,6 +119,16 @@ impl Engine {
     /// steerers have begun), those of one request in the order of their choices.
     #[must_use]
     pub fn by_hand(model: Box<dyn Model>, config: Config) -> (EngineOwner, Self) {
+        Self::by_hand_drafting(model, None, config)
+    }
+
+    /// The same with a model that drafts, as [`Engine::spawn_drafting`] has it.
+    #[must_use]
+    pub fn by_hand_drafting(
+        model: Box<dyn Model>,
+        draft: Option<DraftModel>,
+        config: Config,
+    ) -> (EngineOwner, Self) {
         // At least 1: a channel without capacity hands over only to a receiver that waits, which the owner never does.
         let (sender, commands) = sync_channel(at_most(config.queue_requests).max(1));
         let waker = Arc::new(OwnerWaker::default());
@@ -129,7 +156,7 @@ impl Engine {
             queue,
             stats,
         };
-        let owner = EngineOwner::new(model, &shared.config, inbox);
+        let owner = EngineOwner::new(model, draft, &shared.config, inbox);
         let engine = Self {
             shared: Arc::new(shared),
             thread: None,

@@ -17,6 +17,7 @@ mod config;
 #[cfg(feature = "constraints")]
 pub mod constraint;
 mod continuation;
+mod draft_model;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 pub mod embedding;
@@ -66,6 +67,7 @@ mod transcript;
 
 pub use config::{Config, PrefixFileConfig, PrefixSharing, SpeculationMode};
 pub use continuation::tokenize_continuation;
+pub use draft_model::{DraftMismatch, DraftModel};
 pub use engine::Engine;
 pub use outbox::RequestHandle;
 pub use owner::{EngineOwner, SequenceId, StepReport};

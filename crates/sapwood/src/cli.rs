@@ -8,6 +8,7 @@ mod completions;
 mod config;
 mod controller;
 mod doctor;
+mod draft_flags;
 mod key;
 mod llama_flags;
 mod lmtp;
@@ -30,6 +31,7 @@ use crate::config::layers::{Flags, Layers, list};
 use crate::config::{Config, DEMO};
 use crate::failure::{CliError, Exit};
 use crate::hub::ModelSource;
+use draft_flags::DraftFlags;
 use llama_flags::LlamaFlags;
 
 /// One server, runtime and library for streaming generative AI.
@@ -122,6 +124,8 @@ struct ModelFlags {
     // In a box: it is the largest part of every command, and most commands are given none of it.
     #[command(flatten)]
     llama: Box<LlamaFlags>,
+    #[command(flatten)]
+    draft: Box<DraftFlags>,
 }
 
 impl ModelFlags {
@@ -138,15 +142,18 @@ impl ModelFlags {
         .into_iter()
         .find_map(|(flag, given)| given.then_some(flag))
         .or_else(|| self.llama.named())
+        .or_else(|| self.draft.named())
     }
 
     fn set(&self, flags: &mut Flags) -> Result<(), CliError> {
+        let mut keys = self.draft.of_model(self.model.len())?;
         let lora = self.llama.adapters(self.model.len())?;
+        keys.push(("lora".to_owned(), list(lora)));
         if !self.model.is_empty() {
             let models = self
                 .model
                 .iter()
-                .map(|given| model_entry(given, &lora))
+                .map(|given| model_entry(given, &keys))
                 .collect::<Result<Vec<_>, _>>()?;
             flags.set("models", "--model", Some(list(models)));
         }
@@ -163,19 +170,19 @@ impl ModelFlags {
             self.threads_batch,
         );
         self.llama.set(flags);
+        self.draft.set(flags);
         flags.set("engine.parallel", "--parallel", self.parallel);
         Ok(())
     }
 }
 
-/// `NAME=PATH`, or `PATH` under its default name; `demo` is the demo model.
-fn model_entry(given: &str, lora: &[Value]) -> Result<Value, CliError> {
+/// `NAME=PATH`, or `PATH` under its default name; `demo` is the demo model. With other keys of the model.
+fn model_entry(given: &str, keys: &[(String, Value)]) -> Result<Value, CliError> {
+    let mut entry = Dict::from_iter(keys.iter().cloned());
     // Before the path: a file of this name can still be given as `./demo`.
     if given == DEMO {
-        let demo = [("name", Value::from(DEMO)), ("lora", list(lora.to_vec()))];
-        return Ok(Value::from(Dict::from(
-            demo.map(|(key, value)| (key.into(), value)),
-        )));
+        entry.insert("name".into(), Value::from(DEMO));
+        return Ok(Value::from(entry));
     }
     // A URL without a name may have an equals sign in its query.
     let named = given
@@ -192,11 +199,9 @@ fn model_entry(given: &str, lora: &[Value]) -> Result<Value, CliError> {
             masked(given)
         )));
     }
-    Ok(Value::from(Dict::from([
-        ("name".into(), Value::from(name)),
-        ("path".into(), Value::from(path)),
-        ("lora".into(), list(lora.to_vec())),
-    ])))
+    entry.insert("name".into(), Value::from(name));
+    entry.insert("path".into(), Value::from(path));
+    Ok(Value::from(entry))
 }
 
 /// Which server to talk to.
@@ -493,6 +498,39 @@ mod tests {
             &["--lora", "x"][..],
             &["-m", "a.gguf", "-m", "b.gguf", "--lora", "x"],
         ] {
+            let why = set(given).unwrap_err().to_string();
+            assert!(why.contains("one --model"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_draft_model_is_that_of_the_only_model() {
+        let set = |given: &[&str]| {
+            let given = ["sapwood"].iter().chain(given).map(OsString::from);
+            let models = ModelsOnly::try_parse_from(arguments(given)).unwrap().models;
+            let mut flags = Flags::default();
+            models.set(&mut flags)?;
+            Ok::<_, CliError>(figment::Figment::from(flags))
+        };
+        for given in [
+            "-m a.gguf -md b.gguf -ngld all -cd 512 --draft-max 8 --draft-p-min 0.5",
+            "-m a.gguf --model-draft b.gguf --gpu-layers-draft all --ctx-size-draft 512 --draft 8 --draft-p-min 0.5",
+        ] {
+            let read = set(&given.split(' ').collect::<Vec<_>>()).unwrap();
+            let models: Vec<crate::config::ServedModelConfig> =
+                read.extract_inner("models").unwrap();
+            let path = models[0].draft_model.as_deref();
+            assert_eq!(path, Some(Path::new("b.gguf")));
+            assert_eq!(models[0].draft_ctx, Some(512));
+            assert_eq!(
+                serde_json::to_value(models[0].draft_gpu_layers).unwrap(),
+                "all"
+            );
+            let most: u32 = read.extract_inner("engine.draft_tokens_max").unwrap();
+            let p_min: f32 = read.extract_inner("engine.draft_p_min").unwrap();
+            assert_eq!((most, p_min), (8, 0.5));
+        }
+        for given in [&["-md", "b"][..], &["-m", "a", "-m", "c", "-cd", "5"]] {
             let why = set(given).unwrap_err().to_string();
             assert!(why.contains("one --model"), "{why}");
         }

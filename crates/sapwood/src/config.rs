@@ -12,6 +12,7 @@ pub(crate) mod lmtp;
 pub(crate) mod ports;
 pub(crate) mod references;
 pub(crate) mod remote_model;
+pub(crate) mod speculation;
 pub(crate) mod trace;
 pub(crate) mod upstream;
 
@@ -19,7 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sapwood_engine::embedding::Pooling;
-use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
+use sapwood_engine::llama_options::{GpuLayers, LlamaOptions, LoraAdapter};
 use sapwood_kernel::{OutputParsers, ReasoningParser, ToolParser};
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
@@ -36,6 +37,7 @@ use lmtp::LmtpConfig;
 use ports::Preset;
 use references::ReferencesConfig;
 use remote_model::RemoteModel;
+use speculation::SpeculationConfig;
 use trace::TraceConfig;
 use upstream::UpstreamConfig;
 
@@ -185,6 +187,8 @@ pub(crate) struct EngineConfig {
     pub(crate) speculation: SpeculationConfig,
     /// The maximum of tokens of a draft; from 1 to 64.
     pub(crate) draft_tokens_max: u32,
+    /// A draft ends before a token that the draft model gives less than this probability; from 0 to 1.
+    pub(crate) draft_p_min: f32,
     /// Ageing: one of so many admissions goes to the request that has waited longest, whatever its priority; 0: off.
     pub(crate) ageing_turns: u32,
     /// Memory limit of an embedded model in bytes; 0: what the system and its control group have available.
@@ -225,17 +229,6 @@ pub(crate) enum PrefixScope {
     Server,
 }
 
-/// What drafts tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum SpeculationConfig {
-    /// Nothing.
-    #[default]
-    Off,
-    /// Prompt lookup: what followed the same tokens before, in the prompt or the output.
-    Lookup,
-}
-
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
@@ -253,6 +246,7 @@ impl Default for EngineConfig {
             prefix_disk_bytes: 1 << 30,
             speculation: SpeculationConfig::Off,
             draft_tokens_max: 16,
+            draft_p_min: 0.75,
             ageing_turns: 8,
             memory_bytes: 0,
             try_files: true,
@@ -316,9 +310,18 @@ pub(crate) struct ServedModelConfig {
     /// LoRA adapters, of which requests may choose.
     #[serde(default)]
     pub(crate) lora: Vec<LoraAdapter>,
-    /// Overrides `engine.speculation`.
+    /// Overrides `engine.speculation`, which is `draft` for a model with a draft model.
     #[serde(default)]
     pub(crate) speculation: Option<SpeculationConfig>,
+    /// The GGUF file of a small model with the same vocabulary, or what [`ModelSource`] names it by.
+    #[serde(default, serialize_with = "shown_path")]
+    pub(crate) draft_model: Option<PathBuf>,
+    /// Tokens of context per sequence for which it drafts; 0 or unset: as the model.
+    #[serde(default)]
+    pub(crate) draft_ctx: Option<u32>,
+    /// Its layers that a GPU computes. Default: as many as fit.
+    #[serde(default)]
+    pub(crate) draft_gpu_layers: Option<GpuLayers>,
     /// Whether it embeds texts, or scores documents, instead of generating. Default: as its file says.
     #[serde(default)]
     pub(crate) embedding: Option<bool>,
@@ -697,6 +700,7 @@ impl Config {
         }
         self.check_sequences()?;
         self.check_llama()?;
+        self.check_speculation()?;
         self.limits.check()?;
         self.controllers.check()?;
         check_message_bytes("limits.max_message_bytes", self.limits.max_message_bytes)?;
@@ -742,12 +746,6 @@ impl Config {
         let engine = &self.engine;
         if engine.step_ms == 0 {
             let what = "engine.step_ms: must be at least 1";
-            return Err(CliError::usage(what));
-        }
-        if !(1..=DRAFT_TOKENS_MOST).contains(&engine.draft_tokens_max) {
-            let what = format!(
-                "engine.draft_tokens_max: must be from 1 to {DRAFT_TOKENS_MOST}; speculation = \"off\" makes no drafts"
-            );
             return Err(CliError::usage(what));
         }
         let of_engine = ("engine", Some(engine.parallel), Some(engine.kept_prefixes));
@@ -874,8 +872,6 @@ fn secret<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error
 
 const SEQUENCES_MOST: u32 = 1 << 16;
 
-/// The maximum of `draft_tokens_max`: an embedded model has so many output rows beside those of its sequences.
-const DRAFT_TOKENS_MOST: u32 = 64;
 const MESSAGE_BYTES_LEAST: usize = 1 << 10;
 const MESSAGE_BYTES_MOST: usize = 1 << 30;
 

@@ -90,6 +90,33 @@ impl ModelCache {
         name: &str,
         source: &ModelSource,
     ) -> Result<PathBuf, CliError> {
+        let (path, locks) = self.locked(source).await?;
+        let mut loaded = self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.insert(name.to_owned(), locks);
+        Ok(path)
+    }
+
+    /// The same for a further model that is loaded under this name, beside the first.
+    ///
+    /// # Errors
+    /// As [`ModelCache::acquire`].
+    #[cfg_attr(
+        not(feature = "embedded"),
+        allow(dead_code, reason = "no model is loaded from a file")
+    )]
+    pub(crate) async fn acquire_beside(
+        &self,
+        name: &str,
+        source: &ModelSource,
+    ) -> Result<PathBuf, CliError> {
+        let (path, locks) = self.locked(source).await?;
+        let mut loaded = self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.entry(name.to_owned()).or_default().extend(locks);
+        Ok(path)
+    }
+
+    /// The first file of a model, and locks of all of them.
+    async fn locked(&self, source: &ModelSource) -> Result<(PathBuf, Vec<FileLock>), CliError> {
         for _ in 0..LOCK_TRIES {
             let there = self.there(source)?;
             let files = match there {
@@ -98,9 +125,8 @@ impl ModelCache {
             };
             match files.iter().map(|file| FileLock::shared(file)).collect() {
                 Ok(locks) => {
-                    let mut loaded = self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-                    loaded.insert(name.to_owned(), locks);
-                    return Ok(files.into_iter().next().unwrap_or_default());
+                    let first = files.into_iter().next().unwrap_or_default();
+                    return Ok((first, locks));
                 }
                 // Somebody replaces or removes it: either takes no time.
                 Err(NoLock::Held | NoLock::Gone) => sleep(LOCK_POLL).await,

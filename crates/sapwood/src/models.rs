@@ -7,18 +7,18 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
-#[cfg(feature = "embedded")]
-use sapwood_engine::embedded;
 use sapwood_engine::embedding::{Embedder, Pooling, ScriptedEmbedding, ScriptedEmbeddingConfig};
 use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
+#[cfg(feature = "embedded")]
+use sapwood_engine::{DraftModel, embedded};
 use sapwood_engine::{Engine, PrefixFileConfig, PrefixSharing, SpeculationMode, scripted};
 use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
 use serde::{Deserialize, Serialize};
 
+use crate::config::speculation::{DraftSize, SpeculationConfig};
 use crate::config::{
     BackendConfig, Config, EngineConfig, LoadTime, PoolingConfig, PrefixScope, ServedModelConfig,
-    SpeculationConfig,
 };
 use crate::failure::{CliError, Exit};
 use crate::hub::{ModelCache, ModelSource};
@@ -95,6 +95,8 @@ pub(crate) struct ModelSize {
     prefixes_asked: bool,
     cache_tokens: u32,
     speculation: SpeculationConfig,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    draft: Option<DraftSize>,
     memory_bytes: u64,
     #[serde(default)]
     llama: LlamaOptions,
@@ -111,7 +113,7 @@ impl ModelSize {
     /// Whether options or adapters change what is computed.
     #[cfg(feature = "demo-model")]
     fn is_changed(&self) -> bool {
-        self.llama != LlamaOptions::default() || !self.lora.is_empty()
+        self.llama != LlamaOptions::default() || !self.lora.is_empty() || self.draft.is_some()
     }
 
     /// Whether the model of a file embeds.
@@ -141,6 +143,11 @@ impl ModelSize {
             memory_bytes: (self.memory_bytes > 0).then_some(self.memory_bytes),
             llama: self.llama.clone(),
             lora: self.lora.clone(),
+            draft: self.draft.as_ref().map(|draft| embedded::DraftOptions {
+                source: embedded::ModelSource::File(draft.path.clone()),
+                gpu_layers: draft.gpu_layers,
+                context_tokens: unless_zero(draft.ctx),
+            }),
             ..embedded::LoadOptions::default()
         }
     }
@@ -187,6 +194,15 @@ pub(crate) fn plan_without_server(config: &Config) -> Result<Vec<PlannedModel>, 
 }
 
 fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
+    let speculation = match model.backend {
+        // A script decides when its tokens come, and there are no weights to read.
+        BackendConfig::Scripted => SpeculationConfig::Off,
+        BackendConfig::Embedded | BackendConfig::Upstream => {
+            let of_draft = model.draft_model.as_ref().map(|_| SpeculationConfig::Draft);
+            let asked = model.speculation.or(of_draft);
+            asked.unwrap_or(engine.speculation)
+        }
+    };
     ModelSize {
         ctx: model.ctx.unwrap_or(engine.ctx),
         threads: model.threads.unwrap_or(engine.threads),
@@ -197,13 +213,8 @@ fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
         prefixes_asked: model.kept_prefixes.is_some()
             || engine.kept_prefixes != EngineConfig::default().kept_prefixes,
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
-        speculation: match model.backend {
-            // A script decides when its tokens come, and there are no weights to read.
-            BackendConfig::Scripted => SpeculationConfig::Off,
-            BackendConfig::Embedded | BackendConfig::Upstream => {
-                model.speculation.unwrap_or(engine.speculation)
-            }
-        },
+        speculation,
+        draft: DraftSize::of(model, speculation, engine.draft_p_min),
         memory_bytes: engine.memory_bytes,
         llama: model.llama.or(&engine.llama),
         lora: model.lora.clone(),
@@ -234,6 +245,12 @@ fn planned_by(
     let source = match model.backend {
         BackendConfig::Scripted => PlannedSource::Scripted(Box::new(script(model, &size)?)),
         BackendConfig::Embedded => {
+            if let Some(draft) = &size.draft
+                && model.required.unwrap_or(true)
+                && let Ok(ModelSource::File(path)) = ModelSource::read(&draft.path)
+            {
+                look_at(&model.name, "its draft model ", &path)?;
+            }
             if model.is_demo() {
                 let demo = demo(config)?;
                 return Ok(Some(PlannedModel {
@@ -252,7 +269,7 @@ fn planned_by(
             if let (ModelSource::File(path), true) =
                 (source(model)?, model.required.unwrap_or(true))
             {
-                look_at(&model.name, &path)?;
+                look_at(&model.name, "", &path)?;
             }
             weights(model)?
         }
@@ -356,6 +373,7 @@ fn limits(config: &Config, name: &str, size: &ModelSize) -> sapwood_engine::Conf
         speculation: match size.speculation {
             SpeculationConfig::Off => SpeculationMode::Off,
             SpeculationConfig::Lookup => SpeculationMode::Lookup,
+            SpeculationConfig::Draft => SpeculationMode::Draft,
         },
         draft_tokens_max: config.engine.draft_tokens_max,
         ageing_turns: config.engine.ageing_turns,
@@ -387,9 +405,10 @@ fn prefix_file_name(name: &str) -> String {
 ///
 /// # Errors
 /// [`Exit::Model`].
-fn look_at(name: &str, path: &Path) -> Result<(), CliError> {
+fn look_at(name: &str, which: &str, path: &Path) -> Result<(), CliError> {
     is_gguf(path).map_err(|why| {
-        let what = format!("cannot load the model `{name}`: {}: {why}", path.display());
+        let path = path.display();
+        let what = format!("cannot load the model `{name}`: {which}{path}: {why}");
         CliError::exit(Exit::Model, what)
     })
 }
@@ -658,6 +677,8 @@ impl PlannedModel {
             _ => Vec::new(),
         };
         files.extend(self.size.lora.iter().map(|adapter| adapter.path.clone()));
+        let draft = self.size.draft.iter();
+        files.extend(draft.flat_map(|draft| parts(draft.path.clone())));
         files
     }
 
@@ -677,21 +698,34 @@ impl PlannedModel {
     /// # Errors
     /// [`Exit::Model`] with one line that names a remedy.
     #[cfg(feature = "embedded")]
-    pub(crate) async fn located(self, cache: &ModelCache) -> Result<Self, CliError> {
-        let source = match &self.source {
-            PlannedSource::Named(source) => source.clone(),
-            // `models pull` and `rm` may reach it.
-            PlannedSource::File(path) if cache.covers(path) => ModelSource::File(path.clone()),
-            _ => return Ok(self),
-        };
-        let path = cache.acquire(&self.name, &source).await.map_err(|why| {
-            let what = format!("cannot load the model `{}`: {why}", self.name);
+    pub(crate) async fn located(mut self, cache: &ModelCache) -> Result<Self, CliError> {
+        let name = self.name.clone();
+        let failed = |why: CliError| {
+            let what = format!("cannot load the model `{name}`: {why}");
             CliError::exit(Exit::Model, what)
-        })?;
-        Ok(Self {
-            source: PlannedSource::File(path),
-            ..self
-        })
+        };
+        let source = match &self.source {
+            PlannedSource::Named(source) => Some(source.clone()),
+            // `models pull` and `rm` may reach it.
+            PlannedSource::File(path) if cache.covers(path) => {
+                Some(ModelSource::File(path.clone()))
+            }
+            _ => None,
+        };
+        if let Some(source) = source {
+            let path = cache.acquire(&name, &source).await.map_err(&failed)?;
+            self.source = PlannedSource::File(path);
+        }
+        if let Some(draft) = &mut self.size.draft {
+            let source =
+                ModelSource::read(&draft.path).map_err(|why| failed(CliError::usage(why)))?;
+            let is_outside = matches!(&source, ModelSource::File(path) if !cache.covers(path));
+            if !is_outside {
+                let path = cache.acquire_beside(&name, &source).await;
+                draft.path = path.map_err(&failed)?;
+            }
+        }
+        Ok(self)
     }
 
     /// Without llama.cpp no model has a file.
@@ -774,8 +808,14 @@ impl PlannedModel {
             let model = Box::new(model.map_err(to_text)?);
             return spawned(Embedder::spawn(model, &self.limits));
         }
-        let model = embedded::load(name, source, &options, progress).map_err(to_text)?;
-        spawned(Engine::spawn(Box::new(model), self.limits))
+        let mut model = embedded::load(name, source, &options, progress).map_err(to_text)?;
+        let p_min = self.size.draft.as_ref().map_or(0.0, |draft| draft.p_min);
+        let draft = model.take_draft().map(Box::new);
+        let draft = draft.map(|draft| DraftModel::new(draft, &model, p_min));
+        let draft = draft
+            .transpose()
+            .map_err(|why| format!("its draft model: {why}"))?;
+        spawned(Engine::spawn_drafting(Box::new(model), draft, self.limits))
     }
 }
 

@@ -418,7 +418,15 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
     };
     // A caller, even one with scope `admin`, must not make the server read files that the operator has not named.
     // Which models a call may have to load is fixed at the start.
-    for key in ["name", "backend", "path", "lora", "load", "idle_unload"] {
+    for key in [
+        "name",
+        "backend",
+        "path",
+        "lora",
+        "draft_model",
+        "load",
+        "idle_unload",
+    ] {
         if given.remove(key).is_some() {
             return Err(format!("`{key}` can not be changed by a request"));
         }
@@ -430,6 +438,7 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
         backend: mine.backend,
         path: mine.path.clone(),
         lora: mine.lora.clone(),
+        draft_model: mine.draft_model.clone(),
         load: mine.load,
         idle_unload: mine.idle_unload,
         ..given

@@ -71,6 +71,7 @@ impl ModelOrigin {
             threads_batch: None,
             poll: 0,
             memory_bytes: None,
+            draft: None,
             llama: LlamaOptions {
                 batch_tokens: None,
                 ubatch_tokens: None,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::draft::DraftOptions;
 use super::identity::ModelOrigin;
 use super::kind::{architecture, is_encoder};
 use super::llama::ContextSize;
@@ -53,6 +54,8 @@ pub struct LoadOptions {
     pub llama: LlamaOptions,
     /// LoRA adapters, of which requests may choose.
     pub lora: Vec<LoraAdapter>,
+    /// The model that drafts for it, which is loaded with it.
+    pub draft: Option<DraftOptions>,
 }
 
 impl Default for LoadOptions {
@@ -68,6 +71,7 @@ impl Default for LoadOptions {
             memory_bytes: None,
             llama: LlamaOptions::default(),
             lora: Vec::new(),
+            draft: None,
         }
     }
 }
@@ -89,24 +93,26 @@ pub fn load(
     // Before any function of ggml that uses the instructions: a missing one would end the process with an illegal
     // instruction.
     instructions::check()?;
-    let MeasuredModel {
-        header,
-        plan,
-        backend,
-        gpu_layers,
-        estimate,
-    } = MeasuredModel::new(source, options)?;
+    let mut measured = MeasuredModel::new(source, options)?;
+    let estimate = measured.estimate;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
-    let _reserved = plan.reserve_memory(estimate, options, progress)?;
-    // Opened before llama.cpp opens them, in case that others take their names meanwhile.
-    let parts = header.number("split.count").unwrap_or(1);
-    let origin = ModelOrigin::new(source, parts, options);
-    let mut model = weights(source, &header, options, backend, gpu_layers, progress)?;
-    for adapter in &options.lora {
-        let added = model.add_adapter(&adapter.path);
-        added.map_err(|why| lora::refused(&adapter.path, &why))?;
-    }
-    serve(name, &header, Arc::new(model), &plan, options, origin)
+    let _reserved = measured.plan.reserve_memory(estimate, options, progress)?;
+    let draft = match (measured.draft.take(), &options.draft) {
+        (Some(draft), Some(of_draft)) => {
+            let own = of_draft.load_options(measured.plan.context_tokens, options);
+            let name = format!("{name} (draft model)");
+            let mut wait = |_| progress(0.0);
+            let loaded = draft.load(&name, &of_draft.source, &own, &mut wait);
+            let loaded = loaded.map_err(LoadError::of_draft)?;
+            // The draft model has taken a part of the GPU's memory.
+            measured.gpu_layers = measured.plan.offload(&measured.header, options).0;
+            Some(Box::new(loaded))
+        }
+        _ => None,
+    };
+    let mut model = measured.load(name, source, options, progress)?;
+    model.draft = draft;
+    Ok(model)
 }
 
 /// Loads the weights and the vocabulary.
@@ -172,7 +178,9 @@ struct MeasuredModel {
     plan: LoadPlan,
     backend: llama::LlamaBackend,
     gpu_layers: u32,
+    /// Of the draft model too.
     estimate: memory::Estimate,
+    draft: Option<Box<Self>>,
 }
 
 impl MeasuredModel {
@@ -185,13 +193,49 @@ impl MeasuredModel {
         let backend = llama::LlamaBackend::start(options.llama.numa);
         let (gpu_layers, mut estimate) = plan.offload(&header, options);
         estimate.weights = estimate.weights.saturating_add(adapter_bytes);
+        let draft = match &options.draft {
+            Some(draft) => {
+                let options = draft.load_options(plan.context_tokens, options);
+                let measured = Self::new(&draft.source, &options).map_err(LoadError::of_draft)?;
+                estimate = estimate.with(measured.estimate);
+                Some(Box::new(measured))
+            }
+            None => None,
+        };
         Ok(Self {
             header,
             plan,
             backend,
             gpu_layers,
             estimate,
+            draft,
         })
+    }
+
+    /// Loads it, in memory that is reserved.
+    fn load(
+        self,
+        name: &str,
+        source: &ModelSource,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<Embedded, LoadError> {
+        let Self {
+            header,
+            plan,
+            backend,
+            gpu_layers,
+            ..
+        } = self;
+        // Opened before llama.cpp opens them, in case that others take their names meanwhile.
+        let parts = header.number("split.count").unwrap_or(1);
+        let origin = ModelOrigin::new(source, parts, options);
+        let mut model = weights(source, &header, options, backend, gpu_layers, progress)?;
+        for adapter in &options.lora {
+            let added = model.add_adapter(&adapter.path);
+            added.map_err(|why| lora::refused(&adapter.path, &why))?;
+        }
+        serve(name, &header, Arc::new(model), &plan, options, origin)
     }
 }
 
@@ -289,6 +333,7 @@ fn serve(
         warm_times: None,
         saved_slots,
         origin,
+        draft: None,
     };
     embedded.warm_up();
     Ok(embedded)

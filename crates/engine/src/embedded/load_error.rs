@@ -94,6 +94,9 @@ pub enum LoadError {
     /// Its chat template does not parse.
     #[error("the model's own template is not usable: {0}")]
     Template(#[from] TemplateError),
+    /// The draft model was not loaded.
+    #[error("its draft model: {0}")]
+    Draft(Box<Self>),
     /// An option is out of range.
     #[error("{0}")]
     Option(String),
@@ -103,4 +106,14 @@ pub enum LoadError {
     /// llama.cpp refused the model.
     #[error("llama.cpp cannot load the model: {0}")]
     Llama(String),
+}
+
+impl LoadError {
+    /// The error of a draft model.
+    pub(super) fn of_draft(self) -> Self {
+        match self {
+            Self::Stopped => Self::Stopped,
+            why => Self::Draft(Box::new(why)),
+        }
+    }
 }

@@ -148,6 +148,15 @@ impl Estimate {
         }
     }
 
+    /// Adds what another model needs, which is loaded with this one.
+    pub(super) fn with(self, other: Self) -> Self {
+        Self {
+            weights: self.weights.saturating_add(other.weights),
+            cache: self.cache.saturating_add(other.cache),
+            pass: self.pass.saturating_add(other.pass),
+        }
+    }
+
     /// Returns how many of a model's layers fit into so many bytes of GPU memory, with their part of the KV cache and the
     /// buffers of a decode call. The output counts as one layer.
     pub(super) fn layers_that_fit(&self, layers: u32, free: u64) -> u32 {

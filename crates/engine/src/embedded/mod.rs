@@ -10,6 +10,7 @@
 //! kernels depend on it), so `deterministic` is false for all (D-21).
 
 mod checks;
+mod draft;
 mod embedding;
 mod guard;
 mod identity;
@@ -40,6 +41,7 @@ use std::time::Duration;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
+pub use self::draft::DraftOptions;
 pub use self::embedding::{
     EmbeddedEncoder, EmbeddingOptions, embeds, lacks_memory_embedding, load_embedding,
 };
@@ -66,6 +68,8 @@ pub struct Embedded {
     /// Memory for saved slots.
     saved_slots: memory::SavedSlotsLimit,
     origin: identity::ModelOrigin,
+    /// The draft model that was loaded with it, until it is taken.
+    draft: Option<Box<Self>>,
 }
 
 /// Returns how many cells of cached prefixes a token may scan, so that this takes a fiftieth of its time. A small model does

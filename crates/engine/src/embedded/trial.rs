@@ -22,6 +22,10 @@ impl Embedded {
     /// # Errors
     /// Why the model cannot be used, for people.
     pub fn try_out(&mut self) -> Result<(), String> {
+        if let Some(draft) = &mut self.draft {
+            let tried = draft.try_out();
+            tried.map_err(|why| format!("its draft model: {why}"))?;
+        }
         let capacity = self.capacity();
         let slots = 0..capacity.slots.min(2);
         let opening = SlotPurpose {

@@ -123,7 +123,7 @@ impl Batch {
             if !self.plan(requests) {
                 return Decoded::Tokens(0);
             }
-            self.draft(requests, drafts, clock.is_running());
+            let rows = self.ration_rows(requests);
             for share in &self.shares {
                 // Only the last known token gives an output row. `mid` starts before the decode call, so that the
                 // steerer works meanwhile (AI-811).
@@ -132,6 +132,8 @@ impl Batch {
                 }
             }
             flush(requests, self.shares.iter().map(|share| share.key));
+            // After `mid`: steerers work while the draft model does too.
+            self.draft(requests, rows, drafts, clock, now);
             // Built anew in each round, because making room may have preempted a sequence of the plan.
             self.build(requests);
             let panics = &requests.stats.panics;
@@ -206,9 +208,15 @@ impl Batch {
         }
     }
 
-    /// Drafts with what the plan leaves.
-    fn draft(&mut self, requests: &mut Requests, drafts: bool, timed: bool) {
-        let rows = self.ration_rows(requests);
+    /// Drafts with what the plan leaves, and so many output rows.
+    fn draft(
+        &mut self,
+        requests: &mut Requests,
+        rows: usize,
+        drafts: bool,
+        clock: &StepClock,
+        now: Time,
+    ) {
         let total: usize = self.shares.iter().map(|share| share.tokens).sum();
         let decoding = self.shares.iter().filter(|share| share.tokens == 1).count();
         // Drafts take time as prompts do, and prompts come first.
@@ -225,9 +233,10 @@ impl Batch {
             tokens: least.unwrap_or(0),
             prompt_tokens,
             time_max: self.pace.decode_seconds(decoding, prompt_tokens),
-            timed,
+            timed: clock.is_running(),
         };
-        self.speculation.draft(requests, &self.shares, budget);
+        self.speculation
+            .draft(requests, &self.shares, budget, clock, now);
     }
 
     /// Shortens shares so that the batch needs no more output rows than the model has. One row is reserved for each

@@ -1,5 +1,5 @@
-//! How long a draft should be: [`DraftLength`] learns what of a sequence's drafts is accepted, and [`DraftCost`] what
-//! draft tokens add to the time of a decode call.
+//! How long a draft should be: [`DraftLength`] learns what of a sequence's drafts is accepted, [`DraftCost`] what draft
+//! tokens add to the time of a decode call, and [`DraftCalls`] what calls of the draft model take.
 //!
 //! Where one token of one sequence is decoded, most of the time goes to reading the weights, and some more tokens cost
 //! little. Beside many sequences they cost nearly as much as their share of the step, and drafting ends by itself.
@@ -22,7 +22,7 @@ const MEASURED_MIN: usize = 3;
 /// Drafts are made if they are expected to save so many times what they cost.
 const WORTH: f64 = 1.15;
 /// Drafts may make a step so many times longer for a sequence that they do not make faster.
-const SLOWER_MAX: f64 = 1.25;
+pub(super) const SLOWER_MAX: f64 = 1.25;
 /// A number of tokens that was not measured is expected to take this share of what the tokens of a smaller one took.
 const UNKNOWN_SHARE: f64 = 0.5;
 /// After so many steps with drafts, one without is measured: longer sequences take longer.
@@ -39,6 +39,8 @@ pub(super) struct DraftLength {
     max: usize,
     /// The share of draft tokens that were accepted among those that were compared.
     accepted: f64,
+    /// The share of tokens that a draft has among those that it was to have: a draft model may be too unsure.
+    offered: f64,
     /// Rejected drafts in a row.
     failures: u32,
     /// Steps until the next draft.
@@ -52,6 +54,7 @@ impl DraftLength {
             length: FIRST_TOKENS,
             max,
             accepted: 0.5,
+            offered: 1.0,
             failures: 0,
             pause: 0,
         }
@@ -66,12 +69,30 @@ impl DraftLength {
         self.length.min(self.max)
     }
 
-    /// Returns how many tokens of a draft of this length are expected to be accepted.
-    pub(super) fn expected(&self, drafted: usize) -> f64 {
-        let rate = self.accepted;
-        (1..=drafted)
-            .fold((0.0, 1.0), |(sum, all), _| (sum + all * rate, all * rate))
-            .0
+    /// Returns how many tokens of a draft that is to have so many are expected to be accepted.
+    pub(super) fn expected(&self, planned: usize) -> f64 {
+        powers(self.offered * self.accepted, planned)
+    }
+
+    /// Returns how many tokens it is expected to have.
+    pub(super) fn expected_tokens(&self, planned: usize) -> f64 {
+        powers(self.offered, planned)
+    }
+
+    /// Returns how many calls of a draft model it is expected to take: each token that it has, but the last, is followed by
+    /// another call.
+    pub(super) fn expected_calls(&self, planned: usize) -> f64 {
+        1.0 + powers(self.offered, planned.saturating_sub(1))
+    }
+
+    /// Takes that a draft model gave so many tokens, and whether it was too unsure for more.
+    pub(super) fn observe_offered(&mut self, tokens: usize, is_cut: bool) {
+        for _ in 0..tokens {
+            self.offered += (1.0 - self.offered) * NEW_SHARE;
+        }
+        if is_cut {
+            self.offered -= self.offered * NEW_SHARE;
+        }
     }
 
     /// Takes how many of the `drafted` tokens were accepted.
@@ -100,6 +121,15 @@ impl DraftLength {
     }
 }
 
+/// The sum of the first powers of a share.
+fn powers(share: f64, count: usize) -> f64 {
+    (0..count)
+        .fold((0.0, 1.0), |(sum, power), _| {
+            (sum + power * share, power * share)
+        })
+        .0
+}
+
 /// Classes of numbers, by their logarithm.
 const CLASSES: usize = 12;
 
@@ -115,6 +145,8 @@ pub(super) struct StepDrafts {
     pub(super) least: f64,
     /// What the decoding sequences and the drafts may take, in seconds.
     pub(super) time_max: f64,
+    /// What making the drafts takes, in seconds; `None`: that was not measured.
+    pub(super) drafting: Option<f64>,
 }
 
 /// What draft tokens cost, for each class of numbers of decoding sequences and of draft tokens.
@@ -122,10 +154,45 @@ pub(super) struct StepDrafts {
 pub(super) struct DraftCost {
     /// Not in place: owners are moved, and these are some ten kilobytes.
     costs: Box<[DecodeCost]>,
+}
+
+/// When drafts that do not pay are made nevertheless, to measure them again.
+#[derive(Debug)]
+pub(super) struct DraftTrials {
     /// Steps in a row in which drafts did not pay, since the last trial.
     declined: u32,
     /// Such steps until the next trial.
     interval: u32,
+}
+
+impl Default for DraftTrials {
+    fn default() -> Self {
+        Self {
+            declined: 0,
+            interval: TRIAL_STEPS,
+        }
+    }
+}
+
+impl DraftTrials {
+    /// Takes that the drafts of a step pay.
+    pub(super) fn paid(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Takes that no draft of this step pays. Returns whether one is to be made nevertheless, until one [is](Self::tried).
+    pub(super) fn are_due(&mut self) -> bool {
+        self.declined = self.declined.saturating_add(1);
+        self.declined >= self.interval
+    }
+
+    /// Takes that a draft is made.
+    pub(super) fn tried(&mut self) {
+        if self.declined >= self.interval {
+            self.declined = 0;
+            self.interval = (self.interval * 2).min(TRIAL_STEPS_MAX);
+        }
+    }
 }
 
 /// The times of steps with so many decoding sequences.
@@ -198,8 +265,6 @@ impl Default for DraftCost {
     fn default() -> Self {
         Self {
             costs: vec![DecodeCost::default(); CLASSES].into(),
-            declined: 0,
-            interval: TRIAL_STEPS,
         }
     }
 }
@@ -216,27 +281,16 @@ impl DraftCost {
     pub(super) fn pays(&self, drafts: StepDrafts) -> Option<bool> {
         let cost = &self.costs[class(drafts.decoding)];
         let plain = cost.plain.least()?;
-        let time = cost.drafting_time(plain, drafts.tokens)?;
+        let time = cost.drafting_time(plain, drafts.tokens)? + drafts.drafting?;
         // In a step without drafts each sequence gets one token.
         let saves = drafts.accepted / count(drafts.decoding) * plain > (time - plain) * WORTH;
         let is_fair = time <= plain * SLOWER_MAX.max(1.0 + drafts.least);
         Some(saves && is_fair && time <= drafts.time_max)
     }
 
-    /// Takes that the drafts of a step pay.
-    pub(super) fn paid(&mut self) {
-        (self.declined, self.interval) = (0, TRIAL_STEPS);
-    }
-
-    /// Takes that no draft of this step pays. Returns whether one is made nevertheless, to measure it again.
-    pub(super) fn tries_again(&mut self) -> bool {
-        self.declined += 1;
-        let tries = self.declined >= self.interval;
-        if tries {
-            self.declined = 0;
-            self.interval = (self.interval * 2).min(TRIAL_STEPS_MAX);
-        }
-        tries
+    /// Returns the time of a step without drafts, in seconds; `None`: too little was measured.
+    pub(super) fn plain_time(&self, decoding: usize) -> Option<f64> {
+        self.costs[class(decoding)].plain.least()
     }
 
     /// Takes the time of a decode call without prompt tokens.
@@ -249,6 +303,42 @@ impl DraftCost {
             cost.drafting[class(drafted)].push(took, drafted);
             cost.drafted += 1;
         }
+    }
+}
+
+/// What calls of the draft model take.
+#[derive(Debug, Default)]
+pub(super) struct DraftCalls {
+    /// With a token or two of so many sequences.
+    calls: [RecentTimes; CLASSES],
+    /// Each of many tokens.
+    token: RecentTimes,
+}
+
+impl DraftCalls {
+    /// Returns the time of a call for so many sequences, in seconds; `None`: too little was measured.
+    pub(super) fn seconds(&self, sequences: usize) -> Option<f64> {
+        self.calls[class(sequences)].least()
+    }
+
+    /// Returns how many tokens can be computed in so many seconds; 0 if too little was measured.
+    pub(super) fn tokens_in(&self, seconds: f64) -> usize {
+        let token = self.token.least();
+        // A cast saturates, and the batch limits the number.
+        token.map_or(0, |token| (seconds / token.max(1e-9)).max(0.0) as usize)
+    }
+
+    /// Takes the time of a call with so many tokens for the next ones of so many sequences.
+    pub(super) fn observe(&mut self, sequences: usize, tokens: usize, took: Duration) {
+        // More are catching up.
+        if tokens <= 2 * sequences {
+            self.calls[class(sequences)].push(took, 0);
+        }
+    }
+
+    /// Takes the time of a call with so many tokens that catch up.
+    pub(super) fn observe_catch_up(&mut self, tokens: usize, took: Duration) {
+        self.token.push(took.div_f64(count(tokens)), 0);
     }
 }
 
@@ -289,12 +379,18 @@ mod tests {
             accepted: accepted * (tokens * decoding) as f64,
             least: accepted * tokens as f64,
             time_max: f64::INFINITY,
+            drafting: Some(0.0),
         }
     }
 
     /// Steps in which every sequence has a draft of 4 tokens, all of which are accepted or none; returns in how many of the
     /// last hundred they are decoded.
-    fn drafted(cost: &mut DraftCost, machine: Machine, decoding: usize, accepted: f64) -> usize {
+    fn drafted(
+        (cost, trials): &mut (DraftCost, DraftTrials),
+        machine: Machine,
+        decoding: usize,
+        accepted: f64,
+    ) -> usize {
         let step = |_| {
             let tokens = 4 * decoding;
             if cost.needs_plain(decoding) {
@@ -303,9 +399,12 @@ mod tests {
             }
             let pays = cost.pays(all_draft(decoding, 4, accepted)) != Some(false);
             if pays {
-                cost.paid();
+                trials.paid();
             }
-            let drafts = pays || cost.tries_again();
+            let drafts = pays || trials.are_due();
+            if drafts {
+                trials.tried();
+            }
             let drafted = if drafts { tokens } else { 0 };
             cost.observe(decoding, drafted, machine.takes(decoding + drafted));
             drafts
@@ -334,7 +433,7 @@ mod tests {
             (compute, 1, 0.9, false),
             (compute, 16, 0.9, false),
         ] {
-            let steps = drafted(&mut DraftCost::default(), machine, decoding, accepted);
+            let steps = drafted(&mut Default::default(), machine, decoding, accepted);
             let right = if expected { steps >= 95 } else { steps <= 10 };
             assert!(right, "{machine:?} {decoding} {accepted}: {steps}");
         }
@@ -351,7 +450,7 @@ mod tests {
             token_us: 100,
             ..slow
         };
-        let mut cost = DraftCost::default();
+        let mut cost = Default::default();
         assert!(drafted(&mut cost, slow, 1, 0.9) <= 10);
         let steps = (0..16).map(|_| drafted(&mut cost, fast, 1, 0.9)).max();
         assert!(steps >= Some(95), "{steps:?}");

@@ -21,6 +21,7 @@
 //! | [`step_clock::StepClock`] | the time of a step | how long a step waits for steerers |
 //! | [`step_pace::StepPace`] | the measured cost of tokens | how many prompt tokens a step computes |
 //! | [`speculation::Speculation`] | the measured cost of drafts | which tokens are drafted |
+//! | [`drafter::Drafter`] | the draft model and its slots | what the draft model gives |
 //! | [`progress::ProgressReports`] | a timer | when followers are notified |
 //! | [`requests::Requests`] | requests, sequences, the scheduler | nothing: appends tokens, ends and preempts sequences |
 //! | [`kv_slots::KvSlots`] | the model and its prefix cache | which cached prefix is evicted |
@@ -39,6 +40,7 @@ mod batch;
 mod checkpoints;
 mod detokenizer;
 mod draft_pace;
+mod drafter;
 mod fuel;
 mod kv_slots;
 mod opening;
@@ -66,11 +68,13 @@ use sapwood_proto::time::Time;
 
 use crate::api::ModelInfo;
 use crate::config::{Config, PrefixFileConfig, SpeculationMode};
+use crate::draft_model::DraftModel;
 use crate::inbox::OwnerInbox;
 use crate::model::Model;
 use crate::scheduler::Scheduler;
 use admission::Admission;
 use batch::{Batch, Decoded};
+use drafter::Drafter;
 use kv_slots::KvSlots;
 use progress::ProgressReports;
 use recovery::fenced;
@@ -99,7 +103,12 @@ pub struct EngineOwner {
 }
 
 impl EngineOwner {
-    pub(crate) fn new(model: Box<dyn Model>, config: &Config, inbox: OwnerInbox) -> Self {
+    pub(crate) fn new(
+        model: Box<dyn Model>,
+        draft: Option<DraftModel>,
+        config: &Config,
+        inbox: OwnerInbox,
+    ) -> Self {
         let (info, capacity) = (model.info(), model.capacity());
         let vocabulary = model.vocabulary();
         let (stats, queue) = (Arc::clone(&inbox.stats), Arc::clone(&inbox.queue));
@@ -110,10 +119,14 @@ impl EngineOwner {
         let pace = StepPace::new(Duration::from_millis(config.step_ms), model.warm_times());
         let drafts = match config.speculation {
             // Of a slot that cannot be truncated, rejected tokens could not be taken back.
-            SpeculationMode::Lookup if info.truncates => config.draft_tokens_max as usize,
-            SpeculationMode::Lookup | SpeculationMode::Off => 0,
+            SpeculationMode::Lookup | SpeculationMode::Draft if info.truncates => {
+                config.draft_tokens_max as usize
+            }
+            _ => 0,
         };
-        let speculation = Speculation::new(drafts);
+        let draft = draft.filter(|_| config.speculation == SpeculationMode::Draft);
+        let drafter = draft.map(|draft| Drafter::new(draft, &info.name));
+        let speculation = Speculation::new(drafts, drafter);
         let slots = KvSlots::new(model, config);
         let scheduler = Scheduler::new(info.parallel as usize, config.ageing_turns);
         let rules = SteerRules {

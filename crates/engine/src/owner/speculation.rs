@@ -1,10 +1,14 @@
 //! [`Speculation`]: drafts the next tokens of sequences, so that one decode call gives several tokens of each.
 //!
 //! ```text
-//!   plan ─► draft: copied from where the last tokens occurred before ─► decode: last token and draft, a row after each
+//!   plan ─► draft: copied from where the last tokens occurred before, or else given by the draft model
+//!        ─► decode: last token and draft, a row after each
 //!        ─► verify: sample each row as always; while the token is that of the draft, the next row is the right one
 //!        ─► accept those, truncate the slot behind them
 //! ```
+//!
+//! Looking up costs nothing, so it comes first. The draft model takes time ([`super::drafter`]), which counts in whether a
+//! draft pays: so the lengths of its drafts are planned before it is asked.
 //!
 //! Every token is sampled from the row that follows the tokens before it, with the draw of its position. So the output is
 //! that of decoding without drafts: not only its distribution, but the tokens themselves, for each seed. A draft decides
@@ -16,9 +20,12 @@
 use std::time::Duration;
 
 use sapwood_proto::steer::Token;
+use sapwood_proto::time::Time;
 
-use super::draft_pace::{DraftCost, DraftLength, StepDrafts};
+use super::draft_pace::{DraftCost, DraftLength, DraftTrials, SLOWER_MAX, StepDrafts};
+use super::drafter::{CatchUpBudget, DraftTask, Drafter};
 use super::requests::Requests;
+use super::step_clock::StepClock;
 use crate::prompt_lookup::PromptLookup;
 use crate::scheduler::{SequenceKey, StepShare};
 
@@ -30,7 +37,12 @@ const OUTPUT_TOKENS: usize = 2_048;
 pub(super) struct Drafting {
     /// `None` until the first draft, and after a preemption.
     lookup: Option<PromptLookup>,
-    length: DraftLength,
+    looked_up: DraftLength,
+    modelled: DraftLength,
+    /// The draft of this step is the draft model's.
+    is_modelled: bool,
+    /// How many tokens the draft of this step may have; that of the draft model is made last.
+    planned: usize,
     /// The draft of this step, which follows the last known token.
     draft: Vec<Token>,
     /// How many tokens of it were accepted.
@@ -43,7 +55,10 @@ impl Drafting {
     fn new(max: usize) -> Self {
         Self {
             lookup: None,
-            length: DraftLength::new(max),
+            looked_up: DraftLength::new(max),
+            modelled: DraftLength::new(max),
+            is_modelled: false,
+            planned: 0,
             draft: Vec::new(),
             accepted: 0,
             off: false,
@@ -60,14 +75,50 @@ impl Drafting {
         self.draft.get(self.accepted) == Some(&token)
     }
 
-    /// Drafts at most so many tokens behind those that are known.
-    fn propose(&mut self, tokens: &[Token], most: usize) {
-        let most = self.length.next().min(most);
-        if most > 0 && !self.off {
+    /// Looks up at most so many tokens behind those that are known, or else plans a draft of the draft model, if there is one.
+    fn propose(&mut self, tokens: &[Token], most: usize, has_model: bool) {
+        if most == 0 || self.off {
+            return;
+        }
+        let length = self.looked_up.next().min(most);
+        if length > 0 {
             let lookup = self
                 .lookup
                 .get_or_insert_with(|| PromptLookup::new(tokens.len() + OUTPUT_TOKENS));
-            lookup.draft(tokens, most, &mut self.draft);
+            lookup.draft(tokens, length, &mut self.draft);
+        }
+        self.planned = self.draft.len();
+        self.is_modelled = self.draft.is_empty() && has_model;
+        if self.is_modelled {
+            self.planned = self.modelled.next().min(most);
+        }
+    }
+
+    /// Shortens what is planned.
+    fn shorten(&mut self, most: usize) {
+        self.planned = self.planned.min(most);
+        self.draft.truncate(self.planned);
+    }
+
+    /// What is known of drafts like that of this step.
+    fn length(&self) -> &DraftLength {
+        if self.is_modelled {
+            &self.modelled
+        } else {
+            &self.looked_up
+        }
+    }
+
+    /// Takes what the draft model gave.
+    fn take(&mut self, task: DraftTask) {
+        self.draft = task.draft;
+        self.planned = self.draft.len();
+        if task.is_asked {
+            self.modelled.observe_offered(self.planned, task.is_cut);
+            if self.draft.is_empty() {
+                // A draft that fails before it is verified.
+                self.modelled.observe(0, 0);
+            }
         }
     }
 
@@ -80,7 +131,12 @@ impl Drafting {
 
     /// Ends the draft after a token that is not in it.
     pub(super) fn finish(&mut self) {
-        self.length.observe(self.draft.len(), self.accepted);
+        let (drafted, accepted) = (self.draft.len(), self.accepted);
+        if self.is_modelled {
+            self.modelled.observe(drafted, accepted);
+        } else {
+            self.looked_up.observe(drafted, accepted);
+        }
         self.clear();
     }
 
@@ -93,7 +149,7 @@ impl Drafting {
     /// Drops the draft.
     pub(super) fn clear(&mut self) {
         self.draft.clear();
-        self.accepted = 0;
+        (self.planned, self.accepted) = (0, 0);
     }
 }
 
@@ -116,6 +172,9 @@ pub(super) struct Speculation {
     /// The maximum of tokens of a draft; 0: nothing is drafted.
     max: usize,
     cost: DraftCost,
+    trials: DraftTrials,
+    drafter: Option<Drafter>,
+    model_trials: DraftTrials,
     /// Sequences with a draft in this step. A buffer that retains its allocation.
     drafting: Vec<SequenceKey>,
     /// Which of them gets first what cannot be divided; moves on with each step.
@@ -124,10 +183,13 @@ pub(super) struct Speculation {
 
 impl Speculation {
     /// Drafts at most `max` tokens of a sequence; 0: none.
-    pub(super) fn new(max: usize) -> Self {
+    pub(super) fn new(max: usize, drafter: Option<Drafter>) -> Self {
         Self {
             max,
             cost: DraftCost::default(),
+            trials: DraftTrials::default(),
+            drafter,
+            model_trials: DraftTrials::default(),
             drafting: Vec::new(),
             turn: 0,
         }
@@ -139,6 +201,8 @@ impl Speculation {
         requests: &mut Requests,
         shares: &[StepShare],
         budget: DraftBudget,
+        clock: &StepClock,
+        now: Time,
     ) {
         self.clear(requests);
         let decoding = shares.iter().filter(|share| share.tokens == 1).count();
@@ -150,6 +214,7 @@ impl Speculation {
         if measures && self.cost.needs_plain(decoding) {
             return;
         }
+        let has_model = self.drafter.as_ref().is_some_and(Drafter::is_on);
         for share in shares.iter().filter(|share| share.tokens == 1) {
             let most = most_tokens(requests, share.key).min(budget.tokens);
             if most == 0 {
@@ -159,8 +224,8 @@ impl Speculation {
             let drafting = sequence
                 .drafting
                 .get_or_insert_with(|| Box::new(Drafting::new(self.max)));
-            drafting.propose(&sequence.tokens, most);
-            if !drafting.draft.is_empty() {
+            drafting.propose(&sequence.tokens, most, has_model);
+            if drafting.planned > 0 {
                 self.drafting.push(share.key);
             }
         }
@@ -168,54 +233,77 @@ impl Speculation {
         if budget.timed && !self.drafting.is_empty() {
             self.shorten(requests, decoding, budget);
         }
+        if has_model {
+            self.ask(requests, decoding, budget, clock, now);
+        }
     }
 
     /// Shortens the drafts to so many tokens together: each has an equal part, and in turn what others leave of theirs.
     fn divide(&mut self, requests: &mut Requests, tokens: usize) {
-        let sequences = &mut requests.sequences;
-        let length = |key: &SequenceKey| sequences[*key].draft().len();
-        let all: usize = self.drafting.iter().map(length).sum();
+        let planned = |key: &SequenceKey| planned(requests, *key);
+        let all: usize = self.drafting.iter().map(planned).sum();
         if all <= tokens {
             return;
         }
         let part = tokens / self.drafting.len();
-        let parts = self.drafting.iter().map(|key| length(key).min(part));
+        let parts = self.drafting.iter().map(|key| planned(key).min(part));
         let mut left = tokens - parts.sum::<usize>();
         self.turn = (self.turn + 1) % self.drafting.len();
         self.drafting.rotate_left(self.turn);
         self.drafting.retain(|&key| {
-            let Some(drafting) = &mut sequences[key].drafting else {
+            let Some(drafting) = &mut requests.sequences[key].drafting else {
                 return false;
             };
-            let more = drafting.draft.len().saturating_sub(part).min(left);
+            let more = drafting.planned.saturating_sub(part).min(left);
             left -= more;
-            drafting.draft.truncate(part + more);
-            !drafting.draft.is_empty()
+            drafting.shorten(part + more);
+            drafting.planned > 0
         });
     }
 
-    /// Shortens the drafts to where they save more time than they take and hold nobody up for long, or drops them. What was not
-    /// measured is tried.
+    /// Shortens the drafts to where they save more time than they take and hold nobody up for long, or drops them: first those
+    /// of the draft model, which take time to make. What was not measured is tried.
     fn shorten(&mut self, requests: &mut Requests, decoding: usize, budget: DraftBudget) {
         let measures = budget.prompt_tokens == 0;
-        let mut most = self.max;
-        while !self
-            .cost
-            .pays(self.step_drafts(requests, decoding, most, budget.time_max))
-            .unwrap_or(measures)
-        {
-            most /= 2;
-            if most == 0 {
-                if !measures || !self.cost.tries_again() {
-                    self.clear(requests);
-                }
+        let are_modelled = self.drafting.iter().any(|&key| is_modelled(requests, key));
+        if are_modelled {
+            if let Some(most) = self.paying(requests, decoding, budget) {
+                self.model_trials.paid();
+                self.trials.paid();
+                return self.shorten_to(requests, most);
+            }
+            if measures && self.model_trials.are_due() {
+                return;
+            }
+            self.drop_modelled(requests);
+            if self.drafting.is_empty() {
                 return;
             }
         }
-        self.cost.paid();
+        if let Some(most) = self.paying(requests, decoding, budget) {
+            self.trials.paid();
+            self.shorten_to(requests, most);
+        } else if measures && self.trials.are_due() {
+            self.trials.tried();
+        } else {
+            self.clear(requests);
+        }
+    }
+
+    /// Returns the length to which drafts have to be shortened to pay; `None` if they do not.
+    fn paying(&self, requests: &Requests, decoding: usize, budget: DraftBudget) -> Option<usize> {
+        let unknown = budget.prompt_tokens == 0;
+        let lengths = std::iter::successors(Some(self.max), |most| Some(most / 2));
+        lengths.take_while(|&most| most > 0).find(|&most| {
+            let drafts = self.step_drafts(requests, decoding, most, budget.time_max);
+            self.cost.pays(drafts).unwrap_or(unknown)
+        })
+    }
+
+    fn shorten_to(&self, requests: &mut Requests, most: usize) {
         for &key in &self.drafting {
             if let Some(drafting) = &mut requests.sequences[key].drafting {
-                drafting.draft.truncate(most);
+                drafting.shorten(most);
             }
         }
     }
@@ -235,16 +323,89 @@ impl Speculation {
             accepted: 0.0,
             least: if all_draft { f64::INFINITY } else { 0.0 },
             time_max,
+            drafting: Some(0.0),
         };
+        let (mut tokens, mut calls, mut modelled) = (0.0, 0.0_f64, 0);
         let drafts = self.drafting.iter();
         for drafting in drafts.filter_map(|&key| requests.sequences[key].drafting.as_ref()) {
-            let tokens = drafting.draft.len().min(most);
-            let accepted = drafting.length.expected(tokens);
-            step.tokens += tokens;
+            let (planned, length) = (drafting.planned.min(most), drafting.length());
+            let accepted = length.expected(planned);
+            tokens += length.expected_tokens(planned);
             step.accepted += accepted;
             step.least = step.least.min(accepted);
+            if drafting.is_modelled {
+                modelled += 1;
+                calls = calls.max(length.expected_calls(planned));
+            }
+        }
+        // Drafts are short.
+        step.tokens = tokens.ceil() as usize;
+        if modelled > 0 {
+            let drafter = self.drafter.as_ref();
+            let call = drafter.and_then(|drafter| drafter.calls().seconds(modelled));
+            step.drafting = call.map(|call| call * calls);
         }
         step
+    }
+
+    /// Lets the draft model make the drafts that are planned for it. Sequences that are many tokens behind catch up instead.
+    fn ask(
+        &mut self,
+        requests: &mut Requests,
+        decoding: usize,
+        budget: DraftBudget,
+        clock: &StepClock,
+        now: Time,
+    ) {
+        let Some(drafter) = &mut self.drafter else {
+            return;
+        };
+        let task = |&key: &SequenceKey| {
+            let drafting = requests.sequences[key].drafting.as_mut();
+            let drafting = drafting.filter(|drafting| drafting.is_modelled)?;
+            let buffer = std::mem::take(&mut drafting.draft);
+            Some(DraftTask::new(key, drafting.planned, buffer))
+        };
+        let mut tasks: Vec<DraftTask> = self.drafting.iter().filter_map(task).collect();
+        if tasks.is_empty() {
+            return;
+        }
+        let plain = self.cost.plain_time(decoding).unwrap_or(0.0);
+        let beside = plain * (SLOWER_MAX - 1.0);
+        let are_all = tasks.len() == decoding;
+        let alone = if are_all {
+            budget.time_max - plain
+        } else {
+            beside
+        };
+        // Prompts come first.
+        let share = if budget.prompt_tokens > 0 { 0.0 } else { 1.0 };
+        let catch_up = CatchUpBudget {
+            beside: beside * share,
+            alone: alone * share,
+            is_timed: budget.timed,
+        };
+        drafter.draft(&mut tasks, requests, catch_up, clock, now);
+        if tasks.iter().any(|task| task.is_asked) {
+            self.model_trials.tried();
+        }
+        for task in tasks {
+            if let Some(drafting) = &mut requests.sequences[task.key].drafting {
+                drafting.take(task);
+            }
+        }
+        self.drafting.retain(|&key| planned(requests, key) > 0);
+    }
+
+    /// Drops the drafts that the draft model was to make.
+    fn drop_modelled(&mut self, requests: &mut Requests) {
+        self.drafting.retain(|&key| {
+            let is_modelled = is_modelled(requests, key);
+            if is_modelled && let Some(drafting) = &mut requests.sequences[key].drafting {
+                drafting.clear();
+            }
+            !is_modelled
+        });
     }
 
     /// Drops the drafts of this step.
@@ -265,6 +426,17 @@ impl Speculation {
             self.cost.observe(decoding, drafted, took);
         }
     }
+}
+
+/// Returns how many tokens the draft of a sequence may have.
+fn planned(requests: &Requests, key: SequenceKey) -> usize {
+    let drafting = requests.sequences[key].drafting.as_ref();
+    drafting.map_or(0, |drafting| drafting.planned)
+}
+
+fn is_modelled(requests: &Requests, key: SequenceKey) -> bool {
+    let drafting = requests.sequences[key].drafting.as_ref();
+    drafting.is_some_and(|drafting| drafting.is_modelled)
 }
 
 /// Returns how many draft tokens a sequence can use, as far as its own limits go; 0 if it has none to sample.

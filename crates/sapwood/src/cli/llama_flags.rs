@@ -205,7 +205,10 @@ fn all(values: impl Iterator<Item = Value>) -> Option<Value> {
 }
 
 /// Short names of `llama-server` with several letters, which are several flags to a parser that knows only single ones.
-const SHORT: [(&str, &str); 11] = [
+const SHORT: [(&str, &str); 14] = [
+    ("-md", "--draft-model"),
+    ("-ngld", "--draft-gpu-layers"),
+    ("-cd", "--draft-ctx"),
     ("-ngl", "--gpu-layers"),
     ("-sm", "--split-mode"),
     ("-ts", "--tensor-split"),

@@ -186,6 +186,22 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["engine.draft_tokens_max", "from 1", "to 64"],
     ),
     (
+        "[engine]\ndraft_p_min = 1.5",
+        ["engine.draft_p_min", "from 0", "to 1"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\npath = \"a.gguf\"\nspeculation = \"draft\"",
+        ["models.speculation", "`p`", "draft_model"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\npath = \"a.gguf\"\ndraft_ctx = 5",
+        ["models.draft_ctx", "`p`", "no draft_model"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\npath = \"a.gguf\"\ndraft_model = \"hf:x\"",
+        ["models.draft_model", "`p`", "hf:"],
+    ),
+    (
         "[engine]\nspeculation = \"ngram\"",
         ["engine.speculation", "`off`", "`lookup`"],
     ),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::api::{EngineEvent, EventKind, GenerationRequest, Prompt};
-use crate::{Config, Engine, EngineOwner};
+use crate::{Config, DraftModel, Engine, EngineOwner};
 
 /// A model and its engine, stepped by hand.
 pub(super) struct Bench {
@@ -21,13 +21,16 @@ impl Bench {
         Self::of(model, config)
     }
 
-    pub(super) fn of(model: Embedded, config: Config) -> Self {
+    /// An engine of a model, and of the draft model that was loaded with it: a random one is never sure.
+    pub(super) fn of(mut model: Embedded, config: Config) -> Self {
+        let draft = model.take_draft().map(Box::new);
+        let draft = draft.map(|draft| DraftModel::new(draft, &model, 0.0).unwrap());
         let config = Config {
             prefix_tokens_min: 1,
             seed: Some(1),
             ..config
         };
-        let (owner, engine) = Engine::by_hand(Box::new(model), config);
+        let (owner, engine) = Engine::by_hand_drafting(Box::new(model), draft, config);
         Self { owner, engine }
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::reuse::{Bench, generated, kinds, text};
 use super::*;
 use crate::api::{ChatMessage, ChatRequest, GenerationRequest, Prompt};
-use crate::{Config, SpeculationMode};
+use crate::{Config, DraftModel, SpeculationMode};
 
 const MODES: [SpeculationMode; 2] = [SpeculationMode::Off, SpeculationMode::Lookup];
 
@@ -58,6 +58,116 @@ fn oa_511_drafts_do_not_change_the_answers_of_any_kind_of_model() {
             assert_eq!(drafted > 20, truncates, "{kind}: {drafted}");
         }
     }
+}
+
+/// A random model of this shape, as one that drafts.
+fn draft_of(shape: &RandomModelShape, seed: u64) -> DraftOptions {
+    let mut bytes = Vec::new();
+    random::write(&mut bytes, shape, seed).unwrap();
+    DraftOptions {
+        source: ModelSource::Bytes(bytes.leak()),
+        gpu_layers: None,
+        context_tokens: None,
+    }
+}
+
+/// Prompts without repetitions; the first ones are greedy.
+fn new_texts(prompt: u32, tokens: u32) -> Vec<GenerationRequest> {
+    let request = |seed| {
+        let mut request = generated(&text(seed, prompt), tokens, 1);
+        request.params.temperature = Some(if seed < 9 { 0.0 } else { 0.1 });
+        request.params.seed = Some(seed.into());
+        request
+    };
+    (1..13).map(request).collect()
+}
+
+#[test]
+fn oa_511_a_draft_model_does_not_change_the_answers_of_any_kind_of_model() {
+    for of in kinds() {
+        let kind = of.name;
+        if matches!(kind, "recurrent" | "hybrid") {
+            continue;
+        }
+        for cache_tokens in [None, Some(1024)] {
+            let options = LoadOptions {
+                cache_tokens,
+                ..of.options(&options())
+            };
+            let what = format!("{kind}, cache {cache_tokens:?}");
+            // Random models mostly repeat their last token, whatever their weights are.
+            // So the first answers are too short for a repetition.
+            for (prompt, tokens, seed, more) in [(7, 4, 7, 12), (60, 40, 7, 0), (60, 40, 8, 0)] {
+                let [plain, lookup, draft] = [
+                    (SpeculationMode::Off, None),
+                    (SpeculationMode::Lookup, None),
+                    (SpeculationMode::Draft, Some(draft_of(&of.shape, seed))),
+                ]
+                .map(|(mode, draft)| {
+                    let options = LoadOptions {
+                        draft,
+                        ..options.clone()
+                    };
+                    let mut bench = Bench::with(&of.shape, &options, config(mode));
+                    // The second time the prompts are in both caches.
+                    let answers = [(); 2].map(|()| bench.answers(new_texts(prompt, tokens)));
+                    let stats = bench.engine.stats();
+                    assert_eq!((stats.panics.get(), stats.preemptions.get()), (0, 0));
+                    (answers, stats.accepted_tokens.get())
+                });
+                for (answers, expected) in draft.0.iter().zip(&plain.0) {
+                    for (answer, expected) in answers.iter().zip(expected) {
+                        answer.assert_like(expected, &what);
+                    }
+                }
+                println!("{what}: {} {}", lookup.1, draft.1);
+                let is_more = more == 0 || lookup.1 == 0 && draft.1 >= more;
+                assert!(is_more, "{what}: {} {}", lookup.1, draft.1);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_needs_memory_and_the_same_vocabulary() {
+    let source = ModelSource::Bytes(tiny());
+    let need = |draft: Option<DraftOptions>, memory_bytes| {
+        let options = LoadOptions {
+            draft,
+            memory_bytes: Some(memory_bytes),
+            ..options()
+        };
+        load("tiny", &source, &options, &mut |_| true)
+    };
+    let draft = || Some(draft_of(&RandomModelShape::tiny(), 8));
+    let Err(LoadError::Memory { need: alone, .. }) = need(None, 1) else {
+        panic!("a byte is too little");
+    };
+    let Err(LoadError::Memory { need: both, .. }) = need(draft(), alone) else {
+        panic!("there is no memory for the draft model");
+    };
+    // Of the same size, but without cached prefixes.
+    assert!(
+        both > alone + alone / 3 && both <= 2 * alone,
+        "{both} {alone}"
+    );
+    let mut model = need(draft(), both).unwrap();
+    assert!(model.try_out().is_ok());
+    assert_eq!(
+        model.saved_identity(),
+        need(None, both).unwrap().saved_identity(),
+        "its saved prefixes are those of the model alone"
+    );
+    let drafts = model.take_draft().unwrap();
+    assert_eq!(drafts.info().context_tokens, model.info().context_tokens);
+    assert!(model.take_draft().is_none());
+    DraftModel::new(Box::new(drafts), &model, 0.5).unwrap();
+    let missing = DraftOptions {
+        source: ModelSource::File("/no/such.gguf".into()),
+        ..draft().unwrap()
+    };
+    let why = need(Some(missing), both).unwrap_err().to_string();
+    assert!(why.contains("its draft model: there is no file"), "{why}");
 }
 
 /// A function whose text the answers repeat.
@@ -123,4 +233,36 @@ fn smollm2_takes_fewer_calls_where_answers_repeat() {
         assert!(per_token[1] <= per_token[0] * 1.02, "{task}");
     }
     assert!(saved > 0.2, "{saved}");
+}
+
+/// Its own draft model: nearly every token is accepted.
+#[test]
+#[ignore = "needs the model that `cargo xtask ci --lane embedded` installs"]
+fn smollm2_accepts_its_own_drafts() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let source = ModelSource::File(path);
+    let draft = DraftOptions {
+        source: source.clone(),
+        gpu_layers: None,
+        context_tokens: Some(512),
+    };
+    let [plain, drafting] = [None, Some(draft)].map(|draft| {
+        let options = LoadOptions {
+            context_tokens: Some(1024),
+            draft,
+            ..LoadOptions::default()
+        };
+        let model = load("m", &source, &options, &mut |_| true).unwrap();
+        let mut bench = Bench::of(model, config(SpeculationMode::Draft));
+        let answer = bench.answers(vec![asked(&tasks()[1].1)]).remove(0);
+        let stats = bench.engine.stats();
+        let drafted = (stats.draft_tokens.get(), stats.accepted_tokens.get());
+        (answer, stats.steps.get(), drafted)
+    });
+    drafting.0.assert_like(&plain.0, "free text");
+    println!("{} and {} steps, {:?}", plain.1, drafting.1, drafting.2);
+    let (tokens, accepted) = drafting.2;
+    assert!(accepted * 10 > tokens * 8, "{accepted} of {tokens}");
+    assert!(drafting.1 * 2 < plain.1, "{} of {}", drafting.1, plain.1);
 }

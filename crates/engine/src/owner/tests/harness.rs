@@ -9,7 +9,7 @@ use crate::api::{
     ChoiceEnd, EngineError, EngineEvent, EventKind, GenerationRequest, Prompt, TokenUsage,
 };
 use crate::scripted::{Config as Script, Scripted};
-use crate::{Config, Engine, EngineOwner, RequestHandle, StepReport};
+use crate::{Config, DraftModel, Engine, EngineOwner, RequestHandle, StepReport};
 
 /// A clock that the test sets; clones share the time.
 #[derive(Clone, Default)]
@@ -95,11 +95,19 @@ impl Bench {
     }
 
     pub(super) fn over(model: Box<dyn crate::model::Model>, config: Config) -> Self {
+        Self::drafting(model, None, config)
+    }
+
+    pub(super) fn drafting(
+        model: Box<dyn crate::model::Model>,
+        draft: Option<DraftModel>,
+        config: Config,
+    ) -> Self {
         let config = Config {
             seed: config.seed.or(Some(1)),
             ..config
         };
-        let (owner, engine) = Engine::by_hand(model, config);
+        let (owner, engine) = Engine::by_hand_drafting(model, draft, config);
         Self {
             clock: TestClock::default(),
             owner,

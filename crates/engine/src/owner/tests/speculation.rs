@@ -1,5 +1,6 @@
 //! Speculative decoding: the output is that of decoding without drafts.
 
+mod drafter;
 mod figures;
 mod parrot;
 mod streams;
@@ -10,7 +11,7 @@ use sapwood_proto::steer::Token;
 use super::harness::{Answer, Bench, read, request_for};
 use crate::api::{EventKind, FinishReason, GenerationRequest, Prompt, StopCause};
 use crate::scripted::{Config as Script, Script as Name};
-use crate::{Config, RequestHandle, SpeculationMode};
+use crate::{Config, DraftModel, RequestHandle, SpeculationMode};
 use parrot::{END, Output, Parrot};
 
 const MODES: [SpeculationMode; 2] = [SpeculationMode::Off, SpeculationMode::Lookup];
@@ -28,6 +29,25 @@ fn benches(script: &Script, output: impl Fn() -> Output) -> [Bench; 2] {
         let parrot = Parrot::new(script.clone(), output(), None);
         Bench::over(Box::new(parrot), config(mode))
     })
+}
+
+/// The same, with an engine that has a draft model too.
+fn all_benches(script: &Script, output: impl Fn() -> Output, draft: Output) -> [Bench; 3] {
+    let [plain, lookup] = benches(script, &output);
+    let parrot = Parrot::new(script.clone(), output(), None);
+    let draft = Parrot::new(script.clone(), draft, None);
+    [
+        plain,
+        lookup,
+        drafting(parrot, draft, 0.3, config(SpeculationMode::Draft)),
+    ]
+}
+
+/// An engine whose second model drafts.
+fn drafting(model: Parrot, mut draft: Parrot, p_min: f32, config: Config) -> Bench {
+    draft.copies_count = true;
+    let draft = DraftModel::new(Box::new(draft), &model, p_min).unwrap();
+    Bench::drafting(Box::new(model), Some(draft), config)
 }
 
 fn letters() -> Output {
@@ -81,9 +101,10 @@ fn an_answer_that_repeats_its_prompt_takes_few_steps() {
 /// The draws depend on seed and position alone, so the same seed gives the same tokens.
 #[test]
 fn oa_511_sampled_text_is_the_same_with_and_without_drafts() {
-    let [mut plain, mut drafting] = benches(&Script::default(), letters);
+    // The draft model knows a letter less.
+    let mut benches = all_benches(&Script::default(), letters, Output::Letters(3));
     for seed in 0..40 {
-        let answers = [&mut plain, &mut drafting].map(|bench| {
+        let answers = benches.each_mut().map(|bench| {
             let mut handle = bench.submit(sampled("abcabcabc", seed));
             bench.settle();
             let mut seen = Vec::new();
@@ -91,19 +112,28 @@ fn oa_511_sampled_text_is_the_same_with_and_without_drafts() {
             (seen, bench.engine.stats().cells_used.get())
         });
         assert_eq!(answers[1], answers[0]);
+        assert_eq!(answers[2], answers[0]);
     }
-    let (tokens, accepted) = drafted(&drafting);
-    assert!(
-        tokens > 500 && accepted > tokens / 5 && accepted < tokens,
-        "{accepted} of {tokens}"
-    );
-    assert_eq!(drafted(&plain), (0, 0));
+    let [plain, lookup, model] = benches.each_ref().map(drafted);
+    for (tokens, accepted) in [lookup, model] {
+        assert!(
+            tokens > 500 && accepted > tokens / 5 && accepted < tokens,
+            "{accepted} of {tokens}"
+        );
+    }
+    assert!(model.1 > lookup.1 + 200, "{model:?} {lookup:?}");
+    assert_eq!(plain, (0, 0));
 }
 
 /// The frequencies of tokens after each pair of tokens, compared with their probabilities.
 #[test]
 fn oa_511_tokens_have_the_distribution_of_the_model() {
-    let [_, mut drafting] = benches(&Script::default(), letters);
+    let [_, lookup, model] = all_benches(&Script::default(), letters, Output::Letters(3));
+    assert_has_the_distribution(lookup);
+    assert_has_the_distribution(model);
+}
+
+fn assert_has_the_distribution(mut drafting: Bench) {
     let mut counts = std::collections::BTreeMap::<[Token; 2], [f64; 5]>::new();
     for seed in 0..300 {
         let mut request = sampled("abcabcabc", seed);
@@ -430,6 +460,21 @@ fn play(mut bench: Bench, asked: &[Asked], ops: &[Op]) -> (Vec<Option<Vec<Vec<St
     (all, bench)
 }
 
+/// A draft model that is often right, or often wrong: its letters, the least probability of a token, and its size.
+fn any_draft() -> impl Strategy<Value = (u32, f32, Script)> {
+    let size = (1..6_u32, 0..3_u32, 72..300_u32, 1..40_u32);
+    (2..5_u32, 0.0..0.5_f32, size).prop_map(|(letters, p_min, size)| {
+        let script = Script {
+            parallel: size.0,
+            kept_prefixes: size.1,
+            cells: Some(size.2),
+            batch_tokens: size.3,
+            ..Script::default()
+        };
+        (letters, p_min, script)
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(160))]
 
@@ -444,6 +489,7 @@ proptest! {
         batch_tokens in 4..40_u32,
         tokens_per_chunk in 1..4_u32,
         (outbox_events, draft_tokens_max) in (1..9_u32, 1..20_u32),
+        draft in any_draft(),
     ) {
         let script = Script {
             script: Name::Text,
@@ -456,7 +502,8 @@ proptest! {
             context_tokens: 80,
             ..Script::default()
         };
-        let [plain, drafting] = MODES.map(|mode| {
+        let modes = [SpeculationMode::Off, SpeculationMode::Lookup, SpeculationMode::Draft];
+        let [plain, lookup, model] = modes.map(|mode| {
             let parrot = Parrot::new(script.clone(), letters(), None);
             let config = Config {
                 outbox_events,
@@ -464,12 +511,22 @@ proptest! {
                 prefix_tokens_min: 1,
                 ..config(mode)
             };
-            play(Bench::over(Box::new(parrot), config), &asked, &ops)
+            let bench = match mode {
+                SpeculationMode::Draft => {
+                    let (letters, p_min, draft) = &draft;
+                    let script = Script { context_tokens: 70, ..draft.clone() };
+                    let draft = Parrot::new(script, Output::Letters(*letters), None);
+                    drafting(parrot, draft, *p_min, config)
+                }
+                _ => Bench::over(Box::new(parrot), config),
+            };
+            play(bench, &asked, &ops)
         });
-        for (index, (before, after)) in plain.0.iter().zip(&drafting.0).enumerate() {
-            prop_assert_eq!(before, after, "request {}", index);
+        for (index, before) in plain.0.iter().enumerate() {
+            prop_assert_eq!(before, &lookup.0[index], "request {}", index);
+            prop_assert_eq!(before, &model.0[index], "request {}, draft model", index);
         }
-        for (_, bench) in [&plain, &drafting] {
+        for (_, bench) in [&plain, &lookup, &model] {
             prop_assert_eq!(bench.engine.stats().panics.get(), 0);
         }
         prop_assert_eq!(drafted(&plain.1), (0, 0));

@@ -41,12 +41,14 @@ fn options_of_llama_cpp_are_merged_for_each_model() {
 fn a_trial_has_the_options_and_adapters_of_its_model() {
     in_jail(|jail| {
         let text = "[engine.llama]\ncache_type_k = \"q8_0\"\n[[models]]\nname = \"a\"\npath = \"a.gguf\"\nrequired = false\n\
-                    llama = { gpu_layers = 3 }\nlora = [{ path = \"style.gguf\", scale = 0.5 }]\n";
+                    llama = { gpu_layers = 3 }\nlora = [{ path = \"style.gguf\", scale = 0.5 }]\n\
+                    draft_model = \"b.gguf\"\ndraft_gpu_layers = \"all\"\n";
         jail.create_file("sapwood.toml", text).unwrap();
         let config = Layers::read(None, Flags::default()).unwrap().config();
         let config = config.unwrap();
         let planned = crate::models::planned(&config, &config.models[0]);
-        let arguments = planned.unwrap().unwrap().trial().unwrap();
+        let planned = planned.unwrap().unwrap();
+        let arguments = planned.trial().unwrap();
         let size = arguments[1].to_str().unwrap();
         let read: crate::models::ModelSize = serde_json::from_str(size).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), size);
@@ -55,5 +57,11 @@ fn a_trial_has_the_options_and_adapters_of_its_model() {
         assert_eq!(size["llama"]["gpu_layers"], 3);
         assert_eq!(size["lora"][0]["path"], "style.gguf");
         assert_eq!(size["lora"][0]["scale"], 0.5);
+        assert_eq!(size["speculation"], "draft");
+        assert_eq!(size["draft"]["path"], "b.gguf");
+        assert_eq!(size["draft"]["gpu_layers"], "all");
+        assert_eq!(size["draft"]["p_min"], 0.75);
+        let files = planned.trial_files();
+        assert_eq!(files, ["a.gguf", "style.gguf", "b.gguf"].map(PathBuf::from));
     });
 }

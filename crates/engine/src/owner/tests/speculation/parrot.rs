@@ -1,7 +1,7 @@
 //! A model whose output repeats itself, or is given; with a clock, its decode calls take time.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sapwood_proto::steer::Token;
@@ -61,6 +61,9 @@ pub(super) struct Machine {
     pub(super) takes: fn(usize) -> Duration,
 }
 
+/// The result of a decode call, by its number.
+pub(super) type Failure = Box<dyn Fn(usize) -> Result<(), DecodeStop> + Send>;
+
 pub(super) struct Parrot {
     model: Scripted,
     output: Output,
@@ -69,8 +72,12 @@ pub(super) struct Parrot {
     batch: Vec<BatchEntry>,
     row: Vec<f32>,
     machine: Option<Machine>,
+    /// Cells that slots share are counted for each.
+    pub(super) copies_count: bool,
     /// A decode call of more entries finds no room.
     pub(super) entries_max: usize,
+    /// What becomes of a decode call, by its number.
+    pub(super) fails: Option<Failure>,
     /// The sizes of the decode calls.
     pub(super) calls: Arc<Mutex<Vec<usize>>>,
 }
@@ -86,6 +93,8 @@ impl Parrot {
             batch: Vec::new(),
             row: Vec::new(),
             machine,
+            copies_count: false,
+            fails: None,
             entries_max: usize::MAX,
             calls: Arc::default(),
         }
@@ -134,11 +143,19 @@ impl Model for Parrot {
         if batch.len() > self.entries_max {
             return Err(DecodeStop::Full);
         }
+        if let Some(fails) = &self.fails {
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            calls.push(batch.len());
+            let call = calls.len() - 1;
+            drop(calls);
+            fails(call)?;
+        } else {
+            self.calls.lock().unwrap().push(batch.len());
+        }
         let capacity = self.capacity();
         assert!(batch.len() <= capacity.batch_tokens as usize);
         let rows = batch.iter().filter(|entry| entry.row).count();
         assert!(rows <= capacity.rows as usize, "{rows} rows");
-        self.calls.lock().unwrap().push(batch.len());
         for entry in batch {
             let held = self.held(entry.slot);
             assert_eq!(held.len(), entry.position as usize);
@@ -146,6 +163,10 @@ impl Model for Parrot {
         }
         let held: usize = self.slots.iter().map(|(tokens, _)| tokens.len()).sum();
         assert!(capacity.slots > 1 || held <= capacity.cells as usize);
+        assert!(
+            !self.copies_count || held <= capacity.cells as usize,
+            "{held}"
+        );
         self.batch = batch.to_vec();
         if let Some(machine) = &self.machine {
             let clock = &machine.clock;

@@ -1,0 +1,66 @@
+//! [`DraftOptions`]: the model that drafts for another one, and how it is loaded with it.
+
+use super::Embedded;
+use super::load::LoadOptions;
+use super::source::ModelSource;
+use crate::llama_options::{GpuLayers, LlamaOptions};
+
+/// A draft model.
+#[derive(Clone, Debug)]
+pub struct DraftOptions {
+    /// Its weights.
+    pub source: ModelSource,
+    /// Its layers that a GPU computes. `None`: as many as fit.
+    pub gpu_layers: Option<GpuLayers>,
+    /// The maximum of tokens of a sequence for which it drafts. `None`: the context of the model for which it drafts.
+    pub context_tokens: Option<u32>,
+}
+
+impl DraftOptions {
+    /// Returns how it is loaded for a model with this context, which is loaded with these options: for as many sequences, and
+    /// on the same machine. What describes a model is its own.
+    pub(super) fn load_options(&self, context_tokens: u32, options: &LoadOptions) -> LoadOptions {
+        let LlamaOptions {
+            split_mode,
+            tensor_split,
+            main_gpu,
+            mmap,
+            mlock,
+            numa,
+            flash_attn,
+            batch_tokens,
+            ubatch_tokens,
+            ..
+        } = options.llama.clone();
+        LoadOptions {
+            context_tokens: Some(self.context_tokens.unwrap_or(context_tokens)),
+            // The slots of ended sequences are kept as long as no other one needs them.
+            kept_prefixes: Some(0),
+            llama: LlamaOptions {
+                gpu_layers: self.gpu_layers,
+                split_mode,
+                tensor_split,
+                main_gpu,
+                mmap,
+                mlock,
+                numa,
+                flash_attn,
+                batch_tokens,
+                ubatch_tokens,
+                ..LlamaOptions::default()
+            },
+            // Its slots are never saved.
+            memory_bytes: Some(0),
+            lora: Vec::new(),
+            draft: None,
+            ..options.clone()
+        }
+    }
+}
+
+impl Embedded {
+    /// Returns the draft model that was loaded with this one, if there is one. Once.
+    pub fn take_draft(&mut self) -> Option<Self> {
+        self.draft.take().map(|draft| *draft)
+    }
+}
