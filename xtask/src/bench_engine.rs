@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::model::PackagedModel;
 use crate::toolchain::{self, Machine};
-use crate::{process, root, serve};
+use crate::{process, serve};
 
 /// Options of `cargo xtask bench-engine`.
 #[derive(clap::Args)]
@@ -30,8 +30,9 @@ pub(crate) struct Options {
 /// # Errors
 /// If something cannot be built or installed, or the bench fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    toolchain::ensure(&Machine::this())?;
-    process::run(&mut serve::command("release", serve::FEATURES)?)?;
+    let machine = Machine::this();
+    toolchain::ensure(&machine)?;
+    process::run(&mut serve::command(&machine, "release", serve::FEATURES)?)?;
     let model = match &options.model {
         Some(model) => model.clone(),
         None => PackagedModel::SmolLm2.file()?,
@@ -41,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut bench = process::cargo(&arguments);
     bench.arg(format!("engine_{}", options.bench));
     bench.args(["--", "--sapwood"]);
-    bench.arg(root().join("target/release/sapwood"));
+    bench.arg(process::target_folder()?.join("release/sapwood"));
     bench.arg("--llama-server").arg(&options.llama_server);
     bench.arg("--model").arg(model).args(&options.arguments);
     process::run(&mut bench)

@@ -1,6 +1,7 @@
 //! Running other programs.
 
 use std::io::{IsTerminal, Read, Write};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -99,6 +100,21 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns where cargo puts what it builds: below the checkout unless its configuration or environment say otherwise.
+pub(crate) fn target_folder() -> Result<PathBuf> {
+    let arguments = [
+        "metadata",
+        "--no-deps",
+        "--offline",
+        "--format-version",
+        "1",
+    ];
+    let metadata = output(&mut cargo(&arguments))?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
+    let folder = metadata["target_directory"].as_str();
+    Ok(folder.context("cargo does not say where it builds")?.into())
 }
 
 /// Whether a command starts and succeeds; shows nothing.

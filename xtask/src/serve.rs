@@ -1,5 +1,6 @@
 //! `cargo xtask serve`: from a fresh clone to a running server.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -40,15 +41,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // First: nothing is installed for a build that cannot succeed.
     toolchain::gpu::ensure(&machine, options.features.as_deref().unwrap_or_default())?;
     toolchain::ensure(&machine)?;
-    let folder = format!("target/{}", options.profile);
-    let binary = root().join(&folder).join("sapwood");
-    build(options, binary.exists())?;
+    let folder = process::target_folder()?.join(&options.profile);
+    let binary = folder.join("sapwood");
+    build(&machine, options, binary.exists())?;
     if options.build_only {
-        process::print_line(&format!("built {folder}/sapwood"));
+        process::print_line(&format!("built {}", shown(&binary)));
         return Ok(());
     }
     process::print_line(&format!(
-        "put {folder} on your PATH to call `sapwood chat` from anywhere"
+        "put {} on your PATH to call `sapwood chat` from anywhere",
+        shown(&folder)
     ));
     let status = Command::new(&binary)
         .arg("serve")
@@ -61,21 +63,29 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// A path, relative to the checkout if it is in there.
+fn shown(path: &Path) -> String {
+    path.strip_prefix(root())
+        .unwrap_or(path)
+        .display()
+        .to_string()
+}
+
 /// Returns the command that builds the binary with these features.
 ///
 /// # Errors
 /// If what was built for another processor cannot be removed.
-pub(crate) fn command(profile: &str, features: &str) -> Result<Command> {
+pub(crate) fn command(machine: &Machine, profile: &str, features: &str) -> Result<Command> {
     let arguments = ["build", "--profile", profile, "--package", "sapwood"];
     let mut command = process::cargo(&arguments);
     command.args(["--features", features]);
     if profile != SHIPPED {
-        processor::apply(&mut command, profile, &processor::switches())?;
+        processor::apply(&mut command, profile, &processor::switches(machine))?;
     }
     Ok(command)
 }
 
-fn build(options: &Options, again: bool) -> Result<()> {
+fn build(machine: &Machine, options: &Options, again: bool) -> Result<()> {
     if !again {
         process::print_line(
             "building sapwood; the first time takes some minutes, about half of them for llama.cpp",
@@ -86,7 +96,7 @@ fn build(options: &Options, again: bool) -> Result<()> {
         None => FEATURES.to_owned(),
     };
     let start = Instant::now();
-    let mut command = command(&options.profile, &features)?;
+    let mut command = command(machine, &options.profile, &features)?;
     let (status, output) = process::run_and_keep(&mut command)?;
     if !status.success() {
         bail!("{}", advice::after_failed_build(&output));

@@ -168,8 +168,8 @@ pub(crate) struct EngineConfig {
     /// from there.
     pub(crate) kept_prefixes: u32,
     /// Size of the KV cache of an embedded model in cells, for running sequences and cached prefixes together; 0: `ctx`
-    /// for each of `parallel`, but at most 16,384, or what fits into 128 MiB if that is more. With at least `ctx` for
-    /// each of `parallel`, every slot has cells of its own.
+    /// for each of `parallel`, if that takes at most an eighth of the available memory and 2 GiB; otherwise at most 16,384, or
+    /// what fits into 128 MiB if that is more. With at least `ctx` for each of `parallel`, every slot has cells of its own.
     pub(crate) cache_tokens: u32,
     /// Which requests share cached prefixes.
     pub(crate) prefix_cache_scope: PrefixScope,

@@ -9,7 +9,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::{process, root};
+use super::Machine;
+#[cfg(target_arch = "x86_64")]
+use super::{CPP_PROGRAM, compiles_with};
+use crate::process;
 
 /// A switch of llama.cpp's build, and whether it is on.
 pub(crate) type Switch = (&'static str, bool);
@@ -19,7 +22,7 @@ const PACKAGE: &str = "llama-cpp-sys-2";
 
 /// Returns the switches for this machine; none where the build script sets its own.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn switches() -> Vec<Switch> {
+pub(crate) fn switches(machine: &Machine) -> Vec<Switch> {
     use std::arch::is_x86_feature_detected as has;
     // What `GGML_AVX512` compiles with.
     let avx512 = has!("avx512f")
@@ -27,7 +30,7 @@ pub(crate) fn switches() -> Vec<Switch> {
         && has!("avx512vl")
         && has!("avx512dq")
         && has!("avx512bw");
-    [
+    let all = [
         ("GGML_SSE42", "-msse4.2", has!("sse4.2")),
         ("GGML_AVX", "-mavx", has!("avx")),
         ("GGML_F16C", "-mf16c", has!("f16c")),
@@ -51,24 +54,29 @@ pub(crate) fn switches() -> Vec<Switch> {
             "-mavx512bf16",
             avx512 && has!("avx512bf16"),
         ),
-    ]
-    .into_iter()
-    .map(|(name, flag, there)| (name, there && compiler_takes(flag)))
-    .collect()
+    ];
+    chosen(&all, |flag| compiles_with(machine, CPP_PROGRAM, &[flag]))
 }
 
 /// Returns the switches for this machine; none where the build script sets its own.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn switches() -> Vec<Switch> {
+pub(crate) fn switches(_: &Machine) -> Vec<Switch> {
     Vec::new()
 }
 
-/// Whether the C++ compiler knows a flag: an old one lacks those of newer processors.
+/// The switches of these instructions, each with its flag and whether the processor has it. An old compiler lacks the flags of newer
+/// processors; one that lacks even the oldest cannot be asked, and the build keeps its own defaults.
 #[cfg(target_arch = "x86_64")]
-fn compiler_takes(flag: &str) -> bool {
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let arguments = [flag, "-fsyntax-only", "-x", "c++", "-"];
-    process::succeeds_with_input(&mut process::program(&compiler, &arguments), "int x;\n")
+fn chosen(
+    all: &[(&'static str, &str, bool)],
+    compiler_takes: impl Fn(&str) -> bool,
+) -> Vec<Switch> {
+    if !compiler_takes("-msse4.2") {
+        return Vec::new();
+    }
+    let switch =
+        |&(name, flag, there): &(&'static str, &str, bool)| (name, there && compiler_takes(flag));
+    all.iter().map(switch).collect()
 }
 
 /// Has `build`, a cargo command with this profile, compile llama.cpp with these switches.
@@ -77,7 +85,7 @@ fn compiler_takes(flag: &str) -> bool {
 /// If what was built with others cannot be removed.
 pub(crate) fn apply(build: &mut Command, profile: &str, switches: &[Switch]) -> Result<()> {
     build.envs(switches.iter().map(|&(name, on)| (name, value(on))));
-    let folder = root().join("target").join(profile).join("build");
+    let folder = process::target_folder()?.join(profile).join("build");
     // cmake is not run again over what it has configured, and cargo does not know of variables that were not set before.
     if caches(&folder).iter().any(|cache| differs(cache, switches)) {
         process::print_line("llama.cpp was built for another processor: building it again");
@@ -121,6 +129,26 @@ fn differs(cache: &str, switches: &[Switch]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn what_processor_and_compiler_have_is_on_and_an_unknown_compiler_decides_nothing() {
+        let all = [
+            ("OLD", "-msse4.2", true),
+            ("NEW", "-mnew", true),
+            ("NEWER", "-mnewer", true),
+            ("MISSING", "-mold", false),
+        ];
+        let takes = |flag: &str| flag != "-mnewer";
+        let expected = [
+            ("OLD", true),
+            ("NEW", true),
+            ("NEWER", false),
+            ("MISSING", false),
+        ];
+        assert_eq!(chosen(&all, takes), expected);
+        assert_eq!(chosen(&all, |_| false), []);
+    }
 
     #[test]
     fn a_build_with_other_switches_is_told_by_what_cmake_has_kept() {

@@ -26,7 +26,8 @@ pub struct LoadOptions {
     /// trained for is reduced to that, with a warning, unless positions are scaled.
     pub context_tokens: Option<u32>,
     /// KV cells: tokens that all sequences and cached prefixes hold together. `None`: `context_tokens` for each of
-    /// `parallel`, but at most 16,384 unless one sequence alone needs more, or the whole cache takes at most 128 MiB.
+    /// `parallel`, but at most 16,384 unless one sequence alone needs more, or the whole cache takes at most 128 MiB, or cells of their own for
+    /// all of `parallel` take at most an eighth of the memory that is available, and 2 GiB.
     ///
     /// If this has room for `context_tokens` of each of `parallel` sequences, the KV cache is per slot: every sequence,
     /// and every cached prefix for which there is room, has its own cells, and a token attends over its own sequence's
@@ -36,7 +37,8 @@ pub struct LoadOptions {
     /// Sequences in one batch; 1 to 255.
     pub parallel: u32,
     /// The number of cached prefixes in addition to `parallel`, within 256 slots and, with a per-slot KV cache, the
-    /// size of the cache. `None`: 32, or as many as there is room for; fewer than requested cause a warning.
+    /// size of the cache. `None`: 32, or as many as there is room for, which may be none beside cells of their own for all of `parallel`; fewer than
+    /// requested cause a warning.
     pub kept_prefixes: Option<u32>,
     /// Threads of a decode call that computes the last token of each sequence. `None`: as many as are fastest, by what
     /// calls took; at most the processor cores that this process may use. With a fixed number, equal batches give equal
