@@ -192,7 +192,6 @@ pub(super) fn config(found: &FoundModel) -> ModelConfig {
             decoupled: signature.decoupled,
         }),
         parameters: adapters(&found.model.adapters).into_iter().collect(),
-        ..ModelConfig::default()
     }
 }
 
