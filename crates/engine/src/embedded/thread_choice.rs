@@ -25,6 +25,8 @@ const CALLS_MIN: u32 = 8;
 const CALLS_MAX: u32 = 1_024;
 /// After so many calls with prompt tokens, what decoding has shown is old.
 const DECODING_SAYS: u32 = 64;
+/// A call that takes longer is not tried with fewer threads if others have shown that all are best.
+const FELT: Duration = Duration::from_millis(50);
 /// The share of a call in what is usual.
 const NEW_SHARE: f64 = 0.1;
 
@@ -42,7 +44,7 @@ pub(super) struct ThreadChoice {
     interval: u32,
     /// Trials in a row that have kept the current number.
     kept: usize,
-    /// Calls without a trial while the first number is current: what is like these calls has shown that it is the best.
+    /// No trial with long calls while the first number is current: other calls have shown that it is the best.
     spared: bool,
     /// The usual time of an entry with the current number, for each class of batches; 0 where it is unknown.
     usual: [f64; CLASSES],
@@ -119,7 +121,7 @@ impl ThreadChoice {
             }
             // Such batches have become rare; a later trial is of others.
             Some(_) => self.pause = self.interval,
-            None => self.watch(class, entry),
+            None => self.watch(class, entry, took),
         }
     }
 
@@ -161,7 +163,7 @@ impl ThreadChoice {
     }
 
     /// Looks at a call outside of a trial, and starts one if it is time.
-    fn watch(&mut self, class: usize, entry: f64) {
+    fn watch(&mut self, class: usize, entry: f64, took: Duration) {
         self.pause = self.pause.saturating_sub(1);
         let usual = &mut self.usual[class];
         if *usual == 0.0 {
@@ -174,7 +176,8 @@ impl ThreadChoice {
             self.interval = CALLS_MIN;
             self.pause = self.pause.min(CALLS_MIN);
         }
-        if self.pause == 0 && !(self.spared && self.current == 0) {
+        let spared = self.spared && self.current == 0 && took > FELT;
+        if self.pause == 0 && !spared {
             // Only the current one has its own place; the next after it is another.
             let tried = if self.next == self.current {
                 self.next + 1
@@ -218,7 +221,8 @@ impl ThreadChoices {
         } else {
             self.prompts_in_a_row.saturating_add(1)
         };
-        self.prefill.spared = self.decode.prefers_first() && self.prompts_in_a_row < DECODING_SAYS;
+        let spared = self.decode.prefers_first() && self.prompts_in_a_row < DECODING_SAYS;
+        (self.prefill.spared, self.few.spared) = (spared, spared);
         if single {
             &mut self.decode
         } else if entries.len() <= self.few_max {
@@ -370,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_not_tried_with_fewer_threads_where_decoding_is_fastest_with_all() {
+    fn long_prompts_are_not_tried_with_fewer_threads_where_decoding_is_fastest_with_all() {
         let choice = || ThreadChoice::among(worth_trying(2));
         let mut choices = ThreadChoices {
             decode: choice(),
@@ -379,9 +383,9 @@ mod tests {
             few_max: 8,
             prompts_in_a_row: 0,
         };
-        let (tokens, prompt) = ([1, 2, 3].map(entry), [entry(2); 64]);
-        let mut run = |calls: u32, prompts: bool, time: fn(u32) -> u64| {
-            let entries = if prompts { &prompt[..] } else { &tokens };
+        let (tokens, few, many) = ([1, 2, 3].map(entry), [entry(2); 6], [entry(2); 64]);
+        let mut run = |calls: u32, prompts: Option<&[BatchEntry]>, time: fn(u32) -> u64| {
+            let entries = prompts.unwrap_or(&tokens);
             let mut fewer = 0;
             for _ in 0..calls {
                 let choice = choices.of(entries);
@@ -391,15 +395,24 @@ mod tests {
             }
             fewer
         };
-        assert!(run(500, false, quiet) > 0);
-        assert_eq!(run(60, true, quiet), 0);
-        assert!(run(500, true, quiet) > 0, "nothing else tells any more");
-        assert_eq!(
-            (run(500, false, quiet) > 0, run(60, true, quiet)),
-            (true, 0)
-        );
-        assert!(run(500, false, busy) > 400);
-        assert!(run(200, true, busy) > 150, "one processor became busy");
+        let long = |threads| 5 * quiet(threads);
+        for prompt in [&few[..], &many] {
+            assert!(run(500, None, quiet) > 0);
+            assert_eq!(run(60, Some(prompt), long), 0);
+            assert!(run(60, Some(prompt), quiet) > 0, "nobody feels a short one");
+            assert!(run(500, Some(prompt), long) > 0, "nothing else tells");
+            assert_eq!(
+                (run(500, None, quiet) > 0, run(60, Some(prompt), long)),
+                (true, 0)
+            );
+            assert!(run(500, None, busy) > 400);
+            assert!(
+                run(200, Some(prompt), busy) > 150,
+                "one processor became busy"
+            );
+            run(5_000, None, quiet);
+            run(5_000, Some(prompt), quiet);
+        }
     }
 
     /// Drafts are fastest on few threads, prompts on many.

@@ -116,12 +116,12 @@ impl Drop for ComputePool {
 #[derive(Debug)]
 struct Turns {
     total: u32,
-    state: Mutex<TurnState>,
+    state: Mutex<TakenProcessors>,
     passed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct TurnState {
+struct TakenProcessors {
     taken: u32,
     waiting: VecDeque<u64>,
     /// The number of the next one that has to wait.
@@ -158,7 +158,7 @@ impl Turns {
             return Some(turn(Duration::ZERO));
         }
         let mut state = self.lock();
-        let fits = |state: &TurnState| state.taken + processors <= self.total;
+        let fits = |state: &TakenProcessors| state.taken + processors <= self.total;
         // Not if others wait: whoever decodes without pause would come back before they have woken.
         if fits(&state) && state.waiting.is_empty() {
             state.taken += processors;
@@ -185,7 +185,7 @@ impl Turns {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, TurnState> {
+    fn lock(&self) -> MutexGuard<'_, TakenProcessors> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
