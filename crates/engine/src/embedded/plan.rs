@@ -27,78 +27,17 @@ impl LoadPlan {
         check_options(options)?;
         let cache_types = CacheTypes::new(&options.llama);
         check_blocks(header, cache_types)?;
-        let context_tokens = context_tokens(header, options);
-        let all = context_tokens
-            .saturating_mul(options.parallel)
-            .min(CACHE_TOKENS_DEFAULT_MAX);
-        let cells = options
-            .cache_tokens
-            .unwrap_or(all)
-            // `Capacity` promises room for one sequence of full length; without it some requests could never run.
-            .max(context_tokens)
-            .min(CONTEXT_TOKENS_MAX);
-        let slots = |default| {
-            let kept = options.kept_prefixes.unwrap_or(default);
-            options.parallel.saturating_add(kept).min(llama::SLOTS_MAX)
+        let layouts = CacheLayouts {
+            header,
+            options,
+            cache_types,
+            context_tokens: context_tokens(header, options),
+            window: SlidingWindow::of(header),
         };
-        let (batch_tokens, ubatch_tokens) = batch_sizes(&options.llama);
-        let size = |cells: u32, per_slot, slots| ContextSize {
-            cells,
-            per_slot,
-            // A batch is at most the cache, which would grow with it otherwise. llama.cpp asserts that either has room for
-            // one row per slot.
-            batch_tokens: batch_tokens.min(cells).max(slots),
-            ubatch_tokens: ubatch_tokens.min(cells).max(slots),
-            slots,
-            threads: ThreadLimits {
-                decode: options.threads,
-                prefill: options.threads_batch.or(options.threads),
-            },
-            poll: options.poll,
-            swa_full: true,
-        };
-        let window = SlidingWindow::of(header);
-        let windowed = |size: ContextSize| ContextSize {
-            swa_full: options
-                .llama
-                .swa_full
-                .unwrap_or_else(|| !window.is_some_and(|window| window.is_small(size))),
-            ..size
-        };
-        // Each cached prefix needs a window, and others are kept in memory.
-        let few = windowed(size(cells, false, slots(KEPT_PREFIXES_WINDOWED)));
-        let together = match few.swa_full || window.is_none() {
-            true => windowed(size(cells, false, slots(KEPT_PREFIXES_DEFAULT))),
-            false => few,
-        };
-        let slots = slots(KEPT_PREFIXES_DEFAULT);
-        // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
-        let slot_cells = context_tokens.next_multiple_of(llama::CELLS_STEP);
-        let cell_bytes = memory::cell_bytes(header, cache_types).max(1);
-        let within = |bytes: u64| u32::try_from(bytes / cell_bytes).unwrap_or(CONTEXT_TOKENS_MAX);
-        let own_cells = options.cache_tokens;
-        let own_cells = own_cells.unwrap_or_else(|| cells.max(within(CACHE_BYTES_SMALL)));
-        // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
-        let affordable = own_cells / slot_cells;
-        let per_slot = |slots: u32| windowed(size(slot_cells.saturating_mul(slots), true, slots));
-        let per_slot = match affordable >= options.parallel {
-            true => Some(per_slot(slots.min(affordable))),
-            // Cached prefixes need no slots: where cells cost memory, they are saved and restored.
-            false if options.cache_tokens.is_none() && options.kept_prefixes.is_none() => {
-                let running = per_slot(options.parallel);
-                let spare = spare_bytes(options);
-                let estimate = Estimate::new(header, running, cache_types);
-                (running.cells <= within(spare.cache) && estimate.total() <= spare.available)
-                    .then_some(running)
-            }
-            false => None,
-        };
-        // They have a state for each slot instead of cells, or of most of them.
-        let per_slot = per_slot.filter(|_| memory::state_bytes(header) == 0);
         Ok(Self {
-            context_tokens,
-            together,
-            per_slot,
+            context_tokens: layouts.context_tokens,
+            together: layouts.unified(),
+            per_slot: layouts.per_slot(),
             cache_types,
             layers: layers(header),
         })
@@ -125,6 +64,102 @@ impl LoadPlan {
     ) -> Result<MemoryReservation, LoadError> {
         let size = self.per_slot.unwrap_or(self.together);
         reserve(estimate, size.cells, options, progress)
+    }
+}
+
+/// The layouts of the KV cache that a model can have.
+struct CacheLayouts<'a> {
+    header: &'a GgufHeader,
+    options: &'a LoadOptions,
+    cache_types: CacheTypes,
+    context_tokens: u32,
+    window: Option<SlidingWindow>,
+}
+
+impl CacheLayouts<'_> {
+    /// The cells of all slots together.
+    fn cells(&self) -> u32 {
+        let all = self.context_tokens.saturating_mul(self.options.parallel);
+        let wanted = self.options.cache_tokens;
+        wanted
+            .unwrap_or_else(|| all.min(CACHE_TOKENS_DEFAULT_MAX))
+            // `Capacity` promises room for one sequence of full length; without it some requests could never run.
+            .max(self.context_tokens)
+            .min(CONTEXT_TOKENS_MAX)
+    }
+
+    /// Slots for running sequences and, unless it is set otherwise, so many cached prefixes.
+    fn slots(&self, kept_prefixes: u32) -> u32 {
+        let kept = self.options.kept_prefixes.unwrap_or(kept_prefixes);
+        let slots = self.options.parallel.saturating_add(kept);
+        slots.min(llama::SLOTS_MAX)
+    }
+
+    fn size(&self, cells: u32, per_slot: bool, slots: u32) -> ContextSize {
+        let LoadOptions { llama, .. } = self.options;
+        let (batch_tokens, ubatch_tokens) = batch_sizes(llama);
+        let size = ContextSize {
+            cells,
+            per_slot,
+            // A batch is at most the cache, which would grow with it otherwise. llama.cpp asserts that either has room for
+            // one row per slot.
+            batch_tokens: batch_tokens.min(cells).max(slots),
+            ubatch_tokens: ubatch_tokens.min(cells).max(slots),
+            slots,
+            threads: ThreadLimits {
+                decode: self.options.threads,
+                prefill: self.options.threads_batch.or(self.options.threads),
+            },
+            poll: self.options.poll,
+            swa_full: true,
+        };
+        let is_small = || self.window.is_some_and(|window| window.is_small(size));
+        ContextSize {
+            swa_full: llama.swa_full.unwrap_or_else(|| !is_small()),
+            ..size
+        }
+    }
+
+    /// All slots share the cells.
+    fn unified(&self) -> ContextSize {
+        let of = |kept_prefixes| self.size(self.cells(), false, self.slots(kept_prefixes));
+        // Each cached prefix needs a window, and others are kept in memory.
+        let few = of(KEPT_PREFIXES_WINDOWED);
+        if few.swa_full || self.window.is_none() {
+            of(KEPT_PREFIXES_DEFAULT)
+        } else {
+            few
+        }
+    }
+
+    /// Every slot has cells of its own, for its whole context: a unified cache lets a long sequence use what short ones leave.
+    /// `None` if that takes too many.
+    fn per_slot(&self) -> Option<ContextSize> {
+        // They have a state for each slot instead of cells, or of most of them.
+        if memory::state_bytes(self.header) > 0 {
+            return None;
+        }
+        // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
+        let slot_cells = self.context_tokens.next_multiple_of(llama::CELLS_STEP);
+        let of = |slots: u32| self.size(slot_cells.saturating_mul(slots), true, slots);
+        let cell_bytes = memory::cell_bytes(self.header, self.cache_types).max(1);
+        let within = |bytes: u64| u32::try_from(bytes / cell_bytes).unwrap_or(CONTEXT_TOKENS_MAX);
+        let options = self.options;
+        let cells = options.cache_tokens;
+        let cells = cells.unwrap_or_else(|| self.cells().max(within(CACHE_BYTES_SMALL)));
+        let affordable = cells / slot_cells;
+        if affordable >= options.parallel {
+            return Some(of(self.slots(KEPT_PREFIXES_DEFAULT).min(affordable)));
+        }
+        if options.cache_tokens.is_some() || options.kept_prefixes.is_some() {
+            return None;
+        }
+        // Cached prefixes need no slots: where cells cost memory, they are saved and restored.
+        let running = of(options.parallel);
+        let spare = spare_bytes(options);
+        let estimate = Estimate::new(self.header, running, self.cache_types);
+        let fits = running.cells <= within(spare.cache) && estimate.total() <= spare.available;
+        fits.then_some(running)
     }
 }
 

@@ -247,7 +247,7 @@ mod tests {
     fn turns_are_in_the_order_of_asking_and_whoever_gives_up_is_left_out() {
         let (turns, going) = (Turns::of(2), DecodeSignals::default());
         let gives_up = DecodeSignals::default();
-        let (sent, order) = mpsc::channel();
+        let (sent, order) = mpsc::sync_channel(4);
         let turn = turns.take(2, &going).unwrap();
         let waiting = |count: usize| {
             while turns.lock().waiting.len() != count {
