@@ -342,6 +342,10 @@ impl LlamaContext {
 
     /// Computes with these factors of the model's LoRA adapters from the next decode call on, which lays out its graph
     /// anew if they differ from those before.
+    #[allow(
+        clippy::needless_pass_by_ref_mut,
+        reason = "it changes the context, which nobody else may use meanwhile"
+    )]
     pub(in super::super) fn set_adapters(&mut self, scales: &[f32]) {
         self.model.apply_adapters(self.context, scales);
     }
