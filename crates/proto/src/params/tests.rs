@@ -510,7 +510,7 @@ const CHANGES: &[(&str, Change, Change)] = &[
     ),
     (
         "lora",
-        |p| p.lora = Some(vec![LoraUse::named("x".repeat(128)).scaled(100.0)]),
+        |p| p.lora = Some(vec![LoraUse::named("x".repeat(128)).scaled(10.0)]),
         |p| p.lora = Some(vec![LoraUse::named("x".repeat(129))]),
     ),
     (
@@ -551,7 +551,7 @@ fn tr_404_as_many_adapters_as_may_be_fit_into_a_text() {
             assert_eq!(read.is_some(), fits, "{count}");
         }
     }
-    let unset = set("lora", &json!([""]), ranges, coercion).unwrap();
+    let unset = set("lora", &json!(""), ranges, coercion).unwrap();
     assert_eq!(unset.lora, None);
     let none = set("lora", &json!("[]"), ranges, coercion).unwrap();
     assert_eq!(none.lora, Some(Vec::new()));
