@@ -18,14 +18,14 @@ use serde_json::{Map, Value, json};
 /// A prompt that a model likes to continue with more of the same, as its bias of `a` makes it.
 const PROMPT: &str = "abababababababababab";
 
-/// LoRA adapters, of which none computes unless a request chooses it.
+/// LoRA adapters, of which one computes unless a request chooses others.
 fn adapters() -> Vec<AdapterInfo> {
-    let adapter = |name: &str| AdapterInfo {
+    let adapter = |name: &str, applied| AdapterInfo {
         name: name.into(),
         scale: 0.5,
-        applied: false,
+        applied,
     };
-    ["style", "code"].map(adapter).into()
+    vec![adapter("style", true), adapter("code", false)]
 }
 
 /// A model of bytes, so that the tokens of the prompt are known to every face.
@@ -186,7 +186,8 @@ fn cases() -> Vec<(Value, Value)> {
         (mirostat.clone(), json!({"mirostat_tau": 1.5})),
         (mirostat, json!({"mirostat_eta": 1})),
         (plain.clone(), dynamic.clone()),
-        (plain.clone(), json!({"lora": "style"})),
+        (plain.clone(), json!({"lora": "code"})),
+        (plain.clone(), json!({"lora": []})),
         (
             json!({"lora": ["code"]}),
             json!({"lora": [{"id": 1, "scale": 2.0}]}),
@@ -254,16 +255,17 @@ async fn lora_name_is_the_name_of_one_adapter() {
     assert_eq!(text, expected);
     let none = by_members(&server, &merged(&fixed, &json!({"lora": []}))).await;
     assert_ne!(none, expected);
-    assert_eq!(
-        none,
-        by_members(&server, &merged(&fixed, &json!({"lora_name": ""}))).await
-    );
+    // An empty name is none at all: the adapters of the model compute.
+    let unset = by_members(&server, &merged(&fixed, &json!({"lora_name": ""}))).await;
+    let default = merged(&fixed, &json!({"lora": "style"}));
+    assert_eq!(unset, by_members(&server, &default).await);
+    assert!(unset != none && unset != expected);
     let mut wire = Wire::connect(server.address).await;
     let body = json!({"text_input": "x", "lora": [{"name": "prose"}]});
     let url = "/v2/models/wanderer/generate";
     let answer = wire.post(url, &body.to_string()).await;
     let error = answer.json()["error"].to_string();
-    assert!(error.contains("style, code"), "{error}");
+    assert!(error.contains("style") && error.contains("code"), "{error}");
 }
 
 #[tokio::test]
@@ -299,8 +301,9 @@ async fn lm_312_scores_are_those_of_the_adapters() {
         let items: Value = serde_json::from_str(items).unwrap();
         scores.push(items[0]["logprob"].clone());
     }
+    // `null` is what the model applies.
     assert!(
-        scores[0] == scores[1] && scores[2] == scores[3],
+        scores[0] == scores[2] && scores[2] == scores[3],
         "{scores:?}"
     );
     assert_ne!(scores[1], scores[2]);

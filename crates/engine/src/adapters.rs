@@ -121,13 +121,21 @@ fn digest(scope: Option<u64>, scales: &[f32]) -> u64 {
     u64::from_le_bytes(first).max(DEFAULT_ADAPTERS + 1)
 }
 
+/// The adapters that an error lists; the model's configuration lists all.
+const NAMES_SHOWN: usize = 8;
+
 fn unknown(asked: &LoraName, adapters: &[AdapterInfo]) -> EngineError {
     let message = if adapters.is_empty() {
         "lora: this model has no adapters: leave the parameter out".to_owned()
     } else {
-        let names: Vec<_> = adapters.iter().map(|it| it.name.as_str()).collect();
+        let named = adapters.iter().take(NAMES_SHOWN);
+        let names: Vec<_> = named.map(|it| format!("{:?}", it.name)).collect();
         let names = names.join(", ");
-        format!("lora: this model has no adapter {asked}; by number from 0 it has: {names}")
+        let more = match adapters.len().saturating_sub(NAMES_SHOWN) {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        format!("lora: this model has no adapter {asked}; by number from 0 it has: {names}{more}")
     };
     EngineError::invalid(ErrorReason::BAD_CONFIG, message)
 }
@@ -189,11 +197,21 @@ mod tests {
         };
         for chosen in [by_number(3), by_number(u32::MAX), LoraUse::named("Style")] {
             let message = error(std::slice::from_ref(&chosen), &adapters());
-            assert!(message.contains("style, facts, code"), "{message}");
+            assert!(message.contains(r#""style", "facts", "code""#), "{message}");
+            assert!(!message.contains("more"), "{message}");
             assert!(message.contains(&chosen.adapter.to_string()), "{message}");
             let message = error(&[chosen], &[]);
             assert!(message.contains("no adapters"), "{message}");
         }
+        let longest = |at| AdapterInfo {
+            name: format!("{at:0>128}"),
+            scale: 1.0,
+            applied: true,
+        };
+        let many: Vec<_> = (0..64).map(longest).collect();
+        let message = error(&[LoraUse::named("style")], &many);
+        assert!(message.ends_with(", and 56 more"), "{message}");
+        assert!(message.len() < 1200, "{message}");
         let twice = error(&[LoraUse::named("facts"), by_number(1)], &adapters());
         assert!(twice.contains("\"facts\" is named twice"), "{twice}");
     }

@@ -381,8 +381,8 @@ impl LoraAdapter {
             let name = adapter.shown_name();
             if !is_lora_name(&name) {
                 return Err(format!(
-                    "lora: the name of {shown}, {name:?}, must have 1 to {LORA_NAME_BYTES_MAX} bytes and not begin with a \
-                     bracket: give it another `name`"
+                    "lora: the name of {shown}, {name:?}, must have 1 to {LORA_NAME_BYTES_MAX} bytes, not begin with a \
+                     bracket, and have no control characters, and no white space at its ends: give it another `name`"
                 ));
             }
             if adapters[..index]

@@ -87,7 +87,8 @@ impl Default for ConnectOptions {
                 .with(Feature::Cancel)
                 .with(Feature::Status)
                 .with(Feature::Usage)
-                .with(Feature::Resume),
+                .with(Feature::Resume)
+                .with(Feature::Lora),
             connect_timeout: Some(Duration::from_secs(5)),
             first_item_timeout: usual.first_item_timeout,
             item_timeout: usual.item_timeout,

@@ -213,8 +213,9 @@ pub const STOP_SEQUENCE_TOKENS_MAX: usize = 64;
 pub const LORA_USES_MAX: usize = 64;
 /// The maximum of bytes of an adapter's name.
 pub const LORA_NAME_BYTES_MAX: usize = 128;
-/// The scales of adapters in `lora`.
-pub const LORA_SCALES: Interval = Interval::closed(-100.0, 100.0);
+/// The scales of adapters in `lora`. Narrow, because keys and values that adapters drive beyond what the KV cache can hold
+/// are numbers for nobody.
+pub const LORA_SCALES: Interval = Interval::closed(-10.0, 10.0);
 
 /// A parameter with an invalid value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -13,7 +13,6 @@ use super::source::{ModelSource, StagedFile};
 use super::vocabulary::LlamaVocabulary;
 use super::window::SlidingWindow;
 use super::{Embedded, instructions, llama, lora};
-use crate::adapters::default_scales;
 use crate::api::ModelInfo;
 use crate::gguf::GgufHeader;
 use crate::llama_options::{FlashAttention, LlamaOptions, LoraAdapter};
@@ -107,7 +106,8 @@ pub fn load(
             let loaded = draft.load(&name, &of_draft.source, &own, &mut wait);
             let loaded = loaded.map_err(LoadError::of_draft)?;
             // The draft model has taken a part of the GPU's memory.
-            measured.gpu_layers = measured.plan.offload(&measured.header, options).0;
+            let MeasuredModel { plan, header, .. } = &measured;
+            measured.gpu_layers = plan.offload(header, options, measured.adapter_bytes).0;
             Some(Box::new(loaded))
         }
         _ => None,
@@ -180,6 +180,7 @@ struct MeasuredModel {
     plan: LoadPlan,
     backend: llama::LlamaBackend,
     gpu_layers: u32,
+    adapter_bytes: u64,
     /// Of the draft model too.
     estimate: memory::Estimate,
     draft: Option<Box<Self>>,
@@ -193,8 +194,7 @@ impl MeasuredModel {
         let plan = LoadPlan::new(&header, options)?;
         let adapter_bytes = lora::check(&header, options)?;
         let backend = llama::LlamaBackend::start(options.llama.numa);
-        let (gpu_layers, mut estimate) = plan.offload(&header, options);
-        estimate.weights = estimate.weights.saturating_add(adapter_bytes);
+        let (gpu_layers, mut estimate) = plan.offload(&header, options, adapter_bytes);
         let draft = match &options.draft {
             Some(draft) => {
                 let options = draft.load_options(plan.context_tokens, options);
@@ -209,6 +209,7 @@ impl MeasuredModel {
             plan,
             backend,
             gpu_layers,
+            adapter_bytes,
             estimate,
             draft,
         })
@@ -292,9 +293,8 @@ fn serve(
     }
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size, &options.llama);
-    let mut context = context.map_err(LoadError::Llama)?;
+    let context = context.map_err(LoadError::Llama)?;
     let choices = lora::infos(options);
-    context.set_adapters(&default_scales(&choices));
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
     let saved_slots = memory::SavedSlotsLimit::take(options.memory_bytes, facts.weight_bytes);
     // Whether the model is served is decided when it is registered; this line tells how it was loaded, and why so.
@@ -325,7 +325,7 @@ fn serve(
         chat: vocabulary.has_template(),
         truncates: !facts.recurrent,
         deterministic: false,
-        adapters: choices,
+        adapters: Arc::clone(&choices),
         sampling: recommended(header),
     };
     let mut embedded = Embedded {
@@ -337,6 +337,8 @@ fn serve(
         origin,
         draft: None,
     };
+    let tried = embedded.try_adapters(&choices);
+    tried.map_err(LoadError::Llama)?;
     embedded.warm_up();
     Ok(embedded)
 }

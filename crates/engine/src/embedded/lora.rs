@@ -208,7 +208,7 @@ mod tests {
         assert!(check(&adapter, 1e39).unwrap_err().contains("32 bits"));
         // Each is one, and their product is none.
         assert!(check(&adapter, 2e38).is_err());
-        let endless = changed(&4.0_f32.to_le_bytes(), &f32::INFINITY.to_le_bytes());
+        let endless = changed(&16.0_f32.to_le_bytes(), &f32::INFINITY.to_le_bytes());
         assert!(check(&endless, 1.0).unwrap_err().contains("32 bits"));
     }
 }

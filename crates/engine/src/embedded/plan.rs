@@ -43,10 +43,18 @@ impl LoadPlan {
         })
     }
 
-    /// Returns how many layers a GPU computes, and the estimate of the memory that the model needs beside it.
-    pub(super) fn offload(&self, header: &GgufHeader, options: &LoadOptions) -> (u32, Estimate) {
+    /// Returns how many layers a GPU computes, and the estimate of the memory that the model, with adapters of so many bytes,
+    /// needs beside it.
+    pub(super) fn offload(
+        &self,
+        header: &GgufHeader,
+        options: &LoadOptions,
+        adapter_bytes: u64,
+    ) -> (u32, Estimate) {
         let size = self.per_slot.unwrap_or(self.together);
         let mut estimate = Estimate::new(header, size, self.cache_types);
+        // llama.cpp puts each of their tensors where the one is that it is added to.
+        estimate.weights = estimate.weights.saturating_add(adapter_bytes);
         if options.llama.flash_attn == Some(FlashAttention::Off) {
             let scores = memory::score_bytes(header, size);
             estimate.pass = estimate.pass.saturating_add(scores);
@@ -416,7 +424,7 @@ mod tests {
         let of = |text| {
             let options = options(text);
             let plan = LoadPlan::new(&header(), &options).unwrap();
-            plan.offload(&header(), &options).1.pass
+            plan.offload(&header(), &options, 0).1.pass
         };
         let (heads, plan) = (
             u64::from(RandomModelShape::tiny().heads),

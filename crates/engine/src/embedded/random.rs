@@ -212,7 +212,8 @@ pub fn write_adapter(
     header.text("general.type", "adapter");
     header.text("general.architecture", shape.architecture);
     header.text("adapter.type", "lora");
-    header.fraction("adapter.lora.alpha", 4.0);
+    // Strong, so that few layers show which adapters have computed.
+    header.fraction("adapter.lora.alpha", 16.0);
     let layers = (0..shape.layers).flat_map(|layer| {
         ["attn_q", "attn_output"]
             .into_iter()

@@ -11,6 +11,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::Embedded;
+use crate::adapters::{AdapterInfo, default_scales};
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose, WarmTimes};
 
 impl Embedded {
@@ -59,6 +60,24 @@ impl Embedded {
             self.compute(&batch)?;
         }
         slots.for_each(|slot| self.release(slot));
+        Ok(())
+    }
+
+    /// Computes with all adapters at once, whatever is applied by default: then no request is the first for which llama.cpp
+    /// lays out that graph, which some architectures have no room for, and allocates its memory. Those that are applied by
+    /// default are set afterwards.
+    ///
+    /// It may end the process instead of returning.
+    pub(super) fn try_adapters(&mut self, adapters: &[AdapterInfo]) -> Result<(), String> {
+        let applied = default_scales(adapters);
+        if applied.contains(&0.0) {
+            // All but nothing: what stays in the KV cells is a number.
+            self.set_adapters(&vec![1e-6; adapters.len()]);
+            let most = self.info.context_tokens.min(self.capacity().batch_tokens);
+            let tried = self.time_of(WARM_UP_TOKENS.min(most));
+            tried.map_err(|why| format!("all its LoRA adapters together: {why}"))?;
+        }
+        self.set_adapters(&applied);
         Ok(())
     }
 

@@ -417,7 +417,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
         }
     }
     sequence.slot = Some(slot);
-    sequence.turn = requests.report.step;
+    sequence.due = None;
     sequence.computed = computed;
     sequence.marks = marks;
     sequence.after = None;

@@ -287,7 +287,7 @@ impl Batch {
     }
 
     /// Records what was computed; returns the number of tokens.
-    fn commit(&self, requests: &mut Requests) -> usize {
+    fn commit(&mut self, requests: &mut Requests) -> usize {
         for share in &self.shares {
             let sequence = &requests.sequences[share.key];
             let Some(slot) = sequence.slot else { continue };
@@ -315,7 +315,7 @@ impl Batch {
             }
         }
         requests.stats.draft_tokens.add(self.drafted as u64);
-        if let Some(adapters) = &self.adapters {
+        if let Some(adapters) = &mut self.adapters {
             adapters.end_turn(requests, &self.work);
         }
         self.entries.len()

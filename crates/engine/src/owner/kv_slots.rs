@@ -604,7 +604,7 @@ impl KvSlots {
     ) -> Result<(), DecodeStop> {
         let message = "the model failed in this step";
         let key = adapters.map_or(DEFAULT_ADAPTERS, AdapterSet::key);
-        // Not known until the call has returned.
+        // Not known until a call has computed: llama.cpp may fail where it lays out the graph for them.
         let before = self.adapters.take();
         let decoded = guarded(panics, message, || {
             if before != Some(key) {
@@ -613,7 +613,7 @@ impl KvSlots {
             }
             self.model.decode(batch, now)
         });
-        if decoded.is_ok() {
+        if matches!(decoded, Ok(Ok(()))) {
             self.adapters = Some(key);
         }
         decoded.unwrap_or_else(|error| Err(DecodeStop::Failed(error)))

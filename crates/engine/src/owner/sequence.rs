@@ -161,8 +161,8 @@ pub(super) struct RunningSequence {
     pub(super) slot: Option<SlotId>,
     /// The key of the adapters that compute for it.
     pub(super) adapters: u64,
-    /// The step in which it got its slot, or the one after that in which its adapters last had their turn beside others.
-    pub(super) turn: u64,
+    /// When its adapters have their next turn, in virtual time; `None`: they had none beside others since it got its slot.
+    pub(super) due: Option<u64>,
     /// Where in its prompt other prompts may go on differently.
     pub(super) marks: PromptMarks,
     /// It waits until another sequence, which has a slot, has computed the common prefix.

@@ -8,6 +8,7 @@ use prost_types::{Any, Struct, Value as Proto, value::Kind};
 use sapwood_proto::clip::shown;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::generated::sapwood::v1::{GenerateConfig, LoraAdapter, LoraAdapters};
+use sapwood_proto::params::LORA_USES_MAX;
 use serde_json::{Map, Number, Value, json};
 
 use crate::Result;
@@ -168,6 +169,10 @@ fn generate_json(config: GenerateConfig) -> Result<Map<String, Value>> {
 
 /// The list that `lora` is in JSON.
 fn adapters(config: LoraAdapters) -> Result<Value> {
+    if config.adapters.len() > LORA_USES_MAX {
+        let must = format!("must have at most {LORA_USES_MAX} adapters");
+        return Err(bad("lora", &must));
+    }
     let object = |adapter: LoraAdapter| {
         let mut object = texts([("name", adapter.name)]);
         object.extend(adapter.id.map(|id| ("id".into(), id.into())));

@@ -201,8 +201,18 @@ impl Settings {
                 Some(param) => {
                     let ranges = limits.ranges();
                     let coercion = JsonCoercion::FromText;
+                    // Only `lora` can be set already: by `lora_name`.
+                    let named = (name == "lora").then(|| self.params.lora.clone());
                     let set = self.params.set_json(param, value, &ranges, coercion);
                     set.map_err(|error| field.wrong(&error.must))?;
+                    if named
+                        .flatten()
+                        .is_some_and(|named| self.params.lora != Some(named))
+                    {
+                        return Err(
+                            field.wrong("the adapter of `lora_name`, or left out beside it")
+                        );
+                    }
                 }
                 None => field.harmless()?,
             },

@@ -787,6 +787,30 @@ fn tr_1305_patterns_and_controllers_are_read_wherever_they_are_sent() {
 }
 
 #[test]
+fn lora_and_lora_name_may_not_differ() {
+    let one = |members: &str| asking(members).unwrap().params.lora.map(|uses| uses.len());
+    for same in [
+        r#""lora_name":"a""#,
+        r#""lora_name":"a","lora":"a""#,
+        r#""lora_name":"a","lora":["a"]"#,
+        r#""lora_name":"a","lora":"""#,
+        r#""lora_name":"","lora":["a"]"#,
+    ] {
+        assert_eq!(one(same), Some(1), "{same}");
+    }
+    assert_eq!(one(r#""lora_name":"","lora":"""#), None);
+    for other in [
+        "\"b\"",
+        "[]",
+        r#"["a", "b"]"#,
+        r#"[{"name": "a", "scale": 2}]"#,
+    ] {
+        let error = asking(&format!(r#""lora_name":"a","lora":{other}"#)).unwrap_err();
+        assert!(error.to_string().contains("`lora_name`"), "{error}");
+    }
+}
+
+#[test]
 fn tr_1305_empty_patterns_are_none_and_wrong_ones_are_refused() {
     let none =
         asking(r#""controller":"","controller_arg":"","regex":"","json_schema":"""#).unwrap();

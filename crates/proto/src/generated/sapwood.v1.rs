@@ -136,7 +136,7 @@ pub struct LoraAdapter {
     pub name: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(uint32, optional, tag = "2")]
     pub id: ::core::option::Option<u32>,
-    /// -100 to 100; unset is what the model is configured with.
+    /// -10 to 10; unset is what the model is configured with.
     #[prost(float, optional, tag = "3")]
     pub scale: ::core::option::Option<f32>,
 }

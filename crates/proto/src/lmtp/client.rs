@@ -188,8 +188,8 @@ impl ClientMachine {
     /// Starts a SCORE stream.
     ///
     /// # Errors
-    /// `message_too_large`; `unsupported_operation` for LoRA adapters if nothing was negotiated: a reference server would
-    /// score without them.
+    /// `message_too_large`; `unsupported_operation` for LoRA adapters without [`Feature::Lora`]: the peer would score without
+    /// them.
     pub fn score(
         &mut self,
         model: &str,
@@ -203,7 +203,7 @@ impl ClientMachine {
         out.put_slice(b",\"scored\":");
         write::json(&mut out, &wanted.scored);
         if let Some(uses) = &wanted.lora {
-            if self.features.is_empty() {
+            if !self.features.has(Feature::Lora) {
                 return Err(send::unsupported("lora"));
             }
             member(&mut out, "lora", &lora_to_json(uses));

@@ -40,6 +40,8 @@ features! {
     Samples = "samples";
     /// `controller`, forced tokens, backtracks and forks.
     Controllers = "controllers";
+    /// `lora` of GENERATE and SCORE.
+    Lora = "lora";
 }
 
 /// A set of features: bit *i* is the feature at index *i* of [`Feature::ALL`].

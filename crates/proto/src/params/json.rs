@@ -194,9 +194,11 @@ impl<'a> JsonParam<'a> {
                     value: &list,
                     ..self
                 };
-                let uses = list.lora()?;
-                if !uses.is_empty() || list.is_empty_list() {
-                    *field = Some(uses);
+                // An empty text is what clients of Triton send for "not set". As one of several adapters it is none.
+                let unset =
+                    self.coercion == JsonCoercion::FromText && self.value.as_str() == Some("");
+                if !unset {
+                    *field = Some(list.lora()?);
                 }
             }
             (Domain::Tokens, ParamField::Tokens(field)) => field.extend(self.tokens()?),
@@ -339,16 +341,14 @@ impl<'a> JsonParam<'a> {
 
     /// Adapters: one name, or a list of names and objects.
     fn lora(self) -> Option<Vec<LoraUse>> {
-        let none =
-            |value: &&Value| value.as_str() == Some("") && self.coercion == JsonCoercion::FromText;
         let list = match self.value {
             Value::Array(list) => list.as_slice(),
             one @ Value::String(_) => std::slice::from_ref(one),
             _ => return None,
         };
         // What did not come as text was parsed under the wider bounds of its request, so it is counted here.
-        let given = list.iter().filter(|value| !none(value));
-        let uses: Vec<_> = given
+        let uses: Vec<_> = list
+            .iter()
             .take(LORA_USES_MAX + 1)
             .map(lora_use)
             .collect::<Option<_>>()?;

@@ -61,10 +61,13 @@ impl LoraUse {
 }
 
 /// Returns whether an adapter can have this name: 1 to [`LORA_NAME_BYTES_MAX`] bytes that do not begin as JSON, which some
-/// parameters have as text.
+/// parameters have as text, without control characters, and without white space at its ends, which some clients trim.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
-    (1..=LORA_NAME_BYTES_MAX).contains(&name.len()) && !name.starts_with(['[', '{'])
+    (1..=LORA_NAME_BYTES_MAX).contains(&name.len())
+        && !name.starts_with(['[', '{'])
+        && !name.contains(char::is_control)
+        && name.trim() == name
 }
 
 /// Returns whether these are few enough, with names and scales in their ranges, each named once.

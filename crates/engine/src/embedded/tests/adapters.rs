@@ -9,7 +9,7 @@ use crate::Config;
 use crate::api::GenerationRequest;
 
 /// Strong enough that a token computed with another set is found.
-const SCALE: f32 = 40.0;
+const SCALE: f32 = 10.0;
 
 fn with(lora: Option<Vec<LoraUse>>, request: GenerationRequest) -> GenerationRequest {
     let mut request = request;

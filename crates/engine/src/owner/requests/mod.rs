@@ -17,6 +17,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 use slab::Slab;
 
@@ -179,7 +180,7 @@ impl Requests {
                 .adapters
                 .as_ref()
                 .map_or(DEFAULT_ADAPTERS, AdapterSet::key),
-            turn: 0,
+            due: None,
             after,
             asleep_until: None,
             cached_row: None,
@@ -330,9 +331,11 @@ impl Requests {
         self.close(job);
     }
 
-    /// Ends the request of a sequence with an error that leaves the contents of its slots valid.
+    /// Ends the request of a sequence with an error. After one of the engine its slots are not kept: where output is not a
+    /// number, neither are the keys and values that it was computed from.
     pub(super) fn fail_request_of(&mut self, key: SequenceKey, error: EngineError) {
-        self.fail(self.sequences[key].job, error, true);
+        let sound = error.code != Code::Internal;
+        self.fail(self.sequences[key].job, error, sound);
     }
 
     /// Ends a request whose reader was dropped.

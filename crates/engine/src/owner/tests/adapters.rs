@@ -11,6 +11,7 @@ use crate::Config;
 use crate::adapters::AdapterInfo;
 use crate::api::{GenerationRequest, Prompt};
 use crate::api::{ModelInfo, SharedVocabulary};
+use crate::config::SpeculationMode;
 use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::scripted::{Config as Script, Scripted};
 use crate::stats::Counter;
@@ -86,7 +87,7 @@ fn an_adapter_that_is_not_there_is_refused_at_once() {
         bench.engine.submit(request).err().unwrap().message
     };
     let message = refused(script(), "other");
-    assert!(message.contains("style, code"), "{message}");
+    assert!(message.contains(r#""style", "code""#), "{message}");
     let message = refused(Script::default(), "style");
     assert!(message.contains("no adapters"), "{message}");
 }
@@ -242,6 +243,31 @@ fn sets_take_turns_and_new_ones_do_not_overtake() {
     assert!(ended > 40, "{ended}");
 }
 
+#[test]
+fn a_set_has_turns_for_its_sequences() {
+    let script = Script {
+        parallel: 8,
+        context_tokens: 512,
+        ..script()
+    };
+    let mut bench = Bench::new(script);
+    let requests = (0..8).map(|seed| {
+        let mut request = sampled("a", seed, set(if seed == 0 { 3 } else { 0 }));
+        request.params.max_tokens = Some(400);
+        request
+    });
+    let _streams: Vec<_> = requests.map(|request| bench.submit(request)).collect();
+    let mut turns = [0_u32; 8];
+    for _ in 0..160 {
+        let report = bench.step();
+        for sequence in report.batch() {
+            turns[usize::try_from(sequence).unwrap()] += 1;
+        }
+    }
+    assert!((19..=22).contains(&turns[0]), "{turns:?}");
+    assert!(turns[1..].iter().all(|turns| *turns >= 138), "{turns:?}");
+}
+
 #[derive(Clone, Debug)]
 struct Asked {
     prompt: String,
@@ -318,6 +344,7 @@ proptest! {
         saves in any::<bool>(),
         parallel in 1..6_u32,
         full in any::<bool>(),
+        drafts in any::<bool>(),
     ) {
         let script = Script {
             truncates,
@@ -330,6 +357,7 @@ proptest! {
         };
         let config = || Config {
             prefix_tokens_min: 1,
+            speculation: if drafts { SpeculationMode::Lookup } else { SpeculationMode::Off },
             ..Config::default()
         };
         let mut bench = Bench::with(script.clone(), config());

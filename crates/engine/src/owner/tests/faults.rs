@@ -491,3 +491,18 @@ fn oa_901_a_long_decode_call_that_pulses_is_not_stalled() {
     drop(pulse);
     assert!(futures::executor::block_on_stream(handle).count() > 1);
 }
+
+/// Keys and values that are no numbers would be the prefix of whoever asks next.
+#[test]
+fn what_gave_no_number_is_not_cached() {
+    let prompt = "a prompt that is long enough to be cached";
+    for (trouble, is_cached) in [(Trouble::None, true), (Trouble::NotANumber, false)] {
+        let (model, switch) = faulty(false);
+        let mut bench = Bench::over(Box::new(model), Config::default());
+        *switch.lock().unwrap() = trouble;
+        let failed = bench.answer(request_for(prompt));
+        assert_eq!(failed.error.is_none(), is_cached);
+        let next = bench.answer(request_for(prompt));
+        assert_eq!(next.usage.unwrap().cached_tokens > 0, is_cached);
+    }
+}

@@ -2,6 +2,7 @@
 
 use sapwood_net::triton::{InferRequest, TensorData};
 use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::params::{LoraName, LoraUse};
 use serde_json::{Map, Value, json};
 
 use super::elements;
@@ -31,9 +32,10 @@ pub(super) fn fill(request: &mut InferRequest, config: &GenerateConfig) -> Resul
             "top_k" => fields.top_k(value)?,
             "stop" => fields.stop(&config.params.stop)?,
             "bad_words" => fields.bad_words(value)?,
-            "stop_token_ids" | "logit_bias" | "dry_sequence_breakers" | "samplers" | "lora" => {
+            "stop_token_ids" | "logit_bias" | "dry_sequence_breakers" | "samplers" => {
                 fields.sample(&name, value)?;
             }
+            "lora" => fields.lora(config.params.lora.as_deref().unwrap_or_default(), &value)?,
             "min_tokens" => fields.put(&["min_tokens", "min_length"], value)?,
             "seed" => fields.put(&["seed", "random_seed"], value)?,
             name => fields.put(&[name], value)?,
@@ -114,6 +116,30 @@ impl Fields<'_> {
             return Ok(());
         }
         self.sample("bad_words", words)
+    }
+
+    /// A model without an input for adapters would compute with others, so they are refused. vLLM's backend takes one by
+    /// its name, and refuses a name that it does not have.
+    fn lora(&mut self, uses: &[LoraUse], list: &Value) -> Result<()> {
+        let one = match uses {
+            [
+                LoraUse {
+                    adapter: LoraName::Name(name),
+                    scale: None,
+                },
+            ] => Some(json!(name)),
+            _ => None,
+        };
+        if let Some(name) = &one
+            && self.set_input(&["lora_name"], name)?
+        {
+            return Ok(());
+        }
+        if self.set_input(&["lora"], &list.to_string().into())? {
+            return Ok(());
+        }
+        let name = one.ok_or_else(|| unimplemented("lora"))?;
+        self.sample("lora_name", name)
     }
 
     /// Sets a field that is no plain value: only `sampling_parameters` can hold it.

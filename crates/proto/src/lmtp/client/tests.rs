@@ -176,10 +176,17 @@ fn lm_704_scores_with_adapters_need_a_peer_that_knows_them() {
         lora: Some(vec![LoraUse::named("style")]),
         ..Score::default()
     };
-    let mut base = ClientMachine::new(ClientTimeouts::default());
-    let error = base.score("m", &score, Time::ZERO).unwrap_err();
-    let expected = (LmtpReason::UnsupportedOperation, 0);
-    assert_eq!((error.reason, base.outstanding()), expected);
+    let mut wanted = wanted();
+    wanted.params.lora = score.lora.clone();
+    // A server that has negotiated other features may not know them either.
+    let base = ClientMachine::new(ClientTimeouts::default());
+    for mut other in [base, agreed_with(Features::NONE, "")] {
+        let error = other.score("m", &score, Time::ZERO).unwrap_err();
+        let expected = (LmtpReason::UnsupportedOperation, 0);
+        assert_eq!((error.reason, other.outstanding()), expected);
+        let error = other.generate("m", &wanted, Time::ZERO).unwrap_err();
+        assert_eq!((error.reason, other.outstanding()), expected);
+    }
     let (_, message) = agreed().score("m", &score, Time::ZERO).unwrap();
     let message = String::from_utf8_lossy(&message);
     assert!(
@@ -439,17 +446,26 @@ fn lm_702_the_client_and_server_machines_interoperate() {
 }
 
 fn agreed() -> ClientMachine {
+    agreed_with(Features::NONE.with(Feature::Lora), r#","lora""#)
+}
+
+/// The same with these further features.
+fn agreed_with(more: Features, names: &str) -> ClientMachine {
     let mut client = ClientMachine::new(ClientTimeouts {
         text: true,
         ..ClientTimeouts::default()
     });
-    let asked = Features::NONE.with(Feature::Cancel).with(Feature::Text);
+    let asked = more.with(Feature::Cancel).with(Feature::Text);
     let (_, message) = client.negotiate("m", asked, Time::ZERO).unwrap();
-    let text = r#"MODEL_INFO {"model":"m","stream_id":1,"data":{"model":"m","lmtp":{"version":2,"features":["text","cancel"]}}}"#;
+    let text = format!(
+        r#"MODEL_INFO {{"model":"m","stream_id":1,"data":{{"model":"m","lmtp":{{"version":2,"features":["text","cancel"{names}]}}}}}}"#
+    );
     assert_eq!(message, text);
     assert!(client.features().is_empty());
-    let answer = r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["text","cancel"]}}]"#;
-    client.handle(answer, Time::ZERO);
+    let answer = format!(
+        r#"MSG [{{"stream_id":1,"model_info":{{}},"lmtp":{{"version":2,"features":["text","cancel"{names}]}}}}]"#
+    );
+    client.handle(&answer, Time::ZERO);
     assert!(matches!(client.poll(), Some(ClientEvent::ModelInfo(..))));
     assert_eq!(client.features(), asked);
     client

@@ -1,6 +1,7 @@
 //! One stream that may move from one upstream to another (LM-806).
 
 use crate::lmtp::{LmtpError, LmtpReason, ReceivedItem, StreamDemand, StreamFinish};
+use crate::params::LoraName;
 use crate::steer::Token;
 
 /// The stream. Its caller sees one sequence of items, even if upstreams are lost.
@@ -172,8 +173,8 @@ impl RelayedStream {
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         if !self.is_continued() {
-            let why = "the upstream was lost, and a stream with penalties, stop texts, a controller or a promised seed \
-                       cannot continue at another one; try again";
+            let why = "the upstream was lost, and a stream with penalties, stop texts, a controller, adapters by number or \
+                       a promised seed cannot continue at another one; try again";
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         // A sampled stream with a seed is computed again: continued, the generator would start anew in its middle.
@@ -205,7 +206,18 @@ impl RelayedStream {
 
     /// Whether another upstream would give the same output: by continuing, or from the beginning.
     fn is_continued(&self) -> bool {
-        (self.given() == 0 && !self.steered) || self.is_seamless() || self.is_repeatable()
+        let another = self.is_seamless() || self.is_repeatable();
+        (self.given() == 0 && !self.steered) || (another && !self.names_places())
+    }
+
+    /// Whether it names LoRA adapters by their places, in lists that may differ from upstream to upstream.
+    fn names_places(&self) -> bool {
+        let lora = match &self.work {
+            StreamDemand::Generate(wanted) => &wanted.params.lora,
+            StreamDemand::Score(wanted) => &wanted.lora,
+        };
+        let mut uses = lora.iter().flatten();
+        uses.any(|it| matches!(it.adapter, LoraName::Index(_)))
     }
 
     /// Whether the stream can be recomputed from the beginning with its seed.

@@ -8,7 +8,7 @@ use super::*;
 use crate::lmtp::{
     GenerateRequest, ReceivedBranch, ReceivedItem, Score, StreamDemand, StreamFinish, StreamUsage,
 };
-use crate::params::GenerationParams;
+use crate::params::{GenerationParams, LoraName, LoraUse};
 
 const fn at(seconds: u64) -> Time {
     Time::from_millis(1_000 * seconds)
@@ -385,8 +385,23 @@ fn lm_806_after_items_only_the_rest_is_requested() {
 #[test]
 fn lm_806_streams_that_depend_on_their_output_do_not_move() {
     type Case = (&'static str, fn(&mut GenerationParams), bool);
-    let cases: [Case; 8] = [
+    let cases: [Case; 10] = [
         ("plain", |_| {}, true),
+        (
+            "an adapter by name",
+            |wanted| wanted.lora = Some(vec![LoraUse::named("style")]),
+            true,
+        ),
+        (
+            "an adapter by number",
+            |wanted| {
+                wanted.lora = Some(vec![LoraUse {
+                    adapter: LoraName::Index(0),
+                    scale: None,
+                }]);
+            },
+            false,
+        ),
         (
             "repetition",
             |wanted| wanted.repetition_penalty = Some(1.1),

@@ -126,6 +126,8 @@ pub(in super::super) fn known_params(
         .iter()
         .filter(move |(_, feature)| features.has(*feature));
     let names = NAMES[..base].iter().chain(added.map(|(name, _)| name));
+    // Our sessions take it from anybody, but servers before this feature ignore it, and compute something else.
+    let names = names.filter(move |name| **name != "lora" || features.has(Feature::Lora));
     names.filter_map(|name| Some((*name, ParamSpec::of_lmtp(name)?)))
 }
 

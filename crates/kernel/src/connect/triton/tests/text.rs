@@ -209,6 +209,65 @@ async fn tr_401_bad_words_go_to_their_input_or_to_sampling_parameters() {
     }
 }
 
+/// An adapter that the model's server ignores would be another answer.
+#[tokio::test]
+async fn adapters_go_to_a_server_that_takes_them() {
+    let text = |name: &str| (name.to_owned(), "BYTES");
+    let with = |names: &[&str]| {
+        let inputs = ["text_input"].iter().chain(names).map(|name| text(name));
+        let inputs: Vec<_> = inputs.collect();
+        let inputs: Vec<_> = inputs.iter().map(|(name, kind)| (&**name, *kind)).collect();
+        model("with", &inputs, &[("text_output", "BYTES")])
+    };
+    let scaled = json!([{"name": "style", "scale": 0.5}]);
+    let listed = r#"[{"name":"style"}]"#;
+    for (model, lora, expect) in [
+        (
+            with(&["lora_name", "lora"]),
+            json!("style"),
+            Some(json!({"lora_name": "style"})),
+        ),
+        (
+            with(&["lora"]),
+            json!("style"),
+            Some(json!({"lora": listed})),
+        ),
+        (
+            with(&["lora_name", "lora"]),
+            scaled.clone(),
+            Some(json!({"lora": r#"[{"name":"style","scale":0.5}]"#})),
+        ),
+        (with(&["lora"]), json!([]), Some(json!({"lora": "[]"}))),
+        (
+            vllm(),
+            json!("style"),
+            Some(json!({"sampling_parameters": r#"{"lora_name":"style"}"#})),
+        ),
+        (vllm(), scaled.clone(), None),
+        (vllm(), json!([{"id": 0}]), None),
+        (vllm(), json!([]), None),
+        (with(&["lora_name"]), json!(["style", "code"]), None),
+        (bare(), json!("style"), None),
+    ] {
+        let name = Name::shared(model.0["name"].as_str().unwrap());
+        let server = serving(model, events(&[])).await;
+        let config = json!({"lora": lora});
+        let run = server
+            .kernel
+            .run::<String>(&name, args! { prompt: "hi", config: config });
+        let Some(expect) = expect else {
+            assert_eq!(run.await.unwrap_err().code(), Code::Unimplemented, "{lora}");
+            continue;
+        };
+        run.await.unwrap();
+        let request = server.request();
+        let sent = ["lora_name", "lora", "sampling_parameters"].into_iter();
+        let sent = sent.filter_map(|name| Some((name.to_owned(), request.get(name)?.clone())));
+        assert_eq!(Value::Object(sent.collect()), expect, "{lora}");
+        assert!(request.get("parameters").is_none());
+    }
+}
+
 /// A face in this process passes its configuration as a typed value, with the core's ranges.
 #[tokio::test]
 async fn tr_404_a_typed_configuration_and_a_deadline_reach_the_server() {
