@@ -58,12 +58,24 @@ impl LoadPlan {
             swa_full: true,
         };
         let window = SlidingWindow::of(header);
-        let windowed = |size: ContextSize| ContextSize {
-            swa_full: options
-                .llama
-                .swa_full
-                .unwrap_or_else(|| !window.is_some_and(|window| window.is_small(size))),
-            ..size
+        let windowed = |size: ContextSize| {
+            // Computed at once, see `ContextSize::computes_in_parts`.
+            let size = match window {
+                Some(_) if !size.per_slot => ContextSize {
+                    ubatch_tokens: size.batch_tokens,
+                    ..size
+                },
+                _ => size,
+            };
+            let is_small = || window.is_some_and(|window| window.is_small(size));
+            let few = match options.llama.swa_full {
+                Some(full) => !full && !size.computes_in_parts(),
+                None => is_small(),
+            };
+            ContextSize {
+                swa_full: !few,
+                ..size
+            }
         };
         // Each cached prefix needs a window, and others are kept in memory.
         let few = windowed(size(cells, false, slots(KEPT_PREFIXES_WINDOWED)));
@@ -95,6 +107,9 @@ impl LoadPlan {
         };
         // They have a state for each slot instead of cells, or of most of them.
         let per_slot = per_slot.filter(|_| memory::state_bytes(header) == 0);
+        // Windows alone save more than cells of their own would gain.
+        let per_slot =
+            per_slot.filter(|size| window.is_none() || !size.swa_full || together.swa_full);
         Ok(Self {
             context_tokens,
             together,
@@ -420,9 +435,9 @@ mod tests {
             let size = plan.per_slot.unwrap_or(plan.together);
             (size.swa_full, size.slots)
         };
-        // Per slot: of 512 cells each, 128 and the batch would be as many.
-        assert_eq!(of(&windowed, 4096, None, None), (true, 8));
-        // Unified: 12 windows and the batch.
+        // 12 windows and the batch, in a cache for all slots; with cells of their own these would have as many as the others.
+        assert_eq!(of(&windowed, 4096, None, None), (false, 12));
+        assert_eq!(of(&windowed, 4096, None, Some(true)), (true, 8));
         assert_eq!(of(&windowed, 2047, None, None), (true, 36));
         assert_eq!(of(&windowed, 2047, Some(0), None), (false, 4));
         assert_eq!(of(&windowed, 2047, None, Some(false)), (false, 12));
