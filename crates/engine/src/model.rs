@@ -221,6 +221,18 @@ pub trait Model: Send {
     /// exactly as many if the model does not truncate ([`ModelInfo::truncates`]).
     fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32);
 
+    /// Does what [`Model::fork`] into a slot has left undone. Returns false if the slot does not hold `tokens` tokens, for
+    /// example for lack of memory: it can then only be released. Otherwise the slot is used as any other one; before, it can
+    /// only be rewound or released.
+    fn finish_fork(&mut self, _slot: SlotId, _tokens: u32) -> bool {
+        true
+    }
+
+    /// Returns how many bytes a fork of this slot copies; 0 if the copy shares the cells of its source.
+    fn fork_bytes(&self, _from: SlotId) -> usize {
+        0
+    }
+
     /// Truncates a slot to its first `tokens` tokens; it holds at least as many. Never called with fewer than it holds
     /// on a model that does not truncate.
     fn truncate(&mut self, slot: SlotId, tokens: u32);

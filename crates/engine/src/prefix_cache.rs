@@ -179,14 +179,6 @@ impl PrefixCache {
         best
     }
 
-    /// Returns how many first tokens a prompt has in common with a slot of this scope.
-    pub(crate) fn longest_common(&self, scope: u64, prompt: &[Token]) -> usize {
-        let used = self.slots.iter();
-        let used = used.filter(|slot| slot.usage != SlotUse::Free && slot.scope == scope);
-        let common = used.map(|slot| common_prefix(&slot.tokens, prompt));
-        common.max().unwrap_or(0)
-    }
-
     /// Returns how many of a slot's first `tokens` cells a fork would newly pin.
     pub(crate) fn unpinned(&self, slot: SlotId, tokens: usize) -> usize {
         // `tokens` is at most what the slot holds: it comes from a `PrefixMatch` of this slot.

@@ -19,8 +19,9 @@ use crate::prefix_cache::common_prefix;
 /// What an entry needs beside its tokens and its state, rounded up.
 const ENTRY_BYTES: usize = 512;
 
-/// The maximum of entries that a search for a whole entry looks at.
-const ROUNDS_MAX: usize = 64;
+/// The maximum of entries that a search for a whole entry looks at: it is made for every slot that a waiting prompt could share,
+/// in each step.
+const ROUNDS_MAX: usize = 8;
 
 /// Identifies an entry while it exists.
 pub(crate) type SavedId = u64;

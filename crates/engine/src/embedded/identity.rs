@@ -61,7 +61,7 @@ impl ModelOrigin {
             }
         };
         // What a saved slot does not depend on is set to one value. New options count until they are listed here, which is
-        // the safe side.
+        // the safe side. The layout of the cache, which many of these decide, counts in `identity`.
         let options = LoadOptions {
             context_tokens: None,
             cache_tokens: None,
@@ -88,13 +88,14 @@ impl ModelOrigin {
         }
     }
 
-    /// Returns the text that identifies saved slots. Reads parts of the files.
+    /// Returns the text that identifies saved slots of a context with so many KV caches. Reads parts of the files.
     ///
     /// # Errors
     /// If a file cannot be read, or was changed since it was opened.
-    pub(super) fn identity(&self) -> io::Result<String> {
+    pub(super) fn identity(&self, caches: u32) -> io::Result<String> {
+        // A state has a part for each KV cache, and llama.cpp reads no state with another number of them.
         let mut identity = format!(
-            "sapwood {} ggml {} {}",
+            "sapwood {} ggml {} caches {caches} {}",
             env!("CARGO_PKG_VERSION"),
             llama::library_version(),
             self.settings
@@ -195,13 +196,14 @@ mod tests {
         let path = folder.path().join("model.gguf");
         let source = ModelSource::File(path.clone());
         let origin = |options: &LoadOptions| ModelOrigin::new(&source, 1, options);
-        let identity = |options: &LoadOptions| origin(options).identity();
+        let identity = |options: &LoadOptions| origin(options).identity(1);
         let usual = LoadOptions::default();
         assert!(identity(&usual).is_err(), "there is no file");
         let mut bytes = vec![7; 8 << 20];
         std::fs::write(&path, &bytes).unwrap();
         let loaded = origin(&usual);
-        let first = loaded.identity().unwrap();
+        let first = loaded.identity(1).unwrap();
+        assert_ne!(loaded.identity(4).unwrap(), first);
         let threads = LoadOptions {
             threads: Some(3),
             parallel: 2,
@@ -222,11 +224,11 @@ mod tests {
         std::fs::write(&other, &bytes).unwrap();
         std::fs::rename(&other, &path).unwrap();
         assert_ne!(identity(&usual).unwrap(), first);
-        assert_eq!(loaded.identity().unwrap(), first);
+        assert_eq!(loaded.identity(1).unwrap(), first);
         // The file itself is changed: nobody knows what is in memory.
         let loaded = origin(&usual);
         bytes.truncate(7 << 20);
         std::fs::write(&path, &bytes).unwrap();
-        assert!(loaded.identity().is_err());
+        assert!(loaded.identity(1).is_err());
     }
 }

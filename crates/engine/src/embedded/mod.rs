@@ -136,6 +136,15 @@ impl Model for Embedded {
         }
     }
 
+    fn finish_fork(&mut self, slot: SlotId, tokens: u32) -> bool {
+        self.context.finish_fork();
+        self.context.cells_held(slot) == tokens
+    }
+
+    fn fork_bytes(&self, from: SlotId) -> usize {
+        self.context.fork_bytes(from)
+    }
+
     fn truncate(&mut self, slot: SlotId, tokens: u32) {
         if !self.context.truncate(slot, tokens) {
             tracing::error!(
@@ -183,7 +192,7 @@ impl Model for Embedded {
     }
 
     fn saved_identity(&self) -> Option<String> {
-        let identity = self.origin.identity();
+        let identity = self.origin.identity(self.context.caches());
         let unknown = |error: &std::io::Error| {
             tracing::warn!(%error, "the model's file cannot be read: its prefixes are not saved");
         };

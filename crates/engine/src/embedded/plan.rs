@@ -121,9 +121,23 @@ impl CacheLayouts<'_> {
             poll: self.options.poll,
             swa_full: true,
         };
-        let is_small = || self.window.is_some_and(|window| window.is_small(size));
+        let Some(window) = self.window else {
+            return size;
+        };
+        let size = ContextSize {
+            ubatch_tokens: match per_slot {
+                true => size.ubatch_tokens,
+                // Computed at once, see `ContextSize::computes_in_parts`.
+                false => size.batch_tokens,
+            },
+            ..size
+        };
+        let few = match llama.swa_full {
+            Some(full) => !full && !size.computes_in_parts(),
+            None => window.is_small(size),
+        };
         ContextSize {
-            swa_full: llama.swa_full.unwrap_or_else(|| !is_small()),
+            swa_full: !few,
             ..size
         }
     }
@@ -140,13 +154,17 @@ impl CacheLayouts<'_> {
         }
     }
 
-    /// Every slot has cells of its own, for its whole context: a unified cache lets a long sequence use what short ones leave.
-    /// `None` if that takes too many.
+    /// Every slot has cells of its own; `None` if that takes too many, or is no gain.
     fn per_slot(&self) -> Option<ContextSize> {
         // They have a state for each slot instead of cells, or of most of them.
-        if memory::state_bytes(self.header) > 0 {
-            return None;
-        }
+        let has_cells = memory::state_bytes(self.header) == 0;
+        let size = self.cells_for_each().filter(|_| has_cells);
+        // Windows alone save more than cells of their own would gain.
+        size.filter(|size| self.window.is_none() || !size.swa_full || self.unified().swa_full)
+    }
+
+    /// The size with cells for the whole context of every slot: a unified cache lets a long sequence use what short ones leave.
+    fn cells_for_each(&self) -> Option<ContextSize> {
         // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
         let slot_cells = self.context_tokens.next_multiple_of(llama::CELLS_STEP);
         let of = |slots: u32| self.size(slot_cells.saturating_mul(slots), true, slots);
@@ -463,9 +481,9 @@ mod tests {
             let size = plan.per_slot.unwrap_or(plan.together);
             (size.swa_full, size.slots)
         };
-        // Per slot: of 512 cells each, 128 and the batch would be as many.
-        assert_eq!(of(&windowed, 4096, None, None), (true, 8));
-        // Unified: 12 windows and the batch.
+        // 12 windows and the batch, in a cache for all slots; with cells of their own these would have as many as the others.
+        assert_eq!(of(&windowed, 4096, None, None), (false, 12));
+        assert_eq!(of(&windowed, 4096, None, Some(true)), (true, 8));
         assert_eq!(of(&windowed, 2047, None, None), (true, 36));
         assert_eq!(of(&windowed, 2047, Some(0), None), (false, 4));
         assert_eq!(of(&windowed, 2047, None, Some(false)), (false, 12));

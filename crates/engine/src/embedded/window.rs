@@ -54,9 +54,12 @@ impl SlidingWindow {
         u64::try_from(part).unwrap_or(bytes)
     }
 
-    /// Returns whether cells for the windows alone are at most three quarters of as many as the other layers have. Fewer
-    /// slots can then be truncated, which is not worth less.
+    /// Returns whether cells for the windows alone are possible, and at most three quarters of as many as the other layers have.
+    /// Fewer slots can then be truncated, which is not worth less.
     pub(super) fn is_small(self, size: ContextSize) -> bool {
+        if size.computes_in_parts() {
+            return false;
+        }
         let few = ContextSize {
             swa_full: false,
             ..size
@@ -101,9 +104,9 @@ mod tests {
         let of = |size: ContextSize| size.window_cells(1024);
         assert_eq!(of(size(32_768, 8, false, true)), 32_768);
         assert_eq!(of(size(32_768, 8, false, false)), 8 * 1024 + 512);
-        assert_eq!(of(size(32_768, 8, true, false)), 8 * 1536);
+        assert_eq!(of(size(32_768, 1, true, false)), 1536);
         assert_eq!(of(size(4096, 8, false, false)), 4096, "never more than all");
-        assert_eq!(of(size(8192, 8, true, false)), 8192);
+        assert_eq!(of(size(1024, 1, true, false)), 1024);
         assert_eq!(size(8192, 1, false, false).window_cells(100), 768, "padded");
     }
 

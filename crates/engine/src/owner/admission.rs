@@ -431,9 +431,7 @@ fn marks_of(requests: &Requests, key: SequenceKey) -> PromptMarks {
     }
     let sequence = &requests.sequences[key];
     let prompt = &sequence.tokens[..sequence.prompt_tokens];
-    let scope = requests.jobs[sequence.job].submission.prefix_scope;
     PromptMarks {
-        branch: requests.slots.common(scope, prompt),
         turn_end: turn_end(prompt, &requests.tokens.ends),
     }
 }
@@ -448,6 +446,9 @@ fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<Fou
         let scope = requests.jobs[sequence.job].submission.prefix_scope;
         let usable = &sequence.tokens[..=sequence.first_row()];
         let found = requests.slots.find(scope, usable);
+        if !requests.slots.may_copy(found) {
+            return None;
+        }
         // Without the cell for each running sequence, the next step would preempt what is admitted now.
         let cells = sequence.tokens.len() + requests.scheduler.running_count();
         if requests.slots.fits(cells, found) {

@@ -10,9 +10,6 @@
 //!                   └──┴── every so many tokens of a long one: it is edited
 //! ```
 //!
-//! Prompts with a common beginning, for example of a system prompt, show where they part: the second one leaves a checkpoint
-//! there for the third.
-//!
 //! A slot that another one takes over for a longer prompt leaves a checkpoint of its end, which is where a turn of a
 //! conversation ends.
 
@@ -21,7 +18,7 @@ use std::sync::Arc;
 use sapwood_proto::steer::Token;
 
 use crate::model::CheckpointTerms;
-use crate::prefix_store::{PrefixStore, SavedPrefix};
+use crate::prefix_store::{PrefixStore, SavedId, SavedPrefix};
 
 /// The least distance of checkpoints within a prompt.
 const SPACING_MIN: usize = 2048;
@@ -36,6 +33,15 @@ pub(super) struct Checkpoints {
     terms: Option<CheckpointTerms>,
     /// Each serves only prompts that begin with all of its tokens.
     store: PrefixStore,
+}
+
+/// A checkpoint by which a slot is shortened.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    id: SavedId,
+    /// Its number of tokens: as many as the slot keeps, or within [`CheckpointTerms::slack`].
+    pub(super) tokens: usize,
+    pub(super) prefix: Arc<SavedPrefix>,
 }
 
 /// The prompt that a sequence computes.
@@ -53,8 +59,6 @@ pub(super) struct PromptSpan {
 /// Lengths of a prompt to which other prompts may return; 0 if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PromptMarks {
-    /// Tokens that it has in common with another prompt.
-    pub(super) branch: usize,
     /// The end of its last turn, before the beginning of the answer, which a template may write otherwise in the next prompt.
     pub(super) turn_end: usize,
 }
@@ -126,12 +130,11 @@ impl Checkpoints {
             spacing *= 2;
         }
         let within = (span.computed / spacing + 1) * spacing;
-        let stops = [span.marks.branch, within];
-        // Those so close to the last one would save next to nothing.
-        let stops = stops
-            .into_iter()
-            .filter(|&stop| stop >= span.computed + DISTANCE_MIN && stop + DISTANCE_MIN <= end);
-        let next = stops.min().unwrap_or(end);
+        // One so close to the last one would save next to nothing.
+        let next = match within + DISTANCE_MIN <= end {
+            true => within,
+            false => end,
+        };
         (next > span.computed).then_some(next)
     }
 
@@ -141,17 +144,21 @@ impl Checkpoints {
         found.map_or(0, |(_, checkpoint)| checkpoint.min(common))
     }
 
-    /// Returns the checkpoint by which a slot with these tokens is shortened to `common` of them, and its own number of tokens,
-    /// which is as many or within [`CheckpointTerms::slack`].
+    /// Returns the checkpoint by which a slot with these tokens is shortened to `common` of them.
     pub(super) fn get(
         &mut self,
         scope: u64,
         tokens: &[Token],
         common: usize,
-    ) -> Option<(Arc<SavedPrefix>, usize)> {
-        let (id, checkpoint) = self.find(scope, tokens, common)?;
-        let saved = self.store.get(id).filter(|_| checkpoint >= common)?;
-        Some((saved, checkpoint))
+    ) -> Option<Checkpoint> {
+        let (id, tokens) = self.find(scope, tokens, common)?;
+        let prefix = self.store.get(id).filter(|_| tokens >= common)?;
+        Some(Checkpoint { id, tokens, prefix })
+    }
+
+    /// Removes a checkpoint that does not serve.
+    pub(super) fn remove(&mut self, checkpoint: &Checkpoint) {
+        self.store.remove(checkpoint.id);
     }
 
     fn find(&self, scope: u64, tokens: &[Token], common: usize) -> Option<(u64, usize)> {
@@ -222,20 +229,17 @@ mod tests {
     }
 
     #[test]
-    fn prefill_stops_where_prompts_part_and_where_a_turn_ends() {
+    fn prefill_stops_where_a_turn_ends() {
         let recurrent = checkpoints(0);
-        let next = |computed, branch, turn_end| {
+        let next = |computed, turn_end| {
             recurrent.next_stop(PromptSpan {
                 tokens: 1000,
                 tokens_max: 2000,
                 computed,
-                marks: PromptMarks { branch, turn_end },
+                marks: PromptMarks { turn_end },
             })
         };
-        assert_eq!(next(0, 300, 0), Some(300));
-        assert_eq!([next(300, 300, 0), next(280, 300, 0)], [Some(999); 2]);
-        assert_eq!(next(0, 990, 0), Some(999), "the end serves as well");
-        assert_eq!([next(0, 0, 994), next(994, 0, 994)], [Some(994), None]);
+        assert_eq!([next(0, 994), next(994, 994)], [Some(994), None]);
         let ends = |prompt: &[Token]| turn_end(prompt, &[8, 9]);
         assert_eq!(ends(&[1, 9, 2, 9, 3, 3]), 4);
         assert_eq!([ends(&[]), ends(&[1, 2])], [0; 2]);
@@ -260,7 +264,7 @@ mod tests {
         assert_eq!(all.reach(8, &tokens, 100), 0, "another scope");
         let other = [&tokens[..70], &[999; 30]].concat();
         assert_eq!(all.reach(7, &other, 100), 50);
-        let found = |all: &mut Checkpoints, common| all.get(7, &tokens, common).map(|it| it.1);
+        let found = |all: &mut Checkpoints, common| all.get(7, &tokens, common).map(|it| it.tokens);
         assert_eq!(
             [49, 50, 51].map(|common| found(&mut all, common)),
             [Some(50), Some(50), None]

@@ -24,7 +24,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
-use super::checkpoints::{Checkpoints, PromptSpan};
+use super::checkpoints::{Checkpoint, Checkpoints, PromptSpan};
 use super::fenced;
 use super::sequence::RunningSequence;
 use crate::adapters::{AdapterSet, DEFAULT_ADAPTERS, default_scales};
@@ -33,7 +33,7 @@ use crate::config::{Config, PrefixFileConfig};
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::prefix_cache::{EvictedPrefix, PrefixCache, PrefixMatch};
 use crate::prefix_file::PrefixFile;
-use crate::prefix_store::{PrefixStore, SavedMatch, SavedPrefix};
+use crate::prefix_store::{PrefixStore, SavedId, SavedMatch, SavedPrefix};
 use crate::stats::Counter;
 
 /// Shorter prefixes are not saved: to compute so few tokens takes one step, as it does to compute a single one.
@@ -46,7 +46,8 @@ const RESTORED_TOKENS_MIN: usize = 32;
 /// faster than computing them, but streams wait meanwhile.
 const RESTORED_SHARE: usize = 8;
 
-/// No more is saved in a step that has saved so many bytes: streams wait meanwhile.
+/// No more is saved in a step that has saved so many bytes: streams wait meanwhile. The same for what forks copy and what is
+/// restored.
 const SAVED_BYTES_STEP: usize = 128 << 20;
 
 /// A prefix that a sequence can begin with.
@@ -68,6 +69,8 @@ pub(super) struct KvSlots {
     idle_cells_max: usize,
     /// Bytes that were saved in this step.
     saved_in_step: usize,
+    /// Bytes that were copied for new sequences in this step: by forks, and from saved prefixes.
+    copied_in_step: usize,
     /// Whether the model can shorten a slot.
     truncates: bool,
     /// Whether it can shorten a restored slot to any number of tokens.
@@ -105,6 +108,7 @@ impl KvSlots {
             checkpoints,
             idle_cells_max: model.idle_cells_max(),
             saved_in_step: 0,
+            copied_in_step: 0,
             truncates,
             prefix_min: config.prefix_tokens_min as usize,
             default_scales: default_scales(&model.info().adapters),
@@ -120,6 +124,18 @@ impl KvSlots {
     /// Starts a step.
     pub(super) fn begin_step(&mut self) {
         self.saved_in_step = 0;
+        self.copied_in_step = 0;
+    }
+
+    /// Returns whether a sequence that begins with this prefix may get its slot in this step, or others have copied so much that
+    /// streams would wait for it too long.
+    pub(super) fn may_copy(&self, prefix: Option<FoundPrefix>) -> bool {
+        self.copied_in_step < SAVED_BYTES_STEP
+            || match prefix {
+                Some(FoundPrefix::Slot(shared)) => self.model.fork_bytes(shared.slot) == 0,
+                Some(FoundPrefix::Saved(_)) => false,
+                None => true,
+            }
     }
 
     /// Returns the KV cells that are free or can be evicted.
@@ -210,7 +226,7 @@ impl KvSlots {
             Some(FoundPrefix::Saved(found)) => self
                 .store
                 .get(found.id)
-                .map(|prefix| (prefix, found.tokens)),
+                .map(|prefix| (prefix, found.id, found.tokens)),
             _ => None,
         };
         if !self.cache.has_free_slot() {
@@ -232,7 +248,7 @@ impl KvSlots {
         // `fork` and `restore` expect an open, empty slot.
         self.model.open(slot, purpose);
         let computed = match (saved, wanted) {
-            (Some((saved, tokens)), _) => self.restore(&saved, tokens, slot, purpose),
+            (Some(saved), _) => self.restore(saved, slot, purpose),
             (None, Some(shared)) => self.share(shared, slot, purpose),
             (None, None) => 0,
         };
@@ -242,12 +258,12 @@ impl KvSlots {
     }
 
     /// Saves the only prefix that could be evicted. If that is the wanted one, it is restored into its own slot, which the
-    /// model opens for another request; returns it and the number of common tokens.
+    /// model opens for another request; returns it with the number of common tokens.
     fn save_wanted(
         &mut self,
         evicted: EvictedPrefix,
         wanted: Option<PrefixMatch>,
-    ) -> Option<(Arc<SavedPrefix>, usize)> {
+    ) -> Option<(Arc<SavedPrefix>, SavedId, usize)> {
         let wanted = wanted.filter(|shared| shared.slot == evicted.slot);
         let (scope, tokens) = (evicted.scope, evicted.tokens.clone());
         self.save(EvictedPrefix {
@@ -258,7 +274,7 @@ impl KvSlots {
         let found = self.store.find(scope, &tokens)?;
         let usable = found.tokens >= common;
         let prefix = self.store.get(found.id).filter(|_| usable)?;
-        Some((prefix, common))
+        Some((prefix, found.id, common))
     }
 
     /// Shares the cells of a prefix with an empty slot; returns the number of tokens.
@@ -274,13 +290,14 @@ impl KvSlots {
         }
         // A copy rather than the cached slot itself: the model has opened the new slot for this request's purpose, and
         // the cached tokens may go on beyond the shared ones.
-        if shared.rewinds {
-            if !self.fork_rewound(shared, slot) {
-                self.reopen(slot, purpose);
-                return 0;
-            }
-        } else {
-            self.model.fork(shared.slot, slot, length(shared.tokens));
+        let copied = match shared.rewinds {
+            true => self.fork_rewound(shared, slot),
+            false => self.fork(shared.slot, slot, shared.tokens),
+        };
+        self.copied_in_step += self.model.fork_bytes(shared.slot);
+        if !copied {
+            self.reopen(slot, purpose);
+            return 0;
         }
         self.cache.fork(shared.slot, slot, shared.tokens);
         if released {
@@ -291,27 +308,35 @@ impl KvSlots {
         shared.tokens
     }
 
+    /// Copies the first tokens of a slot in the model. Returns false if the copy cannot be used.
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: usize) -> bool {
+        self.model.fork(from, to, length(tokens));
+        self.model.finish_fork(to, length(tokens))
+    }
+
     /// Copies a slot and rewinds the copy to the shared tokens. Returns false if the copy cannot be used.
     fn fork_rewound(&mut self, shared: PrefixMatch, slot: SlotId) -> bool {
         let (scope, tokens) = self.cache.contents(shared.slot);
         let held = length(tokens.len());
-        let Some((checkpoint, at)) = self.checkpoints.get(scope, tokens, shared.tokens) else {
+        let Some(checkpoint) = self.checkpoints.get(scope, tokens, shared.tokens) else {
             return false;
         };
         self.model.fork(shared.slot, slot, held);
-        self.rewind(slot, &checkpoint, at, shared.tokens)
+        self.rewind(slot, &checkpoint, shared.tokens)
     }
 
-    /// Rewinds a slot to a checkpoint of `at` tokens, and then to `tokens`, in the model alone.
-    fn rewind(&mut self, slot: SlotId, checkpoint: &SavedPrefix, at: usize, tokens: usize) -> bool {
-        if !self.model.rewind(slot, &checkpoint.state, length(at)) {
+    /// Rewinds a slot to a checkpoint, and then to `tokens` tokens, in the model alone.
+    fn rewind(&mut self, slot: SlotId, checkpoint: &Checkpoint, tokens: usize) -> bool {
+        let (at, tokens) = (length(checkpoint.tokens), length(tokens));
+        let rewound = self.model.rewind(slot, &checkpoint.prefix.state, at)
+            && (at == tokens || self.model.can_resume(slot, tokens));
+        if !rewound {
+            // It may lack what its slot had lost already when it was made. Prompts would choose it again and again.
+            self.checkpoints.remove(checkpoint);
             return false;
         }
         if at > tokens {
-            if !self.model.can_resume(slot, length(tokens)) {
-                return false;
-            }
-            self.model.truncate(slot, length(tokens));
+            self.model.truncate(slot, tokens);
         }
         true
     }
@@ -326,8 +351,7 @@ impl KvSlots {
     /// Fills an empty slot from memory and truncates it to the common tokens; returns their number.
     fn restore(
         &mut self,
-        saved: &SavedPrefix,
-        common: usize,
+        (saved, id, common): (Arc<SavedPrefix>, SavedId, usize),
         slot: SlotId,
         purpose: &SlotPurpose<'_>,
     ) -> usize {
@@ -337,7 +361,10 @@ impl KvSlots {
         if !self.cache.has_free_cells(tokens.len()) {
             return 0;
         }
+        self.copied_in_step += saved.state.len();
         if !self.model.restore(slot, &saved.state, length(tokens.len())) {
+            // There are cells, so it would fail again, and meanwhile it would take the place of one that can be restored.
+            self.store.remove(id);
             return 0;
         }
         self.cache.append(slot, tokens);
@@ -356,10 +383,10 @@ impl KvSlots {
     /// Shortens a live slot by a checkpoint. If it returns false, the slot can only be emptied.
     fn go_back(&mut self, slot: SlotId, tokens: usize) -> bool {
         let (scope, held) = self.cache.contents(slot);
-        let Some((checkpoint, at)) = self.checkpoints.get(scope, held, tokens) else {
+        let Some(checkpoint) = self.checkpoints.get(scope, held, tokens) else {
             return false;
         };
-        let rewound = self.rewind(slot, &checkpoint, at, tokens);
+        let rewound = self.rewind(slot, &checkpoint, tokens);
         if rewound {
             self.cache.truncate(slot, tokens);
         }
@@ -383,14 +410,6 @@ impl KvSlots {
     /// Returns whether checkpoints are made.
     pub(super) fn makes_checkpoints(&self) -> bool {
         self.checkpoints.is_on()
-    }
-
-    /// Returns how many first tokens a prompt has in common with another one that is known, whether it can go on from there or
-    /// not.
-    pub(super) fn common(&self, scope: u64, prompt: &[Token]) -> usize {
-        let saved = self.store.find(scope, prompt);
-        let saved = saved.map_or(0, |saved| saved.tokens);
-        self.cache.longest_common(scope, prompt).max(saved)
     }
 
     /// Returns the next length at which the prefill of a prompt stops, so that a checkpoint is made there.
@@ -453,11 +472,14 @@ impl KvSlots {
             choice: 0,
             max_tokens: None,
         };
-        let tokens = length(self.cache.len(cached));
+        let tokens = self.cache.len(cached);
         self.model.open(free, &purpose);
-        self.model.fork(cached, free, tokens);
-        self.model.release(cached);
-        self.cache.swap_slots(cached, free);
+        if self.fork(cached, free, tokens) {
+            self.model.release(cached);
+            self.cache.swap_slots(cached, free);
+        } else {
+            self.model.release(free);
+        }
     }
 
     /// Marks the prefixes of a cache key as recently used.
@@ -570,6 +592,9 @@ impl KvSlots {
             write(&checkpoints, self.checkpoints.store());
         } else {
             write(file, &self.store);
+            // What an engine with checkpoints has left would stay for ever. It is no error if there is none.
+            let [_, checkpoints] = file.with_checkpoints();
+            let _ = std::fs::remove_file(&checkpoints.path);
         }
     }
 

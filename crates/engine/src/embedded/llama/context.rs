@@ -111,6 +111,13 @@ impl ContextSize {
         }
     }
 
+    /// Returns whether one batch may be computed in several parts. Sliding-window layers then need as many cells as the others:
+    /// llama.cpp chooses the cells of all parts beforehand, and drops positions from which the last part has moved on, although
+    /// the first one still attends to them (`llama_kv_cache::prepare`).
+    pub(in super::super) fn computes_in_parts(self) -> bool {
+        self.per_slot && self.slots > 1 || self.ubatch_tokens < self.batch_tokens
+    }
+
     /// Returns how many cells each sliding-window layer has, for a window of so many tokens: without
     /// [`ContextSize::swa_full`], those of each slot's window and of the tokens that are computed at a time.
     pub(in super::super) fn window_cells(self, window: u32) -> u32 {
@@ -118,17 +125,13 @@ impl ContextSize {
             return self.cells;
         }
         // As in llama.cpp (`llama_kv_cache_iswa`).
-        let (parts, windows) = match self.per_slot {
-            true => (self.slots.max(1), 1),
-            false => (1, self.slots),
-        };
         let needed = window
-            .saturating_mul(windows)
+            .saturating_mul(self.slots)
             .saturating_add(self.ubatch_tokens);
-        let each = needed.min(self.cells / parts);
-        each.checked_next_multiple_of(CELLS_STEP)
+        let cells = needed.min(self.cells);
+        cells
+            .checked_next_multiple_of(CELLS_STEP)
             .unwrap_or(u32::MAX)
-            .saturating_mul(parts)
     }
 
     /// The parameters of a context of exactly this size.
@@ -231,15 +234,21 @@ impl LlamaContext {
         let threads = size.threads.choices(rows);
         let pool = model.compute_pool(threads.most(), size.poll)?;
         let facts = model.facts();
+        let is_windowed = !facts.recurrent && facts.sliding_window > 0;
+        // Slots that share cells have theirs in any order, and then `ContextSize::computes_in_parts` matters in a full cache too.
+        let ubatch_tokens = match is_windowed && !size.per_slot {
+            true => batch_tokens,
+            false => size.ubatch_tokens.clamp(slots, batch_tokens),
+        };
         let size = ContextSize {
             cells,
             batch_tokens,
-            ubatch_tokens: size.ubatch_tokens.clamp(slots, batch_tokens),
+            ubatch_tokens,
             slots,
             ..size
         };
-        let few_window_cells = !facts.recurrent
-            && facts.sliding_window > 0
+        let few_window_cells = is_windowed
+            && !size.computes_in_parts()
             && size.window_cells(facts.sliding_window) < cells;
         let size = ContextSize {
             // A cache that is as large either way is used as the others are.
@@ -304,6 +313,14 @@ impl LlamaContext {
         self.cells
     }
 
+    /// Returns the number of KV caches of their own.
+    pub(in super::super) fn caches(&self) -> u32 {
+        match self.cells_per_slot {
+            Some(_) => self.slots(),
+            None => 1,
+        }
+    }
+
     /// Returns the number of KV cells of each slot, with a per-slot KV cache.
     #[cfg(test)]
     pub(in super::super) fn cells_per_slot(&self) -> Option<u32> {
@@ -354,7 +371,7 @@ impl LlamaContext {
     /// are unchanged.
     pub(in super::super) fn decode(&mut self, entries: &[BatchEntry]) -> Result<(), DecodeError> {
         self.batch.clear();
-        self.part_windows();
+        self.finish_fork();
         self.check(entries)?;
         self.batch.fill(entries);
         let Some(turn) = self.pool.turn(&self.interrupt) else {
@@ -490,13 +507,11 @@ impl LlamaContext {
         if tokens == 0 {
             return Ok(());
         }
-        let is_copied = [from, to].iter().all(|slot| !self.uncopied.contains(slot));
-        // A saved state has only the last window, which is all of it that a copy of the whole slot needs.
-        let savable = self.window == 0 || self.few_window_cells && tokens == source && is_copied;
-        if self.cells_per_slot.is_some() && savable {
+        // Of a slot with a window, a saved state has only the last one: the copy could not be truncated as its source can.
+        if self.cells_per_slot.is_some() && self.window == 0 {
             return self.copy(from, to, tokens);
         }
-        self.part_windows();
+        self.finish_fork();
         // A whole copy is requested as such, because recurrent models support only that, and so does a per-slot KV cache.
         let whole = tokens == source || self.cells_per_slot.is_some();
         if self.cells_per_slot.is_some() {

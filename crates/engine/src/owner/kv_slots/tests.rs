@@ -1,6 +1,8 @@
 //! Slots with a scripted model: what is shared, saved and restored.
 
 use super::*;
+use crate::api::SharedVocabulary;
+use crate::model::{Capacity, CheckpointTerms};
 use crate::scripted::{Config as Script, Scripted};
 
 fn slots(truncates: bool) -> KvSlots {
@@ -196,4 +198,143 @@ fn eviction_frees_as_many_cells_as_a_batch_needs() {
     let all = slots.room();
     slots.evict_for(all);
     assert_eq!((slots.used(), slots.room()), (0, all));
+}
+
+/// A scripted model of which some calls fail.
+struct Unlucky {
+    model: Scripted,
+    forks: bool,
+    rewinds: bool,
+}
+
+impl Model for Unlucky {
+    fn info(&self) -> ModelInfo {
+        self.model.info()
+    }
+    fn vocabulary(&self) -> SharedVocabulary {
+        self.model.vocabulary()
+    }
+    fn capacity(&self) -> Capacity {
+        self.model.capacity()
+    }
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
+        self.model.open(slot, opening);
+    }
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
+        self.model.fork(from, to, tokens);
+    }
+    fn finish_fork(&mut self, _: SlotId, _: u32) -> bool {
+        self.forks
+    }
+    fn fork_bytes(&self, _: SlotId) -> usize {
+        SAVED_BYTES_STEP
+    }
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
+        self.model.truncate(slot, tokens);
+    }
+    fn can_resume(&self, slot: SlotId, tokens: u32) -> bool {
+        self.model.can_resume(slot, tokens)
+    }
+    fn release(&mut self, slot: SlotId) {
+        self.model.release(slot);
+    }
+    fn saved_bytes_max(&self) -> usize {
+        self.model.saved_bytes_max()
+    }
+    fn checkpoint_terms(&self) -> Option<CheckpointTerms> {
+        self.model.checkpoint_terms()
+    }
+    fn checkpoint_size(&mut self, slot: SlotId) -> usize {
+        self.model.checkpoint_size(slot)
+    }
+    fn checkpoint(&mut self, slot: SlotId) -> Option<Vec<u8>> {
+        self.model.checkpoint(slot)
+    }
+    fn rewind(&mut self, slot: SlotId, checkpoint: &[u8], tokens: u32) -> bool {
+        self.rewinds && self.model.rewind(slot, checkpoint, tokens)
+    }
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
+        self.model.decode(batch, now)
+    }
+    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
+        self.model.row(index, now)
+    }
+}
+
+/// Slots of a model with a window, of which one holds 100 tokens of a prompt, with a checkpoint there, and 60 of an answer.
+fn unlucky(forks: bool, rewinds: bool) -> KvSlots {
+    let script = Script {
+        window_tokens: 8,
+        saves: true,
+        ..Script::default()
+    };
+    let model = Unlucky {
+        model: Scripted::new(script).unwrap(),
+        forks,
+        rewinds,
+    };
+    let mut slots = KvSlots::new(Box::new(model), &Config::default());
+    let (slot, _) = slots.acquire(0, None, &PURPOSE).unwrap();
+    fill(&mut slots, slot, &text(0, 100));
+    slots.checkpoint(slot);
+    fill_from(&mut slots, slot, 100, &text(1, 60));
+    slots.retain(slot, 100, None);
+    slots
+}
+
+#[test]
+fn a_checkpoint_that_does_not_serve_is_not_chosen_again() {
+    for (rewinds, computed) in [(true, 99), (false, 0)] {
+        let mut slots = unlucky(true, rewinds);
+        let found = slots.find(0, &text(0, 100));
+        assert!(matches!(found, Some(FoundPrefix::Slot(found)) if found.rewinds));
+        let (slot, shared) = slots.acquire(0, found, &PURPOSE).unwrap();
+        assert_eq!(shared, computed);
+        fill_from(&mut slots, slot, shared, &text(0, 100)[shared..]);
+        slots.release(slot);
+        assert_eq!(slots.find(0, &text(0, 100)).is_some(), rewinds);
+    }
+}
+
+#[test]
+fn a_slot_that_cannot_be_copied_is_computed_anew() {
+    for (forks, computed) in [(true, 160), (false, 0)] {
+        let mut slots = unlucky(forks, true);
+        let longer = [text(0, 100), text(1, 60), vec![300; 5]].concat();
+        let found = slots.find(0, &longer);
+        let (slot, shared) = slots.acquire(0, found, &PURPOSE).unwrap();
+        assert_eq!((shared, slots.len(slot)), (computed, computed));
+        fill_from(&mut slots, slot, shared, &longer[shared..]);
+    }
+}
+
+#[test]
+fn a_step_copies_no_more_once_it_has_copied_much() {
+    let mut slots = unlucky(true, true);
+    let found = slots.find(0, &text(0, 100));
+    assert!(slots.may_copy(found));
+    slots.acquire(0, found, &PURPOSE).unwrap();
+    let again = slots.find(0, &text(0, 100));
+    assert_eq!(
+        [again, None].map(|found| slots.may_copy(found)),
+        [false, true]
+    );
+    slots.begin_step();
+    assert!(slots.may_copy(again));
+}
+
+/// For example one that another layout of the KV cache has left in a file.
+#[test]
+fn a_saved_prefix_that_cannot_be_restored_goes() {
+    let mut slots = slots_of(Script {
+        saves: true,
+        ..Script::default()
+    });
+    slots.store.insert(0, &text(0, 100), vec![1; 5]);
+    let longer = [text(0, 100), vec![300; 5]].concat();
+    let found = slots.find(0, &longer);
+    assert!(matches!(found, Some(FoundPrefix::Saved(_))));
+    let (slot, shared) = slots.acquire(0, found, &PURPOSE).unwrap();
+    assert_eq!((shared, slots.find(0, &longer)), (0, None));
+    fill(&mut slots, slot, &longer);
 }

@@ -72,8 +72,15 @@ impl LlamaContext {
     }
 
     fn part_size(&self, slot: u32, part: StatePart) -> usize {
+        match self.uncopied.contains(&slot) {
+            true => 0,
+            false => self.part_bytes(slot, part),
+        }
+    }
+
+    fn part_bytes(&self, slot: u32, part: StatePart) -> usize {
         let (context, seq) = (self.context.as_ptr(), slot.cast_signed());
-        if self.cells_held(slot) == 0 || self.uncopied.contains(&slot) {
+        if self.cells_held(slot) == 0 {
             return 0;
         }
         let flags = part.flags();
@@ -110,7 +117,7 @@ impl LlamaContext {
         if self.cells_held.get(slot as usize) != Some(&0) || self.uncopied.contains(&slot) {
             return false;
         }
-        self.part_windows();
+        self.finish_fork();
         if self.read(slot, state, StatePart::Whole, tokens) {
             self.cells_held[slot as usize] = tokens;
             return true;
@@ -143,7 +150,7 @@ impl LlamaContext {
         {
             self.shared_window = None;
         }
-        self.part_windows();
+        self.finish_fork();
         let read = self.read(slot, checkpoint, StatePart::Checkpoint, tokens);
         // SAFETY: the memory lives with its context, and the slot is in range.
         let cut = || unsafe {
@@ -176,8 +183,17 @@ impl LlamaContext {
         read == size && i64::from(last) + 1 == i64::from(tokens)
     }
 
-    /// Gives a slot that was forked window cells of its own.
-    pub(super) fn part_windows(&mut self) {
+    /// Returns how many bytes a fork of a slot copies.
+    pub(in super::super::super) fn fork_bytes(&self, from: u32) -> usize {
+        match (self.cells_per_slot, self.few_window_cells) {
+            (Some(_), _) => self.part_bytes(from, StatePart::Whole),
+            (None, true) => self.part_bytes(from, StatePart::Checkpoint),
+            (None, false) => 0,
+        }
+    }
+
+    /// Gives a slot that was forked window cells of its own; leaves it empty if that fails.
+    pub(in super::super::super) fn finish_fork(&mut self) {
         let Some((_, to)) = self.shared_window.take() else {
             return;
         };
@@ -186,8 +202,10 @@ impl LlamaContext {
         let parted =
             window.is_some_and(|window| self.read(to, &window, StatePart::Checkpoint, tokens));
         if !parted {
-            // The next batch refuses the slot, whose sequence fails.
-            tracing::error!(slot = to, "the window of a forked slot cannot be copied");
+            tracing::warn!(
+                slot = to,
+                "the window of a forked slot cannot be copied, and its prompt is computed again"
+            );
             self.clear(to);
         }
     }
