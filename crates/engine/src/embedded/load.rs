@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::draft::DraftOptions;
+use super::draft::{self, DraftOptions};
 use super::identity::ModelOrigin;
 use super::kind::{architecture, is_encoder};
 use super::llama::ContextSize;
@@ -107,7 +107,7 @@ pub fn load(
             let loaded = draft.load(&name, &of_draft.source, &own, &mut wait);
             let loaded = loaded.map_err(LoadError::of_draft)?;
             // The draft model has taken a part of the GPU's memory.
-            measured.gpu_layers = measured.plan.offload(&measured.header, options).0;
+            measured.gpu_layers = measured.plan.offload(&measured.header, options, 0).0;
             Some(Box::new(loaded))
         }
         _ => None,
@@ -182,6 +182,8 @@ struct MeasuredModel {
     gpu_layers: u32,
     /// Of the draft model too.
     estimate: memory::Estimate,
+    /// What it takes of the memory of GPUs.
+    gpu_bytes: u64,
     draft: Option<Box<Self>>,
 }
 
@@ -190,26 +192,48 @@ impl MeasuredModel {
         let header = source.header(&options.llama)?;
         // All that the header decides comes before llama.cpp is involved: its own errors are less clear, and some of them
         // end the process.
-        let plan = LoadPlan::new(&header, options)?;
+        let mut plan = LoadPlan::new(&header, options)?;
         let adapter_bytes = lora::check(&header, options)?;
         let backend = llama::LlamaBackend::start(options.llama.numa);
-        let (gpu_layers, mut estimate) = plan.offload(&header, options);
-        estimate.weights = estimate.weights.saturating_add(adapter_bytes);
         let draft = match &options.draft {
             Some(draft) => {
                 let options = draft.load_options(plan.context_tokens, options);
                 let measured = Self::new(&draft.source, &options).map_err(LoadError::of_draft)?;
-                estimate = estimate.with(measured.estimate);
+                draft::check(&measured.header, &header)
+                    .map_err(|why| LoadError::from(why).of_draft())?;
                 Some(Box::new(measured))
             }
             None => None,
         };
+        let measure = |plan: &LoadPlan| {
+            // The draft model is loaded first.
+            let taken = draft.as_ref().map_or(0, |draft| draft.gpu_bytes);
+            let (gpu_layers, own) = plan.offload(&header, options, taken);
+            let gpu_bytes = plan.estimate(&header, options).total();
+            let gpu_bytes = gpu_bytes.saturating_sub(own.total());
+            let mut estimate = own;
+            estimate.weights = estimate.weights.saturating_add(adapter_bytes);
+            if let Some(draft) = &draft {
+                estimate = estimate.with(draft.estimate);
+            }
+            // Buffers of a decode call are in both memories.
+            let pass = if gpu_layers > 0 { own.pass } else { 0 };
+            (gpu_layers, estimate, gpu_bytes.saturating_add(pass))
+        };
+        let (mut gpu_layers, mut estimate, mut gpu_bytes) = measure(&plan);
+        let available = options.memory_bytes.or_else(memory::available);
+        if draft.is_some() && available.is_some_and(|it| estimate.total() > it) {
+            // The plan of each knows nothing of the other.
+            plan.save_memory();
+            (gpu_layers, estimate, gpu_bytes) = measure(&plan);
+        }
         Ok(Self {
             header,
             plan,
             backend,
             gpu_layers,
             estimate,
+            gpu_bytes,
             draft,
         })
     }

@@ -17,6 +17,8 @@ pub(super) struct LoadPlan {
     pub(super) together: ContextSize,
     /// The size with a per-slot KV cache, if there are enough cells.
     pub(super) per_slot: Option<ContextSize>,
+    /// It was chosen because there is memory to spare, not asked for.
+    has_spare_cells: bool,
     pub(super) cache_types: CacheTypes,
     /// Layers of the model.
     layers: u32,
@@ -81,7 +83,8 @@ impl LoadPlan {
         // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
         let affordable = own_cells / slot_cells;
         let per_slot = |slots: u32| windowed(size(slot_cells.saturating_mul(slots), true, slots));
-        let per_slot = match affordable >= options.parallel {
+        let is_affordable = affordable >= options.parallel;
+        let per_slot = match is_affordable {
             true => Some(per_slot(slots.min(affordable))),
             // Cached prefixes need no slots: where cells cost memory, they are saved and restored.
             false if options.cache_tokens.is_none() && options.kept_prefixes.is_none() => {
@@ -99,20 +102,41 @@ impl LoadPlan {
             context_tokens,
             together,
             per_slot,
+            has_spare_cells: !is_affordable,
             cache_types,
             layers: layers(header),
         })
     }
 
-    /// Returns how many layers a GPU computes, and the estimate of the memory that the model needs beside it.
-    pub(super) fn offload(&self, header: &GgufHeader, options: &LoadOptions) -> (u32, Estimate) {
+    /// Takes back what was chosen because there is memory to spare.
+    pub(super) fn save_memory(&mut self) {
+        if self.has_spare_cells {
+            self.per_slot = None;
+        }
+    }
+
+    /// Returns the estimate of the memory that the model needs, that of GPUs too.
+    pub(super) fn estimate(&self, header: &GgufHeader, options: &LoadOptions) -> Estimate {
         let size = self.per_slot.unwrap_or(self.together);
         let mut estimate = Estimate::new(header, size, self.cache_types);
         if options.llama.flash_attn == Some(FlashAttention::Off) {
             let scores = memory::score_bytes(header, size);
             estimate.pass = estimate.pass.saturating_add(scores);
         }
-        offload(estimate, self.layers, &options.llama)
+        estimate
+    }
+
+    /// Returns how many layers a GPU computes, where another model will take so many bytes of its memory, and the estimate of
+    /// the memory that the model needs beside it.
+    pub(super) fn offload(
+        &self,
+        header: &GgufHeader,
+        options: &LoadOptions,
+        taken: u64,
+    ) -> (u32, Estimate) {
+        let free = llama::gpu_memory(&options.llama).map(|free| free.saturating_sub(taken));
+        let estimate = self.estimate(header, options);
+        offload_to(free, estimate, self.layers, &options.llama)
     }
 
     /// Reserves the memory that the model will need, until it is loaded and the system counts it. If models that are
@@ -374,6 +398,12 @@ mod tests {
             "as asked"
         );
         assert!(!whole(|options| options.cache_tokens = Some(1 << 18)));
+        let mut spare = plan(u64::MAX);
+        spare.save_memory();
+        assert!(spare.per_slot.is_none());
+        let mut asked = LoadPlan::new(&header, &self::options("{}")).unwrap();
+        asked.save_memory();
+        assert!(asked.per_slot.is_some(), "as asked");
     }
 
     #[test]
@@ -381,7 +411,7 @@ mod tests {
         let of = |text| {
             let options = options(text);
             let plan = LoadPlan::new(&header(), &options).unwrap();
-            plan.offload(&header(), &options).1.pass
+            plan.offload(&header(), &options, 0).1.pass
         };
         let (heads, plan) = (
             u64::from(RandomModelShape::tiny().heads),
