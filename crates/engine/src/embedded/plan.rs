@@ -83,16 +83,12 @@ impl LoadPlan {
         // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
         let affordable = own_cells / slot_cells;
         let per_slot = |slots: u32| windowed(size(slot_cells.saturating_mul(slots), true, slots));
-        let is_affordable = affordable >= options.parallel;
-        let per_slot = match is_affordable {
+        let per_slot = match affordable >= options.parallel {
             true => Some(per_slot(slots.min(affordable))),
             // Cached prefixes need no slots: where cells cost memory, they are saved and restored.
             false if options.cache_tokens.is_none() && options.kept_prefixes.is_none() => {
                 let running = per_slot(options.parallel);
-                let spare = spare_bytes(options);
-                let estimate = Estimate::new(header, running, cache_types);
-                (running.cells <= within(spare.cache) && estimate.total() <= spare.available)
-                    .then_some(running)
+                is_spare(header, options, running, cache_types).then_some(running)
             }
             false => None,
         };
@@ -102,7 +98,7 @@ impl LoadPlan {
             context_tokens,
             together,
             per_slot,
-            has_spare_cells: !is_affordable,
+            has_spare_cells: affordable < options.parallel,
             cache_types,
             layers: layers(header),
         })
@@ -311,6 +307,19 @@ fn spare_bytes(options: &LoadOptions) -> SpareBytes {
         None => (available / CACHE_MEMORY_SHARE).min(CACHE_BYTES_SPARE),
     };
     SpareBytes { cache, available }
+}
+
+/// Returns whether there is so much memory to spare for a cache of this size, and for the model with it.
+fn is_spare(
+    header: &GgufHeader,
+    options: &LoadOptions,
+    size: ContextSize,
+    types: CacheTypes,
+) -> bool {
+    let spare = spare_bytes(options);
+    let cells = spare.cache / memory::cell_bytes(header, types).max(1);
+    let estimate = Estimate::new(header, size, types);
+    u64::from(size.cells) <= cells && estimate.total() <= spare.available
 }
 
 /// A KV cache is enlarged to at most one part in so many of the memory that is available.

@@ -279,7 +279,7 @@ fn timed_with(
         };
         Output::ByFirst((300..310).map(output).collect())
     };
-    let model = Parrot::new(script.clone(), outputs(10), machine(large));
+    let model = Parrot::new(script, outputs(10), machine(large));
     let draft = Parrot::new(of_draft, outputs(agrees), machine(takes));
     let mut bench = drafting(model, draft, 0.75, config(mode));
     let now = clock.clone();
