@@ -90,15 +90,18 @@ impl DraftModel {
     }
 }
 
+/// Compares the numbers of tokens of a draft model and of its target.
+pub(crate) fn compare_sizes(draft: usize, target: usize) -> Result<(), DraftMismatch> {
+    if draft.abs_diff(target) > SIZE_DIFFERENCE_MAX {
+        return Err(DraftMismatch::Size { draft, target });
+    }
+    Ok(())
+}
+
 /// Compares two vocabularies; returns how many tokens they have in common.
 fn compare(draft: &dyn Vocabulary, target: &dyn Vocabulary) -> Result<Token, DraftMismatch> {
     let sizes = [draft.size(), target.size()];
-    if sizes[0].abs_diff(sizes[1]) > SIZE_DIFFERENCE_MAX {
-        return Err(DraftMismatch::Size {
-            draft: sizes[0],
-            target: sizes[1],
-        });
-    }
+    compare_sizes(sizes[0], sizes[1])?;
     if draft.bos() != target.bos() {
         return Err(DraftMismatch::Special("BOS"));
     }

@@ -184,7 +184,8 @@ pub(crate) struct EngineConfig {
     /// The maximum of bytes of such a file.
     pub(crate) prefix_disk_bytes: u64,
     /// What drafts tokens of an embedded model, so that a decode call gives several of them (speculative decoding).
-    pub(crate) speculation: SpeculationConfig,
+    /// By default `draft` for models with a draft model, and `off` for others.
+    pub(crate) speculation: Option<SpeculationConfig>,
     /// The maximum of tokens of a draft; from 1 to 64.
     pub(crate) draft_tokens_max: u32,
     /// A draft ends before a token that the draft model gives less than this probability; from 0 to 1.
@@ -244,7 +245,7 @@ impl Default for EngineConfig {
             prefix_ram_bytes: 0,
             prefix_dir: None,
             prefix_disk_bytes: 1 << 30,
-            speculation: SpeculationConfig::Off,
+            speculation: None,
             draft_tokens_max: 16,
             draft_p_min: 0.75,
             ageing_turns: 8,
@@ -310,7 +311,7 @@ pub(crate) struct ServedModelConfig {
     /// LoRA adapters, of which requests may choose.
     #[serde(default)]
     pub(crate) lora: Vec<LoraAdapter>,
-    /// Overrides `engine.speculation`, which is `draft` for a model with a draft model.
+    /// Overrides `engine.speculation`.
     #[serde(default)]
     pub(crate) speculation: Option<SpeculationConfig>,
     /// The GGUF file of a small model with the same vocabulary, or what [`ModelSource`] names it by.

@@ -199,8 +199,8 @@ fn size(engine: &EngineConfig, model: &ServedModelConfig) -> ModelSize {
         BackendConfig::Scripted => SpeculationConfig::Off,
         BackendConfig::Embedded | BackendConfig::Upstream => {
             let of_draft = model.draft_model.as_ref().map(|_| SpeculationConfig::Draft);
-            let asked = model.speculation.or(of_draft);
-            asked.unwrap_or(engine.speculation)
+            let asked = model.speculation.or(engine.speculation);
+            asked.or(of_draft).unwrap_or(SpeculationConfig::Off)
         }
     };
     ModelSize {
@@ -506,7 +506,23 @@ pub(crate) fn try_out(file: Option<std::path::PathBuf>, size: &ModelSize) -> Res
         return loaded.map_err(to_text)?.try_out();
     }
     let loaded = embedded::load("trial", &source, &options, &mut go_on);
-    loaded.map_err(to_text)?.try_out()
+    let mut model = loaded.map_err(to_text)?;
+    model.try_out()?;
+    draft_of(&mut model, size).map(drop)
+}
+
+/// Returns the draft model that was loaded with a model, if its tokens are those of the model.
+#[cfg(feature = "embedded")]
+fn draft_of(
+    model: &mut embedded::Embedded,
+    size: &ModelSize,
+) -> Result<Option<DraftModel>, String> {
+    let p_min = size.draft.as_ref().map_or(0.0, |draft| draft.p_min);
+    let draft = model.take_draft().map(Box::new);
+    let draft = draft.map(|draft| DraftModel::new(draft, &*model, p_min));
+    draft
+        .transpose()
+        .map_err(|why| format!("its draft model: {why}"))
 }
 
 /// The files of a model that is split into parts, `NAME-00001-of-00003.gguf` and so on, from the first; else the file alone.
@@ -809,12 +825,7 @@ impl PlannedModel {
             return spawned(Embedder::spawn(model, &self.limits));
         }
         let mut model = embedded::load(name, source, &options, progress).map_err(to_text)?;
-        let p_min = self.size.draft.as_ref().map_or(0.0, |draft| draft.p_min);
-        let draft = model.take_draft().map(Box::new);
-        let draft = draft.map(|draft| DraftModel::new(draft, &model, p_min));
-        let draft = draft
-            .transpose()
-            .map_err(|why| format!("its draft model: {why}"))?;
+        let draft = draft_of(&mut model, &self.size)?;
         spawned(Engine::spawn_drafting(Box::new(model), draft, self.limits))
     }
 }

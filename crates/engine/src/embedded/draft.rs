@@ -1,8 +1,11 @@
 //! [`DraftOptions`]: the model that drafts for another one, and how it is loaded with it.
 
-use super::Embedded;
+use super::kind::architecture;
 use super::load::LoadOptions;
 use super::source::ModelSource;
+use super::{Embedded, memory};
+use crate::draft_model::{DraftMismatch, compare_sizes};
+use crate::gguf::GgufHeader;
 use crate::llama_options::{GpuLayers, LlamaOptions};
 
 /// A draft model.
@@ -55,6 +58,30 @@ impl DraftOptions {
             draft: None,
             ..options.clone()
         }
+    }
+}
+
+/// Compares what the headers of a draft model and of the model tell, before anything is loaded; their tokens are compared then.
+pub(super) fn check(draft: &GgufHeader, target: &GgufHeader) -> Result<(), DraftMismatch> {
+    for (header, mismatch) in [
+        (target, DraftMismatch::Target as fn(String) -> _),
+        (draft, DraftMismatch::Draft),
+    ] {
+        if memory::state_bytes(header) > 0 {
+            return Err(mismatch(architecture(header).to_owned()));
+        }
+    }
+    let tokens = |header: &GgufHeader| {
+        let tokens = header.length("tokenizer.ggml.tokens")?;
+        usize::try_from(tokens).ok()
+    };
+    if let (Some(draft), Some(target)) = (tokens(draft), tokens(target)) {
+        compare_sizes(draft, target)?;
+    }
+    let bos = |header: &GgufHeader| header.number("tokenizer.ggml.bos_token_id");
+    match (bos(draft), bos(target)) {
+        (Some(own), Some(other)) if own != other => Err(DraftMismatch::Special("BOS")),
+        _ => Ok(()),
     }
 }
 

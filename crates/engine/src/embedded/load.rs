@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::draft::DraftOptions;
+use super::draft::{self, DraftOptions};
 use super::identity::ModelOrigin;
 use super::kind::{architecture, is_encoder};
 use super::llama::ContextSize;
@@ -107,7 +107,7 @@ pub fn load(
             let loaded = loaded.map_err(LoadError::of_draft)?;
             // The draft model has taken a part of the GPU's memory.
             let MeasuredModel { plan, header, .. } = &measured;
-            measured.gpu_layers = plan.offload(header, options, measured.adapter_bytes).0;
+            measured.gpu_layers = plan.offload(header, options, measured.adapter_bytes, 0).0;
             Some(Box::new(loaded))
         }
         _ => None,
@@ -183,6 +183,8 @@ struct MeasuredModel {
     adapter_bytes: u64,
     /// Of the draft model too.
     estimate: memory::Estimate,
+    /// What it takes of the memory of GPUs.
+    gpu_bytes: u64,
     draft: Option<Box<Self>>,
 }
 
@@ -191,19 +193,40 @@ impl MeasuredModel {
         let header = source.header(&options.llama)?;
         // All that the header decides comes before llama.cpp is involved: its own errors are less clear, and some of them
         // end the process.
-        let plan = LoadPlan::new(&header, options)?;
+        let mut plan = LoadPlan::new(&header, options)?;
         let adapter_bytes = lora::check(&header, options)?;
         let backend = llama::LlamaBackend::start(options.llama.numa);
-        let (gpu_layers, mut estimate) = plan.offload(&header, options, adapter_bytes);
         let draft = match &options.draft {
             Some(draft) => {
                 let options = draft.load_options(plan.context_tokens, options);
                 let measured = Self::new(&draft.source, &options).map_err(LoadError::of_draft)?;
-                estimate = estimate.with(measured.estimate);
+                draft::check(&measured.header, &header)
+                    .map_err(|why| LoadError::from(why).of_draft())?;
                 Some(Box::new(measured))
             }
             None => None,
         };
+        let measure = |plan: &LoadPlan| {
+            // The draft model is loaded first.
+            let taken = draft.as_ref().map_or(0, |draft| draft.gpu_bytes);
+            let (gpu_layers, own) = plan.offload(&header, options, adapter_bytes, taken);
+            let gpu_bytes = plan.estimate(&header, options, adapter_bytes).total();
+            let gpu_bytes = gpu_bytes.saturating_sub(own.total());
+            let mut estimate = own;
+            if let Some(draft) = &draft {
+                estimate = estimate.with(draft.estimate);
+            }
+            // Buffers of a decode call are in both memories.
+            let pass = if gpu_layers > 0 { own.pass } else { 0 };
+            (gpu_layers, estimate, gpu_bytes.saturating_add(pass))
+        };
+        let (mut gpu_layers, mut estimate, mut gpu_bytes) = measure(&plan);
+        let available = options.memory_bytes.or_else(memory::available);
+        if draft.is_some() && available.is_some_and(|it| estimate.total() > it) {
+            // The plan of each knows nothing of the other.
+            plan.save_memory();
+            (gpu_layers, estimate, gpu_bytes) = measure(&plan);
+        }
         Ok(Self {
             header,
             plan,
@@ -211,6 +234,7 @@ impl MeasuredModel {
             gpu_layers,
             adapter_bytes,
             estimate,
+            gpu_bytes,
             draft,
         })
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::memory::readable;
+use crate::draft_model::DraftMismatch;
 use crate::template::TemplateError;
 
 /// Why a model was not loaded. Everything that was allocated is freed.
@@ -97,6 +98,9 @@ pub enum LoadError {
     /// The draft model was not loaded.
     #[error("its draft model: {0}")]
     Draft(Box<Self>),
+    /// It cannot draft for the model, or that one cannot be drafted for.
+    #[error(transparent)]
+    Mismatch(#[from] DraftMismatch),
     /// An option is out of range.
     #[error("{0}")]
     Option(String),

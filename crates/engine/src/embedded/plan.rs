@@ -17,6 +17,8 @@ pub(super) struct LoadPlan {
     pub(super) together: ContextSize,
     /// The size with a per-slot KV cache, if there are enough cells.
     pub(super) per_slot: Option<ContextSize>,
+    /// It was chosen because there is memory to spare, not asked for.
+    has_spare_cells: bool,
     pub(super) cache_types: CacheTypes,
     /// Layers of the model.
     layers: u32,
@@ -38,19 +40,26 @@ impl LoadPlan {
             context_tokens: layouts.context_tokens,
             together: layouts.unified(),
             per_slot: layouts.per_slot(),
+            has_spare_cells: layouts.affordable_slots() < options.parallel,
             cache_types,
             layers: layers(header),
         })
     }
 
-    /// Returns how many layers a GPU computes, and the estimate of the memory that the model, with adapters of so many bytes,
-    /// needs beside it.
-    pub(super) fn offload(
+    /// Takes back what was chosen because there is memory to spare.
+    pub(super) fn save_memory(&mut self) {
+        if self.has_spare_cells {
+            self.per_slot = None;
+        }
+    }
+
+    /// Returns the estimate of the memory that the model needs with adapters of so many bytes, that of GPUs too.
+    pub(super) fn estimate(
         &self,
         header: &GgufHeader,
         options: &LoadOptions,
         adapter_bytes: u64,
-    ) -> (u32, Estimate) {
+    ) -> Estimate {
         let size = self.per_slot.unwrap_or(self.together);
         let mut estimate = Estimate::new(header, size, self.cache_types);
         // llama.cpp puts each of their tensors where the one is that it is added to.
@@ -59,7 +68,21 @@ impl LoadPlan {
             let scores = memory::score_bytes(header, size);
             estimate.pass = estimate.pass.saturating_add(scores);
         }
-        offload(estimate, self.layers, &options.llama)
+        estimate
+    }
+
+    /// Returns how many layers a GPU computes, where another model will take so many bytes of its memory, and the estimate of
+    /// the memory that the model, with adapters of so many bytes, needs beside it.
+    pub(super) fn offload(
+        &self,
+        header: &GgufHeader,
+        options: &LoadOptions,
+        adapter_bytes: u64,
+        taken: u64,
+    ) -> (u32, Estimate) {
+        let free = llama::gpu_memory(&options.llama).map(|free| free.saturating_sub(taken));
+        let estimate = self.estimate(header, options, adapter_bytes);
+        offload_to(free, estimate, self.layers, &options.llama)
     }
 
     /// Reserves the memory that the model will need, until it is loaded and the system counts it. If models that are
@@ -165,15 +188,12 @@ impl CacheLayouts<'_> {
 
     /// The size with cells for the whole context of every slot: a unified cache lets a long sequence use what short ones leave.
     fn cells_for_each(&self) -> Option<ContextSize> {
-        // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
-        let slot_cells = self.context_tokens.next_multiple_of(llama::CELLS_STEP);
-        let of = |slots: u32| self.size(slot_cells.saturating_mul(slots), true, slots);
-        let cell_bytes = memory::cell_bytes(self.header, self.cache_types).max(1);
-        let within = |bytes: u64| u32::try_from(bytes / cell_bytes).unwrap_or(CONTEXT_TOKENS_MAX);
         let options = self.options;
-        let cells = options.cache_tokens;
-        let cells = cells.unwrap_or_else(|| self.cells().max(within(CACHE_BYTES_SMALL)));
-        let affordable = cells / slot_cells;
+        let of = |slots: u32| {
+            let cells = self.slot_cells().saturating_mul(slots);
+            self.size(cells, true, slots)
+        };
+        let affordable = self.affordable_slots();
         if affordable >= options.parallel {
             return Some(of(self.slots(KEPT_PREFIXES_DEFAULT).min(affordable)));
         }
@@ -182,10 +202,20 @@ impl CacheLayouts<'_> {
         }
         // Cached prefixes need no slots: where cells cost memory, they are saved and restored.
         let running = of(options.parallel);
-        let spare = spare_bytes(options);
-        let estimate = Estimate::new(self.header, running, self.cache_types);
-        let fits = running.cells <= within(spare.cache) && estimate.total() <= spare.available;
-        fits.then_some(running)
+        is_spare(self.header, options, running, self.cache_types).then_some(running)
+    }
+
+    /// How many slots can have cells of their own, without any that are chosen because there is memory to spare.
+    fn affordable_slots(&self) -> u32 {
+        let cell_bytes = memory::cell_bytes(self.header, self.cache_types).max(1);
+        let small = u32::try_from(CACHE_BYTES_SMALL / cell_bytes).unwrap_or(CONTEXT_TOKENS_MAX);
+        let cells = self.options.cache_tokens;
+        cells.unwrap_or_else(|| self.cells().max(small)) / self.slot_cells()
+    }
+
+    /// llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
+    fn slot_cells(&self) -> u32 {
+        self.context_tokens.next_multiple_of(llama::CELLS_STEP)
     }
 }
 
@@ -350,6 +380,19 @@ fn spare_bytes(options: &LoadOptions) -> SpareBytes {
     SpareBytes { cache, available }
 }
 
+/// Returns whether there is so much memory to spare for a cache of this size, and for the model with it.
+fn is_spare(
+    header: &GgufHeader,
+    options: &LoadOptions,
+    size: ContextSize,
+    types: CacheTypes,
+) -> bool {
+    let spare = spare_bytes(options);
+    let cells = spare.cache / memory::cell_bytes(header, types).max(1);
+    let estimate = Estimate::new(header, size, types);
+    u64::from(size.cells) <= cells && estimate.total() <= spare.available
+}
+
 /// A KV cache is enlarged to at most one part in so many of the memory that is available.
 const CACHE_MEMORY_SHARE: u64 = 8;
 /// And to as much as this, whatever the machine has: a cache is written when it is made, so all of it is resident.
@@ -435,6 +478,12 @@ mod tests {
             "as asked"
         );
         assert!(!whole(|options| options.cache_tokens = Some(1 << 18)));
+        let mut spare = plan(u64::MAX);
+        spare.save_memory();
+        assert!(spare.per_slot.is_none());
+        let mut asked = LoadPlan::new(&header, &self::options("{}")).unwrap();
+        asked.save_memory();
+        assert!(asked.per_slot.is_some(), "as asked");
     }
 
     #[test]
@@ -442,7 +491,7 @@ mod tests {
         let of = |text| {
             let options = options(text);
             let plan = LoadPlan::new(&header(), &options).unwrap();
-            plan.offload(&header(), &options, 0).1.pass
+            plan.offload(&header(), &options, 0, 0).1.pass
         };
         let (heads, plan) = (
             u64::from(RandomModelShape::tiny().heads),

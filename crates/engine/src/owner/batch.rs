@@ -233,6 +233,7 @@ impl Batch {
             tokens: least.unwrap_or(0),
             prompt_tokens,
             time_max: self.pace.decode_seconds(decoding, prompt_tokens),
+            others_wait: requests.streams() > decoding,
             timed: clock.is_running(),
         };
         self.speculation

@@ -12,6 +12,8 @@ const FIRST_TOKENS: usize = 3;
 const FAILURES: u32 = 3;
 /// The longest pause.
 const PAUSE_MAX: u32 = 64;
+/// A sequence for which the draft model has no room pauses for so many steps.
+const REFUSED_STEPS: u32 = 16;
 /// The share of a token in the estimate of what is accepted.
 const NEW_SHARE: f64 = 0.1;
 /// The least of so many measurements counts: what else runs on a machine makes a call slower, at times many times, and
@@ -67,6 +69,11 @@ impl DraftLength {
             return 0;
         }
         self.length.min(self.max)
+    }
+
+    /// Takes that there is no room for the drafts: it is asked for again some steps later.
+    pub(super) fn leave_out(&mut self) {
+        self.pause = REFUSED_STEPS;
     }
 
     /// Returns how many tokens of a draft that is to have so many are expected to be accepted.
@@ -143,6 +150,8 @@ pub(super) struct StepDrafts {
     pub(super) accepted: f64,
     /// How many are expected of the sequence with the fewest: 0 if one of those that decode has no draft.
     pub(super) least: f64,
+    /// How many times longer than one without drafts the step may be for a sequence that has none.
+    pub(super) slower_max: f64,
     /// What the decoding sequences and the drafts may take, in seconds.
     pub(super) time_max: f64,
     /// What making the drafts takes, in seconds; `None`: that was not measured.
@@ -180,9 +189,13 @@ impl DraftTrials {
         *self = Self::default();
     }
 
-    /// Takes that no draft of this step pays. Returns whether one is to be made nevertheless, until one [is](Self::tried).
+    /// Takes that no draft of this step pays. Returns whether one is to be made nevertheless, until one [is](Self::tried), but
+    /// for a fifth of the steps at most: sequences that were not drafted for have to catch up first.
     pub(super) fn are_due(&mut self) -> bool {
         self.declined = self.declined.saturating_add(1);
+        if self.declined > self.interval + self.interval / 4 {
+            self.tried();
+        }
         self.declined >= self.interval
     }
 
@@ -281,11 +294,18 @@ impl DraftCost {
     pub(super) fn pays(&self, drafts: StepDrafts) -> Option<bool> {
         let cost = &self.costs[class(drafts.decoding)];
         let plain = cost.plain.least()?;
-        let time = cost.drafting_time(plain, drafts.tokens)? + drafts.drafting?;
+        let time = self.time(drafts)?;
         // In a step without drafts each sequence gets one token.
         let saves = drafts.accepted / count(drafts.decoding) * plain > (time - plain) * WORTH;
-        let is_fair = time <= plain * SLOWER_MAX.max(1.0 + drafts.least);
+        let is_fair = time <= plain * drafts.slower_max.max(1.0 + drafts.least);
         Some(saves && is_fair && time <= drafts.time_max)
+    }
+
+    /// Returns the time of a step with these drafts, in seconds; `None`: that was not measured.
+    pub(super) fn time(&self, drafts: StepDrafts) -> Option<f64> {
+        let cost = &self.costs[class(drafts.decoding)];
+        let plain = cost.plain.least()?;
+        Some(cost.drafting_time(plain, drafts.tokens)? + drafts.drafting?)
     }
 
     /// Returns the time of a step without drafts, in seconds; `None`: too little was measured.
@@ -316,9 +336,18 @@ pub(super) struct DraftCalls {
 }
 
 impl DraftCalls {
-    /// Returns the time of a call for so many sequences, in seconds; `None`: too little was measured.
+    /// Returns the time of a call for so many sequences, in seconds, or else for the number next to it that was measured; `None`:
+    /// too little was.
     pub(super) fn seconds(&self, sequences: usize) -> Option<f64> {
-        self.calls[class(sequences)].least()
+        let class = class(sequences);
+        let known = self.calls.iter().enumerate();
+        let known = known.filter_map(|(of, calls)| Some((of.abs_diff(class), calls.least()?)));
+        known.min_by_key(|&(distance, _)| distance).map(|it| it.1)
+    }
+
+    /// Returns the time of a token among many, in seconds; `None`: too little was measured.
+    pub(super) fn token_seconds(&self) -> Option<f64> {
+        self.token.least()
     }
 
     /// Returns how many tokens can be computed in so many seconds; 0 if too little was measured.
@@ -378,6 +407,7 @@ mod tests {
             tokens: tokens * decoding,
             accepted: accepted * (tokens * decoding) as f64,
             least: accepted * tokens as f64,
+            slower_max: SLOWER_MAX,
             time_max: f64::INFINITY,
             drafting: Some(0.0),
         }

@@ -13,6 +13,8 @@
 //!
 //! Its failures end no request: the draft model is dropped, and the engine goes on without it.
 
+mod slots;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -26,11 +28,11 @@ use super::requests::Requests;
 use super::step_clock::StepClock;
 use crate::api::EngineError;
 use crate::draft_model::DraftModel;
-use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
+use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId};
 use crate::scheduler::SequenceKey;
 
 /// A sequence that is more tokens behind catches up first.
-const BEHIND_MAX: usize = 8;
+pub(super) const BEHIND_MAX: usize = 8;
 /// The least number of tokens that catch up in one call: a call has a cost of its own.
 const CATCH_UP_MIN: usize = 32;
 /// Fewer tokens of another sequence are not worth a copy.
@@ -45,8 +47,12 @@ pub(super) struct DraftTask {
     /// The maximum of its tokens.
     pub(super) planned: usize,
     pub(super) draft: Vec<Token>,
-    /// The draft model was asked; otherwise the sequence is catching up, or there is no room for it.
+    /// The sequence is many tokens behind: in this step it catches up, and nothing is drafted.
+    catches_up: bool,
+    /// The draft model was asked.
     pub(super) is_asked: bool,
+    /// There is no room for the sequence.
+    pub(super) is_refused: bool,
     /// The draft model was too unsure for another token.
     pub(super) is_cut: bool,
     slot: SlotId,
@@ -59,20 +65,28 @@ impl DraftTask {
             key,
             planned,
             draft,
+            catches_up: false,
             is_asked: false,
+            is_refused: false,
             is_cut: false,
             slot: 0,
         }
     }
+
+    /// Lets a sequence catch up.
+    pub(super) fn catch_up(key: SequenceKey) -> Self {
+        Self {
+            catches_up: true,
+            ..Self::new(key, 1, Vec::new())
+        }
+    }
 }
 
-/// What the drafts of a step may take.
+/// What sequences that catch up may take of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CatchUpBudget {
-    /// Seconds that this step adds to the time for sequences to catch up beside others.
-    pub(super) beside: f64,
-    /// The same if all sequences of the step catch up.
-    pub(super) alone: f64,
+    /// Seconds that this step adds to the time for sequences to catch up.
+    pub(super) seconds: f64,
     /// Otherwise time stands still, and each step has the least number of tokens.
     pub(super) is_timed: bool,
 }
@@ -142,6 +156,21 @@ impl Drafter {
         self.model.is_some()
     }
 
+    /// Returns how many known tokens of a sequence its slot lacks; `None` if the draft model cannot compute the sequence.
+    pub(super) fn behind(&self, requests: &Requests, key: SequenceKey) -> Option<usize> {
+        let sequence = &requests.sequences[key];
+        let known = &*sequence.tokens;
+        if known.is_empty() || known.len() >= self.context.min(self.capacity.cells as usize) {
+            return None;
+        }
+        let owner = Some((key, sequence.number));
+        let own = self.slots.iter().find(|slot| slot.owner == owner);
+        let held = own.map_or(0, |slot| common_prefix(&slot.tokens, known));
+        let lacking = &known[held.min(known.len() - 1)..];
+        let is_known = |token: &Token| *token < self.common_tokens;
+        lacking.iter().all(is_known).then_some(lacking.len())
+    }
+
     /// What its calls take.
     pub(super) fn calls(&self) -> &DraftCalls {
         &self.calls
@@ -203,16 +232,16 @@ struct DraftStep<'a> {
 impl DraftStep<'_> {
     fn draft(&mut self, tasks: &mut [DraftTask], budget: CatchUpBudget) -> Result<(), EngineError> {
         self.drafter.call += 1;
-        let all = tasks.len();
-        let has_slot: Vec<bool> = tasks.iter_mut().map(|task| self.prepare(task)).collect();
-        let tasks = tasks.iter_mut().zip(has_slot);
-        let tasks = tasks.filter_map(|(task, has_slot)| has_slot.then_some(task));
+        for task in &mut *tasks {
+            task.is_refused = !self.prepare(task);
+        }
+        let tasks = tasks.iter_mut().filter(|task| !task.is_refused);
         let tasks = self.those_with_room(tasks.collect());
-        let (mut ready, behind): (Vec<_>, Vec<_>) = tasks
+        let (mut ready, mut behind): (Vec<_>, Vec<_>) = tasks
             .into_iter()
-            .partition(|task| self.behind(task) <= BEHIND_MAX);
+            .partition(|task| !task.catches_up && self.behind(task) <= BEHIND_MAX);
         // Those that are ready after it draft in the next step: this one has taken its time.
-        self.catch_up(&behind, behind.len() == all, budget)?;
+        self.catch_up(&mut behind, budget)?;
         let most = self.drafter.capacity;
         let mut left = most.rows.min(most.batch_tokens) as usize;
         ready.retain(|task| {
@@ -224,8 +253,8 @@ impl DraftStep<'_> {
         self.extend(&mut ready)
     }
 
-    /// Returns the tasks for whose sequences there are cells, those first that lack the fewest tokens. The slots of the others are
-    /// freed: all would wait for each other.
+    /// Returns the tasks for whose sequences there are cells, those first that lack the fewest tokens. The slots of others are
+    /// freed where the cells are needed: all would wait for each other.
     fn those_with_room<'t>(&mut self, mut tasks: Vec<&'t mut DraftTask>) -> Vec<&'t mut DraftTask> {
         tasks.sort_by_key(|task| self.behind(task));
         loop {
@@ -237,7 +266,11 @@ impl DraftStep<'_> {
             let Some(last) = tasks.pop() else {
                 return tasks;
             };
-            self.release(last.slot as usize);
+            last.is_refused = true;
+            let lacking = tasks.iter().map(|task| self.behind(task) + task.planned);
+            if self.room_at_most() < lacking.sum() {
+                self.release(last.slot as usize);
+            }
         }
     }
 
@@ -260,6 +293,9 @@ impl DraftStep<'_> {
                 drafter.rows.push((index, drafter.batch.len() - 1));
             }
             let Some(took) = self.decode()? else {
+                for task in tasks {
+                    task.is_refused = !task.is_asked;
+                }
                 return Ok(());
             };
             let drafter = &mut *self.drafter;
@@ -291,16 +327,12 @@ impl DraftStep<'_> {
     /// Computes tokens of sequences that are many tokens behind, in one call.
     fn catch_up(
         &mut self,
-        tasks: &[&mut DraftTask],
-        is_alone: bool,
+        tasks: &mut [&mut DraftTask],
         budget: CatchUpBudget,
     ) -> Result<(), EngineError> {
         let mut tokens = CATCH_UP_MIN;
         if budget.is_timed {
-            let seconds = match is_alone {
-                true => budget.alone,
-                false => budget.beside,
-            };
+            let seconds = budget.seconds;
             let drafter = &mut *self.drafter;
             // Nothing is saved up for later: that would be a long call.
             drafter.credit = (drafter.credit + seconds).min(seconds);
@@ -310,15 +342,21 @@ impl DraftStep<'_> {
             tokens = tokens.max(drafter.calls.tokens_in(drafter.credit));
         }
         let tokens = tokens.min(self.drafter.capacity.batch_tokens as usize);
+        let lacking = tasks.iter().map(|task| self.behind(task)).sum();
+        let tokens = tokens.min(lacking);
         let left = tokens.min(self.room(tokens));
         self.fill_with_missing(tasks, left);
         if self.drafter.batch.is_empty() {
             return Ok(());
         }
-        if let Some(Some(took)) = self.decode()? {
-            let drafter = &mut *self.drafter;
-            drafter.credit -= took.as_secs_f64();
-            drafter.calls.observe_catch_up(drafter.batch.len(), took);
+        match self.decode()? {
+            Some(Some(took)) => {
+                let drafter = &mut *self.drafter;
+                drafter.credit -= took.as_secs_f64();
+                drafter.calls.observe_catch_up(drafter.batch.len(), took);
+            }
+            Some(None) => {}
+            None => tasks.iter_mut().for_each(|task| task.is_refused = true),
         }
         Ok(())
     }
@@ -358,173 +396,12 @@ impl DraftStep<'_> {
             Err(DecodeStop::Failed(error) | DecodeStop::Dead(error)) => return Err(error),
         }
         let took = self.clock.now_or(self.now).since(before);
+        let took = took.saturating_sub(self.model.waited());
         for entry in &self.drafter.batch {
             let slot = &mut self.drafter.slots[entry.slot as usize];
             slot.tokens.push(entry.token);
         }
         Ok(Some(self.clock.is_running().then_some(took)))
-    }
-
-    /// Returns how many known tokens the slot of a task lacks.
-    fn behind(&self, task: &DraftTask) -> usize {
-        let held = self.drafter.slots[task.slot as usize].tokens.len();
-        self.requests.sequences[task.key].tokens.len() - held
-    }
-
-    /// Gives a task a slot that holds nothing but tokens of its sequence. Returns false if there is none, or the draft model
-    /// cannot compute this sequence.
-    fn prepare(&mut self, task: &mut DraftTask) -> bool {
-        let requests = self.requests;
-        let sequence = &requests.sequences[task.key];
-        let room = self.drafter.context.saturating_sub(sequence.tokens.len());
-        task.planned = task.planned.min(room);
-        if task.planned == 0 {
-            return false;
-        }
-        let owner = (task.key, sequence.number);
-        let slots = &self.drafter.slots;
-        let own = slots.iter().position(|slot| slot.owner == Some(owner));
-        let Some(index) = own.or_else(|| self.acquire(task.key)) else {
-            return false;
-        };
-        if sequence.tokens.len() > self.drafter.slots[index].tokens.len() + BEHIND_MAX {
-            self.copy_longer(index, task.key);
-        }
-        let slot = &mut self.drafter.slots[index];
-        slot.used = self.drafter.call;
-        slot.owner = Some(owner);
-        task.slot = slot_id(index);
-        let same = common_prefix(&slot.tokens, &sequence.tokens);
-        // At least the last token is computed, for its row.
-        self.truncate(index, same.min(sequence.tokens.len() - 1));
-        // One that is not in the vocabulary of the draft model; those that it has computed are.
-        let held = self.drafter.slots[index].tokens.len();
-        let is_known = |token: &Token| *token < self.drafter.common_tokens;
-        sequence.tokens[held..].iter().all(is_known)
-    }
-
-    /// Returns a slot for a sequence that has none: that of an ended one of the same conversation, or an empty one.
-    fn acquire(&mut self, key: SequenceKey) -> Option<usize> {
-        let (shared, from) = self.longest(key);
-        let slot = &self.drafter.slots[from];
-        if shared >= SHARED_MIN && shared * 2 >= slot.tokens.len() && !self.is_live(slot) {
-            return Some(from);
-        }
-        let to = self.victim(Some(from).filter(|_| shared >= SHARED_MIN))?;
-        self.open(to, key);
-        Some(to)
-    }
-
-    /// Copies what another slot holds of the tokens of a sequence, if that is much more than its own slot holds.
-    fn copy_longer(&mut self, to: usize, key: SequenceKey) {
-        let held = common_prefix(
-            &self.drafter.slots[to].tokens,
-            &self.requests.sequences[key].tokens,
-        );
-        let (shared, from) = self.longest(key);
-        if from == to || shared < held + SHARED_MIN || self.room(shared) < shared {
-            return;
-        }
-        // To make room, the slot may have been freed.
-        let Some(tokens) = self.drafter.slots[from].tokens.get(..shared) else {
-            return;
-        };
-        let tokens = tokens.to_vec();
-        if self.model.can_resume(slot_id(from), length(shared)) {
-            self.open(to, key);
-            self.model.fork(slot_id(from), slot_id(to), length(shared));
-            self.drafter.slots[to].tokens = tokens;
-        }
-    }
-
-    /// Returns the length of the longest prefix of a sequence in its scope, and its slot.
-    fn longest(&self, key: SequenceKey) -> (usize, usize) {
-        let sequence = &self.requests.sequences[key];
-        let scope = self.requests.jobs[sequence.job].submission.prefix_scope;
-        let slots = self.drafter.slots.iter().enumerate();
-        let shared = slots.map(|(index, slot)| match slot.scope == scope {
-            true => (common_prefix(&slot.tokens, &sequence.tokens), index),
-            false => (0, index),
-        });
-        shared.max().unwrap_or_default()
-    }
-
-    /// Returns a slot that can be given to another sequence, and is not `except`: that of a sequence that has ended, rather
-    /// than that of one that has not drafted for long, but none of this step.
-    fn victim(&self, except: Option<usize>) -> Option<usize> {
-        let slots = &self.drafter.slots;
-        let unused = (0..slots.len())
-            .filter(|&index| Some(index) != except && slots[index].used < self.drafter.call);
-        let unused = unused.min_by_key(|&index| (self.is_live(&slots[index]), slots[index].used));
-        // With a single slot, that one.
-        unused.or_else(|| except.filter(|&index| !self.is_live(&slots[index])))
-    }
-
-    fn is_live(&self, slot: &DraftSlot) -> bool {
-        slot.owner.is_some_and(|(key, number)| {
-            let sequence = self.requests.sequences.get(key);
-            sequence.is_some_and(|sequence| sequence.number == number)
-        })
-    }
-
-    /// Returns how many cells are free, after freeing those of ended sequences as long as they are fewer than `wanted`.
-    fn room(&mut self, wanted: usize) -> usize {
-        let cells = self.drafter.capacity.cells as usize;
-        loop {
-            // Cells that slots share count twice.
-            let used: usize = self
-                .drafter
-                .slots
-                .iter()
-                .map(|slot| slot.tokens.len())
-                .sum();
-            let free = cells.saturating_sub(used);
-            if free >= wanted {
-                return free;
-            }
-            let slots = &self.drafter.slots;
-            let ended = (0..slots.len()).filter(|&index| {
-                !slots[index].tokens.is_empty()
-                    && slots[index].used < self.drafter.call
-                    && !self.is_live(&slots[index])
-            });
-            let Some(oldest) = ended.min_by_key(|&index| slots[index].used) else {
-                return free;
-            };
-            self.release(oldest);
-        }
-    }
-
-    /// Makes a slot an empty sequence, whatever it holds.
-    fn open(&mut self, index: usize, key: SequenceKey) {
-        self.release(index);
-        let sequence = &self.requests.sequences[key];
-        let submission = &self.requests.jobs[sequence.job].submission;
-        let purpose = SlotPurpose {
-            prompt: &submission.prompt,
-            seed: submission.terms.seed,
-            choice: sequence.choice,
-            max_tokens: submission.terms.asked_max_tokens,
-        };
-        self.model.open(slot_id(index), &purpose);
-        self.drafter.slots[index].scope = submission.prefix_scope;
-    }
-
-    /// Truncates a slot to its first tokens, or to none if the model cannot resume there.
-    fn truncate(&mut self, index: usize, tokens: usize) {
-        let slot = slot_id(index);
-        let held = &mut self.drafter.slots[index].tokens;
-        if tokens < held.len() {
-            let resumes = self.model.can_resume(slot, length(tokens));
-            let tokens = if resumes { tokens } else { 0 };
-            self.model.truncate(slot, length(tokens));
-            held.truncate(tokens);
-        }
-    }
-
-    fn release(&mut self, index: usize) {
-        self.model.release(slot_id(index));
-        self.drafter.slots[index] = DraftSlot::default();
     }
 }
 

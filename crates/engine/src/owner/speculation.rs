@@ -23,7 +23,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::draft_pace::{DraftCost, DraftLength, DraftTrials, SLOWER_MAX, StepDrafts};
-use super::drafter::{CatchUpBudget, DraftTask, Drafter};
+use super::drafter::{BEHIND_MAX, CatchUpBudget, DraftTask, Drafter};
 use super::requests::Requests;
 use super::step_clock::StepClock;
 use crate::prompt_lookup::PromptLookup;
@@ -75,10 +75,10 @@ impl Drafting {
         self.draft.get(self.accepted) == Some(&token)
     }
 
-    /// Looks up at most so many tokens behind those that are known, or else plans a draft of the draft model, if there is one.
-    fn propose(&mut self, tokens: &[Token], most: usize, has_model: bool) {
+    /// Looks up at most so many tokens behind those that are known; returns whether there are some.
+    fn look_up(&mut self, tokens: &[Token], most: usize) -> bool {
         if most == 0 || self.off {
-            return;
+            return false;
         }
         let length = self.looked_up.next().min(most);
         if length > 0 {
@@ -88,10 +88,18 @@ impl Drafting {
             lookup.draft(tokens, length, &mut self.draft);
         }
         self.planned = self.draft.len();
-        self.is_modelled = self.draft.is_empty() && has_model;
-        if self.is_modelled {
-            self.planned = self.modelled.next().min(most);
+        self.is_modelled = false;
+        self.planned > 0
+    }
+
+    /// Plans a draft of the draft model, of at most so many tokens; returns whether it has any.
+    fn plan_modelled(&mut self, most: usize) -> bool {
+        if most == 0 || self.off {
+            return false;
         }
+        self.is_modelled = true;
+        self.planned = self.modelled.next().min(most);
+        self.planned > 0
     }
 
     /// Shortens what is planned.
@@ -113,6 +121,9 @@ impl Drafting {
     fn take(&mut self, task: DraftTask) {
         self.draft = task.draft;
         self.planned = self.draft.len();
+        if task.is_refused {
+            self.modelled.leave_out();
+        }
         if task.is_asked {
             self.modelled.observe_offered(self.planned, task.is_cut);
             if self.draft.is_empty() {
@@ -162,6 +173,8 @@ pub(super) struct DraftBudget {
     pub(super) prompt_tokens: usize,
     /// What the decoding sequences and their drafts may take, in seconds.
     pub(super) time_max: f64,
+    /// There are streams for which this step computes nothing, and that wait for it.
+    pub(super) others_wait: bool,
     /// Time passes within a step, so that what drafts cost is measured.
     pub(super) timed: bool,
 }
@@ -177,6 +190,8 @@ pub(super) struct Speculation {
     model_trials: DraftTrials,
     /// Sequences with a draft in this step. A buffer that retains its allocation.
     drafting: Vec<SequenceKey>,
+    /// Sequences that would have one of the draft model if it were not many tokens behind: it catches up. Another such buffer.
+    behind: Vec<SequenceKey>,
     /// Which of them gets first what cannot be divided; moves on with each step.
     turn: usize,
 }
@@ -191,6 +206,7 @@ impl Speculation {
             drafter,
             model_trials: DraftTrials::default(),
             drafting: Vec::new(),
+            behind: Vec::new(),
             turn: 0,
         }
     }
@@ -214,27 +230,40 @@ impl Speculation {
         if measures && self.cost.needs_plain(decoding) {
             return;
         }
-        let has_model = self.drafter.as_ref().is_some_and(Drafter::is_on);
         for share in shares.iter().filter(|share| share.tokens == 1) {
             let most = most_tokens(requests, share.key).min(budget.tokens);
-            if most == 0 {
-                continue;
-            }
-            let sequence = &mut requests.sequences[share.key];
-            let drafting = sequence
-                .drafting
-                .get_or_insert_with(|| Box::new(Drafting::new(self.max)));
-            drafting.propose(&sequence.tokens, most, has_model);
-            if drafting.planned > 0 {
-                self.drafting.push(share.key);
+            if most > 0 {
+                self.propose(requests, share.key, most);
             }
         }
         self.divide(requests, budget.tokens);
-        if budget.timed && !self.drafting.is_empty() {
+        if budget.timed && !(self.drafting.is_empty() && self.behind.is_empty()) {
+            self.leave_behind(requests, decoding, budget);
             self.shorten(requests, decoding, budget);
         }
-        if has_model {
-            self.ask(requests, decoding, budget, clock, now);
+        self.ask(requests, decoding, budget, clock, now);
+    }
+
+    /// Looks up at most so many tokens for a sequence, or else plans a draft of the draft model, if it can make one.
+    fn propose(&mut self, requests: &mut Requests, key: SequenceKey, most: usize) {
+        let sequence = &mut requests.sequences[key];
+        let drafting = sequence
+            .drafting
+            .get_or_insert_with(|| Box::new(Drafting::new(self.max)));
+        if drafting.look_up(&sequence.tokens, most) {
+            self.drafting.push(key);
+            return;
+        }
+        let drafter = self.drafter.as_ref().filter(|drafter| drafter.is_on());
+        let Some(behind) = drafter.and_then(|drafter| drafter.behind(requests, key)) else {
+            return;
+        };
+        let drafting = &mut requests.sequences[key].drafting;
+        if drafting.as_mut().is_some_and(|it| it.plan_modelled(most)) {
+            match behind <= BEHIND_MAX {
+                true => self.drafting.push(key),
+                false => self.behind.push(key),
+            }
         }
     }
 
@@ -242,7 +271,7 @@ impl Speculation {
     fn divide(&mut self, requests: &mut Requests, tokens: usize) {
         let planned = |key: &SequenceKey| planned(requests, *key);
         let all: usize = self.drafting.iter().map(planned).sum();
-        if all <= tokens {
+        if all <= tokens || self.drafting.is_empty() {
             return;
         }
         let part = tokens / self.drafting.len();
@@ -261,41 +290,93 @@ impl Speculation {
         });
     }
 
+    /// Drops the sequences for which catching up takes longer than their drafts can save, and all in a step with prompts, which
+    /// come first.
+    fn leave_behind(&mut self, requests: &mut Requests, decoding: usize, budget: DraftBudget) {
+        if budget.prompt_tokens > 0 {
+            return self.drop_behind(requests);
+        }
+        let plain = self.cost.plain_time(decoding);
+        let drafter = self.drafter.as_ref();
+        let token = drafter.and_then(|drafter| drafter.calls().token_seconds());
+        let (Some(drafter), Some(plain), Some(token)) = (drafter, plain, token) else {
+            return;
+        };
+        self.behind.retain(|&key| {
+            let behind = drafter.behind(requests, key).unwrap_or(0);
+            let sequence = &requests.sequences[key];
+            let output = requests.terms(key).max_tokens;
+            let output = output.saturating_sub(sequence.appended);
+            let drafting = sequence.drafting.as_ref();
+            let accepted = drafting.map_or(0.0, |it| it.length().expected(it.planned));
+            let saved = f64::from(output) * plain * accepted / (1.0 + accepted);
+            let is_worth_it = seconds(behind, token) < saved;
+            if !is_worth_it && let Some(drafting) = &mut requests.sequences[key].drafting {
+                drafting.clear();
+            }
+            is_worth_it
+        });
+    }
+
     /// Shortens the drafts to where they save more time than they take and hold nobody up for long, or drops them: first those
     /// of the draft model, which take time to make. What was not measured is tried.
     fn shorten(&mut self, requests: &mut Requests, decoding: usize, budget: DraftBudget) {
         let measures = budget.prompt_tokens == 0;
+        // Those that catch up are judged as if they had.
+        let all = Judged {
+            decoding,
+            budget,
+            with_behind: true,
+            slower_max: SLOWER_MAX,
+        };
+        let has_behind = !self.behind.is_empty();
+        let behind_pays = has_behind && self.paying(requests, all).is_some();
+        let ready = Judged {
+            with_behind: false,
+            slower_max: match behind_pays {
+                // Catching up takes its part.
+                true => f64::midpoint(1.0, SLOWER_MAX),
+                false => SLOWER_MAX,
+            },
+            ..all
+        };
         let are_modelled = self.drafting.iter().any(|&key| is_modelled(requests, key));
+        let paying = self.paying(requests, ready).filter(|_| are_modelled);
+        let declines = are_modelled && paying.is_none() || has_behind && !behind_pays;
+        let is_trial = declines && measures && self.model_trials.are_due();
+        if !behind_pays && !is_trial {
+            self.drop_behind(requests);
+        }
         if are_modelled {
-            if let Some(most) = self.paying(requests, decoding, budget) {
+            if let Some(most) = paying {
                 self.model_trials.paid();
                 self.trials.paid();
                 return self.shorten_to(requests, most);
             }
-            if measures && self.model_trials.are_due() {
+            if is_trial {
                 return;
             }
             self.drop_modelled(requests);
-            if self.drafting.is_empty() {
-                return;
-            }
         }
-        if let Some(most) = self.paying(requests, decoding, budget) {
+        if self.drafting.is_empty() {
+            return;
+        }
+        if let Some(most) = self.paying(requests, ready) {
             self.trials.paid();
             self.shorten_to(requests, most);
         } else if measures && self.trials.are_due() {
             self.trials.tried();
         } else {
-            self.clear(requests);
+            self.drop_drafts(requests);
         }
     }
 
     /// Returns the length to which drafts have to be shortened to pay; `None` if they do not.
-    fn paying(&self, requests: &Requests, decoding: usize, budget: DraftBudget) -> Option<usize> {
-        let unknown = budget.prompt_tokens == 0;
+    fn paying(&self, requests: &Requests, judged: Judged) -> Option<usize> {
+        let unknown = judged.budget.prompt_tokens == 0;
         let lengths = std::iter::successors(Some(self.max), |most| Some(most / 2));
         lengths.take_while(|&most| most > 0).find(|&most| {
-            let drafts = self.step_drafts(requests, decoding, most, budget.time_max);
+            let drafts = self.step_drafts(requests, judged, most);
             self.cost.pays(drafts).unwrap_or(unknown)
         })
     }
@@ -309,24 +390,26 @@ impl Speculation {
     }
 
     /// Returns the drafts of this step, each of at most `most` tokens.
-    fn step_drafts(
-        &self,
-        requests: &Requests,
-        decoding: usize,
-        most: usize,
-        time_max: f64,
-    ) -> StepDrafts {
-        let all_draft = self.drafting.len() == decoding;
+    fn step_drafts(&self, requests: &Requests, judged: Judged, most: usize) -> StepDrafts {
+        let Judged {
+            decoding, budget, ..
+        } = judged;
+        let behind = match judged.with_behind {
+            true => &*self.behind,
+            false => &[],
+        };
+        let all_draft = self.drafting.len() + behind.len() == decoding && !budget.others_wait;
         let mut step = StepDrafts {
             decoding,
             tokens: 0,
             accepted: 0.0,
             least: if all_draft { f64::INFINITY } else { 0.0 },
-            time_max,
+            slower_max: judged.slower_max,
+            time_max: budget.time_max,
             drafting: Some(0.0),
         };
         let (mut tokens, mut calls, mut modelled) = (0.0, 0.0_f64, 0);
-        let drafts = self.drafting.iter();
+        let drafts = self.drafting.iter().chain(behind);
         for drafting in drafts.filter_map(|&key| requests.sequences[key].drafting.as_ref()) {
             let (planned, length) = (drafting.planned.min(most), drafting.length());
             let accepted = length.expected(planned);
@@ -348,7 +431,7 @@ impl Speculation {
         step
     }
 
-    /// Lets the draft model make the drafts that are planned for it. Sequences that are many tokens behind catch up instead.
+    /// Lets the draft model make the drafts that are planned for it, and catch up.
     fn ask(
         &mut self,
         requests: &mut Requests,
@@ -357,6 +440,10 @@ impl Speculation {
         clock: &StepClock,
         now: Time,
     ) {
+        let catch_up = CatchUpBudget {
+            seconds: self.catch_up_seconds(requests, decoding, budget),
+            is_timed: budget.timed,
+        };
         let Some(drafter) = &mut self.drafter else {
             return;
         };
@@ -367,26 +454,13 @@ impl Speculation {
             Some(DraftTask::new(key, drafting.planned, buffer))
         };
         let mut tasks: Vec<DraftTask> = self.drafting.iter().filter_map(task).collect();
+        tasks.extend(self.behind.drain(..).map(DraftTask::catch_up));
         if tasks.is_empty() {
             return;
         }
-        let plain = self.cost.plain_time(decoding).unwrap_or(0.0);
-        let beside = plain * (SLOWER_MAX - 1.0);
-        let are_all = tasks.len() == decoding;
-        let alone = if are_all {
-            budget.time_max - plain
-        } else {
-            beside
-        };
-        // Prompts come first.
-        let share = if budget.prompt_tokens > 0 { 0.0 } else { 1.0 };
-        let catch_up = CatchUpBudget {
-            beside: beside * share,
-            alone: alone * share,
-            is_timed: budget.timed,
-        };
         drafter.draft(&mut tasks, requests, catch_up, clock, now);
-        if tasks.iter().any(|task| task.is_asked) {
+        // Without room nothing is measured: a trial would go on for ever.
+        if tasks.iter().any(|task| task.is_asked || task.is_refused) {
             self.model_trials.tried();
         }
         for task in tasks {
@@ -395,6 +469,29 @@ impl Speculation {
             }
         }
         self.drafting.retain(|&key| planned(requests, key) > 0);
+    }
+
+    /// Returns how long sequences may catch up in this step: what its drafts leave of the time that they may take, unless all
+    /// have one.
+    fn catch_up_seconds(&self, requests: &Requests, decoding: usize, budget: DraftBudget) -> f64 {
+        let Some(plain) = self.cost.plain_time(decoding) else {
+            return 0.0;
+        };
+        let most = plain * SLOWER_MAX;
+        let ready = Judged {
+            decoding,
+            budget,
+            with_behind: false,
+            slower_max: SLOWER_MAX,
+        };
+        let time = match self.drafting.is_empty() {
+            true => plain,
+            false => {
+                let drafts = self.step_drafts(requests, ready, self.max);
+                self.cost.time(drafts).unwrap_or(most).max(plain)
+            }
+        };
+        (most.min(budget.time_max) - time).max(0.0)
     }
 
     /// Drops the drafts that the draft model was to make.
@@ -408,22 +505,51 @@ impl Speculation {
         });
     }
 
+    /// Lets nobody catch up in this step.
+    fn drop_behind(&mut self, requests: &mut Requests) {
+        drop_all(requests, &mut self.behind);
+    }
+
+    fn drop_drafts(&mut self, requests: &mut Requests) {
+        drop_all(requests, &mut self.drafting);
+    }
+
     /// Drops the drafts of this step.
     pub(super) fn clear(&mut self, requests: &mut Requests) {
-        for key in self.drafting.drain(..) {
-            // It may have ended since, and its key may be that of another one.
-            if let Some(sequence) = requests.sequences.get_mut(key)
-                && let Some(drafting) = &mut sequence.drafting
-            {
-                drafting.clear();
-            }
-        }
+        self.drop_behind(requests);
+        self.drop_drafts(requests);
     }
 
     /// Takes the time of a decode call without prompt tokens.
     pub(super) fn observe(&mut self, decoding: usize, drafted: usize, took: Duration) {
         if decoding > 0 && self.max > 0 {
             self.cost.observe(decoding, drafted, took);
+        }
+    }
+}
+
+/// Which drafts of a step are judged, and how.
+#[derive(Clone, Copy, Debug)]
+struct Judged {
+    decoding: usize,
+    budget: DraftBudget,
+    /// Also those of the sequences that have to catch up first.
+    with_behind: bool,
+    slower_max: f64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "tokens of a sequence are few")]
+fn seconds(tokens: usize, each: f64) -> f64 {
+    tokens as f64 * each
+}
+
+fn drop_all(requests: &mut Requests, keys: &mut Vec<SequenceKey>) {
+    for key in keys.drain(..) {
+        // It may have ended since, and its key may be that of another one.
+        if let Some(sequence) = requests.sequences.get_mut(key)
+            && let Some(drafting) = &mut sequence.drafting
+        {
+            drafting.clear();
         }
     }
 }

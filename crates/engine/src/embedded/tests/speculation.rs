@@ -166,6 +166,29 @@ fn a_draft_model_needs_memory_and_the_same_vocabulary() {
     assert!(why.contains("its draft model: there is no file"), "{why}");
 }
 
+/// Neither is loaded: the headers tell.
+#[test]
+fn a_draft_model_of_another_kind_is_refused_before_it_is_loaded() {
+    let kinds = kinds();
+    let of = |name| kinds.iter().find(|of| of.name == name).unwrap();
+    let recurrent = of("recurrent");
+    let tiny = RandomModelShape::tiny();
+    for (draft, target) in [(&recurrent.shape, &tiny), (&tiny, &recurrent.shape)] {
+        let options = LoadOptions {
+            draft: Some(draft_of(draft, 8)),
+            ..options()
+        };
+        let source = draft_of(target, 7).source;
+        let error = load("m", &source, &options, &mut |_| panic!("it is loaded"));
+        let why = error.unwrap_err();
+        let LoadError::Draft(mismatch) = &why else {
+            panic!("{why}");
+        };
+        assert!(matches!(**mismatch, LoadError::Mismatch(_)), "{why}");
+        assert!(why.to_string().contains("truncated"), "{why}");
+    }
+}
+
 /// A function whose text the answers repeat.
 const FUNCTION: &str = "def total_price(items, tax_rate):\n    subtotal = 0\n    for item in items:\n        \
     subtotal += item.price * item.quantity\n    tax = subtotal * tax_rate\n    return subtotal + tax\n";

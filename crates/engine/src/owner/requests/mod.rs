@@ -115,6 +115,15 @@ impl Requests {
         running.any(|key| self.sequences[key].appended > 0)
     }
 
+    /// Returns how many running sequences have begun their output, without those that rest.
+    pub(super) fn streams(&self) -> usize {
+        let streams = self.scheduler.running().filter(|&key| {
+            let sequence = &self.sequences[key];
+            sequence.appended > 0 && sequence.asleep_until.is_none() && !sequence.is_suspended()
+        });
+        streams.count()
+    }
+
     /// Publishes the events of the step, wakes the readers, and removes the requests that have ended.
     pub(super) fn publish(&mut self) {
         self.output.publish(&mut self.jobs, &self.stats.panics);

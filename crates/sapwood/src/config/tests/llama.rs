@@ -65,3 +65,29 @@ fn a_trial_has_the_options_and_adapters_of_its_model() {
         assert_eq!(files, ["a.gguf", "style.gguf", "b.gguf"].map(PathBuf::from));
     });
 }
+
+#[test]
+fn speculation_of_all_models_wins_over_a_draft_model() {
+    in_jail(|jail| {
+        for (speculation, expected) in [
+            ("", "draft"),
+            ("speculation = \"off\"", "off"),
+            ("speculation = \"lookup\"", "lookup"),
+            ("speculation = \"draft\"", "draft"),
+        ] {
+            let text = format!(
+                "[engine]\n{speculation}\n[[models]]\nname = \"a\"\npath = \"a.gguf\"\nrequired = false\n\
+                 draft_model = \"b.gguf\"\n"
+            );
+            jail.create_file("sapwood.toml", &text).unwrap();
+            let config = Layers::read(None, Flags::default()).unwrap().config();
+            let config = config.unwrap();
+            let planned = crate::models::planned(&config, &config.models[0]);
+            let arguments = planned.unwrap().unwrap().trial().unwrap();
+            let size: serde_json::Value =
+                serde_json::from_str(arguments[1].to_str().unwrap()).unwrap();
+            assert_eq!(size["speculation"], expected);
+            assert_eq!(size["draft"].is_object(), expected == "draft");
+        }
+    });
+}

@@ -248,6 +248,17 @@ fn timed(takes: Takes, agrees: u64, mode: SpeculationMode, parallel: u32) -> (Be
         parallel,
         ..script()
     };
+    timed_with(takes, agrees, mode, script.clone(), script)
+}
+
+/// The same of a model and a draft model with these scripts.
+fn timed_with(
+    takes: Takes,
+    agrees: u64,
+    mode: SpeculationMode,
+    script: Script,
+    of_draft: Script,
+) -> (Bench, TestClock) {
     let clock = TestClock::default();
     let machine = |takes| {
         Some(Machine {
@@ -268,8 +279,8 @@ fn timed(takes: Takes, agrees: u64, mode: SpeculationMode, parallel: u32) -> (Be
         };
         Output::ByFirst((300..310).map(output).collect())
     };
-    let model = Parrot::new(script.clone(), outputs(10), machine(large));
-    let draft = Parrot::new(script, outputs(agrees), machine(takes));
+    let model = Parrot::new(script, outputs(10), machine(large));
+    let draft = Parrot::new(of_draft, outputs(agrees), machine(takes));
     let mut bench = drafting(model, draft, 0.75, config(mode));
     let now = clock.clone();
     bench.owner.clock = StepClock::running(move || now.now(), |_, _| ());
@@ -358,4 +369,66 @@ fn catching_up_with_a_long_prompt_holds_no_stream_up() {
     let all: f64 = times.iter().sum();
     let of_step = tokens[0].min(tokens[1]) as f64 / (all / plain);
     assert!(of_step > 1.2, "{tokens:?}, {of_step} in the time of a step");
+}
+
+/// One sequence for which nothing can be drafted leaves the drafts of the others judged.
+#[test]
+fn a_prompt_longer_than_the_context_of_the_draft_model_changes_nothing_for_others() {
+    let speeds = [SpeculationMode::Off, SpeculationMode::Draft].map(|mode| {
+        let script = Script {
+            parallel: 2,
+            ..script()
+        };
+        let of_draft = Script {
+            context_tokens: 2_000,
+            ..script.clone()
+        };
+        let (mut bench, clock) = timed_with(as_large, 10, mode, script, of_draft);
+        let mut handles = vec![
+            bench.submit(prompt(300, 20)),
+            bench.submit(prompt(301, 3_000)),
+        ];
+        while steps(&mut bench, &clock, &mut handles, 1).0[1] == 0 {}
+        steps(&mut bench, &clock, &mut handles, 100);
+        let (tokens, times) = steps(&mut bench, &clock, &mut handles, 400);
+        assert!(tokens.iter().all(|&tokens| tokens >= 400));
+        tokens.iter().sum::<usize>() as f64 / times.iter().sum::<f64>()
+    });
+    let speed = speeds[1] / speeds[0];
+    assert!((0.93..1.01).contains(&speed), "{speed}");
+}
+
+/// Alone too: its answer begins at nearly its usual speed.
+#[test]
+fn a_stream_that_catches_up_alone_is_not_held_up() {
+    let (mut bench, clock) = timed(small, 9, SpeculationMode::Draft, 1);
+    let mut handles = [bench.submit(prompt(301, 4_000))];
+    while steps(&mut bench, &clock, &mut handles, 1).0[0] == 0 {}
+    let plain = large(1).as_secs_f64();
+    let (_, times) = steps(&mut bench, &clock, &mut handles, 40);
+    let longest = times.iter().copied().fold(0.0, f64::max);
+    assert!(longest < 1.3 * plain, "{longest} and {plain} without");
+    // It has caught up some steps later.
+    steps(&mut bench, &clock, &mut handles, 100);
+    let (tokens, times) = steps(&mut bench, &clock, &mut handles, 100);
+    let of_step = tokens[0] as f64 / (times.iter().sum::<f64>() / plain);
+    assert!(of_step > 1.5, "{of_step} in the time of a step");
+}
+
+/// What is left of an answer has to save more than catching up takes.
+#[test]
+fn nothing_catches_up_for_a_short_answer() {
+    let (mut bench, clock) = timed(small, 9, SpeculationMode::Draft, 1);
+    // What tokens take is measured.
+    let mut request = prompt(300, 500);
+    request.params.max_tokens = Some(400);
+    let mut handles = [bench.submit(request)];
+    assert_eq!(steps(&mut bench, &clock, &mut handles, 500).0, [400]);
+    let mut request = prompt(301, 4_000);
+    request.params.max_tokens = Some(10);
+    let mut handles = [bench.submit(request)];
+    while steps(&mut bench, &clock, &mut handles, 1).0[0] == 0 {}
+    let (tokens, times) = steps(&mut bench, &clock, &mut handles, 8);
+    let of_step = tokens[0] as f64 / (times.iter().sum::<f64>() / large(1).as_secs_f64());
+    assert!(of_step > 0.97, "{of_step} in the time of a step");
 }
