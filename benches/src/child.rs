@@ -92,10 +92,21 @@ impl Server {
     /// Ends the server in order, as a supervisor does, and waits for its end.
     ///
     /// # Errors
-    /// If it ends with another status than success.
-    pub fn stop(mut self) -> Result<()> {
+    /// If it ends with another status than success, or does not end.
+    pub async fn stop(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.process), Signal::TERM)?;
-        let status = self.process.wait()?;
+        let limit = Instant::now() + STOP_LIMIT;
+        let status = loop {
+            if let Some(status) = self.process.try_wait()? {
+                break status;
+            }
+            // It is killed when it is dropped.
+            ensure!(
+                Instant::now() < limit,
+                "the server has not ended {STOP_LIMIT:?} after a SIGTERM"
+            );
+            tokio::time::sleep(PAUSE).await;
+        };
         ensure!(status.success(), "the server ended with {status}");
         Ok(())
     }
@@ -103,8 +114,13 @@ impl Server {
     /// `GET` of a path, or `POST` of JSON to it: the status and the body.
     ///
     /// # Errors
-    /// If the connection fails, or what comes back is not HTTP.
+    /// If the connection fails, or what comes back is not HTTP or does not end.
     pub async fn fetch(&self, path: &str, post: Option<&str>) -> Result<(u16, String)> {
+        let fetched = tokio::time::timeout(WAIT_LIMIT, self.exchange(path, post)).await;
+        fetched.with_context(|| format!("no answer to {path} after {WAIT_LIMIT:?}"))?
+    }
+
+    async fn exchange(&self, path: &str, post: Option<&str>) -> Result<(u16, String)> {
         let address = self.address;
         let (method, body) = post.map_or(("GET", ""), |body| ("POST", body));
         let head = format!(
@@ -186,6 +202,8 @@ async fn ready(address: SocketAddr, path: &str) -> bool {
 
 /// Maximum time for another server to load its model.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
+/// How long a server may take to end: as it lets open calls end.
+const STOP_LIMIT: Duration = Duration::from_secs(120);
 /// Poll interval while it loads.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The kernel reports processor time in hundredths of a second.

@@ -308,7 +308,7 @@ async fn restarted(args: &Args) -> Result<[Figures; 2]> {
         move_slot(&sides[0], "save", conversation).await?;
     }
     for side in sides {
-        side.server.stop()?;
+        side.server.stop().await?;
     }
     let sides = start().await?;
     let mut restoring = Vec::new();

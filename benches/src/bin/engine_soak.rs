@@ -43,21 +43,56 @@ struct Args {
     seed: Option<u64>,
 }
 
+/// The settings of a server.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    engine: &'static [(&'static str, &'static str)],
+    /// The model drafts for itself.
+    drafts: bool,
+    /// What has to be counted at the end, or the soak has not reached what the setting is for.
+    reaches: &'static [&'static str],
+}
+
 /// The settings of the soak's server, one of which the seed chooses.
-const SETTINGS: [&[(&str, &str)]; 4] = [
+const SETTINGS: [Setting; 5] = [
     // All slots share few cells: sequences are preempted, and prefixes evicted to memory.
-    &[("CACHE_TOKENS", "1024"), ("PREFIX_RAM_BYTES", "12000000")],
+    Setting {
+        engine: &[("CACHE_TOKENS", "1024"), ("PREFIX_RAM_BYTES", "12000000")],
+        drafts: false,
+        reaches: &[PREEMPTIONS, "sapwood_prefix_cache_restored_tokens_total"],
+    },
     // Cells of its own for each slot.
-    &[("CACHE_TOKENS", "3584"), ("PREFIX_RAM_BYTES", "12000000")],
+    Setting {
+        engine: &[("CACHE_TOKENS", "3584"), ("PREFIX_RAM_BYTES", "12000000")],
+        drafts: false,
+        reaches: &["sapwood_prefix_cache_hits_total"],
+    },
     // No memory for evicted prefixes.
-    &[("CACHE_TOKENS", "1024"), ("PREFIX_RAM_BYTES", "1")],
+    Setting {
+        engine: &[("CACHE_TOKENS", "1024"), ("PREFIX_RAM_BYTES", "1")],
+        drafts: false,
+        reaches: &[PREEMPTIONS],
+    },
     // Several tokens in one decode call.
-    &[
-        ("CACHE_TOKENS", "1280"),
-        ("PREFIX_RAM_BYTES", "12000000"),
-        ("SPECULATION", "lookup"),
-    ],
+    Setting {
+        engine: &[
+            ("CACHE_TOKENS", "1280"),
+            ("PREFIX_RAM_BYTES", "12000000"),
+            ("SPECULATION", "lookup"),
+        ],
+        drafts: false,
+        reaches: &[ACCEPTED],
+    },
+    // The same, with a draft model.
+    Setting {
+        engine: &[("CACHE_TOKENS", "1280"), ("PREFIX_RAM_BYTES", "12000000")],
+        drafts: true,
+        reaches: &[ACCEPTED],
+    },
 ];
+
+const PREEMPTIONS: &str = "sapwood_preemptions_total";
+const ACCEPTED: &str = "sapwood_accepted_tokens_total";
 
 /// The settings that all have.
 const COMMON: [(&str, &str); 5] = [
@@ -81,20 +116,20 @@ async fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = args.seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
-    let settings = *Dice::new(seed).pick(&SETTINGS);
+    let setting = *Dice::new(seed).pick(&SETTINGS);
     print(&format!(
-        "seed {seed}, {} clients, {} min, {settings:?}",
+        "seed {seed}, {} clients, {} min, {setting:?}",
         args.clients, args.minutes
     ))?;
-    if let Err(error) = soak(&args, seed, settings).await {
+    if let Err(error) = soak(&args, seed, setting).await {
         print(&format!("FAILED with --seed {seed}: {error:#}"))?;
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn soak(args: &Args, seed: u64, settings: &[(&str, &str)]) -> Result<()> {
-    let start = async |settings: &[(&str, &str)]| {
+async fn soak(args: &Args, seed: u64, setting: Setting) -> Result<()> {
+    let start = async |settings: &[(&str, &str)], arguments: &[&str]| {
         let named = settings
             .iter()
             .map(|(name, value)| (format!("SAPWOOD_ENGINE__{name}"), *value))
@@ -103,10 +138,13 @@ async fn soak(args: &Args, seed: u64, settings: &[(&str, &str)]) -> Result<()> {
             .iter()
             .map(|(name, value)| (&**name, *value))
             .collect();
-        Side::sapwood(&args.sapwood, &args.model, &[], &named).await
+        Side::sapwood(&args.sapwood, &args.model, arguments, &named).await
     };
-    let reference = Arc::new(SoakReference::new(start(&ALONE).await?));
-    let side = start(&[&COMMON, settings].concat()).await?;
+    let reference = Arc::new(SoakReference::new(start(&ALONE, &[]).await?));
+    let model = args.model.to_str().context("the path is no text")?;
+    let arguments = ["--draft-model", model];
+    let arguments = if setting.drafts { &arguments[..] } else { &[] };
+    let side = start(&[&COMMON, setting.engine].concat(), arguments).await?;
     let span = Duration::from_secs_f64(args.minutes * 60.0);
     let end = Instant::now() + span;
     let mut clients = JoinSet::new();
@@ -121,10 +159,10 @@ async fn soak(args: &Args, seed: u64, settings: &[(&str, &str)]) -> Result<()> {
         "{} different questions",
         reference.questions().await
     ))?;
-    closed(&side.server).await?;
+    closed(&side.server, setting.reaches).await?;
     totals.judge().map_err(|why| anyhow!(why))?;
     judge_memory(&samples)?;
-    side.server.stop()
+    side.server.stop().await
 }
 
 /// Checks the server every second until all clients have ended; fails as soon as one has failed. Returns the samples of its
@@ -147,6 +185,8 @@ async fn watch(
                 let alive = tokio::time::timeout(ALIVE_LIMIT, server.fetch("/livez", None)).await;
                 let (status, body) = alive.context("/livez does not answer")??;
                 ensure!(status == 200, "/livez: {status} {body}");
+                let over = end + OVERTIME;
+                ensure!(Instant::now() < over, "clients go on {OVERTIME:?} after the end");
                 if Instant::now() < end {
                     samples.push(server.resident()?);
                 }
@@ -155,8 +195,8 @@ async fn watch(
     }
 }
 
-/// Waits until nothing is open, and checks that nothing has panicked.
-async fn closed(server: &Server) -> Result<()> {
+/// Waits until nothing is open, and checks that nothing has panicked and that these were counted.
+async fn closed(server: &Server, reaches: &[&str]) -> Result<()> {
     let began = Instant::now();
     loop {
         let (_, scrape) = server.fetch("/metrics", None).await?;
@@ -172,6 +212,10 @@ async fn closed(server: &Server) -> Result<()> {
             ensure!(panics < 1.0, "{panics} panics");
             for name in REPORTED {
                 print(&format!("{name} {}", metric(&scrape, name)?))?;
+            }
+            for name in reaches {
+                let reached = metric(&scrape, name)?;
+                ensure!(reached > 0.0, "{name} is 0, which the setting is for");
             }
             return Ok(());
         }
@@ -211,6 +255,8 @@ fn print(line: &str) -> Result<()> {
 const EVERY: Duration = Duration::from_secs(1);
 /// The longest that the server may take to say that it is alive, on a busy machine.
 const ALIVE_LIMIT: Duration = Duration::from_secs(20);
+/// How long the last errands may take: each of their requests has a limit, and they wait for the reference in turn.
+const OVERTIME: Duration = Duration::from_secs(1_800);
 /// How long something may stay open after the last client.
 const CLOSE_LIMIT: Duration = Duration::from_secs(40);
 /// Allowed growth of memory: what allocators keep.
@@ -227,6 +273,6 @@ const REPORTED: [&str; 5] = [
     "sapwood_prefix_cache_queries_total",
     "sapwood_prefix_cache_hits_total",
     "sapwood_prefix_cache_restored_tokens_total",
-    "sapwood_preemptions_total",
-    "sapwood_accepted_tokens_total",
+    PREEMPTIONS,
+    ACCEPTED,
 ];

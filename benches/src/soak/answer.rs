@@ -66,6 +66,13 @@ impl SoakAnswer {
         Ok(answer)
     }
 
+    /// Returns whether every choice with a text tells of its tokens.
+    #[must_use]
+    pub fn has_logprobs(&self) -> bool {
+        let mut choices = self.choices.iter();
+        choices.all(|choice| choice.text.is_empty() || !choice.tokens.is_empty())
+    }
+
     fn add(&mut self, event: &Value) -> Result<()> {
         if let Some(error) = event.get("error") {
             bail!("the stream ended with an error: {error}");

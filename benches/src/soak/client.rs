@@ -96,6 +96,10 @@ impl SoakClient {
         let body = question.body(logprobs);
         let answer = timed(answer(self.server, self.path, &body)).await?;
         let found = SoakAnswer::read(&answer.reply)?;
+        ensure!(
+            logprobs.is_none() || found.has_logprobs(),
+            "an answer without the log-probabilities that were asked for: {body}"
+        );
         let verdict = compare(&expect, &found, question.is_sampled());
         let counted = self.totals.compared(errand, verdict);
         counted.map_err(|why| anyhow!("{why}\nthe request: {body}"))?;
@@ -129,7 +133,7 @@ async fn leave(server: SocketAddr, path: &str, body: &str, events: usize) -> Res
 }
 
 /// No request takes longer than this, unless it hangs.
-async fn timed<T>(request: impl Future<Output = Result<T>>) -> Result<T> {
+pub(super) async fn timed<T>(request: impl Future<Output = Result<T>>) -> Result<T> {
     let ended = tokio::time::timeout(REQUEST_LIMIT, request).await;
     ended.with_context(|| format!("the stream has not ended after {REQUEST_LIMIT:?}"))?
 }

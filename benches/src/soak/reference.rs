@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tokio::sync::{Mutex, OnceCell};
 
 use super::answer::SoakAnswer;
+use super::client::timed;
 use super::question::SoakQuestion;
 use crate::generate::waves::answer;
 use crate::side::Side;
@@ -48,8 +49,10 @@ impl SoakReference {
             // Of random tokens, any other may be right.
             let others = if question.is_sampled() { 0 } else { CANDIDATES };
             let body = question.body(Some(others));
-            let answer = answer(self.side.server.address, self.side.path, &body).await?;
-            Ok::<_, anyhow::Error>(Arc::new(SoakAnswer::read(&answer.reply)?))
+            let answer = answer(self.side.server.address, self.side.path, &body);
+            let answer = SoakAnswer::read(&timed(answer).await?.reply)?;
+            ensure!(answer.has_logprobs(), "no log-probabilities: {body}");
+            Ok::<_, anyhow::Error>(Arc::new(answer))
         });
         let found = found.await.context("the reference")?;
         Ok(Arc::clone(found))

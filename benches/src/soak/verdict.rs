@@ -115,7 +115,11 @@ fn is_near_in_text(reference: &SoakChoice, found: &str) -> bool {
                     .others
                     .iter()
                     .filter(|it| is_near(position, it.logprob));
-                return near.into_iter().any(|it| rest.starts_with(&it.text));
+                // A candidate without a text ends it.
+                return near.into_iter().any(|it| match it.text.is_empty() {
+                    true => rest.is_empty(),
+                    false => rest.starts_with(&it.text),
+                });
             }
         }
     }
@@ -289,6 +293,19 @@ mod tests {
             compare(&reference, &other, true),
             Verdict::NearTie(_)
         ));
+    }
+
+    /// The end of the text is such a candidate.
+    #[test]
+    fn a_candidate_without_a_text_makes_no_other_text_near() {
+        let mut reference = answer(&[(1, 1.0), (2, 0.1)]);
+        reference.choices[0].tokens[1].others[0].text.clear();
+        for (text, near) in [(" 1", true), (" 1 7", false)] {
+            let mut found = without_tokens(answer(&[(1, 1.0)]));
+            text.clone_into(&mut found.choices[0].text);
+            let verdict = compare(&reference, &found, false);
+            assert_eq!(matches!(verdict, Verdict::NearTie(_)), near, "{verdict:?}");
+        }
     }
 
     #[test]
