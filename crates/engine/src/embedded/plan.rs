@@ -58,25 +58,7 @@ impl LoadPlan {
             swa_full: true,
         };
         let window = SlidingWindow::of(header);
-        let windowed = |size: ContextSize| {
-            // Computed at once, see `ContextSize::computes_in_parts`.
-            let size = match window {
-                Some(_) if !size.per_slot => ContextSize {
-                    ubatch_tokens: size.batch_tokens,
-                    ..size
-                },
-                _ => size,
-            };
-            let is_small = || window.is_some_and(|window| window.is_small(size));
-            let few = match options.llama.swa_full {
-                Some(full) => !full && !size.computes_in_parts(),
-                None => is_small(),
-            };
-            ContextSize {
-                swa_full: !few,
-                ..size
-            }
-        };
+        let windowed = |size: ContextSize| windowed(size, window, options.llama.swa_full);
         // Each cached prefix needs a window, and others are kept in memory.
         let few = windowed(size(cells, false, slots(KEPT_PREFIXES_WINDOWED)));
         let together = match few.swa_full || window.is_none() {
@@ -140,6 +122,31 @@ impl LoadPlan {
     ) -> Result<MemoryReservation, LoadError> {
         let size = self.per_slot.unwrap_or(self.together);
         reserve(estimate, size.cells, options, progress)
+    }
+}
+
+/// Returns a size with the cells of sliding-window layers, as `swa_full` asks for them or by their number.
+fn windowed(
+    size: ContextSize,
+    window: Option<SlidingWindow>,
+    swa_full: Option<bool>,
+) -> ContextSize {
+    let ubatch_tokens = match window {
+        // Computed at once, see `ContextSize::computes_in_parts`.
+        Some(_) if !size.per_slot => size.batch_tokens,
+        _ => size.ubatch_tokens,
+    };
+    let size = ContextSize {
+        ubatch_tokens,
+        ..size
+    };
+    let few = match swa_full {
+        Some(full) => !full && !size.computes_in_parts(),
+        None => window.is_some_and(|window| window.is_small(size)),
+    };
+    ContextSize {
+        swa_full: !few,
+        ..size
     }
 }
 
