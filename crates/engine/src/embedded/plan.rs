@@ -144,25 +144,7 @@ impl CacheLayouts<'_> {
             poll: self.options.poll,
             swa_full: true,
         };
-        let Some(window) = self.window else {
-            return size;
-        };
-        let size = ContextSize {
-            ubatch_tokens: match per_slot {
-                true => size.ubatch_tokens,
-                // Computed at once, see `ContextSize::computes_in_parts`.
-                false => size.batch_tokens,
-            },
-            ..size
-        };
-        let few = match llama.swa_full {
-            Some(full) => !full && !size.computes_in_parts(),
-            None => window.is_small(size),
-        };
-        ContextSize {
-            swa_full: !few,
-            ..size
-        }
+        windowed(size, self.window, llama.swa_full)
     }
 
     /// All slots share the cells.
@@ -216,6 +198,31 @@ impl CacheLayouts<'_> {
     /// llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
     fn slot_cells(&self) -> u32 {
         self.context_tokens.next_multiple_of(llama::CELLS_STEP)
+    }
+}
+
+/// Returns a size with the cells of sliding-window layers, as `swa_full` asks for them or by their number.
+fn windowed(
+    size: ContextSize,
+    window: Option<SlidingWindow>,
+    swa_full: Option<bool>,
+) -> ContextSize {
+    let ubatch_tokens = match window {
+        // Computed at once, see `ContextSize::computes_in_parts`.
+        Some(_) if !size.per_slot => size.batch_tokens,
+        _ => size.ubatch_tokens,
+    };
+    let size = ContextSize {
+        ubatch_tokens,
+        ..size
+    };
+    let few = match swa_full {
+        Some(full) => !full && !size.computes_in_parts(),
+        None => window.is_some_and(|window| window.is_small(size)),
+    };
+    ContextSize {
+        swa_full: !few,
+        ..size
     }
 }
 

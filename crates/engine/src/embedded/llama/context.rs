@@ -118,6 +118,19 @@ impl ContextSize {
         self.per_slot && self.slots > 1 || self.ubatch_tokens < self.batch_tokens
     }
 
+    /// Limits the parts of a batch to what the context allows. Slots that share cells have theirs in any order, and then
+    /// [`ContextSize::computes_in_parts`] matters in a full cache too.
+    fn with_parts(self, is_windowed: bool) -> Self {
+        let ubatch_tokens = match is_windowed && !self.per_slot {
+            true => self.batch_tokens,
+            false => self.ubatch_tokens.clamp(self.slots, self.batch_tokens),
+        };
+        Self {
+            ubatch_tokens,
+            ..self
+        }
+    }
+
     /// Returns how many cells each sliding-window layer has, for a window of so many tokens: without
     /// [`ContextSize::swa_full`], those of each slot's window and of the tokens that are computed at a time.
     pub(in super::super) fn window_cells(self, window: u32) -> u32 {
@@ -235,18 +248,13 @@ impl LlamaContext {
         let pool = model.compute_pool(threads.most(), size.poll)?;
         let facts = model.facts();
         let is_windowed = !facts.recurrent && facts.sliding_window > 0;
-        // Slots that share cells have theirs in any order, and then `ContextSize::computes_in_parts` matters in a full cache too.
-        let ubatch_tokens = match is_windowed && !size.per_slot {
-            true => batch_tokens,
-            false => size.ubatch_tokens.clamp(slots, batch_tokens),
-        };
         let size = ContextSize {
             cells,
             batch_tokens,
-            ubatch_tokens,
             slots,
             ..size
         };
+        let size = size.with_parts(is_windowed);
         let few_window_cells = is_windowed
             && !size.computes_in_parts()
             && size.window_cells(facts.sliding_window) < cells;
