@@ -187,7 +187,7 @@ fn cases() -> Vec<(Value, Value)> {
         (mirostat, json!({"mirostat_eta": 1})),
         (plain.clone(), dynamic.clone()),
         (plain.clone(), json!({"lora": "code"})),
-        (plain.clone(), json!({"lora": []})),
+        (plain, json!({"lora": []})),
         (
             json!({"lora": ["code"]}),
             json!({"lora": [{"id": 1, "scale": 2.0}]}),

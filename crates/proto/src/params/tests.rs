@@ -297,6 +297,11 @@ fn tr_404_parameters_sent_as_text_are_read() {
         ),
     ];
     check(cases, &ranges, JsonCoercion::FromText);
+}
+
+#[test]
+fn tr_404_what_parameters_sent_as_text_mean() {
+    let ranges = ParamRanges::TRITON;
     let stop = set("stop", &json!(["", "a"]), &ranges, JsonCoercion::FromText).unwrap();
     assert_eq!(stop.stop, ["a"]);
     let most = set(
