@@ -366,7 +366,7 @@ async fn lm_702_a_slow_reader_does_not_delay_other_streams() {
 /// Answers the negotiation with these features.
 async fn agree(fake: &mut Fake, features: &str) {
     let incoming = fake.received().await;
-    let asked = r#"MODEL_INFO {"model":"m","stream_id":1,"data":{"model":"m","lmtp":{"version":2,"features":["status","cancel","usage","resume"]}}}"#;
+    let asked = r#"MODEL_INFO {"model":"m","stream_id":1,"data":{"model":"m","lmtp":{"version":2,"features":["status","cancel","usage","resume","lora"]}}}"#;
     assert_eq!(incoming, asked);
     fake.send(&format!(
         r#"MSG [{{"stream_id":1,"model_info":{{"model":"m"}}{features}}}]"#

@@ -239,8 +239,9 @@ fn sets_take_turns_and_new_ones_do_not_overtake() {
         let longest = last.iter().map(|last| report.step - last).max();
         assert!(longest <= Some(4), "{report:?}");
     }
+    // One of four sequences has a set like theirs, and a quarter of the turns.
     let ended = brief.iter_mut().filter_map(|it| read(it).usage).count();
-    assert!(ended > 40, "{ended}");
+    assert!(ended > 30, "{ended}");
 }
 
 #[test]

@@ -497,10 +497,11 @@ fn oa_901_a_long_decode_call_that_pulses_is_not_stalled() {
 fn what_gave_no_number_is_not_cached() {
     let prompt = "a prompt that is long enough to be cached";
     for (trouble, is_cached) in [(Trouble::None, true), (Trouble::NotANumber, false)] {
-        let (model, switch) = faulty(false);
+        let (model, switch) = faulty(true);
         let mut bench = Bench::over(Box::new(model), Config::default());
         *switch.lock().unwrap() = trouble;
         let failed = bench.answer(request_for(prompt));
+        *switch.lock().unwrap() = Trouble::None;
         assert_eq!(failed.error.is_none(), is_cached);
         let next = bench.answer(request_for(prompt));
         assert_eq!(next.usage.unwrap().cached_tokens > 0, is_cached);

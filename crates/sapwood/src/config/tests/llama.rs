@@ -66,6 +66,7 @@ fn a_trial_has_the_options_and_adapters_of_its_model() {
     });
 }
 
+#[cfg(feature = "embedded")]
 #[test]
 fn speculation_of_all_models_wins_over_a_draft_model() {
     in_jail(|jail| {
