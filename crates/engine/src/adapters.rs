@@ -1,6 +1,6 @@
 //! LoRA adapters of a model, and which of them compute for a request.
 //!
-//! One decode call computes with one [`AdapterSet`], because llama.cpp has one set per context, so the owner decodes
+//! One decode call computes with one `AdapterSet`, because llama.cpp has one set per context, so the owner decodes
 //! sequences with different sets in different steps. What is computed with one set is of no use to another: the prefixes of
 //! each set have scopes of their own.
 
