@@ -10,18 +10,8 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::{LoraName, LoraUse};
 use sha2::{Digest as _, Sha256};
 
+pub use crate::api::AdapterInfo;
 use crate::api::EngineError;
-
-/// An adapter that a model has loaded.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AdapterInfo {
-    /// The name by which requests choose it; unique within the model.
-    pub name: String,
-    /// The factor of what it adds, unless a request gives another.
-    pub scale: f32,
-    /// Whether it computes for requests that choose no adapters.
-    pub applied: bool,
-}
 
 /// Returns the scales of a model's adapters for requests that choose none, in the order of its list; 0 is off.
 pub(crate) fn default_scales(adapters: &[AdapterInfo]) -> Vec<f32> {

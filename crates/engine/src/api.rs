@@ -24,7 +24,6 @@ use sapwood_proto::params::{GenerationParams, SamplerStep};
 use sapwood_proto::steer::{Steer, SteerFailure, StepReport, Token};
 use smallvec::SmallVec;
 
-use crate::adapters::AdapterInfo;
 use crate::recommended::RecommendedSampling;
 use crate::request_phase::Follower;
 use crate::samplers;
@@ -472,6 +471,17 @@ impl From<SteerFailure> for EngineError {
         };
         Self::new(code, failure.reason, failure.message)
     }
+}
+
+/// An adapter that a model has loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterInfo {
+    /// The name by which requests choose it; unique within the model.
+    pub name: String,
+    /// The factor of what it adds, unless a request gives another.
+    pub scale: f32,
+    /// Whether it computes for requests that choose no adapters.
+    pub applied: bool,
 }
 
 /// What a model is and can do. Immutable while it is loaded.
