@@ -50,7 +50,6 @@ impl ThreadLimits {
             prefill: self.prefill_choice(),
             few: self.prefill_choice(),
             few_max: rows as usize,
-            prompts_in_a_row: 0,
         }
     }
 
