@@ -27,6 +27,8 @@ impl PlannedModel {
     #[cfg(feature = "embedded")]
     pub(crate) async fn located(mut self, cache: &ModelCache) -> Result<Self, CliError> {
         let name = self.name.clone();
+        // A load before this one may have left locks of other files.
+        cache.release(&name);
         let failed = |why: CliError| {
             let what = format!("cannot load the model `{name}`: {why}");
             CliError::exit(Exit::Model, what)
@@ -48,7 +50,7 @@ impl PlannedModel {
                 ModelSource::read(&draft.path).map_err(|why| failed(CliError::usage(why)))?;
             let is_outside = matches!(&source, ModelSource::File(path) if !cache.covers(path));
             if !is_outside {
-                let path = cache.acquire_beside(&name, &source).await;
+                let path = cache.acquire(&name, &source).await;
                 draft.path = path.map_err(&failed)?;
             }
         }
