@@ -111,9 +111,9 @@ impl ThreadChoice {
         self.numbers.get(index).copied().unwrap_or(1)
     }
 
-    /// Returns whether all numbers were tried and the first one is the best.
+    /// Returns whether nothing speaks against the first number.
     fn prefers_first(&self) -> bool {
-        self.current == 0 && self.tried_all()
+        self.current == 0 && !self.changed
     }
 
     /// Returns the most threads that may be chosen.
@@ -262,8 +262,8 @@ impl ThreadChoices {
     pub(super) fn of(&mut self, entries: &[BatchEntry]) -> &mut ThreadChoice {
         let single = entries.windows(2).all(|pair| pair[0].slot != pair[1].slot);
         // A step with prompt tokens takes as long as streams may wait, and with fewer threads a multiple of that. Decoding
-        // is tried often and is over soon; where it is fastest on all threads, nothing keeps them from their processors, and
-        // prompts, which are bound by arithmetic, gain even more by each.
+        // is tried often and is over soon; where it is fastest on all threads, or was not tried yet, nothing keeps them from
+        // their processors as far as is known, and prompts, which are bound by arithmetic, gain even more by each.
         let spared = self.decode.prefers_first();
         (self.prefill.spared, self.few.spared) = (spared, spared);
         if single {
@@ -499,6 +499,7 @@ mod tests {
                 }
                 fewer
             };
+            assert_eq!(run(60, prompt, long), 0, "before the first answer");
             assert!(run(500, &tokens, quiet) > 0);
             assert_eq!(run(60, prompt, long), 0);
             // However many there are in two minutes: each trial would be a gap of two steps in every stream.

@@ -81,7 +81,7 @@ impl Embedded {
         Ok(())
     }
 
-    /// Computes a short prompt, one token, and the prompt again, each in a free slot, and takes the times of the latter two.
+    /// Computes a short prompt, single tokens, and the prompt again, each in a free slot, and takes the times of the latter two.
     /// The first brings the weights into memory and starts the threads, so that the first request does not wait for that.
     pub(super) fn warm_up(&mut self) {
         // One model at a time: their threads would keep each other from the processors, and what is measured would say
@@ -91,6 +91,13 @@ impl Embedded {
         let prompt = WARM_UP_TOKENS.min(most);
         // What a model cannot do is said by its first request, or by a trial before it is served.
         let Ok(_) = self.time_of(prompt) else { return };
+        // Beside a busy process the first long prompt should not be the one that finds the better number of threads.
+        let began = Instant::now();
+        for _ in 0..WARM_UP_CALLS {
+            if self.time_of(1).is_err() || began.elapsed() > WARM_UP_MAX {
+                break;
+            }
+        }
         if let (Ok(decode), Ok(all)) = (self.time_of(1), self.time_of(prompt)) {
             let more = all.saturating_sub(decode);
             let token = more / prompt.saturating_sub(1).max(1);
@@ -148,6 +155,10 @@ fn are_numbers(logits: &[f32]) -> bool {
 const PROMPT_TOKENS: u32 = 4;
 /// Enough for the kernels that compute several tokens at once.
 const WARM_UP_TOKENS: u32 = 32;
+/// As many calls as it takes to choose a number of threads between two.
+const WARM_UP_CALLS: u32 = 20;
+/// Larger models choose while they answer: their load should not take longer for it.
+const WARM_UP_MAX: Duration = Duration::from_millis(500);
 /// Held while a model warms up.
 static WARMING: Mutex<()> = Mutex::new(());
 

@@ -96,7 +96,10 @@ pub(super) fn parrot(script: Script, output: Output, machine: Option<Machine>) -
         entries_max: usize::MAX,
         calls: Arc::default(),
     };
-    HookedModel::new(script, hooks)
+    let mut parrot = HookedModel::new(script, hooks);
+    // Some tests use slots that nobody has opened.
+    parrot.hooks.slots = vec![(Vec::new(), 0); parrot.capacity().slots as usize];
+    parrot
 }
 
 impl ParrotHooks {
@@ -108,8 +111,6 @@ impl ParrotHooks {
 impl ModelHooks for ParrotHooks {
     fn open(&mut self, model: &mut Scripted, slot: SlotId, opening: &SlotPurpose<'_>) {
         model.open(slot, opening);
-        let slots = model.capacity().slots as usize;
-        self.slots.resize(slots, (Vec::new(), 0));
         self.slots[slot as usize] = (Vec::new(), opening.prompt.len());
     }
 
