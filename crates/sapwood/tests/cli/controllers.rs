@@ -31,7 +31,8 @@ impl Steered {
             wat::parse_str(THREE_STARS).unwrap(),
         )
         .unwrap();
-        let serving = Serving::start(&here, &[]);
+        let mut serving = Serving::start(&here, &[]);
+        serving.wait_for("loaded");
         Self { here, serving }
     }
 
