@@ -15,6 +15,7 @@ use tokenizers::Tokenizer as Machine;
 
 use self::pieces::TokenPieces;
 use crate::api::{ChatRequest, EngineError, Vocabulary};
+use crate::infill::InfillTokens;
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, no_template};
 
@@ -137,6 +138,7 @@ pub struct FileTokenizer {
     /// The one that `tokenizer_config.json` names.
     eos: Option<Token>,
     ends: Vec<Token>,
+    infill: Option<InfillTokens>,
     template: Option<Template>,
 }
 
@@ -196,6 +198,7 @@ impl FileTokenizer {
         plain.set_encode_special_tokens(true);
         Ok(Self {
             file: files.tokenizer.clone(),
+            infill: InfillTokens::named(|text| plain.token_to_id(text)),
             plain,
             special: OnceLock::new(),
             token_bytes_max: (0..pieces.len())
@@ -298,6 +301,10 @@ impl Vocabulary for FileTokenizer {
 
     fn bos(&self) -> Option<Token> {
         self.bos
+    }
+
+    fn infill(&self) -> Option<InfillTokens> {
+        self.infill
     }
 
     fn end_of_turn(&self) -> Option<Token> {

@@ -122,6 +122,8 @@ pub(crate) fn inputs() -> Vec<InputSpec> {
     vec![
         // One of `prompt` and `messages` is required; a schema of single inputs cannot express that.
         InputSpec::new("prompt").alias("text").optional(),
+        // Makes the prompt the text before a place to fill in.
+        InputSpec::new("suffix").optional(),
         json("messages"),
         json("config"),
         json("tools"),
@@ -240,6 +242,7 @@ pub(crate) fn size(prompt: &Prompt, params: &GenerationParams) -> Option<TaskSiz
         Prompt::Tokens(_) if biases.is_empty() => return None,
         Prompt::Tokens(_) => (0, true),
         Prompt::Text(_) => (1, true),
+        Prompt::Infill { .. } => (2, true),
         // Templates print tools and arguments in any way, so their output may be large.
         Prompt::Chat(chat) => (
             chat.messages.len(),
@@ -497,9 +500,10 @@ async fn read_prompt(
     tools: Value,
     turn: u64,
 ) -> Result<Prompt> {
+    let suffix = read_suffix(call, config).await?;
     let mode = prompt_mode(config, &facts.info)?;
     let turns = match PromptInput::of(call)? {
-        PromptInput::Prompt => prompt::read(call.read("prompt")?).await?,
+        PromptInput::Prompt => prompt::read("prompt", call.read("prompt")?).await?,
         PromptInput::Messages => {
             let data = whole(call, "messages").await?.unwrap_or_default();
             let bytes = data.len();
@@ -507,6 +511,9 @@ async fn read_prompt(
             prompt::PromptInputs::Messages(offload(turn, bytes, read).await?)
         }
     };
+    if let Some(suffix) = suffix {
+        return turns.infill(suffix, &*facts.vocabulary);
+    }
     match mode {
         PromptMode::Raw => {
             let (bytes, vocabulary) = (turns.raw_bytes(), facts.vocabulary.clone());
@@ -518,6 +525,27 @@ async fn read_prompt(
             turns.chat(tools, template_args)
         }
     }
+}
+
+/// The text behind the place to fill in. `None` if the input is absent or empty: the model continues the prompt then.
+async fn read_suffix(call: &Call, config: &GenerateConfig) -> Result<Option<String>> {
+    if call.inputs.get("suffix").is_none() {
+        return Ok(None);
+    }
+    let read = prompt::read("suffix", call.read("suffix")?).await?;
+    let suffix = read.text(|| prompt::no_tokens("suffix"))?;
+    if suffix.is_empty() {
+        return Ok(None);
+    }
+    // A template has no place to fill in.
+    let why = if call.inputs.get("messages").is_some() {
+        "goes with the input prompt, not with messages"
+    } else if config.prompt_mode == PromptMode::Chat {
+        "has no place in a conversation: leave it out, or prompt_mode \"chat\""
+    } else {
+        return Ok(Some(suffix));
+    };
+    Err(Error::argument("suffix", why).because(ErrorReason::BAD_CONFIG))
 }
 
 /// EV-607.

@@ -10,6 +10,7 @@ use super::marks::MarkFinder;
 use super::{llama, tokenizer_json};
 use crate::api::{self, ChatRequest, EngineError};
 use crate::gguf::GgufHeader;
+use crate::infill::InfillTokens;
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
 use crate::token_bytes::TokenBytes;
@@ -30,6 +31,7 @@ pub(super) struct LlamaVocabulary {
     kinds: Vec<llama::TokenAttributes>,
     bos: Option<Token>,
     end_of_turn: Option<Token>,
+    infill: Option<InfillTokens>,
     template: Option<Template>,
     special: SpecialTexts,
     /// Added tokens, which are found in every text.
@@ -99,10 +101,19 @@ impl LlamaVocabulary {
             kinds,
             bos: bos.filter(|_| adds_bos),
             end_of_turn: end_of_turn(&model, header, &special.end),
+            infill: InfillTokens::of(model.infill()),
             template,
             special,
             model,
         })
+    }
+
+    /// The same with this order of prompts for fill in the middle.
+    pub(super) fn with_suffix_first(mut self, suffix_first: bool) -> Self {
+        if let Some(infill) = &mut self.infill {
+            infill.suffix_first = suffix_first;
+        }
+        self
     }
 
     /// Returns the texts of its control tokens.
@@ -171,6 +182,10 @@ impl api::Vocabulary for LlamaVocabulary {
 
     fn bos(&self) -> Option<Token> {
         self.bos
+    }
+
+    fn infill(&self) -> Option<InfillTokens> {
+        self.infill
     }
 
     fn end_of_turn(&self) -> Option<Token> {

@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use super::config::{GenerateConfig, PromptMode};
-use super::{PromptInput, prompt, read_json, read_tools, typed_config, written_config};
+use super::{
+    PromptInput, prompt, read_json, read_suffix, read_tools, typed_config, written_config,
+};
 use crate::Result;
 use crate::call::Call;
 use crate::error::Error;
@@ -14,6 +16,8 @@ use crate::want::RequestedPorts;
 pub(crate) struct RemoteCall {
     pub(crate) config: GenerateConfig,
     pub(crate) prompt: RemotePrompt,
+    /// The text behind the place that the model fills in after the prompt, if there is one.
+    pub(crate) suffix: Option<String>,
     /// Definitions of tools; null or empty for none.
     pub(crate) tools: Value,
 }
@@ -39,10 +43,13 @@ impl RemoteCall {
         };
         refuse(call, &config)?;
         let tools = read_tools(call).await?;
+        let suffix = read_suffix(call, &config).await?;
         let prompt = match PromptInput::of(call)? {
             PromptInput::Prompt => {
-                let read = prompt::read(call.read("prompt")?).await?;
-                RemotePrompt::Text(read.text()?)
+                let read = prompt::read("prompt", call.read("prompt")?).await?;
+                RemotePrompt::Text(read.text(|| Error::Unimplemented {
+                    what: "a prompt of token ids for a model that takes text".into(),
+                })?)
             }
             PromptInput::Messages => {
                 RemotePrompt::Messages(read_json(call, "messages").await?.unwrap_or(Value::Null))
@@ -55,6 +62,7 @@ impl RemoteCall {
         Ok(Self {
             config,
             prompt,
+            suffix,
             tools,
         })
     }

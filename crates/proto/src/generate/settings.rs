@@ -31,9 +31,11 @@ pub struct Settings {
     pub controller: Option<ControllerChoice>,
     /// Constrains the text (TR-1305).
     pub constraint: Option<ConstraintChoice>,
+    /// The text behind the place that the model fills in after its prompt.
+    pub suffix: Option<String>,
 }
 
-/// The sampling fields. If several names set the same value, the later name wins.
+/// The fields of a request, most of them of sampling. If several names set the same value, the later name wins.
 const FIELDS: &[&str] = &[
     "max_tokens",
     "max_new_tokens",
@@ -83,6 +85,7 @@ const FIELDS: &[&str] = &[
     "logit_bias",
     "timeout",
     "priority",
+    "suffix",
     "controller",
     "controller_arg",
     "json_schema",
@@ -194,6 +197,13 @@ impl Settings {
                 let clamped = priority.clamp(i32::MIN.into(), i32::MAX.into());
                 self.params.priority = i32::try_from(clamped).ok();
             }
+            // Clients send an empty string for a field that they do not use (TR-401).
+            "suffix" => match value.as_str() {
+                Some(suffix) => {
+                    self.suffix = Some(suffix.to_owned()).filter(|suffix| !suffix.is_empty());
+                }
+                None => return Err(field.wrong("a text")),
+            },
             // Read together, once all fields are known.
             "controller" | "controller_arg" => {}
             name if PATTERNS.contains(&name) => {}

@@ -811,6 +811,29 @@ fn lora_and_lora_name_may_not_differ() {
 }
 
 #[test]
+fn tr_402_a_suffix_is_a_text_and_an_empty_one_is_none() {
+    for (members, expected) in [
+        (r#""suffix":"b""#, Some("b")),
+        (r#""suffix":["b"]"#, Some("b")),
+        (r#""parameters":{"suffix":"b"}"#, Some("b")),
+        (r#""sampling_parameters":"{\"suffix\":\"b\"}""#, Some("b")),
+        (r#""sampling_parameters":"{\"suffix\":null}""#, None),
+        (r#""suffix":"""#, None),
+        (r#""max_tokens":1"#, None),
+    ] {
+        let suffix = asking(members).unwrap().suffix;
+        assert_eq!(suffix.as_deref(), expected, "{members}");
+    }
+    for members in [
+        r#""parameters":{"suffix":7}"#,
+        r#""sampling_parameters":"{\"suffix\":[\"b\"]}""#,
+    ] {
+        let error = asking(members).unwrap_err().to_string();
+        assert!(error.contains("'suffix' must be a text"), "{error}");
+    }
+}
+
+#[test]
 fn tr_1305_empty_patterns_are_none_and_wrong_ones_are_refused() {
     let none =
         asking(r#""controller":"","controller_arg":"","regex":"","json_schema":"""#).unwrap();

@@ -118,6 +118,18 @@ pub trait TextCodec: Send + Sync {
     /// The bytes of a token; empty for control tokens.
     fn bytes(&self, token: Token) -> &[u8];
 
+    /// The tokens of a prompt for fill in the middle between two texts, after `bos`; control tokens in the texts are not
+    /// recognised.
+    ///
+    /// # Errors
+    /// `unsupported_operation` for a model without tokens for it; `invalid_value` for a text that cannot be part of one.
+    fn infill(
+        &self,
+        bos: Option<Token>,
+        prefix: &str,
+        suffix: &str,
+    ) -> Result<Vec<Token>, LmtpError>;
+
     /// The tokens of a conversation in the form of OpenAI's `messages`, by the model's chat template.
     ///
     /// # Errors

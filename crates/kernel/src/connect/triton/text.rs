@@ -108,6 +108,12 @@ impl TritonTextModel {
         // Only servers that render a chat template declare `messages`; anywhere else they would be lost.
         let target = target.ok_or_else(|| unimplemented("input messages"))?;
         request.inputs.push((target, prompt));
+        if let Some(suffix) = &asked.suffix {
+            // Elsewhere it would be lost, and the prompt continued as if nothing came behind it.
+            let target = self.model.input("suffix");
+            let target = target.ok_or_else(|| unimplemented("input suffix"))?;
+            request.inputs.push((target, text(suffix)));
+        }
         if asked
             .tools
             .as_array()

@@ -1,5 +1,6 @@
 //! Text instead of token ids: prompts, TOKENIZE, DETOKENIZE (LM-911 to LM-915).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -41,6 +42,38 @@ impl RequestSubject {
         name: &str,
         begins: bool,
     ) -> Result<Vec<Token>, LmtpError> {
+        let text = self.short_text(members, name)?;
+        let bos = self.bos(members, begins)?;
+        let mut tokens: Vec<_> = bos.into_iter().collect();
+        tokens.extend(self.vocabulary()?.tokenize(&text));
+        Ok(tokens)
+    }
+
+    /// The tokens of `prompt_text`, or of the prompt for fill in the middle between it and a `suffix` that is not empty.
+    pub(super) fn prompt_text(
+        &self,
+        members: &PayloadMembers<'_>,
+        begins: bool,
+    ) -> Result<Vec<Token>, LmtpError> {
+        let name = "prompt_text";
+        let suffix = match members.value("suffix") {
+            Some(_) => self.short_text(members, "suffix")?,
+            None => Cow::Borrowed(""),
+        };
+        if suffix.is_empty() {
+            return self.text(members, name, begins);
+        }
+        let prefix = self.short_text(members, name)?;
+        let bos = self.bos(members, begins)?;
+        self.vocabulary()?.infill(bos, &prefix, &suffix)
+    }
+
+    /// Reads a text, if the model has a tokenizer here.
+    fn short_text<'m>(
+        &self,
+        members: &PayloadMembers<'m>,
+        name: &str,
+    ) -> Result<Cow<'m, str>, LmtpError> {
         let value = members.value(name).ok_or_else(|| {
             LmtpError::new(
                 LmtpReason::MissingRequiredParameter,
@@ -51,17 +84,19 @@ impl RequestSubject {
         let text = value.string().ok_or_else(wrong)?;
         // Before the tokenizer runs, whose time grows with the text (D-47).
         self.is_short(name, value)?;
-        let vocabulary = self.vocabulary()?;
-        let bos = match members.flag("add_bos")? {
+        self.vocabulary()?;
+        Ok(text)
+    }
+
+    /// The BOS token of a text, if it gets one.
+    fn bos(&self, members: &PayloadMembers<'_>, begins: bool) -> Result<Option<Token>, LmtpError> {
+        Ok(match members.flag("add_bos")? {
             // By default the tokenizer decides; a client that asks gets the model's BOS even if the tokenizer adds
             // none.
-            None if begins => vocabulary.bos(),
+            None if begins => self.vocabulary()?.bos(),
             Some(true) => self.model.bos,
             None | Some(false) => None,
-        };
-        let mut tokens: Vec<_> = bos.into_iter().collect();
-        tokens.extend(vocabulary.tokenize(&text));
-        Ok(tokens)
+        })
     }
 
     /// The tokens of a conversation, by the model's chat template.
