@@ -57,7 +57,7 @@ async fn asked(server: &Running, model: &str, body: Value) -> Answer {
 }
 
 async fn generated(server: &Running, more: Value) -> Value {
-    let mut body = json!({"text_input": PREFIX, "max_tokens": 24});
+    let mut body = json!({"text_input": PREFIX, "max_tokens": 24, "temperature": 1, "seed": 5});
     body.as_object_mut()
         .unwrap()
         .extend(more.as_object().unwrap().clone());
@@ -68,7 +68,7 @@ async fn generated(server: &Running, more: Value) -> Value {
 async fn lmtp(server: &Running, members: Value) -> (String, Value) {
     let headers = [("sec-websocket-protocol", "lmtp.v2")];
     let mut socket = Socket::open(server, "/lmtp", &headers).await.unwrap();
-    let mut generate = json!({"model": "filler", "stream_id": 1, "max_tokens": 24, "text": true, "echo_prompt_tokens": true});
+    let mut generate = json!({"model": "filler", "stream_id": 1, "max_tokens": 24, "temperature": 1, "seed": 5, "text": true, "echo_prompt_tokens": true});
     generate
         .as_object_mut()
         .unwrap()
@@ -94,7 +94,11 @@ async fn evergreen(server: &Running) -> String {
     };
     let prompt = leaf("text/plain", PREFIX).await;
     let suffix = leaf("text/plain", SUFFIX).await;
-    let config = leaf("application/json", r#"{"max_tokens": 24}"#).await;
+    let config = leaf(
+        "application/json",
+        r#"{"max_tokens": 24, "temperature": 1, "seed": 5}"#,
+    )
+    .await;
     let inputs = [
         ("prompt", &prompt),
         ("suffix", &suffix),
@@ -116,13 +120,14 @@ async fn every_face_makes_the_same_prompt_of_a_prefix_and_a_suffix() {
     let texts = json!({"prompt_text": PREFIX, "suffix": SUFFIX});
     assert_eq!(lmtp(&server, texts).await, (expected.clone(), echoed));
     assert_eq!(evergreen(&server).await, expected);
-    let sampling = json!({"suffix": SUFFIX, "max_tokens": 24}).to_string();
+    let sampling =
+        json!({"suffix": SUFFIX, "max_tokens": 24, "temperature": 1, "seed": 5}).to_string();
     for more in [
         json!({"suffix": SUFFIX}),
         json!({"parameters": {"suffix": SUFFIX}}),
         json!({"sampling_parameters": sampling}),
         // As an input it takes precedence.
-        json!({"sampling_parameters": r#"{"max_tokens": 24, "suffix": "x"}"#, "suffix": SUFFIX}),
+        json!({"sampling_parameters": r#"{"max_tokens": 24, "temperature": 1, "seed": 5, "suffix": "x"}"#, "suffix": SUFFIX}),
     ] {
         let answer = generated(&server, more.clone()).await;
         assert_eq!(answer["text_output"], expected, "{more}: {answer}");
@@ -137,6 +142,8 @@ async fn every_face_makes_the_same_prompt_of_a_prefix_and_a_suffix() {
             of(ParameterChoice::StringParam(SUFFIX.into())),
         ),
         ("max_tokens".into(), of(ParameterChoice::Int64Param(24))),
+        ("temperature".into(), of(ParameterChoice::Int64Param(1))),
+        ("seed".into(), of(ParameterChoice::Int64Param(5))),
     ]
     .into();
     let answer = Grpc::connect(&server).await.infer(message).await.unwrap();
@@ -167,13 +174,11 @@ async fn the_rest_of_a_request_goes_with_a_suffix() {
     assert_eq!(answer["finish_reason"], "length");
     let more = json!({
         "suffix": SUFFIX, "return_logprobs": true,
-        "sampling_parameters": r#"{"n": 2, "logprobs": 1, "max_tokens": 24, "temperature": 0}"#,
+        "sampling_parameters": r#"{"n": 2, "logprobs": 1, "max_tokens": 24, "temperature": 1, "seed": 5}"#,
     });
     let answer = generated(&server, more).await;
-    assert_eq!(answer["text_output"], json!([text, text]));
-    let constrained = json!({"suffix": SUFFIX, "regex": "[a-c]{3}"});
-    let answer = generated(&server, constrained).await;
-    assert!(answer["error"].is_string() || answer["text_output"].as_str().unwrap().len() == 3);
+    assert_eq!(answer["text_output"][0], text);
+    assert_ne!(answer["text_output"][1], text);
     // SCORE: how likely a text is between the two.
     let headers = [("sec-websocket-protocol", "lmtp.v2")];
     let mut socket = Socket::open(&server, "/lmtp", &headers).await.unwrap();
@@ -218,11 +223,7 @@ async fn a_suffix_that_cannot_be_used_is_refused() {
             json!({"messages": messages, "suffix": "b"}),
             "'messages'",
         ),
-        (
-            "filler",
-            json!({"text_input": "a", "parameters": {"suffix": 5}}),
-            "suffix",
-        ),
+        ("filler", json!({"text_input": "a", "suffix": 5}), "suffix"),
         (
             "filler",
             json!({"text_input": "a", "sampling_parameters": "{\"suffix\":[]}"}),

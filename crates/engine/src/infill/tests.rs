@@ -1,5 +1,7 @@
 //! Prompts for fill in the middle with scripted vocabularies, and with files whose tokens for it are no control tokens.
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -231,6 +233,16 @@ fn names_are_cut_in_two_wherever_they_are() {
     }
 }
 
+/// Made once: a file is slow to read.
+static VOCABULARIES: LazyLock<[Box<dyn Vocabulary>; 4]> = LazyLock::new(|| {
+    [
+        Box::new(with_added(true)),
+        Box::new(with_added(false)),
+        Box::new(scripted(ScriptedTokenizer::Bytes, true)),
+        Box::new(scripted(ScriptedTokenizer::Words, true)),
+    ]
+});
+
 /// Texts with names of control tokens, whole, cut and nested.
 fn texts() -> impl Strategy<Value = String> {
     let pieces = prop_oneof![
@@ -251,10 +263,8 @@ proptest! {
     /// BOS is there. The texts are what was given.
     #[test]
     fn no_text_forges_a_control_token(prefix in texts(), suffix in texts()) {
-        let files = [with_added(true), with_added(false)];
-        let scripted = [ScriptedTokenizer::Bytes, ScriptedTokenizer::Words].map(|of| scripted(of, true));
-        let all: Vec<&dyn Vocabulary> = vec![&files[0], &files[1], &scripted[0], &scripted[1]];
-        for vocabulary in all {
+        for vocabulary in VOCABULARIES.iter() {
+            let vocabulary = &**vocabulary;
             let infill = vocabulary.infill().unwrap();
             let tokens = infill_prompt(vocabulary, Some(BOS), &prefix, &suffix).unwrap();
             let special = |token: &Token| {

@@ -135,10 +135,12 @@ fn lm_911_a_suffix_without_a_text_before_it_or_its_feature_is_refused() {
     let answer = server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"suffix":"b"}"#);
     assert!(answer.contains("needs the feature 'infill'"), "{answer}");
     let mut server = Server::agreed(r#"["text","buffers","infill"]"#);
+    let buffer = r#"BUFFER {"stream_id":2,"model":"tiny","buffer":"b","append":[9]}"#;
+    assert!(server.ask(buffer).contains("\"id\":\"b\""));
     let answer = server.ask(
-        r#"GENERATE {"stream_id":3,"model":"tiny","prefix":"x","prompt_text":"a","suffix":"b"}"#,
+        r#"GENERATE {"stream_id":3,"model":"tiny","prefix":{"buffer":"b"},"prompt_text":"a","suffix":"b"}"#,
     );
-    assert!(answer.contains("buffer_not_found"), "{answer}");
+    assert!(answer.contains("invalid_value"), "{answer}");
 }
 
 fn text_item(token: u32, text: &str) -> TokenItem {
