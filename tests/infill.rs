@@ -223,7 +223,11 @@ async fn a_suffix_that_cannot_be_used_is_refused() {
             json!({"messages": messages, "suffix": "b"}),
             "'messages'",
         ),
-        ("filler", json!({"text_input": "a", "suffix": 5}), "suffix"),
+        (
+            "filler",
+            json!({"text_input": "a", "suffix": 5}),
+            "JSON non-string",
+        ),
         (
             "filler",
             json!({"text_input": "a", "sampling_parameters": "{\"suffix\":[]}"}),

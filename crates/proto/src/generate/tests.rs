@@ -825,7 +825,7 @@ fn tr_402_a_suffix_is_a_text_and_an_empty_one_is_none() {
         assert_eq!(suffix.as_deref(), expected, "{members}");
     }
     let error = asking(r#""suffix":7"#).unwrap_err().to_string();
-    assert!(error.contains("'suffix'"), "{error}");
+    assert!(error.contains("JSON non-string"), "{error}");
     let nested = r#""sampling_parameters":"{\"suffix\":[\"b\"]}""#;
     let error = asking(nested).unwrap_err().to_string();
     assert!(error.contains("'suffix' must be a text"), "{error}");
