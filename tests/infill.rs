@@ -249,5 +249,5 @@ async fn a_suffix_that_cannot_be_used_is_refused() {
     let ask = json!({"model": "plain", "stream_id": 1, "prompt_text": "a", "suffix": "b"});
     socket.send_text(&format!("GENERATE {ask}")).await;
     let error = items(&mut socket, 1).await.remove(0);
-    assert_eq!(error["error"], "unsupported_operation", "{error}");
+    assert_eq!(error["code"], "unsupported_operation", "{error}");
 }
