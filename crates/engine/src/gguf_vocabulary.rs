@@ -114,7 +114,9 @@ impl GgufVocabulary {
             eos: table.eos,
             ends: table.ends,
             bos,
-            infill: table.infill,
+            infill: table
+                .infill
+                .and_then(|infill| infill.unless_any(|id| bos == Some(id))),
             tokenizer,
         })
     }
@@ -384,7 +386,6 @@ impl TokenTable {
             };
             table.role(header, &role, find)
         });
-        table.infill = InfillTokens::of(infill);
         for token in ENDS.iter().filter_map(find) {
             table.set(token, TokenType::Control);
             table.ends.insert(token);
@@ -410,6 +411,8 @@ impl TokenTable {
             table.ends.remove(&token);
             table.set(token, TokenType::Normal);
         }
+        let infill = InfillTokens::of(infill);
+        table.infill = infill.and_then(|infill| infill.unless_any(|id| table.ends.contains(&id)));
         table
     }
 

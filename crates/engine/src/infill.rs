@@ -28,15 +28,23 @@ pub struct InfillTokens {
 }
 
 impl InfillTokens {
-    /// The tokens with these ids, in PSM order; `None` unless there are all three, as in llama-server.
+    /// The tokens with these ids, in PSM order; `None` unless there are all three, as in llama-server, and they differ.
     #[must_use]
     pub(crate) fn of([prefix, suffix, middle]: [Option<Token>; 3]) -> Option<Self> {
-        Some(Self {
+        let infill = Self {
             prefix: prefix?,
             suffix: suffix?,
             middle: middle?,
             suffix_first: false,
-        })
+        };
+        infill.unless_any(|_| false)
+    }
+
+    /// These, unless two are the same token, or one has another meaning: such a prompt would be split at a wrong place.
+    pub(crate) fn unless_any(self, is_taken: impl Fn(Token) -> bool) -> Option<Self> {
+        let [prefix, suffix, middle] = self.all();
+        let differ = prefix != suffix && suffix != middle && prefix != middle;
+        (differ && !self.all().into_iter().any(is_taken)).then_some(self)
     }
 
     /// The tokens of a vocabulary that says nothing of their roles, by the texts that llama.cpp looks for.
@@ -55,7 +63,7 @@ impl InfillTokens {
 ///
 /// # Errors
 /// `NO_INFILL` if the vocabulary has no tokens for this; `BAD_TOKENS` for a text that has one of these tokens in a
-/// vocabulary where they are ordinary text.
+/// vocabulary where they are ordinary text and cannot be cut in two.
 pub fn infill_prompt(
     vocabulary: &dyn Vocabulary,
     bos: Option<Token>,
@@ -78,13 +86,16 @@ pub fn infill_prompt(
     Ok(tokens)
 }
 
-fn no_infill() -> EngineError {
+/// The error of a model that has no tokens for it.
+#[must_use]
+pub fn no_infill() -> EngineError {
     let message = "this model has no tokens for fill in the middle: leave out the suffix, or choose a model that was \
                    trained for it";
     EngineError::invalid(ErrorReason::NO_INFILL, message)
 }
 
-/// The tokens of a text, none of which is one of `infill`.
+/// The tokens of a text, none of which is one of `infill`. Other control tokens in the text are found or not as in any raw
+/// prompt.
 fn plain(
     vocabulary: &dyn Vocabulary,
     infill: InfillTokens,
@@ -102,7 +113,12 @@ fn plain(
         .into_iter()
         .flat_map(|part| vocabulary.tokenize(part, false))
         .collect();
-    if has_any(&tokens) {
+    let bytes = tokens.iter().flat_map(|token| vocabulary.bytes(*token));
+    let bytes: Vec<u8> = bytes.copied().collect();
+    // SentencePiece puts a space before each text that it gets, so also within a text that is cut.
+    let spaced = bytes.strip_prefix(b" ").unwrap_or(&bytes);
+    let is_text = bytes == text.as_bytes() || spaced == text.as_bytes();
+    if has_any(&tokens) || !is_text {
         let message = "the prompt or its suffix has a text that this model takes for one of its tokens for fill in the \
                        middle: leave that text out";
         return Err(EngineError::invalid(ErrorReason::BAD_TOKENS, message));

@@ -101,7 +101,7 @@ impl LlamaVocabulary {
             kinds,
             bos: bos.filter(|_| adds_bos),
             end_of_turn: end_of_turn(&model, header, &special.end),
-            infill: InfillTokens::of(model.infill()),
+            infill: infill(&model, bos.filter(|_| adds_bos)),
             template,
             special,
             model,
@@ -200,6 +200,20 @@ impl api::Vocabulary for LlamaVocabulary {
         let template = self.template.as_ref().ok_or_else(no_template)?;
         Ok(template::tokens(&template.render(chat)?, self))
     }
+}
+
+/// Returns the tokens for fill in the middle, if they can be used.
+fn infill(model: &llama::LlamaModel, bos: Option<Token>) -> Option<InfillTokens> {
+    let found = model.infill();
+    let is_taken = |token| bos == Some(token) || model.kind(token).end;
+    let usable = InfillTokens::of(found).and_then(|infill| infill.unless_any(is_taken));
+    if usable.is_none() && found.iter().all(Option::is_some) {
+        tracing::warn!(
+            tokens = ?found,
+            "the model's tokens for fill in the middle are not used: two of them are the same, or one is a BOS or EOG token"
+        );
+    }
+    usable
 }
 
 /// Returns the token that ends a turn. If the file does not name it, llama.cpp takes any token with one of several names, of

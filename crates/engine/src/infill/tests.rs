@@ -118,7 +118,7 @@ fn all_three_tokens_are_needed() {
         suffix_first: false,
     };
     assert_eq!(found, Some(expected));
-    // Of two names of one token, the first in llama.cpp's list.
+    // Of two such names, the first in our list. llama.cpp takes the one that comes first in a hash map.
     let two = of(&["<PRE>", "<fim_prefix>", "<SUF>", "<MID>"]);
     assert_eq!(two.map(|infill| infill.prefix), Some(1));
     assert_eq!(of(&["<PRE>", "<SUF>"]), None);
@@ -126,9 +126,26 @@ fn all_three_tokens_are_needed() {
     assert_eq!(of(&[]), None);
 }
 
+#[test]
+fn tokens_that_mean_two_things_are_none() {
+    let of = |tokens: [Token; 3]| InfillTokens::of(tokens.map(Some));
+    for same in [[1, 1, 2], [1, 2, 1], [2, 1, 1], [1, 1, 1]] {
+        assert_eq!(of(same), None, "{same:?}");
+    }
+    let infill = of([1, 2, 3]).unwrap();
+    for taken in [1, 2, 3] {
+        assert_eq!(infill.unless_any(|token| token == taken), None, "{taken}");
+    }
+    assert_eq!(infill.unless_any(|token| token == 4), Some(infill));
+}
+
 /// A file of bytes whose tokens for fill in the middle are added tokens, as in those of Qwen's models. `special` ones are
 /// not found in plain text, others are.
 fn with_added(special: bool) -> FileTokenizer {
+    file(special, SpecialTokens::default())
+}
+
+fn file(special: bool, reported: SpecialTokens) -> FileTokenizer {
     let ours = scripted(ScriptedTokenizer::Bytes, true).file().unwrap();
     let mut file: Value = serde_json::from_slice(&ours).unwrap();
     for token in file["added_tokens"].as_array_mut().unwrap() {
@@ -140,7 +157,32 @@ fn with_added(special: bool) -> FileTokenizer {
         tokenizer: file.to_string().into(),
         ..TokenizerFiles::default()
     };
-    FileTokenizer::new(&files, SpecialTokens::default()).unwrap()
+    FileTokenizer::new(&files, reported).unwrap()
+}
+
+#[test]
+fn the_tokens_that_a_server_reports_are_those_of_its_model() {
+    let infill = InfillTokens {
+        prefix: 1,
+        suffix: 2,
+        middle: 3,
+        suffix_first: true,
+    };
+    let of = |infill: InfillTokens| {
+        let reported = SpecialTokens {
+            infill: Some(infill),
+            ends: vec![9],
+            ..SpecialTokens::default()
+        };
+        file(true, reported).infill()
+    };
+    assert_eq!(of(infill), Some(infill));
+    // Those that cannot be used do not count.
+    for middle in [1, 9, BOS, 900_000] {
+        let named = of(InfillTokens { middle, ..infill });
+        assert_eq!(named, with_added(true).infill(), "{middle}");
+        assert!(named.is_some());
+    }
 }
 
 #[test]

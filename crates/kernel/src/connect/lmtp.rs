@@ -150,7 +150,7 @@ fn refuse_text(call: &Call) -> Result<()> {
     if call.want.ports.has(&Port::MAIN) && !call.want.inner {
         return Err(unimplemented("text"));
     }
-    for (name, what) in [("messages", "chat"), ("tools", "chat"), ("suffix", "text")] {
+    for (name, what) in [("messages", "chat"), ("tools", "chat")] {
         if call.inputs.get(name).is_some() {
             return Err(unimplemented(what));
         }

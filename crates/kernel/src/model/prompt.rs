@@ -2,9 +2,12 @@
 //!
 //! The whole prompt is read before anything is submitted (D-9).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::BytesMut;
 use futures::StreamExt;
 use sapwood_engine::api::{ChatMessage, ChatRequest, Prompt, Vocabulary};
+use sapwood_engine::infill::no_infill;
 use sapwood_proto::clip::shown;
 use sapwood_proto::error_reason::ErrorReason;
 use serde_json::Value;
@@ -41,18 +44,38 @@ enum LeafContent {
     EndOfTurn,
 }
 
+/// The bytes that the inputs of a prompt may still have, together.
+pub(super) struct PromptRoom(AtomicUsize);
+
+impl PromptRoom {
+    pub(super) const fn new() -> Self {
+        Self(AtomicUsize::new(limits::PROMPT_BYTES))
+    }
+
+    fn charge(&self, bytes: usize) -> Result<()> {
+        let left = |room: usize| room.checked_sub(bytes);
+        let charged = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        charged.map(drop).map_err(|_| Error::Limit {
+            name: "prompt_bytes",
+            max: limits::PROMPT_BYTES as u64,
+        })
+    }
+}
+
 /// Reads the leaves of the input of this name.
-pub(super) async fn read(input: &'static str, mut chunks: Chunks) -> Result<PromptInputs> {
+pub(super) async fn read(
+    input: &'static str,
+    mut chunks: Chunks,
+    room: &PromptRoom,
+) -> Result<PromptInputs> {
     let mut items = Vec::new();
     let mut leaf: Option<OpenLeaf> = None;
-    let mut room = limits::PROMPT_BYTES;
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk?;
         // Bounded while it is read: a flattened tree can be far larger than what was sent (EV-306).
-        room = room.checked_sub(chunk.data.len()).ok_or(Error::Limit {
-            name: "prompt_bytes",
-            max: limits::PROMPT_BYTES as u64,
-        })?;
+        room.charge(chunk.data.len())?;
         match &mut leaf {
             // Leaves and not chunks are the items: a character or a token id may be cut between chunks (KE-111).
             Some(leaf) if leaf.part == chunk.part => leaf.extend(&chunk),
@@ -119,6 +142,12 @@ impl OpenLeaf {
                     );
                 }
             }
+        // A suffix is optional: JSON's `null` is none, as in other inputs.
+        } else if input == "suffix"
+            && self.mime.matches(&Mime::JSON)
+            && self.data.trim_ascii() == b"null"
+        {
+            return Ok(None);
         } else if is_text(&self.mime) {
             match String::from_utf8(self.data.into()) {
                 Ok(text) => LeafContent::Text(text),
@@ -312,10 +341,7 @@ impl PromptInputs {
     }
 
     /// The prompt that is to be filled in between these items and `suffix`.
-    pub(super) fn infill(self, suffix: String, vocabulary: &dyn Vocabulary) -> Result<Prompt> {
-        if !vocabulary.has_text() {
-            return Err(unknown_tokenizer());
-        }
+    pub(super) fn infill(self, suffix: String) -> Result<Prompt> {
         let prefix = self.text(|| no_tokens("prompt"))?;
         Ok(Prompt::Infill { prefix, suffix })
     }
@@ -343,6 +369,17 @@ impl PromptInputs {
             return Ok(Prompt::Text(text.collect()));
         }
         raw_tokens(items, vocabulary).map(Prompt::Tokens)
+    }
+}
+
+/// Refuses a suffix for a vocabulary that has no tokens for it.
+pub(super) fn check_infill(vocabulary: &dyn Vocabulary) -> Result<()> {
+    if !vocabulary.has_text() {
+        return Err(unknown_tokenizer());
+    }
+    match vocabulary.infill() {
+        Some(_) => Ok(()),
+        None => Err(no_infill().into()),
     }
 }
 

@@ -414,7 +414,11 @@ fn end_of_turn() -> Node {
 
 /// The prompt that the leaves of a tree become.
 fn chat(parts: Vec<Node>) -> Result<(Vec<(String, String)>, bool)> {
-    let prompting = block_on(prompt::read("prompt", Node::tree(parts).read()))?;
+    let prompting = block_on(prompt::read(
+        "prompt",
+        Node::tree(parts).read(),
+        &PromptRoom::new(),
+    ))?;
     let Prompt::Chat(chat) = prompting.chat(Value::Null, Value::Null)? else {
         panic!("a conversation");
     };
@@ -763,6 +767,68 @@ fn a_suffix_makes_the_prompt_the_text_before_a_place_to_fill_in() {
     assert_eq!(
         (error.code().name(), error.reason()),
         ("invalid-request", "NO_INFILL")
+    );
+}
+
+#[test]
+fn ke_137_a_prompt_and_its_suffix_are_read_together() {
+    let kernel = kernel(json!({"infill": true}));
+    for prompt_first in [true, false] {
+        let (prompt, prompt_node) = Node::channel(1);
+        let (suffix, suffix_node) = Node::channel(1);
+        let (mut first, mut second) = if prompt_first {
+            (prompt, suffix)
+        } else {
+            (suffix, prompt)
+        };
+        let feed = async {
+            for writer in [&mut first, &mut second] {
+                for _ in 0..3 {
+                    writer.send(Chunk::text("x")).await.unwrap();
+                }
+            }
+            second.finish();
+            first.finish();
+        };
+        let args = args! { prompt: prompt_node, suffix: suffix_node };
+        let run = kernel.run::<String>("m", args).finish();
+        let (finished, ()) = block_on(futures::future::join(run, feed));
+        assert_eq!(finished.unwrap().0, "xxxxxx");
+    }
+}
+
+#[test]
+fn a_suffix_that_is_null_is_none_and_one_that_nothing_can_use_is_refused() {
+    let filler = kernel(json!({"infill": true}));
+    let raw = || json!({"prompt_mode": "raw"});
+    let args = args! { prompt: "ab", suffix: Value::Null, config: raw() };
+    let (text, _) = whole(filler.run::<String>("m", args)).unwrap();
+    assert_eq!(text, "ab");
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    let printed = json!({"template_args": {"a": 1}});
+    for args in [
+        args! { prompt: "a", suffix: "b", tools: tool.clone() },
+        args! { prompt: "a", suffix: "b", config: printed },
+    ] {
+        let error = whole(filler.run::<String>("m", args)).unwrap_err();
+        assert_eq!(error.reason(), "BAD_CONFIG", "{error:?}");
+    }
+    let none = args! { prompt: "a", suffix: "b", tools: json!([]) };
+    assert!(whole(filler.run::<String>("m", none)).is_ok());
+    // Refused while the prompt is still being written.
+    let plain = kernel(json!({}));
+    let (_writer, prompt) = Node::channel(1);
+    let args = args! { prompt: prompt, suffix: "b" };
+    let error = whole(plain.run::<String>("m", args)).unwrap_err();
+    assert_eq!(error.reason(), "NO_INFILL");
+    // Each of them fits, and both together do not.
+    let half = limits::PROMPT_BYTES / 2 + 1;
+    let long = || Chunk::text("x".repeat(half));
+    let args = args! { prompt: long(), suffix: long() };
+    let error = whole(filler.run::<String>("m", args)).unwrap_err();
+    assert!(
+        matches!(&error, Error::Limit { name, .. } if *name == "prompt_bytes"),
+        "{error:?}"
     );
 }
 

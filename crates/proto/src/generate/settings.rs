@@ -102,7 +102,8 @@ impl Settings {
         limits: &RequestLimits,
     ) -> Result<Self, InvalidRequest> {
         let mut settings = Self::default();
-        let fields = fields(signature, mapped, &mut settings, limits)?;
+        let mut fields = fields(signature, mapped, &mut settings, limits)?;
+        settings.suffix = suffix(fields.remove("suffix"))?;
         // In the order of the names, so that only this decides which one wins.
         for name in FIELDS {
             // `null` means absent in `sampling_parameters`; a parameter is never null (TR-307).
@@ -187,13 +188,6 @@ impl Settings {
                 let clamped = priority.clamp(i32::MIN.into(), i32::MAX.into());
                 self.params.priority = i32::try_from(clamped).ok();
             }
-            // Clients send an empty string for a field that they do not use (TR-401).
-            "suffix" => match value.as_str() {
-                Some(suffix) => {
-                    self.suffix = Some(suffix.to_owned()).filter(|suffix| !suffix.is_empty());
-                }
-                None => return Err(field.wrong("a text")),
-            },
             // Read together, once all fields are known.
             "controller" | "controller_arg" => {}
             name if PATTERNS.contains(&name) => {}
@@ -269,22 +263,37 @@ fn fields(
             _ => {}
         }
     }
-    match json {
-        // vLLM's backend ignores the parameters as soon as the object is there (TR-403).
-        Some(tensor) => fields.extend(sampling_json(tensor, limits)?),
-        None => fields.extend(
-            mapped
-                .parameters
-                .iter()
-                .map(|(name, value)| (name.clone(), value.to_json())),
-        ),
+    // vLLM's backend ignores the parameters as soon as the object is there (TR-403). The suffix is none of sampling, and
+    // without it the text is another one.
+    let counts = |name: &str| json.is_none() || name == "suffix";
+    let parameters = mapped.parameters.iter().filter(|(name, _)| counts(name));
+    let parameters = parameters.map(|(name, value)| (name.clone(), value.to_json()));
+    fields.extend(parameters.filter(hides));
+    if let Some(tensor) = json {
+        fields.extend(sampling_json(tensor, limits)?.into_iter().filter(hides));
     }
-    fields.extend(
-        declared
-            .into_iter()
-            .map(|(field, value)| (field.clone(), value)),
-    );
+    let declared = declared.into_iter();
+    let declared = declared.map(|(field, value)| (field.clone(), value));
+    fields.extend(declared.filter(hides));
     Ok(fields)
+}
+
+/// Whether a field replaces one of its name from a place that counts less. An empty suffix is none (TR-401).
+fn hides((name, value): &(String, Value)) -> bool {
+    name != "suffix" || !(value.is_null() || value.as_str() == Some(""))
+}
+
+/// The suffix, unless it is empty. Moved out of the fields, because it may be as long as a prompt.
+fn suffix(value: Option<Value>) -> Result<Option<String>, InvalidRequest> {
+    match value {
+        None => Ok(None),
+        Some(Value::String(suffix)) => Ok(Some(suffix)),
+        Some(value) => Err(Field {
+            name: "suffix",
+            value: &value,
+        }
+        .wrong("a text")),
+    }
 }
 
 /// A single element is a scalar, unless the field is a list.

@@ -77,6 +77,22 @@ pub struct TextEnds {
     pub eos: Vec<Token>,
     /// Whether `bos` is added by default.
     pub add_bos: bool,
+    /// Its tokens for fill in the middle, if it has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub infill: Option<InfillMarks>,
+}
+
+/// The tokens of a prompt for fill in the middle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct InfillMarks {
+    /// Stands before the text before the place to fill in.
+    pub prefix: Token,
+    /// Stands before the text behind it.
+    pub suffix: Token,
+    /// Ends the prompt.
+    pub middle: Token,
+    /// Whether the suffix comes first.
+    pub suffix_first: bool,
 }
 
 /// Lookup of models by the names that clients may use (LM-321).

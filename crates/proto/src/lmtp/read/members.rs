@@ -128,6 +128,10 @@ pub(in super::super) fn known_params(
     names.filter_map(|name| Some((*name, ParamSpec::of_lmtp(name)?)))
 }
 
+fn is_empty_text(value: RawValue<'_>) -> bool {
+    value.as_str() == "\"\""
+}
+
 impl<'a> PayloadMembers<'a> {
     /// Reads the members of an object; `None` for any other value.
     pub(in super::super) fn of(payload: RawValue<'a>, features: Features) -> Option<Self> {
@@ -156,7 +160,9 @@ impl<'a> PayloadMembers<'a> {
                 // Unknown here, but a request for it must not pass as an ignored member: its output would be
                 // unconstrained, or go on as if nothing came behind it.
                 let mut unagreed = UNAGREED.into_iter().filter(|_| !value.is_null());
-                let unagreed = unagreed.find(|(known, _)| name == *known);
+                let unagreed = unagreed
+                    .find(|(known, _)| name == *known)
+                    .filter(|(known, _)| *known != "suffix" || !is_empty_text(value));
                 members.unagreed = members.unagreed.or(unagreed);
                 // Only the first name is retained: a message can have a million unknown members.
                 let (_, count) = members.unknown.get_or_insert((name, 0));
@@ -182,6 +188,12 @@ impl<'a> PayloadMembers<'a> {
                 .map(|(_, value)| *value),
         };
         value.filter(|value| !value.is_null())
+    }
+
+    /// The suffix, unless it is empty: clients of other protocols send an empty text for none.
+    pub(in super::super) fn suffix(&self) -> Option<RawValue<'a>> {
+        self.value("suffix")
+            .filter(|suffix| !is_empty_text(*suffix))
     }
 
     /// The generation parameters that are present and not null, in the order of their names above.

@@ -107,7 +107,7 @@ impl RequestReader<'_, '_> {
         // and receives any other error then (LM-302).
         let prefix = self.buffers.part(members, "prefix", subject, now)?;
         let given = members.one_of(&["prompt", "prompt_text", "messages"])?;
-        if members.value("suffix").is_some() && (prefix.is_some() || given != Some("prompt_text")) {
+        if members.suffix().is_some() && (prefix.is_some() || given != Some("prompt_text")) {
             let message = "'suffix' goes with 'prompt_text' alone: leave out 'suffix', or 'prompt', 'messages' and 'prefix'";
             return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }

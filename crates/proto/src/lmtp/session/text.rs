@@ -8,7 +8,6 @@ use bytestring::ByteString;
 
 use super::extended::TextMode;
 use crate::bounded_json::{self, JsonBounds, JsonUnread};
-use crate::lmtp::json::RawValue;
 use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::write::member;
 use crate::lmtp::{ConnectionLimits, LmtpError, LmtpModelInfo, LmtpReason, TextCodec};
@@ -56,14 +55,15 @@ impl RequestSubject {
         begins: bool,
     ) -> Result<Vec<Token>, LmtpError> {
         let name = "prompt_text";
-        let suffix = match members.value("suffix") {
-            Some(_) => self.short_text(members, "suffix")?,
-            None => Cow::Borrowed(""),
-        };
-        if suffix.is_empty() {
+        let Some(behind) = members.suffix() else {
             return self.text(members, name, begins);
-        }
+        };
+        let suffix = self.short_text(members, "suffix")?;
         let prefix = self.short_text(members, name)?;
+        // Both are one prompt.
+        let before = members.value(name).map_or(0, |value| value.as_str().len());
+        let bytes = before.saturating_add(behind.as_str().len());
+        self.is_short("'prompt_text' with 'suffix'", bytes)?;
         let bos = self.bos(members, begins)?;
         self.vocabulary()?.infill(bos, &prefix, &suffix)
     }
@@ -83,7 +83,7 @@ impl RequestSubject {
         let wrong = || LmtpError::new(LmtpReason::InvalidType, format!("'{name}' must be a text"));
         let text = value.string().ok_or_else(wrong)?;
         // Before the tokenizer runs, whose time grows with the text (D-47).
-        self.is_short(name, value)?;
+        self.is_short(&format!("'{name}'"), value.as_str().len())?;
         self.vocabulary()?;
         Ok(text)
     }
@@ -106,7 +106,7 @@ impl RequestSubject {
             LmtpError::new(LmtpReason::InvalidType, message)
         };
         let value = members.value("messages").ok_or_else(wrong)?;
-        self.is_short("messages", value)?;
+        self.is_short("'messages'", value.as_str().len())?;
         // The message was only scanned, which bounds bytes and depth. A tree of values costs many times its text
         // (D-47).
         let bounds = JsonBounds {
@@ -122,12 +122,12 @@ impl RequestSubject {
         self.vocabulary()?.chat(&messages, generation)
     }
 
-    fn is_short(&self, name: &str, value: RawValue<'_>) -> Result<(), LmtpError> {
+    fn is_short(&self, what: &str, bytes: usize) -> Result<(), LmtpError> {
         let max = self.limits.max_text_bytes;
-        if value.as_str().len() <= max {
+        if bytes <= max {
             return Ok(());
         }
-        let message = format!("'{name}' must have at most {max} bytes");
+        let message = format!("{what} must have at most {max} bytes");
         Err(LmtpError::new(LmtpReason::InvalidValue, message))
     }
 
@@ -157,6 +157,12 @@ impl RequestSubject {
 
     /// Handles TOKENIZE, without the engine. Returns the members of the answer.
     pub(super) fn tokenize(&self, members: &PayloadMembers<'_>) -> Result<BytesMut, LmtpError> {
+        // Ignored, it would give the tokens of another prompt.
+        if members.suffix().is_some() {
+            let message =
+                "'suffix' goes with the 'prompt_text' of GENERATE and SCORE: leave it out";
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
+        }
         let tokens = match members.one_of(&["text", "messages"])? {
             Some("messages") => self.messages(members)?,
             // Also if neither is present: the error then names `text`.

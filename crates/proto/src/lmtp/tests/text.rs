@@ -77,6 +77,7 @@ fn lm_911_a_suffix_makes_a_prompt_to_fill_in() {
         // Clients of Ollama and of OpenAI send an empty one for none.
         (r#""prompt_text":"a","suffix":"""#, vec![256, 97]),
         (r#""prompt_text":"a","suffix":null"#, vec![256, 97]),
+        (r#""prompt":[7],"suffix":"""#, vec![7]),
     ] {
         let mut server = Server::agreed(r#"["text","infill"]"#);
         server.open(&format!(
@@ -134,6 +135,15 @@ fn lm_911_a_suffix_without_a_text_before_it_or_its_feature_is_refused() {
     let mut server = Server::new();
     let answer = server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"suffix":"b"}"#);
     assert!(answer.contains("needs the feature 'infill'"), "{answer}");
+    // An empty one asks for nothing, so it is ignored as any unknown member (LM-207).
+    server.open(r#"GENERATE {"stream_id":4,"model":"tiny","prompt":[1],"suffix":""}"#);
+    let mut server = Server::agreed(r#"["text","infill"]"#);
+    for (suffix, refused) in [("b", true), ("", false)] {
+        let answer = server.ask(&format!(
+            r#"TOKENIZE {{"stream_id":3,"model":"tiny","text":"a","suffix":"{suffix}"}}"#
+        ));
+        assert_eq!(answer.contains("invalid_value"), refused, "{answer}");
+    }
     let mut server = Server::agreed(r#"["text","buffers","infill"]"#);
     let buffer = r#"BUFFER {"stream_id":2,"model":"tiny","buffer":"b","append":[9]}"#;
     assert!(server.ask(buffer).contains("\"id\":\"b\""));
@@ -265,6 +275,14 @@ fn lm_1201_a_text_has_a_limit() {
         let text = "a".repeat(bytes);
         let message = format!(r#"TOKENIZE {{"stream_id":1,"model":"tiny","text":"{text}"}}"#);
         assert_eq!(server.ask(&message).contains("invalid_value"), refused);
+        if bytes < 9 {
+            // A prompt and its suffix are one text.
+            let message = format!(
+                r#"GENERATE {{"stream_id":2,"model":"tiny","prompt_text":"{text}","suffix":"a"}}"#
+            );
+            let answer = server.ask(&message);
+            assert!(answer.contains("with 'suffix' must have"), "{answer}");
+        }
     }
 }
 
