@@ -802,7 +802,7 @@ fn a_suffix_that_is_null_is_none_and_one_that_nothing_can_use_is_refused() {
     let filler = kernel(json!({"infill": true}));
     let raw = || json!({"prompt_mode": "raw"});
     let args = args! { prompt: "ab", suffix: Value::Null, config: raw() };
-    let (text, _) = whole(filler.run::<String>("m", args)).unwrap();
+    let text = whole(filler.run::<String>("m", args)).unwrap();
     assert_eq!(text, "ab");
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     let printed = json!({"template_args": {"a": 1}});
