@@ -11,6 +11,7 @@ mod evergreen;
 mod faces;
 mod gate;
 mod generate;
+mod infill;
 mod lmtp;
 mod one_core;
 mod samplers;

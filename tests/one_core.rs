@@ -271,6 +271,7 @@ async fn lm_712_every_face_gives_the_tokens_of_the_model_through_an_upstream() {
     let ends = SpecialTokens {
         bos: Some(vocabulary.bos()),
         ends: vec![257],
+        infill: None,
     };
     let tokenizer = Arc::new(FileTokenizer::new(&files, ends).unwrap());
     let terms = LmtpModelTerms {

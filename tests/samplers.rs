@@ -58,6 +58,7 @@ async fn servers() -> (Running, Running) {
     let special = SpecialTokens {
         bos: Some(Some(256)),
         ends: vec![257],
+        infill: None,
     };
     let terms = LmtpModelTerms {
         vocabulary: Some(Arc::new(FileTokenizer::new(&files, special).unwrap())),

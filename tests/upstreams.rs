@@ -57,9 +57,13 @@ impl Upstream {
 
 /// A server with the model `parrot`, and the engine behind it.
 async fn there() -> (Running, Engine) {
+    there_with(scripted::Config::default()).await
+}
+
+async fn there_with(config: scripted::Config) -> (Running, Engine) {
     let engine = spawned(scripted::Config {
         name: "parrot".into(),
-        ..scripted::Config::default()
+        ..config
     });
     let kernel = with_model(engine.clone());
     let server = Running::start(kernel, Default::default(), Vec::new()).await;
@@ -387,4 +391,27 @@ async fn lm_804_a_server_without_any_upstream_is_unavailable_and_not_ready() {
     assert_eq!(front.ask(Face::Evergreen).await, Err("unavailable".into()));
     assert_eq!(front.ask(Face::Kernel).await, Err("unavailable".into()));
     assert_eq!(front.ask(Face::Lmtp).await, Err("upstream_error".into()));
+}
+
+/// The prefix and the suffix are put together at the upstream, or here if it takes tokens alone and the tokenizer is known.
+#[tokio::test]
+async fn a_suffix_reaches_the_model_of_an_upstream() {
+    let config = scripted::Config {
+        infill: true,
+        ..scripted::Config::default()
+    };
+    let (there, engine) = there_with(config).await;
+    for kind in UPSTREAMS {
+        let front = Front::of(&there, &engine, kind).await;
+        let args = args! { prompt: "ab", suffix: "cd" };
+        let run: Run<String> = front.kernel.run("parrot", args);
+        let answered = run.finish().await;
+        let answered = answered.map(|(text, meta)| (text, meta.usage.prompt_tokens));
+        // BOS and the three tokens around the texts.
+        let expected = match kind.has_text() {
+            true => Ok(("abcd".to_owned(), 8)),
+            false => Err("unimplemented".to_owned()),
+        };
+        assert_eq!(answered.map_err(|error| code(&error)), expected, "{kind:?}");
+    }
 }

@@ -70,7 +70,10 @@ impl Grpc {
         Ok(answer.into_inner())
     }
 
-    async fn infer(&mut self, message: ModelInferRequest) -> Result<ModelInferResponse, Status> {
+    pub(crate) async fn infer(
+        &mut self,
+        message: ModelInferRequest,
+    ) -> Result<ModelInferResponse, Status> {
         self.ask("ModelInfer", message).await
     }
 

@@ -24,6 +24,7 @@ use sapwood_proto::params::{GenerationParams, SamplerStep};
 use sapwood_proto::steer::{Steer, SteerFailure, StepReport, Token};
 use smallvec::SmallVec;
 
+use crate::infill::InfillTokens;
 use crate::recommended::RecommendedSampling;
 use crate::request_phase::Follower;
 use crate::samplers;
@@ -36,6 +37,13 @@ pub enum Prompt {
     Tokens(Vec<Token>),
     /// Raw text: no template; special tokens are not parsed; a BOS token is added if the model wants one (D-24).
     Text(String),
+    /// Two raw texts, between which the model fills in (FIM): [`crate::infill`].
+    Infill {
+        /// The text before the place to fill in; may be empty.
+        prefix: String,
+        /// The text behind it; may be empty.
+        suffix: String,
+    },
     /// A conversation for the model's chat template.
     Chat(ChatRequest),
 }
@@ -48,6 +56,7 @@ impl Prompt {
         match self {
             Self::Tokens(_) => 0,
             Self::Text(text) => text.len(),
+            Self::Infill { prefix, suffix } => prefix.len().saturating_add(suffix.len()),
             Self::Chat(chat) => chat.bytes(),
         }
     }
@@ -59,6 +68,7 @@ impl Prompt {
         match self {
             Self::Tokens(_) => 0,
             Self::Text(text) => text.len(),
+            Self::Infill { prefix, suffix } => prefix.len().saturating_add(suffix.len()),
             Self::Chat(chat) => chat
                 .messages
                 .iter()
@@ -565,6 +575,11 @@ pub trait Vocabulary: Send + Sync + 'static {
 
     /// The BOS token to put before raw text, if the model wants one.
     fn bos(&self) -> Option<Token>;
+
+    /// The tokens for fill in the middle, if the model has them.
+    fn infill(&self) -> Option<InfillTokens> {
+        None
+    }
 
     /// The token that ends a turn, if there is one (EV-607).
     fn end_of_turn(&self) -> Option<Token>;

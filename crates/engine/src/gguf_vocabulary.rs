@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::api::Vocabulary as _;
 use crate::byte_pairs::{self, PairTokens};
 use crate::gguf::{GgufHeader, MAGIC, TokenList};
+use crate::infill::{INFILL_TEXTS, InfillTokens};
 use crate::token_bytes::TokenBytes;
 use crate::tokenizer::{FileTokenizer, SpecialTokens, TokenizerFiles};
 use crate::tokenizer_json::{AddedToken, alphabet};
@@ -38,6 +39,7 @@ pub struct GgufVocabulary {
     ends: BTreeSet<Token>,
     eos: Option<Token>,
     bos: Option<Token>,
+    infill: Option<InfillTokens>,
     tokenizer: Option<Box<FileTokenizer>>,
 }
 
@@ -112,6 +114,9 @@ impl GgufVocabulary {
             eos: table.eos,
             ends: table.ends,
             bos,
+            infill: table
+                .infill
+                .and_then(|infill| infill.unless_any(|id| bos == Some(id))),
             tokenizer,
         })
     }
@@ -152,6 +157,12 @@ impl GgufVocabulary {
     #[must_use]
     pub const fn bos(&self) -> Option<Token> {
         self.bos
+    }
+
+    /// The tokens for fill in the middle, if it has them.
+    #[must_use]
+    pub const fn infill(&self) -> Option<InfillTokens> {
+        self.infill
     }
 
     /// The tokens of a text, in which names of control tokens are plain text. `None`: the file does not say how it is
@@ -344,6 +355,7 @@ struct TokenTable {
     types: Vec<TokenType>,
     ends: BTreeSet<Token>,
     eos: Option<Token>,
+    infill: Option<InfillTokens>,
 }
 
 impl TokenTable {
@@ -355,6 +367,7 @@ impl TokenTable {
             types,
             ends: BTreeSet::new(),
             eos: None,
+            infill: None,
         };
         let ids: HashMap<&[u8], Token> = list.texts.iter().map(Vec::as_slice).zip(0..).collect();
         let find = |text: &&str| ids.get(text.as_bytes()).copied();
@@ -362,17 +375,17 @@ impl TokenTable {
         table.eos = table
             .named(header, "eos")
             .or_else(|| table.known(u64::from(default)));
-        for role in ROLES {
-            let named = role.keys.iter().find_map(|key| table.named(header, key));
-            let found = || role.texts.iter().find_map(find);
-            let token = named.or_else(found);
-            if let (None, Some(found)) = (named, token) {
-                table.set(found, TokenType::Control);
-            }
-            if role.ends {
-                table.ends.extend(token);
-            }
+        for role in END_ROLES {
+            let token = table.role(header, role, find);
+            table.ends.extend(token);
         }
+        let infill = [0, 1, 2].map(|part| {
+            let role = Role {
+                keys: &INFILL_KEYS[part],
+                texts: INFILL_TEXTS[part],
+            };
+            table.role(header, &role, find)
+        });
         for token in ENDS.iter().filter_map(find) {
             table.set(token, TokenType::Control);
             table.ends.insert(token);
@@ -398,7 +411,25 @@ impl TokenTable {
             table.ends.remove(&token);
             table.set(token, TokenType::Normal);
         }
+        let infill = InfillTokens::of(infill);
+        table.infill = infill.and_then(|infill| infill.unless_any(|id| table.ends.contains(&id)));
         table
+    }
+
+    /// The token of a role: the one that the file names, or one that is found by its text, which makes it a control token.
+    fn role(
+        &mut self,
+        header: &GgufHeader,
+        role: &Role,
+        find: impl Fn(&&str) -> Option<Token>,
+    ) -> Option<Token> {
+        let named = role.keys.iter().find_map(|key| self.named(header, key));
+        let found = || role.texts.iter().find_map(find);
+        let token = named.or_else(found);
+        if let (None, Some(found)) = (named, token) {
+            self.set(found, TokenType::Control);
+        }
+        token
     }
 
     fn set(&mut self, token: Token, to: TokenType) {
@@ -456,26 +487,22 @@ struct Role {
     keys: &'static [&'static str],
     /// The texts by which llama.cpp finds a token that is not named.
     texts: &'static [&'static str],
-    /// The token ends a text.
-    ends: bool,
 }
 
-const ROLES: &[Role] = &[
+/// The roles of tokens that end a text.
+const END_ROLES: &[Role] = &[
     Role {
         keys: &["eot"],
         // They are all in `ENDS`.
         texts: &[],
-        ends: true,
     },
     Role {
         keys: &["eom"],
         texts: &["<|eom_id|>"],
-        ends: true,
     },
     Role {
         keys: &["fim_pad"],
         texts: &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
-        ends: true,
     },
     Role {
         keys: &["fim_rep"],
@@ -486,55 +513,18 @@ const ROLES: &[Role] = &[
             "<REPO>",
             "<reponame>",
         ],
-        ends: true,
     },
     Role {
         keys: &["fim_sep"],
         texts: &["<|file_sep|>"],
-        ends: true,
     },
-    Role {
-        keys: &["fim_pre", "prefix"],
-        texts: &[
-            "<|fim_prefix|>",
-            "<fim-prefix>",
-            "<fim_prefix>",
-            "<\u{ff5c}fim\u{2581}begin\u{ff5c}>",
-            "<PRE>",
-            "\u{2581}<PRE>",
-            "<|code_prefix|>",
-            "<|prefix|>",
-        ],
-        ends: false,
-    },
-    Role {
-        keys: &["fim_suf", "suffix"],
-        texts: &[
-            "<|fim_suffix|>",
-            "<fim-suffix>",
-            "<fim_suffix>",
-            "<\u{ff5c}fim\u{2581}hole\u{ff5c}>",
-            "<SUF>",
-            "\u{2581}<SUF>",
-            "<|code_suffix|>",
-            "<|suffix|>",
-        ],
-        ends: false,
-    },
-    Role {
-        keys: &["fim_mid", "middle"],
-        texts: &[
-            "<|fim_middle|>",
-            "<fim-middle>",
-            "<fim_middle>",
-            "<\u{ff5c}fim\u{2581}end\u{ff5c}>",
-            "<MID>",
-            "\u{2581}<MID>",
-            "<|code_middle|>",
-            "<|middle|>",
-        ],
-        ends: false,
-    },
+];
+
+/// Where the file may name the tokens of a prefix, a suffix and the middle, the older key first, as llama.cpp has it.
+const INFILL_KEYS: [[&str; 2]; 3] = [
+    ["prefix", "fim_pre"],
+    ["suffix", "fim_suf"],
+    ["middle", "fim_mid"],
 ];
 
 /// Texts of tokens that end a text, whatever the file says. All texts by which llama.cpp finds an EOT token are among them.

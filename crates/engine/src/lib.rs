@@ -36,6 +36,7 @@ mod gguf;
 #[cfg(feature = "tokenizer")]
 pub mod gguf_vocabulary;
 mod inbox;
+pub mod infill;
 pub mod llama_options;
 pub mod model;
 mod outbox;

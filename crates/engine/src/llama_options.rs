@@ -67,6 +67,8 @@ pub struct LlamaOptions {
     pub yarn_beta_slow: Option<f64>,
     /// `KEY=TYPE:VALUE`: metadata that replaces the file's, of the same type and once each; types: int, float, bool, str.
     pub override_kv: Option<Vec<String>>,
+    /// Prompts for fill in the middle have the suffix first (SPM), for models that were trained so. Default: false.
+    pub spm_infill: Option<bool>,
 }
 
 impl LlamaOptions {
@@ -102,7 +104,8 @@ impl LlamaOptions {
             yarn_attn_factor,
             yarn_beta_fast,
             yarn_beta_slow,
-            override_kv
+            override_kv,
+            spm_infill
         );
         // Two names of one setting: either of these options replaces both defaults.
         if self.rope_scale.is_some() || self.rope_freq_scale.is_some() {

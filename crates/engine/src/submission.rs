@@ -20,6 +20,7 @@ use crate::api::{
     Sampling, StopCause, Vocabulary,
 };
 use crate::bad_words::{BadWords, TokenIndex};
+use crate::infill::infill_prompt;
 use crate::request_phase::Follower;
 use crate::sampling::TokenHistory;
 use crate::scheduler::SchedulerTurn;
@@ -272,7 +273,7 @@ impl RequestTerms {
 ///
 /// # Errors
 /// `BAD_CONFIG` names the field that is out of range; `BAD_TOKENS`, `EMPTY_PROMPT` and `PROMPT_TOO_LONG` (with both
-/// numbers) are about the prompt; a chat template returns its own errors.
+/// numbers) are about the prompt; `NO_INFILL` is that of a model without the tokens for it; a chat template returns its own errors.
 pub(crate) fn prepare(
     mut request: GenerationRequest,
     info: &ModelInfo,
@@ -504,6 +505,9 @@ fn tokenise(
             // Raw text: the names of control tokens in it are plain text (D-24).
             tokens.extend(vocabulary.tokenize(text, false));
             tokens
+        }
+        Prompt::Infill { prefix, suffix } => {
+            infill_prompt(vocabulary, vocabulary.bos(), prefix, suffix)?
         }
         Prompt::Chat(chat) => vocabulary.chat(chat)?,
     };

@@ -15,6 +15,7 @@ use tokenizers::Tokenizer as Machine;
 
 use self::pieces::TokenPieces;
 use crate::api::{ChatRequest, EngineError, Vocabulary};
+use crate::infill::InfillTokens;
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, no_template};
 
@@ -101,6 +102,8 @@ pub struct SpecialTokens {
     pub bos: Option<Option<Token>>,
     /// EOG tokens, in addition to those of the files.
     pub ends: Vec<Token>,
+    /// The tokens for fill in the middle and their order; if `None`, those with well-known texts.
+    pub infill: Option<InfillTokens>,
 }
 
 /// Why no vocabulary could be built. The messages name what is wrong with a file, for the operator.
@@ -137,6 +140,7 @@ pub struct FileTokenizer {
     /// The one that `tokenizer_config.json` names.
     eos: Option<Token>,
     ends: Vec<Token>,
+    infill: Option<InfillTokens>,
     template: Option<Template>,
 }
 
@@ -182,6 +186,9 @@ impl FileTokenizer {
         ends.retain(|id| (*id as usize) < pieces.len());
         ends.sort_unstable();
         ends.dedup();
+        let infill = infill(&plain, reported.infill, |token| {
+            bos == Some(token) || ends.contains(&token)
+        });
         let template = files.template().map(|source| {
             let special = SpecialTexts {
                 bos: files.named("bos_token").unwrap_or_default().to_owned(),
@@ -196,6 +203,7 @@ impl FileTokenizer {
         plain.set_encode_special_tokens(true);
         Ok(Self {
             file: files.tokenizer.clone(),
+            infill,
             plain,
             special: OnceLock::new(),
             token_bytes_max: (0..pieces.len())
@@ -230,6 +238,21 @@ fn bos(machine: &Machine, files: &TokenizerFiles, pieces: &TokenPieces) -> Optio
             pieces.is_control(first).then_some(first)
         }
     }
+}
+
+/// Returns the reported tokens for fill in the middle if they are usable with this tokenizer, or those with well-known texts.
+fn infill(
+    machine: &Machine,
+    reported: Option<InfillTokens>,
+    is_taken: impl Fn(Token) -> bool,
+) -> Option<InfillTokens> {
+    // The server may have another vocabulary than these files.
+    let is_unusable = |token| is_taken(token) || machine.id_to_token(token).is_none();
+    let usable = |infill: InfillTokens| infill.unless_any(is_unusable);
+    let named = || InfillTokens::named(|text| machine.token_to_id(text));
+    reported
+        .and_then(usable)
+        .or_else(|| named().and_then(usable))
 }
 
 /// Tokenises a text. If the tokenizer fails on it because of its pattern, tokenises its halves.
@@ -298,6 +321,10 @@ impl Vocabulary for FileTokenizer {
 
     fn bos(&self) -> Option<Token> {
         self.bos
+    }
+
+    fn infill(&self) -> Option<InfillTokens> {
+        self.infill
     }
 
     fn end_of_turn(&self) -> Option<Token> {

@@ -22,6 +22,7 @@ mod tests;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::future::try_join;
 use futures::{Stream, StreamExt, TryStreamExt};
 use sapwood_engine::api::{self, GenerationRequest, ModelInfo, Prompt};
 use sapwood_engine::{Engine, RequestHandle};
@@ -36,6 +37,7 @@ pub use self::config::{GenerateConfig, PromptMode, VariablesSharing};
 pub use self::embedding::embedding_model;
 pub(crate) use self::output_parser::{DeclaredTools, OutputFormat, OutputSettings};
 pub use self::output_parser::{OutputParsers, ReasoningParser, ToolParser};
+use self::prompt::PromptRoom;
 pub(crate) use self::steer_choice::SteerChoice;
 use crate::Result;
 use crate::call::{Call, Instant};
@@ -122,6 +124,8 @@ pub(crate) fn inputs() -> Vec<InputSpec> {
     vec![
         // One of `prompt` and `messages` is required; a schema of single inputs cannot express that.
         InputSpec::new("prompt").alias("text").optional(),
+        // Makes the prompt the text before a place to fill in.
+        InputSpec::new("suffix").optional(),
         json("messages"),
         json("config"),
         json("tools"),
@@ -240,6 +244,7 @@ pub(crate) fn size(prompt: &Prompt, params: &GenerationParams) -> Option<TaskSiz
         Prompt::Tokens(_) if biases.is_empty() => return None,
         Prompt::Tokens(_) => (0, true),
         Prompt::Text(_) => (1, true),
+        Prompt::Infill { .. } => (2, true),
         // Templates print tools and arguments in any way, so their output may be large.
         Prompt::Chat(chat) => (
             chat.messages.len(),
@@ -498,15 +503,33 @@ async fn read_prompt(
     turn: u64,
 ) -> Result<Prompt> {
     let mode = prompt_mode(config, &facts.info)?;
-    let turns = match PromptInput::of(call)? {
-        PromptInput::Prompt => prompt::read(call.read("prompt")?).await?,
-        PromptInput::Messages => {
-            let data = whole(call, "messages").await?.unwrap_or_default();
-            let bytes = data.len();
-            let read = move || prompt::messages(parse("messages", &data)?.unwrap_or(Value::Null));
-            prompt::PromptInputs::Messages(offload(turn, bytes, read).await?)
+    let input = PromptInput::of(call)?;
+    let room = PromptRoom::new();
+    let read = async {
+        match input {
+            PromptInput::Prompt => prompt::read("prompt", call.read("prompt")?, &room).await,
+            PromptInput::Messages => {
+                let data = whole(call, "messages").await?.unwrap_or_default();
+                let bytes = data.len();
+                let read =
+                    move || prompt::messages(parse("messages", &data)?.unwrap_or(Value::Null));
+                let messages = offload(turn, bytes, read).await?;
+                Ok(prompt::PromptInputs::Messages(messages))
+            }
         }
     };
+    let suffix = SuffixReader {
+        call,
+        config,
+        tools: &tools,
+        room: &room,
+    };
+    // Together: both may come from one bounded source, and reading them in turn would deadlock (KE-137).
+    let suffix = suffix.read(|| prompt::check_infill(&*facts.vocabulary));
+    let (suffix, turns) = try_join(suffix, read).await?;
+    if let Some(suffix) = suffix {
+        return turns.infill(suffix);
+    }
     match mode {
         PromptMode::Raw => {
             let (bytes, vocabulary) = (turns.raw_bytes(), facts.vocabulary.clone());
@@ -517,6 +540,49 @@ async fn read_prompt(
             // The template itself runs when the request is submitted, on the pool if the conversation is large.
             turns.chat(tools, template_args)
         }
+    }
+}
+
+/// Reads the text behind the place to fill in.
+struct SuffixReader<'a> {
+    call: &'a Call,
+    config: &'a GenerateConfig,
+    tools: &'a Value,
+    /// Shared with the prompt.
+    room: &'a PromptRoom,
+}
+
+impl SuffixReader<'_> {
+    /// `None` if the input is absent or empty: the model continues the prompt then. `check` refuses any other.
+    async fn read(self, check: impl FnOnce() -> Result<()>) -> Result<Option<String>> {
+        let (call, config) = (self.call, self.config);
+        if call.inputs.get("suffix").is_none() {
+            return Ok(None);
+        }
+        let read = prompt::read("suffix", call.read("suffix")?, self.room).await?;
+        let suffix = read.text(|| prompt::no_tokens("suffix"))?;
+        if suffix.is_empty() {
+            return Ok(None);
+        }
+        // A template has no place to fill in, and what only a template prints would be lost.
+        let tools = self.tools.as_array();
+        let why = if call.inputs.get("messages").is_some() {
+            "goes with the input prompt, not with messages"
+        } else if config.prompt_mode == PromptMode::Chat {
+            "has no place in a conversation: leave it out, or prompt_mode \"chat\""
+        } else if tools.is_some_and(|tools| !tools.is_empty()) {
+            "goes without a chat template, which tools need: leave one of them out"
+        } else if config
+            .template_args
+            .as_ref()
+            .is_some_and(|args| !args.is_null())
+        {
+            "goes without a chat template: leave it out, or template_args"
+        } else {
+            check()?;
+            return Ok(Some(suffix));
+        };
+        Err(Error::argument("suffix", why).because(ErrorReason::BAD_CONFIG))
     }
 }
 

@@ -80,6 +80,8 @@ reasons! {
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG", InvalidRequest;
     /// The model has no chat template.
     NO_TEMPLATE = "NO_TEMPLATE", FailedPrecondition, Unimplemented;
+    /// The model has no tokens for fill in the middle.
+    NO_INFILL = "NO_INFILL", InvalidRequest;
     /// The chat template failed on these messages.
     CHAT_TEMPLATE_ERROR = "chat_template_error", InvalidRequest;
     /// No rule of a scripted model matches.

@@ -33,7 +33,9 @@ pub use features::{Feature, Features};
 pub use limits::ConnectionLimits;
 pub use lines::{LineSplitter, WireLine};
 pub use message::{BranchEvent, GenerateRequest, Score, StreamFinish, StreamId, TokenItem};
-pub use model::{LmtpModelInfo, Load, ModelLookup, TextCodec, TextEnds, TokenizerInfo};
+pub use model::{
+    InfillMarks, LmtpModelInfo, Load, ModelLookup, TextCodec, TextEnds, TokenizerInfo,
+};
 pub use port::{
     Config, LmtpClose, LmtpOutput, LmtpStats, MessageFraming, StreamDemand, StreamKey, StreamPiece,
     StreamStart, StreamUpdate, Unreadable,

@@ -324,7 +324,9 @@ fn serve(
     let context = llama::LlamaContext::new(Arc::clone(&model), size, &options.llama);
     let context = context.map_err(LoadError::Llama)?;
     let choices = lora::infos(options);
-    let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
+    let vocabulary = LlamaVocabulary::new(Arc::clone(&model), header)?;
+    let suffix_first = options.llama.spm_infill.unwrap_or(false);
+    let vocabulary = Arc::new(vocabulary.with_suffix_first(suffix_first));
     let saved_slots = memory::SavedSlotsLimit::take(options.memory_bytes, facts.weight_bytes);
     // Whether the model is served is decided when it is registered; this line tells how it was loaded, and why so.
     tracing::info!(

@@ -25,6 +25,8 @@ pub struct RandomModelShape {
     pub kind: &'static str,
     /// The type of its control tokens, by GGUF's number.
     pub control_type: i32,
+    /// Further tokens of this type, after the results of merges.
+    pub controls: Vec<&'static str>,
     /// A byte without a token.
     pub lacking: Option<u8>,
     /// The pre-tokenizer, by llama.cpp's name.
@@ -61,6 +63,7 @@ impl RandomModelShape {
             vocabulary: 288,
             kind: "gpt2",
             control_type: 3,
+            controls: Vec::new(),
             lacking: None,
             pre: "gpt-2".to_owned(),
             merges: vec![["t".to_owned(), "h".to_owned()]],
@@ -97,6 +100,24 @@ impl RandomModelShape {
     pub fn tiny_hybrid() -> Self {
         Self {
             architecture: "lfm2",
+            ..Self::tiny()
+        }
+    }
+
+    /// As small, with a vocabulary of this kind that has tokens for fill in the middle and [`FIM_PAD`], from [`FIM_PREFIX`] on.
+    /// One of the kind `llama` has tokens for printable ASCII alone.
+    #[must_use]
+    pub fn tiny_infill(kind: &'static str) -> Self {
+        Self {
+            kind,
+            // SentencePiece has this in place of a space. It has no merges, and byte-level vocabularies no use for it.
+            merges: vec![["\u{2581}".to_owned(), String::new()]],
+            controls: vec![
+                "<|fim_prefix|>",
+                "<|fim_suffix|>",
+                "<|fim_middle|>",
+                "<|fim_pad|>",
+            ],
             ..Self::tiny()
         }
     }
@@ -159,6 +180,10 @@ impl RandomModelShape {
 
 /// The first control token; `<|im_end|>` (EOG) and `<|begin|>` follow it.
 pub const IM_START: u32 = 256;
+/// The token before a prefix of [`RandomModelShape::tiny_infill`]; those before a suffix and at the end follow it.
+pub const FIM_PREFIX: u32 = 260;
+/// The padding of [`RandomModelShape::tiny_infill`], which is an EOG token.
+pub const FIM_PAD: u32 = 263;
 
 const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + \
                         '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' \
@@ -457,10 +482,12 @@ fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     }
     tokens.extend(["<|im_start|>", "<|im_end|>", "<|begin|>"].map(str::to_owned));
     tokens.extend(shape.merges.iter().map(|pair| pair.concat()));
+    let controls = tokens.len() as u32..(tokens.len() + shape.controls.len()) as u32;
+    tokens.extend(shape.controls.iter().map(|text| (*text).to_owned()));
     tokens.extend((tokens.len() as u32..shape.vocabulary).map(|token| format!("filler{token}")));
     let control = IM_START..IM_START + 3;
     let kinds = (0..shape.token_types).map(|token| {
-        if control.contains(&token) {
+        if control.contains(&token) || controls.contains(&token) {
             shape.control_type
         } else {
             1

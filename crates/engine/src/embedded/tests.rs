@@ -6,6 +6,7 @@ mod demo;
 mod embedding;
 #[cfg(feature = "tokenizer")]
 mod headers;
+mod infill;
 mod options;
 mod outline;
 mod reuse;

@@ -10,6 +10,7 @@ use super::marks::MarkFinder;
 use super::{llama, tokenizer_json};
 use crate::api::{self, ChatRequest, EngineError};
 use crate::gguf::GgufHeader;
+use crate::infill::InfillTokens;
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
 use crate::token_bytes::TokenBytes;
@@ -30,6 +31,7 @@ pub(super) struct LlamaVocabulary {
     kinds: Vec<llama::TokenAttributes>,
     bos: Option<Token>,
     end_of_turn: Option<Token>,
+    infill: Option<InfillTokens>,
     template: Option<Template>,
     special: SpecialTexts,
     /// Added tokens, which are found in every text.
@@ -99,10 +101,19 @@ impl LlamaVocabulary {
             kinds,
             bos: bos.filter(|_| adds_bos),
             end_of_turn: end_of_turn(&model, header, &special.end),
+            infill: infill(&model, bos.filter(|_| adds_bos)),
             template,
             special,
             model,
         })
+    }
+
+    /// The same with this order of prompts for fill in the middle.
+    pub(super) fn with_suffix_first(mut self, suffix_first: bool) -> Self {
+        if let Some(infill) = &mut self.infill {
+            infill.suffix_first = suffix_first;
+        }
+        self
     }
 
     /// Returns the texts of its control tokens.
@@ -173,6 +184,10 @@ impl api::Vocabulary for LlamaVocabulary {
         self.bos
     }
 
+    fn infill(&self) -> Option<InfillTokens> {
+        self.infill
+    }
+
     fn end_of_turn(&self) -> Option<Token> {
         self.end_of_turn
     }
@@ -185,6 +200,20 @@ impl api::Vocabulary for LlamaVocabulary {
         let template = self.template.as_ref().ok_or_else(no_template)?;
         Ok(template::tokens(&template.render(chat)?, self))
     }
+}
+
+/// Returns the tokens for fill in the middle, if they can be used.
+fn infill(model: &llama::LlamaModel, bos: Option<Token>) -> Option<InfillTokens> {
+    let found = model.infill();
+    let is_taken = |token| bos == Some(token) || model.kind(token).end;
+    let usable = InfillTokens::of(found).and_then(|infill| infill.unless_any(is_taken));
+    if usable.is_none() && found.iter().all(Option::is_some) {
+        tracing::warn!(
+            tokens = ?found,
+            "the model's tokens for fill in the middle are not used: two of them are the same, or one is a BOS or EOG token"
+        );
+    }
+    usable
 }
 
 /// Returns the token that ends a turn. If the file does not name it, llama.cpp takes any token with one of several names, of

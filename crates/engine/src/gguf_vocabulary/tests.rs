@@ -105,6 +105,42 @@ fn ai_102_tokens_of_a_marked_vocabulary_have_their_bytes() {
 }
 
 #[test]
+fn ai_102_tokens_for_fill_in_the_middle_are_named_or_found() {
+    let tokens = [
+        ("<fim_middle>", 1),
+        ("<fim_prefix>", 1),
+        ("<fim_suffix>", 1),
+        ("x", 1),
+        ("<fim_pad>", 1),
+    ];
+    let infill = |numbers: &[(&str, u32)]| {
+        let read = vocabulary("gpt2", &tokens, numbers).infill().unwrap();
+        assert!(!read.suffix_first);
+        [read.prefix, read.suffix, read.middle]
+    };
+    assert_eq!(infill(&[]), [1, 2, 0]);
+    assert_eq!(infill(&[("fim_pre_token_id", 3)]), [3, 2, 0]);
+    assert_eq!(infill(&[("suffix_token_id", 3)]), [1, 3, 0]);
+    assert_eq!(
+        infill(&[("middle_token_id", 3), ("fim_mid_token_id", 4)]),
+        [1, 2, 3]
+    );
+    // Beyond the vocabulary.
+    assert_eq!(infill(&[("middle_token_id", 9)]), [1, 2, 0]);
+    let read = vocabulary("gpt2", &tokens, &[]);
+    assert!(
+        read.is_end(4) && !read.is_end(0),
+        "padding ends a text, and the middle does not"
+    );
+    // Found by its text, it is no text of an output.
+    assert_eq!(
+        (read.bytes(0), read.name(0)),
+        (&b""[..], Some("<fim_middle>"))
+    );
+    assert_eq!(vocabulary("gpt2", &tokens[1..], &[]).infill(), None);
+}
+
+#[test]
 fn ends_that_are_no_ends_beside_others() {
     let tokens = [
         ("<|return|>", 3),

@@ -37,6 +37,8 @@ pub struct Config {
     pub gap: f32,
     /// It has a chat template.
     pub chat: bool,
+    /// It has tokens for fill in the middle.
+    pub infill: bool,
     /// A sequence can be truncated, as with a transformer and unlike a recurrent model.
     pub truncates: bool,
     /// Tokens of a sliding window: a slot that has gone on has lost those before it. 0: every token attends to all.
@@ -83,6 +85,7 @@ impl Default for Config {
             vocab: 32_000,
             gap: 40.0,
             chat: true,
+            infill: false,
             truncates: true,
             window_tokens: 0,
             context_tokens: 4096,

@@ -1,4 +1,4 @@
-//! The vocabulary of scripted models: bytes, two special tokens, and optionally words.
+//! The vocabulary of scripted models: bytes, special tokens, and optionally words.
 //!
 //! A conversation is `BEGIN role "\n" content END` for each message and an open `BEGIN "assistant\n"` after the last.
 //! Contents are tokenised as plain bytes and words, so they cannot open or close a message.
@@ -11,6 +11,7 @@ use sapwood_proto::steer::Token;
 
 use super::config::{Config, Script, ScriptedTokenizer};
 use crate::api::{ChatRequest, EngineError, Vocabulary};
+use crate::infill::InfillTokens;
 use crate::template::no_template;
 use crate::token_bytes::TokenBytes;
 use crate::tokenizer_json::{AddedToken, ByteLevel, shown};
@@ -19,8 +20,10 @@ use crate::tokenizer_json::{AddedToken, ByteLevel, shown};
 pub(super) const BEGIN: Token = 256;
 /// Ends a turn and a generation (EOG).
 pub(super) const END: Token = 257;
-/// The first word.
-const WORDS: Token = 258;
+/// The first of the three tokens for fill in the middle, or of the words if there are none.
+const AFTER_END: Token = 258;
+/// The names of the tokens for fill in the middle: of the prefix, the suffix and the middle.
+const INFILL: [&str; 3] = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"];
 /// The smallest vocabulary with words: the common ones fit.
 const WITH_WORDS_MIN: u32 = 1024;
 
@@ -45,9 +48,11 @@ const SYLLABLES: [&str; 16] = [
 /// Tokens of a scripted model.
 #[derive(Debug)]
 pub struct ScriptedVocabulary {
-    /// The first 256 tokens are the bytes themselves; the two special tokens have none; then come the words.
+    /// The first 256 tokens are the bytes themselves; the special tokens have none; then come the words.
     bytes: TokenBytes,
     tokens: HashMap<Box<[u8]>, Token>,
+    /// The first word.
+    words: Token,
     chat: bool,
 }
 
@@ -57,21 +62,21 @@ impl ScriptedVocabulary {
             Some(tokenizer) => *tokenizer == ScriptedTokenizer::Words,
             None => matches!(config.script, Script::Words | Script::Tokens),
         };
+        let first_word = AFTER_END + if config.infill { 3 } else { 0 };
         let count = if words {
             // Bounded, because the configuration may ask for any number and each word is made and stored.
             config.vocab.clamp(WITH_WORDS_MIN, 1 << 20)
         } else {
-            WORDS
+            first_word
         };
         let mut vocabulary = Self {
             bytes: TokenBytes::default(),
             tokens: HashMap::new(),
+            words: first_word,
             chat: config.chat,
         };
         (0..=u8::MAX).for_each(|byte| vocabulary.bytes.push(&[byte]));
-        [BEGIN, END]
-            .iter()
-            .for_each(|_special| vocabulary.bytes.push(&[]));
+        (BEGIN..first_word).for_each(|_special| vocabulary.bytes.push(&[]));
         let common = COMMON.split_ascii_whitespace();
         let common = common.flat_map(|word| [format!(" {word}"), word.to_owned()]);
         let made_up = (0..).map(made_up_word);
@@ -106,9 +111,9 @@ impl ScriptedVocabulary {
     /// Returns a pseudo-random word, or a letter if there are only bytes.
     pub(super) fn word(&self, key: u64) -> Token {
         let pick = |count: u32| u32::try_from(key % u64::from(count)).unwrap_or(0);
-        match self.len() - WORDS {
+        match self.len() - self.words {
             0 => u32::from(b'a') + pick(26),
-            count => WORDS + pick(count),
+            count => self.words + pick(count),
         }
     }
 
@@ -184,9 +189,9 @@ impl Vocabulary for ScriptedVocabulary {
         let vocabulary = ByteLevel {
             lacking: Vec::new(),
             tokens,
-            added: [BEGIN, END].map(control).to_vec(),
+            added: (BEGIN..self.words).map(control).collect(),
             // A word is one piece and matched whole; the parts between words are bytes, because there are no merges.
-            patterns: Vec::from_iter((self.len() > WORDS).then_some(" ?[A-Za-z0-9]+")),
+            patterns: Vec::from_iter((self.len() > self.words).then_some(" ?[A-Za-z0-9]+")),
             merges: Vec::new(),
             whole_pieces: true,
             bos: self.bos(),
@@ -196,7 +201,7 @@ impl Vocabulary for ScriptedVocabulary {
 
     fn tokenize(&self, text: &str, _special: bool) -> Vec<Token> {
         let bytes = text.as_bytes();
-        if self.len() == WORDS {
+        if self.len() == self.words {
             return bytes.iter().map(|&byte| Token::from(byte)).collect();
         }
         let mut tokens = Vec::new();
@@ -219,13 +224,17 @@ impl Vocabulary for ScriptedVocabulary {
     }
 
     fn is_special(&self, token: Token) -> bool {
-        token == BEGIN || token == END
+        (BEGIN..self.words).contains(&token)
     }
 
     fn name(&self, token: Token) -> Option<String> {
         match token {
             BEGIN => Some("<s>".to_owned()),
             END => Some("</s>".to_owned()),
+            token if self.is_special(token) => {
+                let name = INFILL.get((token - AFTER_END) as usize);
+                name.map(|name| (*name).to_owned())
+            }
             _ => None,
         }
     }
@@ -236,6 +245,14 @@ impl Vocabulary for ScriptedVocabulary {
 
     fn bos(&self) -> Option<Token> {
         Some(BEGIN)
+    }
+
+    fn infill(&self) -> Option<InfillTokens> {
+        InfillTokens::named(|text| {
+            let at = INFILL.iter().position(|name| *name == text)?;
+            let token = AFTER_END + Token::try_from(at).ok()?;
+            self.is_special(token).then_some(token)
+        })
     }
 
     fn end_of_turn(&self) -> Option<Token> {

@@ -205,6 +205,43 @@ fn lm_313_prompt_and_scored_are_refused_iff_they_are_longer_than_the_context() {
     assert_eq!(outside.0, "BAD_TOKENS");
 }
 
+fn infill(prefix: &str, suffix: &str) -> Prompt {
+    Prompt::Infill {
+        prefix: prefix.to_owned(),
+        suffix: suffix.to_owned(),
+    }
+}
+
+#[test]
+fn a_prompt_to_fill_in_has_its_tokens_and_their_limits() {
+    let refused = refused(|r| r.prompt = infill("a", "b")).unwrap();
+    assert_eq!(refused.0, "NO_INFILL");
+    let model = Scripted::new(Config {
+        context_tokens: 32,
+        infill: true,
+        ..Config::default()
+    })
+    .unwrap();
+    let prepared = |prefix: &str, suffix: &str| {
+        let token_index = || unreachable!("the request has no bad words");
+        let (info, vocabulary) = (model.info(), model.vocabulary());
+        let request = GenerationRequest::new(infill(prefix, suffix));
+        let prepared = prepare(request, &info, &*vocabulary, 8, token_index, || 7);
+        prepared.map(|submission| (submission.prompt, submission.prompt_tail))
+    };
+    let (tokens, tail) = prepared("a", "b</s>").unwrap();
+    let suffix = b"b</s>".map(Token::from);
+    let expected = [&[256, 258, 97, 259][..], &suffix, &[260]].concat();
+    assert_eq!((tokens, tail.as_str()), (expected, ""));
+    // Four tokens around the texts, and one must fit behind them.
+    let (first, second) = ("x".repeat(13), "y".repeat(14));
+    assert_eq!(prepared(&first, &second).unwrap().0.len(), 31);
+    for suffix in ["y".repeat(15), "y".repeat(2000)] {
+        let error = prepared(&first, &suffix).unwrap_err();
+        assert_eq!(error.reason, ErrorReason::PROMPT_TOO_LONG);
+    }
+}
+
 #[test]
 fn token_prompts_are_checked_and_an_empty_one_becomes_bos() {
     assert_eq!(

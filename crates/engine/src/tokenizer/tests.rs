@@ -130,6 +130,7 @@ fn lm_712_the_configuration_files_give_bos_and_eog_tokens() {
     let received = SpecialTokens {
         bos: Some(None),
         ends: vec![7],
+        infill: None,
     };
     let received = FileTokenizer::new(&beside(config(), Value::Null), received).unwrap();
     assert_eq!(received.bos(), None);

@@ -150,9 +150,10 @@ fn refuse_text(call: &Call) -> Result<()> {
     if call.want.ports.has(&Port::MAIN) && !call.want.inner {
         return Err(unimplemented("text"));
     }
-    let mut chat = ["messages", "tools"].into_iter();
-    if chat.any(|name| call.inputs.get(name).is_some()) {
-        return Err(unimplemented("chat"));
+    for (name, what) in [("messages", "chat"), ("tools", "chat")] {
+        if call.inputs.get(name).is_some() {
+            return Err(unimplemented(what));
+        }
     }
     Ok(())
 }

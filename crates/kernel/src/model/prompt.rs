@@ -2,9 +2,12 @@
 //!
 //! The whole prompt is read before anything is submitted (D-9).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::BytesMut;
 use futures::StreamExt;
 use sapwood_engine::api::{ChatMessage, ChatRequest, Prompt, Vocabulary};
+use sapwood_engine::infill::no_infill;
 use sapwood_proto::clip::shown;
 use sapwood_proto::error_reason::ErrorReason;
 use serde_json::Value;
@@ -41,32 +44,50 @@ enum LeafContent {
     EndOfTurn,
 }
 
-/// Reads the leaves of an input.
-pub(super) async fn read(mut chunks: Chunks) -> Result<PromptInputs> {
+/// The bytes that the inputs of a prompt may still have, together.
+pub(super) struct PromptRoom(AtomicUsize);
+
+impl PromptRoom {
+    pub(super) const fn new() -> Self {
+        Self(AtomicUsize::new(limits::PROMPT_BYTES))
+    }
+
+    fn charge(&self, bytes: usize) -> Result<()> {
+        let left = |room: usize| room.checked_sub(bytes);
+        let charged = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        charged.map(drop).map_err(|_| Error::Limit {
+            name: "prompt_bytes",
+            max: limits::PROMPT_BYTES as u64,
+        })
+    }
+}
+
+/// Reads the leaves of the input of this name.
+pub(super) async fn read(
+    input: &'static str,
+    mut chunks: Chunks,
+    room: &PromptRoom,
+) -> Result<PromptInputs> {
     let mut items = Vec::new();
     let mut leaf: Option<OpenLeaf> = None;
-    let mut room = limits::PROMPT_BYTES;
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk?;
         // Bounded while it is read: a flattened tree can be far larger than what was sent (EV-306).
-        room = room.checked_sub(chunk.data.len()).ok_or(Error::Limit {
-            name: "prompt_bytes",
-            max: limits::PROMPT_BYTES as u64,
-        })?;
+        room.charge(chunk.data.len())?;
         match &mut leaf {
             // Leaves and not chunks are the items: a character or a token id may be cut between chunks (KE-111).
             Some(leaf) if leaf.part == chunk.part => leaf.extend(&chunk),
             _ => {
-                items.extend(
-                    leaf.replace(OpenLeaf::new(chunk))
-                        .map(OpenLeaf::item)
-                        .transpose()?
-                        .flatten(),
-                );
+                let before = leaf.replace(OpenLeaf::new(chunk));
+                let before = before.map(|leaf| leaf.item(input)).transpose()?;
+                items.extend(before.flatten());
             }
         }
     }
-    items.extend(leaf.map(OpenLeaf::item).transpose()?.flatten());
+    let last = leaf.map(|leaf| leaf.item(input)).transpose()?;
+    items.extend(last.flatten());
     Ok(PromptInputs::Items(items))
 }
 
@@ -104,8 +125,8 @@ impl OpenLeaf {
     }
 
     /// `None` for a leaf without content.
-    fn item(self) -> Result<Option<PromptLeaf>> {
-        let wrong = |why: String, reason| Err(Error::argument("prompt", why).because(reason));
+    fn item(self, input: &'static str) -> Result<Option<PromptLeaf>> {
+        let wrong = |why: String, reason| Err(Error::argument(input, why).because(reason));
         let position = self
             .node
             .map_or_else(String::new, |node| format!(" (node {node:?})"));
@@ -121,6 +142,12 @@ impl OpenLeaf {
                     );
                 }
             }
+        // A suffix is optional: JSON's `null` is none, as in other inputs.
+        } else if input == "suffix"
+            && self.mime.matches(&Mime::JSON)
+            && self.data.trim_ascii() == b"null"
+        {
+            return Ok(None);
         } else if is_text(&self.mime) {
             match String::from_utf8(self.data.into()) {
                 Ok(text) => LeafContent::Text(text),
@@ -299,9 +326,8 @@ impl PromptInputs {
         }))
     }
 
-    /// The text of all items, concatenated, for a text-only model. An end of turn adds nothing.
-    #[cfg(feature = "net")]
-    pub(super) fn text(self) -> Result<String> {
+    /// The text of all items, concatenated; an end of turn adds nothing. The error of token ids among them is `refused`.
+    pub(super) fn text(self, refused: impl Fn() -> Error) -> Result<String> {
         let Self::Items(items) = self else {
             let why = "this model takes the input prompt instead";
             return Err(Error::argument("messages", why));
@@ -309,11 +335,15 @@ impl PromptInputs {
         let text = items.into_iter().map(|item| match item.content {
             LeafContent::Text(text) => Ok(text),
             LeafContent::EndOfTurn => Ok(String::new()),
-            LeafContent::Tokens(_) => Err(Error::Unimplemented {
-                what: "a prompt of token ids for a model that takes text".into(),
-            }),
+            LeafContent::Tokens(_) => Err(refused()),
         });
         text.collect()
+    }
+
+    /// The prompt that is to be filled in between these items and `suffix`.
+    pub(super) fn infill(self, suffix: String) -> Result<Prompt> {
+        let prefix = self.text(|| no_tokens("prompt"))?;
+        Ok(Prompt::Infill { prefix, suffix })
     }
 
     /// The prompt without a template: the concatenated text of all items, or tokens if not all items are text.
@@ -325,10 +355,7 @@ impl PromptInputs {
         let states = |item: &PromptLeaf| matches!(&item.content, LeafContent::Text(text) if !text.is_empty());
         // Such a vocabulary tokenises everything to nothing, which would silently drop the text.
         if !vocabulary.has_text() && items.iter().any(states) {
-            return Err(Error::Unimplemented {
-                what: "a text prompt for a model on another server whose tokenizer is not known"
-                    .into(),
-            });
+            return Err(unknown_tokenizer());
         }
         if items
             .iter()
@@ -343,6 +370,28 @@ impl PromptInputs {
         }
         raw_tokens(items, vocabulary).map(Prompt::Tokens)
     }
+}
+
+/// Refuses a suffix for a vocabulary that has no tokens for it.
+pub(super) fn check_infill(vocabulary: &dyn Vocabulary) -> Result<()> {
+    if !vocabulary.has_text() {
+        return Err(unknown_tokenizer());
+    }
+    match vocabulary.infill() {
+        Some(_) => Ok(()),
+        None => Err(no_infill().into()),
+    }
+}
+
+fn unknown_tokenizer() -> Error {
+    let what = "a text prompt for a model on another server whose tokenizer is not known";
+    Error::Unimplemented { what: what.into() }
+}
+
+/// The error of token ids in an input that is part of a prompt for fill in the middle.
+pub(super) fn no_tokens(input: &'static str) -> Error {
+    let why = "with a suffix, both are text: with token ids, put those for fill in the middle into the prompt";
+    Error::argument(input, why).because(ErrorReason::BAD_TOKENS)
 }
 
 /// Tokenises raw items of which some are tokens or ends of turns. BOS is added only if the first item is text: a caller

@@ -1,9 +1,13 @@
 //! The prompt for a model of another server that takes text and returns text (D-5).
 
+use futures::future::try_join;
 use serde_json::Value;
 
 use super::config::{GenerateConfig, PromptMode};
-use super::{PromptInput, prompt, read_json, read_tools, typed_config, written_config};
+use super::{
+    PromptInput, PromptRoom, SuffixReader, prompt, read_json, read_tools, typed_config,
+    written_config,
+};
 use crate::Result;
 use crate::call::Call;
 use crate::error::Error;
@@ -14,6 +18,8 @@ use crate::want::RequestedPorts;
 pub(crate) struct RemoteCall {
     pub(crate) config: GenerateConfig,
     pub(crate) prompt: RemotePrompt,
+    /// The text behind the place that the model fills in after the prompt, if there is one.
+    pub(crate) suffix: Option<String>,
     /// Definitions of tools; null or empty for none.
     pub(crate) tools: Value,
 }
@@ -27,27 +33,45 @@ pub(crate) enum RemotePrompt {
 }
 
 impl RemoteCall {
-    /// Reads the inputs.
+    /// Reads the inputs. `takes_suffix` refuses a suffix.
     ///
     /// # Errors
     /// `Unimplemented` for token ids, log-probabilities, scoring, several choices; `Argument` for inputs that no model
-    /// takes.
-    pub(crate) async fn read(call: &Call) -> Result<Self> {
+    /// takes; those of `takes_suffix`.
+    pub(crate) async fn read(
+        call: &Call,
+        takes_suffix: impl FnOnce() -> Result<()>,
+    ) -> Result<Self> {
         let config = match typed_config(call).await? {
             Some(config) => config,
             None => written_config(call).await?,
         };
         refuse(call, &config)?;
         let tools = read_tools(call).await?;
-        let prompt = match PromptInput::of(call)? {
-            PromptInput::Prompt => {
-                let read = prompt::read(call.read("prompt")?).await?;
-                RemotePrompt::Text(read.text()?)
-            }
-            PromptInput::Messages => {
-                RemotePrompt::Messages(read_json(call, "messages").await?.unwrap_or(Value::Null))
-            }
+        let input = PromptInput::of(call)?;
+        let room = PromptRoom::new();
+        let read = async {
+            Ok(match input {
+                PromptInput::Prompt => {
+                    let read = prompt::read("prompt", call.read("prompt")?, &room).await?;
+                    RemotePrompt::Text(read.text(|| Error::Unimplemented {
+                        what: "a prompt of token ids for a model that takes text".into(),
+                    })?)
+                }
+                PromptInput::Messages => {
+                    let messages = read_json(call, "messages").await?;
+                    RemotePrompt::Messages(messages.unwrap_or(Value::Null))
+                }
+            })
         };
+        let suffix = SuffixReader {
+            call,
+            config: &config,
+            tools: &tools,
+            room: &room,
+        };
+        // Together: both may come from one bounded source, and reading them in turn would deadlock (KE-137).
+        let (suffix, prompt) = try_join(suffix.read(takes_suffix), read).await?;
         // The template is at the other server, and these servers apply it to `messages` only.
         if config.prompt_mode == PromptMode::Chat && matches!(prompt, RemotePrompt::Text(_)) {
             return Err(unimplemented("prompt_mode \"chat\" with input prompt"));
@@ -55,6 +79,7 @@ impl RemoteCall {
         Ok(Self {
             config,
             prompt,
+            suffix,
             tools,
         })
     }

@@ -58,7 +58,7 @@ fn ke_611_a_model_is_a_function_with_generates_ports() {
     let spec = kernel.specs().remove(0);
     let inputs: Vec<&str> = spec.inputs.iter().map(|input| &*input.name).collect();
     let outputs: Vec<&str> = spec.outputs.iter().map(|output| &*output.wire).collect();
-    assert_eq!(inputs, ["prompt", "messages", "config", "tools"]);
+    assert_eq!(inputs, ["prompt", "suffix", "messages", "config", "tools"]);
     assert_eq!(
         outputs,
         [
@@ -414,7 +414,11 @@ fn end_of_turn() -> Node {
 
 /// The prompt that the leaves of a tree become.
 fn chat(parts: Vec<Node>) -> Result<(Vec<(String, String)>, bool)> {
-    let prompting = block_on(prompt::read(Node::tree(parts).read()))?;
+    let prompting = block_on(prompt::read(
+        "prompt",
+        Node::tree(parts).read(),
+        &PromptRoom::new(),
+    ))?;
     let Prompt::Chat(chat) = prompting.chat(Value::Null, Value::Null)? else {
         panic!("a conversation");
     };
@@ -699,6 +703,132 @@ fn ev_609_errors_of_the_engine_keep_their_reason() {
     assert_eq!(
         settled.error.map(|error| error.code().name()),
         Some("overloaded")
+    );
+}
+
+/// The prompt and the suffix as a model with tokens for it gets them, in a model with a chat template.
+#[test]
+fn a_suffix_makes_the_prompt_the_text_before_a_place_to_fill_in() {
+    let kernel = kernel(json!({"infill": true}));
+    let run = |args| {
+        let (text, meta) = block_on(kernel.run::<String>("m", args).finish())?;
+        Ok::<_, Error>((text, meta.usage.prompt_tokens))
+    };
+    // BOS and three tokens around the texts, which the script repeats.
+    assert_eq!(
+        run(args! { prompt: "ab", suffix: "cd" }).unwrap(),
+        ("abcd".into(), 8)
+    );
+    let two = Node::tree([leaf("USER", "a"), leaf("", "b"), end_of_turn()]);
+    assert_eq!(
+        run(args! { prompt: two, suffix: "c" }).unwrap(),
+        ("abc".into(), 7)
+    );
+    let raw = json!({"prompt_mode": "raw"});
+    let mixed = args! { prompt: "", suffix: "<fim_middle>", config: raw };
+    assert_eq!(run(mixed).unwrap(), ("<fim_middle>".into(), 16));
+    // An empty one is none: a client may have bound it all the same.
+    let raw = json!({"prompt_mode": "raw"});
+    assert_eq!(
+        run(args! { prompt: "ab", suffix: "", config: raw })
+            .unwrap()
+            .1,
+        3
+    );
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let chat = json!({"prompt_mode": "chat"});
+    let ids = || Chunk::bytes(&[1, 0, 0, 0][..]).with_mime(Mime::TOKENS);
+    for (args, name, reason) in [
+        (
+            args! { messages: messages, suffix: "b" },
+            "suffix",
+            "BAD_CONFIG",
+        ),
+        (
+            args! { prompt: "a", suffix: "b", config: chat },
+            "suffix",
+            "BAD_CONFIG",
+        ),
+        (args! { prompt: ids(), suffix: "b" }, "prompt", "BAD_TOKENS"),
+        (args! { prompt: "a", suffix: ids() }, "suffix", "BAD_TOKENS"),
+        (args! { suffix: "b" }, "prompt", "MISSING_INPUT"),
+    ] {
+        let error = run(args).unwrap_err();
+        assert!(
+            matches!(&error, Error::Argument { name: of, .. } if **of == *name),
+            "{error:?}"
+        );
+        assert_eq!(error.reason(), reason, "{error:?}");
+    }
+    let error = run(args! { prompt: "a", suffix: Chunk::bytes(&b"x"[..]).with_mime("image/png") });
+    assert!(error.unwrap_err().to_string().contains("suffix"));
+    let without = states("Hello");
+    let error = whole(without.run::<String>("m", args! { prompt: "a", suffix: "b" })).unwrap_err();
+    assert_eq!(
+        (error.code().name(), error.reason()),
+        ("invalid-request", "NO_INFILL")
+    );
+}
+
+#[test]
+fn ke_137_a_prompt_and_its_suffix_are_read_together() {
+    let kernel = kernel(json!({"infill": true}));
+    for prompt_first in [true, false] {
+        let (prompt, prompt_node) = Node::channel(1);
+        let (suffix, suffix_node) = Node::channel(1);
+        let (mut first, mut second) = if prompt_first {
+            (prompt, suffix)
+        } else {
+            (suffix, prompt)
+        };
+        let feed = async {
+            for writer in [&mut first, &mut second] {
+                for _ in 0..3 {
+                    writer.send(Chunk::text("x")).await.unwrap();
+                }
+            }
+            second.finish();
+            first.finish();
+        };
+        let args = args! { prompt: prompt_node, suffix: suffix_node };
+        let run = kernel.run::<String>("m", args).finish();
+        let (finished, ()) = block_on(futures::future::join(run, feed));
+        assert_eq!(finished.unwrap().0, "xxxxxx");
+    }
+}
+
+#[test]
+fn a_suffix_that_is_null_is_none_and_one_that_nothing_can_use_is_refused() {
+    let filler = kernel(json!({"infill": true}));
+    let raw = || json!({"prompt_mode": "raw"});
+    let args = args! { prompt: "ab", suffix: Value::Null, config: raw() };
+    let text = whole(filler.run::<String>("m", args)).unwrap();
+    assert_eq!(text, "ab");
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    let printed = json!({"template_args": {"a": 1}});
+    for args in [
+        args! { prompt: "a", suffix: "b", tools: tool.clone() },
+        args! { prompt: "a", suffix: "b", config: printed },
+    ] {
+        let error = whole(filler.run::<String>("m", args)).unwrap_err();
+        assert_eq!(error.reason(), "BAD_CONFIG", "{error:?}");
+    }
+    let none = args! { prompt: "a", suffix: "b", tools: json!([]) };
+    assert!(whole(filler.run::<String>("m", none)).is_ok());
+    // Refused while the prompt is still being written.
+    let plain = kernel(json!({}));
+    let (_writer, prompt) = Node::channel(1);
+    let args = args! { prompt: prompt, suffix: "b" };
+    let error = whole(plain.run::<String>("m", args)).unwrap_err();
+    assert_eq!(error.reason(), "NO_INFILL");
+    // Each of them fits, and both together do not.
+    let half = limits::PROMPT_BYTES / 2 + 1;
+    let long = || Chunk::text("x".repeat(half));
+    let args = args! { prompt: long(), suffix: long() };
+    let error = whole(filler.run::<String>("m", args)).unwrap_err();
+    assert!(
+        matches!(&error, Error::Limit { name, .. } if *name == "prompt_bytes"),
+        "{error:?}"
     );
 }
 

@@ -31,10 +31,12 @@ pub struct Settings {
     pub controller: Option<ControllerChoice>,
     /// Constrains the text (TR-1305).
     pub constraint: Option<ConstraintChoice>,
+    /// The text behind the place that the model fills in after its prompt.
+    pub suffix: Option<String>,
 }
 
-/// The sampling fields. If several names set the same value, the later name wins.
-const FIELDS: [&str; 53] = joined(&[
+/// The fields of a request, most of them of sampling. If several names set the same value, the later name wins.
+const FIELDS: [&str; 54] = joined(&[
     &[
         "max_tokens",
         "max_new_tokens",
@@ -72,6 +74,7 @@ const FIELDS: [&str; 53] = joined(&[
         "logit_bias",
         "timeout",
         "priority",
+        "suffix",
         "controller",
         "controller_arg",
         "json_schema",
@@ -99,7 +102,8 @@ impl Settings {
         limits: &RequestLimits,
     ) -> Result<Self, InvalidRequest> {
         let mut settings = Self::default();
-        let fields = fields(signature, mapped, &mut settings, limits)?;
+        let mut fields = fields(signature, mapped, &mut settings, limits)?;
+        settings.suffix = suffix(fields.remove("suffix"))?;
         // In the order of the names, so that only this decides which one wins.
         for name in FIELDS {
             // `null` means absent in `sampling_parameters`; a parameter is never null (TR-307).
@@ -259,22 +263,37 @@ fn fields(
             _ => {}
         }
     }
-    match json {
-        // vLLM's backend ignores the parameters as soon as the object is there (TR-403).
-        Some(tensor) => fields.extend(sampling_json(tensor, limits)?),
-        None => fields.extend(
-            mapped
-                .parameters
-                .iter()
-                .map(|(name, value)| (name.clone(), value.to_json())),
-        ),
+    // vLLM's backend ignores the parameters as soon as the object is there (TR-403). The suffix is none of sampling, and
+    // without it the text is another one.
+    let counts = |name: &str| json.is_none() || name == "suffix";
+    let parameters = mapped.parameters.iter().filter(|(name, _)| counts(name));
+    let parameters = parameters.map(|(name, value)| (name.clone(), value.to_json()));
+    fields.extend(parameters.filter(hides));
+    if let Some(tensor) = json {
+        fields.extend(sampling_json(tensor, limits)?.into_iter().filter(hides));
     }
-    fields.extend(
-        declared
-            .into_iter()
-            .map(|(field, value)| (field.clone(), value)),
-    );
+    let declared = declared.into_iter();
+    let declared = declared.map(|(field, value)| (field.clone(), value));
+    fields.extend(declared.filter(hides));
     Ok(fields)
+}
+
+/// Whether a field replaces one of its name from a place that counts less. An empty suffix is none (TR-401).
+fn hides((name, value): &(String, Value)) -> bool {
+    name != "suffix" || !(value.is_null() || value.as_str() == Some(""))
+}
+
+/// The suffix, unless it is empty. Moved out of the fields, because it may be as long as a prompt.
+fn suffix(value: Option<Value>) -> Result<Option<String>, InvalidRequest> {
+    match value {
+        None => Ok(None),
+        Some(Value::String(suffix)) => Ok(Some(suffix)),
+        Some(value) => Err(Field {
+            name: "suffix",
+            value: &value,
+        }
+        .wrong("a text")),
+    }
 }
 
 /// A single element is a scalar, unless the field is a list.

@@ -1,5 +1,6 @@
 //! Tests of sections 1, 3 and 4: tables of bodies with the expected error text, tensors or settings.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::fuzz::every_datatype;
@@ -808,6 +809,48 @@ fn lora_and_lora_name_may_not_differ() {
         let error = asking(&format!(r#""lora_name":"a","lora":{other}"#)).unwrap_err();
         assert!(error.to_string().contains("`lora_name`"), "{error}");
     }
+}
+
+#[test]
+fn tr_402_a_suffix_is_a_text_and_an_empty_one_is_none() {
+    for (members, expected) in [
+        (r#""suffix":"b""#, Some("b")),
+        (r#""suffix":["b"]"#, Some("b")),
+        (r#""parameters":{"suffix":"b"}"#, Some("b")),
+        (r#""sampling_parameters":"{\"suffix\":\"b\"}""#, Some("b")),
+        (r#""sampling_parameters":"{\"suffix\":null}""#, None),
+        (r#""suffix":"""#, None),
+        (r#""max_tokens":1"#, None),
+        // An empty one hides no other.
+        (
+            r#""sampling_parameters":"{\"suffix\":\"b\"}","suffix":"""#,
+            Some("b"),
+        ),
+    ] {
+        let suffix = asking(members).unwrap().suffix;
+        assert_eq!(suffix.as_deref(), expected, "{members}");
+    }
+    // A parameter of an inference request is no input. Others are ignored beside the object (TR-403), but this one is none
+    // of sampling.
+    let union = Signature::union();
+    for (object, expected) in [
+        ("", "b"),
+        (r#"{\"top_k\":3}"#, "b"),
+        (r#"{\"suffix\":\"\"}"#, "b"),
+        (r#"{\"suffix\":\"c\"}"#, "c"),
+    ] {
+        let body = format!(r#"{{"text_input":"a","sampling_parameters":"{object}"}}"#);
+        let mut mapped = map(&union, &body).unwrap();
+        let parameter = RequestParameter::Text("b".into());
+        mapped.parameters = Arc::new([("suffix".to_owned(), parameter)].into());
+        let settings = Settings::of(&union, &mapped, &RequestLimits::default()).unwrap();
+        assert_eq!(settings.suffix.as_deref(), Some(expected), "{object}");
+    }
+    let error = asking(r#""suffix":7"#).unwrap_err().to_string();
+    assert!(error.contains("JSON non-string"), "{error}");
+    let nested = r#""sampling_parameters":"{\"suffix\":[\"b\"]}""#;
+    let error = asking(nested).unwrap_err().to_string();
+    assert!(error.contains("'suffix' must be a text"), "{error}");
 }
 
 #[test]

@@ -128,6 +128,8 @@ impl Signature {
             optional("num_return_sequences", Int32, field("num_return_sequences")),
             // The name of an adapter, as vLLM's backend takes it.
             optional("lora_name", Bytes, field("lora_name")),
+            // The field of OpenAI's completions, which is long for a parameter.
+            optional("suffix", Bytes, field("suffix")),
             many(optional("image", Bytes, InputRole::Image)),
         ]);
         let unsupported = |(name, datatype)| optional(name, datatype, InputRole::Unsupported);

@@ -42,6 +42,8 @@ features! {
     Controllers = "controllers";
     /// `lora` of GENERATE and SCORE.
     Lora = "lora";
+    /// `suffix` of GENERATE and SCORE.
+    Infill = "infill";
 }
 
 /// A set of features: bit *i* is the feature at index *i* of [`Feature::ALL`].

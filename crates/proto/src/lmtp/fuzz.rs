@@ -83,7 +83,7 @@ impl ModelLookup for FuzzModels {
     }
 }
 
-/// A codec with one token per byte; token 256 is BOS.
+/// A codec with one token per byte; token 256 is BOS. What is filled in has its place in `<prefix|suffix>`.
 #[derive(Debug)]
 struct ByteTokens(Vec<u8>);
 
@@ -99,6 +99,16 @@ impl TextCodec for ByteTokens {
     fn bytes(&self, token: Token) -> &[u8] {
         let at = token as usize;
         self.0.get(at..=at).unwrap_or_default()
+    }
+
+    fn infill(
+        &self,
+        bos: Option<Token>,
+        prefix: &str,
+        suffix: &str,
+    ) -> Result<Vec<Token>, LmtpError> {
+        let text = self.tokenize(&format!("<{prefix}|{suffix}>"));
+        Ok(bos.into_iter().chain(text).collect())
     }
 
     fn chat(&self, messages: &Value, generation: bool) -> Result<Vec<Token>, LmtpError> {

@@ -77,6 +77,22 @@ pub struct TextEnds {
     pub eos: Vec<Token>,
     /// Whether `bos` is added by default.
     pub add_bos: bool,
+    /// Its tokens for fill in the middle, if it has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub infill: Option<InfillMarks>,
+}
+
+/// The tokens of a prompt for fill in the middle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct InfillMarks {
+    /// Stands before the text before the place to fill in.
+    pub prefix: Token,
+    /// Stands before the text behind it.
+    pub suffix: Token,
+    /// Ends the prompt.
+    pub middle: Token,
+    /// Whether the suffix comes first.
+    pub suffix_first: bool,
 }
 
 /// Lookup of models by the names that clients may use (LM-321).
@@ -117,6 +133,18 @@ pub trait TextCodec: Send + Sync {
 
     /// The bytes of a token; empty for control tokens.
     fn bytes(&self, token: Token) -> &[u8];
+
+    /// The tokens of a prompt for fill in the middle between two texts, after `bos`; control tokens in the texts are not
+    /// recognised.
+    ///
+    /// # Errors
+    /// `unsupported_operation` for a model without tokens for it; `invalid_value` for a text that cannot be part of one.
+    fn infill(
+        &self,
+        bos: Option<Token>,
+        prefix: &str,
+        suffix: &str,
+    ) -> Result<Vec<Token>, LmtpError>;
 
     /// The tokens of a conversation in the form of OpenAI's `messages`, by the model's chat template.
     ///

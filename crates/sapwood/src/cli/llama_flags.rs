@@ -94,6 +94,9 @@ pub(super) struct LlamaFlags {
     /// Metadata that replaces the file's: KEY=TYPE:VALUE, of type int, float, bool or str; may be repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     override_kv: Vec<String>,
+    /// Put the suffix first in prompts for fill in the middle, for models that were trained so
+    #[arg(long)]
+    spm_infill: bool,
     /// Load this LoRA adapter (GGUF) with the model, with its scale if it is not 1; may be repeated
     #[arg(long, value_name = "PATH[=SCALE]", value_delimiter = ',')]
     lora: Vec<String>,
@@ -111,7 +114,7 @@ const CACHE_TYPES: [&str; 9] = [
 
 impl LlamaFlags {
     /// The key and the name of each flag, and its value if it was given.
-    fn values(&self) -> [(&'static str, &'static str, Option<Value>); 24] {
+    fn values(&self) -> [(&'static str, &'static str, Option<Value>); 25] {
         let text = |value: &Option<String>| value.clone().map(Value::from);
         let count = |value: Option<u32>| value.map(Value::from);
         let number = |value: Option<f64>| value.map(Value::from);
@@ -119,6 +122,7 @@ impl LlamaFlags {
         let split = self.tensor_split.iter().copied().map(Value::from);
         let no_mmap = self.no_mmap.then(|| Value::from(false));
         let mlock = self.mlock.then(|| Value::from(true));
+        let spm_infill = self.spm_infill.then(|| Value::from(true));
         macro_rules! rows {
             ($($field:literal $flag:literal $value:expr;)*) => {
                 [$((concat!("engine.llama.", $field), $flag, $value)),*]
@@ -149,6 +153,7 @@ impl LlamaFlags {
             "yarn_beta_fast" "--yarn-beta-fast" number(self.yarn_beta_fast);
             "yarn_beta_slow" "--yarn-beta-slow" number(self.yarn_beta_slow);
             "override_kv" "--override-kv" texts(&self.override_kv);
+            "spm_infill" "--spm-infill" spm_infill;
         }
     }
 

@@ -53,6 +53,30 @@ fn a_call_without_a_server_runs_in_the_process() {
 }
 
 #[test]
+fn a_suffix_is_an_input() {
+    let more =
+        "[[models]]\nname = \"filler\"\nbackend = \"scripted\"\nscripted = { infill = true }\n";
+    let here = with_echo("run-suffix", more);
+    let call = [
+        "run",
+        "GENERATE",
+        "--input",
+        "prompt=ab",
+        "--input",
+        "suffix=cd",
+        "--target",
+    ];
+    for (target, code, out, error) in [
+        ("filler", 0, "abcd", ""),
+        ("parrot", 1, "", "no tokens for fill in the middle"),
+    ] {
+        let ended = run(&here, &[&call[..], &[target]].concat());
+        assert_eq!((ended.code, &*ended.out), (code, out), "{ended:?}");
+        assert!(ended.err.contains(error), "{ended:?}");
+    }
+}
+
+#[test]
 fn the_target_can_be_set_by_a_flag() {
     let more = "default_model = \"cat\"\n[[models]]\nname = \"cat\"\nbackend = \"scripted\"\n\
                 scripted = { script = \"text\", text = \"miaow\" }\n";

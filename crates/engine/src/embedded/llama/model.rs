@@ -323,6 +323,20 @@ impl LlamaModel {
         self.to_token(unsafe { sys::llama_vocab_eos(self.vocabulary.as_ptr()) })
     }
 
+    /// Returns the tokens for fill in the middle: of the prefix, the suffix and the middle.
+    pub(in super::super) fn infill(&self) -> [Option<Token>; 3] {
+        let vocabulary = self.vocabulary.as_ptr();
+        // SAFETY: the vocabulary is live; all of these only read.
+        let tokens = unsafe {
+            [
+                sys::llama_vocab_fim_pre(vocabulary),
+                sys::llama_vocab_fim_suf(vocabulary),
+                sys::llama_vocab_fim_mid(vocabulary),
+            ]
+        };
+        tokens.map(|token| self.to_token(token))
+    }
+
     /// Returns the tokens around texts.
     pub(in super::super) fn special_ends(&self) -> SpecialEnds {
         let vocabulary = self.vocabulary.as_ptr();

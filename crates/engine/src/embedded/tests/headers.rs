@@ -13,6 +13,7 @@ use crate::model::Model as _;
 fn compare(read: &GgufVocabulary, model: &SharedVocabulary, what: &str) {
     assert_eq!(read.size(), model.size(), "{what}");
     assert_eq!(read.bos(), model.bos(), "{what}");
+    assert_eq!(read.infill(), model.infill(), "{what}");
     for token in 0..read.size() as Token {
         let shown = || format!("{what}: token {token}, {:?}", model.name(token));
         assert_eq!(read.bytes(token), model.bytes(token), "{}", shown());
@@ -95,6 +96,7 @@ fn ai_102_roles_and_types_of_tokens_are_those_of_llama_cpp() {
             "<|file_sep|>",
         ],
         &["<|eom_id|>", "<|eot_id|>", "[e~[", "<SUF>", "<MID>"],
+        &["\u{2581}<PRE>", "<fim-suffix>", "<|code_middle|>", "<PAD>"],
         &["\u{2581}the", "a\u{2581}", "\u{120}the"],
     ];
     for (group, kind, control_type) in groups

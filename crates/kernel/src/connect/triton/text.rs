@@ -75,7 +75,12 @@ struct TritonTextModel {
 
 impl TritonTextModel {
     async fn begin(self, call: Call) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
-        let asked = RemoteCall::read(&call).await?;
+        // Elsewhere a suffix would be lost, and the prompt continued as if nothing came behind it.
+        let takes_suffix = || {
+            let target = self.model.input("suffix").map(drop);
+            target.ok_or_else(|| unimplemented("input suffix"))
+        };
+        let asked = RemoteCall::read(&call, takes_suffix).await?;
         let mut request = self.request(asked)?;
         request.timeout = call
             .deadline
@@ -108,6 +113,9 @@ impl TritonTextModel {
         // Only servers that render a chat template declare `messages`; anywhere else they would be lost.
         let target = target.ok_or_else(|| unimplemented("input messages"))?;
         request.inputs.push((target, prompt));
+        if let (Some(suffix), Some(target)) = (&asked.suffix, self.model.input("suffix")) {
+            request.inputs.push((target, text(suffix)));
+        }
         if asked
             .tools
             .as_array()

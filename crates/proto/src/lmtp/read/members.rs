@@ -17,8 +17,8 @@ pub(in super::super) struct PayloadMembers<'a> {
     known: [Option<RawValue<'a>>; NAMES.len()],
     /// Members of version 2 whose feature was negotiated; without that they are unknown (LM-207).
     added: Vec<(&'static str, RawValue<'a>)>,
-    /// Whether a controller is requested without its feature.
-    controller: bool,
+    /// A member that changes the whole output, requested without its feature: both names.
+    unagreed: Option<(&'static str, Feature)>,
     /// The first unknown name, and the number of unknown members.
     pub(super) unknown: Option<(Cow<'a, str>, u64)>,
     /// The whole object, as sent.
@@ -63,7 +63,7 @@ const NAMES: [&str; 40] = joined(&[
 const LMQL: usize = 13;
 
 /// Members of version 2, with the feature that each belongs to.
-const ADDED: [(&str, Feature); 35] = [
+const ADDED: [(&str, Feature); 36] = [
     ("prompt_text", Feature::Text),
     ("messages", Feature::Text),
     ("add_generation_prompt", Feature::Text),
@@ -100,6 +100,13 @@ const ADDED: [(&str, Feature); 35] = [
     ("seq", Feature::Window),
     ("controller", Feature::Controllers),
     ("controller_arg", Feature::Controllers),
+    ("suffix", Feature::Infill),
+];
+
+/// Members that are refused without their feature, and not ignored (LM-207).
+const UNAGREED: [(&str, Feature); 2] = [
+    ("controller", Feature::Controllers),
+    ("suffix", Feature::Infill),
 ];
 
 /// The generation parameters that a peer with these features knows, each with its member's name, in the order of writing.
@@ -121,13 +128,17 @@ pub(in super::super) fn known_params(
     names.filter_map(|name| Some((*name, ParamSpec::of_lmtp(name)?)))
 }
 
+fn is_empty_text(value: RawValue<'_>) -> bool {
+    value.as_str() == "\"\""
+}
+
 impl<'a> PayloadMembers<'a> {
     /// Reads the members of an object; `None` for any other value.
     pub(in super::super) fn of(payload: RawValue<'a>, features: Features) -> Option<Self> {
         let mut members = Self {
             known: [None; NAMES.len()],
             added: Vec::new(),
-            controller: false,
+            unagreed: None,
             unknown: None,
             source: payload.as_str(),
         };
@@ -147,8 +158,12 @@ impl<'a> PayloadMembers<'a> {
                 members.added.push((name, value));
             } else {
                 // Unknown here, but a request for it must not pass as an ignored member: its output would be
-                // unconstrained.
-                members.controller |= name == "controller" && !value.is_null();
+                // unconstrained, or go on as if nothing came behind it.
+                let mut unagreed = UNAGREED.into_iter().filter(|_| !value.is_null());
+                let unagreed = unagreed
+                    .find(|(known, _)| name == *known)
+                    .filter(|(known, _)| *known != "suffix" || !is_empty_text(value));
+                members.unagreed = members.unagreed.or(unagreed);
                 // Only the first name is retained: a message can have a million unknown members.
                 let (_, count) = members.unknown.get_or_insert((name, 0));
                 *count += 1;
@@ -173,6 +188,12 @@ impl<'a> PayloadMembers<'a> {
                 .map(|(_, value)| *value),
         };
         value.filter(|value| !value.is_null())
+    }
+
+    /// The suffix, unless it is empty: clients of other protocols send an empty text for none.
+    pub(in super::super) fn suffix(&self) -> Option<RawValue<'a>> {
+        self.value("suffix")
+            .filter(|suffix| !is_empty_text(*suffix))
     }
 
     /// The generation parameters that are present and not null, in the order of their names above.
@@ -200,9 +221,9 @@ impl<'a> PayloadMembers<'a> {
         Ok(first.copied())
     }
 
-    /// Whether a controller is requested although that feature was not negotiated.
-    pub(in super::super) const fn names_controller(&self) -> bool {
-        self.controller
+    /// A member that must not be ignored, and whose feature was not negotiated.
+    pub(in super::super) const fn unagreed(&self) -> Option<(&'static str, Feature)> {
+        self.unagreed
     }
 
     /// The name of the first unknown member.

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 
 use super::LmtpSession;
 use super::cancel::{ids, named_streams};
-use super::request_reader::{RequestReader, StreamRequest, model, refuse_controllers, work};
+use super::request_reader::{RequestReader, StreamRequest, model, refuse_unagreed, work};
 use super::streams::AdmittedRequest;
 use super::text::RequestSubject;
 use crate::lmtp::port::{Config, StreamUpdate};
@@ -141,7 +141,7 @@ impl LmtpSession {
         now: Time,
     ) -> Result<AdmittedRequest, LmtpError> {
         let members = request.members;
-        refuse_controllers(members)?;
+        refuse_unagreed(members)?;
         // The base protocol takes the short path: no lookup of a vocabulary and no state beside the stream (LM-610).
         let (name, model, works, extended) = if request.features.is_empty() {
             let (name, model) = model(members, models, &self.config)?;

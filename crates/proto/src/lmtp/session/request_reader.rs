@@ -107,10 +107,14 @@ impl RequestReader<'_, '_> {
         // and receives any other error then (LM-302).
         let prefix = self.buffers.part(members, "prefix", subject, now)?;
         let given = members.one_of(&["prompt", "prompt_text", "messages"])?;
+        if members.suffix().is_some() && (prefix.is_some() || given != Some("prompt_text")) {
+            let message = "'suffix' goes with 'prompt_text' alone: leave out 'suffix', or 'prompt', 'messages' and 'prefix'";
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
+        }
         let continues = prefix.as_ref().is_some_and(|prefix| !prefix.is_empty());
         let (own, is_text) = match given {
             // Behind a prefix the text does not begin, so no BOS is added to it.
-            Some("prompt_text") => (subject.text(members, "prompt_text", !continues)?, true),
+            Some("prompt_text") => (subject.prompt_text(members, !continues)?, true),
             Some("messages") => (subject.messages(members)?, true),
             None if prefix.is_some() => (Vec::new(), false),
             _ => (members.tokens("prompt", &subject.model)?, false),
@@ -240,11 +244,12 @@ pub(super) fn model_name(
         })
 }
 
-/// Refuses a request for a controller without the feature. Unknown members are ignored, but without its controller the
-/// output would be unconstrained.
-pub(super) fn refuse_controllers(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
-    if members.names_controller() {
-        let message = "'controller' needs the feature 'controllers'; negotiate it first";
+/// Refuses a request for a controller or a suffix without the feature. Unknown members are ignored, but without its
+/// controller the output would be unconstrained, and without its suffix another text.
+pub(super) fn refuse_unagreed(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
+    if let Some((member, feature)) = members.unagreed() {
+        let feature = feature.name();
+        let message = format!("'{member}' needs the feature '{feature}'; negotiate it first");
         return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
     }
     Ok(())

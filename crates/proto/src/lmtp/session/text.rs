@@ -1,5 +1,6 @@
 //! Text instead of token ids: prompts, TOKENIZE, DETOKENIZE (LM-911 to LM-915).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -7,7 +8,6 @@ use bytestring::ByteString;
 
 use super::extended::TextMode;
 use crate::bounded_json::{self, JsonBounds, JsonUnread};
-use crate::lmtp::json::RawValue;
 use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::write::member;
 use crate::lmtp::{ConnectionLimits, LmtpError, LmtpModelInfo, LmtpReason, TextCodec};
@@ -41,6 +41,39 @@ impl RequestSubject {
         name: &str,
         begins: bool,
     ) -> Result<Vec<Token>, LmtpError> {
+        let text = self.short_text(members, name)?;
+        let bos = self.bos(members, begins)?;
+        let mut tokens: Vec<_> = bos.into_iter().collect();
+        tokens.extend(self.vocabulary()?.tokenize(&text));
+        Ok(tokens)
+    }
+
+    /// The tokens of `prompt_text`, or of the prompt for fill in the middle between it and a `suffix` that is not empty.
+    pub(super) fn prompt_text(
+        &self,
+        members: &PayloadMembers<'_>,
+        begins: bool,
+    ) -> Result<Vec<Token>, LmtpError> {
+        let name = "prompt_text";
+        let Some(behind) = members.suffix() else {
+            return self.text(members, name, begins);
+        };
+        let suffix = self.short_text(members, "suffix")?;
+        let prefix = self.short_text(members, name)?;
+        // Both are one prompt.
+        let before = members.value(name).map_or(0, |value| value.as_str().len());
+        let bytes = before.saturating_add(behind.as_str().len());
+        self.is_short("'prompt_text' with 'suffix'", bytes)?;
+        let bos = self.bos(members, begins)?;
+        self.vocabulary()?.infill(bos, &prefix, &suffix)
+    }
+
+    /// Reads a text, if the model has a tokenizer here.
+    fn short_text<'m>(
+        &self,
+        members: &PayloadMembers<'m>,
+        name: &str,
+    ) -> Result<Cow<'m, str>, LmtpError> {
         let value = members.value(name).ok_or_else(|| {
             LmtpError::new(
                 LmtpReason::MissingRequiredParameter,
@@ -50,18 +83,20 @@ impl RequestSubject {
         let wrong = || LmtpError::new(LmtpReason::InvalidType, format!("'{name}' must be a text"));
         let text = value.string().ok_or_else(wrong)?;
         // Before the tokenizer runs, whose time grows with the text (D-47).
-        self.is_short(name, value)?;
-        let vocabulary = self.vocabulary()?;
-        let bos = match members.flag("add_bos")? {
+        self.is_short(&format!("'{name}'"), value.as_str().len())?;
+        self.vocabulary()?;
+        Ok(text)
+    }
+
+    /// The BOS token of a text, if it gets one.
+    fn bos(&self, members: &PayloadMembers<'_>, begins: bool) -> Result<Option<Token>, LmtpError> {
+        Ok(match members.flag("add_bos")? {
             // By default the tokenizer decides; a client that asks gets the model's BOS even if the tokenizer adds
             // none.
-            None if begins => vocabulary.bos(),
+            None if begins => self.vocabulary()?.bos(),
             Some(true) => self.model.bos,
             None | Some(false) => None,
-        };
-        let mut tokens: Vec<_> = bos.into_iter().collect();
-        tokens.extend(vocabulary.tokenize(&text));
-        Ok(tokens)
+        })
     }
 
     /// The tokens of a conversation, by the model's chat template.
@@ -71,7 +106,7 @@ impl RequestSubject {
             LmtpError::new(LmtpReason::InvalidType, message)
         };
         let value = members.value("messages").ok_or_else(wrong)?;
-        self.is_short("messages", value)?;
+        self.is_short("'messages'", value.as_str().len())?;
         // The message was only scanned, which bounds bytes and depth. A tree of values costs many times its text
         // (D-47).
         let bounds = JsonBounds {
@@ -87,12 +122,12 @@ impl RequestSubject {
         self.vocabulary()?.chat(&messages, generation)
     }
 
-    fn is_short(&self, name: &str, value: RawValue<'_>) -> Result<(), LmtpError> {
+    fn is_short(&self, what: &str, bytes: usize) -> Result<(), LmtpError> {
         let max = self.limits.max_text_bytes;
-        if value.as_str().len() <= max {
+        if bytes <= max {
             return Ok(());
         }
-        let message = format!("'{name}' must have at most {max} bytes");
+        let message = format!("{what} must have at most {max} bytes");
         Err(LmtpError::new(LmtpReason::InvalidValue, message))
     }
 
@@ -122,6 +157,12 @@ impl RequestSubject {
 
     /// Handles TOKENIZE, without the engine. Returns the members of the answer.
     pub(super) fn tokenize(&self, members: &PayloadMembers<'_>) -> Result<BytesMut, LmtpError> {
+        // Ignored, it would give the tokens of another prompt.
+        if members.suffix().is_some() {
+            let message =
+                "'suffix' goes with the 'prompt_text' of GENERATE and SCORE: leave it out";
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
+        }
         let tokens = match members.one_of(&["text", "messages"])? {
             Some("messages") => self.messages(members)?,
             // Also if neither is present: the error then names `text`.

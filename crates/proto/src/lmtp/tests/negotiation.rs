@@ -28,7 +28,7 @@ fn lm_901_the_answer_lists_the_requested_and_available_features() {
 fn lm_902_all_grants_every_feature_and_a_bad_shape_changes_nothing() {
     let mut server = Server::new();
     let all = ask(&mut server, r#"{"version":3,"features":"all"}"#);
-    let features = r#""version":2,"features":["text","buffers","masks","status","cancel","usage","resume","window","samples","controllers","lora"]"#;
+    let features = r#""version":2,"features":["text","buffers","masks","status","cancel","usage","resume","window","samples","controllers","lora","infill"]"#;
     assert!(all.contains(features), "{all}");
     for bad in [
         "[]",
@@ -113,7 +113,7 @@ fn lm_905_the_subprotocol_grants_every_feature_without_an_answer() {
     assert_eq!(answer, r#"MSG [{"stream_id":3,"tokens":[256,97]}]"#);
     // MODEL_INFO reports the features in force and names the session.
     let facts = server.ask(r#"MODEL_INFO {"stream_id":4,"model":"tiny"}"#);
-    let all = r#""features":["text","buffers","masks","status","cancel","usage","resume","window","samples","controllers","lora"],"session":"s_1","#;
+    let all = r#""features":["text","buffers","masks","status","cancel","usage","resume","window","samples","controllers","lora","infill"],"session":"s_1","#;
     assert!(facts.contains(all), "{facts}");
 }
 

@@ -57,6 +57,102 @@ fn lm_911_a_prompt_comes_in_one_of_three_forms() {
     assert!(server.ask(bare).contains("unsupported_operation"));
 }
 
+/// The codec of the test has the place to fill in behind a prefix and a suffix, each with its mark: `<prefix|suffix>`.
+#[test]
+fn lm_911_a_suffix_makes_a_prompt_to_fill_in() {
+    let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    for (members, expected) in [
+        (
+            r#""prompt_text":"a","suffix":"b""#,
+            [&[256][..], &bytes("<a|b>")].concat(),
+        ),
+        (
+            r#""prompt_text":"","suffix":"\u00e9""#,
+            [&[256][..], &bytes("<|\u{e9}>")].concat(),
+        ),
+        (
+            r#""prompt_text":"a","suffix":"b","add_bos":false"#,
+            bytes("<a|b>"),
+        ),
+        // Clients of Ollama and of OpenAI send an empty one for none.
+        (r#""prompt_text":"a","suffix":"""#, vec![256, 97]),
+        (r#""prompt_text":"a","suffix":null"#, vec![256, 97]),
+        (r#""prompt":[7],"suffix":"""#, vec![7]),
+    ] {
+        let mut server = Server::agreed(r#"["text","infill"]"#);
+        server.open(&format!(
+            r#"GENERATE {{"stream_id":3,"model":"tiny",{members}}}"#
+        ));
+        server.open(&format!(
+            r#"SCORE {{"stream_id":4,"model":"tiny","scored":[5],{members}}}"#
+        ));
+        assert_eq!(prompt(&server, 0), expected, "{members}");
+        assert_eq!(
+            prompt(&server, 1),
+            [&expected[..], &[999, 5]].concat(),
+            "{members}"
+        );
+    }
+}
+
+#[test]
+fn lm_911_a_suffix_without_a_text_before_it_or_its_feature_is_refused() {
+    for (features, members, code) in [
+        (
+            r#""text","infill""#,
+            r#""prompt_text":"a","suffix":1"#,
+            "invalid_type",
+        ),
+        (
+            r#""text","infill""#,
+            r#""prompt":[1],"suffix":"b""#,
+            "invalid_value",
+        ),
+        (
+            r#""text","infill""#,
+            r#""messages":[],"suffix":"b""#,
+            "invalid_value",
+        ),
+        (r#""text","infill""#, r#""suffix":"b""#, "invalid_value"),
+        // As if it were not there would be another text.
+        (
+            r#""text""#,
+            r#""prompt_text":"a","suffix":"b""#,
+            "unsupported_operation",
+        ),
+    ] {
+        for word in ["GENERATE", "SCORE"] {
+            let mut server = Server::agreed(&format!("[{features}]"));
+            let answer = server.ask(&format!(
+                r#"{word} {{"stream_id":3,"model":"tiny","scored":[5],{members}}}"#
+            ));
+            assert!(
+                answer.starts_with("TOKEN [") && answer.contains(code),
+                "{members}: {answer}"
+            );
+        }
+    }
+    let mut server = Server::new();
+    let answer = server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"suffix":"b"}"#);
+    assert!(answer.contains("needs the feature 'infill'"), "{answer}");
+    // An empty one asks for nothing, so it is ignored as any unknown member (LM-207).
+    server.open(r#"GENERATE {"stream_id":4,"model":"tiny","prompt":[1],"suffix":""}"#);
+    let mut server = Server::agreed(r#"["text","infill"]"#);
+    for (suffix, refused) in [("b", true), ("", false)] {
+        let answer = server.ask(&format!(
+            r#"TOKENIZE {{"stream_id":3,"model":"tiny","text":"a","suffix":"{suffix}"}}"#
+        ));
+        assert_eq!(answer.contains("invalid_value"), refused, "{answer}");
+    }
+    let mut server = Server::agreed(r#"["text","buffers","infill"]"#);
+    let buffer = r#"BUFFER {"stream_id":2,"model":"tiny","buffer":"b","append":[9]}"#;
+    assert!(server.ask(buffer).contains("\"id\":\"b\""));
+    let answer = server.ask(
+        r#"GENERATE {"stream_id":3,"model":"tiny","prefix":{"buffer":"b"},"prompt_text":"a","suffix":"b"}"#,
+    );
+    assert!(answer.contains("invalid_value"), "{answer}");
+}
+
 fn text_item(token: u32, text: &str) -> TokenItem {
     let mut item = item(token, -0.5, None);
     item.text = text.into();
@@ -179,6 +275,14 @@ fn lm_1201_a_text_has_a_limit() {
         let text = "a".repeat(bytes);
         let message = format!(r#"TOKENIZE {{"stream_id":1,"model":"tiny","text":"{text}"}}"#);
         assert_eq!(server.ask(&message).contains("invalid_value"), refused);
+        if bytes < 9 {
+            // A prompt and its suffix are one text.
+            let message = format!(
+                r#"GENERATE {{"stream_id":2,"model":"tiny","prompt_text":"{text}","suffix":"a"}}"#
+            );
+            let answer = server.ask(&message);
+            assert!(answer.contains("with 'suffix' must have"), "{answer}");
+        }
     }
 }
 

@@ -202,6 +202,7 @@ fn is_rejection(error: &Error) -> bool {
                         | ErrorReason::BAD_TOKENS
                         | ErrorReason::BAD_ROLE
                         | ErrorReason::NO_TEMPLATE
+                        | ErrorReason::NO_INFILL
                         | ErrorReason::UNKNOWN_CONTROLLER
                         | ErrorReason::INSUFFICIENT_SCOPE
                         | ErrorReason::INVALID_GRAMMAR

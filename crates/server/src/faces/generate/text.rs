@@ -50,6 +50,11 @@ pub(super) fn begin(
     pieces: bool,
 ) -> Result<CallResponses, RequestError> {
     let prompt = prompt(&call)?;
+    if settings.suffix.is_some() && matches!(prompt, TextPrompt::Messages(_)) {
+        let message =
+            "'suffix' goes with a text prompt, not with 'messages': leave one of them out";
+        return Err(RequestError::new(Code::InvalidRequest, message.to_owned()));
+    }
     let mut reporter = TextResponses::new(&call, settings, &prompt, kernel);
     // The prompt alone may be too much, where it stands before each choice.
     if let Some(failure) = reporter.overfull() {
@@ -543,14 +548,17 @@ fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprob
         },
         prompt_mode: match prompt {
             // D-24: `text_input` is raw, unless the model's options say that it is a turn of a conversation.
-            TextPrompt::Text(_) if !templated => PromptMode::Raw,
+            TextPrompt::Text(_) if !templated || settings.suffix.is_some() => PromptMode::Raw,
             _ => PromptMode::Auto,
         },
         controller: settings.controller.clone(),
         constraint: settings.constraint.clone(),
         ..GenerateConfig::default()
     };
-    let args = Args::new().with("config", config.into_chunk());
+    let mut args = Args::new().with("config", config.into_chunk());
+    if let Some(suffix) = &settings.suffix {
+        args = args.with("suffix", suffix.as_str());
+    }
     match prompt {
         TextPrompt::Text(text) => args.with("prompt", text.as_str()),
         TextPrompt::Messages(text) => {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use sapwood_engine::api::Vocabulary;
 use sapwood_kernel::{Kernel, ModelFacts, Name};
 use sapwood_proto::lmtp::{
-    self, LmtpModelInfo, LmtpReason, Load, ModelLookup, TextEnds, TokenizerInfo,
+    self, InfillMarks, LmtpModelInfo, LmtpReason, Load, ModelLookup, TextEnds, TokenizerInfo,
 };
 use sapwood_proto::steer::Token;
 use sha2::{Digest, Sha256};
@@ -237,6 +237,12 @@ fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
                 bos,
                 eos,
                 add_bos: bos.is_some(),
+                infill: vocabulary.infill().map(|infill| InfillMarks {
+                    prefix: infill.prefix,
+                    suffix: infill.suffix,
+                    middle: infill.middle,
+                    suffix_first: infill.suffix_first,
+                }),
             }),
             sha256: match &file {
                 Some(file) => hex(Sha256::digest(file)),

@@ -1,6 +1,7 @@
 //! The vocabulary of a model, for the text features of version 2 (LM-911, LM-915).
 
 use sapwood_engine::api::{ChatMessage, ChatRequest, SharedVocabulary};
+use sapwood_engine::infill::infill_prompt;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::lmtp::{LmtpError, LmtpReason, TextCodec};
 use sapwood_proto::steer::Token;
@@ -21,6 +22,22 @@ impl TextCodec for EngineTextCodec {
 
     fn bytes(&self, token: Token) -> &[u8] {
         self.0.bytes(token)
+    }
+
+    fn infill(
+        &self,
+        bos: Option<Token>,
+        prefix: &str,
+        suffix: &str,
+    ) -> Result<Vec<Token>, LmtpError> {
+        infill_prompt(&*self.0, bos, prefix, suffix).map_err(|error| {
+            let reason = if error.reason == ErrorReason::NO_INFILL {
+                LmtpReason::UnsupportedOperation
+            } else {
+                LmtpReason::InvalidValue
+            };
+            LmtpError::new(reason, error.message)
+        })
     }
 
     fn chat(&self, messages: &Value, add_generation_prompt: bool) -> Result<Vec<Token>, LmtpError> {

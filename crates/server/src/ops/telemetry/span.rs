@@ -114,6 +114,9 @@ fn input(prompt: &Prompt) -> String {
         Prompt::Text(text) => {
             notify("user", text);
         }
+        Prompt::Infill { prefix, suffix } => {
+            let _all = notify("user", prefix) && notify("user", suffix);
+        }
         Prompt::Chat(chat) => {
             // `all` stops at the first message for which there is no more room.
             let _all = chat

@@ -378,6 +378,11 @@ async fn tr_407_inputs_and_ports_that_need_tokens_are_refused_before_work() {
             RequestedPorts::All,
         ),
         ("tools", vec![hi(), ("tools", tools)], RequestedPorts::All),
+        (
+            "suffix",
+            vec![hi(), ("suffix", Node::from("x".to_owned()))],
+            RequestedPorts::All,
+        ),
     ] {
         let error = rejection(&server, inputs, ports).await;
         assert_eq!(error.code(), Code::Unimplemented, "{name}: {error}");
@@ -470,6 +475,21 @@ async fn tr_1306_messages_and_tools_go_to_a_model_that_declares_them() {
         assert_eq!(sent, expect);
     }
     assert!(request.get("text_input").is_none());
+}
+
+#[tokio::test]
+async fn tr_402_a_suffix_goes_to_a_model_that_declares_it() {
+    let inputs = [("text_input", "BYTES"), ("suffix", "BYTES")];
+    let filler = model("filler", &inputs, &[("text_output", "BYTES")]);
+    let server = serving(filler, events(&[states("hello")])).await;
+    let args = args! { prompt: "a", suffix: "b" };
+    let run = server.kernel.run::<String>("filler", args);
+    assert_eq!(run.await.unwrap(), "hello");
+    let request = server.request();
+    assert_eq!(
+        (&request["text_input"], &request["suffix"]),
+        (&json!("a"), &json!("b"))
+    );
 }
 
 /// D-30; KE-313 for the stream that is cut off.

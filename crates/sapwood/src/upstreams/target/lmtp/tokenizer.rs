@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::select_ok;
+use sapwood_engine::infill::InfillTokens;
 use sapwood_engine::tokenizer::{FileTokenizer, SpecialTokens, TokenizerFiles};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
@@ -35,12 +36,22 @@ impl TokenizerFacts {
         let first = || tokenizer.get("bos").or_else(|| facts.get("bos"));
         let sizes = [tokenizer.get("vocab_size"), facts.get("vocab_size")];
         let ends = facts.get("eos").and_then(Value::as_array);
+        let infill = tokenizer.get("infill").and_then(|infill| {
+            let mark = |key: &str| infill.get(key).and_then(token);
+            Some(InfillTokens {
+                prefix: mark("prefix")?,
+                suffix: mark("suffix")?,
+                middle: mark("middle")?,
+                suffix_first: infill.get("suffix_first").and_then(Value::as_bool)?,
+            })
+        });
         Self {
             file: text("url").zip(text("sha256")),
             size: sizes.into_iter().flatten().find_map(Value::as_u64),
             ends: SpecialTokens {
                 bos: adds.map(|adds| first().and_then(token).filter(|_| adds)),
                 ends: ends.into_iter().flatten().filter_map(token).collect(),
+                infill,
             },
         }
     }

@@ -11,13 +11,19 @@ use crate::upstreams::{Pools, Watchers};
 fn lm_712_facts_name_the_file_and_the_special_tokens() {
     let reply = TokenizerFacts::of(Some(
         r#"{"vocab_size":9,"bos":1,"eos":[2,3],"tokenizer":{"vocab_size":8,"bos":1,"add_bos":false,"sha256":"00",
-        "url":"/lmtp/tokenizer/m"}}"#,
+        "url":"/lmtp/tokenizer/m","infill":{"prefix":4,"suffix":5,"middle":6,"suffix_first":true}}}"#,
     ));
     assert_eq!(reply.file, Some(("/lmtp/tokenizer/m".into(), "00".into())));
     assert_eq!(reply.size, Some(8));
     let ends = SpecialTokens {
         bos: Some(None),
         ends: vec![2, 3],
+        infill: Some(InfillTokens {
+            prefix: 4,
+            suffix: 5,
+            middle: 6,
+            suffix_first: true,
+        }),
     };
     assert_eq!(reply.ends, ends);
     let adding = TokenizerFacts::of(Some(r#"{"bos":1,"tokenizer":{"add_bos":true}}"#));

@@ -1,0 +1,199 @@
+//! Fill in the middle (FIM): prompts of a text before and a text behind the place that the model fills in.
+//!
+//! ```text
+//!   PSM, the usual order:  [BOS] PREFIX prefix SUFFIX suffix MIDDLE
+//!   SPM:                   [BOS] SUFFIX suffix PREFIX prefix MIDDLE
+//! ```
+//!
+//! Both are llama-server's orders of `/infill`. In SPM order a prefix that grows keeps what is computed of the suffix.
+
+use std::borrow::Cow;
+
+use sapwood_proto::error_reason::ErrorReason;
+use sapwood_proto::steer::Token;
+
+use crate::api::{EngineError, Vocabulary};
+
+/// The tokens of a model for fill in the middle, and the order in which it was trained with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InfillTokens {
+    /// Stands before the text before the place to fill in.
+    pub prefix: Token,
+    /// Stands before the text behind it.
+    pub suffix: Token,
+    /// Ends the prompt: what the model generates next belongs between the two.
+    pub middle: Token,
+    /// SPM order: the suffix comes first.
+    pub suffix_first: bool,
+}
+
+impl InfillTokens {
+    /// The tokens with these ids, in PSM order; `None` unless there are all three, as in llama-server, and they differ.
+    #[must_use]
+    pub(crate) fn of([prefix, suffix, middle]: [Option<Token>; 3]) -> Option<Self> {
+        let infill = Self {
+            prefix: prefix?,
+            suffix: suffix?,
+            middle: middle?,
+            suffix_first: false,
+        };
+        infill.unless_any(|_| false)
+    }
+
+    /// These, unless two are the same token, or one has another meaning: such a prompt would be split at a wrong place.
+    pub(crate) fn unless_any(self, is_taken: impl Fn(Token) -> bool) -> Option<Self> {
+        let [prefix, suffix, middle] = self.all();
+        let differ = prefix != suffix && suffix != middle && prefix != middle;
+        (differ && !self.all().into_iter().any(is_taken)).then_some(self)
+    }
+
+    /// The tokens of a vocabulary that says nothing of their roles, by the texts that llama.cpp looks for.
+    #[must_use]
+    pub(crate) fn named(find: impl Fn(&str) -> Option<Token>) -> Option<Self> {
+        Self::of(INFILL_TEXTS.map(|texts| texts.iter().find_map(|text| find(text))))
+    }
+
+    fn all(self) -> [Token; 3] {
+        [self.prefix, self.suffix, self.middle]
+    }
+}
+
+/// Returns the tokens of a prompt that is to be filled in between `prefix` and `suffix`, after `bos`. Names of control
+/// tokens in the texts are plain text, as in other raw prompts (D-24), so that no text can move the place.
+///
+/// # Errors
+/// `NO_INFILL` if the vocabulary has no tokens for this; `BAD_TOKENS` for a text that has one of these tokens in a
+/// vocabulary where they are ordinary text and cannot be cut in two.
+pub fn infill_prompt(
+    vocabulary: &dyn Vocabulary,
+    bos: Option<Token>,
+    prefix: &str,
+    suffix: &str,
+) -> Result<Vec<Token>, EngineError> {
+    let infill = vocabulary.infill().ok_or_else(no_infill)?;
+    let mut before = vec![infill.prefix];
+    before.extend(plain(vocabulary, infill, prefix)?);
+    let mut behind = vec![infill.suffix];
+    behind.extend(plain(vocabulary, infill, suffix)?);
+    let parts = if infill.suffix_first {
+        [behind, before]
+    } else {
+        [before, behind]
+    };
+    let mut tokens: Vec<_> = bos.into_iter().collect();
+    tokens.extend(parts.into_iter().flatten());
+    tokens.push(infill.middle);
+    Ok(tokens)
+}
+
+/// The error of a model that has no tokens for it.
+#[must_use]
+pub fn no_infill() -> EngineError {
+    let message = "this model has no tokens for fill in the middle: leave out the suffix, or choose a model that was \
+                   trained for it";
+    EngineError::invalid(ErrorReason::NO_INFILL, message)
+}
+
+/// The tokens of a text, none of which is one of `infill`. Other control tokens in the text are found or not as in any raw
+/// prompt.
+fn plain(
+    vocabulary: &dyn Vocabulary,
+    infill: InfillTokens,
+    text: &str,
+) -> Result<Vec<Token>, EngineError> {
+    let has_any = |tokens: &[Token]| tokens.iter().any(|token| infill.all().contains(token));
+    let tokens = vocabulary.tokenize(text, false);
+    // Nearly always: names of control tokens are plain text. Some files have these tokens with another type.
+    if !has_any(&tokens) {
+        return Ok(tokens);
+    }
+    let names = infill.all().map(|token| name(vocabulary, token));
+    let parts = cut(text, &names);
+    let tokens: Vec<_> = parts
+        .into_iter()
+        .flat_map(|part| vocabulary.tokenize(part, false))
+        .collect();
+    let bytes = tokens.iter().flat_map(|token| vocabulary.bytes(*token));
+    let bytes: Vec<u8> = bytes.copied().collect();
+    // SentencePiece puts a space before each text that it gets, so also within a text that is cut.
+    let spaced = bytes.strip_prefix(b" ").unwrap_or(&bytes);
+    let is_text = bytes == text.as_bytes() || spaced == text.as_bytes();
+    if has_any(&tokens) || !is_text {
+        let message = "the prompt or its suffix has a text that this model takes for one of its tokens for fill in the \
+                       middle: leave that text out";
+        return Err(EngineError::invalid(ErrorReason::BAD_TOKENS, message));
+    }
+    Ok(tokens)
+}
+
+/// The text of a token, without the space that SentencePiece has in front of words.
+fn name(vocabulary: &dyn Vocabulary, token: Token) -> String {
+    let name = vocabulary.name(token).map_or_else(
+        || String::from_utf8_lossy(vocabulary.bytes(token)),
+        Cow::Owned,
+    );
+    name.trim_start().to_owned()
+}
+
+/// Cuts each occurrence of a name in two: neither part is found as the token.
+fn cut<'a>(text: &'a str, names: &[String]) -> Vec<&'a str> {
+    let mut parts = Vec::new();
+    let (mut start, mut at) = (0, 0);
+    while let Some(letter) = text[at..].chars().next() {
+        let found = names.iter().find(|name| {
+            // A name of one letter cannot be cut.
+            name.chars().nth(1).is_some() && text[at..].starts_with(name.as_str())
+        });
+        at += match found {
+            Some(name) => {
+                let half = name.chars().count() / 2;
+                let half: usize = name.chars().take(half).map(char::len_utf8).sum();
+                parts.push(&text[start..at + half]);
+                start = at + half;
+                half
+            }
+            None => letter.len_utf8(),
+        };
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+/// The texts by which llama.cpp finds the tokens of a prefix, a suffix and the middle.
+pub(crate) const INFILL_TEXTS: [&[&str]; 3] = [
+    &[
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<\u{ff5c}fim\u{2581}begin\u{ff5c}>",
+        "<PRE>",
+        "\u{2581}<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ],
+    &[
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<\u{ff5c}fim\u{2581}hole\u{ff5c}>",
+        "<SUF>",
+        "\u{2581}<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ],
+    &[
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<\u{ff5c}fim\u{2581}end\u{ff5c}>",
+        "<MID>",
+        "\u{2581}<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ],
+];
+
+// Half of the vocabularies there are read from files.
+#[cfg(feature = "tokenizer")]
+#[cfg(test)]
+mod tests;
