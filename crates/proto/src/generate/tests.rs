@@ -846,10 +846,10 @@ fn tr_402_a_suffix_is_a_text_and_an_empty_one_is_none() {
         let settings = Settings::of(&union, &mapped, &RequestLimits::default()).unwrap();
         assert_eq!(settings.suffix.as_deref(), Some(expected), "{object}");
     }
-    let error = asking(r#""suffix":7"#).unwrap_err().to_string();
+    let error = asking(r#""suffix":7"#).unwrap_err();
     assert!(error.contains("JSON non-string"), "{error}");
     let nested = r#""sampling_parameters":"{\"suffix\":[\"b\"]}""#;
-    let error = asking(nested).unwrap_err().to_string();
+    let error = asking(nested).unwrap_err();
     assert!(error.contains("'suffix' must be a text"), "{error}");
 }
 
