@@ -9,6 +9,7 @@ const LIMIT: usize = 8 * (ENTRY_BYTES + 100);
 fn insert(store: &mut PrefixStore, scope: u64, tokens: &[Token]) {
     let state = vec![0; tokens.len() * 4];
     store.insert(scope, tokens, state);
+    store.take_evicted();
 }
 
 fn found(store: &PrefixStore, scope: u64, tokens: &[Token]) -> Option<(usize, usize)> {
