@@ -73,8 +73,8 @@ pub(crate) struct DiskTier {
     ahead: Vec<(EntryKind, SavedId)>,
     /// What was read.
     arrived: Vec<SavedEntry>,
-    /// How fast files are read, in bytes per second.
-    speed: f64,
+    /// How fast files are read, in bytes per second; `None` before the first was read.
+    speed: Option<f64>,
     threads: DiskThreads,
 }
 
@@ -178,7 +178,7 @@ impl DiskTier {
             reading_bytes: 0,
             ahead: Vec::new(),
             arrived: Vec::new(),
-            speed: SPEED_UNMEASURED,
+            speed: None,
             threads,
             terms,
         })
@@ -229,13 +229,14 @@ impl DiskTier {
     pub(crate) fn time_to_read(&self, entries: &[(EntryKind, SavedId)]) -> Duration {
         let bytes = entries.iter().map(|&(kind, id)| self.state_bytes(kind, id));
         let bytes = self.reading_bytes + bytes.sum::<usize>();
+        let speed = self.speed.unwrap_or(SPEED_UNMEASURED);
         #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^52")]
-        Duration::try_from_secs_f64(bytes as f64 / self.speed).unwrap_or(Duration::MAX)
+        Duration::try_from_secs_f64(bytes as f64 / speed).unwrap_or(Duration::MAX)
     }
 
     /// Notes that reading would have taken too long.
     pub(crate) fn was_too_slow(&mut self) {
-        self.speed *= HOPE;
+        self.speed = self.speed.map(|speed| speed * HOPE);
     }
 
     fn state_bytes(&self, kind: EntryKind, id: SavedId) -> usize {
@@ -473,9 +474,8 @@ impl DiskTier {
                 if state.len() >= MEASURED_BYTES_MIN {
                     #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^52")]
                     let speed = state.len() as f64 / took.as_secs_f64().max(1e-6);
-                    let measured = self.speed < SPEED_UNMEASURED || self.speed > SPEED_UNMEASURED;
-                    let share = if measured { NEW_SHARE } else { 1.0 };
-                    self.speed += (speed - self.speed) * share;
+                    let average = |old: f64| old + (speed - old) * NEW_SHARE;
+                    self.speed = Some(self.speed.map_or(speed, average));
                 }
                 stats.prefix_disk_read_bytes.add(state.len() as u64);
                 let tokens = head.tokens;

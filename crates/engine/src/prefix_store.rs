@@ -20,6 +20,9 @@ use crate::prefix_cache::common_prefix;
 /// What an entry needs beside its tokens and its state, rounded up.
 const ENTRY_BYTES: usize = 512;
 
+/// A scope that has more than one in so many bytes of the limit makes room for its entries itself.
+const SCOPE_SHARE: usize = 2;
+
 /// The maximum of entries that a search for a whole entry looks at: it is made for every slot that a waiting prompt could share,
 /// in each step.
 const ROUNDS_MAX: usize = 8;
@@ -56,6 +59,8 @@ pub(crate) struct PrefixStore<S = Vec<u8>> {
     uses: u64,
     next: SavedId,
     bytes: usize,
+    /// The bytes of each scope.
+    scope_bytes: HashMap<u64, usize>,
     /// Those that were not taken yet.
     evicted: Vec<EvictedEntry<S>>,
 }
@@ -118,6 +123,7 @@ impl<S: PrefixState> PrefixStore<S> {
             uses: 0,
             next: 0,
             bytes: 0,
+            scope_bytes: HashMap::new(),
             evicted: Vec::new(),
         }
     }
@@ -182,14 +188,31 @@ impl<S: PrefixState> PrefixStore<S> {
         covering.is_some()
     }
 
-    /// Evicts entries until one of this size fits; returns false if it never would.
-    pub(crate) fn make_room(&mut self, tokens: usize, state: usize) -> bool {
+    /// Evicts entries until one of this scope and size fits; returns false if it never would. A scope that has more than its
+    /// share loses its own, so that one caller does not evict the prefixes of all others.
+    pub(crate) fn make_room(&mut self, scope: u64, tokens: usize, state: usize) -> bool {
         let bytes = bytes_of(tokens, state);
         if bytes > self.limit {
             return false;
         }
-        while self.bytes.saturating_add(bytes) > self.limit && self.evict() {}
+        while self.bytes.saturating_add(bytes) > self.limit
+            && let Some(id) = self.next_evicted(scope, bytes)
+        {
+            self.evict(id);
+        }
         true
+    }
+
+    /// Returns what makes room for an entry of so many bytes.
+    fn next_evicted(&self, scope: u64, bytes: usize) -> Option<SavedId> {
+        let held = self.scope_bytes.get(&scope).copied().unwrap_or(0);
+        let has_share = held.saturating_add(bytes) > self.limit / SCOPE_SHARE;
+        let mut ids = self.ids_by_value();
+        let own = has_share.then(|| {
+            let is_own = |id: &SavedId| self.entries.get(id).is_some_and(|it| it.scope == scope);
+            self.ids_by_value().find(is_own)
+        });
+        own.flatten().or_else(|| ids.next())
     }
 
     /// Adds an entry and evicts others until all fit. Returns false if it does not fit alone, or is covered already.
@@ -211,7 +234,7 @@ impl<S: PrefixState> PrefixStore<S> {
         {
             self.take_out(id, true);
         }
-        self.make_room(tokens.len(), state);
+        self.make_room(scope, tokens.len(), state);
         let id = self.next;
         self.next += 1;
         let value = self.value(tokens.len(), state);
@@ -219,6 +242,7 @@ impl<S: PrefixState> PrefixStore<S> {
         of_scope.insert(tokens, id);
         self.by_value.insert((value, id));
         self.bytes += bytes;
+        *self.scope_bytes.entry(scope).or_default() += bytes;
         let entry = StoredPrefix {
             scope,
             prefix,
@@ -305,6 +329,12 @@ impl<S: PrefixState> PrefixStore<S> {
         let entry = self.entries.remove(&id)?;
         self.by_value.remove(&(entry.value, id));
         self.bytes -= entry.bytes();
+        if let Some(held) = self.scope_bytes.get_mut(&entry.scope) {
+            *held -= entry.bytes();
+            if *held == 0 {
+                self.scope_bytes.remove(&entry.scope);
+            }
+        }
         if let Some(of_scope) = self.by_tokens.get_mut(&entry.scope) {
             of_scope.remove(&entry.prefix.tokens);
             if of_scope.is_empty() {
@@ -314,13 +344,11 @@ impl<S: PrefixState> PrefixStore<S> {
         Some((entry.scope, entry.prefix))
     }
 
-    fn evict(&mut self) -> bool {
-        let Some(&((value, _), id)) = self.by_value.first() else {
-            return false;
-        };
-        self.age = value;
+    fn evict(&mut self, id: SavedId) {
+        if let Some(entry) = self.entries.get(&id) {
+            self.age = entry.value.0.max(self.age);
+        }
         self.take_out(id, false);
-        true
     }
 
     fn take_out(&mut self, id: SavedId, superseded: bool) {

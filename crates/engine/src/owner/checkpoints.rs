@@ -174,7 +174,9 @@ impl Checkpoints {
 
     /// Returns whether a checkpoint of so many bytes is to be made of a slot with these tokens; evicts others for it.
     pub(super) fn make_room(&mut self, scope: u64, tokens: &[Token], bytes: usize) -> bool {
-        bytes > 0 && !self.store.covers(scope, tokens) && self.store.make_room(tokens.len(), bytes)
+        bytes > 0
+            && !self.store.covers(scope, tokens)
+            && self.store.make_room(scope, tokens.len(), bytes)
     }
 
     pub(super) fn insert(&mut self, scope: u64, tokens: &[Token], state: Vec<u8>) {

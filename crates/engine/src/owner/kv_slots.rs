@@ -488,7 +488,7 @@ impl KvSlots {
         }
         // Asked before it is copied: it may be larger than all that is saved.
         let size = self.model.saved_size(slot);
-        if size == 0 || !self.store.make_room(tokens.len(), size) {
+        if size == 0 || !self.store.make_room(scope, tokens.len(), size) {
             return;
         }
         // Freed before as much is allocated.

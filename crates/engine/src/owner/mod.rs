@@ -71,6 +71,8 @@ use crate::config::{Config, PrefixDiskConfig, SpeculationMode};
 use crate::draft_model::DraftModel;
 use crate::inbox::OwnerInbox;
 use crate::model::Model;
+#[cfg(all(test, feature = "embedded"))]
+use crate::prefix_folder::PrefixDisk;
 use crate::scheduler::Scheduler;
 use admission::Admission;
 use batch::{Batch, Decoded};
@@ -234,6 +236,32 @@ impl EngineOwner {
             // The model may fail; the requests are ended all the same.
             fenced(|| requests.slots.close_disk(&requests.stats));
         }
+    }
+
+    /// Gives an owner that is stepped by hand a disk, and waits until its files are listed.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(crate) fn open_disk(&mut self, disk: Arc<dyn PrefixDisk>) {
+        let requests = &mut self.requests;
+        let waker = self.admission.waker();
+        requests.slots.start_disk(disk, 1 << 30, waker);
+        requests.slots.settle_disk(&requests.stats);
+    }
+
+    /// Moves all cached prefixes to the disk, and waits until they are there.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(crate) fn move_to_disk(&mut self) {
+        let requests = &mut self.requests;
+        requests.slots.begin_step();
+        requests.slots.evict_all();
+        requests.slots.move_saved();
+        requests.slots.settle_disk(&requests.stats);
+    }
+
+    /// Ends the use of the disk.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(crate) fn close_disk(&mut self) {
+        let requests = &mut self.requests;
+        requests.slots.close_disk(&requests.stats);
     }
 
     /// Returns whether no request is in progress or waiting.
