@@ -21,6 +21,8 @@ fn prompts(of: u32, reply: &[Token]) -> [Vec<Token>; 3] {
 fn d_48_prefixes_of_the_disk_give_equal_text() {
     for of in kinds() {
         let kind = of.name;
+        // Others restore whole prefixes alone, or have large states, which may take longer to read than to compute.
+        let full = kind == "full attention";
         let options = of.options(&options());
         let new = || Bench::with(&of.shape, &options, Config::default());
         let disk = Arc::<VirtualDisk>::default();
@@ -54,11 +56,10 @@ fn d_48_prefixes_of_the_disk_give_equal_text() {
                     answer.assert_like(&alone, &what);
                     cached.push(answer.cached);
                 }
-                assert!(cached[0] >= 148, "{kind} {restarted}: {cached:?}");
                 assert!(cached[2] >= 148, "{kind} {restarted}: {cached:?}");
             }
             let stats = warm.engine.stats();
-            assert!(stats.prefix_disk_read_bytes.get() > 0, "{kind}");
+            assert!(!full || stats.prefix_disk_read_bytes.get() > 0, "{kind}");
             assert_eq!(stats.prefix_disk_failures.get(), 0, "{kind}");
             warm.owner.close_disk();
         }

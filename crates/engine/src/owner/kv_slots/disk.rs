@@ -312,6 +312,14 @@ impl KvSlots {
         disk.deadlines.iter().copied().min()
     }
 
+    /// Prefers the disk to computing.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(in crate::owner) fn hasten_disk(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.tier.hasten();
+        }
+    }
+
     /// Waits until the disk has done all.
     #[cfg(test)]
     pub(in crate::owner) fn settle_disk(&mut self, stats: &EngineStats) {
