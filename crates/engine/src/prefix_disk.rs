@@ -13,22 +13,24 @@
 //! - An entry of the index has a file, or waits in the write queue and is in `writing`; it is read from there.
 //! - The files, and those that are about to be written, take no more than the limit: what makes room is removed before the
 //!   next one is written, by the same thread.
-//! - A read that fails removes its entry: each prompt tries a file at most once.
+//! - A read that fails takes its entry out of the index: each prompt tries a file at most once.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::prefix_entry::EntryKind;
 use crate::prefix_folder::{FileId, PrefixDisk};
-use crate::prefix_store::{
-    PrefixState, PrefixStore, SavedId, SavedMatch, SavedPrefix, ScopedPrefix, bytes_of,
-};
+use crate::prefix_store::{PrefixState, PrefixStore, SavedId, SavedMatch, SavedPrefix};
 use crate::stats::EngineStats;
 use sapwood_proto::steer::Token;
-use threads::{DiskReply, DiskThreads, FoundFile, ReadFile, WriteOrder};
+use sapwood_proto::time::Time;
+use threads::{DiskReply, DiskThreads, WriteOrder};
 
+mod ending;
+mod opening;
+mod replies;
 mod threads;
 
 /// What the tier of a model is made of.
@@ -75,6 +77,10 @@ pub(crate) struct DiskTier {
     arrived: Vec<SavedEntry>,
     /// How fast files are read, in bytes per second; `None` before the first was read.
     speed: Option<f64>,
+    /// When the disk began what it has not answered yet; `None` if nothing is read.
+    reading_since: Option<Time>,
+    /// Orders that failed, one after the other.
+    failures: u32,
     threads: DiskThreads,
 }
 
@@ -134,6 +140,10 @@ const ORDERS_MAX: usize = 64;
 const WRITING_BYTES_MAX: usize = 64 << 20;
 /// Files that may be read at a time.
 const READS_MAX: usize = 64;
+/// Bytes that may be read at a time, except for a single state.
+const READING_BYTES_MAX: usize = 256 << 20;
+/// A disk that answers no read for so long is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Bytes that are read before a prompt asks for them.
 const AHEAD_BYTES_MAX: usize = 256 << 20;
 /// Bytes that the tokens of the index take in memory. Only where a state has the same size after any number of tokens are they
@@ -144,10 +154,6 @@ const FILE_BYTES: usize = 8 << 10;
 /// Bytes per second before anything was read. Rather too many: a disk that is too slow for a prompt is known after that one, and
 /// one that is never read would never be known.
 const SPEED_UNMEASURED: f64 = 1e9;
-/// Reads of fewer bytes say little about the speed.
-const MEASURED_BYTES_MIN: usize = 64 << 10;
-/// The share of a new measurement.
-const NEW_SHARE: f64 = 0.3;
 /// How the speed grows with each prompt for which it was too low: the disk may have been busy.
 const HOPE: f64 = 1.05;
 
@@ -179,20 +185,47 @@ impl DiskTier {
             ahead: Vec::new(),
             arrived: Vec::new(),
             speed: None,
+            reading_since: None,
+            failures: 0,
             threads,
             terms,
         })
     }
 
     /// Takes what the threads have done, and returns what was read, for the memory.
-    pub(crate) fn poll(&mut self, stats: &EngineStats) -> Vec<SavedEntry> {
+    pub(crate) fn poll(&mut self, stats: &EngineStats, now: Time) -> Vec<SavedEntry> {
         while let Some(reply) = self.threads.try_reply() {
+            self.reading_since = None;
             self.take(reply, stats);
         }
+        self.watch(stats, now);
         self.read_ahead();
         self.flush_removed();
         stats.prefix_disk_bytes.set(self.bytes() as u64);
         self.take_arrived()
+    }
+
+    /// Gives up a disk that does not answer: each prompt that begins with a file would wait in vain.
+    fn watch(&mut self, stats: &EngineStats, now: Time) {
+        if self.reading.is_empty() {
+            self.reading_since = None;
+            return;
+        }
+        let since = *self.reading_since.get_or_insert(now);
+        if now >= since + SILENCE_MAX {
+            tracing::warn!(limit = ?SILENCE_MAX, "the disk with cached prefixes does not answer: they are kept in memory alone until the model is loaded again");
+            stats.prefix_disk_failures.add(1);
+            self.give_up();
+        }
+    }
+
+    fn give_up(&mut self) {
+        self.phase = DiskPhase::Off;
+        self.reading.clear();
+        self.reading_bytes = 0;
+        self.ahead.clear();
+        self.prefixes = self.prefixes.emptied();
+        self.checkpoints = self.checkpoints.emptied();
     }
 
     /// Returns what the files count for.
@@ -200,9 +233,14 @@ impl DiskTier {
         self.prefixes.bytes() + self.checkpoints.bytes() + self.useless_bytes
     }
 
-    /// Returns the bytes of states in memory that wait to be written.
-    pub(crate) fn writing_bytes(&self) -> usize {
-        self.writing_bytes
+    /// Returns the bytes of memory for states that wait to be written, or are read.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.writing_bytes + self.reading_bytes
+    }
+
+    /// Reads nothing more that no prompt asks for.
+    pub(crate) fn stop_reading_ahead(&mut self) {
+        self.ahead.clear();
     }
 
     /// Finds the entry of which a prompt begins with most tokens.
@@ -262,7 +300,7 @@ impl DiskTier {
             return Some(file);
         }
         let is_idle = self.reading.is_empty();
-        let most = self.terms.state_max / 2;
+        let most = READING_BYTES_MAX.min(self.terms.state_max / 2);
         if !is_idle && (self.reading.len() >= READS_MAX || self.reading_bytes + state > most) {
             return None;
         }
@@ -305,7 +343,7 @@ impl DiskTier {
         self.make_room();
         self.writing_bytes += bytes;
         self.writing.insert(file, entry.clone());
-        self.order(Some((file, entry)));
+        self.order(Some((file, entry)), None);
     }
 
     /// Forgets an entry that cannot be used, if it is there.
@@ -317,58 +355,23 @@ impl DiskTier {
         }
     }
 
-    /// Writes what is in memory, as far as there is room, the most valuable last, and ends. Waits for the disk.
-    pub(crate) fn finish(mut self, memory: [&PrefixStore; 2], stats: &EngineStats) -> usize {
-        while self.is_opening() && self.wait(stats) {}
-        let written = self.next_file;
-        for (kind, store) in EntryKind::ALL.into_iter().zip(memory) {
-            for (scope, prefix) in self.fitting(kind, store).into_iter().rev() {
-                let bytes = prefix.state.len();
-                while (self.orders >= ORDERS_MAX || self.writing_bytes + bytes > WRITING_BYTES_MAX)
-                    && self.orders > 0
-                    && self.wait(stats)
-                {}
-                self.offer(SavedEntry {
-                    kind,
-                    scope,
-                    prefix,
-                });
-            }
-        }
-        while self.orders > 0 && self.wait(stats) {}
-        usize::try_from(self.next_file - written).unwrap_or(usize::MAX)
-    }
-
-    /// Returns the most valuable entries of a store that the limit has room for, the most valuable first.
-    fn fitting(&self, kind: EntryKind, store: &PrefixStore) -> Vec<ScopedPrefix> {
-        let mut left = self.terms.limits()[kind as usize];
-        let mut fitting = Vec::new();
-        for (scope, prefix) in store.by_value().rev() {
-            let state = self.terms.state_of(0, &prefix.tokens, prefix.state.len());
-            let Some(rest) = left.checked_sub(bytes_of(prefix.tokens.len(), state.charge)) else {
-                break;
-            };
-            left = rest;
-            fitting.push((scope, prefix));
-        }
-        fitting
-    }
-
     /// Counts all reads as quicker than computing, which tests of tiny models cannot rely on.
     #[cfg(all(test, feature = "embedded"))]
     pub(crate) fn hasten(&mut self) {
         self.speed = Some(1e300);
+        self.ahead.clear();
     }
 
     /// Waits until nothing is listed, read or written.
     #[cfg(test)]
     pub(crate) fn settle(&mut self, stats: &EngineStats) {
-        while (self.is_reading() || self.orders > 0) && self.wait(stats) {}
+        let until = Instant::now() + Duration::from_secs(60);
+        while (self.is_reading() || self.orders > 0) && self.wait(until, stats) {}
     }
 
-    /// Waits for a reply; returns false if none can come.
-    fn wait(&mut self, stats: &EngineStats) -> bool {
-        let reply = self.threads.wait_reply();
+    /// Waits for a reply; returns false if none comes in time.
+    fn wait(&mut self, until: Instant, stats: &EngineStats) -> bool {
+        let reply = self.threads.wait_reply(until);
         let came = reply.is_some();
         if let Some(reply) = reply {
             self.take(reply, stats);
@@ -385,148 +388,11 @@ impl DiskTier {
                 stats.prefix_disk_failures.add(1);
             }
             DiskReply::Read { file, result, took } => self.was_read(file, result, took, stats),
-            DiskReply::Wrote { file, result } => self.was_written(file, result, stats),
-        }
-    }
-
-    /// Makes the index of the files.
-    fn opened(&mut self, mut files: Vec<FoundFile>) {
-        self.phase = DiskPhase::Open;
-        files.sort_by_key(|found| found.listed);
-        let next = files.iter().map(|it| it.listed.id.saturating_add(1)).max();
-        self.next_file = next.unwrap_or(0);
-        let mut entries = 0;
-        for FoundFile {
-            listed,
-            bytes,
-            head,
-        } in files
-        {
-            let file = listed.id;
-            let usable = head.filter(|head| {
-                let has_kind = head.kind == EntryKind::Prefix || self.terms.checkpoints;
-                has_kind
-                    && head.tokens.len() <= self.terms.tokens_max
-                    && head.state <= self.terms.state_max
-            });
-            let Some(head) = usable else {
-                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                self.useless.push((file, bytes));
-                self.useless_bytes = self.useless_bytes.saturating_add(bytes);
-                continue;
-            };
-            let state = self.terms.state_of(file, &head.tokens, head.state);
-            match self
-                .index_mut(head.kind)
-                .insert(head.scope, &head.tokens, state)
-            {
-                true => entries += 1,
-                false => self.removing.push(file),
-            }
-        }
-        self.make_room();
-        if entries > 0 || !self.useless.is_empty() {
-            let useless = self.useless.len();
-            tracing::info!(entries, useless, "cached prefixes were found on the disk");
-        }
-        self.plan_ahead();
-    }
-
-    /// Chooses what is read before a prompt asks for it: the entries that were used last.
-    fn plan_ahead(&mut self) {
-        let mut left = AHEAD_BYTES_MAX.min(self.terms.state_max / 2);
-        for kind in EntryKind::ALL {
-            let index = self.index(kind);
-            let newest = index.ids_by_value().rev();
-            let sized = newest.map(|id| (id, self.state_bytes(kind, id)));
-            let chosen = sized.take_while(|&(_, bytes)| {
-                let rest = left.checked_sub(bytes);
-                left = rest.unwrap_or(0);
-                rest.is_some()
-            });
-            let chosen: Vec<_> = chosen.map(|(id, _)| (kind, id)).collect();
-            self.ahead.extend(chosen);
-        }
-        self.ahead.reverse();
-    }
-
-    /// Reads the next entry that no prompt has asked for, while nothing else is read.
-    fn read_ahead(&mut self) {
-        while self.reading.is_empty()
-            && let Some((kind, id)) = self.ahead.pop()
-        {
-            self.read(kind, id);
-        }
-    }
-
-    fn was_read(
-        &mut self,
-        file: FileId,
-        result: io::Result<ReadFile>,
-        took: Duration,
-        stats: &EngineStats,
-    ) {
-        let Some(read) = self.reading.remove(&file) else {
-            return;
-        };
-        self.reading_bytes -= read.bytes;
-        let (kind, id) = (read.kind, read.id);
-        // It may have been evicted meanwhile. What was read is right all the same.
-        let expected = self.index(kind).tokens(id);
-        match result {
-            Ok((head, state))
-                if expected.is_none_or(|it| *it == *head.tokens) && head.kind == kind =>
-            {
-                if state.len() >= MEASURED_BYTES_MIN {
-                    #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^52")]
-                    let speed = state.len() as f64 / took.as_secs_f64().max(1e-6);
-                    let average = |old: f64| old + (speed - old) * NEW_SHARE;
-                    self.speed = Some(self.speed.map_or(speed, average));
-                }
-                stats.prefix_disk_read_bytes.add(state.len() as u64);
-                let tokens = head.tokens;
-                self.arrived.push(SavedEntry {
-                    kind,
-                    scope: head.scope,
-                    prefix: Arc::new(SavedPrefix { tokens, state }),
-                });
-            }
-            result => {
-                let error = result
-                    .err()
-                    .map_or_else(|| "it has another prefix".to_owned(), |it| it.to_string());
-                tracing::warn!(
-                    file = format!("{file:016x}.prefix"),
-                    error,
-                    "a cached prefix cannot be read, and is computed again"
-                );
-                stats.prefix_disk_failures.add(1);
-                self.remove(kind, id);
-            }
-        }
-    }
-
-    fn was_written(&mut self, file: Option<FileId>, result: io::Result<()>, stats: &EngineStats) {
-        self.orders -= 1;
-        let Some((file, entry)) = file.and_then(|it| Some((it, self.writing.remove(&it)?))) else {
-            return;
-        };
-        let bytes = entry.prefix.state.len();
-        self.writing_bytes -= bytes;
-        let Err(error) = result else {
-            stats.prefix_disk_written_bytes.add(bytes as u64);
-            return;
-        };
-        stats.prefix_disk_failures.add(1);
-        if self.phase == DiskPhase::Open {
-            tracing::warn!(%error, "a cached prefix cannot be written: no more are written to the disk until the model is loaded again");
-            self.phase = DiskPhase::ReadOnly;
-        }
-        let index = self.index(entry.kind);
-        let found = index.find(entry.scope, &entry.prefix.tokens);
-        let is_it = |id| index.state(id).is_some_and(|state| state.file == file);
-        if let Some(found) = found.filter(|found| is_it(found.id)) {
-            self.index_mut(entry.kind).remove(found.id);
+            DiskReply::Wrote {
+                file,
+                result,
+                unremoved,
+            } => self.was_written(file, result, unremoved, stats),
         }
     }
 
@@ -552,16 +418,21 @@ impl DiskTier {
     }
 
     fn flush_removed(&mut self) {
-        if !self.removing.is_empty() && self.orders < ORDERS_MAX {
-            self.order(None);
+        let may_order = self.phase == DiskPhase::Open && self.orders < ORDERS_MAX;
+        if may_order && !self.removing.is_empty() {
+            self.order(None, None);
         }
     }
 
     /// The caller has checked [`ORDERS_MAX`].
-    fn order(&mut self, write: Option<(FileId, SavedEntry)>) {
+    fn order(&mut self, write: Option<(FileId, SavedEntry)>, mark: Option<(FileId, SystemTime)>) {
         self.orders += 1;
         let remove = std::mem::take(&mut self.removing);
-        self.threads.write(WriteOrder { remove, write });
+        self.threads.write(WriteOrder {
+            remove,
+            write,
+            mark,
+        });
     }
 
     fn index(&self, kind: EntryKind) -> &PrefixStore<DiskState> {

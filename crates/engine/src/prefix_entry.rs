@@ -172,7 +172,7 @@ impl SummedInput<'_> {
     }
 }
 
-fn damaged(why: &str) -> io::Error {
+pub(crate) fn damaged(why: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, why)
 }
 

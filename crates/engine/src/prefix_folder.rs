@@ -19,6 +19,8 @@ pub(crate) struct ListedFile {
     /// When it was used for the last time.
     pub(crate) used: SystemTime,
     pub(crate) id: FileId,
+    /// Its length.
+    pub(crate) bytes: u64,
 }
 
 /// Where saved prefixes are. Called from threads that may wait.
@@ -47,8 +49,8 @@ pub(crate) trait PrefixDisk: Send + Sync {
     /// If it stays.
     fn remove(&self, file: FileId) -> io::Result<()>;
 
-    /// Marks a file as used just now.
-    fn mark_used(&self, file: FileId);
+    /// Marks a file as used at this time.
+    fn mark_used(&self, file: FileId, when: SystemTime);
 }
 
 /// A folder that belongs to one engine of one process at a time. The files hold the tokens of prompts, so only the owner can
@@ -88,25 +90,24 @@ impl PrefixDisk for PrefixFolder {
         let mut files = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let entry = entry?;
-            let name = entry.file_name();
-            let Some((number, ending)) = name.to_str().and_then(|it| it.split_at_checked(16))
-            else {
+            let Some((id, ending)) = entry.file_name().to_str().and_then(file_of) else {
                 continue;
             };
-            // Far below those that would overflow.
-            let id = FileId::from_str_radix(number, 16).ok();
-            let Some(id) = id.filter(|id| *id < 1 << 62) else {
+            if ending == STAGED {
+                // Only a process that was killed has left one behind. What cannot be removed is in nobody's way.
+                let _ = std::fs::remove_file(entry.path());
                 continue;
-            };
-            match ending {
-                // Only a process that was killed has left one behind.
-                STAGED => std::fs::remove_file(entry.path())?,
-                ENDING => files.push(ListedFile {
-                    used: entry.metadata()?.modified()?,
-                    id,
-                }),
-                _ => {}
             }
+            // It may have vanished.
+            let found = entry.metadata();
+            let listed = found.and_then(|found| {
+                Ok(ListedFile {
+                    used: found.modified()?,
+                    id,
+                    bytes: found.len(),
+                })
+            });
+            files.extend(listed.ok());
         }
         Ok(files)
     }
@@ -147,9 +148,9 @@ impl PrefixDisk for PrefixFolder {
         }
     }
 
-    fn mark_used(&self, file: FileId) {
+    fn mark_used(&self, file: FileId, when: SystemTime) {
         // Without it, the file is older than it could be after the next start.
-        let times = FileTimes::new().set_modified(SystemTime::now());
+        let times = FileTimes::new().set_modified(when);
         let file = OpenOptions::new().append(true).open(self.path(file));
         let _ = file.and_then(|file| file.set_times(times));
     }
@@ -158,13 +159,39 @@ impl PrefixDisk for PrefixFolder {
 /// The head of an entry is read in one call, and its state passes the buffer by.
 const READ_BYTES: usize = 64 << 10;
 
-/// Creates a folder that only its owner can list; one that exists stays as it is.
+/// Returns the number and the ending of a file of ours by its name, which is written in one way only.
+fn file_of(name: &str) -> Option<(FileId, &'static str)> {
+    let (number, ending) = name.split_at_checked(16)?;
+    let ending = [ENDING, STAGED].into_iter().find(|it| *it == ending)?;
+    // Far below those that would overflow.
+    let id = FileId::from_str_radix(number, 16).ok();
+    let id = id.filter(|id| *id < 1 << 62 && format!("{id:016x}") == number)?;
+    Some((id, ending))
+}
+
+/// Creates a folder that only its owner can list. One that exists stays as it is, if nobody else could have put files into it.
 fn create_private(folder: &Path) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
+    builder.create(folder)?;
+    let found = std::fs::symlink_metadata(folder)?;
+    if !found.is_dir() {
+        return Err(io::Error::other("it is a link: name the folder itself"));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(io::Error::other("it belongs to another user"));
+        }
+        // Its group may: that is how volumes are given to the only user of a container.
+        if found.mode() & 0o002 != 0 {
+            return Err(io::Error::other("others can write to it: chmod o-w"));
+        }
+    }
+    Ok(())
 }
 
 /// Locks a file until it is closed, at the latest with its process.

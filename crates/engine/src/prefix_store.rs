@@ -203,12 +203,15 @@ impl<S: PrefixState> PrefixStore<S> {
         true
     }
 
-    /// Returns what makes room for an entry of so many bytes.
+    /// Returns what makes room for an entry of so many bytes. Others keep what is in use: their entries that a turnover of the
+    /// store has passed by go first.
     fn next_evicted(&self, scope: u64, bytes: usize) -> Option<SavedId> {
         let held = self.scope_bytes.get(&scope).copied().unwrap_or(0);
         let has_share = held.saturating_add(bytes) > self.limit / SCOPE_SHARE;
         let mut ids = self.ids_by_value();
-        let own = has_share.then(|| {
+        let least = self.by_value.first();
+        let is_passed_by = least.is_some_and(|((value, _), _)| *value < self.age);
+        let own = (has_share && !is_passed_by).then(|| {
             let is_own = |id: &SavedId| self.entries.get(id).is_some_and(|it| it.scope == scope);
             self.ids_by_value().find(is_own)
         });

@@ -287,6 +287,24 @@ pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
     recommended.valid()
 }
 
+fn size(name: &str, plan: &LoadPlan, options: &LoadOptions, recurrent: bool) -> ContextSize {
+    // Recurrent models have no KV cells.
+    let size = match plan.per_slot {
+        Some(separate) if !recurrent => separate,
+        _ => plan.together,
+    };
+    if let Some(missing) = missing_prefixes(options, size) {
+        tracing::warn!(
+            model = name,
+            asked = options.kept_prefixes,
+            kept = size.slots - options.parallel,
+            "the cache has room for fewer cached prefixes than configured: raise cache_tokens by {missing}, or lower \
+             kept_prefixes"
+        );
+    }
+    size
+}
+
 fn serve(
     name: &str,
     header: &GgufHeader,
@@ -301,23 +319,11 @@ fn serve(
     if !facts.generates || is_encoder(header) {
         return Err(LoadError::NotGenerative(architecture));
     }
-    // Recurrent models have no KV cells.
-    let size = match plan.per_slot {
-        Some(separate) if !facts.recurrent => separate,
-        _ => plan.together,
-    };
-    if let Some(missing) = missing_prefixes(options, size) {
-        tracing::warn!(
-            model = name,
-            asked = options.kept_prefixes,
-            kept = size.slots - options.parallel,
-            "the cache has room for fewer cached prefixes than configured: raise cache_tokens by {missing}, or lower \
-             kept_prefixes"
-        );
-    }
+    let size = size(name, plan, options, facts.recurrent);
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size, &options.llama);
     let context = context.map_err(LoadError::Llama)?;
+    let long_rope = u64::from(context.sequence_cells()) > short_rope_tokens(header);
     let choices = lora::infos(options);
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
     let saved_slots = memory::SavedSlotsLimit::take(options.memory_bytes, facts.weight_bytes);
@@ -359,12 +365,22 @@ fn serve(
         warm_times: None,
         saved_slots,
         origin,
+        long_rope,
         draft: None,
     };
     let tried = embedded.try_adapters(&choices);
     tried.map_err(LoadError::Llama)?;
     embedded.warm_up();
     Ok(embedded)
+}
+
+/// Returns the longest context for which llama.cpp takes the position factors for short ones (`llama_model::get_rope_factors`).
+fn short_rope_tokens(header: &GgufHeader) -> u64 {
+    let architecture = architecture(header);
+    ["rope.scaling.original_context_length", "context_length"]
+        .into_iter()
+        .find_map(|key| header.number(&format!("{architecture}.{key}")))
+        .unwrap_or(u64::MAX)
 }
 
 /// Describes the KV cache, and why it was laid out so.

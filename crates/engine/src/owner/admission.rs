@@ -135,7 +135,7 @@ impl Admission {
         submission.observe(&requests.stats);
         if self.prefix_sharing == PrefixSharing::All {
             // Equal scopes share prefixes, so one constant shares them among all.
-            submission.prefix_scope = 0;
+            submission.prefix_scope = SCOPE_OF_ALL;
         }
         if let Some(adapters) = &submission.adapters {
             submission.prefix_scope = adapters.prefix_scope(submission.prefix_scope);
@@ -393,16 +393,24 @@ fn waits_for_disk(requests: &mut Requests, key: SequenceKey) -> bool {
     {
         requests.stats.prefix_disk_failures.add(1);
     }
+    let first = match sequence.disk {
+        DiskLookup::Reads(read) => Some(read.until),
+        _ => None,
+    };
     let read = looks
         .then(|| {
             let scope = requests.jobs[sequence.job].submission.prefix_scope;
             let usable = &sequence.tokens[..=sequence.first_row()];
-            requests.slots.read_from_disk(scope, usable, now)
+            requests.slots.read_from_disk(scope, usable, now, first)
         })
         .flatten();
     requests.sequences[key].disk = read.map_or(DiskLookup::Done, DiskLookup::Reads);
     read.is_some()
 }
+
+/// The scope of all callers where they share prefixes. It is that of no caller: files may be read by an engine where they share
+/// none.
+const SCOPE_OF_ALL: u64 = u64::from_be_bytes(*b"all keys");
 
 fn time_out(requests: &mut Requests, job: usize, error: EngineError) {
     requests.stats.cancelled_timeout.add(1);

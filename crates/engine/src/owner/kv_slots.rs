@@ -585,6 +585,7 @@ impl KvSlots {
     /// Drops the saved prefixes, after as many as it takes at once were offered to the disk; those in KV cells stay.
     pub(super) fn move_saved(&mut self) {
         self.offer_all();
+        self.stop_reading_ahead();
         self.drop_saved();
     }
 
@@ -593,13 +594,14 @@ impl KvSlots {
         self.checkpoints.clear();
     }
 
-    /// Returns the bytes of saved prefixes and checkpoints in memory, those included that are about to be written.
+    /// Returns the bytes of saved prefixes and checkpoints in memory, those included that are about to be
+    /// written, or are read.
     pub(super) fn saved_bytes(&self) -> usize {
-        let writing = self
+        let queued = self
             .disk
             .as_ref()
-            .map_or(0, |disk| disk.tier.writing_bytes());
-        self.store.bytes() + self.checkpoints.bytes() + writing
+            .map_or(0, |disk| disk.tier.queued_bytes());
+        self.store.bytes() + self.checkpoints.bytes() + queued
     }
 
     /// Returns how much of the last decode call was waiting for other models.

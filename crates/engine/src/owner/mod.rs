@@ -179,7 +179,7 @@ impl EngineOwner {
         // After the wake-up flag was read: the disk's threads set it after each reply.
         requests
             .slots
-            .poll_disk(&requests.stats, self.batch.token_time());
+            .poll_disk(&requests.stats, self.batch.token_time(), now);
         opening::poll_openings(requests);
         // Before admission: a sequence that parks leaves its place in the batch to a waiting one, and one that resumes
         // competes for it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Cursor, ErrorKind, Read};
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use crate::prefix_folder::{FileId, ListedFile, PrefixDisk};
 
@@ -16,8 +16,7 @@ pub(crate) struct VirtualDisk {
 
 #[derive(Debug, Default)]
 struct DiskContents {
-    files: BTreeMap<FileId, (Vec<u8>, u64)>,
-    uses: u64,
+    files: BTreeMap<FileId, (Vec<u8>, SystemTime)>,
     faults: DiskFaults,
 }
 
@@ -28,6 +27,7 @@ pub(crate) struct DiskFaults {
     pub(crate) held: bool,
     pub(crate) opens_fail: bool,
     pub(crate) reads_fail: bool,
+    pub(crate) writes_fail: bool,
     pub(crate) removals_fail: bool,
     /// Files are cut to so many bytes where they are read, whatever length they have.
     pub(crate) cut_at: Option<usize>,
@@ -86,9 +86,10 @@ impl PrefixDisk for VirtualDisk {
         if state.faults.opens_fail {
             return Err(failed());
         }
-        let listed = state.files.iter().map(|(id, (_, used))| ListedFile {
-            used: UNIX_EPOCH + Duration::from_secs(*used),
+        let listed = state.files.iter().map(|(id, (bytes, used))| ListedFile {
+            used: *used,
             id: *id,
+            bytes: bytes.len() as u64,
         });
         Ok(listed.collect())
     }
@@ -106,6 +107,9 @@ impl PrefixDisk for VirtualDisk {
 
     fn write(&self, file: FileId, parts: &[&[u8]]) -> io::Result<()> {
         let mut state = self.begin();
+        if state.faults.writes_fail {
+            return Err(failed());
+        }
         let bytes = parts.concat();
         let used: usize = state.files.values().map(|(bytes, _)| bytes.len()).sum();
         if state
@@ -115,9 +119,7 @@ impl PrefixDisk for VirtualDisk {
         {
             return Err(ErrorKind::StorageFull.into());
         }
-        state.uses += 1;
-        let uses = state.uses;
-        let before = state.files.insert(file, (bytes, uses));
+        let before = state.files.insert(file, (bytes, SystemTime::now()));
         assert!(before.is_none(), "no number is used twice");
         Ok(())
     }
@@ -131,12 +133,10 @@ impl PrefixDisk for VirtualDisk {
         Ok(())
     }
 
-    fn mark_used(&self, file: FileId) {
+    fn mark_used(&self, file: FileId, when: SystemTime) {
         let mut state = self.begin();
-        state.uses += 1;
-        let uses = state.uses;
         if let Some((_, used)) = state.files.get_mut(&file) {
-            *used = uses;
+            *used = when;
         }
     }
 }

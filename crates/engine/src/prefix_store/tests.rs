@@ -115,8 +115,20 @@ fn one_scope_does_not_evict_all_others() {
     }
     for token in 100..200 {
         insert(&mut store, 7, &[token]);
+        for used in 0..4 {
+            store.covers(8, &[used]);
+        }
     }
     assert_eq!([7, 8].map(|scope| count(&store, scope)), [6, 4]);
+    // Of a caller that has gone.
+    let mut left = PrefixStore::new(10 * (ENTRY_BYTES + 8), true);
+    for token in 0..5 {
+        insert(&mut left, 8, &[token]);
+    }
+    for token in 0..20 {
+        insert(&mut left, 7, &[token]);
+    }
+    assert_eq!([7, 8].map(|scope| count(&left, scope)), [10, 0]);
     for token in 4..100 {
         insert(&mut store, 8, &[token]);
         insert(&mut store, 9, &[token]);

@@ -22,6 +22,12 @@ use crate::stats::EngineStats;
 /// A sequence waits no longer for the disk, whatever its prompt takes.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// Sequences wait for the list of files no longer than this after the first step: it says whether there is anything to wait for.
+const OPENING_MAX: Duration = Duration::from_millis(250);
+
+/// How long the end of an engine may wait for the disk. `docker stop` kills the process after 10 s.
+const END_MAX: Duration = Duration::from_secs(8);
+
 /// The disk of the slots of a model.
 #[derive(Debug)]
 pub(super) struct SlotDisk {
@@ -30,6 +36,8 @@ pub(super) struct SlotDisk {
     deadlines: Vec<Time>,
     /// What a prompt token takes; `None` if that is not known.
     token_time: Option<Duration>,
+    /// When the first step was made.
+    began: Option<Time>,
 }
 
 /// What a sequence waits for, and until when.
@@ -86,6 +94,7 @@ impl KvSlots {
                     tier,
                     deadlines: Vec::new(),
                     token_time: None,
+                    began: None,
                 });
             }
             Err(error) => tracing::warn!(%error, "cached prefixes are not kept on the disk"),
@@ -97,10 +106,12 @@ impl KvSlots {
         &mut self,
         stats: &EngineStats,
         token_time: Option<Duration>,
+        now: Time,
     ) {
         let Some(disk) = &mut self.disk else { return };
         disk.token_time = token_time;
-        let arrived = disk.tier.poll(stats);
+        disk.began.get_or_insert(now);
+        let arrived = disk.tier.poll(stats, now);
         self.keep(arrived);
     }
 
@@ -154,22 +165,35 @@ impl KvSlots {
         }
     }
 
+    /// Reads nothing more that no prompt asks for: the memory is needed otherwise.
+    pub(super) fn stop_reading_ahead(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.tier.stop_reading_ahead();
+        }
+    }
+
     /// Starts to read what a prompt begins with, if that is quicker than computing it and not in memory. Returns what to wait
-    /// for; `None`: nothing.
+    /// for; `None`: nothing. `limit`: until when it waits at most, if it has waited before.
     pub(in crate::owner) fn read_from_disk(
         &mut self,
         scope: u64,
         tokens: &[Token],
         now: Time,
+        limit: Option<Time>,
     ) -> Option<DiskRead> {
         let disk = self.disk.as_ref()?;
+        let opened_by = disk.began.unwrap_or(now) + OPENING_MAX;
+        let is_opening = disk.tier.is_opening();
+        if is_opening && now >= opened_by {
+            return None;
+        }
         let usable = tokens.split_last().map_or(tokens, |(_, rest)| rest);
         let there = match self.find(scope, tokens) {
             Some(FoundPrefix::Slot(found)) => found.tokens,
             Some(FoundPrefix::Saved(found)) => found.tokens,
             None => 0,
         };
-        let gain = match disk.tier.is_opening() {
+        let gain = match is_opening {
             true => DiskGain {
                 tokens: usable.len(),
                 ..DiskGain::default()
@@ -183,6 +207,11 @@ impl KvSlots {
         let computing = disk.token_time.map(|time| time.saturating_mul(tokens));
         let wait = self.begin_read(gain, computing)?;
         let until = now + computing.unwrap_or(WAIT_MAX).min(WAIT_MAX);
+        let until = limit.map_or(until, |limit| limit.min(until));
+        let until = match is_opening {
+            true => until.min(opened_by),
+            false => until,
+        };
         if let Some(disk) = &mut self.disk {
             disk.deadlines.push(until);
         }
@@ -312,7 +341,7 @@ impl KvSlots {
         disk.deadlines.iter().copied().min()
     }
 
-    /// Prefers the disk to computing.
+    /// Prefers the disk to computing, and reads nothing before it is asked for.
     #[cfg(all(test, feature = "embedded"))]
     pub(in crate::owner) fn hasten_disk(&mut self) {
         if let Some(disk) = &mut self.disk {
@@ -344,7 +373,7 @@ impl KvSlots {
             self.save(evicted);
         }
         let memory = [&self.store, self.checkpoints.store()];
-        let entries = disk.tier.finish(memory, stats);
+        let entries = disk.tier.finish(memory, END_MAX, stats);
         tracing::info!(entries, "cached prefixes were written to the disk");
     }
 }

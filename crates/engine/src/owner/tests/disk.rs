@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::harness::{Answer, Bench, read, request_for};
 use crate::prefix_disk::virtual_disk::{DiskFaults, VirtualDisk};
 use crate::scripted::{Config as Script, Script as Name};
-use crate::{Config, RequestHandle};
+use crate::{Config, PrefixSharing, RequestHandle};
 
 /// Memory for a few prompts.
 const RAM_BYTES: usize = 12_000;
@@ -169,6 +169,7 @@ const HELD: DiskFaults = DiskFaults {
     held: true,
     opens_fail: false,
     reads_fail: false,
+    writes_fail: false,
     removals_fail: false,
     cut_at: None,
     room: None,
@@ -209,6 +210,54 @@ fn a_disk_that_hangs_delays_its_own_prompts_and_not_for_ever() {
         assert!(cached(&bench.answer_with_disk(&prompt(0))) > 60);
         assert!(cached(&bench.answer_with_disk(&prompt(1))) > 60);
     }
+}
+
+/// What is not known to be there is not waited for long, and only once for all prompts.
+#[test]
+fn a_disk_that_does_not_open_delays_the_first_prompts_alone() {
+    let disk = Arc::<VirtualDisk>::default();
+    disk.set(HELD);
+    let mut bench = bench_over(&disk, script(), RAM_BYTES);
+    let mut first = bench.submit(request_for(&prompt(0)));
+    let began = bench.now;
+    bench.settle();
+    assert_eq!(read(&mut first).text(), prompt(0));
+    let took = bench.now - began;
+    assert!(took >= Duration::from_millis(200), "{took:?}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    let mut second = bench.submit(request_for(&prompt(1)));
+    let began = bench.now;
+    bench.step();
+    assert_eq!(bench.owner.requests.scheduler.waiting(), 0);
+    bench.settle();
+    assert!(bench.now - began < took);
+    assert_eq!(read(&mut second).text(), prompt(1));
+    disk.set(DiskFaults::default());
+}
+
+/// Files that all callers have shared are not those of the callers without a key.
+#[test]
+fn what_all_have_shared_is_nobodys_when_none_is_shared() {
+    let disk = Arc::<VirtualDisk>::default();
+    let over = |prefix_sharing| {
+        let config = Config {
+            prefix_sharing,
+            ..config(1 << 20)
+        };
+        let mut bench = Bench::with(script(), config);
+        let waker = bench.owner.admission.waker();
+        let disk = Arc::clone(&disk);
+        bench.owner.requests.slots.start_disk(disk, 1 << 30, waker);
+        bench
+    };
+    let mut all = over(PrefixSharing::All);
+    all.answer_with_disk(&prompt(0));
+    all.end();
+    let mut none = over(PrefixSharing::Scope);
+    assert_eq!(cached(&none.answer_with_disk(&prompt(0))), 0);
+    none.end();
+    let mut all = over(PrefixSharing::All);
+    assert!(cached(&all.answer_with_disk(&prompt(0))) > 60);
 }
 
 #[test]
