@@ -312,11 +312,15 @@ async fn restarted(args: &Args) -> Result<[Figures; 2]> {
     }
     let sides = start().await?;
     let mut restoring = Vec::new();
-    for conversation in 0..CONVERSATIONS_AGAIN {
-        restoring.push(move_slot(&sides[0], "restore", conversation).await?);
-        for (place, side) in sides.iter().enumerate() {
-            let prompt = &prompts[place][conversation..=conversation];
-            figures[place].warm.add(ask(args, side, prompt).await?.0);
+    // All of one server before the other, as in the other scenarios: the threads of llama-server spin for a tenth of a second
+    // after its last token, and would take the processors of a prompt that follows at once.
+    for (place, side) in sides.iter().enumerate() {
+        for (conversation, prompt) in prompts[place].iter().enumerate() {
+            if side.name != "sapwood" {
+                restoring.push(move_slot(side, "restore", conversation).await?);
+            }
+            let (warm, _) = ask(args, side, std::slice::from_ref(prompt)).await?;
+            figures[place].warm.add(warm);
         }
     }
     let each = percentile(&restoring, 50);

@@ -12,23 +12,13 @@ pub enum PrefixSharing {
     All,
 }
 
-/// A file of saved prefixes. It contains the tokens of prompts, so only its owner can read it.
+/// A folder of saved prefixes. Its files contain the tokens of prompts, so only their owner can read them.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
-pub struct PrefixFileConfig {
-    /// The file; its folder is created.
-    pub path: std::path::PathBuf,
-    /// The maximum of its bytes.
+pub struct PrefixDiskConfig {
+    /// The folder, which is created. One engine has it at a time; a second one keeps its prefixes in memory alone.
+    pub folder: std::path::PathBuf,
+    /// The maximum of bytes of its files.
     pub bytes: u64,
-}
-
-impl PrefixFileConfig {
-    /// The files of prefixes, and of checkpoints beside them: each with one half of the bytes.
-    pub(crate) fn with_checkpoints(&self) -> [Self; 2] {
-        let mut checkpoints = self.path.clone().into_os_string();
-        checkpoints.push(".checkpoints");
-        let bytes = self.bytes / 2;
-        [self.path.clone(), checkpoints.into()].map(|path| Self { path, bytes })
-    }
 }
 
 /// What drafts the next tokens of a sequence, so that one decode call gives several of them (speculative decoding). The
@@ -80,9 +70,9 @@ pub struct Config {
     /// with them. `None`: what the model recommends, for an embedded one an eighth of the memory that was available when
     /// it was loaded, at most 8 GiB. 0: they are dropped.
     pub prefix_ram_bytes: Option<usize>,
-    /// Where saved prefixes are written when the engine ends, and read when it starts. `None`: they end with it. A model
-    /// whose prefixes cannot be saved has no file.
-    pub prefix_file: Option<PrefixFileConfig>,
+    /// Where prefixes are written that are evicted from memory, and all when the engine ends, and from where they are read when a
+    /// prompt begins with them. `None`: they end with the engine. A model whose prefixes cannot be saved has no files.
+    pub prefix_disk: Option<PrefixDiskConfig>,
     /// What drafts tokens. Models that cannot truncate a slot decode without drafts.
     pub speculation: SpeculationMode,
     /// The maximum of tokens of a draft. Drafts are shorter where less is accepted, and where they would take more time than
@@ -107,7 +97,7 @@ impl Default for Config {
             prefix_sharing: PrefixSharing::default(),
             prefix_tokens_min: 16,
             prefix_ram_bytes: None,
-            prefix_file: None,
+            prefix_disk: None,
             speculation: SpeculationMode::default(),
             draft_tokens_max: 16,
             seed: None,

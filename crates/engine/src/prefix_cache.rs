@@ -374,6 +374,12 @@ impl PrefixCache {
         Some(self.take_cached(slot, last))
     }
 
+    /// Returns the slot that [`PrefixCache::evict`] frees next, unless it is another answer to a prompt that is kept.
+    pub(crate) fn next_lost(&self) -> Option<SlotId> {
+        let (slot, last) = self.next_evicted(|_| true)?;
+        last.then_some(slot)
+    }
+
     /// As [`PrefixCache::evict`], but only a slot with cells that no live slot holds.
     pub(crate) fn evict_idle(&mut self) -> Option<EvictedPrefix> {
         let is_idle = |cell: &u32| self.cells[*cell as usize].pins == 0;

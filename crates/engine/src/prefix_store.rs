@@ -1,5 +1,6 @@
 //! [`PrefixStore`]: the second tier of the prefix cache. It holds the state of evicted slots as bytes in memory, from
-//! which the model can fill a slot again.
+//! which the model can fill a slot again. The index of the third tier, which is on a disk, is one too
+//! ([`crate::prefix_disk`]).
 //!
 //! Cached prefixes in KV cells are free to use, but they are few, and where all slots share the cells, every token that
 //! is decoded scans them. Bytes in memory cost nothing until they are copied back, which is hundreds of times faster
@@ -19,6 +20,9 @@ use crate::prefix_cache::common_prefix;
 /// What an entry needs beside its tokens and its state, rounded up.
 const ENTRY_BYTES: usize = 512;
 
+/// A scope that has more than one in so many bytes of the limit makes room for its entries itself.
+const SCOPE_SHARE: usize = 2;
+
 /// The maximum of entries that a search for a whole entry looks at: it is made for every slot that a waiting prompt could share,
 /// in each step.
 const ROUNDS_MAX: usize = 8;
@@ -26,14 +30,27 @@ const ROUNDS_MAX: usize = 8;
 /// Identifies an entry while it exists.
 pub(crate) type SavedId = u64;
 
+/// What is kept of a slot beside its tokens.
+pub(crate) trait PrefixState {
+    /// Returns what it needs of the store's limit, in bytes.
+    fn bytes(&self) -> usize;
+}
+
+/// In memory.
+impl PrefixState for Vec<u8> {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+}
+
 /// Saved slots, by scope and tokens. It is pure: it does not call the model.
-#[derive(Debug, Default)]
-pub(crate) struct PrefixStore {
+#[derive(Debug)]
+pub(crate) struct PrefixStore<S = Vec<u8>> {
     /// The maximum of [`PrefixStore::bytes`].
     limit: usize,
     /// Whether an entry serves prompts that share only a part of it. If not, they must begin with the whole entry.
     partial: bool,
-    entries: HashMap<SavedId, StoredPrefix>,
+    entries: HashMap<SavedId, StoredPrefix<S>>,
     by_tokens: BTreeMap<u64, BTreeMap<Arc<[Token]>, SavedId>>,
     /// The first is evicted first.
     by_value: BTreeSet<(EntryValue, SavedId)>,
@@ -42,6 +59,10 @@ pub(crate) struct PrefixStore {
     uses: u64,
     next: SavedId,
     bytes: usize,
+    /// The bytes of each scope.
+    scope_bytes: HashMap<u64, usize>,
+    /// Those that were not taken yet.
+    evicted: Vec<EvictedEntry<S>>,
 }
 
 /// What an entry saves for each byte, and when it was last used. Greedy dual: as least recently used if all entries have
@@ -50,21 +71,33 @@ type EntryValue = (u64, u64);
 
 /// The state of a slot, and the tokens that it held.
 #[derive(Debug)]
-pub(crate) struct SavedPrefix {
+pub(crate) struct SavedPrefix<S = Vec<u8>> {
     pub(crate) tokens: Arc<[Token]>,
-    pub(crate) state: Vec<u8>,
+    pub(crate) state: S,
+}
+
+/// A saved prefix with its scope.
+pub(crate) type ScopedPrefix<S = Vec<u8>> = (u64, Arc<SavedPrefix<S>>);
+
+/// An entry that was evicted.
+#[derive(Debug)]
+pub(crate) struct EvictedEntry<S = Vec<u8>> {
+    pub(crate) scope: u64,
+    pub(crate) prefix: Arc<SavedPrefix<S>>,
+    /// A longer one serves all prompts that it could serve.
+    pub(crate) superseded: bool,
 }
 
 #[derive(Debug)]
-struct StoredPrefix {
+struct StoredPrefix<S> {
     scope: u64,
-    prefix: Arc<SavedPrefix>,
+    prefix: Arc<SavedPrefix<S>>,
     value: EntryValue,
 }
 
-impl StoredPrefix {
+impl<S: PrefixState> StoredPrefix<S> {
     fn bytes(&self) -> usize {
-        bytes_of(self.prefix.tokens.len(), self.prefix.state.len())
+        bytes_of(self.prefix.tokens.len(), self.prefix.state.bytes())
     }
 }
 
@@ -78,12 +111,20 @@ pub(crate) struct SavedMatch {
     pub(crate) saved: usize,
 }
 
-impl PrefixStore {
+impl<S: PrefixState> PrefixStore<S> {
     pub(crate) fn new(limit: usize, partial: bool) -> Self {
         Self {
             limit,
             partial,
-            ..Self::default()
+            entries: HashMap::new(),
+            by_tokens: BTreeMap::new(),
+            by_value: BTreeSet::new(),
+            age: 0,
+            uses: 0,
+            next: 0,
+            bytes: 0,
+            scope_bytes: HashMap::new(),
+            evicted: Vec::new(),
         }
     }
 
@@ -103,22 +144,32 @@ impl PrefixStore {
     }
 
     /// Returns the entries with their scopes, the most valuable last.
-    pub(crate) fn by_value(&self) -> impl DoubleEndedIterator<Item = (u64, &SavedPrefix)> {
+    pub(crate) fn by_value(&self) -> impl DoubleEndedIterator<Item = ScopedPrefix<S>> + '_ {
         let entries = self.by_value.iter();
         entries.filter_map(|(_, id)| {
             let entry = self.entries.get(id)?;
-            Some((entry.scope, &*entry.prefix))
+            Some((entry.scope, Arc::clone(&entry.prefix)))
         })
+    }
+
+    /// Takes the entries that were evicted since the last call.
+    pub(crate) fn take_evicted(&mut self) -> Vec<EvictedEntry<S>> {
+        std::mem::take(&mut self.evicted)
+    }
+
+    /// Returns the entries, the most valuable last.
+    pub(crate) fn ids_by_value(&self) -> impl DoubleEndedIterator<Item = SavedId> + '_ {
+        self.by_value.iter().map(|&(_, id)| id)
+    }
+
+    /// Returns whether an entry serves prompts that share only a part of it.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.partial
     }
 
     /// Returns whether nothing would be stored.
     pub(crate) fn is_off(&self) -> bool {
         self.limit == 0
-    }
-
-    /// Returns whether an entry serves all prompts which these tokens could serve.
-    pub(crate) fn is_covered(&self, scope: u64, tokens: &[Token]) -> bool {
-        self.covering(scope, tokens).is_some()
     }
 
     fn covering(&self, scope: u64, tokens: &[Token]) -> Option<SavedId> {
@@ -137,44 +188,71 @@ impl PrefixStore {
         covering.is_some()
     }
 
-    /// Evicts entries until one of this size fits; returns false if it never would.
-    pub(crate) fn make_room(&mut self, tokens: usize, state: usize) -> bool {
+    /// Evicts entries until one of this scope and size fits; returns false if it never would. A scope that has more than its
+    /// share loses its own, so that one caller does not evict the prefixes of all others.
+    pub(crate) fn make_room(&mut self, scope: u64, tokens: usize, state: usize) -> bool {
         let bytes = bytes_of(tokens, state);
         if bytes > self.limit {
             return false;
         }
-        while self.bytes.saturating_add(bytes) > self.limit && self.evict() {}
+        while self.bytes.saturating_add(bytes) > self.limit
+            && let Some(id) = self.next_evicted(scope, bytes)
+        {
+            self.evict(id);
+        }
         true
     }
 
-    /// Adds an entry and evicts others until all fit. Ignored if it does not fit alone, or is covered already.
-    pub(crate) fn insert(&mut self, scope: u64, tokens: &[Token], state: Vec<u8>) {
-        let bytes = bytes_of(tokens.len(), state.len());
-        if tokens.is_empty() || bytes > self.limit || self.covers(scope, tokens) {
-            return;
+    /// Returns what makes room for an entry of so many bytes. Others keep what is in use: their entries that a turnover of the
+    /// store has passed by go first.
+    fn next_evicted(&self, scope: u64, bytes: usize) -> Option<SavedId> {
+        let held = self.scope_bytes.get(&scope).copied().unwrap_or(0);
+        let has_share = held.saturating_add(bytes) > self.limit / SCOPE_SHARE;
+        let mut ids = self.ids_by_value();
+        let least = self.by_value.first();
+        let is_passed_by = least.is_some_and(|((value, _), _)| *value < self.age);
+        let own = (has_share && !is_passed_by).then(|| {
+            let is_own = |id: &SavedId| self.entries.get(id).is_some_and(|it| it.scope == scope);
+            self.ids_by_value().find(is_own)
+        });
+        own.flatten().or_else(|| ids.next())
+    }
+
+    /// Adds an entry and evicts others until all fit. Returns false if it does not fit alone, or is covered already.
+    pub(crate) fn insert(&mut self, scope: u64, tokens: &[Token], state: S) -> bool {
+        let tokens = tokens.into();
+        self.insert_shared(scope, Arc::new(SavedPrefix { tokens, state }))
+    }
+
+    /// The same for an entry that others hold too.
+    pub(crate) fn insert_shared(&mut self, scope: u64, prefix: Arc<SavedPrefix<S>>) -> bool {
+        let (tokens, state) = (Arc::clone(&prefix.tokens), prefix.state.bytes());
+        let bytes = bytes_of(tokens.len(), state);
+        if tokens.is_empty() || bytes > self.limit || self.covers(scope, &tokens) {
+            return false;
         }
         // No entry is the beginning of another, so the one that these tokens make redundant comes directly before them.
         while self.partial
-            && let Some(id) = self.beginning_of(scope, tokens)
+            && let Some(id) = self.beginning_of(scope, &tokens)
         {
-            self.remove(id);
+            self.take_out(id, true);
         }
-        self.make_room(tokens.len(), state.len());
+        self.make_room(scope, tokens.len(), state);
         let id = self.next;
         self.next += 1;
-        let tokens: Arc<[Token]> = tokens.into();
-        let value = self.value(tokens.len(), state.len());
+        let value = self.value(tokens.len(), state);
         let of_scope = self.by_tokens.entry(scope).or_default();
-        of_scope.insert(Arc::clone(&tokens), id);
+        of_scope.insert(tokens, id);
         self.by_value.insert((value, id));
         self.bytes += bytes;
-        let prefix = Arc::new(SavedPrefix { tokens, state });
+        *self.scope_bytes.entry(scope).or_default() += bytes;
         let entry = StoredPrefix {
             scope,
             prefix,
             value,
         };
         self.entries.insert(id, entry);
+        true
     }
 
     /// Returns the entry that shares most of its first tokens with these.
@@ -236,36 +314,54 @@ impl PrefixStore {
         self.entries.get(&id).map(|stored| &*stored.prefix.tokens)
     }
 
+    /// Returns the state of an entry.
+    pub(crate) fn state(&self, id: SavedId) -> Option<&S> {
+        self.entries.get(&id).map(|stored| &stored.prefix.state)
+    }
+
     /// Returns an entry that still exists, and marks it as used.
-    pub(crate) fn get(&mut self, id: SavedId) -> Option<Arc<SavedPrefix>> {
+    pub(crate) fn get(&mut self, id: SavedId) -> Option<Arc<SavedPrefix<S>>> {
         self.touch(id);
         self.entries
             .get(&id)
             .map(|stored| Arc::clone(&stored.prefix))
     }
 
-    /// Removes an entry.
-    pub(crate) fn remove(&mut self, id: SavedId) {
-        let Some(entry) = self.entries.remove(&id) else {
-            return;
-        };
+    /// Removes an entry, and returns it.
+    pub(crate) fn remove(&mut self, id: SavedId) -> Option<ScopedPrefix<S>> {
+        let entry = self.entries.remove(&id)?;
         self.by_value.remove(&(entry.value, id));
         self.bytes -= entry.bytes();
+        if let Some(held) = self.scope_bytes.get_mut(&entry.scope) {
+            *held -= entry.bytes();
+            if *held == 0 {
+                self.scope_bytes.remove(&entry.scope);
+            }
+        }
         if let Some(of_scope) = self.by_tokens.get_mut(&entry.scope) {
             of_scope.remove(&entry.prefix.tokens);
             if of_scope.is_empty() {
                 self.by_tokens.remove(&entry.scope);
             }
         }
+        Some((entry.scope, entry.prefix))
     }
 
-    fn evict(&mut self) -> bool {
-        let Some(&((value, _), id)) = self.by_value.first() else {
-            return false;
-        };
-        self.age = value;
-        self.remove(id);
-        true
+    fn evict(&mut self, id: SavedId) {
+        if let Some(entry) = self.entries.get(&id) {
+            self.age = entry.value.0.max(self.age);
+        }
+        self.take_out(id, false);
+    }
+
+    fn take_out(&mut self, id: SavedId, superseded: bool) {
+        let removed = self.remove(id);
+        self.evicted
+            .extend(removed.map(|(scope, prefix)| EvictedEntry {
+                scope,
+                prefix,
+                superseded,
+            }));
     }
 
     fn touch(&mut self, id: SavedId) {
@@ -273,7 +369,7 @@ impl PrefixStore {
             return;
         };
         let prefix = Arc::clone(&entry.prefix);
-        let value = self.value(prefix.tokens.len(), prefix.state.len());
+        let value = self.value(prefix.tokens.len(), prefix.state.bytes());
         if let Some(entry) = self.entries.get_mut(&id) {
             self.by_value.remove(&(entry.value, id));
             entry.value = value;
@@ -289,7 +385,8 @@ impl PrefixStore {
     }
 }
 
-fn bytes_of(tokens: usize, state: usize) -> usize {
+/// Returns what an entry takes of the limit of its store.
+pub(crate) fn bytes_of(tokens: usize, state: usize) -> usize {
     state + tokens * size_of::<Token>() + ENTRY_BYTES
 }
 

@@ -213,6 +213,14 @@ pub struct EngineStats {
     pub prefix_restored: Counter,
     /// Bytes of the prefixes that are saved in memory.
     pub prefix_saved_bytes: Gauge,
+    /// What the files of saved prefixes count for.
+    pub prefix_disk_bytes: Gauge,
+    /// Bytes of states that were read from files.
+    pub prefix_disk_read_bytes: Counter,
+    /// Bytes of states that were written to files.
+    pub prefix_disk_written_bytes: Counter,
+    /// Files that could not be read or written, and prompts that did not wait longer for one.
+    pub prefix_disk_failures: Counter,
     pub preemptions: Counter,
     /// Tokens that were drafted and computed.
     pub draft_tokens: Counter,
@@ -303,6 +311,10 @@ impl Default for EngineStats {
             prefix_hits: Counter::default(),
             prefix_restored: Counter::default(),
             prefix_saved_bytes: Gauge::default(),
+            prefix_disk_bytes: Gauge::default(),
+            prefix_disk_read_bytes: Counter::default(),
+            prefix_disk_written_bytes: Counter::default(),
+            prefix_disk_failures: Counter::default(),
             preemptions: Counter::default(),
             draft_tokens: Counter::default(),
             accepted_tokens: Counter::default(),

@@ -12,7 +12,7 @@ use std::time::Duration;
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
 use sapwood_engine::llama_options::LoraAdapter;
-use sapwood_engine::{PrefixFileConfig, PrefixSharing, SpeculationMode, scripted};
+use sapwood_engine::{PrefixDiskConfig, PrefixSharing, SpeculationMode, scripted};
 use sapwood_kernel::{ModelFacts, OutputParsers};
 use sapwood_server::faces::generate;
 
@@ -116,14 +116,14 @@ pub(crate) fn plan(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
         .collect()
 }
 
-/// The same for a process that is no server: it does not write the files of cached prefixes, which are the server's.
+/// The same for a process that is no server: it has no folder of cached prefixes, which is the server's.
 ///
 /// # Errors
 /// As [`plan`].
 pub(crate) fn plan_without_server(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
     let mut planned = plan(config)?;
     for model in &mut planned {
-        model.limits.prefix_file = None;
+        model.limits.prefix_disk = None;
     }
     Ok(planned)
 }
@@ -194,8 +194,8 @@ fn planned_by(
 fn limits(config: &Config, name: &str, size: &ModelSize) -> sapwood_engine::Config {
     let prefix_dir = config.engine.prefix_dir.as_deref();
     sapwood_engine::Config {
-        prefix_file: prefix_dir.map(|folder| PrefixFileConfig {
-            path: folder.join(prefix_file_name(name)),
+        prefix_disk: prefix_dir.map(|folder| PrefixDiskConfig {
+            folder: folder.join(prefix_folder_name(name)),
             bytes: config.engine.prefix_disk_bytes,
         }),
         queue_requests: config.limits.queue_requests,
@@ -229,8 +229,8 @@ fn limits(config: &Config, name: &str, size: &ModelSize) -> sapwood_engine::Conf
     }
 }
 
-/// The file of a model's cached prefixes. A name may have characters that a file's name cannot.
-fn prefix_file_name(name: &str) -> String {
+/// The folder of a model's cached prefixes. A name may have characters that a file's name cannot.
+fn prefix_folder_name(name: &str) -> String {
     let mut file = String::new();
     for byte in name.bytes() {
         match byte {

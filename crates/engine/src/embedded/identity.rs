@@ -88,14 +88,15 @@ impl ModelOrigin {
         }
     }
 
-    /// Returns the text that identifies saved slots of a context with so many KV caches. Reads parts of the files.
+    /// Returns the text that identifies saved slots of a context with so many KV caches. `long_rope`: whether it is so long that
+    /// llama.cpp computes positions by the factors for long contexts, if the model has any. Reads parts of the files.
     ///
     /// # Errors
     /// If a file cannot be read, or was changed since it was opened.
-    pub(super) fn identity(&self, caches: u32) -> io::Result<String> {
+    pub(super) fn identity(&self, caches: u32, long_rope: bool) -> io::Result<String> {
         // A state has a part for each KV cache, and llama.cpp reads no state with another number of them.
         let mut identity = format!(
-            "sapwood {} ggml {} caches {caches} {}",
+            "sapwood {} ggml {} caches {caches} long rope {long_rope} {}",
             env!("CARGO_PKG_VERSION"),
             llama::library_version(),
             self.settings
@@ -196,14 +197,15 @@ mod tests {
         let path = folder.path().join("model.gguf");
         let source = ModelSource::File(path.clone());
         let origin = |options: &LoadOptions| ModelOrigin::new(&source, 1, options);
-        let identity = |options: &LoadOptions| origin(options).identity(1);
+        let identity = |options: &LoadOptions| origin(options).identity(1, false);
         let usual = LoadOptions::default();
         assert!(identity(&usual).is_err(), "there is no file");
         let mut bytes = vec![7; 8 << 20];
         std::fs::write(&path, &bytes).unwrap();
         let loaded = origin(&usual);
-        let first = loaded.identity(1).unwrap();
-        assert_ne!(loaded.identity(4).unwrap(), first);
+        let first = loaded.identity(1, false).unwrap();
+        assert_ne!(loaded.identity(4, false).unwrap(), first);
+        assert_ne!(loaded.identity(1, true).unwrap(), first);
         let threads = LoadOptions {
             threads: Some(3),
             parallel: 2,
@@ -224,11 +226,11 @@ mod tests {
         std::fs::write(&other, &bytes).unwrap();
         std::fs::rename(&other, &path).unwrap();
         assert_ne!(identity(&usual).unwrap(), first);
-        assert_eq!(loaded.identity(1).unwrap(), first);
+        assert_eq!(loaded.identity(1, false).unwrap(), first);
         // The file itself is changed: nobody knows what is in memory.
         let loaded = origin(&usual);
         bytes.truncate(7 << 20);
         std::fs::write(&path, &bytes).unwrap();
-        assert!(loaded.identity(1).is_err());
+        assert!(loaded.identity(1, false).is_err());
     }
 }

@@ -323,6 +323,7 @@ fn serve(
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size, &options.llama);
     let context = context.map_err(LoadError::Llama)?;
+    let long_rope = u64::from(context.sequence_cells()) > short_rope_tokens(header);
     let choices = lora::infos(options);
     let vocabulary = LlamaVocabulary::new(Arc::clone(&model), header)?;
     let suffix_first = options.llama.spm_infill.unwrap_or(false);
@@ -366,12 +367,22 @@ fn serve(
         warm_times: None,
         saved_slots,
         origin,
+        long_rope,
         draft: None,
     };
     let tried = embedded.try_adapters(&choices);
     tried.map_err(LoadError::Llama)?;
     embedded.warm_up();
     Ok(embedded)
+}
+
+/// Returns the longest context for which llama.cpp takes the position factors for short ones (`llama_model::get_rope_factors`).
+fn short_rope_tokens(header: &GgufHeader) -> u64 {
+    let architecture = architecture(header);
+    ["rope.scaling.original_context_length", "context_length"]
+        .into_iter()
+        .find_map(|key| header.number(&format!("{architecture}.{key}")))
+        .unwrap_or(u64::MAX)
 }
 
 /// Describes the KV cache, and why it was laid out so.

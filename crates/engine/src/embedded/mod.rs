@@ -68,6 +68,8 @@ pub struct Embedded {
     /// Memory for saved slots.
     saved_slots: memory::SavedSlotsLimit,
     origin: identity::ModelOrigin,
+    /// Whether sequences may be so long that a model with two sets of position factors uses those for long contexts.
+    long_rope: bool,
     /// The draft model that was loaded with it, until it is taken.
     draft: Option<Box<Self>>,
 }
@@ -192,7 +194,7 @@ impl Model for Embedded {
     }
 
     fn saved_identity(&self) -> Option<String> {
-        let identity = self.origin.identity(self.context.caches());
+        let identity = self.origin.identity(self.context.caches(), self.long_rope);
         let unknown = |error: &std::io::Error| {
             tracing::warn!(%error, "the model's file cannot be read: its prefixes are not saved");
         };

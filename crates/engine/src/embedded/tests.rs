@@ -3,6 +3,7 @@
 mod adapters;
 mod backtracking;
 mod demo;
+mod disk;
 mod embedding;
 #[cfg(feature = "tokenizer")]
 mod headers;

@@ -14,7 +14,7 @@ use super::kv_slots::FoundPrefix;
 use super::opening::poll_opening;
 use super::requests::Requests;
 use super::scoring::score_first;
-use super::sequence::{AwaitedPrefix, RequestJob, RunningSequence};
+use super::sequence::{AwaitedPrefix, DiskLookup, RequestJob, RunningSequence};
 use super::steering::Steering;
 use crate::api::{EngineError, FinishReason};
 use crate::config::{Config, PrefixSharing};
@@ -22,6 +22,7 @@ use crate::inbox::{EngineCommand, OwnerInbox};
 use crate::model::SlotPurpose;
 use crate::outbox::{OwnerWaker, ReaderRequest};
 use crate::prefix_cache::common_prefix;
+use crate::prefix_disk::DiskWait;
 use crate::queue::QueuePace;
 use crate::scheduler::SequenceKey;
 
@@ -134,7 +135,7 @@ impl Admission {
         submission.observe(&requests.stats);
         if self.prefix_sharing == PrefixSharing::All {
             // Equal scopes share prefixes, so one constant shares them among all.
-            submission.prefix_scope = 0;
+            submission.prefix_scope = SCOPE_OF_ALL;
         }
         if let Some(adapters) = &submission.adapters {
             submission.prefix_scope = adapters.prefix_scope(submission.prefix_scope);
@@ -321,8 +322,8 @@ impl Admission {
         order.find(|&key| requests.is_eligible(key) && !self.pass_over(requests, key))
     }
 
-    /// Passes a sequence over if another one is computing its prefix: until that has computed it or loses its slot.
-    /// Returns whether it did.
+    /// Passes a sequence over if another one is computing its prefix: until that has computed it or loses its slot. Or if its
+    /// prefix is read from the disk: until it is there, or that takes too long. Returns whether it did.
     fn pass_over(&self, requests: &mut Requests, key: SequenceKey) -> bool {
         // One that was parked has a slot already, unless another one needed it.
         if requests.sequences[key].slot.is_some() {
@@ -331,8 +332,9 @@ impl Admission {
         let after = self.prefix_in_progress(requests, key);
         if after.is_some() {
             requests.sequences[key].after = after;
+            return true;
         }
-        after.is_some()
+        waits_for_disk(requests, key)
     }
 
     /// Finds the sequence that is computing the longest prefix of a sequence whose turn has come, if that is worth
@@ -375,6 +377,40 @@ impl Admission {
             .max_by_key(|after| after.tokens)
     }
 }
+
+/// Starts to read the prefix of a sequence from the disk, once. Returns whether it waits for that.
+fn waits_for_disk(requests: &mut Requests, key: SequenceKey) -> bool {
+    let sequence = &requests.sequences[key];
+    let now = requests.now;
+    let looks = match sequence.disk {
+        DiskLookup::Pending => true,
+        // Now it is known which files there are.
+        DiskLookup::Reads(read) => read.wait == DiskWait::Opening && now < read.until,
+        DiskLookup::Done => false,
+    };
+    if let DiskLookup::Reads(read) = sequence.disk
+        && requests.slots.is_reading(read.wait)
+    {
+        requests.stats.prefix_disk_failures.add(1);
+    }
+    let first = match sequence.disk {
+        DiskLookup::Reads(read) => Some(read.until),
+        _ => None,
+    };
+    let read = looks
+        .then(|| {
+            let scope = requests.jobs[sequence.job].submission.prefix_scope;
+            let usable = &sequence.tokens[..=sequence.first_row()];
+            requests.slots.read_from_disk(scope, usable, now, first)
+        })
+        .flatten();
+    requests.sequences[key].disk = read.map_or(DiskLookup::Done, DiskLookup::Reads);
+    read.is_some()
+}
+
+/// The scope of all callers where they share prefixes. It is that of no caller: files may be read by an engine where they share
+/// none.
+const SCOPE_OF_ALL: u64 = u64::from_be_bytes(*b"all keys");
 
 fn time_out(requests: &mut Requests, job: usize, error: EngineError) {
     requests.stats.cancelled_timeout.add(1);

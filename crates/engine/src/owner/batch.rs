@@ -81,6 +81,11 @@ impl Batch {
         }
     }
 
+    /// Returns what a prompt token takes; `None` before the first was measured.
+    pub(super) fn token_time(&self) -> Option<Duration> {
+        self.pace.token_time()
+    }
+
     /// The output rows of the last decode call.
     pub(super) fn rows(&self) -> &[(SequenceKey, usize)] {
         &self.rows

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use sapwood_proto::steer::Token;
 
 use crate::model::CheckpointTerms;
-use crate::prefix_store::{PrefixStore, SavedId, SavedPrefix};
+use crate::prefix_store::{PrefixStore, SavedId, SavedPrefix, ScopedPrefix};
 
 /// The least distance of checkpoints within a prompt.
 const SPACING_MIN: usize = 2048;
@@ -96,12 +96,12 @@ impl Checkpoints {
         self.store.bytes()
     }
 
-    /// Returns all checkpoints, to be written to a file.
+    /// Returns all checkpoints, to be written to a disk.
     pub(super) fn store(&self) -> &PrefixStore {
         &self.store
     }
 
-    /// Returns all checkpoints, to which those of a file are added.
+    /// Returns all checkpoints, to which those of a disk are added.
     pub(super) fn store_mut(&mut self) -> &mut PrefixStore {
         &mut self.store
     }
@@ -157,19 +157,26 @@ impl Checkpoints {
     }
 
     /// Removes a checkpoint that does not serve.
-    pub(super) fn remove(&mut self, checkpoint: &Checkpoint) {
-        self.store.remove(checkpoint.id);
+    pub(super) fn remove(&mut self, checkpoint: &Checkpoint) -> Option<ScopedPrefix> {
+        self.store.remove(checkpoint.id)
     }
 
     fn find(&self, scope: u64, tokens: &[Token], common: usize) -> Option<(u64, usize)> {
-        let until = common + self.terms?.slack as usize;
+        let until = self.until(common)?;
         let found = self.store.find(scope, &tokens[..until.min(tokens.len())])?;
         Some((found.id, found.tokens))
     }
 
+    /// Returns how many tokens a checkpoint may have that serves for so many common ones; `None` if there are none.
+    pub(super) fn until(&self, common: usize) -> Option<usize> {
+        self.terms.map(|terms| common + terms.slack as usize)
+    }
+
     /// Returns whether a checkpoint of so many bytes is to be made of a slot with these tokens; evicts others for it.
     pub(super) fn make_room(&mut self, scope: u64, tokens: &[Token], bytes: usize) -> bool {
-        bytes > 0 && !self.store.covers(scope, tokens) && self.store.make_room(tokens.len(), bytes)
+        bytes > 0
+            && !self.store.covers(scope, tokens)
+            && self.store.make_room(scope, tokens.len(), bytes)
     }
 
     pub(super) fn insert(&mut self, scope: u64, tokens: &[Token], state: Vec<u8>) {

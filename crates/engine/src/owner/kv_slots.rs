@@ -5,12 +5,12 @@
 //! - A running sequence's slot holds exactly the first `computed` of its tokens.
 //! - The model is never asked to truncate or fork to a length from which it cannot resume (D-48).
 //!
-//! A cached prefix that loses its cells is saved in memory ([`crate::prefix_store`]):
+//! A cached prefix that loses its cells is saved in memory ([`crate::prefix_store`]), and from there on a disk ([`disk`]):
 //!
 //! ```text
 //!   running ── retain ──► cached in KV cells ── evict: save ──► saved in memory ── acquire: restore ──► running
-//!      ▲                        │
-//!      └──── acquire: fork ─────┘
+//!      ▲                        │                                 │          ▲
+//!      └──── acquire: fork ─────┘                                 └── disk ──┘
 //! ```
 //!
 //! Where the model cannot shorten a slot as far as a prompt needs, the copy is rewound by a checkpoint
@@ -29,12 +29,15 @@ use super::fenced;
 use super::sequence::RunningSequence;
 use crate::adapters::{AdapterSet, DEFAULT_ADAPTERS, default_scales};
 use crate::api::{EngineError, ModelInfo};
-use crate::config::{Config, PrefixFileConfig};
+use crate::config::Config;
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::prefix_cache::{EvictedPrefix, PrefixCache, PrefixMatch};
-use crate::prefix_file::PrefixFile;
+use crate::prefix_entry::EntryKind;
 use crate::prefix_store::{PrefixStore, SavedId, SavedMatch, SavedPrefix};
 use crate::stats::Counter;
+use disk::SlotDisk;
+
+pub(super) mod disk;
 
 /// Shorter prefixes are not saved: to compute so few tokens takes one step, as it does to compute a single one.
 const SAVED_TOKENS_MIN: usize = 32;
@@ -65,8 +68,12 @@ pub(super) struct KvSlots {
     cache: PrefixCache,
     store: PrefixStore,
     checkpoints: Checkpoints,
+    /// `None`: what the memory evicts is lost.
+    disk: Option<SlotDisk>,
     /// The cells that cached prefixes may keep when another sequence gets a slot.
     idle_cells_max: usize,
+    /// Whether a sequence got its slot since [`KvSlots::finish_admissions`].
+    has_admitted: bool,
     /// Bytes that were saved in this step.
     saved_in_step: usize,
     /// Bytes that were copied for new sequences in this step: by forks, and from saved prefixes.
@@ -106,7 +113,9 @@ impl KvSlots {
             store: PrefixStore::new(saved, partial),
             restores_in_part: model.restores_in_part(),
             checkpoints,
+            disk: None,
             idle_cells_max: model.idle_cells_max(),
+            has_admitted: false,
             saved_in_step: 0,
             copied_in_step: 0,
             truncates,
@@ -252,8 +261,12 @@ impl KvSlots {
             (None, Some(shared)) => self.share(shared, slot, purpose),
             (None, None) => 0,
         };
-        // After the prefix is shared: its cells are then in use, and are not evicted.
-        self.evict_idle();
+        // After the prefix is shared: its cells are then in use, and are not evicted. Later if possible: what is evicted is
+        // copied, and this sequence would wait for it with its first token.
+        if self.has_admitted {
+            self.evict_idle();
+        }
+        self.has_admitted = true;
         Some((slot, computed))
     }
 
@@ -332,7 +345,9 @@ impl KvSlots {
             && (at == tokens || self.model.can_resume(slot, tokens));
         if !rewound {
             // It may lack what its slot had lost already when it was made. Prompts would choose it again and again.
-            self.checkpoints.remove(checkpoint);
+            if let Some((scope, removed)) = self.checkpoints.remove(checkpoint) {
+                self.forget_on_disk(EntryKind::Checkpoint, scope, &removed.tokens);
+            }
             return false;
         }
         if at > tokens {
@@ -364,7 +379,9 @@ impl KvSlots {
         self.copied_in_step += saved.state.len();
         if !self.model.restore(slot, &saved.state, length(tokens.len())) {
             // There are cells, so it would fail again, and meanwhile it would take the place of one that can be restored.
-            self.store.remove(id);
+            if let Some((scope, removed)) = self.store.remove(id) {
+                self.forget_on_disk(EntryKind::Prefix, scope, &removed.tokens);
+            }
             return 0;
         }
         self.cache.append(slot, tokens);
@@ -391,6 +408,22 @@ impl KvSlots {
             self.cache.truncate(slot, tokens);
         }
         rewound
+    }
+
+    /// Does what admissions have left for the time when no prompt waits: evicts what every decoded token would scan, and saves the
+    /// prefix that would lose its slot next, so that whoever takes it does not wait for that.
+    pub(super) fn finish_admissions(&mut self) {
+        if !std::mem::take(&mut self.has_admitted) {
+            return;
+        }
+        self.evict_idle();
+        if !self.cache.has_free_slot()
+            && let Some(slot) = self.cache.next_lost()
+        {
+            let (scope, tokens) = self.cache.contents(slot);
+            let tokens = tokens.to_vec();
+            self.save_state(slot, scope, &tokens);
+        }
     }
 
     /// Evicts cached prefixes from cells that every decoded token would scan.
@@ -433,6 +466,7 @@ impl KvSlots {
             self.saved_in_step += state.len();
             self.checkpoints.insert(scope, &tokens, state);
         }
+        self.offer_evicted();
     }
 
     /// Frees an evicted slot in the model, after its state was saved if that is worth it.
@@ -454,13 +488,16 @@ impl KvSlots {
         }
         // Asked before it is copied: it may be larger than all that is saved.
         let size = self.model.saved_size(slot);
-        if size == 0 || !self.store.make_room(tokens.len(), size) {
+        if size == 0 || !self.store.make_room(scope, tokens.len(), size) {
             return;
         }
+        // Freed before as much is allocated.
+        self.offer_evicted();
         if let Some(state) = self.model.save(slot) {
             self.saved_in_step += state.len();
             self.store.insert(scope, tokens, state);
         }
+        self.offer_evicted();
     }
 
     /// Moves a cached prefix behind the slots in use: a model may compute adjacent slots in one decode call.
@@ -545,72 +582,26 @@ impl KvSlots {
         any
     }
 
-    /// Reads the prefixes and checkpoints that an earlier engine of this model has saved.
-    pub(super) fn read_file(&mut self, file: &PrefixFileConfig) {
-        let Some(identity) = self.identity() else {
-            return;
-        };
-        let tokens_max = self.info().context_tokens as usize;
-        let read = |file: &PrefixFileConfig, store: &mut PrefixStore| {
-            let path = file.path.display();
-            match PrefixFile::new(file, &identity).read(store, tokens_max) {
-                Ok(0) => {}
-                Ok(prefixes) => tracing::info!(prefixes, %path, "saved prefixes were read"),
-                // What was read before is usable: each entry has its own checksum.
-                Err(error) => tracing::warn!(%error, %path, "saved prefixes cannot be read"),
-            }
-        };
-        if self.checkpoints.is_on() {
-            let [prefixes, checkpoints] = file.with_checkpoints();
-            read(&prefixes, &mut self.store);
-            read(&checkpoints, self.checkpoints.store_mut());
-        } else {
-            read(file, &mut self.store);
-        }
+    /// Drops the saved prefixes, after as many as it takes at once were offered to the disk; those in KV cells stay.
+    pub(super) fn move_saved(&mut self) {
+        self.offer_all();
+        self.stop_reading_ahead();
+        self.drop_saved();
     }
 
-    /// Saves all cached prefixes, and writes them and the checkpoints for the next engine of this model.
-    pub(super) fn write_file(&mut self, file: &PrefixFileConfig) {
-        let Some(identity) = self.identity() else {
-            return;
-        };
-        while let Some(evicted) = self.cache.evict(None) {
-            // No stream waits any more.
-            self.saved_in_step = 0;
-            self.save(evicted);
-        }
-        let write = |file: &PrefixFileConfig, store: &PrefixStore| {
-            let path = file.path.display();
-            match PrefixFile::new(file, &identity).write(store) {
-                Ok(prefixes) => tracing::info!(prefixes, %path, "cached prefixes were saved"),
-                Err(error) => tracing::warn!(%error, %path, "cached prefixes cannot be saved"),
-            }
-        };
-        if self.checkpoints.is_on() {
-            let [prefixes, checkpoints] = file.with_checkpoints();
-            write(&prefixes, &self.store);
-            write(&checkpoints, self.checkpoints.store());
-        } else {
-            write(file, &self.store);
-            // What an engine with checkpoints has left would stay for ever. It is no error if there is none.
-            let [_, checkpoints] = file.with_checkpoints();
-            let _ = std::fs::remove_file(&checkpoints.path);
-        }
-    }
-
-    fn identity(&self) -> Option<String> {
-        self.model.saved_identity().filter(|_| !self.store.is_off())
-    }
-
-    /// Drops the saved prefixes; those in KV cells stay.
-    pub(super) fn drop_saved(&mut self) {
+    fn drop_saved(&mut self) {
         self.store = self.store.emptied();
         self.checkpoints.clear();
     }
 
-    /// Returns the bytes of saved prefixes and checkpoints.
+    /// Returns the bytes of saved prefixes and checkpoints in memory, those included that are about to be
+    /// written, or are read.
     pub(super) fn saved_bytes(&self) -> usize {
-        self.store.bytes() + self.checkpoints.bytes()
+        let queued = self
+            .disk
+            .as_ref()
+            .map_or(0, |disk| disk.tier.queued_bytes());
+        self.store.bytes() + self.checkpoints.bytes() + queued
     }
 
     /// Returns how much of the last decode call was waiting for other models.

@@ -67,10 +67,12 @@ use std::time::Duration;
 use sapwood_proto::time::Time;
 
 use crate::api::ModelInfo;
-use crate::config::{Config, PrefixFileConfig, SpeculationMode};
+use crate::config::{Config, PrefixDiskConfig, SpeculationMode};
 use crate::draft_model::DraftModel;
 use crate::inbox::OwnerInbox;
 use crate::model::Model;
+#[cfg(all(test, feature = "embedded"))]
+use crate::prefix_folder::PrefixDisk;
 use crate::scheduler::Scheduler;
 use admission::Admission;
 use batch::{Batch, Decoded};
@@ -99,7 +101,7 @@ pub struct EngineOwner {
     progress: ProgressReports,
     requests: Requests,
     clock: StepClock,
-    prefix_file: Option<PrefixFileConfig>,
+    prefix_disk: Option<PrefixDiskConfig>,
 }
 
 impl EngineOwner {
@@ -145,7 +147,7 @@ impl EngineOwner {
             requests: Requests::new(slots, vocabulary, scheduler, stats, queue, fuel),
             info,
             clock: StepClock::default(),
-            prefix_file: config.prefix_file.clone(),
+            prefix_disk: config.prefix_disk.clone(),
         }
     }
 
@@ -164,7 +166,7 @@ impl EngineOwner {
         self.clock.begin_step();
         self.admission.begin_step();
         if self.admission.is_trimmed() {
-            requests.slots.drop_saved();
+            requests.slots.move_saved();
         }
         // Before cancellations: a handle that was dropped while its command was in the inbox has set the wake flag,
         // which is read only once. If that flag were read first, the request would run without a reader.
@@ -174,6 +176,10 @@ impl EngineOwner {
         // Before parking and admission, so that the slots and KV cells of cancelled requests go to waiting ones in this
         // step.
         self.admission.take_cancellations(requests, now);
+        // After the wake-up flag was read: the disk's threads set it after each reply.
+        requests
+            .slots
+            .poll_disk(&requests.stats, self.batch.token_time(), now);
         opening::poll_openings(requests);
         // Before admission: a sequence that parks leaves its place in the batch to a waiting one, and one that resumes
         // competes for it.
@@ -207,27 +213,56 @@ impl EngineOwner {
         // Last of all, so that a reader on another core finds the whole step and does not compete with the owner
         // meanwhile (D-6).
         requests.publish();
+        if !requests.awaits_first_token() {
+            requests.slots.finish_admissions();
+        }
         let wake_at = self.wake_at(now);
         self.requests.report.wake_at = wake_at;
         self.observe(now, computed);
         self.requests.report.clone()
     }
 
-    /// Reads the cached prefixes of an earlier engine of this model.
+    /// Starts to look for the cached prefixes of an earlier engine of this model.
     fn begin(&mut self) {
-        if let Some(file) = &self.prefix_file {
-            self.requests.slots.read_file(file);
+        if let Some(disk) = &self.prefix_disk {
+            self.requests.slots.open_disk(disk, self.admission.waker());
         }
     }
 
     /// Saves the cached prefixes for the next engine of this model.
     fn finish(&mut self) {
-        if let Some(file) = self.prefix_file.take()
-            && self.requests.stats.dead.get() == 0
-        {
+        if self.requests.stats.dead.get() == 0 {
+            let requests = &mut self.requests;
             // The model may fail; the requests are ended all the same.
-            fenced(|| self.requests.slots.write_file(&file));
+            fenced(|| requests.slots.close_disk(&requests.stats));
         }
+    }
+
+    /// Gives an owner that is stepped by hand a disk that is always quicker than computing, and waits until its files are listed.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(crate) fn open_disk(&mut self, disk: Arc<dyn PrefixDisk>) {
+        let requests = &mut self.requests;
+        let waker = self.admission.waker();
+        requests.slots.start_disk(disk, 1 << 30, waker);
+        requests.slots.settle_disk(&requests.stats);
+        requests.slots.hasten_disk();
+    }
+
+    /// Moves all cached prefixes to the disk, and waits until they are there.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(crate) fn move_to_disk(&mut self) {
+        let requests = &mut self.requests;
+        requests.slots.begin_step();
+        requests.slots.evict_all();
+        requests.slots.move_saved();
+        requests.slots.settle_disk(&requests.stats);
+    }
+
+    /// Ends the use of the disk.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(crate) fn close_disk(&mut self) {
+        let requests = &mut self.requests;
+        requests.slots.close_disk(&requests.stats);
     }
 
     /// Returns whether no request is in progress or waiting.
@@ -237,7 +272,8 @@ impl EngineOwner {
     }
 
     /// Returns when there is work again without a message from outside.
-    fn wake_at(&self, now: Time) -> Option<Time> {
+    fn wake_at(&mut self, now: Time) -> Option<Time> {
+        let disk = self.requests.slots.disk_deadline(now);
         let requests = &self.requests;
         let report = &requests.report;
         // A step that waits for steerers takes the wake-ups of the inbox for theirs.
@@ -252,7 +288,7 @@ impl EngineOwner {
         {
             return Some(now);
         }
-        let timers = [self.admission.next_deadline(), self.progress.due()];
+        let timers = [self.admission.next_deadline(), self.progress.due(), disk];
         let mut earliest = timers.into_iter().flatten().min();
         for key in requests.scheduler.running() {
             let sequence = &requests.sequences[key];

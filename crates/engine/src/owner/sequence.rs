@@ -14,6 +14,7 @@ use sapwood_proto::time::Time;
 use super::SequenceId;
 use super::checkpoints::PromptMarks;
 use super::fuel::SpentFuel;
+use super::kv_slots::disk::DiskRead;
 use super::speculation::Drafting;
 use super::steering::Steering;
 use crate::api::{Sampled, Tokens, Vocabulary};
@@ -110,6 +111,15 @@ pub(super) struct AwaitedPrefix {
     pub(super) tokens: usize,
 }
 
+/// Whether a sequence's prefix was looked for on the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum DiskLookup {
+    #[default]
+    Pending,
+    Reads(DiskRead),
+    Done,
+}
+
 /// The known tokens of a sequence. The choices of a request share those of its start until they append to them: a queue
 /// full of requests for many choices would hold each prompt a hundred times.
 ///
@@ -167,6 +177,7 @@ pub(super) struct RunningSequence {
     pub(super) marks: PromptMarks,
     /// It waits until another sequence, which has a slot, has computed the common prefix.
     pub(super) after: Option<AwaitedPrefix>,
+    pub(super) disk: DiskLookup,
     pub(super) asleep_until: Option<Time>,
     pub(super) cached_row: Option<CachedRow>,
     /// Tokens ever appended to the output, rolled-back ones included (AI-824).

@@ -54,6 +54,12 @@ impl StepPace {
         self.turns = count(turns.max(1));
     }
 
+    /// Returns what a prompt token takes; `None` before the first was measured.
+    pub(super) fn token_time(&self) -> Option<Duration> {
+        self.prefill
+            .map(|nanoseconds| Duration::from_secs_f64(nanoseconds / 1e9))
+    }
+
     /// Returns how many prompt tokens a step may compute beside this many decoding sequences.
     pub(super) fn prefill_tokens(&self, decoding: usize) -> usize {
         let Some(token) = self.prefill else {

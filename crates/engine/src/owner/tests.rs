@@ -5,6 +5,7 @@ mod adapters;
 mod bad_words;
 mod cache;
 mod checkpoints;
+mod disk;
 mod end_tokens;
 mod endings;
 mod faults;

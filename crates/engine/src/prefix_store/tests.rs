@@ -9,6 +9,7 @@ const LIMIT: usize = 8 * (ENTRY_BYTES + 100);
 fn insert(store: &mut PrefixStore, scope: u64, tokens: &[Token]) {
     let state = vec![0; tokens.len() * 4];
     store.insert(scope, tokens, state);
+    store.take_evicted();
 }
 
 fn found(store: &PrefixStore, scope: u64, tokens: &[Token]) -> Option<(usize, usize)> {
@@ -94,6 +95,53 @@ fn of_equal_sizes_the_one_that_saves_more_tokens_stays() {
     panic!("an entry that nobody uses stays");
 }
 
+/// A caller with many conversations has half of the memory at most beside others, and all of it alone.
+#[test]
+fn one_scope_does_not_evict_all_others() {
+    let mut store = PrefixStore::new(10 * (ENTRY_BYTES + 8), true);
+    let count = |store: &PrefixStore, scope| {
+        store
+            .entries
+            .values()
+            .filter(|it| it.scope == scope)
+            .count()
+    };
+    for token in 0..100 {
+        insert(&mut store, 7, &[token]);
+    }
+    assert_eq!(count(&store, 7), 10);
+    for token in 0..4 {
+        insert(&mut store, 8, &[token]);
+    }
+    for token in 100..200 {
+        insert(&mut store, 7, &[token]);
+        for used in 0..4 {
+            store.covers(8, &[used]);
+        }
+    }
+    assert_eq!([7, 8].map(|scope| count(&store, scope)), [6, 4]);
+    // Of a caller that has gone.
+    let mut left = PrefixStore::new(10 * (ENTRY_BYTES + 8), true);
+    for token in 0..5 {
+        insert(&mut left, 8, &[token]);
+    }
+    for token in 0..20 {
+        insert(&mut left, 7, &[token]);
+    }
+    assert_eq!([7, 8].map(|scope| count(&left, scope)), [10, 0]);
+    for token in 4..100 {
+        insert(&mut store, 8, &[token]);
+        insert(&mut store, 9, &[token]);
+    }
+    assert!(
+        count(&store, 7) == 0,
+        "what nobody uses is evicted by others"
+    );
+    assert!(count(&store, 8) >= 4 && count(&store, 9) >= 4);
+    let bytes = store.scope_bytes.values().sum::<usize>();
+    assert_eq!((bytes, store.scope_bytes.len()), (store.bytes(), 2));
+}
+
 proptest! {
     /// Whatever was stored and evicted: the best of all entries is found, the bytes are counted, and the limit holds.
     #[test]
@@ -110,6 +158,7 @@ proptest! {
         }
         let bytes = store.entries.values().map(StoredPrefix::bytes);
         prop_assert_eq!(bytes.sum::<usize>(), store.bytes());
+        prop_assert_eq!(store.scope_bytes.values().sum::<usize>(), store.bytes());
         prop_assert_eq!(store.entries.len(), store.by_value.len());
         let indexed: usize = store.by_tokens.values().map(BTreeMap::len).sum();
         prop_assert_eq!(store.entries.len(), indexed);

@@ -38,10 +38,10 @@ pub(crate) struct EngineConfig {
     /// Bytes of memory for cached prefixes that have lost their KV cells; 0: an eighth of the memory that is available when
     /// the model is loaded, at most 8 GiB. Nothing is kept there if `kept_prefixes` is 0.
     pub(crate) prefix_ram_bytes: u64,
-    /// Folder for the cached prefixes of models that are not in memory: one file for each, written when a model is unloaded
-    /// or the server ends, and read when it is loaded.
+    /// Folder for cached prefixes that the memory has no room for, and for all when a model is unloaded or the server ends:
+    /// one folder for each model, from which they are read back.
     pub(crate) prefix_dir: Option<PathBuf>,
-    /// The maximum of bytes of such a file.
+    /// The maximum of bytes of such a folder.
     pub(crate) prefix_disk_bytes: u64,
     /// What drafts tokens of an embedded model, so that a decode call gives several of them (speculative decoding).
     /// By default `draft` for models with a draft model, and `off` for others.
@@ -104,7 +104,7 @@ impl Default for EngineConfig {
             prefix_tokens_min: 16,
             prefix_ram_bytes: 0,
             prefix_dir: None,
-            prefix_disk_bytes: 1 << 30,
+            prefix_disk_bytes: 8 << 30,
             speculation: None,
             draft_tokens_max: 16,
             draft_p_min: 0.75,

@@ -327,6 +327,11 @@ impl LlamaContext {
         self.cells
     }
 
+    /// Returns the KV cells that one sequence can have, which llama.cpp takes for the length of the context (`n_ctx_seq`).
+    pub(in super::super) fn sequence_cells(&self) -> u32 {
+        self.cells_per_slot.unwrap_or(self.cells)
+    }
+
     /// Returns the number of KV caches of their own.
     pub(in super::super) fn caches(&self) -> u32 {
         match self.cells_per_slot {
@@ -454,7 +459,7 @@ impl LlamaContext {
         if entries.is_empty() || entries.len() > self.batch_tokens as usize {
             return Err(DecodeError::Invalid("a batch is empty or too large"));
         }
-        let (mut rows, reach) = (0, self.cells_per_slot.unwrap_or(self.cells));
+        let (mut rows, reach) = (0, self.sequence_cells());
         for (index, entry) in entries.iter().enumerate() {
             let Some(&held) = self.cells_held.get(entry.slot as usize) else {
                 return Err(DecodeError::Invalid("a slot is out of range"));

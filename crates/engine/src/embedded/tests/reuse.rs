@@ -6,7 +6,7 @@ use crate::{Config, DraftModel, Engine, EngineOwner};
 
 /// A model and its engine, stepped by hand.
 pub(super) struct Bench {
-    owner: EngineOwner,
+    pub(super) owner: EngineOwner,
     pub(super) engine: Engine,
 }
 

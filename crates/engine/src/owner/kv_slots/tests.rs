@@ -1,8 +1,11 @@
 //! Slots with a scripted model: what is shared, saved and restored.
 
 use super::*;
+
 use crate::owner::tests::hooked_model::{HookedModel, ModelHooks};
+use crate::prefix_disk::virtual_disk::{DiskFaults, VirtualDisk};
 use crate::scripted::{Config as Script, Scripted};
+use crate::stats::EngineStats;
 
 fn slots(truncates: bool) -> KvSlots {
     let script = Script {
@@ -61,6 +64,51 @@ fn a_prefix_that_lost_its_cells_is_restored() {
         assert_eq!(prefill(&mut slots, &other), expected);
         assert!(slots.saved_bytes() > 5 * 800);
     }
+}
+
+/// What loses its cells or its slot is copied while no prompt waits for its first token.
+#[test]
+fn what_is_evicted_is_saved_behind_the_first_token_of_the_next_prompt() {
+    let mut slots = slots_of(Script {
+        saves: true,
+        ..Script::default()
+    });
+    for of in 0..5 {
+        slots.begin_step();
+        assert_eq!(prefill(&mut slots, &text(of, 100)), 0);
+        assert_eq!(slots.saved_in_step, 0, "{of}");
+        slots.finish_admissions();
+        assert!(slots.saved_in_step > 0);
+    }
+    slots.begin_step();
+    assert_eq!(
+        prefill(&mut slots, &[text(0, 100), vec![300; 5]].concat()),
+        100
+    );
+    assert_eq!(slots.saved_in_step, 0);
+    // If there is no such time, the next prompt does it.
+    assert_eq!(prefill(&mut slots, &text(7, 100)), 0);
+    assert!(slots.saved_in_step > 0);
+    // Two slots, one of them with a prefix that may stay in its cells.
+    let mut slots = slots_of(Script {
+        saves: true,
+        parallel: 2,
+        kept_prefixes: 0,
+        ..Script::default()
+    });
+    assert_eq!(prefill(&mut slots, &text(0, 32)), 0);
+    slots.finish_admissions();
+    let (_running, _) = slots.acquire(9, None, &PURPOSE).unwrap();
+    assert_eq!((slots.saved_in_step, slots.used()), (0, 32));
+    slots.finish_admissions();
+    let saved = slots.saved_in_step;
+    assert!(saved > 0);
+    assert_eq!(prefill(&mut slots, &text(1, 40)), 0);
+    assert_eq!(slots.saved_in_step, saved, "it was saved before");
+    assert_eq!(
+        prefill(&mut slots, &[text(0, 32), vec![300; 5]].concat()),
+        32
+    );
 }
 
 /// The only slot that could be given to a sequence is the one with its prefix.
@@ -123,6 +171,68 @@ fn a_saved_prefix_with_too_little_in_common_is_not_copied() {
         );
         assert_eq!(is_saved, found, "{tokens}");
     }
+}
+
+/// A prompt token that takes next to no time is not waited for, and what is not worth reading is not read.
+#[test]
+fn a_prefix_is_read_from_the_disk_only_where_that_is_quicker() {
+    let disk = Arc::<VirtualDisk>::default();
+    let stats = EngineStats::default();
+    let slots = || {
+        let mut slots = slots_of(Script {
+            saves: true,
+            ..Script::default()
+        });
+        let disk = Arc::clone(&disk);
+        slots.start_disk(disk, 1 << 30, Arc::default());
+        slots.settle_disk(&stats);
+        slots
+    };
+    let mut first = slots();
+    prefill(&mut first, &text(0, 200));
+    first.close_disk(&stats);
+    let reads = |slots: &mut KvSlots, prompt: &[Token], token: Option<Duration>| {
+        slots.poll_disk(&stats, token, Time::ZERO);
+        slots.read_from_disk(0, prompt, Time::ZERO, None).is_some()
+    };
+    let longer = |tokens| [text(0, tokens), vec![300; 5]].concat();
+    // What it takes before the speed was measured: 200 tokens of 8 bytes.
+    let fast = Some(Duration::from_nanos(5));
+    for (prompt, token, expected) in [
+        (longer(200), None, true),
+        (longer(200), fast, false),
+        (longer(200), Some(Duration::from_nanos(50)), true),
+        (longer(30), None, false),
+        (longer(40), None, true),
+        (text(7, 200), None, false),
+    ] {
+        let mut slots = slots();
+        // Nothing is read but what is asked for.
+        disk.set(DiskFaults {
+            held: true,
+            ..DiskFaults::default()
+        });
+        let read = reads(&mut slots, &prompt, token);
+        disk.set(DiskFaults::default());
+        assert_eq!(read, expected, "{} {token:?}", prompt.len());
+    }
+    let mut slots = slots();
+    let wait = |slots: &mut KvSlots, token| {
+        slots.poll_disk(&stats, Some(Duration::from_millis(token)), Time::ZERO);
+        let read = slots.read_from_disk(0, &longer(200), Time::ZERO, None);
+        read.map(|read| read.until.since_origin())
+    };
+    disk.set(DiskFaults {
+        held: true,
+        ..DiskFaults::default()
+    });
+    // As long as computing would take.
+    let times = [2, 20, 200].map(|token| wait(&mut slots, token));
+    disk.set(DiskFaults::default());
+    assert_eq!(
+        times,
+        [400, 4_000, 5_000].map(|ms| Some(Duration::from_millis(ms)))
+    );
 }
 
 const PURPOSE: SlotPurpose<'static> = SlotPurpose {

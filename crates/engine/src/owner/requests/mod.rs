@@ -28,7 +28,7 @@ use super::fuel::Fuel;
 use super::kv_slots::KvSlots;
 use super::output::StepOutput;
 use super::report::{SequenceId, StepReport};
-use super::sequence::{AwaitedPrefix, KnownTokens, RequestJob, RunningSequence};
+use super::sequence::{AwaitedPrefix, DiskLookup, KnownTokens, RequestJob, RunningSequence};
 use super::steering::Steering;
 use crate::adapters::{AdapterSet, DEFAULT_ADAPTERS};
 use crate::api::{
@@ -107,6 +107,12 @@ impl Requests {
         self.output.begin(step);
         self.slots.begin_step();
         self.now = now;
+    }
+
+    /// Returns whether a sequence waits for its slot, or computes its prompt.
+    pub(super) fn awaits_first_token(&self) -> bool {
+        let mut running = self.scheduler.running();
+        self.scheduler.waiting() > 0 || running.any(|key| self.sequences[key].appended == 0)
     }
 
     /// Returns whether a running sequence has begun its output.
@@ -191,6 +197,7 @@ impl Requests {
                 .map_or(DEFAULT_ADAPTERS, AdapterSet::key),
             due: None,
             after,
+            disk: DiskLookup::Pending,
             asleep_until: None,
             cached_row: None,
             appended: 0,
@@ -226,6 +233,12 @@ impl Requests {
     /// it.
     pub(super) fn is_eligible(&self, key: SequenceKey) -> bool {
         let sequence = &self.sequences[key];
+        if let DiskLookup::Reads(read) = sequence.disk
+            && self.now < read.until
+            && self.slots.is_reading(read.wait)
+        {
+            return false;
+        }
         let Some(after) = sequence.after else {
             return true;
         };

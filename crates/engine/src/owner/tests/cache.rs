@@ -3,7 +3,7 @@
 use super::harness::{Answer, Bench, read, request_for};
 use crate::api::{FinishReason, GenerationRequest};
 use crate::scripted::{Config as Script, Script as Name, Scripted};
-use crate::{Config, Engine, PrefixFileConfig, PrefixSharing};
+use crate::{Config, Engine, PrefixDiskConfig, PrefixSharing};
 
 fn computed(reports: &[crate::StepReport]) -> u32 {
     reports
@@ -452,8 +452,8 @@ fn cached_prefixes_outlive_an_engine_that_ends_in_order() {
 fn prefixes_outlive_an_engine(window_tokens: u32) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
-        prefix_file: Some(PrefixFileConfig {
-            path: folder.path().join("model.prefixes"),
+        prefix_disk: Some(PrefixDiskConfig {
+            folder: folder.path().join("model.prefixes"),
             bytes: 1 << 20,
         }),
         ..Config::default()
@@ -484,10 +484,10 @@ fn prefixes_outlive_an_engine(window_tokens: u32) {
     // All but its last token; it begins with a BOS token.
     assert_eq!(restored("a", 0) as usize, prompt.len());
     assert_eq!(restored("a", 1) as usize, prompt.len());
-    // A file of another model is not used, and is replaced.
+    // Files of another model are not used.
     assert_eq!(restored("b", 0), 0);
     assert_eq!(restored("b", 0) as usize, prompt.len());
-    assert_eq!(restored("a", 0), 0);
+    assert_eq!(restored("a", 0) as usize, prompt.len());
 }
 
 #[test]
