@@ -149,32 +149,32 @@ fn configuration(config: &Config) -> CheckResult {
     }
 }
 
-/// Whether the processor has what llama.cpp was built for; otherwise no model is loaded.
+/// Whether llama.cpp has kernels for the processor; otherwise no model is loaded.
 fn cpu() -> CheckResult {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let found = format!("{} with {cores} cores", std::env::consts::ARCH);
-    let missing = missing_instructions();
-    if missing.is_empty() {
-        return CheckResult::new("cpu", Verdict::Ok, found, "");
-    }
-    let hint = "build on this machine with `cargo xtask serve`, or use another machine";
-    CheckResult::new(
-        "cpu",
-        Verdict::Fail,
-        format!("{found}; lacks {}", missing.join(", ")),
-        hint,
-    )
+    let kernels = kernels();
+    let verdict = kernels.as_ref().map_or(Verdict::Fail, |_| Verdict::Ok);
+    let (said, hint) =
+        kernels.map_or_else(|(problem, hint)| (problem, hint), |it| (it, String::new()));
+    let found = [found, said].join("; ");
+    CheckResult::new("cpu", verdict, found.trim_end_matches("; "), &hint)
 }
 
+/// Describes the kernels of llama.cpp; in an error what is wrong, and what to do.
 #[cfg(feature = "embedded")]
-fn missing_instructions() -> Vec<&'static str> {
-    sapwood_engine::embedded::missing_instructions()
+fn kernels() -> Result<String, (String, String)> {
+    match sapwood_engine::embedded::kernels() {
+        Ok(kernels) => Ok(format!("kernels: {kernels}")),
+        Err(error) => Err((error.problem(), error.remedy())),
+    }
 }
 
-/// Without llama.cpp nothing was compiled for certain processors.
+/// Without llama.cpp there are none.
 #[cfg(not(feature = "embedded"))]
-fn missing_instructions() -> Vec<&'static str> {
-    Vec::new()
+#[expect(clippy::unnecessary_wraps, reason = "as with llama.cpp")]
+fn kernels() -> Result<String, (String, String)> {
+    Ok(String::new())
 }
 
 fn memory() -> CheckResult {
