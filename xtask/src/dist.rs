@@ -225,16 +225,16 @@ mod tests {
 
     #[test]
     fn a_program_without_kernels_is_not_shipped() {
-        let said = |verdict| {
+        let findings = |verdict| {
             format!(
                 r#"[{{"check":"configuration"}},{{"check":"cpu","verdict":"{verdict}","found":"x86_64; kernels: zen4 of /x"}}]"#
             )
         };
         assert_eq!(
-            cpu(&said("ok")).unwrap().unwrap(),
+            cpu(&findings("ok")).unwrap().unwrap(),
             "x86_64; kernels: zen4 of /x"
         );
-        let error = cpu(&said("fail")).unwrap().unwrap_err();
+        let error = cpu(&findings("fail")).unwrap().unwrap_err();
         assert!(error.to_string().contains("no kernels"), "{error}");
         assert!(cpu("").is_none() && cpu("[]").is_none());
     }

@@ -153,28 +153,32 @@ fn configuration(config: &Config) -> CheckResult {
 fn cpu() -> CheckResult {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let found = format!("{} with {cores} cores", std::env::consts::ARCH);
-    let kernels = kernels();
-    let verdict = kernels.as_ref().map_or(Verdict::Fail, |_| Verdict::Ok);
-    let (said, hint) =
-        kernels.map_or_else(|(problem, hint)| (problem, hint), |it| (it, String::new()));
-    let found = [found, said].join("; ");
-    CheckResult::new("cpu", verdict, found.trim_end_matches("; "), &hint)
+    match kernels() {
+        Ok(None) => CheckResult::new("cpu", Verdict::Ok, found, ""),
+        Ok(Some(kernels)) => {
+            let found = format!("{found}; kernels: {kernels}");
+            CheckResult::new("cpu", Verdict::Ok, found, "")
+        }
+        Err((problem, remedy)) => {
+            let found = format!("{found}; {problem}");
+            CheckResult::new("cpu", Verdict::Fail, found, &remedy)
+        }
+    }
 }
 
-/// Describes the kernels of llama.cpp; in an error what is wrong, and what to do.
+/// Describes the kernels of llama.cpp; an error has what is wrong, and what to do.
 #[cfg(feature = "embedded")]
-fn kernels() -> Result<String, (String, String)> {
+fn kernels() -> Result<Option<String>, (String, String)> {
     match sapwood_engine::embedded::kernels() {
-        Ok(kernels) => Ok(format!("kernels: {kernels}")),
+        Ok(kernels) => Ok(Some(kernels.to_string())),
         Err(error) => Err((error.problem(), error.remedy())),
     }
 }
 
 /// Without llama.cpp there are none.
 #[cfg(not(feature = "embedded"))]
-#[expect(clippy::unnecessary_wraps, reason = "as with llama.cpp")]
-fn kernels() -> Result<String, (String, String)> {
-    Ok(String::new())
+fn kernels() -> Result<Option<String>, (String, String)> {
+    Ok(None)
 }
 
 fn memory() -> CheckResult {

@@ -310,7 +310,7 @@ fn ggml_loads_what_fits_it_and_says_why_not() {
         (tried, loaded)
     };
     let (tried, loaded) = load();
-    for ((name, why), (tried, said)) in [
+    for ((name, why), (tried, reason)) in [
         ("libggml-cuda", "file too short"),
         ("libggml-cpu-haswell", "it is not for this machine"),
         ("libggml-cpu-ivybridge", "incompatible API version"),
@@ -323,8 +323,8 @@ fn ggml_loads_what_fits_it_and_says_why_not() {
     .zip(&tried)
     {
         assert!(
-            tried == name && said.contains(why),
-            "{name}: {tried}: {said}"
+            tried == name && reason.contains(why),
+            "{name}: {tried}: {reason}"
         );
     }
     let error = loaded.unwrap_err();
