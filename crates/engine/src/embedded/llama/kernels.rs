@@ -82,6 +82,7 @@ fn find() -> Result<Kernels, KernelsError> {
 /// The variants of ggml's build (`ggml/src/CMakeLists.txt`), the best first, in the order of its own scores, with the instructions
 /// that [`instructions::has`] knows. ggml asks the processor alone, so that the operating system may yet refuse what a
 /// processor has; on ARM it asks the operating system, and refuses a library itself.
+/// Without `sapphirerapids`: there are machines that report AMX, on which that variant dies of an illegal instruction.
 #[cfg(any(test, feature = "dynamic-backends"))]
 const VARIANTS: &[(&str, &[&str])] = &[
     (
