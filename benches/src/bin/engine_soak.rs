@@ -4,7 +4,7 @@
 //! `cargo xtask soak --engine` builds the server, installs a model and runs this.
 //!
 //! ```text
-//! engine_soak --sapwood PROGRAM --model FILE [--minutes N] [--clients N] [--seed N]
+//! engine_soak --sapwood PROGRAM --model FILE [--minutes N] [--clients N] [--seed N] [--setting N]
 //! ```
 
 use std::io::Write;
@@ -41,6 +41,9 @@ struct Args {
     /// Seed of the clients' choices and of the server's settings; default: the clock
     #[arg(long)]
     seed: Option<u64>,
+    /// The server's settings, 1 to 5, in place of those that the seed chooses
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=SETTINGS.len() as i64))]
+    setting: Option<u8>,
 }
 
 /// The settings of a server.
@@ -116,7 +119,10 @@ async fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = args.seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
-    let setting = *Dice::new(seed).pick(&SETTINGS);
+    let setting = match args.setting {
+        Some(number) => SETTINGS[usize::from(number) - 1],
+        None => *Dice::new(seed).pick(&SETTINGS),
+    };
     print(&format!(
         "seed {seed}, {} clients, {} min, {setting:?}",
         args.clients, args.minutes
@@ -159,7 +165,13 @@ async fn soak(args: &Args, seed: u64, setting: Setting) -> Result<()> {
         "{} different questions",
         reference.questions().await
     ))?;
-    closed(&side.server, setting.reaches).await?;
+    // A minute may be over before slots are short.
+    let reaches = if args.minutes < REACHES_MINUTES {
+        &[]
+    } else {
+        setting.reaches
+    };
+    closed(&side.server, reaches).await?;
     totals.judge().map_err(|why| anyhow!(why))?;
     judge_memory(&samples)?;
     side.server.stop().await
@@ -251,6 +263,8 @@ fn print(line: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }
 
+/// A soak of so many minutes must have reached what its setting is for.
+const REACHES_MINUTES: f64 = 5.0;
 /// Interval of the checks.
 const EVERY: Duration = Duration::from_secs(1);
 /// The longest that the server may take to say that it is alive, on a busy machine.

@@ -13,8 +13,6 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use sapwood_proto::code::Code;
-use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::CHOICES_MAX;
 use sapwood_proto::steer::StepWaker;
 
@@ -27,7 +25,7 @@ use crate::model::{Interrupt, Model};
 use crate::outbox::{OwnerWaker, RequestHandle, outbox};
 use crate::owner::EngineOwner;
 use crate::owner_thread::OwnerThread;
-use crate::queue::{AdmissionQueue, QueueFull, QueueLimits, at_most};
+use crate::queue::{AdmissionQueue, QueueLimits, at_most};
 use crate::ranking::mix;
 use crate::stats::EngineStats;
 use crate::submission::prepare;
@@ -55,19 +53,6 @@ impl EngineShared {
         };
         // Requests that come meanwhile wait for the first one: building it twice would cost more.
         Arc::clone(self.token_index.get_or_init(make))
-    }
-
-    /// OA-205: refuses at once, with the time after which a retry makes sense.
-    fn refused(&self, full: QueueFull) -> EngineError {
-        // Counted here and not by the owner, which never sees a refused request.
-        let (counter, what) = match full {
-            QueueFull::Requests => (&self.stats.rejected_queue, "requests"),
-            QueueFull::Tokens => (&self.stats.rejected_tokens, "prompt tokens"),
-        };
-        counter.add(1);
-        let message = format!("too many {what} wait for this model: try again later");
-        let rejection = EngineError::new(Code::Overloaded, ErrorReason::ENGINE_BUSY, message);
-        rejection.after(self.queue.retry_after())
     }
 }
 
@@ -195,7 +180,7 @@ impl Engine {
         // After `prepare`, which counts the tokens: an invalid request is refused as such even if the queue is full,
         // and is never charged.
         if let Err(full) = shared.queue.enter(caller, prompt_tokens, limits) {
-            return Err(shared.refused(full));
+            return Err(shared.queue.refused(full, &shared.stats, "prompt tokens"));
         }
         // After the charge: a request that is refused has not begun, and costs its controller nothing.
         let waker: Arc<dyn StepWaker> = Arc::clone(&shared.waker) as _;

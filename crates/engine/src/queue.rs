@@ -7,8 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
+use crate::api::EngineError;
+use crate::stats::EngineStats;
 use crate::submission::Submission;
 
 /// Limits of the queue.
@@ -112,6 +116,25 @@ impl AdmissionQueue {
             pace => Some(Duration::from_micros(pace)),
         };
         retry_after(self.lock().all.requests, pace)
+    }
+
+    /// OA-205: counts a request that was refused, and returns its error with the time after which a retry makes sense.
+    /// `tokens` is what its tokens are called.
+    pub(crate) fn refused(
+        &self,
+        full: QueueFull,
+        stats: &EngineStats,
+        tokens: &'static str,
+    ) -> EngineError {
+        // Counted here and not by the owner, which never sees a refused request.
+        let (counter, what) = match full {
+            QueueFull::Requests => (&stats.rejected_queue, "requests"),
+            QueueFull::Tokens => (&stats.rejected_tokens, tokens),
+        };
+        counter.add(1);
+        let message = format!("too many {what} wait for this model: try again later");
+        let rejection = EngineError::new(Code::Overloaded, ErrorReason::ENGINE_BUSY, message);
+        rejection.after(self.retry_after())
     }
 
     /// For the owner: publishes the measured pace.

@@ -9,7 +9,8 @@
 //! - Triton: its name in `FIELDS` of `generate::settings`, and in that of `generate::union` for an input tensor;
 //!   `kernel::connect::triton` only if its value is a list or an object;
 //! - LMTP: a row in `lmtp::read::members`, and its default in `GenerateRequest` if the protocol fixes one. Without a row
-//!   servers ignore the parameter and clients refuse it.
+//!   servers ignore the parameter and clients refuse it;
+//! - both have the names of [`SAMPLER_PARAMS`]: a parameter of a sampler that only llama.cpp has belongs there.
 //!
 //! The core takes the widest ranges, [`ParamRanges::CORE`]; a protocol narrows some of them:
 //!
@@ -386,6 +387,44 @@ pub const PARAMS: &[ParamSpec] = &[
     // LMTP has it too, but each of its samples is a request of its own there (LM-973).
     param!(n: Count, |ranges| count(1, ranges.n)).in_lmtp(None),
 ];
+
+/// The parameters of the samplers that only llama.cpp has, which Triton and LMTP both take.
+pub(crate) const SAMPLER_PARAMS: [&str; 15] = [
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "xtc_probability",
+    "xtc_threshold",
+    "typical_p",
+    "top_n_sigma",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "samplers",
+];
+
+/// Joins lists of names, which have `N` names together.
+pub(crate) const fn joined<const N: usize>(lists: &[&[&'static str]]) -> [&'static str; N] {
+    let mut all = [""; N];
+    let mut filled = 0;
+    // Constants cannot use iterators.
+    let mut list = 0;
+    while list < lists.len() {
+        let mut at = 0;
+        while at < lists[list].len() {
+            all[filled] = lists[list][at];
+            filled += 1;
+            at += 1;
+        }
+        list += 1;
+    }
+    assert!(filled == N, "N is the number of all names");
+    all
+}
 
 const fn count(least: i64, most: u32) -> Domain {
     Domain::Count { least, most }

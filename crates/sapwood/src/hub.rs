@@ -77,7 +77,7 @@ impl ModelCache {
     }
 
     /// The path of a model's first file, for the model that is served under `name`: downloaded if it is not there, and
-    /// locked until [`Self::release`].
+    /// locked until [`Self::release`], together with what was acquired under this name before.
     ///
     /// # Errors
     /// Why it cannot be had, and a remedy.
@@ -86,25 +86,6 @@ impl ModelCache {
         allow(dead_code, reason = "no model is loaded from a file")
     )]
     pub(crate) async fn acquire(
-        &self,
-        name: &str,
-        source: &ModelSource,
-    ) -> Result<PathBuf, CliError> {
-        let (path, locks) = self.locked(source).await?;
-        let mut loaded = self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        loaded.insert(name.to_owned(), locks);
-        Ok(path)
-    }
-
-    /// The same for a further model that is loaded under this name, beside the first.
-    ///
-    /// # Errors
-    /// As [`ModelCache::acquire`].
-    #[cfg_attr(
-        not(feature = "embedded"),
-        allow(dead_code, reason = "no model is loaded from a file")
-    )]
-    pub(crate) async fn acquire_beside(
         &self,
         name: &str,
         source: &ModelSource,

@@ -5,35 +5,41 @@
 //!   running ─ unload ─► refuses new calls ─ what runs ends, or its time is over ─► the engine goes
 //!                           ▲──────────────── load: planned ─► engine ◄──────────────────┘
 //! ```
+//!
+//! Its state is in four machines: [`RunningEngines`], [`LoadHistory`], [`ModelLocks`], and an [`OnDemand`] for each model that
+//! calls may have to load.
 
 mod backoff;
+mod load_history;
 mod loading;
+mod model_locks;
 mod on_demand;
+mod running_engines;
 mod supervision;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, join_all};
+use futures::future::BoxFuture;
 use sapwood_kernel::{Fun, Kernel};
 use sapwood_server::ServerContext;
 use sapwood_server::faces::generate::{self, ModelControlError, Repository};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::{Config, ServedModelConfig};
 use crate::controllers::ProcessControllers;
 use crate::failure::CliError;
 use crate::hub::ModelCache;
-use crate::loaded_model::LoadedModel;
 use crate::model_loading;
 use crate::models::{self, PlannedModel};
 
-use self::backoff::LoadBackoff;
+use self::load_history::LoadHistory;
+use self::model_locks::ModelLocks;
 use self::on_demand::OnDemand;
+use self::running_engines::RunningEngines;
 
 /// Poll interval for the end of running requests: engines have counters, but no notification.
 const LOOK: Duration = Duration::from_millis(20);
@@ -42,9 +48,6 @@ const CHANGES_MAX: Duration = Duration::from_secs(10);
 
 /// Whether a model lacks memory at this time. May block.
 type MemoryCheck = fn(&PlannedModel) -> bool;
-
-/// A change of one model, which holds its lock.
-type Change = OwnedMutexGuard<()>;
 
 /// The models of a server. Clones share them.
 #[derive(Clone)]
@@ -57,25 +60,14 @@ struct RepositoryInner {
     controllers: ProcessControllers,
     cache: ModelCache,
     planned: BTreeMap<String, PlannedModel>,
-    engines: Mutex<BTreeMap<String, LoadedModel>>,
-    /// What models were loaded with for the last time: a request may have changed the plan.
-    last_plans: Mutex<BTreeMap<String, PlannedModel>>,
-    /// Models whose engine ended, and which will be loaded again.
-    lost: Mutex<BTreeSet<String>>,
+    engines: RunningEngines,
+    history: LoadHistory,
+    locks: ModelLocks,
     /// Models that a call may have to load.
     on_demand: BTreeMap<String, Arc<OnDemand>>,
-    backoffs: Mutex<BTreeMap<String, LoadBackoff>>,
-    /// Models for which others were unloaded in vain, and when that is done again.
-    evictions: Mutex<BTreeMap<String, LoadBackoff>>,
     lacks_memory: MemoryCheck,
-    /// The locks of all models, until [`ServedModels::begin`] has dealt with them.
-    starting: Mutex<BTreeMap<String, Change>>,
-    /// Whether the server ends, and so loads no model any more.
-    ending: watch::Sender<bool>,
     /// Where loads run, whoever asks for them: some do from threads outside of it.
     runtime: Handle,
-    /// A lock per model: changes of one model are serialised, changes of different models are concurrent.
-    changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
     /// Itself, for what it hands out.
     me: Weak<Self>,
 }
@@ -103,14 +95,7 @@ impl ServedModels {
         planned: &[PlannedModel],
         lacks_memory: MemoryCheck,
     ) -> Self {
-        let changing = planned.iter().map(|it| (it.name.clone(), Arc::default()));
-        let changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>> = changing.collect();
-        // All are locked before anybody can call them: a request must not load a model that the start is about to load.
-        let starting = changing.iter().filter_map(|(name, lock)| {
-            let change = Arc::clone(lock).try_lock_owned().ok()?;
-            Some((name.clone(), change))
-        });
-        let starting = Mutex::new(starting.collect());
+        let locks = ModelLocks::starting(planned.iter().map(|it| it.name.clone()));
         for model in planned {
             // Here and not in `begin`, which runs beside the server: a probe that came before it would find no part at
             // all, and a server without parts is ready.
@@ -135,17 +120,12 @@ impl ServedModels {
                 .iter()
                 .map(|it| (it.name.clone(), it.clone()))
                 .collect(),
-            engines: Mutex::default(),
-            last_plans: Mutex::default(),
-            lost: Mutex::default(),
+            engines: RunningEngines::default(),
+            history: LoadHistory::default(),
+            locks,
             on_demand: on_demand.collect(),
-            backoffs: Mutex::default(),
-            evictions: Mutex::default(),
             lacks_memory,
-            starting,
-            ending: watch::Sender::new(false),
             runtime: Handle::current(),
-            changing,
             me: Weak::clone(me),
         });
         for model in planned.iter().filter(|it| !it.residence.is_at_start()) {
@@ -165,7 +145,7 @@ impl ServedModels {
     /// The files of the others are read meanwhile.
     pub(crate) async fn begin(&self, planned: Vec<PlannedModel>) -> Result<(), CliError> {
         let inner = &self.0;
-        let changing = Mutex::new(std::mem::take(&mut *inner.starting()));
+        let changing = Mutex::new(inner.locks.take_starting());
         let done = |name: &str| {
             // Each lock is released on its own, so that a slow load holds up no change of the others.
             let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -187,22 +167,20 @@ impl ServedModels {
     /// Ends all engines, each of which saves its cached prefixes if that is configured. No model is loaded from here on.
     pub(crate) async fn end(&self) {
         let inner = &self.0;
-        inner.ending.send_replace(true);
-        inner.starting().clear();
+        inner.engines.begin_end();
+        drop(inner.locks.take_starting());
         // A change may have taken an engine out, or be about to register one.
-        let changes = inner.changing.values();
-        let changes = join_all(changes.map(|lock| Arc::clone(lock).lock_owned()));
-        let _changes = timeout(CHANGES_MAX, changes)
+        let _changes = timeout(CHANGES_MAX, inner.locks.change_all())
             .await
             .inspect_err(|_| tracing::warn!("a change of the models did not end in time"));
-        let engines = std::mem::take(&mut *inner.engines());
+        let engines = inner.engines.take_all();
         // All at once: each has a thread of its own, and may write for seconds.
-        for engine in engines.values() {
+        for engine in &engines {
             inner.shared.metrics.unwatch(engine.watched());
             engine.end();
         }
         let ended = tokio::task::spawn_blocking(move || {
-            for engine in engines.values() {
+            for engine in &engines {
                 engine.wait_ended();
             }
         });
@@ -226,7 +204,7 @@ impl Repository for ServedModels {
             if !inner.planned.contains_key(&name) {
                 return Err(ModelControlError::Unknown);
             }
-            let _changing = inner.change(&name).await;
+            let _changing = inner.locks.change(&name).await;
             inner.unload(&name).await;
             Ok(())
         })
@@ -258,8 +236,8 @@ impl RepositoryInner {
         // Everything that can be refused comes before the model is unloaded: a bad request leaves it running.
         let (config, planned) = self.plan(name, config)?;
         let served = planned.served(&config).map_err(unreadable)?;
-        let _changing = self.change(name).await;
-        if self.is_ending() {
+        let _changing = self.locks.change(name).await;
+        if self.engines.is_ending() {
             return Err(ModelControlError::Broken);
         }
         // Unloaded first, because there may not be memory for both.
@@ -275,12 +253,6 @@ impl RepositoryInner {
                 Err(ModelControlError::Broken)
             }
         }
-    }
-
-    /// Locks a model for a change; `None` for a name that is not planned.
-    async fn change(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
-        let changing = self.changing.get(name)?;
-        Some(Arc::clone(changing).lock_owned().await)
     }
 
     /// The plan of a model, and the configuration for it.
@@ -307,16 +279,6 @@ impl RepositoryInner {
         Ok((config, planned.ok_or(ModelControlError::Unknown)?))
     }
 
-    fn is_ending(&self) -> bool {
-        *self.ending.borrow()
-    }
-
-    async fn until_ending(&self) {
-        let mut ending = self.ending.subscribe();
-        // Fails only without its sender, which is here.
-        let _ = ending.wait_for(|it| *it).await;
-    }
-
     /// Registers in place of a model one that cannot be called now.
     fn put_absent(&self, name: &str, what: &'static str) {
         let kernel = &self.kernel;
@@ -325,8 +287,8 @@ impl RepositoryInner {
 
     /// Unloads a model by request, if it is loaded. Running requests may finish within `unload_timeout`.
     async fn unload(&self, name: &str) {
-        let was_lost = self.lost().remove(name);
-        let is_loaded = self.engines().contains_key(name);
+        let was_lost = self.history.set_lost(name, false);
+        let is_loaded = self.engines.contains(name);
         if let Some(model) = self.on_demand.get(name) {
             model.close();
         } else if !is_loaded && !was_lost {
@@ -344,7 +306,7 @@ impl RepositoryInner {
     /// Ends the engine of a model, whose function in the kernel is replaced already, so that no new call can come.
     async fn take_out(&self, name: &str) {
         // Removed first, so that it is ended once, whoever comes second.
-        let Some(engine) = self.engines().remove(name) else {
+        let Some(engine) = self.engines.remove(name) else {
             return;
         };
         let until = Instant::now() + self.config.generate.unload_timeout;
@@ -353,7 +315,7 @@ impl RepositoryInner {
             && Instant::now() < until
             // An engine that has ended finishes no request.
             && !engine.is_lost()
-            && !self.is_ending()
+            && !self.engines.is_ending()
         {
             sleep(LOOK).await;
         }
@@ -373,36 +335,8 @@ impl RepositoryInner {
 
     /// What a model was loaded with for the last time, or is planned.
     fn last_plan(&self, name: &str) -> Option<PlannedModel> {
-        let last = self.last_plans().get(name).cloned();
+        let last = self.history.last_plan(name);
         last.or_else(|| self.planned.get(name).cloned())
-    }
-
-    fn last_plans(&self) -> MutexGuard<'_, BTreeMap<String, PlannedModel>> {
-        self.last_plans
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn backoffs(&self) -> MutexGuard<'_, BTreeMap<String, LoadBackoff>> {
-        self.backoffs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn evictions(&self) -> MutexGuard<'_, BTreeMap<String, LoadBackoff>> {
-        self.evictions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn starting(&self) -> MutexGuard<'_, BTreeMap<String, Change>> {
-        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lost(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn engines(&self) -> MutexGuard<'_, BTreeMap<String, LoadedModel>> {
-        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

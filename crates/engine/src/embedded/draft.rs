@@ -23,33 +23,22 @@ impl DraftOptions {
     /// Returns how it is loaded for a model with this context, which is loaded with these options: for as many sequences, and
     /// on the same machine. What describes a model is its own.
     pub(super) fn load_options(&self, context_tokens: u32, options: &LoadOptions) -> LoadOptions {
-        let LlamaOptions {
-            split_mode,
-            tensor_split,
-            main_gpu,
-            mmap,
-            mlock,
-            numa,
-            flash_attn,
-            batch_tokens,
-            ubatch_tokens,
-            ..
-        } = options.llama.clone();
+        let machine = &options.llama;
         LoadOptions {
             context_tokens: Some(self.context_tokens.unwrap_or(context_tokens)),
             // The slots of ended sequences are kept as long as no other one needs them.
             kept_prefixes: Some(0),
             llama: LlamaOptions {
                 gpu_layers: self.gpu_layers,
-                split_mode,
-                tensor_split,
-                main_gpu,
-                mmap,
-                mlock,
-                numa,
-                flash_attn,
-                batch_tokens,
-                ubatch_tokens,
+                split_mode: machine.split_mode,
+                tensor_split: machine.tensor_split.clone(),
+                main_gpu: machine.main_gpu,
+                mmap: machine.mmap,
+                mlock: machine.mlock,
+                numa: machine.numa,
+                flash_attn: machine.flash_attn,
+                batch_tokens: machine.batch_tokens,
+                ubatch_tokens: machine.ubatch_tokens,
                 ..LlamaOptions::default()
             },
             // Its slots are never saved.

@@ -286,6 +286,24 @@ pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
     recommended.valid()
 }
 
+fn size(name: &str, plan: &LoadPlan, options: &LoadOptions, recurrent: bool) -> ContextSize {
+    // Recurrent models have no KV cells.
+    let size = match plan.per_slot {
+        Some(separate) if !recurrent => separate,
+        _ => plan.together,
+    };
+    if let Some(missing) = missing_prefixes(options, size) {
+        tracing::warn!(
+            model = name,
+            asked = options.kept_prefixes,
+            kept = size.slots - options.parallel,
+            "the cache has room for fewer cached prefixes than configured: raise cache_tokens by {missing}, or lower \
+             kept_prefixes"
+        );
+    }
+    size
+}
+
 fn serve(
     name: &str,
     header: &GgufHeader,
@@ -300,20 +318,7 @@ fn serve(
     if !facts.generates || is_encoder(header) {
         return Err(LoadError::NotGenerative(architecture));
     }
-    // Recurrent models have no KV cells.
-    let size = match plan.per_slot {
-        Some(separate) if !facts.recurrent => separate,
-        _ => plan.together,
-    };
-    if let Some(missing) = missing_prefixes(options, size) {
-        tracing::warn!(
-            model = name,
-            asked = options.kept_prefixes,
-            kept = size.slots - options.parallel,
-            "the cache has room for fewer cached prefixes than configured: raise cache_tokens by {missing}, or lower \
-             kept_prefixes"
-        );
-    }
+    let size = size(name, plan, options, facts.recurrent);
     // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size, &options.llama);
     let context = context.map_err(LoadError::Llama)?;

@@ -18,14 +18,20 @@ const SKIPPED_MAX: u32 = 64;
 const FASTER: f64 = 0.93;
 /// A trial ends after its first call if that took so much longer: two more of them would be felt.
 const MUCH_SLOWER: f64 = 1.3;
-/// A call that took so much longer than usual may say that the machine has changed, and causes a trial.
+/// Calls that took so much longer than usual may say that the machine has changed, and cause trials.
 const UNUSUAL: f64 = 1.6;
+/// So many of them in a row. On virtual processors, one call in a hundred takes that long without a reason; when each of them
+/// brought trials, a stream lost four per cent of its speed to them.
+const UNUSUAL_CALLS: u32 = 3;
 /// Calls between two trials: at first and after a change, and at most. It doubles with each trial that changes nothing.
 const CALLS_MIN: u32 = 8;
 const CALLS_MAX: u32 = 1_024;
-/// After so many calls with prompt tokens, what decoding has shown is old.
-const DECODING_SAYS: u32 = 64;
-/// A call that takes longer is not tried with fewer threads if others have shown that all are best.
+/// Where slow calls now and then mean nothing, the pause after them grows up to so many calls.
+const CALLS_MIN_NOISY: u32 = 128;
+/// A trial comes after so much time of calls at the latest: what is right may have changed without a sign.
+const PAUSE_MAX: Duration = Duration::from_secs(120);
+/// A call that takes longer is tried with fewer threads only after [`PAUSE_MAX`] if others have shown that all are best, and
+/// nothing has changed.
 const FELT: Duration = Duration::from_millis(50);
 /// The share of a call in what is usual.
 const NEW_SHARE: f64 = 0.1;
@@ -42,8 +48,16 @@ pub(super) struct ThreadChoice {
     /// Calls until the next trial.
     pause: u32,
     interval: u32,
+    /// The shortest interval.
+    interval_min: u32,
+    /// The time of calls since the last trial.
+    untried: Duration,
     /// Trials in a row that have kept the current number.
     kept: usize,
+    /// Calls in a row that took unusually long.
+    unusual: u32,
+    /// Calls took unusually long, and not all numbers were tried since.
+    changed: bool,
     /// No trial with long calls while the first number is current: other calls have shown that it is the best.
     spared: bool,
     /// The usual time of an entry with the current number, for each class of batches; 0 where it is unknown.
@@ -76,7 +90,11 @@ impl ThreadChoice {
             trial: None,
             pause: CALLS_MIN,
             interval: CALLS_MIN,
+            interval_min: CALLS_MIN,
+            untried: Duration::ZERO,
             kept: 0,
+            unusual: 0,
+            changed: false,
             spared: false,
             usual: [0.0; CLASSES],
         }
@@ -95,7 +113,7 @@ impl ThreadChoice {
 
     /// Returns whether all numbers were tried and the first one is the best.
     fn prefers_first(&self) -> bool {
-        self.current == 0 && self.kept + 1 >= self.numbers.len()
+        self.current == 0 && self.tried_all()
     }
 
     /// Returns the most threads that may be chosen.
@@ -150,34 +168,44 @@ impl ThreadChoice {
         self.end_trial(faster);
     }
 
-    fn end_trial(&mut self, changed: bool) {
-        self.kept = if changed { 0 } else { self.kept + 1 };
-        self.interval = if changed {
-            CALLS_MIN
+    fn end_trial(&mut self, taken: bool) {
+        if taken {
+            self.kept = 0;
+            self.interval_min = CALLS_MIN;
+            self.interval = CALLS_MIN;
+            self.changed = false;
         } else {
-            (self.interval * 2).min(CALLS_MAX)
-        };
+            self.kept += 1;
+            self.interval = (self.interval * 2).min(CALLS_MAX);
+        }
+        if self.changed && self.tried_all() {
+            self.changed = false;
+            self.interval_min = (self.interval_min * 2).min(CALLS_MIN_NOISY);
+        }
         self.pause = self.interval;
+        self.untried = Duration::ZERO;
         // All of them in turn: a step to a neighbour may gain too little to be noticed where a longer one gains much.
         self.next = (self.next + 1) % self.numbers.len();
+    }
+
+    /// Returns whether the current number was kept against all others.
+    fn tried_all(&self) -> bool {
+        self.kept + 1 >= self.numbers.len()
     }
 
     /// Looks at a call outside of a trial, and starts one if it is time.
     fn watch(&mut self, class: usize, entry: f64, took: Duration) {
         self.pause = self.pause.saturating_sub(1);
-        let usual = &mut self.usual[class];
-        if *usual == 0.0 {
-            *usual = entry;
+        self.untried = self.untried.saturating_add(took);
+        if self.is_change(class, entry) && !self.changed {
+            self.changed = true;
+            self.kept = 0;
+            self.interval = self.interval_min;
+            self.pause = self.pause.min(self.interval);
         }
-        let unusual = entry > *usual * UNUSUAL;
-        *usual += (entry - *usual) * NEW_SHARE;
-        // Only where all numbers were tried since the last time: calls that are slow now and then are no change.
-        if unusual && self.interval >= CALLS_MIN << self.numbers.len().min(7) {
-            self.interval = CALLS_MIN;
-            self.pause = self.pause.min(CALLS_MIN);
-        }
-        let spared = self.spared && self.current == 0 && took > FELT;
-        if self.pause == 0 && !spared {
+        let spared = self.spared && self.current == 0 && took > FELT && !self.changed;
+        let due = self.pause == 0 && !spared;
+        if due || self.untried > PAUSE_MAX {
             // Only the current one has its own place; the next after it is another.
             let tried = if self.next == self.current {
                 self.next + 1
@@ -193,6 +221,28 @@ impl ThreadChoice {
             });
         }
     }
+
+    /// Takes the time of an entry; returns whether times have changed.
+    fn is_change(&mut self, class: usize, entry: f64) -> bool {
+        let usual = &mut self.usual[class];
+        if *usual == 0.0 {
+            *usual = entry;
+        }
+        if entry <= *usual * UNUSUAL {
+            self.unusual = 0;
+            *usual += (entry - *usual) * NEW_SHARE;
+            return false;
+        }
+        // Slow calls leave alone what is usual until there are enough of them, and then they are it: trials are compared with
+        // it.
+        self.unusual += 1;
+        if self.unusual < UNUSUAL_CALLS {
+            return false;
+        }
+        self.unusual = 0;
+        *usual = entry;
+        true
+    }
 }
 
 /// The numbers of threads of the kinds of decode calls, which differ in what limits them: memory, and arithmetic.
@@ -205,8 +255,6 @@ pub(super) struct ThreadChoices {
     pub(super) few: ThreadChoice,
     /// The output rows of the model: with drafts alone, each entry has one.
     pub(super) few_max: usize,
-    /// Calls with prompt tokens since the last one without.
-    pub(super) prompts_in_a_row: u32,
 }
 
 impl ThreadChoices {
@@ -216,12 +264,7 @@ impl ThreadChoices {
         // A step with prompt tokens takes as long as streams may wait, and with fewer threads a multiple of that. Decoding
         // is tried often and is over soon; where it is fastest on all threads, nothing keeps them from their processors, and
         // prompts, which are bound by arithmetic, gain even more by each.
-        self.prompts_in_a_row = if single {
-            0
-        } else {
-            self.prompts_in_a_row.saturating_add(1)
-        };
-        let spared = self.decode.prefers_first() && self.prompts_in_a_row < DECODING_SAYS;
+        let spared = self.decode.prefers_first();
         (self.prefill.spared, self.few.spared) = (spared, spared);
         if single {
             &mut self.decode
@@ -316,6 +359,66 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_are_slow_now_and_then_cause_no_trials() {
+        let mut choice = ThreadChoice::among(worth_trying(2));
+        run(&mut choice, 5_000, quiet);
+        let mut tried = 0;
+        for call in 0..10_000 {
+            let threads = choice.threads(8);
+            tried += u32::from(threads == 1);
+            // Two in a row of every hundred.
+            let slow = if call % 100 < 2 { 3 } else { 1 };
+            choice.observe(8, Duration::from_micros(quiet(threads) * slow));
+        }
+        assert!(tried < 30, "{tried}");
+    }
+
+    /// Calls in rows of three that are slow for no reason bring trials, but ever fewer.
+    #[test]
+    fn noise_that_looks_like_a_change_is_soon_distrusted() {
+        let mut choice = ThreadChoice::among(worth_trying(2));
+        run(&mut choice, 5_000, quiet);
+        let mut tried = 0;
+        for call in 0..10_000 {
+            let threads = choice.threads(8);
+            tried += u32::from(threads == 1);
+            let slow = if call % 50 < 3 { 2 } else { 1 };
+            choice.observe(8, Duration::from_micros(quiet(threads) * slow));
+        }
+        assert!(tried < 100, "{tried}");
+    }
+
+    /// Where only prompts come, that the first of them was slow, or that it became slow by and by, is no sign of a change.
+    #[test]
+    fn long_calls_are_tried_after_a_while_without_a_sign() {
+        let mut choice = ThreadChoice::among(worth_trying(2));
+        choice.spared = true;
+        let long_busy = |threads| 5 * busy(threads);
+        let before = run(&mut choice, 160, long_busy);
+        assert_eq!(before, 160 * long_busy(2));
+        run(&mut choice, 20, long_busy);
+        assert_eq!(choice.current, 1);
+        // And back again.
+        choice.spared = false;
+        run(&mut choice, 700, |threads| 5 * quiet(threads));
+        assert_eq!(choice.current, 0);
+    }
+
+    /// What one of many processors loses is noticed too.
+    #[test]
+    fn a_slowdown_by_two_thirds_is_a_change() {
+        let mut choice = ThreadChoice::among(worth_trying(16));
+        let long = |threads: u32| 20 * quiet(threads);
+        run(&mut choice, 2_000, long);
+        choice.spared = true;
+        assert_eq!(choice.current, 0);
+        // The sixteenth thread has half a processor.
+        let slow = |threads| long(threads) * if threads == 16 { 17 } else { 10 } / 10;
+        run(&mut choice, 400, slow);
+        assert_ne!(choice.current, 0);
+    }
+
+    #[test]
     fn the_best_of_many_numbers_is_found() {
         assert_eq!(worth_trying(16), [16, 15, 12, 8]);
         assert_eq!(worth_trying(3), [3, 2, 1]);
@@ -377,6 +480,7 @@ mod tests {
     fn long_prompts_are_not_tried_with_fewer_threads_where_decoding_is_fastest_with_all() {
         let (tokens, few, many) = ([1, 2, 3].map(entry), [entry(2); 6], [entry(2); 64]);
         let long = |threads| 5 * quiet(threads);
+        let long_busy = |threads| 5 * busy(threads);
         for prompt in [&few[..], &many] {
             let choice = || ThreadChoice::among(worth_trying(2));
             let mut choices = ThreadChoices {
@@ -384,7 +488,6 @@ mod tests {
                 prefill: choice(),
                 few: choice(),
                 few_max: 8,
-                prompts_in_a_row: 0,
             };
             let mut run = |calls: u32, entries: &[BatchEntry], time: fn(u32) -> u64| {
                 let mut fewer = 0;
@@ -398,11 +501,16 @@ mod tests {
             };
             assert!(run(500, &tokens, quiet) > 0);
             assert_eq!(run(60, prompt, long), 0);
-            assert!(run(500, prompt, long) > 0, "nothing else tells any more");
-            run(500, &tokens, quiet);
+            // However many there are in two minutes: each trial would be a gap of two steps in every stream.
+            assert_eq!(run(1_000, prompt, long), 0);
+            assert_eq!(run(1_000, prompt, long), 1);
+            let fewer = run(200, prompt, long_busy);
+            assert!(fewer > 150, "a processor became busy meanwhile: {fewer}");
+            run(2_200, prompt, long);
+            run(2_200, &tokens, quiet);
             assert_eq!(run(60, prompt, long), 0);
             assert!(run(500, &tokens, busy) > 400);
-            let fewer = run(200, prompt, busy);
+            let fewer = run(200, prompt, long_busy);
             assert!(fewer > 150, "one processor became busy: {fewer}");
         }
     }
@@ -429,7 +537,6 @@ mod tests {
             prefill: choice(),
             few: choice(),
             few_max: 72,
-            prompts_in_a_row: 0,
         };
         let (drafts, prompt) = ([entry(1); 10], [entry(2); 128]);
         for call in 0..12_000 {

@@ -8,8 +8,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::channel::oneshot;
-use sapwood_proto::code::Code;
-use sapwood_proto::error_reason::ErrorReason;
 
 use super::model::{EmbeddingInfo, EmbeddingModel};
 use super::owner::{Answer, EmbeddingCommand, EmbeddingInbox, EmbeddingOwner, run};
@@ -19,7 +17,7 @@ use crate::config::Config;
 use crate::model::Interrupt;
 use crate::outbox::OwnerWaker;
 use crate::owner_thread::OwnerThread;
-use crate::queue::{AdmissionQueue, QueueFull, QueueLimits, at_most};
+use crate::queue::{AdmissionQueue, QueueLimits, at_most};
 use crate::stats::EngineStats;
 
 struct EmbedderShared {
@@ -125,7 +123,7 @@ impl Embedder {
         // After the tokens are counted: an invalid request is refused as such even if the queue is full, and is never
         // charged.
         if let Err(full) = shared.queue.enter(caller, tokens, shared.limits) {
-            return Err(shared.refused(full));
+            return Err(shared.queue.refused(full, &shared.stats, "tokens"));
         }
         let (answer, receiver) = oneshot::channel();
         // The inbox has capacity for every request that may be queued, so sending fails only if the owner no longer
@@ -191,20 +189,6 @@ impl Embedder {
             Some(thread) => thread.stalled_for(&self.shared.stats),
             None => Duration::ZERO,
         }
-    }
-}
-
-impl EmbedderShared {
-    /// OA-205: refuses at once, with the time after which a retry makes sense.
-    fn refused(&self, full: QueueFull) -> EngineError {
-        let (counter, what) = match full {
-            QueueFull::Requests => (&self.stats.rejected_queue, "requests"),
-            QueueFull::Tokens => (&self.stats.rejected_tokens, "tokens"),
-        };
-        counter.add(1);
-        let message = format!("too many {what} wait for this model: try again later");
-        let rejection = EngineError::new(Code::Overloaded, ErrorReason::ENGINE_BUSY, message);
-        rejection.after(self.queue.retry_after())
     }
 }
 

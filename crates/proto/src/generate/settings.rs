@@ -13,7 +13,7 @@ use super::signature::{InputRole, Signature};
 use super::tensor::{Tensor, TensorData};
 use crate::bounded_json::{self, JsonBounds, JsonUnread};
 use crate::clip::shown;
-use crate::params::{GenerationParams, JsonCoercion, ParamSpec};
+use crate::params::{GenerationParams, JsonCoercion, ParamSpec, SAMPLER_PARAMS, joined};
 use crate::steer::{ConstraintChoice, ConstraintKind, ControllerChoice, Token};
 
 /// The settings of a request to a text model; fields that are not set have the model's defaults.
@@ -34,61 +34,51 @@ pub struct Settings {
 }
 
 /// The sampling fields. If several names set the same value, the later name wins.
-const FIELDS: &[&str] = &[
-    "max_tokens",
-    "max_new_tokens",
-    "max_completion_tokens",
-    "min_length",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
-    "penalty_last_n",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "xtc_probability",
-    "xtc_threshold",
-    "typical_p",
-    "top_n_sigma",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "samplers",
-    "lora_name",
-    "lora",
-    "random_seed",
-    "seed",
-    "stop",
-    "bad_words",
-    "stop_token_ids",
-    "end_id",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
-    "n",
-    "num_return_sequences",
-    "beam_width",
-    "logprobs",
-    "prompt_logprobs",
-    "logit_bias",
-    "timeout",
-    "priority",
-    "controller",
-    "controller_arg",
-    "json_schema",
-    "regex",
-    "grammar",
-];
+const FIELDS: [&str; 53] = joined(&[
+    &[
+        "max_tokens",
+        "max_new_tokens",
+        "max_completion_tokens",
+        "min_length",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "repeat_last_n",
+        "penalty_last_n",
+    ],
+    &SAMPLER_PARAMS,
+    &[
+        "lora_name",
+        "lora",
+        "random_seed",
+        "seed",
+        "stop",
+        "bad_words",
+        "stop_token_ids",
+        "end_id",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "skip_special_tokens",
+        "n",
+        "num_return_sequences",
+        "beam_width",
+        "logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "timeout",
+        "priority",
+        "controller",
+        "controller_arg",
+        "json_schema",
+        "regex",
+        "grammar",
+    ],
+]);
 
 /// The fields that are patterns: a request has one of them at most.
 const PATTERNS: [&str; 3] = ["json_schema", "regex", "grammar"];
@@ -113,7 +103,7 @@ impl Settings {
         // In the order of the names, so that only this decides which one wins.
         for name in FIELDS {
             // `null` means absent in `sampling_parameters`; a parameter is never null (TR-307).
-            if let Some(value) = fields.get(*name).filter(|value| !value.is_null()) {
+            if let Some(value) = fields.get(name).filter(|value| !value.is_null()) {
                 settings.set(name, value, limits)?;
             }
         }

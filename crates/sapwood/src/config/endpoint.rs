@@ -9,6 +9,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::ClientConfig;
+use super::remote_model::RemoteModel;
 use crate::failure::CliError;
 
 /// Another server. A key or authorities that are not set are those of `[client]`.
@@ -96,6 +97,42 @@ impl EndpointConfig {
             .split_once('?')
             .map_or("", |(_, query)| query);
         query.split('&').any(|pair| pair.starts_with("key="))
+    }
+
+    /// D-40: checks an entry of `[[upstreams]]`. Its scheme must be one that is implemented.
+    ///
+    /// # Errors
+    /// [`CliError::usage`], naming the address.
+    pub(super) fn check_joined(&self) -> Result<(), CliError> {
+        self.check("upstreams")?;
+        let url = &self.url;
+        if self.weight.is_some() {
+            return Err(CliError::usage(format!(
+                "upstreams: `{url}`: `weight` is a key of models.upstream.endpoints, of which several compute one model"
+            )));
+        }
+        let address = url.expose();
+        let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
+        let there_are = "write evergreen+http://HOST:PORT for another Sapwood, triton+http://HOST:PORT or \
+                         triton+grpc://HOST:PORT for a Triton server, lmtp://HOST:PORT/MODEL for a model of an LMTP server, \
+                         or of several: lmtp://HOST:PORT,HOST:PORT/MODEL; with ?tokenizer=PATH appended if they do not offer theirs";
+        match scheme {
+            "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss"
+            | "triton+http" | "triton+https" | "triton+grpc" | "triton+grpcs" => Ok(()),
+            "lmtp" => match RemoteModel::read(address) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(CliError::usage(format!(
+                    "upstreams: `{url}`: {}",
+                    error.message
+                ))),
+            },
+            "openai+http" | "openai+https" => Err(CliError::usage(format!(
+                "upstreams: {scheme}:// is not built yet; {there_are}"
+            ))),
+            _ => Err(CliError::usage(format!(
+                "upstreams: `{url}` is not the address of an upstream; {there_are}"
+            ))),
+        }
     }
 }
 

@@ -10,7 +10,8 @@ use sapwood_proto::secret::Secret;
 use sapwood_server::faces::generate::{self, Category, ForwardedHeaders, Restriction};
 use serde::{Deserialize, Serialize};
 
-use super::{ServedModelConfig, check_message_bytes};
+use super::limits::check_message_bytes;
+use super::served_model::ServedModelConfig;
 use crate::failure::CliError;
 
 /// Limits of the Triton face, and its compatibility with the reference server.

@@ -355,6 +355,25 @@ async fn a_path_in_the_folder_is_locked_too() {
     assert!(cache.remove("hf:o/r").is_err());
 }
 
+/// A model and its draft model.
+#[tokio::test]
+async fn what_is_acquired_under_one_name_is_locked_until_it_is_released() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = cache(folder.path(), NOBODY);
+    let below = folder.path().join("hf/o/r/main");
+    std::fs::create_dir_all(&below).unwrap();
+    let files = [Q4, "m-Q8_0.gguf"].map(|name| below.join(name));
+    for path in &files {
+        std::fs::write(path, gguf(10)).unwrap();
+        let source = ModelSource::File(path.clone());
+        cache.acquire("m", &source).await.unwrap();
+    }
+    let is_locked = |path: &PathBuf| FileLock::exclusive(path).is_err();
+    assert_eq!(files.each_ref().map(is_locked), [true; 2]);
+    cache.release("m");
+    assert_eq!(files.each_ref().map(is_locked), [false; 2]);
+}
+
 /// A page in place of the file, as of a network that wants a login.
 #[tokio::test]
 async fn a_part_survives_an_answer_of_another_length() {

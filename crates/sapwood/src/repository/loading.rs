@@ -62,7 +62,7 @@ impl RepositoryInner {
         .await?;
         // After the loads, which are waited for: these facts are for the time when they are not loaded.
         for model in began {
-            let _changing = self.change(&model.name).await;
+            let _changing = self.locks.change(&model.name).await;
             self.outline(&model).await;
         }
         Ok(())
@@ -102,7 +102,7 @@ impl RepositoryInner {
         let loaded = tokio::select! {
             loaded = loading => loaded,
             // Dropping the load stops it.
-            () = self.until_ending() => Err(CliError::new("the server ends").into()),
+            () = self.engines.until_ending() => Err(CliError::new("the server ends").into()),
         };
         let loaded = loaded.inspect_err(|_| self.cache.release(&plan.name))?;
         self.register(plan, loaded, began.elapsed());
@@ -156,22 +156,13 @@ impl RepositoryInner {
     fn register(&self, plan: &PlannedModel, loaded: StartedModel, took: Duration) {
         let StartedModel { engine, function } = loaded;
         let name = plan.name.as_str();
-        let replaced = {
-            let mut engines = self.engines();
-            // Under the lock: whoever ends all engines takes them out after it has said so.
-            if self.is_ending() {
-                Some(engine.clone())
-            } else {
-                engines.insert(name.into(), engine.clone())
-            }
-        };
-        if let Some(replaced) = replaced {
+        if let Some(replaced) = self.engines.insert(name, &engine) {
             self.shared.metrics.unwatch(replaced.watched());
             replaced.end();
             // The last handle joins the engine's thread.
             self.runtime.spawn_blocking(move || drop(replaced));
         }
-        if self.is_ending() {
+        if self.engines.is_ending() {
             self.runtime
                 .spawn_blocking(move || drop((engine, function)));
             return;
@@ -179,12 +170,7 @@ impl RepositoryInner {
         engine.log(name);
         self.shared.metrics.watch(engine.watched());
         self.shared.metrics.loaded_in(name, took);
-        self.evictions().remove(name);
-        self.backoffs()
-            .entry(name.into())
-            .or_default()
-            .loaded(Instant::now());
-        self.last_plans().insert(name.into(), plan.clone());
+        self.history.loaded(plan, Instant::now());
         // In the kernel before it is reported as running.
         match self.on_demand.get(name) {
             Some(model) => {
@@ -202,8 +188,7 @@ impl RepositoryInner {
     /// Records that a model could not be loaded at the start of a server that runs without it.
     fn begun_without(&self, name: &str, failure: &CliError) {
         // One that is loaded on demand is tried again, by the next call after this time.
-        let now = Instant::now();
-        self.backoffs().entry(name.into()).or_default().failed(now);
+        self.history.failed(name, Instant::now());
         self.shared.health.failed(name);
         tracing::error!(model = name, %failure, "a model could not be loaded; the server runs without it");
     }

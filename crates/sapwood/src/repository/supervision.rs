@@ -10,8 +10,9 @@ use sapwood_server::ops::health::HealthState;
 use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep};
 
 use super::loading::LoadFailure;
+use super::model_locks::Change;
 use super::on_demand::{OnDemand, SharedLoad};
-use super::{Change, RepositoryInner, ServedModels};
+use super::{RepositoryInner, ServedModels};
 use crate::loaded_model::LoadedModel;
 use crate::models::PlannedModel;
 
@@ -57,33 +58,28 @@ impl RepositoryInner {
     /// next look.
     pub(super) fn look(&self, now: Instant) {
         let Some(me) = self.me.upgrade() else { return };
-        if self.is_ending() {
+        if self.engines.is_ending() {
             return;
         }
-        let ended: Vec<_> = {
-            let engines = self.engines();
-            let ended = engines.iter().filter(|(_, engine)| engine.is_lost());
-            ended.map(|(name, _)| name.clone()).collect()
-        };
-        for name in ended {
-            if let Some(change) = self.try_change(&name) {
+        for name in self.engines.lost() {
+            if let Some(change) = self.locks.try_change(&name) {
                 let me = Arc::clone(&me);
                 tokio::spawn(async move { me.recover(&name, change).await });
             }
         }
-        let due = |name: &String| self.waits_for(name, now).is_none();
-        let lost: Vec<_> = self.lost().iter().filter(|it| due(it)).cloned().collect();
-        for name in lost {
-            if let Some(change) = self.try_change(&name) {
+        for name in self.history.lost_and_due(now) {
+            if let Some(change) = self.locks.try_change(&name) {
                 let me = Arc::clone(&me);
                 tokio::spawn(async move { me.restart(&name, change).await });
             }
         }
         for (name, model) in &self.on_demand {
-            let Some(change) = self.try_change(name) else {
+            let Some(change) = self.locks.try_change(name) else {
                 continue;
             };
-            if self.shared.health.state(name) == Some(HealthState::Failed) && due(name) {
+            if self.shared.health.state(name) == Some(HealthState::Failed)
+                && self.history.wait(name, now).is_none()
+            {
                 self.await_demand(name);
             }
             if model.withdraw_idle(now) {
@@ -93,24 +89,13 @@ impl RepositoryInner {
         }
     }
 
-    /// Locks a model for a change, unless it is being changed.
-    fn try_change(&self, name: &str) -> Option<Change> {
-        let changing = self.changing.get(name)?;
-        Arc::clone(changing).try_lock_owned().ok()
-    }
-
-    fn waits_for(&self, name: &str, now: Instant) -> Option<Duration> {
-        self.backoffs().get(name)?.wait(now)
-    }
-
     /// Records that a model could not be loaded. Returns the time until the next try.
     fn failed(&self, name: &str, failure: Option<&LoadFailure>) -> Duration {
-        let mut backoffs = self.backoffs();
-        let (backoff, now) = (backoffs.entry(name.into()).or_default(), Instant::now());
+        let now = Instant::now();
         match failure {
             // Nothing is wrong with the model: it may fit as soon as another one is idle.
-            Some(LoadFailure::Memory(_)) => backoff.postponed(now),
-            Some(LoadFailure::Broken(_)) | None => backoff.failed(now),
+            Some(LoadFailure::Memory(_)) => self.history.postponed(name, now),
+            Some(LoadFailure::Broken(_)) | None => self.history.failed(name, now),
         }
     }
 
@@ -140,12 +125,12 @@ impl RepositoryInner {
 
     /// Loads a model for a call, unless it is loaded.
     async fn demand(&self, name: &str) -> Result<()> {
-        let _changing = self.change(name).await;
+        let _changing = self.locks.change(name).await;
         let (Some(model), Some(plan)) = (self.on_demand.get(name), self.last_plan(name)) else {
             // Cannot occur: only such models are demanded.
             return Err(stopping(name));
         };
-        if self.is_ending() {
+        if self.engines.is_ending() {
             return Err(stopping(name));
         }
         if model.enter()?.is_some() {
@@ -153,7 +138,7 @@ impl RepositoryInner {
         }
         let failed = "could not be loaded, and is tried again later";
         // A file that cannot be loaded is not read for each call.
-        if let Some(wait) = self.waits_for(name, Instant::now()) {
+        if let Some(wait) = self.history.wait(name, Instant::now()) {
             return Err(model.unavailable(failed, Some(wait)));
         }
         if let Err(failure) = self.bring_up(&plan).await {
@@ -193,8 +178,8 @@ impl RepositoryInner {
     /// again for a while: a model that can never fit would keep all others out of the memory.
     pub(super) async fn make_room(&self, wanted: &PlannedModel) {
         let name = wanted.name.as_str();
-        let in_vain = |now| self.evictions().get(name)?.wait(now);
-        if in_vain(Instant::now()).is_some() || !self.lacks(wanted).await {
+        let in_vain = self.history.eviction_wait(name, Instant::now());
+        if in_vain.is_some() || !self.lacks(wanted).await {
             return;
         }
         self.drop_saved_prefixes().await;
@@ -202,11 +187,7 @@ impl RepositoryInner {
         while self.lacks(wanted).await {
             let Some((model, change)) = self.withdraw_longest_unused(name, Instant::now()) else {
                 if has_evicted {
-                    let mut evictions = self.evictions();
-                    evictions
-                        .entry(name.into())
-                        .or_default()
-                        .failed(Instant::now());
+                    self.history.evicted_in_vain(name, Instant::now());
                 }
                 return;
             };
@@ -216,7 +197,7 @@ impl RepositoryInner {
     }
 
     async fn drop_saved_prefixes(&self) {
-        let engines: Vec<_> = self.engines().values().cloned().collect();
+        let engines = self.engines.all();
         let saved = |engine: &LoadedModel| engine.stats().prefix_saved_bytes.get();
         for engine in engines.iter().filter(|engine| saved(engine) > 0) {
             engine.drop_saved_prefixes();
@@ -242,14 +223,14 @@ impl RepositoryInner {
         unused.sort_by_key(|(since, _)| *since);
         unused.into_iter().find_map(|(_, model)| {
             // Not awaited: two models that make room would wait for each other.
-            let change = self.try_change(model.name())?;
+            let change = self.locks.try_change(model.name())?;
             model.withdraw_unused().then(|| (Arc::clone(model), change))
         })
     }
 
     /// Takes out an engine that has ended.
     async fn recover(&self, name: &str, _: Change) {
-        if !self.engines().get(name).is_some_and(|it| it.is_lost()) {
+        if !self.engines.is_lost(name) {
             return;
         }
         let wait = self.failed(name, None);
@@ -268,23 +249,22 @@ impl RepositoryInner {
         self.shared.health.loading(name);
         self.put_absent(name, "is being loaded again after an error");
         self.take_out(name).await;
-        self.lost().insert(name.to_owned());
+        self.history.set_lost(name, true);
     }
 
     /// Loads a model again whose engine has ended.
     async fn restart(&self, name: &str, _: Change) {
-        let Some(plan) = self.last_plan(name).filter(|_| self.lost().contains(name)) else {
+        let Some(plan) = self.last_plan(name).filter(|_| self.history.is_lost(name)) else {
             return;
         };
         match self.bring_up(&plan).await {
             Ok(()) => {
-                self.lost().remove(name);
+                self.history.set_lost(name, false);
             }
             Err(failure) => {
                 let wait = self.failed(name, Some(&failure));
                 tracing::error!(model = name, %failure, ?wait, "a model could not be loaded again");
-                let hopeless = self.backoffs().get(name).is_some_and(|it| it.is_hopeless());
-                if hopeless {
+                if self.history.is_hopeless(name) {
                     // Whatever supervises the process may have more success (OA-913).
                     let health = &self.shared.health;
                     health.running(name, Box::new(|| Duration::MAX));

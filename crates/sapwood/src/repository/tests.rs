@@ -1,6 +1,9 @@
 //! Loading and unloading on scripted models.
 
+use std::collections::BTreeSet;
+
 use futures::StreamExt;
+use futures::future::join_all;
 use sapwood_kernel::args;
 use sapwood_server::Server;
 use sapwood_server::ops::health::HealthState;
@@ -9,6 +12,7 @@ use sapwood_server::server;
 
 use super::*;
 use crate::config::layers::{Flags, Layers};
+use crate::loaded_model::LoadedModel;
 
 const FILE: &str = r#"
     [generate]
@@ -155,8 +159,8 @@ async fn tr_706_a_request_before_the_start_loads_no_model_twice() {
     is_valid(&shared);
     // Whoever registers a second one ends the first.
     let plan = models.0.planned["m"].clone();
-    let _change = models.0.change("m").await;
-    let first = models.0.engines()["m"].clone();
+    let _change = models.0.locks.change("m").await;
+    let first = models.0.engines.get("m");
     models.0.bring_up(&plan).await.unwrap();
     first.wait_ended();
     is_valid(&shared);
@@ -167,10 +171,10 @@ async fn the_end_waits_for_changes_and_no_model_is_loaded_after_it() {
     let (models, kernel, _) = begun().await;
     let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
     assert_eq!(run.next().await.unwrap().unwrap(), "a");
-    let engine = models.0.engines()["slow"].clone();
+    let engine = models.0.engines.get("slow");
     let mut unloading = models.unload("slow");
     assert!(futures::poll!(&mut unloading).is_pending());
-    while models.0.engines().contains_key("slow") {
+    while models.0.engines.contains("slow") {
         tokio::task::yield_now().await;
     }
     models.end().await;
@@ -180,7 +184,7 @@ async fn the_end_waits_for_changes_and_no_model_is_loaded_after_it() {
         models.load("slow", None).await.unwrap_err(),
         ModelControlError::Broken
     );
-    assert!(models.0.engines().is_empty());
+    assert!(models.0.engines.all().is_empty());
 }
 
 /// A request that does not end in time is ended, and its caller gets the reason.
@@ -295,7 +299,7 @@ mod residence {
         let (models, kernel, _) = begun().await;
         let inner = &models.0;
         let huge = inner.planned["huge"].clone();
-        let is_loaded = |name: &str| inner.engines().contains_key(name);
+        let is_loaded = |name: &str| inner.engines.contains(name);
         inner.make_room(&huge).await;
         assert!(is_loaded("eager"), "it was used just now");
         pass(11).await;
@@ -303,19 +307,22 @@ mod residence {
         assert!(!is_loaded("eager") && is_loaded("kept"));
         // In vain: not again for a while.
         assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
-        inner.evictions().get_mut("huge").unwrap().failed(later(1));
+        let now = Instant::now();
+        assert!(inner.history.eviction_wait("huge", now).is_some());
+        inner.history.evicted_in_vain("huge", later(1));
         pass(11).await;
         inner.make_room(&huge).await;
         assert!(is_loaded("m"));
         let run = kernel.run::<String>("huge", args! { prompt: "x" });
         run.await.unwrap();
-        assert!(inner.evictions().is_empty(), "it has been loaded");
+        let wait = inner.history.eviction_wait("huge", Instant::now());
+        assert_eq!(wait, None, "it has been loaded");
     }
 
     #[tokio::test]
     async fn a_call_that_waits_at_the_end_loads_nothing() {
         let (models, kernel, _) = begun().await;
-        let change = models.0.change("m").await;
+        let change = models.0.locks.change("m").await;
         let mut call = Box::pin(states(&kernel));
         assert!(futures::poll!(&mut call).is_pending());
         let mut end = Box::pin(models.end());
@@ -323,14 +330,14 @@ mod residence {
         drop(change);
         end.await;
         assert_eq!(call.await, Err("unavailable"));
-        assert!(models.0.engines().is_empty());
+        assert!(models.0.engines.all().is_empty());
     }
 
     /// Whoever disconnects must leave nothing that waits on.
     #[tokio::test]
     async fn however_many_calls_come_and_go_one_task_loads_the_model() {
         let (models, kernel, _) = begun().await;
-        let change = models.0.change("m").await;
+        let change = models.0.locks.change("m").await;
         let alive = || Handle::current().metrics().num_alive_tasks();
         let before = alive();
         for _ in 0..100 {
@@ -365,7 +372,7 @@ mod residence {
     }
 
     fn vocabulary(models: &ServedModels, name: &str) -> Weak<dyn Vocabulary> {
-        let LoadedModel::Generating(engine) = &models.0.engines()[name] else {
+        let LoadedModel::Generating(engine) = models.0.engines.get(name) else {
             panic!("it generates");
         };
         Arc::downgrade(engine.vocabulary())
@@ -377,7 +384,7 @@ mod residence {
         assert!(shared.health.ready().is_ok());
         assert_eq!(shared.health.state("m"), Some(HealthState::OnDemand));
         assert_eq!(shared.health.state("eager"), Some(HealthState::Ok));
-        assert!(!models.0.engines().contains_key("m"));
+        assert!(!models.0.engines.contains("m"));
         // Listed with its ports from the start.
         let spec = kernel.get("m").unwrap().spec().clone();
         assert!(spec.model && !spec.inputs.is_empty());
@@ -388,7 +395,7 @@ mod residence {
         assert_eq!(shared.health.state("m"), Some(HealthState::Ok));
         assert!(kernel.get("m").unwrap().spec().facts.is_some());
         // One engine has answered both calls.
-        let stats = Arc::clone(models.0.engines()["m"].stats());
+        let stats = Arc::clone(models.0.engines.get("m").stats());
         let finished = || stats.finished.iter().map(|it| it.get()).sum::<u64>();
         while finished() < 2 {
             tokio::task::yield_now().await;
@@ -396,7 +403,7 @@ mod residence {
         // Without `idle_unload` it stays.
         models.0.look(later(60 * 24));
         assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
-        assert!(models.0.engines().contains_key("m"));
+        assert!(models.0.engines.contains("m"));
     }
 
     #[tokio::test]
@@ -408,7 +415,7 @@ mod residence {
         models.0.look(later(6));
         reached(&shared, "eager", HealthState::OnDemand).await;
         // The lock is free when all of it is gone.
-        drop(models.0.change("eager").await);
+        drop(models.0.locks.change("eager").await);
         assert!(held.upgrade().is_none(), "something holds its vocabulary");
         assert!(shared.health.ready().is_ok());
         let answer = kernel.run::<String>("eager", args! { prompt: "x" }).await;
@@ -416,7 +423,7 @@ mod residence {
         assert_eq!(shared.health.state("eager"), Some(HealthState::Ok));
         // One that is neither idle-unloaded nor loaded on demand stays.
         models.0.look(later(60 * 24));
-        assert!(models.0.engines().contains_key("kept"));
+        assert!(models.0.engines.contains("kept"));
     }
 
     /// Its inputs are others than those of a model that generates, and callers see them before it is loaded.
@@ -443,7 +450,7 @@ mod residence {
         let unused: Vec<_> = unused.map(|(model, _)| model.name().to_owned()).collect();
         assert_eq!(unused, ["eager"]);
         models.0.look(later(60));
-        assert!(models.0.engines().contains_key("slow"));
+        assert!(models.0.engines.contains("slow"));
         drop(run);
         // From the end of the call on it is.
         let idle = &models.0.on_demand["slow"];
@@ -471,10 +478,7 @@ mod residence {
         models.0.look(later(1));
         assert_eq!(shared.health.state("bad"), Some(HealthState::OnDemand));
         // It lacks memory, which is no fault of its own: it does not wait longer each time.
-        models
-            .0
-            .backoffs()
-            .insert("bad".into(), LoadBackoff::default());
+        models.0.history.forget("bad");
         for _ in 0..3 {
             pass(1).await;
             assert_eq!(ask().await.retry_after(), Some(Duration::from_secs(1)));
@@ -485,7 +489,7 @@ mod residence {
     async fn calls_that_wait_for_a_load_have_a_limit_and_may_leave() {
         let (models, kernel, _) = begun().await;
         // As long as this is held nothing is loaded.
-        let change = models.0.change("m").await;
+        let change = models.0.locks.change("m").await;
         let mut calls: Vec<_> = (0..2).map(|_| Box::pin(states(&kernel))).collect();
         for call in &mut calls {
             assert!(futures::poll!(call).is_pending());
@@ -526,7 +530,7 @@ mod residence {
             asked.join().unwrap();
         }
         reached(&shared, "m", HealthState::Ok).await;
-        assert!(models.0.engines().contains_key("m"));
+        assert!(models.0.engines.contains("m"));
         // Of a model that is loaded nothing is demanded.
         shared.health.demand("m");
         shared.health.demand("nobody");
@@ -537,7 +541,7 @@ mod residence {
     async fn oa_913_an_engine_that_has_ended_is_loaded_again() {
         let (models, kernel, shared) = begun().await;
         let end = |name: &str| {
-            let engine = models.0.engines()[name].clone();
+            let engine = models.0.engines.get(name);
             engine.end();
             while !engine.is_lost() {
                 std::thread::yield_now();
@@ -550,7 +554,7 @@ mod residence {
         let ask = |name: &str| kernel.run::<String>(name, args! { prompt: "x" });
         assert_eq!(ask("kept").await.unwrap_err().code().name(), "unavailable");
         assert!(shared.health.live().is_ok());
-        drop(models.0.change("kept").await);
+        drop(models.0.locks.change("kept").await);
         models.0.look(later(1));
         reached(&shared, "kept", HealthState::Ok).await;
         assert_eq!(ask("kept").await.unwrap(), "x");

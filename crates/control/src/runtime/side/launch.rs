@@ -204,6 +204,12 @@ impl<L: Launcher> Launches<L> {
         }
     }
 
+    /// How many instances have not begun.
+    #[cfg(test)]
+    pub(super) fn starting(&self) -> usize {
+        self.lock().len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Starting<L::Sequence>>> {
         self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -498,6 +498,10 @@ fn ai_306_a_slow_request_delays_no_other_and_can_be_cancelled() {
         side.ask(r#"{"op":"ping"}"#),
         r#"{"type":"ok","data":{"pong":1}}"#
     );
+    // A worker that starts it just now would free its request id a moment after the answer.
+    while side.channel.launches.starting() == 0 {
+        std::thread::yield_now();
+    }
     side.send(r#"{"$rid":"c","op":"cancel","rid":"never"}"#);
     assert_eq!(
         side.receive(),

@@ -15,7 +15,7 @@ use super::super::processors;
 use super::super::thread_choice::{ThreadChoice, ThreadChoices, worth_trying};
 use super::batch::LlamaBatch;
 use super::compute_pool::{ComputePool, THREADS_MAX};
-use super::model::LlamaModel;
+use super::model::{LlamaFacts, LlamaModel};
 use super::params::set_context_params;
 use super::{LAST_ERROR, take_last_error};
 use crate::llama_options::LlamaOptions;
@@ -50,7 +50,6 @@ impl ThreadLimits {
             prefill: self.prefill_choice(),
             few: self.prefill_choice(),
             few_max: rows as usize,
-            prompts_in_a_row: 0,
         }
     }
 
@@ -116,6 +115,31 @@ impl ContextSize {
     /// the first one still attends to them (`llama_kv_cache::prepare`).
     pub(in super::super) fn computes_in_parts(self) -> bool {
         self.per_slot && self.slots > 1 || self.ubatch_tokens < self.batch_tokens
+    }
+
+    /// Returns the size of the context of a model: within what llama.cpp takes, and with [`ContextSize::swa_full`] unless
+    /// sliding-window layers have fewer cells than the others.
+    fn of_model(self, facts: &LlamaFacts) -> Self {
+        let slots = self.slots.clamp(1, SLOTS_MAX);
+        // llama.cpp asserts that a batch has room for one row per slot, and pads the number of cells itself.
+        let batch_tokens = self.batch_tokens.max(slots);
+        let cells = self.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
+        let is_windowed = !facts.recurrent && facts.sliding_window > 0;
+        let size = Self {
+            cells,
+            batch_tokens,
+            slots,
+            ..self
+        };
+        let size = size.with_parts(is_windowed);
+        let few_window_cells = is_windowed
+            && !size.computes_in_parts()
+            && size.window_cells(facts.sliding_window) < cells;
+        Self {
+            // A cache that is as large either way is used as the others are.
+            swa_full: !few_window_cells,
+            ..size
+        }
     }
 
     /// Limits the parts of a batch to what the context allows. Slots that share cells have theirs in any order, and then
@@ -238,31 +262,13 @@ impl LlamaContext {
         size: ContextSize,
         options: &LlamaOptions,
     ) -> Result<Self, String> {
-        let slots = size.slots.clamp(1, SLOTS_MAX);
-        // llama.cpp asserts that a batch has room for one row per slot, and pads the number of cells itself.
-        let batch_tokens = size.batch_tokens.max(slots);
-        let cells = size.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
+        let facts = model.facts();
+        let size = size.of_model(&facts);
         // One output row per slot, and some for slots with several scored tokens.
-        let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
+        let rows = size.slots.saturating_add(SCORED_ROWS);
+        let rows = rows.min(size.batch_tokens);
         let threads = size.threads.choices(rows);
         let pool = model.compute_pool(threads.most(), size.poll)?;
-        let facts = model.facts();
-        let is_windowed = !facts.recurrent && facts.sliding_window > 0;
-        let size = ContextSize {
-            cells,
-            batch_tokens,
-            slots,
-            ..size
-        };
-        let size = size.with_parts(is_windowed);
-        let few_window_cells = is_windowed
-            && !size.computes_in_parts()
-            && size.window_cells(facts.sliding_window) < cells;
-        let size = ContextSize {
-            // A cache that is as large either way is used as the others are.
-            swa_full: !few_window_cells,
-            ..size
-        };
         let params = size.params(rows, options);
         let _ = LAST_ERROR.take();
         // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
@@ -294,11 +300,11 @@ impl LlamaContext {
         Ok(Self {
             context,
             memory,
-            cells_held: vec![0; slots as usize],
+            cells_held: vec![0; size.slots as usize],
             uncopied: Vec::new(),
             shared_window: None,
-            few_window_cells,
-            named: vec![0; slots as usize],
+            few_window_cells: !size.swa_full,
+            named: vec![0; size.slots as usize],
             batches: 0,
             cells,
             cells_per_slot: size.per_slot.then_some(slot_cells),

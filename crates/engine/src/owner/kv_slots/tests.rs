@@ -1,8 +1,7 @@
 //! Slots with a scripted model: what is shared, saved and restored.
 
 use super::*;
-use crate::api::SharedVocabulary;
-use crate::model::{Capacity, CheckpointTerms};
+use crate::owner::tests::hooked_model::{HookedModel, ModelHooks};
 use crate::scripted::{Config as Script, Scripted};
 
 fn slots(truncates: bool) -> KvSlots {
@@ -200,64 +199,37 @@ fn eviction_frees_as_many_cells_as_a_batch_needs() {
     assert_eq!((slots.used(), slots.room()), (0, all));
 }
 
-/// A scripted model of which some calls fail.
+/// Whether some calls succeed; nothing is saved.
 struct Unlucky {
-    model: Scripted,
     forks: bool,
     rewinds: bool,
 }
 
-impl Model for Unlucky {
-    fn info(&self) -> ModelInfo {
-        self.model.info()
-    }
-    fn vocabulary(&self) -> SharedVocabulary {
-        self.model.vocabulary()
-    }
-    fn capacity(&self) -> Capacity {
-        self.model.capacity()
-    }
-    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
-        self.model.open(slot, opening);
-    }
-    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        self.model.fork(from, to, tokens);
-    }
-    fn finish_fork(&mut self, _: SlotId, _: u32) -> bool {
+impl ModelHooks for Unlucky {
+    fn finish_fork(&mut self, _: &mut Scripted, _: SlotId, _: u32) -> bool {
         self.forks
     }
-    fn fork_bytes(&self, _: SlotId) -> usize {
+
+    fn fork_bytes(&self, _: &Scripted, _: SlotId) -> usize {
         SAVED_BYTES_STEP
     }
-    fn truncate(&mut self, slot: SlotId, tokens: u32) {
-        self.model.truncate(slot, tokens);
+
+    fn idle_cells_max(&self, _: &Scripted) -> usize {
+        usize::MAX
     }
-    fn can_resume(&self, slot: SlotId, tokens: u32) -> bool {
-        self.model.can_resume(slot, tokens)
+
+    fn saved_size(&mut self, _: &mut Scripted, _: SlotId) -> usize {
+        0
     }
-    fn release(&mut self, slot: SlotId) {
-        self.model.release(slot);
-    }
-    fn saved_bytes_max(&self) -> usize {
-        self.model.saved_bytes_max()
-    }
-    fn checkpoint_terms(&self) -> Option<CheckpointTerms> {
-        self.model.checkpoint_terms()
-    }
-    fn checkpoint_size(&mut self, slot: SlotId) -> usize {
-        self.model.checkpoint_size(slot)
-    }
-    fn checkpoint(&mut self, slot: SlotId) -> Option<Vec<u8>> {
-        self.model.checkpoint(slot)
-    }
-    fn rewind(&mut self, slot: SlotId, checkpoint: &[u8], tokens: u32) -> bool {
-        self.rewinds && self.model.rewind(slot, checkpoint, tokens)
-    }
-    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
-        self.model.decode(batch, now)
-    }
-    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
-        self.model.row(index, now)
+
+    fn rewind(
+        &mut self,
+        model: &mut Scripted,
+        slot: SlotId,
+        checkpoint: &[u8],
+        tokens: u32,
+    ) -> bool {
+        self.rewinds && model.rewind(slot, checkpoint, tokens)
     }
 }
 
@@ -268,11 +240,7 @@ fn unlucky(forks: bool, rewinds: bool) -> KvSlots {
         saves: true,
         ..Script::default()
     };
-    let model = Unlucky {
-        model: Scripted::new(script).unwrap(),
-        forks,
-        rewinds,
-    };
+    let model = HookedModel::new(script, Unlucky { forks, rewinds });
     let mut slots = KvSlots::new(Box::new(model), &Config::default());
     let (slot, _) = slots.acquire(0, None, &PURPOSE).unwrap();
     fill(&mut slots, slot, &text(0, 100));

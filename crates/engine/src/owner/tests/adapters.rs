@@ -7,12 +7,12 @@ use sapwood_proto::params::{LoraName, LoraUse};
 use sapwood_proto::time::Time;
 
 use super::harness::{Answer, Bench, read, request_for};
+use super::hooked_model::{HookedModel, ModelHooks};
 use crate::Config;
 use crate::adapters::AdapterInfo;
 use crate::api::{GenerationRequest, Prompt};
-use crate::api::{ModelInfo, SharedVocabulary};
 use crate::config::SpeculationMode;
-use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
+use crate::model::{BatchEntry, DecodeStop, Model};
 use crate::scripted::{Config as Script, Scripted};
 use crate::stats::Counter;
 
@@ -117,64 +117,33 @@ fn a_prefix_is_shared_within_a_set_alone() {
 }
 
 /// Counts what the owner asks of a model.
-struct Counted {
-    model: Scripted,
+#[derive(Clone, Default)]
+struct CallCounts {
     decodes: Arc<Counter>,
     changes: Arc<Counter>,
 }
 
-impl Model for Counted {
-    fn info(&self) -> ModelInfo {
-        self.model.info()
-    }
-
-    fn vocabulary(&self) -> SharedVocabulary {
-        self.model.vocabulary()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.model.capacity()
-    }
-
-    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
-        self.model.open(slot, opening);
-    }
-
-    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        self.model.fork(from, to, tokens);
-    }
-
-    fn truncate(&mut self, slot: SlotId, tokens: u32) {
-        self.model.truncate(slot, tokens);
-    }
-
-    fn set_adapters(&mut self, scales: &[f32]) {
+impl ModelHooks for CallCounts {
+    fn set_adapters(&mut self, model: &mut Scripted, scales: &[f32]) {
         self.changes.add(1);
-        self.model.set_adapters(scales);
+        model.set_adapters(scales);
     }
 
-    fn release(&mut self, slot: SlotId) {
-        self.model.release(slot);
-    }
-
-    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
+    fn decode(
+        &mut self,
+        model: &mut Scripted,
+        batch: &[BatchEntry],
+        now: Time,
+    ) -> Result<(), DecodeStop> {
         self.decodes.add(1);
-        self.model.decode(batch, now)
-    }
-
-    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
-        self.model.row(index, now)
+        model.decode(batch, now)
     }
 }
 
 /// Decode calls, and changes of the adapters, that these requests take together.
 fn calls(script: Script, requests: Vec<GenerationRequest>) -> (u64, u64) {
-    let (decodes, changes) = <(Arc<Counter>, Arc<Counter>)>::default();
-    let model = Counted {
-        model: Scripted::new(script).unwrap(),
-        decodes: Arc::clone(&decodes),
-        changes: Arc::clone(&changes),
-    };
+    let counts = CallCounts::default();
+    let model = HookedModel::new(script, counts.clone());
     let mut bench = Bench::over(Box::new(model), Config::default());
     let submit = |request| bench.submit(request);
     let handles: Vec<_> = requests.into_iter().map(submit).collect();
@@ -182,7 +151,7 @@ fn calls(script: Script, requests: Vec<GenerationRequest>) -> (u64, u64) {
     for mut handle in handles {
         assert_eq!(read(&mut handle).error, None);
     }
-    (decodes.get(), changes.get())
+    (counts.decodes.get(), counts.changes.get())
 }
 
 #[test]

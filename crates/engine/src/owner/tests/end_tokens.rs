@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 use sapwood_proto::steer::Token;
 
 use super::harness::Bench;
-use super::observed::ObservedModel;
+use super::hooked_model::{HookedModel, OnDecode};
 use super::probe::Probe;
 use super::steering::steered;
 use crate::Config;
 use crate::model::BatchEntry;
+use crate::scripted::Config as Script;
 
 /// The end token.
 const END: Token = 257;
@@ -19,10 +20,11 @@ const SPACE: Token = 32;
 fn ai_804_the_controller_sees_the_end_token_and_the_model_a_space_in_its_place() {
     let computed = Arc::<Mutex<Vec<Token>>>::default();
     let seen = Arc::clone(&computed);
-    let model = ObservedModel::new(move |batch: &[BatchEntry]| {
+    let hook = OnDecode(move |batch: &[BatchEntry]| {
         let tokens = batch.iter().map(|entry| entry.token);
         seen.lock().unwrap().extend(tokens);
     });
+    let model = HookedModel::new(Script::default(), hook);
     let probe = Probe::new();
     let mut request = steered("a", &probe);
     request.params.max_tokens = Some(4);

@@ -7,8 +7,9 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::harness::{Bench, read, request_for};
-use crate::api::{EngineError, ModelInfo, SharedVocabulary};
-use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
+use super::hooked_model::{HookedModel, ModelHooks};
+use crate::api::EngineError;
+use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::scripted::{Config as Script, Scripted};
 use crate::{Config, Engine};
 
@@ -27,41 +28,36 @@ enum Trouble {
     NotANumber,
 }
 
-/// A scripted model that fails in its next decode call with more than one slot, or in every decode call.
+/// Fails in the next decode call with more than one slot, or in every decode call.
 struct Faulty {
-    model: Scripted,
     trouble: Arc<Mutex<Trouble>>,
     lasting: bool,
     row: Vec<f32>,
     now: Trouble,
 }
 
-impl Model for Faulty {
-    fn info(&self) -> ModelInfo {
-        self.model.info()
-    }
-    fn vocabulary(&self) -> SharedVocabulary {
-        self.model.vocabulary()
-    }
-    fn capacity(&self) -> Capacity {
-        self.model.capacity()
-    }
-    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
+impl ModelHooks for Faulty {
+    fn open(&mut self, model: &mut Scripted, slot: SlotId, opening: &SlotPurpose<'_>) {
         self.panic_at(Trouble::PanicInOpen);
-        self.model.open(slot, opening);
+        model.open(slot, opening);
     }
-    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        self.model.fork(from, to, tokens);
-    }
-    fn truncate(&mut self, slot: SlotId, tokens: u32) {
+
+    fn truncate(&mut self, model: &mut Scripted, slot: SlotId, tokens: u32) {
         self.panic_at(Trouble::PanicInTruncate);
-        self.model.truncate(slot, tokens);
+        model.truncate(slot, tokens);
     }
-    fn release(&mut self, slot: SlotId) {
+
+    fn release(&mut self, model: &mut Scripted, slot: SlotId) {
         self.panic_at(Trouble::PanicInRelease);
-        self.model.release(slot);
+        model.release(slot);
     }
-    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
+
+    fn decode(
+        &mut self,
+        model: &mut Scripted,
+        batch: &[BatchEntry],
+        now: Time,
+    ) -> Result<(), DecodeStop> {
         let mut trouble = self.trouble.lock().unwrap();
         self.now = *trouble;
         // A failure of another call waits for that call.
@@ -77,17 +73,18 @@ impl Model for Faulty {
             Trouble::Failed => Err(DecodeStop::Failed(error())),
             Trouble::Dead => Err(DecodeStop::Dead(error())),
             Trouble::PanicInPass => panic!("broken"),
-            _ => self.model.decode(batch, now),
+            _ => model.decode(batch, now),
         }
     }
-    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
+
+    fn row<'a>(&'a mut self, model: &'a mut Scripted, index: usize, now: Time) -> OutputRow<'a> {
         match self.now {
             Trouble::PanicInRow if index == 0 => panic!("broken"),
             Trouble::NotANumber if index == 0 => {
                 self.row = vec![f32::NAN; 258];
                 OutputRow::Logits(&mut self.row)
             }
-            _ => self.model.row(index, now),
+            _ => model.row(index, now),
         }
     }
 }
@@ -106,19 +103,15 @@ impl Faulty {
     }
 }
 
-fn faulty(lasting: bool) -> (Faulty, Arc<Mutex<Trouble>>) {
+fn faulty(lasting: bool) -> (HookedModel<Faulty>, Arc<Mutex<Trouble>>) {
     let trouble = Arc::new(Mutex::new(Trouble::None));
-    let model = Scripted::new(Script::default()).unwrap();
-    (
-        Faulty {
-            model,
-            trouble: Arc::clone(&trouble),
-            lasting,
-            row: Vec::new(),
-            now: Trouble::None,
-        },
-        trouble,
-    )
+    let hooks = Faulty {
+        trouble: Arc::clone(&trouble),
+        lasting,
+        row: Vec::new(),
+        now: Trouble::None,
+    };
+    (HookedModel::new(Script::default(), hooks), trouble)
 }
 
 /// Two requests run, the failure occurs in the third step, and a third request comes after it.
@@ -409,9 +402,8 @@ fn several_wakers_that_panic_do_not_abort_an_engine_that_ends() {
     }
 }
 
-/// A model whose decode call lasts as long as the test decides.
+/// A decode call that lasts as long as the test decides.
 struct Slow {
-    model: Scripted,
     signals: crate::model::Interrupt,
     /// Receives a message at the start of each decode call.
     begun: std::sync::mpsc::SyncSender<()>,
@@ -421,41 +413,23 @@ struct Slow {
     pulsed: std::sync::mpsc::SyncSender<()>,
 }
 
-impl Model for Slow {
-    fn info(&self) -> ModelInfo {
-        self.model.info()
-    }
-    fn vocabulary(&self) -> SharedVocabulary {
-        self.model.vocabulary()
-    }
-    fn capacity(&self) -> Capacity {
-        self.model.capacity()
-    }
-    fn interrupt(&mut self, signals: crate::model::Interrupt) {
+impl ModelHooks for Slow {
+    fn interrupt(&mut self, _: &mut Scripted, signals: crate::model::Interrupt) {
         self.signals = signals;
     }
-    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
-        self.model.open(slot, opening);
-    }
-    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        self.model.fork(from, to, tokens);
-    }
-    fn truncate(&mut self, slot: SlotId, tokens: u32) {
-        self.model.truncate(slot, tokens);
-    }
-    fn release(&mut self, slot: SlotId) {
-        self.model.release(slot);
-    }
-    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
+
+    fn decode(
+        &mut self,
+        model: &mut Scripted,
+        batch: &[BatchEntry],
+        now: Time,
+    ) -> Result<(), DecodeStop> {
         let _ = self.begun.try_send(());
         while self.pulses.recv().is_ok() {
             self.signals.pulse();
             let _ = self.pulsed.send(());
         }
-        self.model.decode(batch, now)
-    }
-    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
-        self.model.row(index, now)
+        model.decode(batch, now)
     }
 }
 
@@ -466,13 +440,13 @@ fn oa_901_a_long_decode_call_that_pulses_is_not_stalled() {
     use std::time::{Duration, Instant};
     let ((begun, in_pass), (pulse, pulses), (pulsed, alive)) =
         (sync_channel(1), sync_channel(0), sync_channel(1));
-    let model = Slow {
-        model: Scripted::new(Script::default()).unwrap(),
+    let hooks = Slow {
         signals: crate::model::Interrupt::default(),
         begun,
         pulses,
         pulsed,
     };
+    let model = HookedModel::new(Script::default(), hooks);
     let engine = Engine::spawn(Box::new(model), Config::default()).unwrap();
     let handle = engine.submit(request_for("x")).unwrap();
     in_pass.recv().unwrap();

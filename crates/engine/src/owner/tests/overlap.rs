@@ -8,17 +8,19 @@ use sapwood_proto::time::Time;
 
 use super::super::step_clock::StepClock;
 use super::harness::{Bench, TestClock, read, request_for};
-use super::observed::ObservedModel;
+use super::hooked_model::{HookedModel, OnDecode};
 use super::probe::{Probe, free, run};
 use crate::Config;
 use crate::model::BatchEntry;
+use crate::scripted::Config as Script;
 
 /// An engine whose decode calls take 20 ms on this clock.
 fn slow_bench(clock: &TestClock) -> Bench {
     let advanced = clock.clone();
-    let model = ObservedModel::new(move |_: &[BatchEntry]| {
+    let hook = OnDecode(move |_: &[BatchEntry]| {
         advanced.go_to(advanced.now() + Duration::from_millis(20));
     });
+    let model = HookedModel::new(Script::default(), hook);
     let mut bench = Bench::over(Box::new(model), Config::default());
     let received = clock.clone();
     let waited = clock.clone();

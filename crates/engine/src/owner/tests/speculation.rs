@@ -26,7 +26,7 @@ fn config(speculation: SpeculationMode) -> Config {
 /// Engines with and without drafts.
 fn benches(script: &Script, output: impl Fn() -> Output) -> [Bench; 2] {
     MODES.map(|mode| {
-        let parrot = Parrot::new(script.clone(), output(), None);
+        let parrot = parrot::parrot(script.clone(), output(), None);
         Bench::over(Box::new(parrot), config(mode))
     })
 }
@@ -34,8 +34,8 @@ fn benches(script: &Script, output: impl Fn() -> Output) -> [Bench; 2] {
 /// The same, with an engine that has a draft model too.
 fn all_benches(script: &Script, output: impl Fn() -> Output, draft: Output) -> [Bench; 3] {
     let [plain, lookup] = benches(script, &output);
-    let parrot = Parrot::new(script.clone(), output(), None);
-    let draft = Parrot::new(script.clone(), draft, None);
+    let parrot = parrot::parrot(script.clone(), output(), None);
+    let draft = parrot::parrot(script.clone(), draft, None);
     [
         plain,
         lookup,
@@ -45,7 +45,7 @@ fn all_benches(script: &Script, output: impl Fn() -> Output, draft: Output) -> [
 
 /// An engine whose second model drafts.
 fn drafting(model: Parrot, mut draft: Parrot, p_min: f32, config: Config) -> Bench {
-    draft.copies_count = true;
+    draft.hooks.copies_count = true;
     let draft = DraftModel::new(Box::new(draft), &model, p_min).unwrap();
     Bench::drafting(Box::new(model), Some(draft), config)
 }
@@ -258,9 +258,9 @@ fn nothing_is_evicted_or_preempted_for_a_draft() {
 #[test]
 fn a_model_without_room_for_a_draft_decodes_without() {
     let output: Vec<Token> = "abcdefgh".repeat(4).bytes().map(Token::from).collect();
-    let mut parrot = Parrot::new(Script::default(), Output::Given(output), None);
-    parrot.entries_max = 3;
-    let calls = std::sync::Arc::clone(&parrot.calls);
+    let mut parrot = parrot::parrot(Script::default(), Output::Given(output), None);
+    parrot.hooks.entries_max = 3;
+    let calls = std::sync::Arc::clone(&parrot.hooks.calls);
     let mut bench = Bench::over(Box::new(parrot), config(SpeculationMode::Lookup));
     // Few enough tokens for a call of its own.
     let answer = bench.answer(request_for("ab"));
@@ -504,7 +504,7 @@ proptest! {
         };
         let modes = [SpeculationMode::Off, SpeculationMode::Lookup, SpeculationMode::Draft];
         let [plain, lookup, model] = modes.map(|mode| {
-            let parrot = Parrot::new(script.clone(), letters(), None);
+            let parrot = parrot::parrot(script.clone(), letters(), None);
             let config = Config {
                 outbox_events,
                 draft_tokens_max,
@@ -515,7 +515,7 @@ proptest! {
                 SpeculationMode::Draft => {
                     let (letters, p_min, draft) = &draft;
                     let script = Script { context_tokens: 70, ..draft.clone() };
-                    let draft = Parrot::new(script, Output::Letters(*letters), None);
+                    let draft = parrot::parrot(script, Output::Letters(*letters), None);
                     drafting(parrot, draft, *p_min, config)
                 }
                 _ => Bench::over(Box::new(parrot), config),

@@ -7,7 +7,7 @@ use super::super::{
     ConnectionLimits, Feature, Features, LmtpError, LmtpModelInfo, LmtpReason, StreamId,
 };
 use super::{id, integer, out_of_range, token, wrong_type};
-use crate::params::ParamSpec;
+use crate::params::{ParamSpec, SAMPLER_PARAMS, joined};
 use crate::steer::Token;
 
 /// The members of a payload by name; the last one wins (LM-205).
@@ -27,48 +27,38 @@ pub(in super::super) struct PayloadMembers<'a> {
 
 /// Members of the base protocol. The first [`LMQL`] are those of LMQL's own client, in its order (LM-301): a reference
 /// server knows no others (LM-703).
-const NAMES: [&str; 40] = [
-    "max_tokens",
-    "temperature",
-    "top_logprobs",
-    "model",
-    "prompt",
-    "stream_id",
-    "logit_bias",
-    "top_p",
-    "top_k",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "length_penalty",
-    "seed",
-    "min_p",
-    "penalty_last_n",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "xtc_probability",
-    "xtc_threshold",
-    "typical_p",
-    "top_n_sigma",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "samplers",
-    "lora",
-    "include_stop_str_in_output",
-    "stop",
-    "stop_tokens",
-    "min_tokens",
-    "ignore_eos",
-    "num_samples",
-    "scored",
-    "data",
-];
+const NAMES: [&str; 40] = joined(&[
+    &[
+        "max_tokens",
+        "temperature",
+        "top_logprobs",
+        "model",
+        "prompt",
+        "stream_id",
+        "logit_bias",
+        "top_p",
+        "top_k",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "length_penalty",
+        "seed",
+        "min_p",
+        "penalty_last_n",
+    ],
+    &SAMPLER_PARAMS,
+    &[
+        "lora",
+        "include_stop_str_in_output",
+        "stop",
+        "stop_tokens",
+        "min_tokens",
+        "ignore_eos",
+        "num_samples",
+        "scored",
+        "data",
+    ],
+]);
 
 const LMQL: usize = 13;
 

@@ -9,7 +9,7 @@ use sapwood_proto::steer::Token;
 
 use super::super::super::step_clock::StepClock;
 use super::super::harness::{Bench, TestClock, read};
-use super::parrot::{Machine, Output, Parrot};
+use super::parrot::{Machine, Output, parrot};
 use super::{config, drafted, drafting};
 use crate::SpeculationMode;
 use crate::api::{EngineError, EventKind, GenerationRequest, Prompt};
@@ -41,9 +41,9 @@ fn request(prompt: &[Token]) -> GenerationRequest {
 
 /// An engine whose answers are these words, its draft model's are `drafts`, and the sizes of the draft model's calls.
 fn bench(answer: &[Token], drafts: &[Token], script: Script) -> (Bench, Arc<Mutex<Vec<usize>>>) {
-    let model = Parrot::new(self::script(), Output::Given(answer.to_vec()), None);
-    let draft = Parrot::new(script, Output::Given(drafts.to_vec()), None);
-    let calls = Arc::clone(&draft.calls);
+    let model = parrot(self::script(), Output::Given(answer.to_vec()), None);
+    let draft = parrot(script, Output::Given(drafts.to_vec()), None);
+    let calls = Arc::clone(&draft.hooks.calls);
     let bench = drafting(model, draft, 0.75, config(SpeculationMode::Draft));
     (bench, calls)
 }
@@ -90,9 +90,9 @@ fn a_draft_model_that_never_agrees_is_asked_less_and_less() {
 #[test]
 fn an_unsure_draft_model_drafts_nothing() {
     let script = Script::default();
-    let model = Parrot::new(script.clone(), Output::Letters(4), None);
-    let draft = Parrot::new(script, Output::Letters(4), None);
-    let calls = Arc::clone(&draft.calls);
+    let model = parrot(script.clone(), Output::Letters(4), None);
+    let draft = parrot(script, Output::Letters(4), None);
+    let calls = Arc::clone(&draft.hooks.calls);
     let mut bench = drafting(model, draft, 1.0, config(SpeculationMode::Draft));
     let mut request = super::sampled("ad", 3);
     request.params.ignore_eos = Some(true);
@@ -178,8 +178,8 @@ fn tokens_that_one_of_the_vocabularies_lacks_are_not_computed_or_drafted() {
     assert_eq!(drafted(&bench), (0, 0));
     // And the other way round; it drafts until there is such a token.
     let answer = [&answer[..], &[1_090], &words(3, 30)].concat();
-    let model = Parrot::new(larger, Output::Given(answer.clone()), None);
-    let draft = Parrot::new(script(), Output::Given(answer.clone()), None);
+    let model = parrot(larger, Output::Given(answer.clone()), None);
+    let draft = parrot(script(), Output::Given(answer.clone()), None);
     let mut bench = drafting(model, draft, 0.75, config(SpeculationMode::Draft));
     assert_eq!(
         bench.answer(request(&words(1, 20))).choices[0].1[..61],
@@ -201,13 +201,13 @@ fn a_draft_model_that_fails_is_dropped_and_the_engine_goes_on() {
         |_| Some(DecodeStop::Aborted),
     ];
     for (index, failure) in failures.into_iter().enumerate() {
-        let model = Parrot::new(script(), Output::Given(answer.clone()), None);
-        let mut draft = Parrot::new(script(), Output::Given(answer.clone()), None);
-        draft.fails = Some(Box::new(move |call| match call {
+        let model = parrot(script(), Output::Given(answer.clone()), None);
+        let mut draft = parrot(script(), Output::Given(answer.clone()), None);
+        draft.hooks.fails = Some(Box::new(move |call| match call {
             0..4 => Ok(()),
             _ => Err(failure(error()).expect("a panic on purpose")),
         }));
-        let calls = Arc::clone(&draft.calls);
+        let calls = Arc::clone(&draft.hooks.calls);
         let mut bench = drafting(model, draft, 0.75, config(SpeculationMode::Draft));
         for _ in 0..2 {
             let got = bench.answer(request(&prompt));
@@ -279,8 +279,8 @@ fn timed_with(
         };
         Output::ByFirst((300..310).map(output).collect())
     };
-    let model = Parrot::new(script, outputs(10), machine(large));
-    let draft = Parrot::new(of_draft, outputs(agrees), machine(takes));
+    let model = parrot(script, outputs(10), machine(large));
+    let draft = parrot(of_draft, outputs(agrees), machine(takes));
     let mut bench = drafting(model, draft, 0.75, config(mode));
     let now = clock.clone();
     bench.owner.clock = StepClock::running(move || now.now(), |_, _| ());

@@ -7,7 +7,7 @@ use sapwood_proto::steer::Token;
 
 use super::super::super::step_clock::StepClock;
 use super::super::harness::{Bench, TestClock};
-use super::parrot::{Machine, Output, Parrot};
+use super::parrot::{Machine, Output, parrot};
 use super::{MODES, config, drafted};
 use crate::api::{EventKind, GenerationRequest, Prompt};
 use crate::scripted::{Config as Script, ScriptedTokenizer};
@@ -153,7 +153,7 @@ fn figures_of(
     };
     let clock = machine.clock.clone();
     let tokens = answer.len() + 1;
-    let parrot = Parrot::new(script, Output::Given(answer), Some(machine));
+    let parrot = parrot(script, Output::Given(answer), Some(machine));
     let mut bench = Bench::over(Box::new(parrot), config(mode));
     let now = clock.clone();
     bench.owner.clock = StepClock::running(move || now.now(), |_, _| ());

@@ -8,8 +8,8 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::super::harness::TestClock;
-use crate::api::{ModelInfo, SharedVocabulary};
-use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
+use super::super::hooked_model::{HookedModel, ModelHooks};
+use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::ranking::mix;
 use crate::scripted::{Config as Script, Scripted};
 
@@ -64,8 +64,10 @@ pub(super) struct Machine {
 /// The result of a decode call, by its number.
 pub(super) type Failure = Box<dyn Fn(usize) -> Result<(), DecodeStop> + Send>;
 
-pub(super) struct Parrot {
-    model: Scripted,
+/// A model with this output.
+pub(super) type Parrot = HookedModel<ParrotHooks>;
+
+pub(super) struct ParrotHooks {
     output: Output,
     /// What each slot holds, and the length of its prompt.
     slots: Vec<(Vec<Token>, usize)>,
@@ -82,64 +84,57 @@ pub(super) struct Parrot {
     pub(super) calls: Arc<Mutex<Vec<usize>>>,
 }
 
-impl Parrot {
-    pub(super) fn new(script: Script, output: Output, machine: Option<Machine>) -> Self {
-        let model = Scripted::new(script).unwrap();
-        let slots = vec![(Vec::new(), 0); model.capacity().slots as usize];
-        Self {
-            model,
-            output,
-            slots,
-            batch: Vec::new(),
-            row: Vec::new(),
-            machine,
-            copies_count: false,
-            fails: None,
-            entries_max: usize::MAX,
-            calls: Arc::default(),
-        }
-    }
+pub(super) fn parrot(script: Script, output: Output, machine: Option<Machine>) -> Parrot {
+    let hooks = ParrotHooks {
+        output,
+        slots: Vec::new(),
+        batch: Vec::new(),
+        row: Vec::new(),
+        machine,
+        copies_count: false,
+        fails: None,
+        entries_max: usize::MAX,
+        calls: Arc::default(),
+    };
+    HookedModel::new(script, hooks)
+}
 
+impl ParrotHooks {
     fn held(&mut self, slot: SlotId) -> &mut Vec<Token> {
         &mut self.slots[slot as usize].0
     }
 }
 
-impl Model for Parrot {
-    fn info(&self) -> ModelInfo {
-        self.model.info()
-    }
-
-    fn vocabulary(&self) -> SharedVocabulary {
-        self.model.vocabulary()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.model.capacity()
-    }
-
-    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
-        self.model.open(slot, opening);
+impl ModelHooks for ParrotHooks {
+    fn open(&mut self, model: &mut Scripted, slot: SlotId, opening: &SlotPurpose<'_>) {
+        model.open(slot, opening);
+        let slots = model.capacity().slots as usize;
+        self.slots.resize(slots, (Vec::new(), 0));
         self.slots[slot as usize] = (Vec::new(), opening.prompt.len());
     }
 
-    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        self.model.fork(from, to, tokens);
+    fn fork(&mut self, model: &mut Scripted, from: SlotId, to: SlotId, tokens: u32) {
+        model.fork(from, to, tokens);
         *self.held(to) = self.held(from)[..tokens as usize].to_vec();
     }
 
-    fn truncate(&mut self, slot: SlotId, tokens: u32) {
+    fn truncate(&mut self, model: &mut Scripted, slot: SlotId, tokens: u32) {
         assert!(self.held(slot).len() >= tokens as usize);
-        self.model.truncate(slot, tokens);
+        model.truncate(slot, tokens);
         self.held(slot).truncate(tokens as usize);
     }
 
-    fn release(&mut self, slot: SlotId) {
-        self.model.release(slot);
+    fn release(&mut self, model: &mut Scripted, slot: SlotId) {
+        model.release(slot);
         self.held(slot).clear();
     }
 
-    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
+    fn decode(
+        &mut self,
+        model: &mut Scripted,
+        batch: &[BatchEntry],
+        now: Time,
+    ) -> Result<(), DecodeStop> {
         if batch.len() > self.entries_max {
             return Err(DecodeStop::Full);
         }
@@ -152,7 +147,7 @@ impl Model for Parrot {
         } else {
             self.calls.lock().unwrap().push(batch.len());
         }
-        let capacity = self.capacity();
+        let capacity = model.capacity();
         assert!(batch.len() <= capacity.batch_tokens as usize);
         let rows = batch.iter().filter(|entry| entry.row).count();
         assert!(rows <= capacity.rows as usize, "{rows} rows");
@@ -172,21 +167,17 @@ impl Model for Parrot {
             let clock = &machine.clock;
             clock.go_to(clock.now() + (machine.takes)(batch.len()));
         }
-        self.model.decode(batch, now)
+        model.decode(batch, now)
     }
 
-    fn row(&mut self, index: usize, _: Time) -> OutputRow<'_> {
+    fn row<'a>(&'a mut self, model: &'a mut Scripted, index: usize, _: Time) -> OutputRow<'a> {
         let entry = self.batch[index];
         assert!(entry.row);
         let (held, prompt) = &self.slots[entry.slot as usize];
         let tokens = &held[..=entry.position as usize];
         self.row = self.output.logits(tokens, *prompt);
-        self.row
-            .resize(self.info().vocabulary_tokens as usize, f32::NEG_INFINITY);
+        let vocabulary_tokens = model.info().vocabulary_tokens as usize;
+        self.row.resize(vocabulary_tokens, f32::NEG_INFINITY);
         OutputRow::Logits(&mut self.row)
-    }
-
-    fn joins(&self, slot: SlotId, output: usize) -> bool {
-        self.model.joins(slot, output)
     }
 }

@@ -7,7 +7,7 @@ use sapwood_proto::steer::Token;
 use super::super::super::step_clock::StepClock;
 use super::super::harness::{Bench, TestClock};
 use super::figures::{compute_bound, memory_bound};
-use super::parrot::{Machine, Output, Parrot};
+use super::parrot::{Machine, Output, parrot};
 use super::{MODES, config, drafted};
 use crate::api::{EventKind, GenerationRequest, Prompt};
 use crate::ranking::mix;
@@ -57,7 +57,7 @@ fn timed(mode: SpeculationMode, takes: Takes, streams: &[bool]) -> (Bench, TestC
         let (prompt, output) = stream(index, echoes);
         (prompt[0], output)
     });
-    let parrot = Parrot::new(script, Output::ByFirst(outputs.collect()), Some(machine));
+    let parrot = parrot(script, Output::ByFirst(outputs.collect()), Some(machine));
     let mut bench = Bench::over(Box::new(parrot), config(mode));
     let now = clock.clone();
     bench.owner.clock = StepClock::running(move || now.now(), |_, _| ());
@@ -205,8 +205,8 @@ fn the_tokens_of_a_step_share_the_time_since_the_last() {
 fn a_draft_token_that_ends_an_output_is_accepted() {
     let text = "one two three four five six seven eight nine ten";
     let output: Vec<Token> = text.bytes().map(Token::from).collect();
-    let parrot = Parrot::new(Script::default(), Output::Given(output), None);
-    let calls = std::sync::Arc::clone(&parrot.calls);
+    let parrot = parrot(Script::default(), Output::Given(output), None);
+    let calls = std::sync::Arc::clone(&parrot.hooks.calls);
     let mut bench = Bench::over(Box::new(parrot), config(SpeculationMode::Lookup));
     let mut request = super::request_for(&text.repeat(2));
     request.params.stop = vec!["seven".to_owned()];
