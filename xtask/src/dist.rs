@@ -4,7 +4,7 @@
 //! the binary chooses at its start:
 //!
 //! ```text
-//! sapwood-VERSION-ARCH-linux/
+//! sapwood-VERSION-ARCH-linux[-PROFILE][-FEATURES]/
 //!   sapwood
 //!   lib/sapwood/   libllama.so.0, libggml.so.0, libggml-base.so.0, libggml-cpu-*.so, and back-ends for GPUs
 //!   LICENSE-*
@@ -24,6 +24,9 @@ use crate::serve::FEATURES;
 use crate::toolchain::{self, Machine};
 use crate::{advice, process, root};
 
+/// The profile of what is shipped.
+const PROFILE: &str = "dist";
+
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -31,11 +34,22 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "profile")]
     r#static: bool,
     /// `release` builds faster, to try the archive.
-    #[arg(long, value_name = "NAME", default_value = "dist", value_parser = ["dist", "release"])]
+    #[arg(long, value_name = "NAME", default_value = PROFILE, value_parser = ["dist", "release"])]
     profile: String,
     /// Additional cargo features of the binary; `cuda` or `vulkan` adds a library for GPUs.
     #[arg(long, value_name = "LIST")]
     features: Option<String>,
+}
+
+impl Options {
+    /// Those of the lane of CI.
+    pub(crate) fn to_try() -> Self {
+        Self {
+            r#static: false,
+            profile: "release".to_owned(),
+            features: None,
+        }
+    }
 }
 
 /// Builds, and writes what is shipped into `target/archives`.
@@ -46,7 +60,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = Machine::this();
     toolchain::gpu::ensure(&machine, options.features.as_deref().unwrap_or_default())?;
     toolchain::ensure(&machine)?;
-    let with_libraries = !options.r#static && cfg!(target_os = "linux");
+    // llama.cpp's build has variants for these.
+    let with_variants = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+    let with_libraries = !options.r#static && cfg!(target_os = "linux") && with_variants;
     let target = process::target_folder()?;
     let built = target.join(&options.profile);
     let mut features = FEATURES.to_owned();
@@ -71,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // Nothing is left to build: this only says where things are.
     let messages = process::output(build().args(["--quiet", "--message-format", "json"]))?;
     let llama = LlamaBuild::find(&messages)?;
-    let folder = ArchiveFolder::create(&target.join("archives"), &name())?;
+    let folder = ArchiveFolder::create(&target.join("archives"), &name(options))?;
     folder.add_program(&binary)?;
     folder.add_libraries(&llama.out)?;
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
@@ -86,8 +102,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The name of the archive, and of the folder in it.
-fn name() -> String {
+/// The name of the archive, and of the folder in it: of its own for each profile and set of features, which would replace one
+/// another.
+fn name(options: &Options) -> String {
     let (arch, system) = (std::env::consts::ARCH, std::env::consts::OS);
     // All crates have the version of the workspace but this one.
     let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap_or_default();
@@ -95,7 +112,18 @@ fn name() -> String {
         .lines()
         .find_map(|line| line.strip_prefix("version = "));
     let version = version.unwrap_or("unknown").trim_matches('"');
-    format!("sapwood-{version}-{arch}-{system}")
+    let mut name = format!("sapwood-{version}-{arch}-{system}");
+    if options.profile != PROFILE {
+        name.push('-');
+        name.push_str(&options.profile);
+    }
+    let separators = |letter: char| !letter.is_ascii_alphanumeric();
+    let more = options.features.as_deref().unwrap_or_default();
+    for feature in more.split(separators).filter(|part| !part.is_empty()) {
+        name.push('-');
+        name.push_str(feature);
+    }
+    name
 }
 
 fn build(profile: &str, features: &str, with_libraries: bool) -> Command {
@@ -167,8 +195,8 @@ impl LlamaBuild {
 /// It does not start as it was packed, or has no kernels.
 fn try_out(folder: &Path) -> Result<String> {
     let mut doctor = Command::new(folder.join("sapwood"));
-    // Of the build's own libraries.
-    doctor.env_remove("LD_LIBRARY_PATH").current_dir(folder);
+    // No libraries of the build, and no configuration of who builds.
+    doctor.env_clear().env("HOME", folder).current_dir(folder);
     let ended = doctor.args(["doctor", "--json"]).output();
     let ended = ended.context("what was packed does not start")?;
     let found = cpu(&String::from_utf8_lossy(&ended.stdout));
@@ -192,7 +220,7 @@ fn cpu(findings: &str) -> Option<Result<String>> {
     })
 }
 
-/// The time of the commit, in seconds, which the files of the archive have: the same commit gives the same archive.
+/// The time of the commit, in seconds, which the files of the archive have: equal files give equal archives.
 fn commit_time() -> u64 {
     let time = process::output(&mut process::program("git", &["log", "-1", "--format=%ct"]));
     let time = time.ok().and_then(|time| time.trim().parse().ok());
@@ -258,9 +286,19 @@ mod tests {
     }
 
     #[test]
-    fn the_archive_is_named_by_version_and_machine() {
-        let name = name();
+    fn the_archive_is_named_by_version_machine_and_how_it_was_built() {
+        let name_with = |profile: &str, features: Option<&str>| {
+            name(&Options {
+                r#static: false,
+                profile: profile.to_owned(),
+                features: features.map(str::to_owned),
+            })
+        };
+        let name = name_with(PROFILE, None);
         assert!(name.starts_with("sapwood-0."), "{name}");
-        assert!(name.contains(std::env::consts::ARCH), "{name}");
+        assert!(name.ends_with("-linux") && name.contains(std::env::consts::ARCH));
+        assert_eq!(name_with(PROFILE, Some("")), name);
+        let other = name_with("release", Some("vulkan,sapwood/tower"));
+        assert_eq!(other, format!("{name}-release-vulkan-sapwood-tower"));
     }
 }

@@ -11,6 +11,9 @@ use crate::process;
 /// Where the binary looks for libraries; so does its `build.rs`.
 const LIBRARIES: &str = "lib/sapwood";
 
+/// The variant with AMX, which the engine never chooses.
+const NEVER_LOADED: &str = "libggml-cpu-sapphirerapids.so";
+
 /// A new folder with what is shipped. Only its owner may write to it: the binary loads nothing from folders of which that is not
 /// so.
 pub(super) struct ArchiveFolder(PathBuf);
@@ -107,7 +110,7 @@ fn is_linked(name: &str) -> bool {
 }
 
 fn is_backend(name: &str) -> bool {
-    name.starts_with("libggml-") && name.ends_with(".so")
+    name.starts_with("libggml-") && name.ends_with(".so") && name != NEVER_LOADED
 }
 
 #[cfg(test)]
@@ -127,7 +130,7 @@ mod tests {
             symlink(format!("{name}.so.0.9.1"), lib.join(format!("{name}.so.0"))).unwrap();
             symlink(format!("{name}.so.0"), lib.join(format!("{name}.so"))).unwrap();
         }
-        for name in ["cpu-x64", "cpu-zen4"] {
+        for name in ["cpu-sapphirerapids", "cpu-x64", "cpu-zen4"] {
             let name = format!("libggml-{name}.so");
             fs::write(backends.join(format!("{name}.0.9.1")), &name).unwrap();
             symlink(format!("{name}.0.9.1"), backends.join(name)).unwrap();

@@ -155,9 +155,17 @@ fn cpu() -> CheckResult {
     let found = format!("{} with {cores} cores", std::env::consts::ARCH);
     match kernels() {
         Ok(None) => CheckResult::new("cpu", Verdict::Ok, found, ""),
-        Ok(Some(kernels)) => {
-            let found = format!("{found}; kernels: {kernels}");
-            CheckResult::new("cpu", Verdict::Ok, found, "")
+        Ok(Some((kernels, refused))) => {
+            let verdict = match refused.is_empty() {
+                true => Verdict::Ok,
+                false => Verdict::Warn,
+            };
+            let refused = refused
+                .iter()
+                .map(|(name, why)| format!("; not used: {name}: {why}"));
+            let found = format!("{found}; kernels: {kernels}{}", refused.collect::<String>());
+            let hint = "copy the library again, from an archive of the same commit, or remove it; a back-end for a GPU needs its driver";
+            CheckResult::new("cpu", verdict, found, hint)
         }
         Err((problem, remedy)) => {
             let found = format!("{found}; {problem}");
@@ -166,18 +174,21 @@ fn cpu() -> CheckResult {
     }
 }
 
+/// A description of the kernels of llama.cpp, and the names of libraries that are not used, with the reason.
+type FoundKernels = (String, &'static [(String, String)]);
+
 /// Describes the kernels of llama.cpp; an error has what is wrong, and what to do.
 #[cfg(feature = "embedded")]
-fn kernels() -> Result<Option<String>, (String, String)> {
+fn kernels() -> Result<Option<FoundKernels>, (String, String)> {
     match sapwood_engine::embedded::kernels() {
-        Ok(kernels) => Ok(Some(kernels.to_string())),
+        Ok(kernels) => Ok(Some((kernels.to_string(), &kernels.refused))),
         Err(error) => Err((error.problem(), error.remedy())),
     }
 }
 
 /// Without llama.cpp there are none.
 #[cfg(not(feature = "embedded"))]
-fn kernels() -> Result<Option<String>, (String, String)> {
+fn kernels() -> Result<Option<FoundKernels>, (String, String)> {
     Ok(None)
 }
 

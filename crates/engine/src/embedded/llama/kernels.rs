@@ -4,6 +4,8 @@
 //! Libraries are looked for in `lib/sapwood` beside the program, else in `../lib/sapwood`; never in the current directory, nor on a
 //! search path. llama.cpp would look in both, so its own search is never reached: nothing of it starts before kernels are loaded.
 
+#[cfg(any(test, feature = "dynamic-backends"))]
+mod built_libraries;
 mod error;
 #[cfg(any(test, feature = "dynamic-backends"))]
 mod library_folder;
@@ -14,6 +16,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+#[cfg(any(test, feature = "dynamic-backends"))]
+use self::built_libraries::BuiltLibraries;
 pub use self::error::KernelsError;
 #[cfg(any(test, feature = "dynamic-backends"))]
 use self::library_folder::LibraryFolder;
@@ -29,6 +33,8 @@ pub struct Kernels {
     pub folder: Option<PathBuf>,
     /// Other back-ends from that folder, such as `vulkan`.
     pub others: Vec<String>,
+    /// Names of libraries there that are not used, as they cannot be, and why; without those that are for other processors.
+    pub refused: Vec<(String, String)>,
 }
 
 impl fmt::Display for Kernels {
@@ -70,13 +76,20 @@ fn find() -> Result<Kernels, KernelsError> {
         },
         folder: None,
         others: Vec::new(),
+        refused: Vec::new(),
     })
 }
 
 #[cfg(feature = "dynamic-backends")]
 fn find() -> Result<Kernels, KernelsError> {
     let folder = LibraryFolder::of_this_program()?;
-    load_from(&folder, instructions::has, super::backends::load_library)
+    let built = BuiltLibraries::of_this_program();
+    load_from(
+        &folder,
+        &built,
+        instructions::has,
+        super::backends::load_library,
+    )
 }
 
 /// The variants of ggml's build (`ggml/src/CMakeLists.txt`), the best first, in the order of its own scores, with the instructions
@@ -155,40 +168,65 @@ const VARIANTS: &[(&str, &[&str])] = &[
 #[cfg(any(test, feature = "dynamic-backends"))]
 fn load_from(
     folder: &LibraryFolder,
+    built: &BuiltLibraries,
     has: impl Fn(&str) -> bool,
     mut load: impl FnMut(&std::path::Path) -> Result<(), String>,
 ) -> Result<Kernels, KernelsError> {
+    // The system's loader has mapped them by now, but nothing of them has been called that a structure is passed to.
+    for name in built.linked() {
+        let path = folder.path().join(name);
+        let checked = built.check(&path);
+        checked.map_err(|why| KernelsError::OtherBuild(path, why))?;
+    }
     let mut others = Vec::new();
+    let mut refused = folder.unreadable().to_vec();
     // The order of llama.cpp, whose CPU backend is the last.
     for name in folder.others() {
-        match load(&folder.file(name)) {
+        let path = folder.file(name);
+        match built.check(&path).and_then(|()| load(&path)) {
             Ok(()) => others.push(name.to_owned()),
-            Err(why) => tracing::warn!(
-                name,
-                why,
-                "a back-end of llama.cpp is not used: it cannot be loaded"
-            ),
+            Err(why) => refused.push((name.to_owned(), why)),
         }
     }
-    let mut why = "there is none for it".to_owned();
+    let mut last = "there is none for it".to_owned();
+    let mut chosen = None;
     for &(variant, needs) in VARIANTS {
         let name = format!("cpu-{variant}");
         if !folder.has(&name) || !needs.iter().all(|it| has(it)) {
             continue;
         }
-        match load(&folder.file(&name)) {
+        let path = folder.file(&name);
+        if let Err(why) = built.check(&path) {
+            last = format!("{variant}: {why}");
+            refused.push((name, why));
+            continue;
+        }
+        match load(&path) {
             Ok(()) => {
-                return Ok(Kernels {
-                    variant: variant.to_owned(),
-                    folder: Some(folder.path().to_owned()),
-                    others,
-                });
+                chosen = Some(variant.to_owned());
+                break;
             }
-            Err(refused) => {
-                tracing::debug!(variant, why = refused, "kernels are not used");
-                why = format!("{variant}: {refused}");
+            Err(why) => {
+                tracing::debug!(variant, why, "kernels are not used");
+                last = format!("{variant}: {why}");
             }
         }
     }
-    Err(KernelsError::Unsupported(folder.path().to_owned(), why))
+    for (name, why) in &refused {
+        tracing::warn!(
+            name,
+            why,
+            "a library of llama.cpp is not used: it cannot be loaded"
+        );
+    }
+    let path = folder.path().to_owned();
+    let Some(variant) = chosen else {
+        return Err(KernelsError::Unsupported(path, last));
+    };
+    Ok(Kernels {
+        variant,
+        folder: Some(path),
+        others,
+        refused,
+    })
 }

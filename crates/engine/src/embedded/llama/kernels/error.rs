@@ -14,6 +14,8 @@ pub enum KernelsError {
     Untrusted(PathBuf),
     /// A folder, a library or the program itself that cannot be read, and why.
     Unreadable(PathBuf, String),
+    /// A library that the program is linked with is not the one that it was built with, and why not.
+    OtherBuild(PathBuf, String),
     /// None of the libraries in a folder has kernels for this processor, and why not.
     Unsupported(PathBuf, String),
 }
@@ -38,6 +40,10 @@ impl KernelsError {
                 path.display()
             ),
             Self::Unreadable(path, why) => format!("{} cannot be read ({why})", path.display()),
+            Self::OtherBuild(path, why) => format!(
+                "{} is not the library that this program was built with ({why})",
+                path.display()
+            ),
             Self::Unsupported(folder, why) => format!(
                 "no library in {} has kernels for this processor ({why})",
                 folder.display()
@@ -58,12 +64,17 @@ impl KernelsError {
                     .into()
             }
             Self::Untrusted(path) => format!(
-                "run `chmod go-w {0}`, and let {0} belong to root or to whom the program belongs",
+                "run `chmod go-w {0}`, let {0} belong to root or to whom the program belongs, and start the program anew",
                 path.display()
             ),
-            Self::Unreadable(..) => "check its permissions".into(),
+            Self::Unreadable(..) => "check its permissions, and start the program anew".into(),
+            Self::OtherBuild(..) => {
+                "unpack the whole archive again, the program with its libraries, and restart what was running meanwhile".into()
+            }
             Self::Unsupported(..) => {
-                "unpack the whole archive again, which has a library for every processor of this kind".into()
+                "unpack the whole archive again, which has a library for every processor of this kind, and start the \
+                 program anew"
+                    .into()
             }
         }
     }

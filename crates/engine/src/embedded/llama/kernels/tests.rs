@@ -67,11 +67,31 @@ const ALL: [&str; 19] = [
     "README",
 ];
 
+/// The libraries that are in a folder now, as those that a program was built with.
+fn built(folder: &Path) -> BuiltLibraries {
+    let entries = fs::read_dir(folder).unwrap();
+    let libraries = entries.filter_map(|entry| {
+        let path = entry.unwrap().path();
+        let content = fs::read(&path).ok()?;
+        let name = path.file_name()?.to_str()?;
+        let (bytes, crc) = (content.len(), crc32fast::hash(&content));
+        name.contains(".so")
+            .then(|| format!("{name}:{bytes}:{crc:08x}"))
+    });
+    BuiltLibraries::parse(&libraries.collect::<Vec<_>>().join(","))
+}
+
 /// What is tried on a processor with these instructions, where every library loads.
 fn chosen(libraries: &[&str], has: &[&str]) -> Result<Kernels, KernelsError> {
     let installed = Installed::new("lib/sapwood", libraries);
     let has: BTreeSet<_> = has.iter().copied().collect();
-    load_from(&installed.folder()?, |it| has.contains(it), |_| Ok(()))
+    let built = built(&installed.path("bin/lib/sapwood"));
+    load_from(
+        &installed.folder()?,
+        &built,
+        |it| has.contains(it),
+        |_| Ok(()),
+    )
 }
 
 #[test]
@@ -141,7 +161,12 @@ fn back_ends_come_first_and_what_does_not_load_is_passed_over() {
         }
     };
     let has = |it: &str| !it.starts_with("AVX512");
-    let kernels = load_from(&installed.folder().unwrap(), has, load).unwrap();
+    let built = built(&installed.path("bin/lib/sapwood"));
+    let kernels = load_from(&installed.folder().unwrap(), &built, has, load).unwrap();
+    assert_eq!(
+        kernels.refused,
+        [("cuda".to_owned(), "it is damaged".to_owned())]
+    );
     assert_eq!(
         order.into_inner(),
         [
@@ -162,12 +187,10 @@ fn back_ends_come_first_and_what_does_not_load_is_passed_over() {
 fn without_kernels_the_error_names_the_folder_and_what_to_do() {
     let installed = Installed::new("lib/sapwood", &["libggml-cpu-zen4.so", "libggml-vulkan.so"]);
     let folder = installed.path("bin/lib/sapwood");
-    let none = load_from(&installed.folder().unwrap(), |_| false, |_| Ok(())).unwrap_err();
-    let damaged = load_from(
-        &installed.folder().unwrap(),
-        |_| true,
-        |_| Err("it is damaged".into()),
-    );
+    let built = built(&folder);
+    let found = installed.folder().unwrap();
+    let none = load_from(&found, &built, |_| false, |_| Ok(())).unwrap_err();
+    let damaged = load_from(&found, &built, |_| true, |_| Err("it is damaged".into()));
     for (error, why) in [
         (none, "there is none for it"),
         (damaged.unwrap_err(), "zen4: it is damaged"),
@@ -176,7 +199,7 @@ fn without_kernels_the_error_names_the_folder_and_what_to_do() {
             error.to_string(),
             format!(
                 "no library in {} has kernels for this processor ({why}): unpack the whole archive again, which has a \
-                 library for every processor of this kind",
+                 library for every processor of this kind, and start the program anew",
                 folder.display()
             )
         );
@@ -205,6 +228,12 @@ fn the_folder_beside_the_program_comes_before_the_one_beside_its_folder() {
     let nearer = installed.path("bin/lib/sapwood");
     fs::create_dir_all(&nearer).unwrap();
     Installed::protect(&nearer, 0o755);
+    assert_eq!(
+        installed.folder().unwrap().path(),
+        installed.path("lib/sapwood"),
+        "the nearer one is empty"
+    );
+    fs::write(nearer.join("libllama.so.0"), "").unwrap();
     assert_eq!(installed.folder().unwrap().path(), nearer);
 }
 
@@ -216,6 +245,11 @@ fn nothing_is_loaded_from_where_others_may_write() {
         ("bin/lib/sapwood", 0o775),
         ("bin/lib/sapwood/libggml-cpu-sse42.so", 0o666),
         ("bin/lib/sapwood/libggml-vulkan.so", 0o664),
+        // The system's loader runs these first.
+        ("bin/lib/sapwood/libllama.so.0", 0o666),
+        ("bin/lib/sapwood/libggml-base.so.0", 0o666),
+        // Who may replace the folder may replace what is in it.
+        ("bin/lib", 0o777),
     ] {
         let installed = Installed::new("lib/sapwood", &ALL);
         let path = installed.path(path);
@@ -233,7 +267,7 @@ fn nothing_is_loaded_from_where_others_may_write() {
         assert!(installed.folder().is_err());
     }
     // A link to a library of somebody else's is one of theirs.
-    let installed = Installed::new("lib/sapwood", &[]);
+    let installed = Installed::new("lib/sapwood", &["libllama.so.0"]);
     let theirs = installed.path("theirs.so");
     fs::write(&theirs, "").unwrap();
     Installed::protect(&theirs, 0o666);
@@ -243,6 +277,147 @@ fn nothing_is_loaded_from_where_others_may_write() {
         installed.folder().unwrap_err(),
         KernelsError::Untrusted(link)
     );
+}
+
+#[test]
+fn a_link_leads_to_no_folder_that_others_may_replace() {
+    let installed = Installed::new("other", &[]);
+    let real = installed.path("shared/sapwood");
+    fs::create_dir_all(&real).unwrap();
+    Installed::protect(&real, 0o755);
+    fs::write(real.join("libllama.so.0"), "").unwrap();
+    Installed::protect(&real.join("libllama.so.0"), 0o644);
+    fs::create_dir(installed.path("lib")).unwrap();
+    std::os::unix::fs::symlink(&real, installed.path("lib/sapwood")).unwrap();
+    let shared = installed.path("shared");
+    for (mode, trusted) in [
+        (0o755, true),
+        (0o777, false),
+        // As `/tmp`: nobody can replace what is not theirs.
+        (0o1777, true),
+    ] {
+        Installed::protect(&shared, mode);
+        let found = installed.folder().map(|folder| folder.path().to_owned());
+        let expected = match trusted {
+            true => Ok(real.clone()),
+            false => Err(KernelsError::Untrusted(shared.clone())),
+        };
+        assert_eq!(found, expected, "{mode:o}");
+    }
+    // Whoever may replace the libraries may replace the program too.
+    Installed::protect(&shared, 0o775);
+    assert!(installed.folder().is_err());
+    Installed::protect(&installed.path("bin"), 0o775);
+    assert!(installed.folder().is_ok());
+}
+
+#[test]
+fn libraries_of_another_build_or_copied_in_part_are_not_loaded() {
+    let installed = Installed::new("lib/sapwood", &ALL);
+    let at = |name: &str| installed.path("bin/lib/sapwood").join(name);
+    let write = |name: &str, content: &str| fs::write(at(name), content).unwrap();
+    for name in ALL {
+        write(name, name);
+    }
+    let built = built(&installed.path("bin/lib/sapwood"));
+    let load = || {
+        let mut loaded = Vec::new();
+        let kernels = load_from(
+            &installed.folder().unwrap(),
+            &built,
+            |_| true,
+            |path| {
+                let name = path.file_name().unwrap().to_str().unwrap();
+                loaded.push(name.to_owned());
+                Ok(())
+            },
+        );
+        (kernels, loaded)
+    };
+    assert_eq!(load().0.unwrap().variant, "zen4");
+    // One in part, one with another content of the same length, and one that this build does not know.
+    write("libggml-cpu-zen4.so", "libggml-cpu-zen4");
+    write("libggml-cpu-cooperlake.so", "LIBGGML-CPU-COOPERLAKE.SO");
+    write("libggml-cuda.so", "");
+    write("libggml-cpu-apple_m1.so", "");
+    Installed::protect(&at("libggml-cpu-apple_m1.so"), 0o644);
+    let (kernels, loaded) = load();
+    let kernels = kernels.unwrap();
+    assert_eq!(kernels.variant, "icelake");
+    assert_eq!(loaded, ["libggml-vulkan.so", "libggml-cpu-icelake.so"]);
+    let refused: Vec<_> = kernels.refused.iter().map(|(name, _)| name).collect();
+    assert_eq!(refused, ["cuda", "cpu-zen4", "cpu-cooperlake"]);
+    assert!(
+        kernels
+            .refused
+            .iter()
+            .all(|(_, why)| why.contains("of another build"))
+    );
+    // What the program is linked with is of an older build, or not there.
+    for change in [
+        (|path: &Path| fs::write(path, "libllama.so.1")) as fn(&Path) -> _,
+        |path: &Path| fs::remove_file(path),
+    ] {
+        change(&at("libllama.so.0")).unwrap();
+        let (kernels, loaded) = load();
+        assert_eq!(loaded, [""; 0]);
+        let error = kernels.unwrap_err();
+        assert!(
+            matches!(&error, KernelsError::OtherBuild(path, _) if *path == at("libllama.so.0")),
+            "{error}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("unpack the whole archive again, the program with"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_passed_over() {
+    let installed = Installed::new("lib/sapwood", &["libggml-cpu-x64.so"]);
+    let folder = installed.path("bin/lib/sapwood");
+    let built = built(&folder);
+    for name in ["libggml-vulkan.so", "libggml-cpu-zen4.so"] {
+        std::os::unix::fs::symlink("nowhere", folder.join(name)).unwrap();
+    }
+    let found = installed.folder().unwrap();
+    let kernels = load_from(&found, &built, |_| true, |_| Ok(())).unwrap();
+    assert_eq!(kernels.variant, "x64");
+    let refused: Vec<_> = kernels.refused.iter().map(|(name, _)| name).collect();
+    assert_eq!(refused, ["cpu-zen4", "vulkan"]);
+}
+
+/// A back-end for a GPU that was built elsewhere.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_back_end_of_another_build_must_be_whole() {
+    let installed = Installed::new("lib/sapwood", &["libllama.so.0"]);
+    let folder = installed.path("bin/lib/sapwood");
+    let built = built(&folder);
+    compile(&folder, "vulkan", &backend(3, 1));
+    let file = folder.join("libggml-vulkan.so");
+    assert_eq!(built.check(&file), Ok(()));
+    let whole = fs::read(&file).unwrap();
+    let damaged = Err("it is damaged, or copied in part".to_owned());
+    for tenths in 0..10 {
+        let part = &whole[..whole.len() * tenths / 10];
+        fs::write(&file, part).unwrap();
+        assert_eq!(built.check(&file), damaged, "{tenths} tenths");
+        let mut zeros = part.to_owned();
+        zeros.resize(whole.len(), 0);
+        fs::write(&file, zeros).unwrap();
+        assert_eq!(built.check(&file), damaged, "{tenths} tenths, then zeros");
+    }
+    // A header of anything must not end the process.
+    for at in 0x20..0x40 {
+        let mut strange = whole.clone();
+        strange[at] = 0xff;
+        fs::write(&file, strange).unwrap();
+        let _ = built.check(&file);
+    }
 }
 
 #[test]
@@ -299,6 +474,7 @@ fn ggml_loads_what_fits_it_and_says_why_not() {
         let mut tried = Vec::new();
         let loaded = load_from(
             &installed.folder().unwrap(),
+            &built(&folder),
             |_| true,
             |path| {
                 let loaded = load_library(path);
