@@ -34,9 +34,8 @@ impl LibraryFolder {
         expect(dead_code, reason = "tests have no libraries beside them")
     )]
     pub(super) fn of_this_program() -> Result<Self, KernelsError> {
-        let unreadable = |error: io::Error| {
-            KernelsError::Unreadable("the program".into(), error.to_string())
-        };
+        let unreadable =
+            |error: io::Error| KernelsError::Unreadable("the program".into(), error.to_string());
         let program = std::env::current_exe().map_err(unreadable)?;
         // Also if its file was replaced while it runs.
         let own = if cfg!(target_os = "linux") {
