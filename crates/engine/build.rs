@@ -9,4 +9,43 @@ fn main() {
         .flag_if_supported("/EHsc")
         .file("src/embedded/guard.cpp")
         .compile("sapwood_guard");
+    #[cfg(feature = "dynamic-backends")]
+    println!("cargo::rustc-env=SAPWOOD_LIBRARIES={}", libraries());
+}
+
+/// Returns name, bytes and CRC-32 of each library that llama.cpp's build has installed and a program may have beside it: those that
+/// it is linked with, by the names that it asks for (`libllama.so.0`), and back-ends.
+#[cfg(feature = "dynamic-backends")]
+fn libraries() -> String {
+    let backends = std::env::var_os("DEP_LLAMA_BACKENDS_DIR");
+    let backends = std::path::PathBuf::from(backends.expect("llama.cpp's build says where it is"));
+    let linked = ["lib", "lib64"].map(|folder| backends.with_file_name(folder));
+    let mut libraries = Vec::new();
+    for folder in linked.iter().chain([&backends]) {
+        for entry in std::fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.expect("the folder can be read").path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let Some(name) = name.filter(|name| is_asked_for(name, folder == &backends)) else {
+                continue;
+            };
+            println!("cargo::rerun-if-changed={}", path.display());
+            let content = std::fs::read(&path).expect("a library can be read");
+            let (bytes, crc) = (content.len(), crc32fast::hash(&content));
+            libraries.push(format!("{name}:{bytes}:{crc:08x}"));
+        }
+    }
+    libraries.sort();
+    libraries.join(",")
+}
+
+#[cfg(feature = "dynamic-backends")]
+fn is_asked_for(name: &str, is_backend: bool) -> bool {
+    match name.split_once(".so") {
+        Some((_, "")) => is_backend,
+        // Not the version that the link leads to.
+        Some((_, version)) => {
+            !is_backend && version[1..].bytes().all(|digit| digit.is_ascii_digit())
+        }
+        None => false,
+    }
 }

@@ -1,4 +1,4 @@
-//! The project's own tasks: `cargo xtask serve | check | ci | tidy | conformance | soak | codegen | demo-model | bench-engine | model`.
+//! The project's own tasks: `cargo xtask serve | dist | check | ci | tidy | conformance | soak | codegen | demo-model | bench-engine | model`.
 
 mod advice;
 mod bench_engine;
@@ -7,6 +7,7 @@ mod ci;
 mod conformance;
 mod controllers;
 mod demo_model;
+mod dist;
 mod foreign;
 mod fuzz;
 mod model;
@@ -35,6 +36,8 @@ struct Arguments {
 enum Task {
     /// Build the release binary, with whatever it needs, and start `sapwood serve` with the demo model.
     Serve(serve::Options),
+    /// Build what runs on other machines: an archive with kernels for every kind of processor.
+    Dist(dist::Options),
     /// Check what changed, in minutes: formatting, lints, tidy, and the tests of the changed crates.
     Check(check::Options),
     /// Run every check and every test, as CI does.
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
     }
     let result = match Arguments::parse().task {
         Task::Serve(options) => serve::run(&options),
+        Task::Dist(options) => dist::run(&options),
         Task::Check(options) => check::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::Tidy => tidy::run(),

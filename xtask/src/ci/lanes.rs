@@ -12,7 +12,7 @@ use super::port::ReservedPort;
 use super::{Lane, Outcome, Settings};
 use crate::model::PackagedModel;
 use crate::tools::{COMPILERS, DENY, NEXTEST, NODE, PYTHON, WASM, WASM_TARGET};
-use crate::{controllers, foreign, fuzz, process, root, soak, tidy};
+use crate::{controllers, dist, foreign, fuzz, process, root, soak, tidy};
 
 pub(super) const LANES: &[Lane] = &[
     Lane {
@@ -96,18 +96,32 @@ pub(super) const LANES: &[Lane] = &[
 ];
 
 /// Lanes that take long and run only if they are given by name.
-pub(super) const LONG: &[Lane] = &[Lane {
-    name: "soak",
-    about: "ten minutes of many clients; only with --lane soak",
-    tools: &[],
-    run: |_| soak::lane(),
-}];
+pub(super) const LONG: &[Lane] = &[
+    Lane {
+        name: "soak",
+        about: "ten minutes of many clients; only with --lane soak",
+        tools: &[],
+        run: |_| soak::lane(),
+    },
+    Lane {
+        name: "dist",
+        about: "an archive with kernels for every processor, which runs here; only with --lane dist",
+        tools: &[COMPILERS],
+        run: |_| dist_lane(),
+    },
+];
 
 /// Features of the workspace in every lane without llama.cpp.
 pub(crate) const TESTED: &str = "sapwood/cli,sapwood/stores,sapwood/tower";
 
 fn cargo(arguments: &[&str]) -> Result<Outcome> {
     process::run(&mut process::cargo(arguments))?;
+    Ok(Outcome::Passed)
+}
+
+/// The only build with the feature `dynamic-backends`, whose variants of kernels take longer than all other lanes.
+fn dist_lane() -> Result<Outcome> {
+    dist::run(&dist::Options::to_try())?;
     Ok(Outcome::Passed)
 }
 

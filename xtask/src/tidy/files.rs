@@ -15,6 +15,7 @@ const UNSAFE: &[&str] = &[
     "crates/control/src/host/process/system.rs",
     "crates/control/src/wire/system.rs",
     "crates/engine/src/embedded/guard.rs",
+    "crates/engine/src/embedded/llama/backends.rs",
     "crates/engine/src/embedded/llama/compute_pool.rs",
     "crates/engine/src/embedded/llama/context.rs",
     "crates/engine/src/embedded/llama/context/state.rs",

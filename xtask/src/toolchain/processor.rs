@@ -106,13 +106,15 @@ fn value(on: bool) -> &'static str {
     if on { "ON" } else { "OFF" }
 }
 
-/// The variables of each build of llama.cpp under a folder of cargo's, as cmake keeps them.
+/// The variables of each build of llama.cpp under a folder of cargo's, as cmake keeps them. A build with kernels for every
+/// processor (`cargo xtask dist`) has none of these switches, and a folder of its own.
 fn caches(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let of = |path: PathBuf| fs::read_to_string(path.join("out/build/CMakeCache.txt")).ok();
     entries
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(PACKAGE))
         .filter_map(|entry| of(entry.path()))
+        .filter(|cache| !cache.contains("GGML_CPU_ALL_VARIANTS:BOOL=ON"))
         .collect()
 }
 
@@ -172,6 +174,10 @@ mod tests {
         fs::create_dir_all(&out).unwrap();
         fs::create_dir_all(folder.join("llama-cpp-sys-2-4567")).unwrap();
         fs::write(out.join("CMakeCache.txt"), "GGML_AVX:BOOL=ON\n").unwrap();
+        let variants = folder.join("llama-cpp-sys-2-89ab/out/build");
+        fs::create_dir_all(&variants).unwrap();
+        let cache = "GGML_CPU_ALL_VARIANTS:BOOL=ON\n";
+        fs::write(variants.join("CMakeCache.txt"), cache).unwrap();
         assert_eq!(caches(&folder), ["GGML_AVX:BOOL=ON\n"]);
         fs::remove_dir_all(&folder).unwrap();
         assert!(caches(&folder).is_empty());

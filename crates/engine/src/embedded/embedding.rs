@@ -18,7 +18,7 @@ use super::memory::{CacheTypes, Estimate};
 use super::plan::{batch_sizes, check_blocks, check_options, layers, offload, reserve};
 use super::source::ModelSource;
 use super::vocabulary::LlamaVocabulary;
-use super::{checks, instructions, llama};
+use super::{checks, llama};
 use crate::api::{EngineError, SharedVocabulary};
 use crate::embedding::{EmbeddingInfo, EmbeddingModel, EncodeStop, Pooling, TextLayout};
 use crate::gguf::GgufHeader;
@@ -119,7 +119,7 @@ impl MeasuredEncoder {
             check_blocks(&header, cache_types)?;
         }
         let estimate = Estimate::of_encoder(&header, size, is_encoder, cache_types);
-        let backend = llama::LlamaBackend::start(options.llama.numa);
+        let backend = llama::LlamaBackend::start(options.llama.numa)?;
         let (gpu_layers, estimate) = offload(estimate, layers(&header), &options.llama);
         Ok(Self {
             header,
@@ -159,7 +159,7 @@ pub fn load_embedding(
     embedding: EmbeddingOptions,
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<EmbeddedEncoder, LoadError> {
-    instructions::check()?;
+    llama::kernels()?;
     let MeasuredEncoder {
         header,
         size,
@@ -196,6 +196,7 @@ pub fn load_embedding(
         dimensions,
         context = size.tokens,
         batch = batch_tokens,
+        kernels = %llama::kernels()?,
         configured = options.llama.described(),
         "chose settings for this model and this machine"
     );

@@ -1,29 +1,10 @@
-//! Which instructions of the processor llama.cpp was compiled for, and whether this machine has them. Without them the process
-//! would die of an illegal instruction.
+//! Which instructions of the processor may be used here: those that it has and the operating system allows.
 
-use super::llama;
-use super::load_error::LoadError;
-
-/// Returns what this machine's processor lacks of the instructions for which llama.cpp was compiled; may be called at any time.
-#[must_use]
-pub fn missing_instructions() -> Vec<&'static str> {
-    llama::compiled_for()
-        .filter(|feature| !has(feature))
-        .collect()
-}
-
-pub(super) fn check() -> Result<(), LoadError> {
-    let missing = missing_instructions();
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        Err(LoadError::Processor(missing.join(", ")))
-    }
-}
-
+/// Whether an instruction set, by ggml's name of it, may be used.
 #[cfg(target_arch = "x86_64")]
-fn has(feature: &str) -> bool {
+pub(super) fn has(feature: &str) -> bool {
     match feature {
+        "SSE4.2" => std::is_x86_feature_detected!("sse4.2"),
         "AVX" => std::is_x86_feature_detected!("avx"),
         "AVX2" => std::is_x86_feature_detected!("avx2"),
         "BMI2" => std::is_x86_feature_detected!("bmi2"),
@@ -45,7 +26,8 @@ fn has(feature: &str) -> bool {
     }
 }
 
+/// Known on x86 alone.
 #[cfg(not(target_arch = "x86_64"))]
-fn has(_: &str) -> bool {
+pub(super) fn has(_: &str) -> bool {
     true
 }

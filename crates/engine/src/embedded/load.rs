@@ -12,7 +12,7 @@ use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
 use super::vocabulary::LlamaVocabulary;
 use super::window::SlidingWindow;
-use super::{Embedded, instructions, llama, lora};
+use super::{Embedded, llama, lora};
 use crate::api::ModelInfo;
 use crate::gguf::GgufHeader;
 use crate::llama_options::{FlashAttention, LlamaOptions, LoraAdapter};
@@ -91,9 +91,8 @@ pub fn load(
     options: &LoadOptions,
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Embedded, LoadError> {
-    // Before any function of ggml that uses the instructions: a missing one would end the process with an illegal
-    // instruction.
-    instructions::check()?;
+    // Before any function of ggml that computes: a missing instruction would end the process.
+    llama::kernels()?;
     let mut measured = MeasuredModel::new(source, options)?;
     let estimate = measured.estimate;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
@@ -195,7 +194,7 @@ impl MeasuredModel {
         // end the process.
         let mut plan = LoadPlan::new(&header, options)?;
         let adapter_bytes = lora::check(&header, options)?;
-        let backend = llama::LlamaBackend::start(options.llama.numa);
+        let backend = llama::LlamaBackend::start(options.llama.numa)?;
         let draft = match &options.draft {
             Some(draft) => {
                 let options = draft.load_options(plan.context_tokens, options);
@@ -341,6 +340,7 @@ fn serve(
         threads = %size.threads,
         saved_prefixes = readable(saved_slots.bytes() as u64),
         gpu_layers = model.gpu_layers(),
+        kernels = %llama::kernels()?,
         configured = options.llama.described(),
         lora = adapters(options),
         "chose settings for this model and this machine"

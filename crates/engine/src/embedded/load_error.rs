@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::llama::KernelsError;
 use super::memory::readable;
 use crate::draft_model::DraftMismatch;
 use crate::template::TemplateError;
@@ -10,11 +11,9 @@ use crate::template::TemplateError;
 /// Why a model was not loaded. Everything that was allocated is freed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The kernels were compiled for another processor.
-    #[error(
-        "this processor lacks {0}, for which this program was compiled: build it on this machine with `cargo xtask serve`"
-    )]
-    Processor(String),
+    /// There are no kernels for this machine.
+    #[error(transparent)]
+    Kernels(#[from] KernelsError),
     /// The file does not exist.
     #[error("there is no file {0}: check the path")]
     Missing(PathBuf),

@@ -45,7 +45,7 @@ pub use self::draft::DraftOptions;
 pub use self::embedding::{
     EmbeddedEncoder, EmbeddingOptions, embeds, lacks_memory_embedding, load_embedding,
 };
-pub use self::instructions::missing_instructions;
+pub use self::llama::{Kernels, KernelsError, kernels};
 pub use self::load::{LoadOptions, lacks_memory, load};
 pub use self::load_error::LoadError;
 pub use self::outline::outline;

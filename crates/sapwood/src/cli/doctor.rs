@@ -149,32 +149,47 @@ fn configuration(config: &Config) -> CheckResult {
     }
 }
 
-/// Whether the processor has what llama.cpp was built for; otherwise no model is loaded.
+/// Whether llama.cpp has kernels for the processor; otherwise no model is loaded.
 fn cpu() -> CheckResult {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let found = format!("{} with {cores} cores", std::env::consts::ARCH);
-    let missing = missing_instructions();
-    if missing.is_empty() {
-        return CheckResult::new("cpu", Verdict::Ok, found, "");
+    match kernels() {
+        Ok(None) => CheckResult::new("cpu", Verdict::Ok, found, ""),
+        Ok(Some((kernels, refused))) => {
+            let verdict = match refused.is_empty() {
+                true => Verdict::Ok,
+                false => Verdict::Warn,
+            };
+            let refused = refused
+                .iter()
+                .map(|(name, why)| format!("; not used: {name}: {why}"));
+            let found = format!("{found}; kernels: {kernels}{}", refused.collect::<String>());
+            let hint = "copy the library again, from an archive of the same commit, or remove it; a back-end for a GPU needs its driver";
+            CheckResult::new("cpu", verdict, found, hint)
+        }
+        Err((problem, remedy)) => {
+            let found = format!("{found}; {problem}");
+            CheckResult::new("cpu", Verdict::Fail, found, &remedy)
+        }
     }
-    let hint = "build on this machine with `cargo xtask serve`, or use another machine";
-    CheckResult::new(
-        "cpu",
-        Verdict::Fail,
-        format!("{found}; lacks {}", missing.join(", ")),
-        hint,
-    )
 }
 
+/// A description of the kernels of llama.cpp, and the names of libraries that are not used, with the reason.
+type FoundKernels = (String, &'static [(String, String)]);
+
+/// Describes the kernels of llama.cpp; an error has what is wrong, and what to do.
 #[cfg(feature = "embedded")]
-fn missing_instructions() -> Vec<&'static str> {
-    sapwood_engine::embedded::missing_instructions()
+fn kernels() -> Result<Option<FoundKernels>, (String, String)> {
+    match sapwood_engine::embedded::kernels() {
+        Ok(kernels) => Ok(Some((kernels.to_string(), &kernels.refused))),
+        Err(error) => Err((error.problem(), error.remedy())),
+    }
 }
 
-/// Without llama.cpp nothing was compiled for certain processors.
+/// Without llama.cpp there are none.
 #[cfg(not(feature = "embedded"))]
-fn missing_instructions() -> Vec<&'static str> {
-    Vec::new()
+fn kernels() -> Result<Option<FoundKernels>, (String, String)> {
+    Ok(None)
 }
 
 fn memory() -> CheckResult {

@@ -144,6 +144,10 @@ impl ServeCommand {
         let logs = Logs::serve(&config.log)?;
         layers.warn_unknown_keys();
         enough_descriptors(&config)?;
+        // With the libraries of this binary, which may be others by the time that a model is loaded. Without kernels no model is,
+        // which says why.
+        #[cfg(feature = "dynamic-backends")]
+        let _ = sapwood_engine::embedded::kernels();
         Ok((config, logs))
     }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use llama_cpp_sys_2 as sys;
 
 use super::super::processors;
+use super::backends::ThreadpoolFunctions;
 use crate::model::DecodeSignals;
 
 /// The maximum of threads of one decode call.
@@ -40,6 +41,7 @@ pub(super) enum TurnTaking {
 #[derive(Debug)]
 pub(super) struct ComputePool {
     threads: NonNull<sys::ggml_threadpool>,
+    functions: ThreadpoolFunctions,
     count: u32,
     poll: u32,
     turns: TurnTaking,
@@ -72,13 +74,15 @@ impl ComputePool {
     }
 
     fn own(count: u32, poll: u32, turns: TurnTaking) -> Option<Self> {
+        let functions = ThreadpoolFunctions::find()?;
         // SAFETY: a plain value is returned.
         let mut params = unsafe { sys::ggml_threadpool_params_default(count.cast_signed()) };
         params.poll = poll;
         // SAFETY: the parameters are copied; the pool is freed by `Drop`.
-        let threads = NonNull::new(unsafe { sys::ggml_threadpool_new(&raw mut params) })?;
+        let threads = NonNull::new(unsafe { (functions.new)(&raw mut params) })?;
         Some(Self {
             threads,
+            functions,
             count,
             poll,
             turns,
@@ -108,7 +112,7 @@ impl ComputePool {
 impl Drop for ComputePool {
     fn drop(&mut self) {
         // SAFETY: the only owner; the contexts that used it were freed before.
-        unsafe { sys::ggml_threadpool_free(self.threads.as_ptr()) };
+        unsafe { (self.functions.free)(self.threads.as_ptr()) };
     }
 }
 

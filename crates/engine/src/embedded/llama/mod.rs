@@ -16,10 +16,12 @@
 //!
 //! Exceptions that llama.cpp throws (out of memory in `decode`, for one) become errors in [`super::guard::guarded`].
 
+mod backends;
 mod batch;
 mod compute_pool;
 mod context;
 mod encoder;
+mod kernels;
 mod model;
 mod params;
 
@@ -47,6 +49,7 @@ pub(super) use self::context::{
     CELLS_STEP, ContextSize, DecodeError, LlamaContext, SCORED_ROWS, SLOTS_MAX, ThreadLimits,
 };
 pub(super) use self::encoder::EncoderSize;
+pub use self::kernels::{Kernels, KernelsError, kernels};
 pub(super) use self::model::{LlamaModel, TokenAttributes};
 pub(super) use self::params::{ModelParams, gpu_memory};
 
@@ -64,14 +67,18 @@ pub(super) fn library_version() -> String {
 pub(super) struct LlamaBackend(());
 
 impl LlamaBackend {
-    /// Initialises llama.cpp, once per process. The caller has checked the CPU. The placement on NUMA nodes is that of the
-    /// first call.
-    pub(super) fn start(numa: Option<Numa>) -> Self {
+    /// Initialises llama.cpp, once per process. The placement on NUMA nodes is that of the first call.
+    ///
+    /// # Errors
+    /// There are no kernels for this machine.
+    pub(super) fn start(numa: Option<Numa>) -> Result<Self, KernelsError> {
         static ONCE: Once = Once::new();
+        // First: llama.cpp itself would look for libraries where anyone may put them.
+        kernels()?;
+        forward_log();
         ONCE.call_once(|| {
-            // SAFETY: neither takes borrowed data; `Once` excludes other threads while the global logger is set.
+            // SAFETY: neither takes borrowed data.
             unsafe {
-                sys::llama_log_set(Some(log), ptr::null_mut());
                 sys::llama_backend_init();
                 // After the start, which finds the CPU backend; before any model, whose memory is placed by it.
                 if let Some(numa) = numa {
@@ -79,8 +86,17 @@ impl LlamaBackend {
                 }
             }
         });
-        Self(())
+        Ok(Self(()))
     }
+}
+
+/// Has ggml and llama.cpp log to `tracing`.
+fn forward_log() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: it takes no borrowed data; `Once` excludes other threads while the global logger is set.
+        unsafe { sys::llama_log_set(Some(log), ptr::null_mut()) };
+    });
 }
 
 fn numa_strategy(numa: Numa) -> sys::ggml_numa_strategy {
@@ -92,6 +108,7 @@ fn numa_strategy(numa: Numa) -> sys::ggml_numa_strategy {
 }
 
 /// Returns the x86 features for which ggml's kernels were compiled; may be called before llama.cpp is initialised.
+#[cfg(not(feature = "dynamic-backends"))]
 pub(super) fn compiled_for() -> impl Iterator<Item = &'static str> {
     // SAFETY: these functions take nothing and return constants of the build.
     let features = unsafe {

@@ -357,7 +357,7 @@ mod tests {
     }
 
     fn model(text: &str) -> ModelParams {
-        ModelParams::new(LlamaBackend::start(None), &options(text), 3).unwrap()
+        ModelParams::new(LlamaBackend::start(None).unwrap(), &options(text), 3).unwrap()
     }
 
     #[test]

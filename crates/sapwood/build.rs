@@ -1,0 +1,10 @@
+//! Says in the binary where its libraries are, if llama.cpp is one of them.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    // Where the engine looks for kernels, and before all other places: a `DT_RUNPATH` would come after LD_LIBRARY_PATH.
+    #[cfg(feature = "dynamic-backends")]
+    println!("cargo::rustc-link-arg-bins=-Wl,--disable-new-dtags");
+    #[cfg(feature = "dynamic-backends")]
+    println!("cargo::rustc-link-arg-bins=-Wl,-rpath,$ORIGIN/lib/sapwood:$ORIGIN/../lib/sapwood");
+}
