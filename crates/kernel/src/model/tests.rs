@@ -807,7 +807,7 @@ fn a_suffix_that_is_null_is_none_and_one_that_nothing_can_use_is_refused() {
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     let printed = json!({"template_args": {"a": 1}});
     for args in [
-        args! { prompt: "a", suffix: "b", tools: tool.clone() },
+        args! { prompt: "a", suffix: "b", tools: tool },
         args! { prompt: "a", suffix: "b", config: printed },
     ] {
         let error = whole(filler.run::<String>("m", args)).unwrap_err();
