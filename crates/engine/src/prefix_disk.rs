@@ -143,7 +143,7 @@ const READS_MAX: usize = 64;
 /// Bytes that may be read at a time, except for a single state.
 const READING_BYTES_MAX: usize = 256 << 20;
 /// A disk that answers no read for so long is given up.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes that are read before a prompt asks for them.
 const AHEAD_BYTES_MAX: usize = 256 << 20;
 /// Bytes that the tokens of the index take in memory. Only where a state has the same size after any number of tokens are they
@@ -212,8 +212,8 @@ impl DiskTier {
             return;
         }
         let since = *self.reading_since.get_or_insert(now);
-        if now >= since + SILENCE_MAX {
-            tracing::warn!(limit = ?SILENCE_MAX, "the disk with cached prefixes does not answer: they are kept in memory alone until the model is loaded again");
+        if now >= since + READ_TIMEOUT {
+            tracing::warn!(limit = ?READ_TIMEOUT, "the disk with cached prefixes does not answer: they are kept in memory alone until the model is loaded again");
             stats.prefix_disk_failures.add(1);
             self.give_up();
         }

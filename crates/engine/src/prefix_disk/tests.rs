@@ -274,12 +274,12 @@ fn a_read_that_fails_costs_its_entry_and_nothing_else() {
         &vanish,
         &flip,
     ];
-    for (number, fault) in (1..).zip(faults) {
+    for (number, go_wrong) in (1..).zip(faults) {
         let disk = Arc::<VirtualDisk>::default();
         let mut bench = Bench::new(&disk, terms());
         bench.offer(PREFIX, 0, &tokens(1));
         bench.settle();
-        fault(&disk);
+        go_wrong(&disk);
         assert_eq!(bench.read(PREFIX, 0, &tokens(1)), None, "{number}");
         assert_eq!(
             (bench.entries(), bench.stats.prefix_disk_failures.get()),
@@ -746,7 +746,7 @@ enum Operation {
     Read(u64, Vec<Token>),
     Settle,
     Restart,
-    Fault(u8),
+    GoWrong(u8),
     Damage(u8),
 }
 
@@ -757,13 +757,13 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         6 => (0_u64..2, text()).prop_map(|(scope, text)| Operation::Read(scope, text)),
         2 => Just(Operation::Settle),
         1 => Just(Operation::Restart),
-        1 => (0_u8..5).prop_map(Operation::Fault),
+        1 => (0_u8..5).prop_map(Operation::GoWrong),
         1 => any::<u8>().prop_map(Operation::Damage),
     ];
     prop::collection::vec(one, 1..60)
 }
 
-fn fault(number: u8) -> DiskFaults {
+fn faults(number: u8) -> DiskFaults {
     let none = DiskFaults::default();
     match number {
         0 => DiskFaults {
@@ -817,7 +817,7 @@ proptest! {
                     drop(bench);
                     bench = Bench::new(&disk, terms.clone());
                 }
-                Operation::Fault(number) => disk.set(fault(number)),
+                Operation::GoWrong(number) => disk.set(faults(number)),
                 Operation::Damage(at) => disk.each(|_, bytes| {
                     let at = at as usize * 3 % bytes.len();
                     bytes[at] ^= 0x10;

@@ -307,11 +307,11 @@ fn what_cannot_be_read_is_computed() {
             });
         },
     ];
-    for fault in faults {
+    for go_wrong in faults {
         let disk = Arc::<VirtualDisk>::default();
         let mut bench = restarted(&disk);
         bench.settle_disk();
-        fault(&disk);
+        go_wrong(&disk);
         for of in 0..4 {
             let answer = bench.answer_with_disk(&prompt(of));
             assert_eq!((answer.text(), cached(&answer)), (&*prompt(of), 0));
