@@ -437,6 +437,7 @@ mod tests {
             "override_kv",
             r#"["a=int:1"]"#,
         ),
+        (&["--spm-infill"], "spm_infill", "true"),
     ];
 
     #[test]
