@@ -10,7 +10,7 @@
 //!   `kernel::connect::triton` only if its value is a list or an object;
 //! - LMTP: a row in `lmtp::read::members`, and its default in `GenerateRequest` if the protocol fixes one. Without a row
 //!   servers ignore the parameter and clients refuse it;
-//! - both have the names of [`SAMPLER_PARAMS`]: a parameter of a sampler that only llama.cpp has belongs there.
+//! - both have the names of `SAMPLER_PARAMS`: a parameter of a sampler that only llama.cpp has belongs there.
 //!
 //! The core takes the widest ranges, [`ParamRanges::CORE`]; a protocol narrows some of them:
 //!
