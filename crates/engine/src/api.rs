@@ -24,7 +24,7 @@ use sapwood_proto::params::{GenerationParams, SamplerStep};
 use sapwood_proto::steer::{Steer, SteerFailure, StepReport, Token};
 use smallvec::SmallVec;
 
-use crate::infill::InfillTokens;
+use crate::infill::tokens::InfillTokens;
 use crate::recommended::RecommendedSampling;
 use crate::request_phase::Follower;
 use crate::samplers;
