@@ -12,10 +12,10 @@ use super::requests::Requests;
 use super::speculation::{DraftBudget, Speculation};
 use super::steer_rounds::{begin_mid, flush};
 use super::step_clock::StepClock;
-use super::step_pace::StepPace;
+use super::step_pace::{StepPace, StepWaiting};
 use crate::api::{EngineError, ModelInfo};
 use crate::model::{BatchEntry, Capacity, DecodeStop};
-use crate::scheduler::{Runnable, SequenceKey, StepBudget, StepShare, plan};
+use crate::scheduler::{PASSED_OVER_MAX, Runnable, SequenceKey, StepBudget, StepShare, plan};
 
 /// The limits of a batch, and the batch of the last step.
 pub(super) struct Batch {
@@ -197,12 +197,25 @@ impl Batch {
             let decoding = self.work.iter().filter(|work| work.pending == 1).count();
             // One that waits for its steerer is a stream too.
             let beside = decoding.max(usize::from(requests.has_streams()));
+            self.pace
+                .begin_step(match requests.scheduler.running_count() {
+                    _ if beside > 0 => StepWaiting::Streams,
+                    0 | 1 => StepWaiting::Nobody,
+                    _ => StepWaiting::Prompts,
+                });
+            let oldest = self.work.iter().find(|work| work.pending > 1);
+            let oldest = oldest.map(|work| work.key);
             let budget = StepBudget {
                 batch: self.limits.batch,
                 prefill: self.pace.prefill_tokens(beside),
                 room: requests.slots.room(),
+                oldest_first: oldest
+                    .is_some_and(|key| requests.sequences[key].passed_over >= PASSED_OVER_MAX),
             };
             if plan(&self.work, &budget, &mut self.shares) || self.work.is_empty() {
+                if let Some(key) = oldest {
+                    self.count_passed_over(requests, key);
+                }
                 return !self.shares.is_empty();
             }
             // The last running sequence is never a victim. It fits alone, because the cells are at least the context.
@@ -211,6 +224,18 @@ impl Batch {
             };
             requests.preempt(victim);
         }
+    }
+
+    /// Counts the steps in a row that leave out the oldest prompt.
+    fn count_passed_over(&self, requests: &mut Requests, oldest: SequenceKey) {
+        let advances = self.shares.iter().any(|share| share.key == oldest);
+        let passed_over = &mut requests.sequences[oldest].passed_over;
+        // Where the model's cells are full, a step is planned more than once.
+        *passed_over = if advances {
+            0
+        } else {
+            passed_over.saturating_add(1)
+        };
     }
 
     /// Drafts with what the plan leaves, and so many output rows.

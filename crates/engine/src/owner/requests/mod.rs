@@ -200,6 +200,7 @@ impl Requests {
             disk: DiskLookup::Pending,
             asleep_until: None,
             cached_row: None,
+            passed_over: 0,
             appended: 0,
             dropped: 0,
             charged: 0,

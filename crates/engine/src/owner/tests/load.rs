@@ -79,6 +79,25 @@ fn a_long_prefill_does_not_stall_running_streams() {
     assert!((2001 / 128..=2001 / 64).contains(&steps), "{steps}");
 }
 
+/// Each step brings another prompt that is shorter than what is left of the long one.
+#[test]
+fn a_long_prompt_advances_beside_shorter_ones() {
+    let mut bench = Bench::new(wandering());
+    let _stream = bench.submit(sampled("stream", 0));
+    bench.step();
+    let _long = bench.submit(sampled(&"x".repeat(3_000), 1));
+    let mut others = Vec::new();
+    let mut without = 0;
+    for seed in 2..14 {
+        others.push(bench.submit(sampled(&"y".repeat(900), seed)));
+        let report = bench.step();
+        // Numbers of sequences follow the order of submission; the stream is 0.
+        let advances = report.prefilled.iter().any(|prefill| prefill.0 == 1);
+        without = if advances { 0 } else { without + 1 };
+        assert!(without <= 3, "passed over {without} times");
+    }
+}
+
 #[test]
 fn a_short_prompt_overtakes_a_long_one() {
     let mut bench = Bench::new(wandering());
