@@ -34,6 +34,8 @@ pub(super) struct Batch {
     rows: Vec<(SequenceKey, usize)>,
     /// The time of the last decode call, until it is observed.
     took: Option<Duration>,
+    /// The last decode call waited for other models, whose streams wait for the next one.
+    beside_models: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -78,6 +80,7 @@ impl Batch {
             drafted: 0,
             rows: Vec::new(),
             took: None,
+            beside_models: false,
         }
     }
 
@@ -151,7 +154,9 @@ impl Batch {
             match requests.slots.decode(&self.entries, adapters, now, panics) {
                 Ok(()) => {
                     let took = clock.now_or(now).since(before);
-                    let took = took.saturating_sub(requests.slots.waited());
+                    let waited = requests.slots.waited();
+                    self.beside_models = !waited.is_zero();
+                    let took = took.saturating_sub(waited);
                     self.took = clock.is_running().then_some(took);
                     return Decoded::Tokens(self.commit(requests));
                 }
@@ -199,7 +204,7 @@ impl Batch {
             let beside = decoding.max(usize::from(requests.has_streams()));
             self.pace
                 .begin_step(match requests.scheduler.running_count() {
-                    _ if beside > 0 => StepWaiting::Streams,
+                    _ if beside > 0 || self.beside_models => StepWaiting::Streams,
                     0 | 1 => StepWaiting::Nobody,
                     _ => StepWaiting::Prompts,
                 });
