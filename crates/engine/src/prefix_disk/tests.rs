@@ -2,10 +2,12 @@
 
 use proptest::prelude::*;
 
-use super::replies::MEASURED_BYTES_MIN;
+use super::reads::MEASURED_BYTES_MIN;
 use super::virtual_disk::{DiskFaults, VirtualDisk};
+use super::writes::{ORDERS_MAX, WRITING_BYTES_MAX};
 use super::*;
 use crate::prefix_folder::PrefixFolder;
+use crate::prefix_store::PrefixStore;
 
 const LIMIT: usize = 100_000;
 const LONG: Duration = Duration::from_secs(60);
@@ -72,7 +74,10 @@ impl Bench {
 
     /// All that a search finds.
     fn entries(&self) -> usize {
-        self.tier.prefixes.ids_by_value().count() + self.tier.checkpoints.ids_by_value().count()
+        EntryKind::ALL
+            .into_iter()
+            .map(|kind| self.tier.index.of(kind).ids_by_value().count())
+            .sum()
     }
 }
 
@@ -188,7 +193,7 @@ fn what_was_used_last_stays_over_a_restart() {
     assert!(bench.read(PREFIX, 0, &tokens(0)).is_some());
     drop(bench);
     let bench = Bench::new(&disk, terms());
-    let order = bench.tier.prefixes.by_value();
+    let order = bench.tier.index.of(PREFIX).by_value();
     let order: Vec<Token> = order.map(|(_, prefix)| prefix.tokens[0]).collect();
     assert_eq!(order, [100, 200, 0]);
 }
@@ -368,7 +373,7 @@ fn what_waits_for_a_slow_disk_is_bounded() {
         bench.offer(PREFIX, 0, &tokens(of));
     }
     assert_eq!(
-        (bench.entries(), bench.tier.orders),
+        (bench.entries(), bench.tier.writes.entries()),
         (ORDERS_MAX, ORDERS_MAX)
     );
     // It is in memory.
@@ -423,7 +428,7 @@ fn what_is_read_at_a_time_is_bounded() {
     disk.set(DiskFaults::default());
     assert_eq!(bench.settle().len(), 3);
     assert!(!bench.tier.is_pending(wait));
-    assert_eq!(bench.tier.reading_bytes, 0);
+    assert_eq!(bench.tier.reads.bytes(), 0);
 }
 
 /// The newest entries come to the memory without being asked for, up to a part of it, one after the other.
@@ -493,7 +498,7 @@ fn the_memory_is_written_at_the_end() {
         "{written}"
     );
     let mut bench = Bench::new(&disk, terms());
-    let order = bench.tier.prefixes.by_value();
+    let order = bench.tier.index.of(PREFIX).by_value();
     let order: Vec<Token> = order.map(|(_, prefix)| prefix.tokens[0]).collect();
     assert!(
         order.is_sorted() && order.last() == Some(&3900),
@@ -826,7 +831,7 @@ proptest! {
             prop_assert!(disk.bytes() <= terms.limit);
         }
         bench.settle();
-        prop_assert_eq!((bench.tier.orders, bench.tier.reading.len()), (0, 0));
+        prop_assert_eq!((bench.tier.writes.is_done(), bench.tier.reads.is_empty()), (true, true));
         prop_assert_eq!(bench.tier.queued_bytes(), 0);
     }
 }

@@ -43,7 +43,7 @@ fn bench_over(disk: &Arc<VirtualDisk>, script: Script, ram_bytes: usize) -> Benc
 impl Bench {
     fn settle_disk(&mut self) {
         let requests = &mut self.owner.requests;
-        requests.slots.settle_disk(&requests.stats);
+        requests.slots.tiers_mut().settle_disk(&requests.stats);
     }
 
     /// Steps until a request has ended, with a disk that has done everything before each step.
