@@ -214,10 +214,7 @@ fn a_prefix_is_read_from_the_disk_only_where_that_is_quicker() {
     ] {
         let mut slots = slots();
         // Nothing is read but what is asked for.
-        disk.set(DiskFaults {
-            held: true,
-            ..DiskFaults::default()
-        });
+        disk.set(DiskFaults::HELD);
         let read = reads(&mut slots, &prompt, token);
         disk.set(DiskFaults::default());
         assert_eq!(read, expected, "{} {token:?}", prompt.len());
@@ -230,10 +227,7 @@ fn a_prefix_is_read_from_the_disk_only_where_that_is_quicker() {
         let read = slots.read_from_disk(0, &longer(200), Time::ZERO, None);
         read.map(|read| read.until.since_origin())
     };
-    disk.set(DiskFaults {
-        held: true,
-        ..DiskFaults::default()
-    });
+    disk.set(DiskFaults::HELD);
     // As long as computing would take.
     let times = [2, 20, 200].map(|token| wait(&mut slots, token));
     disk.set(DiskFaults::default());
