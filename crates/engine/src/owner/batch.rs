@@ -151,10 +151,14 @@ impl Batch {
                 let job = requests.sequences[share.key].job;
                 requests.jobs[job].submission.adapters.as_ref()
             });
-            match requests.slots.decode(&self.entries, adapters, now, panics) {
+            match requests
+                .slots
+                .model()
+                .decode(&self.entries, adapters, now, panics)
+            {
                 Ok(()) => {
                     let took = clock.now_or(now).since(before);
-                    let waited = requests.slots.waited();
+                    let waited = requests.slots.model().waited();
                     self.beside_models = !waited.is_zero();
                     let took = took.saturating_sub(waited);
                     self.took = clock.is_running().then_some(took);
@@ -213,7 +217,7 @@ impl Batch {
             let budget = StepBudget {
                 batch: self.limits.batch,
                 prefill: self.pace.prefill_tokens(beside),
-                room: requests.slots.room(),
+                room: requests.slots.cells().room(),
                 oldest_first: oldest
                     .is_some_and(|key| requests.sequences[key].passed_over >= PASSED_OVER_MAX),
             };
@@ -260,7 +264,7 @@ impl Batch {
         let tokens = [
             rows,
             self.limits.batch.saturating_sub(total),
-            requests.slots.free_cells().saturating_sub(total),
+            requests.slots.cells().free().saturating_sub(total),
             prompts.saturating_sub(prompt_tokens),
         ];
         let least = tokens.into_iter().min().filter(|_| drafts);
@@ -396,7 +400,7 @@ impl BatchLimits {
             computed: sequence.computed,
             marks: sequence.marks,
         };
-        let stop = requests.slots.next_stop(span);
+        let stop = requests.slots.tiers().next_stop(span);
         // A model that cannot truncate can share a prompt with other choices only from a slot that ends there. Otherwise the
         // extra step would only delay its first token.
         let shared = sequence.prompt_tokens.saturating_sub(1);

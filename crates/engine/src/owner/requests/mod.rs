@@ -65,14 +65,14 @@ pub(super) struct Requests {
 
 impl Requests {
     pub(super) fn new(
-        slots: KvSlots,
+        mut slots: KvSlots,
         vocabulary: SharedVocabulary,
         scheduler: Scheduler,
         stats: Arc<EngineStats>,
         queue: Arc<AdmissionQueue>,
         fuel_tokens: u64,
     ) -> Self {
-        let info = slots.info();
+        let info = slots.model().info();
         Self {
             jobs: Slab::new(),
             sequences: Slab::new(),
@@ -236,7 +236,7 @@ impl Requests {
         let sequence = &self.sequences[key];
         if let DiskLookup::Reads(read) = sequence.disk
             && self.now < read.until
-            && self.slots.is_reading(read.wait)
+            && self.slots.tiers().is_reading(read.wait)
         {
             return false;
         }
