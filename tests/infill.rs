@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use sapwood_engine::constraint::{ConstraintConfig, ConstraintSource, MaskWorkers};
 use sapwood_engine::scripted::{Config, Script, ScriptedTokenizer};
-use sapwood_kernel::{Kernel, model};
+use sapwood_kernel::{Kernel, Steering, steered_model};
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::generated::inference::InferParameter;
 use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
@@ -32,7 +33,13 @@ async fn server() -> Running {
             infill,
             ..Config::default()
         });
-        kernel.add(model(name, engine)).unwrap();
+        let constraints = ConstraintSource::new(
+            Arc::clone(engine.vocabulary()),
+            ConstraintConfig::default(),
+            Arc::new(MaskWorkers::new()),
+        );
+        let steering = Steering::new(Arc::new(constraints));
+        kernel.add(steered_model(name, engine, steering)).unwrap();
     }
     Running::start(kernel, Default::default(), Vec::new()).await
 }

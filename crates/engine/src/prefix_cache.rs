@@ -158,6 +158,14 @@ impl PrefixCache {
         best
     }
 
+    /// Returns how many of a prompt's tokens a slot of this scope begins with, whether or not a sequence can go on from there.
+    pub(crate) fn common_tokens(&self, scope: u64, prompt: &[Token]) -> usize {
+        let slots = self.slots.iter();
+        let of_scope = slots.filter(|slot| slot.usage != SlotUse::Free && slot.scope == scope);
+        let common = of_scope.map(|slot| common_prefix(&slot.tokens, prompt));
+        common.max().unwrap_or(0)
+    }
+
     /// Returns how many of a slot's first `tokens` cells a fork would newly pin.
     pub(crate) fn unpinned(&self, slot: SlotId, tokens: usize) -> usize {
         // `tokens` is at most what the slot holds: it comes from a `PrefixMatch` of this slot.

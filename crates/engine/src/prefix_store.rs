@@ -264,6 +264,12 @@ impl<S: PrefixState> PrefixStore<S> {
         }
     }
 
+    /// Returns how many of these tokens an entry begins with.
+    pub(crate) fn common_tokens(&self, scope: u64, tokens: &[Token]) -> usize {
+        let longest = self.longest_common(scope, tokens);
+        longest.map_or(0, |found| found.tokens)
+    }
+
     fn longest_common(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
         let of_scope = self.by_tokens.get(&scope)?;
         let before = range(of_scope, Bound::Unbounded, Bound::Excluded(tokens)).next_back();

@@ -288,6 +288,11 @@ impl Scheduler {
             .map(|member| member.key)
     }
 
+    /// Returns whether there is at most one sequence, whatever it does.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.begun.len() + self.waiting.len() <= 1
+    }
+
     /// Returns the number of waiting sequences.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()

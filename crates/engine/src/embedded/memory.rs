@@ -107,16 +107,18 @@ pub(super) fn state_bytes(header: &GgufHeader) -> u64 {
 /// Returns the bytes that a fork copies, through a buffer that is freed then: all of a slot that has cells of its own, or its
 /// window. Slots that share their cells share what was forked.
 fn fork_bytes(header: &GgufHeader, size: ContextSize, types: CacheTypes) -> u64 {
-    if size.per_slot {
-        let slots = u64::from(size.slots.max(1));
-        return cache_bytes(header, size, types).div_ceil(slots);
+    // A fork needs another slot.
+    if size.slots <= 1 {
+        return 0;
     }
-    match SlidingWindow::of(header).filter(|_| !size.swa_full) {
-        Some(window) => product(&[
+    match SlidingWindow::of(header) {
+        // llama.cpp copies the slots of a model with windows within the cache.
+        None if size.per_slot => cache_bytes(header, size, types).div_ceil(u64::from(size.slots)),
+        Some(window) if !size.per_slot && !size.swa_full => product(&[
             window.share_of(cell_bytes(header, types)),
             u64::from(window.tokens),
         ]),
-        None => 0,
+        _ => 0,
     }
 }
 
@@ -682,7 +684,7 @@ mod tests {
     fn a_fork_copies_a_slot_of_its_own_cells_or_a_window() {
         use super::super::llama::ThreadLimits;
         use super::super::random::{RandomModelShape, write};
-        let of = |shape: RandomModelShape, per_slot, swa_full| {
+        let of = |shape: RandomModelShape, per_slot, swa_full, slots| {
             let mut bytes = Vec::new();
             write(&mut bytes, &shape, 1).unwrap();
             let header = GgufHeader::read(&bytes[..]).unwrap();
@@ -691,7 +693,7 @@ mod tests {
                 per_slot,
                 batch_tokens: 32,
                 ubatch_tokens: 32,
-                slots: 4,
+                slots,
                 threads: ThreadLimits {
                     decode: None,
                     prefill: None,
@@ -705,12 +707,14 @@ mod tests {
             estimate.copies
         };
         let tiny = RandomModelShape::tiny;
-        assert_eq!(of(tiny(), true, true), 256 * (2 * 2 * 32 * 2));
-        assert_eq!(of(tiny(), false, true), 0);
+        assert_eq!(of(tiny(), true, true, 4), 256 * (2 * 2 * 32 * 2));
+        assert_eq!(of(tiny(), true, true, 1), 0, "there is no other slot");
+        assert_eq!(of(tiny(), false, true, 4), 0);
         // One of two layers has a window of 8.
         let windowed = RandomModelShape::tiny_windowed;
-        assert_eq!(of(windowed(), false, false), 8 * (2 * 32 * 2));
-        assert_eq!(of(windowed(), false, true), 0);
+        assert_eq!(of(windowed(), false, false, 4), 8 * (2 * 32 * 2));
+        assert_eq!(of(windowed(), false, true, 4), 0);
+        assert_eq!(of(windowed(), true, true, 4), 0, "copied in the cache");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
-use super::checkpoints::{PromptMarks, turn_end};
+use super::checkpoints::{BRANCH_TOKENS_MIN, PromptMarks, turn_end};
 use super::fuel::SpentFuel;
 use super::kv_slots::FoundPrefix;
 use super::opening::poll_opening;
@@ -424,7 +424,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     let Some(shared) = make_room_for(requests, key) else {
         return false;
     };
-    let marks = marks_of(requests, key);
+    let marks = marks_of(requests, key, shared);
     let sequence = &mut requests.sequences[key];
     let job = &mut requests.jobs[sequence.job];
     let request = &job.submission;
@@ -460,15 +460,19 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     true
 }
 
-/// Finds where in a sequence's prompt a checkpoint serves other prompts, before it gets a slot.
-fn marks_of(requests: &Requests, key: SequenceKey) -> PromptMarks {
+/// Finds where in a sequence's prompt a checkpoint serves other prompts, before it gets a slot that begins with `shared`.
+fn marks_of(requests: &Requests, key: SequenceKey, shared: Option<FoundPrefix>) -> PromptMarks {
     if !requests.slots.tiers().makes_checkpoints() {
         return PromptMarks::default();
     }
     let sequence = &requests.sequences[key];
     let prompt = &sequence.tokens[..sequence.prompt_tokens];
+    let scope = requests.jobs[sequence.job].submission.prefix_scope;
+    let common = requests.slots.common_tokens(scope, prompt);
+    let worth = common >= shared.map_or(0, FoundPrefix::tokens) + BRANCH_TOKENS_MIN;
     PromptMarks {
         turn_end: turn_end(prompt, &requests.tokens.ends),
+        branch: if worth { common } else { 0 },
     }
 }
 

@@ -17,6 +17,9 @@ use crate::api::{EngineError, ModelInfo};
 use crate::model::{BatchEntry, Capacity, DecodeStop};
 use crate::scheduler::{PASSED_OVER_MAX, Runnable, SequenceKey, StepBudget, StepShare, plan};
 
+/// After a decode call that waited for other models, steps are short for so long: their next streams find them so.
+const BESIDE_MODELS: Duration = Duration::from_secs(10);
+
 /// The limits of a batch, and the batch of the last step.
 pub(super) struct Batch {
     limits: BatchLimits,
@@ -34,8 +37,10 @@ pub(super) struct Batch {
     rows: Vec<(SequenceKey, usize)>,
     /// The time of the last decode call, until it is observed.
     took: Option<Duration>,
-    /// The last decode call waited for other models, whose streams wait for the next one.
-    beside_models: bool,
+    /// The oldest prompt of the plan.
+    oldest: Option<SequenceKey>,
+    /// Until then, streams of other models are taken to wait for steps of this one.
+    beside_models: Time,
 }
 
 #[derive(Clone, Copy)]
@@ -80,7 +85,8 @@ impl Batch {
             drafted: 0,
             rows: Vec::new(),
             took: None,
-            beside_models: false,
+            oldest: None,
+            beside_models: Time::default(),
         }
     }
 
@@ -128,7 +134,7 @@ impl Batch {
         let mut drafts = true;
         // Each round that fails drops the drafts, frees cached cells or takes those of one sequence, so the loop ends.
         loop {
-            if !self.plan(requests) {
+            if !self.plan(requests, now) {
                 return Decoded::Tokens(0);
             }
             let rows = self.ration_rows(requests);
@@ -159,7 +165,9 @@ impl Batch {
                 Ok(()) => {
                     let took = clock.now_or(now).since(before);
                     let waited = requests.slots.model().waited();
-                    self.beside_models = !waited.is_zero();
+                    if !waited.is_zero() {
+                        self.beside_models = now + BESIDE_MODELS;
+                    }
                     let took = took.saturating_sub(waited);
                     self.took = clock.is_running().then_some(took);
                     return Decoded::Tokens(self.commit(requests));
@@ -193,7 +201,7 @@ impl Batch {
     }
 
     /// Fills `shares`; preempts until the plan fits. Returns false if there is nothing to compute.
-    fn plan(&mut self, requests: &mut Requests) -> bool {
+    fn plan(&mut self, requests: &mut Requests, now: Time) -> bool {
         loop {
             self.work.clear();
             let running = requests.scheduler.running();
@@ -206,25 +214,23 @@ impl Batch {
             let decoding = self.work.iter().filter(|work| work.pending == 1).count();
             // One that waits for its steerer is a stream too.
             let beside = decoding.max(usize::from(requests.has_streams()));
-            self.pace
-                .begin_step(match requests.scheduler.running_count() {
-                    _ if beside > 0 || self.beside_models => StepWaiting::Streams,
-                    0 | 1 => StepWaiting::Nobody,
-                    _ => StepWaiting::Prompts,
-                });
+            let beside_models = now < self.beside_models;
+            self.pace.begin_step(match requests.scheduler.is_alone() {
+                _ if beside > 0 || beside_models => StepWaiting::Streams,
+                true => StepWaiting::Nobody,
+                false => StepWaiting::Prompts,
+            });
             let oldest = self.work.iter().find(|work| work.pending > 1);
-            let oldest = oldest.map(|work| work.key);
+            self.oldest = oldest.map(|work| work.key);
             let budget = StepBudget {
                 batch: self.limits.batch,
                 prefill: self.pace.prefill_tokens(beside),
                 room: requests.slots.cells().room(),
-                oldest_first: oldest
+                oldest_first: self
+                    .oldest
                     .is_some_and(|key| requests.sequences[key].passed_over >= PASSED_OVER_MAX),
             };
             if plan(&self.work, &budget, &mut self.shares) || self.work.is_empty() {
-                if let Some(key) = oldest {
-                    self.count_passed_over(requests, key);
-                }
                 return !self.shares.is_empty();
             }
             // The last running sequence is never a victim. It fits alone, because the cells are at least the context.
@@ -235,16 +241,17 @@ impl Batch {
         }
     }
 
-    /// Counts the steps in a row that leave out the oldest prompt.
-    fn count_passed_over(&self, requests: &mut Requests, oldest: SequenceKey) {
+    /// Counts the steps in a row that leave out the oldest prompt: once for each step, whose plan may have been made anew.
+    fn count_passed_over(&self, requests: &mut Requests) {
+        let Some(oldest) = self.oldest else { return };
         let advances = self.shares.iter().any(|share| share.key == oldest);
-        let passed_over = &mut requests.sequences[oldest].passed_over;
-        // Where the model's cells are full, a step is planned more than once.
-        *passed_over = if advances {
-            0
-        } else {
-            passed_over.saturating_add(1)
-        };
+        if let Some(sequence) = requests.sequences.get_mut(oldest) {
+            sequence.passed_over = if advances {
+                0
+            } else {
+                sequence.passed_over + 1
+            };
+        }
     }
 
     /// Drafts with what the plan leaves, and so many output rows.
@@ -328,6 +335,7 @@ impl Batch {
 
     /// Records what was computed; returns the number of tokens.
     fn commit(&mut self, requests: &mut Requests) -> usize {
+        self.count_passed_over(requests);
         for share in &self.shares {
             let sequence = &requests.sequences[share.key];
             let Some(slot) = sequence.slot else { continue };

@@ -10,6 +10,8 @@
 //!                   └──┴── every so many tokens of a long one: it is edited
 //! ```
 //!
+//! The second prompt with a common beginning leaves one where it departs from the first, for the third.
+//!
 //! A slot that another one takes over for a longer prompt leaves a checkpoint of its end, which is where a turn of a
 //! conversation ends.
 
@@ -61,6 +63,9 @@ pub(super) struct PromptSpan {
 pub(super) struct PromptMarks {
     /// The end of its last turn, before the beginning of the answer, which a template may write otherwise in the next prompt.
     pub(super) turn_end: usize,
+    /// The end of what it has in common with an earlier prompt, where no checkpoint lets it begin there: a third one would, such as
+    /// the next user's of a system prompt.
+    pub(super) branch: usize,
 }
 
 /// Returns the end of a prompt's last turn, which one of the EOG tokens `ends` ends, if it is near the end of the prompt; else 0.
@@ -77,6 +82,10 @@ const TURN_HEAD_MAX: usize = 16;
 
 /// The least number of tokens between two checkpoints of a prompt.
 const DISTANCE_MIN: usize = 32;
+
+/// A prompt stops at a branch if prompts that begin there compute so many tokens less. A checkpoint may take as much memory as some
+/// hundreds of tokens, and the beginning that a template writes into every prompt is shorter.
+pub(super) const BRANCH_TOKENS_MIN: usize = 256;
 
 impl Checkpoints {
     /// `limit`: bytes of all checkpoints.
@@ -130,11 +139,12 @@ impl Checkpoints {
             spacing *= 2;
         }
         let within = (span.computed / spacing + 1) * spacing;
-        // One so close to the last one would save next to nothing.
-        let next = match within + DISTANCE_MIN <= end {
-            true => within,
-            false => end,
-        };
+        let stops = [within, span.marks.branch];
+        let stops = stops
+            .into_iter()
+            // One so close to the last one would save next to nothing.
+            .filter(|&stop| stop > span.computed && stop + DISTANCE_MIN <= end);
+        let next = stops.min().unwrap_or(end);
         (next > span.computed).then_some(next)
     }
 
@@ -232,7 +242,10 @@ mod tests {
                 tokens: 1000,
                 tokens_max: 2000,
                 computed,
-                marks: PromptMarks { turn_end },
+                marks: PromptMarks {
+                    turn_end,
+                    branch: 0,
+                },
             })
         };
         assert_eq!([next(0, 994), next(994, 994)], [Some(994), None]);
@@ -241,6 +254,25 @@ mod tests {
         assert_eq!([ends(&[]), ends(&[1, 2])], [0; 2]);
         let far = [&[9], &[1; TURN_HEAD_MAX][..]].concat();
         assert_eq!([ends(&far), ends(&far[..TURN_HEAD_MAX])], [0, 1]);
+    }
+
+    #[test]
+    fn prefill_stops_where_a_prompt_departs_from_an_earlier_one() {
+        let recurrent = checkpoints(0);
+        let next = |computed, branch| {
+            recurrent.next_stop(PromptSpan {
+                tokens: 3000,
+                tokens_max: 4000,
+                computed,
+                marks: PromptMarks {
+                    turn_end: 0,
+                    branch,
+                },
+            })
+        };
+        assert_eq!([next(0, 1000), next(1000, 1000)], [Some(1000), Some(2048)]);
+        assert_eq!([next(0, 2500), next(2048, 2500)], [Some(2048), Some(2500)]);
+        assert_eq!([next(2500, 2500), next(2048, 2990)], [Some(2999); 2]);
     }
 
     #[test]

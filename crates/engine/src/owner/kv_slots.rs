@@ -61,7 +61,7 @@ pub(super) enum FoundPrefix {
 }
 
 impl FoundPrefix {
-    fn tokens(self) -> usize {
+    pub(super) fn tokens(self) -> usize {
         match self {
             Self::Slot(found) => found.tokens,
             Self::Saved(found) => found.tokens,
@@ -174,6 +174,13 @@ impl KvSlots {
         let reach = |tokens: &[Token], common| self.tiers.checkpoints.reach(scope, tokens, common);
         let min = self.prefix_min;
         self.cache.find(scope, tokens, min, resumes, reach)
+    }
+
+    /// Returns how many of a prompt's tokens one of the same scope begins with, in a slot or saved in memory, whether or not a
+    /// sequence can begin there.
+    pub(super) fn common_tokens(&self, scope: u64, prompt: &[Token]) -> usize {
+        let saved = self.tiers.store.common_tokens(scope, prompt);
+        self.cache.common_tokens(scope, prompt).max(saved)
     }
 
     /// Returns whether there is a slot and `cells` KV cells for a sequence that begins with the given prefix.

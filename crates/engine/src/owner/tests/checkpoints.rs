@@ -74,3 +74,37 @@ fn d_48_a_long_prompt_with_another_end_goes_on_from_within() {
         assert_eq!(found, 4815, "{truncates}");
     }
 }
+
+/// Users of one system prompt, each with a question of their own.
+#[test]
+fn d_48_a_third_prompt_begins_where_the_second_departed_from_the_first() {
+    let system = "0123456789abcdef".repeat(60);
+    for (truncates, window_tokens, kept_prefixes) in [(false, 0, 4), (true, 100, 4), (true, 100, 0)]
+    {
+        let script = Script {
+            truncates,
+            window_tokens,
+            saves: true,
+            script: Name::Tokens,
+            tokenizer: Some(ScriptedTokenizer::Bytes),
+            count: 20,
+            context_tokens: 8192,
+            parallel: 2,
+            kept_prefixes,
+            ..Script::default()
+        };
+        let mut bench = Bench::new(script);
+        let cached: Vec<u32> = ["ask", "borrow", "count", "delay"]
+            .map(|question| {
+                let answer = bench.answer(request_for(&format!("{system}{question}")));
+                answer.usage.unwrap().cached_tokens
+            })
+            .into();
+        // BOS is a token too.
+        assert_eq!(cached[..2], [0, 0], "{truncates}");
+        assert!(
+            cached[2] >= 960 && cached[3] >= 960,
+            "{truncates} {kept_prefixes}: {cached:?}"
+        );
+    }
+}

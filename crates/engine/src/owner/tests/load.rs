@@ -1,5 +1,6 @@
 //! Many requests at once: shared batches, long prompts, slow readers, and a simulation of all of it.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use sapwood_proto::time::Time;
@@ -103,9 +104,10 @@ fn a_long_prompt_advances_beside_shorter_ones() {
     }
 }
 
-/// A model whose tokens take 2 ms each, and which waits for others before each call.
+/// A model whose tokens take 2 ms each, and whose calls wait so long for other models.
 struct Beside {
     clock: TestClock,
+    waits: VecDeque<Duration>,
     wait: Duration,
 }
 
@@ -116,6 +118,7 @@ impl ModelHooks for Beside {
         batch: &[BatchEntry],
         now: Time,
     ) -> Result<(), DecodeStop> {
+        self.wait = self.waits.pop_front().unwrap_or_default();
         let took = Duration::from_millis(2) * u32::try_from(batch.len()).unwrap();
         self.clock.go_to(self.clock.now() + self.wait + took);
         model.decode(batch, now)
@@ -126,26 +129,39 @@ impl ModelHooks for Beside {
     }
 }
 
-/// Its streams wait for the processors, as those of the same model do.
+/// Prompt tokens of the second step of a long prompt, after waits for other models of so many milliseconds, and beside so many
+/// equal requests, which wait for it to be computed.
+fn second_step(waits_ms: [u64; 2], equal: usize) -> u32 {
+    let clock = TestClock::default();
+    let hooks = Beside {
+        clock: clock.clone(),
+        waits: waits_ms.map(Duration::from_millis).into(),
+        wait: Duration::ZERO,
+    };
+    let model = HookedModel::new(wandering(), hooks);
+    let mut bench = Bench::over(Box::new(model), Config::default());
+    let now = clock.clone();
+    bench.owner.clock = StepClock::running(move || now.now(), |_, _| {});
+    let prompt = || sampled(&"x".repeat(3_000), 1);
+    let _requests: Vec<_> = (0..=equal).map(|_| bench.submit(prompt())).collect();
+    bench.owner.step(clock.now());
+    bench.owner.step(clock.now());
+    let report = bench.owner.step(clock.now());
+    assert_eq!(report.prefilled.len(), 1, "one of them computes");
+    report.prefilled[0].1
+}
+
+/// Streams of other models wait for the processors, as those of the same model do.
 #[test]
-fn a_prompt_alone_takes_short_steps_beside_another_model() {
-    for (wait_ms, expected) in [(0, 300..=450), (30, 70..=110)] {
-        let clock = TestClock::default();
-        let wait = Duration::from_millis(wait_ms);
-        let hooks = Beside {
-            clock: clock.clone(),
-            wait,
-        };
-        let model = HookedModel::new(wandering(), hooks);
-        let mut bench = Bench::over(Box::new(model), Config::default());
-        let now = clock.clone();
-        bench.owner.clock = StepClock::running(move || now.now(), |_, _| {});
-        let _prompt = bench.submit(sampled(&"x".repeat(3_000), 1));
-        bench.owner.step(clock.now());
-        let report = bench.owner.step(clock.now());
-        let tokens = report.prefilled[0].1;
-        assert!(expected.contains(&tokens), "{wait:?}: {tokens}");
+fn a_prompt_takes_short_steps_beside_others() {
+    let alone = second_step([0, 0], 0);
+    assert!((300..=450).contains(&alone), "{alone}");
+    for waits in [[30, 30], [30, 0]] {
+        let beside = second_step(waits, 0);
+        assert!((70..=110).contains(&beside), "{waits:?}: {beside}");
     }
+    let shared = second_step([0, 0], 3);
+    assert!((150..=220).contains(&shared), "{shared}");
 }
 
 #[test]
