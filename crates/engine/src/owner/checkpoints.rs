@@ -139,12 +139,10 @@ impl Checkpoints {
             spacing *= 2;
         }
         let within = (span.computed / spacing + 1) * spacing;
-        let stops = [within, span.marks.branch];
-        let stops = stops
-            .into_iter()
-            // One so close to the last one would save next to nothing.
-            .filter(|&stop| stop > span.computed && stop + DISTANCE_MIN <= end);
-        let next = stops.min().unwrap_or(end);
+        // One so close to the last one would save next to nothing.
+        let within = Some(within).filter(|within| within + DISTANCE_MIN <= end);
+        let branch = Some(span.marks.branch).filter(|&branch| branch > span.computed);
+        let next = within.into_iter().chain(branch).fold(end, usize::min);
         (next > span.computed).then_some(next)
     }
 
@@ -272,7 +270,8 @@ mod tests {
         };
         assert_eq!([next(0, 1000), next(1000, 1000)], [Some(1000), Some(2048)]);
         assert_eq!([next(0, 2500), next(2048, 2500)], [Some(2048), Some(2500)]);
-        assert_eq!([next(2500, 2500), next(2048, 2990)], [Some(2999); 2]);
+        assert_eq!([next(2500, 2500), next(2990, 2990)], [Some(2999); 2]);
+        assert_eq!([next(2048, 2990), next(0, 3500)], [Some(2990), Some(2048)]);
     }
 
     #[test]
