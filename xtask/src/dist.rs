@@ -7,12 +7,13 @@
 //! sapwood-VERSION-ARCH-linux[-PROFILE][-FEATURES]/
 //!   sapwood
 //!   lib/sapwood/   libllama.so.0, libggml.so.0, libggml-base.so.0, libggml-cpu-*.so, and back-ends for GPUs
-//!   LICENSE-*
+//!   LICENSE-*, THIRD-PARTY.txt
 //! ```
 //!
 //! With `--static`, and on other systems, it is one file with the kernels of one kind of processor in it (AVX2 on x86-64).
 
 mod archive;
+mod notices;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,6 +27,8 @@ use crate::{advice, process, root};
 
 /// The profile of what is shipped.
 const PROFILE: &str = "dist";
+
+const NOTICES: &str = "THIRD-PARTY.txt";
 
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
@@ -80,20 +83,24 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         bail!("{}", advice::after_failed_build(&output));
     }
     let binary = built.join("sapwood");
+    let notices = built.join(NOTICES);
+    std::fs::write(&notices, notices::of_program(&features)?)
+        .with_context(|| format!("cannot write {}", notices.display()))?;
     if !with_libraries {
-        process::print_line(&format!("built {}", binary.display()));
+        let (binary, notices) = (binary.display(), notices.display());
+        process::print_line(&format!("built {binary}; {notices} goes with it"));
         return Ok(());
     }
     // Nothing is left to build: this only says where things are.
     let messages = process::output(build().args(["--quiet", "--message-format", "json"]))?;
-    let llama = LlamaBuild::find(&messages)?;
     let folder = ArchiveFolder::create(&target.join("archives"), &name(options))?;
     folder.add_program(&binary)?;
-    folder.add_libraries(&llama.out)?;
+    folder.add_libraries(&llama_build(&messages)?)?;
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         folder.add(&root().join(licence), licence)?;
     }
-    folder.add(&llama.licence()?, "LICENSE-llama.cpp")?;
+    folder.add(&notices, NOTICES)?;
+    folder.add(&rust_notices()?, "LICENSE-rust.html")?;
     process::print_line(&format!("it runs here: {}", try_out(folder.path())?));
     let archive = folder.pack(commit_time())?;
     let bytes = std::fs::metadata(&archive)?.len();
@@ -154,39 +161,25 @@ fn remove_broken_links(built: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the build script of llama.cpp's crate has left.
-struct LlamaBuild {
-    /// Its `OUT_DIR`.
-    out: PathBuf,
-    manifest: Option<PathBuf>,
+/// Finds the `OUT_DIR` of llama.cpp's crate in cargo's messages, each a line of JSON.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn llama_build(messages: &str) -> Result<PathBuf> {
+    let out = messages.lines().filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let id = message["package_id"].as_str()?;
+        let out = message["out_dir"].as_str()?;
+        id.contains("llama-cpp-sys-2").then(|| PathBuf::from(out))
+    });
+    out.last()
+        .context("cargo does not say where llama.cpp was built")
 }
 
-impl LlamaBuild {
-    /// Finds it in cargo's messages, each a line of JSON.
-    fn find(messages: &str) -> Result<Self> {
-        let (mut out, mut manifest) = (None, None);
-        for line in messages.lines() {
-            let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else {
-                continue;
-            };
-            let id = message["package_id"].as_str().unwrap_or_default();
-            if !id.contains("llama-cpp-sys-2") {
-                continue;
-            }
-            let path = |value: &serde_json::Value| value.as_str().map(PathBuf::from);
-            out = path(&message["out_dir"]).or(out);
-            manifest = path(&message["manifest_path"]).or(manifest);
-        }
-        let out = out.context("cargo does not say where llama.cpp was built")?;
-        Ok(Self { out, manifest })
-    }
-
-    /// The licence of llama.cpp, which asks to be passed on.
-    fn licence(&self) -> Result<PathBuf> {
-        let package = self.manifest.as_deref().and_then(Path::parent);
-        let package = package.context("cargo does not say where the sources of llama.cpp are")?;
-        Ok(package.join("llama.cpp/LICENSE"))
-    }
+/// The notices of Rust's standard library, which rustup installs with the compiler.
+fn rust_notices() -> Result<PathBuf> {
+    let sysroot = process::output(&mut process::program("rustc", &["--print", "sysroot"]))?;
+    Ok(Path::new(sysroot.trim()).join("share/doc/rust/COPYRIGHT-library.html"))
 }
 
 /// Has the program say which kernels it chooses on this machine.
@@ -234,21 +227,16 @@ mod tests {
     #[test]
     fn the_build_of_llama_is_found_in_what_cargo_says() {
         let messages = concat!(
-            r#"{"reason":"compiler-artifact","package_id":"registry+https://index#cc@1.0.0","manifest_path":"/r/cc/Cargo.toml"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","package_id":"registry+https://index#llama-cpp-sys-2@0.1.161","manifest_path":"/r/llama/Cargo.toml"}"#,
+            r#"{"reason":"build-script-executed","package_id":"registry+https://index#cc@1.0.0","out_dir":"/t/cc"}"#,
             "\nnot a message\n",
             r#"{"reason":"build-script-executed","package_id":"registry+https://index#llama-cpp-sys-2@0.1.161","out_dir":"/t/out"}"#,
             "\n",
+            r#"{"reason":"compiler-artifact","package_id":"registry+https://index#llama-cpp-sys-2@0.1.161","manifest_path":"/r/llama/Cargo.toml"}"#,
+            "\n",
             r#"{"reason":"build-finished","success":true}"#,
         );
-        let found = LlamaBuild::find(messages).unwrap();
-        assert_eq!(found.out, Path::new("/t/out"));
-        assert_eq!(
-            found.licence().unwrap(),
-            Path::new("/r/llama/llama.cpp/LICENSE")
-        );
-        assert!(LlamaBuild::find("{}").is_err());
+        assert_eq!(llama_build(messages).unwrap(), Path::new("/t/out"));
+        assert!(llama_build("{}").is_err());
     }
 
     #[test]

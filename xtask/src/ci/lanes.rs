@@ -3,7 +3,7 @@
 //! Only the lane `embedded` builds llama.cpp, and takes a model from a package registry; every other lane runs on the
 //! scripted model. Each lane selects the same features as the lanes before it, so that build artifacts are reused.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -283,8 +283,32 @@ fn embedded(settings: &Settings) -> Result<Outcome> {
         &linted[..],
         &["--features", &benches, "--", "-D", "warnings"],
     ];
-    cargo(&clippy.concat())?;
+    let clippy = clippy.concat();
+    cargo(&clippy)?;
+    let messages = [
+        &["clippy", "--quiet", "--message-format=json"],
+        &clippy[1..],
+    ]
+    .concat();
+    let llama = dist::llama_build(&process::output(&mut process::cargo(&messages))?)?;
+    clippy_with_libraries(&tested[..4], &binary, &llama)?;
     Ok(outcome)
+}
+
+/// Lints what only a binary with the feature `dynamic-backends` has. The variants of kernels would take longer to build than all
+/// lanes, so cargo does not run the script that builds llama.cpp: it takes what that has left of the build for one processor, whose
+/// bindings are the same.
+fn clippy_with_libraries(packages: &[&str], features: &str, llama: &Path) -> Result<Outcome> {
+    let script = format!("target.{}.llama", process::host()?);
+    let configuration = [
+        format!("{script}.rustc-env.OUT_DIR={llama:?}"),
+        format!("{script}.backends_dir={:?}", llama.join("backends")),
+    ];
+    let [out, backends] = configuration.each_ref().map(String::as_str);
+    let features = format!("{features},sapwood/dynamic-backends");
+    let replaced = ["clippy", "--config", out, "--config", backends];
+    let linted = ["--features", &features, "--", "-D", "warnings"];
+    cargo(&[&replaced, packages, &linted].concat())
 }
 
 /// The tests on a real model, which is taken from a package registry, with the example controllers as modules.

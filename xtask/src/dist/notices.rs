@@ -1,0 +1,266 @@
+//! `THIRD-PARTY.txt`: what a program contains that others have written, and the licences that come with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::process;
+
+/// How names of files begin that say who has rights in a package, in lower case.
+const NAMES: [&str; 7] = [
+    "authors",
+    "copying",
+    "copyright",
+    "licence",
+    "license",
+    "notice",
+    "unlicense",
+];
+
+/// Code may have such a name too: `copying.rs` is part of a garbage collector.
+const CODE: [&str; 6] = ["c", "cmake", "cpp", "h", "py", "rs"];
+
+/// Files of llama.cpp whose first comment is a licence of their own.
+const OWN_LICENCE: [&str; 1] = ["llama.cpp/ggml/src/ggml-cpu/llamafile/sgemm.cpp"];
+
+/// A package from a registry.
+struct Package {
+    /// With its version.
+    name: String,
+    /// Its licence as a SPDX expression.
+    expression: String,
+    repository: String,
+    texts: Vec<String>,
+}
+
+/// Returns the notices of the program `sapwood` with these features: every package that is linked into it.
+///
+/// # Errors
+/// Cargo fails, or a file cannot be read.
+pub(super) fn of_program(features: &str) -> Result<String> {
+    let arguments = ["tree", "--locked", "--package", "sapwood", "--edges=normal"];
+    let mut tree = process::cargo(&arguments);
+    tree.args(["--prefix=none", "--format={p}", "--features", features]);
+    let tree = process::output(&mut tree)?;
+    let mut metadata = process::cargo(&["metadata", "--locked", "--format-version=1"]);
+    metadata.args(["--all-features", "--filter-platform", &process::host()?]);
+    let metadata = process::output(&mut metadata)?;
+    let packages = packages(&serde_json::from_str(&metadata)?, &linked(&tree))?;
+    Ok(write(&packages))
+}
+
+/// Name and version of each line of `cargo tree`.
+fn linked(tree: &str) -> BTreeSet<(&str, &str)> {
+    let lines = tree.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?, words.next()?.strip_prefix('v')?))
+    });
+    lines.collect()
+}
+
+/// The packages of `cargo metadata` that are linked, without those of this project.
+fn packages(metadata: &serde_json::Value, linked: &BTreeSet<(&str, &str)>) -> Result<Vec<Package>> {
+    let all = metadata["packages"].as_array();
+    let mut packages = Vec::new();
+    for package in all.context("cargo does not say which packages there are")? {
+        let field = |name: &str| package[name].as_str().unwrap_or_default();
+        let (name, version) = (field("name"), field("version"));
+        if !package["source"].is_string() || !linked.contains(&(name, version)) {
+            continue;
+        }
+        let folder = Path::new(field("manifest_path")).parent();
+        let folder = folder.context("cargo does not say where a package is")?;
+        packages.push(Package {
+            name: format!("{name} {version}"),
+            expression: field("license").to_owned(),
+            repository: field("repository").to_owned(),
+            texts: texts(folder, package["license_file"].as_str())?,
+        });
+    }
+    ensure!(!packages.is_empty(), "cargo has listed no dependencies");
+    packages.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(packages)
+}
+
+/// The texts in a package, also of code from elsewhere that it has in folders of its own.
+fn texts(package: &Path, named: Option<&str>) -> Result<Vec<String>> {
+    let mut files = named.map(|name| package.join(name)).into_iter().collect();
+    find(package, &mut files)?;
+    let mut texts = Vec::new();
+    for file in files {
+        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        texts.push(String::from_utf8_lossy(&text).into_owned());
+    }
+    for file in OWN_LICENCE {
+        if let Ok(code) = fs::read_to_string(package.join(file)) {
+            texts.push(first_comment(&code));
+        }
+    }
+    Ok(texts)
+}
+
+fn find(folder: &Path, files: &mut BTreeSet<PathBuf>) -> Result<()> {
+    let entries = fs::read_dir(folder);
+    for entry in entries.with_context(|| format!("cannot read {}", folder.display()))? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            find(&path, files)?;
+        } else if is_notice(&path) {
+            files.insert(path);
+        }
+    }
+    Ok(())
+}
+
+fn is_notice(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.unwrap_or_default().to_lowercase();
+    let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
+    NAMES.iter().any(|begin| name.starts_with(begin)) && !CODE.contains(&extension)
+}
+
+/// The lines with `//` at the top of a file of code.
+fn first_comment(code: &str) -> String {
+    let lines = code.lines().map_while(|line| line.strip_prefix("//"));
+    let lines: Vec<_> = lines.map(|line| line.trim_start()).collect();
+    lines.join("\n")
+}
+
+/// Writes each text once, also where lines are broken elsewhere.
+fn write(packages: &[Package]) -> String {
+    let mut numbers = BTreeMap::new();
+    let (mut list, mut texts) = (String::new(), String::new());
+    for package in packages {
+        let mut own = BTreeSet::new();
+        for text in &package.texts {
+            let words: Vec<_> = text.split_whitespace().collect();
+            let next = numbers.len() + 1;
+            let number = *numbers.entry(words.join(" ")).or_insert(next);
+            if number == next {
+                let rule = "=".repeat(20);
+                let text = text.replace('\r', "");
+                let text = text.trim_matches('\n').trim_end();
+                // Writing to a string cannot fail, here and below.
+                let _ = write!(texts, "\n{rule} {number} {rule}\n\n{text}\n");
+            }
+            own.insert(number);
+        }
+        let own: Vec<_> = own.iter().map(usize::to_string).collect();
+        let Package {
+            name, expression, ..
+        } = package;
+        let _ = match own.is_empty() {
+            false => writeln!(list, "{name}: {expression} [{}]", own.join(", ")),
+            true => writeln!(
+                list,
+                "{name}: {expression} (has no text with it; {})",
+                package.repository
+            ),
+        };
+    }
+    format!(
+        "Sapwood itself is licensed as in LICENSE-MIT or LICENSE-APACHE. The program contains these packages of others, each with\n\
+         its licence and the numbers of the texts below that come with it. llama-cpp-sys-2 has llama.cpp and ggml. What Rust's\n\
+         standard library contains is in LICENSE-rust.html, which is share/doc/rust/COPYRIGHT-library.html of its toolchain.\n\n\
+         {list}{texts}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn files_with_rights_in_a_package_are_told_from_code() {
+        for (path, expected) in [
+            ("LICENSE", true),
+            ("LICENSE-APACHE", true),
+            ("license-mit.txt", true),
+            ("LICENSE-2.0", true),
+            ("COPYING.md", true),
+            ("NOTICE.txt", true),
+            ("UNLICENSE", true),
+            ("AUTHORS", true),
+            ("gc/copying.rs", false),
+            ("cmake/license.cmake", false),
+            ("README.md", false),
+            ("src/lib.rs", false),
+        ] {
+            assert_eq!(is_notice(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    /// Three packages in a folder, and what cargo says of them and of one of this project.
+    fn registry(root: &Path) -> serde_json::Value {
+        for (file, text) in [
+            ("one-1.0.0/LICENSE-MIT", "Copyright One\n\nMay be used.\n"),
+            ("one-1.0.0/src/vendor/LICENSE", "Of another.\r\n"),
+            ("one-1.0.0/src/copying.rs", "fn copy() {}"),
+            (
+                "llama-cpp-sys-2-0.1.0/llama.cpp/ggml/src/ggml-cpu/llamafile/sgemm.cpp",
+                "// Copyright Three\n//\n// May be used.\n\n// Multiplies.\nint x;\n",
+            ),
+            ("llama-cpp-sys-2-0.1.0/TERMS", "Of a name of its own."),
+            ("two-2.1.0/LICENSE", "  Copyright One May be\nused."),
+            ("two-2.0.0/LICENSE", "Not linked."),
+            ("bare-1.0.0/README", "No licence."),
+        ] {
+            let file = root.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        let package = |name: &str, version: &str, license: &str| {
+            let manifest = root.join(format!("{name}-{version}/Cargo.toml"));
+            json!({"name": name, "version": version, "license": license, "source": "registry+https://index",
+                "repository": format!("https://example.org/{name}"), "manifest_path": manifest})
+        };
+        let mut llama = package("llama-cpp-sys-2", "0.1.0", "MIT");
+        llama["license_file"] = json!("TERMS");
+        let mut ours = package("sapwood", "0.1.0", "MIT");
+        ours["source"] = json!(null);
+        let bare = package("bare", "1.0.0", "MIT OR Apache-2.0");
+        let twos = ["2.1.0", "2.0.0"].map(|version| package("two", version, "MIT"));
+        let [two, old] = twos;
+        json!({"packages": [two, ours, old, package("one", "1.0.0", "MIT"), llama, bare]})
+    }
+
+    const TREE: &str = "sapwood v0.1.0 (/work)\none v1.0.0\nbare v1.0.0 (proc-macro)\ntwo v2.1.0\n\n\
+        llama-cpp-sys-2 v0.1.0\none v1.0.0 (*)\n";
+
+    #[test]
+    fn each_linked_package_is_listed_and_each_text_is_there_once() {
+        let root = tempfile::tempdir().unwrap();
+        let metadata = registry(root.path());
+        let found = write(&packages(&metadata, &linked(TREE)).unwrap());
+        let (_, list) = found.split_once("\n\n").unwrap();
+        assert_eq!(
+            list,
+            "bare 1.0.0: MIT OR Apache-2.0 (has no text with it; https://example.org/bare)\n\
+             llama-cpp-sys-2 0.1.0: MIT [1, 2]\n\
+             one 1.0.0: MIT [3, 4]\n\
+             two 2.1.0: MIT [3]\n\
+             \n==================== 1 ====================\n\nOf a name of its own.\n\
+             \n==================== 2 ====================\n\nCopyright Three\n\nMay be used.\n\
+             \n==================== 3 ====================\n\nCopyright One\n\nMay be used.\n\
+             \n==================== 4 ====================\n\nOf another.\n"
+        );
+    }
+
+    #[test]
+    fn what_cargo_does_not_list_is_an_error() {
+        for metadata in [json!({}), json!({"packages": []})] {
+            assert!(packages(&metadata, &linked(TREE)).is_err(), "{metadata}");
+        }
+        let root = tempfile::tempdir().unwrap();
+        let metadata = registry(root.path());
+        fs::remove_dir_all(root.path().join("one-1.0.0")).unwrap();
+        let error = packages(&metadata, &linked(TREE)).err().unwrap();
+        assert!(error.to_string().contains("cannot read"), "{error:#}");
+    }
+}
