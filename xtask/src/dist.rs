@@ -14,6 +14,7 @@
 
 mod archive;
 mod notices;
+mod path_flags;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +22,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use self::archive::ArchiveFolder;
+use self::path_flags::PathFlags;
 use crate::serve::FEATURES;
 use crate::toolchain::{self, Machine};
 use crate::{advice, process, root};
@@ -67,7 +69,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let with_variants = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
     let with_libraries = !options.r#static && cfg!(target_os = "linux") && with_variants;
     let target = process::target_folder()?;
-    let built = target.join(&options.profile);
+    // Of its own: other builds in these profiles are without the flags.
+    let built = target.join("shipped").join(&options.profile);
     let mut features = FEATURES.to_owned();
     if with_libraries {
         features.push_str(",dynamic-backends");
@@ -77,15 +80,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         features.push(',');
         features.push_str(more);
     }
-    let build = || build(&options.profile, &features, with_libraries);
+    // First: what is missing there is missing after the build too, which takes long.
+    let notices = built.join(NOTICES);
+    std::fs::create_dir_all(&built)?;
+    std::fs::write(&notices, notices::of_program(&features)?)
+        .with_context(|| format!("cannot write {}", notices.display()))?;
+    let flags = PathFlags::of(&machine, &notices::registry()?);
+    let build = || {
+        let mut build = build(&options.profile, &features, with_libraries);
+        build.arg("--target-dir").arg(target.join("shipped"));
+        flags.apply(&mut build);
+        build
+    };
     let (status, output) = process::run_and_keep(&mut build())?;
     if !status.success() {
         bail!("{}", advice::after_failed_build(&output));
     }
     let binary = built.join("sapwood");
-    let notices = built.join(NOTICES);
-    std::fs::write(&notices, notices::of_program(&features)?)
-        .with_context(|| format!("cannot write {}", notices.display()))?;
     if !with_libraries {
         let (binary, notices) = (binary.display(), notices.display());
         process::print_line(&format!("built {binary}; {notices} goes with it"));
@@ -166,13 +177,13 @@ fn remove_broken_links(built: &Path) -> Result<()> {
 /// # Errors
 /// There is none.
 pub(crate) fn llama_build(messages: &str) -> Result<PathBuf> {
-    let out = messages.lines().filter_map(|line| {
+    let mut out = messages.lines().filter_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let id = message["package_id"].as_str()?;
         let out = message["out_dir"].as_str()?;
         id.contains("llama-cpp-sys-2").then(|| PathBuf::from(out))
     });
-    out.last()
+    out.next_back()
         .context("cargo does not say where llama.cpp was built")
 }
 

@@ -32,6 +32,7 @@ struct Package {
     name: String,
     /// Its licence as a SPDX expression.
     expression: String,
+    /// What a list says of its address, if it has one.
     repository: String,
     texts: Vec<String>,
 }
@@ -45,11 +46,30 @@ pub(super) fn of_program(features: &str) -> Result<String> {
     let mut tree = process::cargo(&arguments);
     tree.args(["--prefix=none", "--format={p}", "--features", features]);
     let tree = process::output(&mut tree)?;
+    let packages = packages(&metadata()?, &linked(&tree))?;
+    Ok(write(&packages))
+}
+
+/// Returns the folder that has the packages of the registry.
+///
+/// # Errors
+/// Cargo fails, or has none from a registry.
+pub(super) fn registry() -> Result<PathBuf> {
+    let metadata = metadata()?;
+    let packages = metadata["packages"].as_array();
+    let mut packages = packages.into_iter().flatten();
+    let foreign = packages.find(|package| package["source"].is_string());
+    let manifest = foreign.and_then(|package| package["manifest_path"].as_str());
+    let folder = manifest.and_then(|path| Path::new(path).ancestors().nth(2));
+    Ok(folder
+        .context("cargo does not say where packages are")?
+        .to_owned())
+}
+
+fn metadata() -> Result<serde_json::Value> {
     let mut metadata = process::cargo(&["metadata", "--locked", "--format-version=1"]);
     metadata.args(["--all-features", "--filter-platform", &process::host()?]);
-    let metadata = process::output(&mut metadata)?;
-    let packages = packages(&serde_json::from_str(&metadata)?, &linked(&tree))?;
-    Ok(write(&packages))
+    Ok(serde_json::from_str(&process::output(&mut metadata)?)?)
 }
 
 /// Name and version of each line of `cargo tree`.
@@ -76,7 +96,10 @@ fn packages(metadata: &serde_json::Value, linked: &BTreeSet<(&str, &str)>) -> Re
         packages.push(Package {
             name: format!("{name} {version}"),
             expression: field("license").to_owned(),
-            repository: field("repository").to_owned(),
+            repository: match field("repository") {
+                "" => String::new(),
+                address => format!("; {address}"),
+            },
             texts: texts(folder, package["license_file"].as_str())?,
         });
     }
@@ -151,14 +174,16 @@ fn write(packages: &[Package]) -> String {
         }
         let own: Vec<_> = own.iter().map(usize::to_string).collect();
         let Package {
-            name, expression, ..
+            name,
+            expression,
+            repository,
+            ..
         } = package;
         let _ = match own.is_empty() {
             false => writeln!(list, "{name}: {expression} [{}]", own.join(", ")),
             true => writeln!(
                 list,
-                "{name}: {expression} (has no text with it; {})",
-                package.repository
+                "{name}: {expression} (has no text with it{repository})"
             ),
         };
     }
