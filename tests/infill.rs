@@ -13,7 +13,7 @@ use sapwood_tests::{Running, request, spawned};
 use serde_json::{Value, json};
 
 use crate::generate::grpc::{Grpc, prompt, text};
-use crate::lmtp::stream as items;
+use crate::lmtp::{message, stream as items};
 
 const PREFIX: &str = "def add(a, b):\n    ";
 /// It spells a control token, which it must not become.
@@ -160,6 +160,26 @@ async fn every_face_makes_the_same_prompt_of_a_prefix_and_a_suffix() {
 }
 
 #[tokio::test]
+async fn model_info_has_the_tokens_of_models_that_fill_in() {
+    let server = server().await;
+    let headers = [("sec-websocket-protocol", "lmtp.v2")];
+    let mut socket = Socket::open(&server, "/lmtp", &headers).await.unwrap();
+    for (model, infill) in [
+        (
+            "filler",
+            json!({"prefix": 258, "suffix": 259, "middle": 260, "suffix_first": false}),
+        ),
+        ("plain", Value::Null),
+    ] {
+        let ask = json!({"stream_id": 1, "model": model});
+        socket.send_text(&format!("MODEL_INFO {ask}")).await;
+        let (_, items) = message(&mut socket).await;
+        let info = &items[0]["model_info"];
+        assert_eq!(info["tokenizer"]["infill"], infill, "{info}");
+    }
+}
+
+#[tokio::test]
 async fn the_rest_of_a_request_goes_with_a_suffix() {
     let server = server().await;
     let text = generated(&server, json!({"suffix": SUFFIX})).await["text_output"].clone();
@@ -206,6 +226,35 @@ async fn the_rest_of_a_request_goes_with_a_suffix() {
     assert_ne!(scores[0], scores[2]);
     let prompt = scores[0][0]["prompt_logprobs"].as_array().unwrap();
     assert_eq!(prompt.len(), tokens().len());
+}
+
+#[tokio::test]
+async fn a_constraint_keeps_what_is_filled_in_within_its_schema() {
+    let server = server().await;
+    let names = ["alpha", "beta", "gamma", "delta"];
+    let schema = json!({"enum": names}).to_string();
+    for (controller, argument) in [
+        ("sapwood:json-schema", schema.as_str()),
+        ("sapwood:lark", "start: /[a-d]+/ \";\""),
+    ] {
+        let with = |mut members: Value| {
+            let members_of = members.as_object_mut().unwrap();
+            members_of.insert("controller".to_owned(), json!(controller));
+            members_of.insert("controller_arg".to_owned(), json!(argument));
+            members
+        };
+        let texts = with(json!({"prompt_text": PREFIX, "suffix": SUFFIX}));
+        let filled = lmtp(&server, texts).await;
+        let of_tokens = lmtp(&server, with(json!({"prompt": tokens()}))).await;
+        assert_eq!(filled, of_tokens);
+        let (text, prompt) = filled;
+        assert_eq!(prompt, json!(tokens()));
+        let allowed = match controller {
+            "sapwood:lark" => text.chars().all(|letter| "abcd;".contains(letter)),
+            _ => names.iter().any(|name| text == format!("{name:?}")),
+        };
+        assert!(allowed && !text.is_empty(), "{text}");
+    }
 }
 
 #[tokio::test]

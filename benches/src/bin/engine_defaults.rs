@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! engine_defaults --sapwood PROGRAM --llama-server PROGRAM --model FILE [--words N,N..] [--clients N,N..]
-//!                 [--temperature T,T..] [--tokens N] [--rounds N] [--busy N] [--settings "ARGS"] [--json]
+//!                 [--temperature T,T..] [--tokens N] [--same-length] [--rounds N] [--busy N] [--settings "ARGS"]
+//!                 [--json]
 //! ```
 
 use std::collections::BTreeMap;
@@ -43,9 +44,13 @@ struct Args {
     /// Temperatures; any above 0 is with a top-p of 0.95
     #[arg(long, default_value = "0,0.7", value_delimiter = ',')]
     temperature: Vec<f32>,
-    /// Tokens of an answer
+    /// Tokens of an answer: half to one and a half times as many
     #[arg(long, default_value = "64")]
     tokens: u32,
+    /// Answers of the same length. Those that begin together then end together, so that no stream meets the prompt of
+    /// another, which happens in no real use
+    #[arg(long)]
+    same_length: bool,
     /// Measured rounds, in which the servers alternate
     #[arg(long, default_value = "3")]
     rounds: usize,
@@ -65,6 +70,18 @@ struct Args {
     json: bool,
 }
 
+impl Args {
+    /// Tokens of the answer to the prompt at a place: the lengths follow each other like those of a conversation, not in order.
+    fn tokens_at(&self, place: usize) -> u32 {
+        if self.same_length {
+            return self.tokens;
+        }
+        // 0 to 8 eighths above a half, each once in nine places.
+        let eighths = u32::try_from(place * 5 % 9).unwrap_or(0);
+        self.tokens * (4 + eighths) / 8
+    }
+}
+
 /// What is measured once for each server.
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -82,8 +99,8 @@ async fn ask(
     case: Case,
     prompts: &[String],
 ) -> Result<(Answered, Duration)> {
-    let body = |prompt: &String| {
-        let mut body = (side.body)(prompt, args.tokens);
+    let body = |(place, prompt): (usize, &String)| {
+        let mut body = (side.body)(prompt, args.tokens_at(place));
         body["temperature"] = json!(case.temperature);
         if case.temperature > 0.0 {
             body["top_p"] = json!(0.95);
@@ -94,7 +111,7 @@ async fn ask(
         address: side.server.address,
         path: side.path,
         at_once: case.clients,
-        bodies: Arc::new(prompts.iter().map(body).collect()),
+        bodies: Arc::new(prompts.iter().enumerate().map(body).collect()),
     };
     let before = side.server.cpu()?;
     let answered = waves.ask().await?;
@@ -111,7 +128,7 @@ impl Figures {
         reason = "counts and times of minutes are far below 2^52"
     )]
     fn add(&mut self, answered: &Answered, used: Duration, tokens: u32) {
-        let all = answered.first.len() as f64 * f64::from(tokens);
+        let all = f64::from(tokens);
         let longest = answered.gaps.iter().max().copied().unwrap_or_default();
         for (name, figure) in [
             ("tokens_per_s", all / answered.took.as_secs_f64()),
@@ -189,13 +206,15 @@ async fn compare(
     (words, clients, temperature): (usize, u32, f32),
     mut number: usize,
 ) -> Result<usize> {
-    let requests = (clients as usize * 2).max(4);
+    // The last requests of a run leave places empty, which a server in use has filled: several requests for each client.
+    let requests = clients as usize * if clients > 8 { 2 } else { 4 };
     let turns = [false, true].map(|second_turn| Case {
         words,
         clients,
         temperature,
         second_turn,
     });
+    let tokens = (0..requests).map(|place| args.tokens_at(place)).sum();
     let mut figures = turns.map(|_| [Figures::default(), Figures::default()]);
     // The first round is not counted: programs start threads, and caches have no place yet.
     for round in 0..=args.rounds {
@@ -207,7 +226,7 @@ async fn compare(
             for (case, figures) in turns.iter().zip(&mut figures) {
                 let (answered, used) = ask(side, args, *case, &prompts).await?;
                 if round > 0 {
-                    figures[place].add(&answered, used, args.tokens);
+                    figures[place].add(&answered, used, tokens);
                 }
                 for (place, reply) in &answered.replies {
                     prompts[*place] +=

@@ -255,8 +255,14 @@ impl GgufHeader {
         match self.kind_of(key) {
             None => {
                 let is_flag = FLAGS.iter().any(|flag| key.ends_with(flag));
-                // llama.cpp ignores what is not of the type that it looks for.
-                if is_flag != (kind == "bool") && matches!(kind, "bool" | "int") {
+                // llama.cpp would ignore it, with a line in its log.
+                if is_flag && kind != "bool" {
+                    return Err(format!(
+                        "override_kv: {key} is of type bool, and cannot be of type {kind}"
+                    ));
+                }
+                // Of the other keys that are read here none is a flag.
+                if !is_flag && kind == "bool" {
                     return Ok(());
                 }
             }

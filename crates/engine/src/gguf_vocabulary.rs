@@ -190,7 +190,7 @@ fn tokenizer(
     bos: Option<Token>,
 ) -> Option<Box<FileTokenizer>> {
     let added = (0..).zip(&table.types).filter_map(|(token, kind)| {
-        matches!(kind, TokenType::Control | TokenType::UserDefined).then_some(AddedToken {
+        kind.is_added().then_some(AddedToken {
             token,
             control: *kind == TokenType::Control,
             takes_left: false,
@@ -287,6 +287,11 @@ impl TokenType {
             6 => Self::Byte,
             _ => Self::Unused,
         }
+    }
+
+    /// Whether it is found before a text is split.
+    const fn is_added(self) -> bool {
+        matches!(self, Self::Control | Self::UserDefined)
     }
 
     /// The bytes of a token of this type.
@@ -412,7 +417,13 @@ impl TokenTable {
             table.set(token, TokenType::Normal);
         }
         let infill = InfillTokens::of(infill);
-        table.infill = infill.and_then(|infill| infill.unless_any(|id| table.ends.contains(&id)));
+        let infill = infill.and_then(|infill| infill.unless_any(|id| table.ends.contains(&id)));
+        table.infill = infill.and_then(|infill| {
+            let is_added = |id: Token| table.types[id as usize].is_added();
+            infill.if_marks(is_added, |id| {
+                String::from_utf8_lossy(&list.texts[id as usize])
+            })
+        });
         table
     }
 

@@ -430,6 +430,8 @@ pub enum OverrideValue {
     Text(String),
 }
 
+// The one who asks is compiled with these alone.
+#[cfg(any(feature = "embedded", feature = "tokenizer", test, fuzzing))]
 impl OverrideValue {
     /// The name of its type.
     pub(crate) fn kind(&self) -> &'static str {

@@ -7,8 +7,7 @@
 //!    └──── release ───┴──── evict ─────┘
 //! ```
 //!
-//! A KV cell holds one token of one or more slots. It is *pinned* while a live slot holds it; every other cell is free
-//! or can be freed by evicting cached slots, so [`PrefixCache::room`] is what a step may use.
+//! Which cells the slots hold is counted in [`cells`].
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,14 +15,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use sapwood_proto::steer::Token;
 
 use crate::model::{Capacity, SlotId};
+use cells::KvCells;
+
+pub(crate) mod cells;
 
 /// The state of all slots and KV cells. It is pure: it does not call the model.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     slots: Vec<CachedSlot>,
-    cells: Vec<Cell>,
-    free: Vec<u32>,
-    pinned: usize,
+    cells: KvCells,
     /// Counts uses; a cached slot stores the count of its last use, by which it is evicted.
     uses: u64,
     truncates: bool,
@@ -53,14 +53,6 @@ struct CachedPrefix {
     key: Option<u64>,
     /// A hash of the prompt that its tokens begin with: equal for all answers to one prompt.
     prompt: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Cell {
-    /// Number of slots that hold it.
-    holders: u32,
-    /// Number of live slots that hold it.
-    pins: u32,
 }
 
 /// A cached prefix that lost its slot. The model still holds it there until the caller releases the slot.
@@ -97,28 +89,15 @@ impl PrefixCache {
         };
         Self {
             slots: (0..capacity.slots).map(|_| cached_slot()).collect(),
-            cells: vec![Cell::default(); capacity.cells as usize],
-            // Reversed, so that `pop` hands out the lowest cells first.
-            free: (0..capacity.cells).rev().collect(),
-            pinned: 0,
+            cells: KvCells::new(capacity.cells),
             uses: 0,
             truncates,
         }
     }
 
-    /// Returns the number of cells that are free or can be freed by evicting.
-    pub(crate) fn room(&self) -> usize {
-        self.cells.len() - self.pinned
-    }
-
-    /// Returns the number of cells that only cached prefixes hold.
-    pub(crate) fn idle_cells(&self) -> usize {
-        self.room() - self.free.len()
-    }
-
-    /// Returns the number of cells in use.
-    pub(crate) fn used(&self) -> usize {
-        self.cells.len() - self.free.len()
+    /// Returns the KV cells.
+    pub(crate) fn cells(&self) -> &KvCells {
+        &self.cells
     }
 
     /// Returns the scope and the tokens of a slot.
@@ -185,7 +164,7 @@ impl PrefixCache {
         let cells = &self.cached_slot(slot).cells[..tokens];
         cells
             .iter()
-            .filter(|&&cell| self.cells[cell as usize].pins == 0)
+            .filter(|&&cell| !self.cells.is_pinned(cell))
             .count()
     }
 
@@ -236,9 +215,7 @@ impl PrefixCache {
         let shared = source.cells[..tokens].to_vec();
         let text = source.tokens[..tokens].to_vec();
         for &cell in &shared {
-            // Both counts: the new slot holds the cell, and being live it also pins it.
-            self.cells[cell as usize].holders += 1;
-            self.pin(cell as usize);
+            self.cells.share(cell);
         }
         let target = self.cached_slot_mut(to);
         target.cells = shared;
@@ -253,12 +230,9 @@ impl PrefixCache {
         for &token in tokens {
             // Does not happen after enough was evicted. If it did, the cache would know fewer tokens than the slot holds, and
             // a lookup would share less.
-            let Some(cell) = self.free.pop() else { return };
-            self.cells[cell as usize] = Cell {
-                holders: 1,
-                pins: 1,
+            let Some(cell) = self.cells.take() else {
+                return;
             };
-            self.pinned += 1;
             let cached_slot = self.cached_slot_mut(slot);
             cached_slot.cells.push(cell);
             cached_slot.tokens.push(token);
@@ -272,8 +246,8 @@ impl PrefixCache {
             cached_slot.tokens.pop();
             if let Some(cell) = cached_slot.cells.pop() {
                 // A live slot pins each of its cells; a cached one does not, so `discard` only drops them.
-                self.unpin(cell as usize);
-                self.drop_cell(cell);
+                self.cells.unpin(cell);
+                self.cells.release(cell);
             }
         }
     }
@@ -304,8 +278,8 @@ impl PrefixCache {
         let prompt = hash_of(&entry.tokens[..prompt.min(entry.tokens.len())]);
         // The cells stay in use but are no longer pinned, so they count as room from here on.
         for index in 0..self.len(slot) {
-            let cell = self.cached_slot(slot).cells[index] as usize;
-            self.unpin(cell);
+            let cell = self.cached_slot(slot).cells[index];
+            self.cells.unpin(cell);
         }
         self.cached_slot_mut(slot).usage = SlotUse::Cached(CachedPrefix { used, key, prompt });
         // After the slot became cached, so that `covers` compares cached slots only.
@@ -382,7 +356,7 @@ impl PrefixCache {
 
     /// As [`PrefixCache::evict`], but only a slot with cells that no live slot holds.
     pub(crate) fn evict_idle(&mut self) -> Option<EvictedPrefix> {
-        let is_idle = |cell: &u32| self.cells[*cell as usize].pins == 0;
+        let is_idle = |cell: &u32| !self.cells.is_pinned(*cell);
         let (slot, last) =
             self.next_evicted(|slot| self.cached_slot(slot).cells.iter().any(is_idle))?;
         Some(self.take_cached(slot, last))
@@ -428,21 +402,11 @@ impl PrefixCache {
     /// Frees a cached slot. The caller releases it in the model.
     pub(crate) fn discard(&mut self, slot: SlotId) {
         for cell in std::mem::take(&mut self.cached_slot_mut(slot).cells) {
-            self.drop_cell(cell);
+            self.cells.release(cell);
         }
         let cached_slot = self.cached_slot_mut(slot);
         cached_slot.tokens.clear();
         cached_slot.usage = SlotUse::Free;
-    }
-
-    /// Returns the number of cells that nothing holds.
-    pub(crate) fn free_cells(&self) -> usize {
-        self.free.len()
-    }
-
-    /// Returns whether this many cells are free.
-    pub(crate) fn has_free_cells(&self, cells: usize) -> bool {
-        self.free.len() >= cells
     }
 
     /// Marks every cached slot of this scope with this `key` as just used.
@@ -462,28 +426,6 @@ impl PrefixCache {
         let now = self.uses;
         if let SlotUse::Cached(cached) = &mut self.cached_slot_mut(slot).usage {
             cached.used = now;
-        }
-    }
-
-    fn pin(&mut self, cell: usize) {
-        self.cells[cell].pins += 1;
-        if self.cells[cell].pins == 1 {
-            self.pinned += 1;
-        }
-    }
-
-    fn unpin(&mut self, cell: usize) {
-        self.cells[cell].pins -= 1;
-        if self.cells[cell].pins == 0 {
-            self.pinned -= 1;
-        }
-    }
-
-    fn drop_cell(&mut self, cell: u32) {
-        let holders = &mut self.cells[cell as usize].holders;
-        *holders -= 1;
-        if *holders == 0 {
-            self.free.push(cell);
         }
     }
 

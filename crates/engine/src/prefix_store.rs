@@ -189,10 +189,11 @@ impl<S: PrefixState> PrefixStore<S> {
     }
 
     /// Evicts entries until one of this scope and size fits; returns false if it never would. A scope that has more than its
-    /// share loses its own, so that one caller does not evict the prefixes of all others.
+    /// share loses its own, so that one caller does not evict the prefixes of all others. For the same reason, an entry above the
+    /// share of a scope never fits where it would have to evict others.
     pub(crate) fn make_room(&mut self, scope: u64, tokens: usize, state: usize) -> bool {
         let bytes = bytes_of(tokens, state);
-        if bytes > self.limit {
+        if !self.may_hold(scope, bytes) {
             return false;
         }
         while self.bytes.saturating_add(bytes) > self.limit
@@ -203,15 +204,31 @@ impl<S: PrefixState> PrefixStore<S> {
         true
     }
 
+    fn may_hold(&self, scope: u64, bytes: usize) -> bool {
+        let others = match self.is_above_share(bytes) {
+            true => self.bytes - self.held_by(scope),
+            false => 0,
+        };
+        bytes.saturating_add(others) <= self.limit
+    }
+
+    fn is_above_share(&self, bytes: usize) -> bool {
+        bytes > self.limit / SCOPE_SHARE
+    }
+
+    fn held_by(&self, scope: u64) -> usize {
+        self.scope_bytes.get(&scope).copied().unwrap_or(0)
+    }
+
     /// Returns what makes room for an entry of so many bytes. Others keep what is in use: their entries that a turnover of the
     /// store has passed by go first.
     fn next_evicted(&self, scope: u64, bytes: usize) -> Option<SavedId> {
-        let held = self.scope_bytes.get(&scope).copied().unwrap_or(0);
-        let has_share = held.saturating_add(bytes) > self.limit / SCOPE_SHARE;
+        let has_share = self.is_above_share(self.held_by(scope).saturating_add(bytes));
         let mut ids = self.ids_by_value();
         let least = self.by_value.first();
         let is_passed_by = least.is_some_and(|((value, _), _)| *value < self.age);
-        let own = (has_share && !is_passed_by).then(|| {
+        let only_own = self.is_above_share(bytes) || has_share && !is_passed_by;
+        let own = only_own.then(|| {
             let is_own = |id: &SavedId| self.entries.get(id).is_some_and(|it| it.scope == scope);
             self.ids_by_value().find(is_own)
         });
@@ -228,7 +245,7 @@ impl<S: PrefixState> PrefixStore<S> {
     pub(crate) fn insert_shared(&mut self, scope: u64, prefix: Arc<SavedPrefix<S>>) -> bool {
         let (tokens, state) = (Arc::clone(&prefix.tokens), prefix.state.bytes());
         let bytes = bytes_of(tokens.len(), state);
-        if tokens.is_empty() || bytes > self.limit || self.covers(scope, &tokens) {
+        if tokens.is_empty() || !self.may_hold(scope, bytes) || self.covers(scope, &tokens) {
             return false;
         }
         // No entry is the beginning of another, so the one that these tokens make redundant comes directly before them.

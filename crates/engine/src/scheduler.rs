@@ -374,6 +374,9 @@ pub(crate) struct Runnable {
     pub(crate) pending: usize,
 }
 
+/// The oldest prompt is passed over in so many steps in a row at most.
+pub(crate) const PASSED_OVER_MAX: u32 = 3;
+
 /// What a sequence computes in this step: its next `tokens` pending tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepShare {
@@ -390,13 +393,17 @@ pub(crate) struct StepBudget {
     pub(crate) prefill: usize,
     /// KV cells that are free or can be evicted.
     pub(crate) room: usize,
+    /// The oldest prompt is first, and not the shortest.
+    pub(crate) oldest_first: bool,
 }
 
 /// Plans a step: every decode first, then prefill tokens. `work` is oldest first. Returns false if there is no room for
 /// every decode and, if there are prompts, one prefill token; then one sequence has to be preempted.
 ///
-/// A quarter of the prefill goes to the oldest prompt, so that it always progresses; the rest goes to the shortest
-/// prompts first, so that a short prompt does not wait behind a long one.
+/// The shortest prompts are first, so that a short prompt does not wait behind a long one. The oldest is first after
+/// [`PASSED_OVER_MAX`] steps without it, so that it always progresses. It has a step now and then, and not a part of each, because
+/// a model with cells for each slot computes sequences with different numbers of tokens one after the other, and reads its
+/// weights for each.
 pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<StepShare>) -> bool {
     shares.clear();
     let most = budget.batch.min(budget.room);
@@ -432,21 +439,19 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
         .copied()
         .collect();
     // `work` is oldest first and `order` keeps that; it is not empty, because `prompts` is not 0.
-    let oldest = order[0];
-    let assured = oldest.pending.min(left.div_ceil(4));
-    left -= assured;
+    let first = budget.oldest_first.then_some(order[0].key);
     // A stable sort: among prompts of equal length the older one is first.
-    order.sort_by_key(|work| work.pending);
+    order.sort_by_key(|work| (Some(work.key) != first, work.pending));
     for work in order {
-        let floor = if work.key == oldest.key { assured } else { 0 };
-        let more = (work.pending - floor).min(left);
-        left -= more;
-        if floor + more > 0 {
-            shares.push(StepShare {
-                key: work.key,
-                tokens: floor + more,
-            });
+        let tokens = work.pending.min(left);
+        if tokens == 0 {
+            break;
         }
+        left -= tokens;
+        shares.push(StepShare {
+            key: work.key,
+            tokens,
+        });
     }
     true
 }

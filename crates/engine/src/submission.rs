@@ -286,14 +286,12 @@ pub(crate) fn prepare(
     let is_chat = matches!(request.prompt, Prompt::Chat(_));
     fits(&request.prompt, info, token_bytes_max)?;
     let (prompt, scored) = known_tokens(&mut request, info, vocabulary)?;
-    // The prompt is shorter than the context, which is a u32.
-    let rest = info.context_tokens - count(prompt.len());
     let mut params = request.params;
-    let choices = params.n.unwrap_or(1);
-    if scored.is_some() {
+    if let Some(scored) = &scored {
         // Given tokens are scored to the last one, whatever texts they contain (LM-311).
         params.stop.clear();
         params.bad_words.clear();
+        params.max_tokens = Some(count(scored.tokens.len()));
     }
     resolve_bias_texts(&mut params, vocabulary)?;
     let sampling = Sampling::from(&params);
@@ -302,25 +300,23 @@ pub(crate) fn prepare(
         .is_none()
         .then(|| TokenHistory::of(&prompt, &sampling, vocabulary))
         .flatten();
-    let bad_words =
-        (!params.bad_words.is_empty()).then(|| BadWords::new(params.bad_words, token_index()));
     // A seed matters only if something is sampled at random. Otherwise it is constant, so that models whose output
     // depends on the seed repeat themselves.
     let drawn = sampling.temperature > 0.0 || request.steer.is_some();
     let seed = || if drawn && scored.is_none() { seed() } else { 0 };
-    let scored_tokens = scored.as_ref().map(|scored| count(scored.tokens.len()));
-    let asked_max_tokens = scored_tokens.or(params.max_tokens);
+    let seed = sampling.seed.unwrap_or_else(seed);
+    // The prompt is shorter than the context, which is a u32.
+    let rest = info.context_tokens - count(prompt.len());
     let mut submission = Submission {
-        prompt,
         prompt_tail: String::new(),
-        choices,
+        choices: params.n.unwrap_or(1),
         priority: params.priority.unwrap_or(0),
         turn: SchedulerTurn {
             caller: request.caller,
             connection: request.connection,
         },
         prefix_scope: request.prefix_scope,
-        lora: params.lora,
+        lora: params.lora.take(),
         adapters: None,
         timeout: request.timeout,
         cache_key: request.cache_key,
@@ -329,28 +325,46 @@ pub(crate) fn prepare(
         steer: request.steer,
         watched: request.watched,
         terms: RequestTerms {
-            seed: sampling.seed.unwrap_or_else(seed),
-            sampling,
-            // Reduced rather than refused: a larger `max_tokens` ends with `length` where the context is full (OA-203).
-            max_tokens: asked_max_tokens.map_or(rest, |max| max.min(rest)),
-            asked_max_tokens,
-            min_tokens: params.min_tokens.unwrap_or(0),
-            stop: params.stop,
-            include_stop: params.include_stop_str_in_output.unwrap_or(false),
-            stop_sequences: params.stop_sequences,
-            bad_words,
-            ignore_eos: params.ignore_eos.unwrap_or(false),
-            skip_special_tokens: params.skip_special_tokens.unwrap_or(true),
             marked: request.marked,
-            top_logprobs: params.top_logprobs,
             scored,
             prompt_logprobs: request.prompt_logprobs,
+            ..terms(params, sampling, seed, rest, token_index)
         },
+        prompt,
     };
     if is_chat {
         submission.prompt_tail = submission.tail(vocabulary);
     }
     Ok(submission)
+}
+
+/// The parameters that all choices share, of a request that generates; `rest` is what the context leaves for the output.
+fn terms(
+    params: GenerationParams,
+    sampling: Sampling,
+    seed: u64,
+    rest: u32,
+    token_index: impl FnOnce() -> Arc<TokenIndex>,
+) -> RequestTerms {
+    RequestTerms {
+        sampling,
+        seed,
+        // Reduced rather than refused: a larger `max_tokens` ends with `length` where the context is full (OA-203).
+        max_tokens: params.max_tokens.map_or(rest, |max| max.min(rest)),
+        asked_max_tokens: params.max_tokens,
+        min_tokens: params.min_tokens.unwrap_or(0),
+        stop: params.stop,
+        include_stop: params.include_stop_str_in_output.unwrap_or(false),
+        stop_sequences: params.stop_sequences,
+        bad_words: (!params.bad_words.is_empty())
+            .then(|| BadWords::new(params.bad_words, token_index())),
+        ignore_eos: params.ignore_eos.unwrap_or(false),
+        skip_special_tokens: params.skip_special_tokens.unwrap_or(true),
+        marked: Arc::default(),
+        top_logprobs: params.top_logprobs,
+        scored: None,
+        prompt_logprobs: false,
+    }
 }
 
 /// Tokens of a prompt's tail: more than templates write after the last message.

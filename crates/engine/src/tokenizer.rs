@@ -248,7 +248,12 @@ fn infill(
 ) -> Option<InfillTokens> {
     // The server may have another vocabulary than these files.
     let is_unusable = |token| is_taken(token) || machine.id_to_token(token).is_none();
-    let usable = |infill: InfillTokens| infill.unless_any(is_unusable);
+    let added = machine.get_added_tokens_decoder();
+    let usable = |infill: InfillTokens| {
+        let text = |token| machine.id_to_token(token).unwrap_or_default();
+        let infill = infill.unless_any(is_unusable)?;
+        infill.if_marks(|token| added.contains_key(&token), text)
+    };
     let named = || InfillTokens::named(|text| machine.token_to_id(text));
     reported
         .and_then(usable)

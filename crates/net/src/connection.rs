@@ -56,9 +56,7 @@ pub(crate) async fn connect(
     uri: &Uri,
     authorities: Option<&[u8]>,
 ) -> Result<Box<dyn Io>, ConnectError> {
-    let host = uri.host().ok_or("it has no host")?;
-    // Neither the resolver nor TLS takes the brackets in which a URL has an IPv6 address.
-    let host = host.trim_matches(['[', ']']);
+    let host = bare_host(uri)?;
     let (default, tls) = if is_secure(uri) {
         (443, Some(tls(host, authorities)?))
     } else {
@@ -66,6 +64,22 @@ pub(crate) async fn connect(
     };
     let port = uri.port_u16().unwrap_or(default);
     Ok(dial(host, port, tls).await?)
+}
+
+/// Begins TLS with the host of `uri` as [`connect`] does, over a connection that leads to it.
+pub(crate) async fn connect_within(
+    io: Box<dyn Io>,
+    uri: &Uri,
+    authorities: Option<&[u8]>,
+) -> Result<Box<dyn Io>, ConnectError> {
+    let tls = tls(bare_host(uri)?, authorities)?;
+    Ok(Box::new(tls.connector.connect(tls.name, io).await?))
+}
+
+/// The host without the brackets in which a URL has an IPv6 address: neither the resolver nor TLS takes them.
+fn bare_host(uri: &Uri) -> Result<&str, &'static str> {
+    let host = uri.host().ok_or("it has no host")?;
+    Ok(host.trim_matches(['[', ']']))
 }
 
 /// Returns whether the scheme of a URL, with or without a prefix such as `evergreen+`, asks for TLS.

@@ -11,12 +11,13 @@ mod content;
 mod error;
 mod exchange;
 mod listing;
+mod proxy;
 
 use std::fmt;
 use std::time::Duration;
 
 use http::header::{ACCEPT, CONTENT_ENCODING, IF_RANGE, RANGE};
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use sapwood_proto::secret::Secret;
 use tokio::time::timeout;
@@ -26,7 +27,10 @@ pub use self::content::FileContent;
 pub use self::error::HubError;
 use self::exchange::Exchange;
 pub use self::listing::{HubFile, HubListing, is_safe_path};
+use self::proxy::Proxies;
+pub use self::proxy::ProxySettings;
 use crate::address::{bearer, exposes_key};
+use crate::connection::is_secure;
 
 /// Settings of a [`HubClient`].
 #[derive(Clone, Debug)]
@@ -37,7 +41,9 @@ pub struct Config {
     pub token: Option<Secret>,
     /// Authorities (PEM) to trust beside the well-known ones.
     pub authorities: Option<Vec<u8>>,
-    /// The time limit of connecting.
+    /// The proxies to go through.
+    pub proxies: ProxySettings,
+    /// The time limit of connecting, also through a proxy.
     pub connect_timeout: Duration,
     /// The time limit of a response head, and of each pause of a body; at most 1 day.
     pub stall_timeout: Duration,
@@ -49,6 +55,7 @@ impl Default for Config {
             endpoint: "https://huggingface.co".into(),
             token: None,
             authorities: None,
+            proxies: ProxySettings::default(),
             connect_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),
         }
@@ -77,7 +84,7 @@ impl HubClient {
     /// A client with these settings. Nothing is connected yet.
     ///
     /// # Errors
-    /// [`HubError::Address`]: the endpoint, the token or the authorities are invalid.
+    /// [`HubError::Address`]: the endpoint, the token or the authorities are invalid. [`HubError::Proxy`]: a proxy is.
     pub fn new(config: &Config) -> Result<Self, HubError> {
         let mut endpoint = web_url(&config.endpoint)?;
         if endpoint.query().is_some() || endpoint.fragment().is_some() {
@@ -93,15 +100,19 @@ impl HubClient {
         }
         let token = config.token.as_ref().map(bearer).transpose();
         let token = token.map_err(|why| HubError::Address(why.into()))?;
-        let exposes_token = endpoint
-            .as_str()
-            .parse()
-            .is_ok_and(|uri| exposes_key(&uri, token.is_some()));
+        let proxies = Proxies::new(&config.proxies)?;
+        let exposes_token = endpoint.as_str().parse().is_ok_and(|uri: Uri| {
+            // Without TLS a proxy on another machine reads it, also if the endpoint is on this one.
+            let proxy = proxies.of(&uri).ok().flatten();
+            let is_read = proxy.is_some_and(|proxy| !is_secure(&uri) && !proxy.is_local());
+            exposes_key(&uri, token.is_some()) || (is_read && token.is_some())
+        });
         Ok(Self {
             exchange: Exchange {
                 origin: endpoint.origin(),
                 token,
                 authorities: config.authorities.clone(),
+                proxies,
                 connect_timeout: config.connect_timeout,
                 head_timeout: stall_timeout,
             },

@@ -324,13 +324,15 @@ impl ModelCache {
             endpoint: config.endpoint.clone(),
             token: configured.or_else(login),
             authorities: config.ca.as_ref().map(read).transpose()?,
+            proxies: config.proxies.clone(),
             stall_timeout: config.stall_timeout,
             ..hub::Config::default()
         });
-        let client = client.map_err(|error| {
-            CliError::usage(format!(
+        let client = client.map_err(|error| match error {
+            HubError::Proxy(_) => CliError::usage(format!("{error}{PROXY_HINT}")),
+            error => CliError::usage(format!(
                 "the hub cannot be used: {error}: see hub.endpoint (HF_ENDPOINT) and hub.token (HF_TOKEN)"
-            ))
+            )),
         })?;
         if client.exposes_token() {
             crate::config::endpoint::warn_of_plain_text(&config.endpoint);
@@ -471,6 +473,10 @@ fn explained(source: &ModelSource, client: &HubClient, error: &DownloadError) ->
             "; a model that is not downloaded yet needs a network. HF_ENDPOINT (hub.endpoint) names a mirror"
                 .to_owned()
         }
+        DownloadError::Hub(HubError::ProxyRefused { status: 407, .. }) => {
+            "; put USER:PASSWORD@ before the proxy's host in HTTPS_PROXY or HTTP_PROXY".to_owned()
+        }
+        DownloadError::Hub(HubError::Proxy(_)) => PROXY_HINT.to_owned(),
         DownloadError::Hub(error) if error.is_transient() => {
             "; what was received stays, and the next try goes on from there".to_owned()
         }
@@ -488,6 +494,8 @@ fn default_folder() -> Option<PathBuf> {
     Some(folders.data_dir().join("sapwood").join("models"))
 }
 
+const PROXY_HINT: &str =
+    ": see HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, and NO_PROXY for the hosts that need none";
 /// Models that are downloaded at the same time; more would only share the network.
 const DOWNLOADS_AT_ONCE: usize = 4;
 /// How often a file that is being replaced is looked at again.

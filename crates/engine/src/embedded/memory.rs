@@ -19,6 +19,8 @@ pub(super) struct Estimate {
     pub(super) cache: u64,
     /// The buffers of a decode call: activations, masks, logits.
     pub(super) pass: u64,
+    /// The buffer in the memory of the machine through which a fork copies a slot.
+    pub(super) copies: u64,
 }
 
 /// The types of keys and values in the KV cache.
@@ -102,6 +104,22 @@ pub(super) fn state_bytes(header: &GgufHeader) -> u64 {
     product(&[or_zero("block_count"), numbers, 4])
 }
 
+/// Returns the bytes that a fork copies, through a buffer that is freed then: all of a slot that has cells of its own, or its
+/// window. Slots that share their cells share what was forked.
+fn fork_bytes(header: &GgufHeader, size: ContextSize, types: CacheTypes) -> u64 {
+    if size.per_slot {
+        let slots = u64::from(size.slots.max(1));
+        return cache_bytes(header, size, types).div_ceil(slots);
+    }
+    match SlidingWindow::of(header).filter(|_| !size.swa_full) {
+        Some(window) => product(&[
+            window.share_of(cell_bytes(header, types)),
+            u64::from(window.tokens),
+        ]),
+        None => 0,
+    }
+}
+
 /// Returns the bytes of the scores of a decode call: without flash attention, those of every head for every cell.
 pub(super) fn score_bytes(header: &GgufHeader, size: ContextSize) -> u64 {
     let architecture = header.text("general.architecture").unwrap_or_default();
@@ -145,6 +163,7 @@ impl Estimate {
                 .into_iter()
                 // 32 MiB for what has no formula here.
                 .fold(32 << 20, u64::saturating_add),
+            copies: fork_bytes(header, size, types),
         }
     }
 
@@ -154,6 +173,7 @@ impl Estimate {
             weights: self.weights.saturating_add(other.weights),
             cache: self.cache.saturating_add(other.cache),
             pass: self.pass.saturating_add(other.pass),
+            copies: self.copies.saturating_add(other.copies),
         }
     }
 
@@ -180,7 +200,7 @@ impl Estimate {
         Self {
             weights: part(self.weights),
             cache: part(self.cache),
-            pass: self.pass,
+            ..self
         }
     }
 
@@ -221,6 +241,7 @@ impl Estimate {
         self.weights
             .saturating_add(self.cache)
             .saturating_add(self.pass)
+            .saturating_add(self.copies)
     }
 }
 
@@ -630,6 +651,7 @@ mod tests {
             weights: 3000,
             cache: 300,
             pass: 50,
+            copies: 0,
         };
         let (none, all) = (whole.without_layers(0, 2), whole.without_layers(3, 2));
         assert_eq!((none, all.total()), (whole, 50));
@@ -646,11 +668,49 @@ mod tests {
         ] {
             assert_eq!(whole.layers_that_fit(2, free), fit, "{free}");
         }
+        let copied = Estimate { copies: 7, ..whole };
+        assert_eq!(copied.without_layers(3, 2).total(), 50 + 7);
+        assert_eq!(copied.layers_that_fit(2, 1220), 1, "they are in no GPU");
         let huge = Estimate {
             weights: u64::MAX,
             ..whole
         };
         assert_eq!(huge.without_layers(1, 1).weights, u64::MAX.div_ceil(2));
+    }
+
+    #[test]
+    fn a_fork_copies_a_slot_of_its_own_cells_or_a_window() {
+        use super::super::llama::ThreadLimits;
+        use super::super::random::{RandomModelShape, write};
+        let of = |shape: RandomModelShape, per_slot, swa_full| {
+            let mut bytes = Vec::new();
+            write(&mut bytes, &shape, 1).unwrap();
+            let header = GgufHeader::read(&bytes[..]).unwrap();
+            let size = ContextSize {
+                cells: 1024,
+                per_slot,
+                batch_tokens: 32,
+                ubatch_tokens: 32,
+                slots: 4,
+                threads: ThreadLimits {
+                    decode: None,
+                    prefill: None,
+                },
+                poll: 0,
+                swa_full,
+            };
+            let types = CacheTypes::new(&LlamaOptions::default());
+            let estimate = Estimate::new(&header, size, types);
+            assert!(estimate.total() >= estimate.cache + estimate.copies);
+            estimate.copies
+        };
+        let tiny = RandomModelShape::tiny;
+        assert_eq!(of(tiny(), true, true), 256 * (2 * 2 * 32 * 2));
+        assert_eq!(of(tiny(), false, true), 0);
+        // One of two layers has a window of 8.
+        let windowed = RandomModelShape::tiny_windowed;
+        assert_eq!(of(windowed(), false, false), 8 * (2 * 32 * 2));
+        assert_eq!(of(windowed(), false, true), 0);
     }
 
     #[test]

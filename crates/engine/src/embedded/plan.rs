@@ -436,6 +436,7 @@ mod tests {
             weights: 3000,
             cache: 300,
             pass: 50,
+            copies: 0,
         };
         let of = |free, text: &str| {
             let (layers, beside) = offload_to(free, whole, 2, &options(text).llama);

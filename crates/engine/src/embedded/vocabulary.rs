@@ -206,11 +206,17 @@ impl api::Vocabulary for LlamaVocabulary {
 fn infill(model: &llama::LlamaModel, bos: Option<Token>) -> Option<InfillTokens> {
     let found = model.infill();
     let is_taken = |token| bos == Some(token) || model.kind(token).end;
-    let usable = InfillTokens::of(found).and_then(|infill| infill.unless_any(is_taken));
+    let usable = InfillTokens::of(found)
+        .and_then(|infill| infill.unless_any(is_taken))
+        .and_then(|infill| {
+            let is_added = |token| model.added_token(token).is_some();
+            infill.if_marks(is_added, |token| model.text(token))
+        });
     if usable.is_none() && found.iter().all(Option::is_some) {
         tracing::warn!(
             tokens = ?found,
-            "the model's tokens for fill in the middle are not used: two of them are the same, or one is a BOS or EOG token"
+            "the model's tokens for fill in the middle are not used: two of them are the same, or one is a BOS or EOG token, \
+             or an ordinary one"
         );
     }
     usable

@@ -110,7 +110,7 @@ fn ai_102_tokens_for_fill_in_the_middle_are_named_or_found() {
         ("<fim_middle>", 1),
         ("<fim_prefix>", 1),
         ("<fim_suffix>", 1),
-        ("x", 1),
+        ("x", 3),
         ("<fim_pad>", 1),
     ];
     let infill = |numbers: &[(&str, u32)]| {
@@ -132,6 +132,16 @@ fn ai_102_tokens_for_fill_in_the_middle_are_named_or_found() {
         read.is_end(4) && !read.is_end(0),
         "padding ends a text, and the middle does not"
     );
+    // An ordinary token is named by mistake, unless its text says that it marks a part.
+    let mut ordinary = tokens;
+    ordinary[3].1 = 1;
+    for (numbers, expected) in [
+        (&[("fim_pre_token_id", 3)], None),
+        (&[("fim_pre_token_id", 1)], Some(1)),
+    ] {
+        let read = vocabulary("gpt2", &ordinary, numbers).infill();
+        assert_eq!(read.map(|infill| infill.prefix), expected);
+    }
     // Found by its text, it is no text of an output.
     assert_eq!(
         (read.bytes(0), read.name(0)),

@@ -139,6 +139,28 @@ fn tokens_that_mean_two_things_are_none() {
     assert_eq!(infill.unless_any(|token| token == 4), Some(infill));
 }
 
+#[test]
+fn an_ordinary_token_marks_nothing_unless_its_text_does() {
+    let infill = InfillTokens::of([1, 2, 3].map(Some)).unwrap();
+    let texts = ["", "<PRE>", "\u{2581}<SUF>", "<|fim_middle|>", "the"];
+    let text = |token: Token| texts[token as usize];
+    let none = |_| false;
+    assert_eq!(infill.if_marks(none, text), Some(infill));
+    let other = InfillTokens {
+        suffix: 4,
+        ..infill
+    };
+    assert_eq!(other.if_marks(none, text), None);
+    assert_eq!(other.if_marks(|token| token == 4, text), Some(other));
+    // The text of another part.
+    let swapped = InfillTokens {
+        prefix: 3,
+        middle: 1,
+        ..infill
+    };
+    assert_eq!(swapped.if_marks(none, text), None);
+}
+
 /// A file of bytes whose tokens for fill in the middle are added tokens, as in those of Qwen's models. `special` ones are
 /// not found in plain text, others are.
 fn with_added(special: bool) -> FileTokenizer {
@@ -163,9 +185,9 @@ fn file(special: bool, reported: SpecialTokens) -> FileTokenizer {
 #[test]
 fn the_tokens_that_a_server_reports_are_those_of_its_model() {
     let infill = InfillTokens {
-        prefix: 1,
-        suffix: 2,
-        middle: 3,
+        prefix: MIDDLE,
+        suffix: PREFIX,
+        middle: SUFFIX,
         suffix_first: true,
     };
     let of = |infill: InfillTokens| {
@@ -178,7 +200,7 @@ fn the_tokens_that_a_server_reports_are_those_of_its_model() {
     };
     assert_eq!(of(infill), Some(infill));
     // Those that cannot be used do not count.
-    for middle in [1, 9, BOS, 900_000] {
+    for middle in [MIDDLE, 9, 97, BOS, 900_000] {
         let named = of(InfillTokens { middle, ..infill });
         assert_eq!(named, with_added(true).infill(), "{middle}");
         assert!(named.is_some());

@@ -41,6 +41,21 @@ impl InfillTokens {
         Self::of(INFILL_TEXTS.map(|texts| texts.iter().find_map(|text| find(text))))
     }
 
+    /// These, unless one is an ordinary token: every text may have that, and a wrong id would split prompts at words. Control
+    /// tokens and added tokens are none (`is_added`). Nor are those with a well-known text: the files of CodeLlama have
+    /// theirs as ordinary tokens.
+    pub(crate) fn if_marks<T: AsRef<str>>(
+        self,
+        is_added: impl Fn(Token) -> bool,
+        text: impl Fn(Token) -> T,
+    ) -> Option<Self> {
+        let is_mark = |(token, texts): (Token, &[&str])| {
+            is_added(token) || texts.contains(&text(token).as_ref())
+        };
+        let mut tokens = self.all().into_iter().zip(INFILL_TEXTS);
+        tokens.all(is_mark).then_some(self)
+    }
+
     pub(super) fn all(self) -> [Token; 3] {
         [self.prefix, self.suffix, self.middle]
     }

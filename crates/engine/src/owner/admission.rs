@@ -389,7 +389,7 @@ fn waits_for_disk(requests: &mut Requests, key: SequenceKey) -> bool {
         DiskLookup::Done => false,
     };
     if let DiskLookup::Reads(read) = sequence.disk
-        && requests.slots.is_reading(read.wait)
+        && requests.slots.tiers().is_reading(read.wait)
     {
         requests.stats.prefix_disk_failures.add(1);
     }
@@ -462,7 +462,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
 
 /// Finds where in a sequence's prompt a checkpoint serves other prompts, before it gets a slot.
 fn marks_of(requests: &Requests, key: SequenceKey) -> PromptMarks {
-    if !requests.slots.makes_checkpoints() {
+    if !requests.slots.tiers().makes_checkpoints() {
         return PromptMarks::default();
     }
     let sequence = &requests.sequences[key];

@@ -12,10 +12,10 @@ use super::requests::Requests;
 use super::speculation::{DraftBudget, Speculation};
 use super::steer_rounds::{begin_mid, flush};
 use super::step_clock::StepClock;
-use super::step_pace::StepPace;
+use super::step_pace::{StepPace, StepWaiting};
 use crate::api::{EngineError, ModelInfo};
 use crate::model::{BatchEntry, Capacity, DecodeStop};
-use crate::scheduler::{Runnable, SequenceKey, StepBudget, StepShare, plan};
+use crate::scheduler::{PASSED_OVER_MAX, Runnable, SequenceKey, StepBudget, StepShare, plan};
 
 /// The limits of a batch, and the batch of the last step.
 pub(super) struct Batch {
@@ -34,6 +34,8 @@ pub(super) struct Batch {
     rows: Vec<(SequenceKey, usize)>,
     /// The time of the last decode call, until it is observed.
     took: Option<Duration>,
+    /// The last decode call waited for other models, whose streams wait for the next one.
+    beside_models: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -78,6 +80,7 @@ impl Batch {
             drafted: 0,
             rows: Vec::new(),
             took: None,
+            beside_models: false,
         }
     }
 
@@ -148,10 +151,16 @@ impl Batch {
                 let job = requests.sequences[share.key].job;
                 requests.jobs[job].submission.adapters.as_ref()
             });
-            match requests.slots.decode(&self.entries, adapters, now, panics) {
+            match requests
+                .slots
+                .model()
+                .decode(&self.entries, adapters, now, panics)
+            {
                 Ok(()) => {
                     let took = clock.now_or(now).since(before);
-                    let took = took.saturating_sub(requests.slots.waited());
+                    let waited = requests.slots.model().waited();
+                    self.beside_models = !waited.is_zero();
+                    let took = took.saturating_sub(waited);
                     self.took = clock.is_running().then_some(took);
                     return Decoded::Tokens(self.commit(requests));
                 }
@@ -197,12 +206,25 @@ impl Batch {
             let decoding = self.work.iter().filter(|work| work.pending == 1).count();
             // One that waits for its steerer is a stream too.
             let beside = decoding.max(usize::from(requests.has_streams()));
+            self.pace
+                .begin_step(match requests.scheduler.running_count() {
+                    _ if beside > 0 || self.beside_models => StepWaiting::Streams,
+                    0 | 1 => StepWaiting::Nobody,
+                    _ => StepWaiting::Prompts,
+                });
+            let oldest = self.work.iter().find(|work| work.pending > 1);
+            let oldest = oldest.map(|work| work.key);
             let budget = StepBudget {
                 batch: self.limits.batch,
                 prefill: self.pace.prefill_tokens(beside),
-                room: requests.slots.room(),
+                room: requests.slots.cells().room(),
+                oldest_first: oldest
+                    .is_some_and(|key| requests.sequences[key].passed_over >= PASSED_OVER_MAX),
             };
             if plan(&self.work, &budget, &mut self.shares) || self.work.is_empty() {
+                if let Some(key) = oldest {
+                    self.count_passed_over(requests, key);
+                }
                 return !self.shares.is_empty();
             }
             // The last running sequence is never a victim. It fits alone, because the cells are at least the context.
@@ -211,6 +233,18 @@ impl Batch {
             };
             requests.preempt(victim);
         }
+    }
+
+    /// Counts the steps in a row that leave out the oldest prompt.
+    fn count_passed_over(&self, requests: &mut Requests, oldest: SequenceKey) {
+        let advances = self.shares.iter().any(|share| share.key == oldest);
+        let passed_over = &mut requests.sequences[oldest].passed_over;
+        // Where the model's cells are full, a step is planned more than once.
+        *passed_over = if advances {
+            0
+        } else {
+            passed_over.saturating_add(1)
+        };
     }
 
     /// Drafts with what the plan leaves, and so many output rows.
@@ -230,7 +264,7 @@ impl Batch {
         let tokens = [
             rows,
             self.limits.batch.saturating_sub(total),
-            requests.slots.free_cells().saturating_sub(total),
+            requests.slots.cells().free().saturating_sub(total),
             prompts.saturating_sub(prompt_tokens),
         ];
         let least = tokens.into_iter().min().filter(|_| drafts);
@@ -366,7 +400,7 @@ impl BatchLimits {
             computed: sequence.computed,
             marks: sequence.marks,
         };
-        let stop = requests.slots.next_stop(span);
+        let stop = requests.slots.tiers().next_stop(span);
         // A model that cannot truncate can share a prompt with other choices only from a slot that ends there. Otherwise the
         // extra step would only delay its first token.
         let shared = sequence.prompt_tokens.saturating_sub(1);

@@ -171,17 +171,6 @@ impl Checkpoints {
     pub(super) fn until(&self, common: usize) -> Option<usize> {
         self.terms.map(|terms| common + terms.slack as usize)
     }
-
-    /// Returns whether a checkpoint of so many bytes is to be made of a slot with these tokens; evicts others for it.
-    pub(super) fn make_room(&mut self, scope: u64, tokens: &[Token], bytes: usize) -> bool {
-        bytes > 0
-            && !self.store.covers(scope, tokens)
-            && self.store.make_room(scope, tokens.len(), bytes)
-    }
-
-    pub(super) fn insert(&mut self, scope: u64, tokens: &[Token], state: Vec<u8>) {
-        self.store.insert(scope, tokens, state);
-    }
 }
 
 #[cfg(test)]
@@ -259,9 +248,9 @@ mod tests {
         let mut all = checkpoints(1);
         let tokens: Vec<Token> = (0..100).collect();
         for length in [20, 50, 80] {
-            assert!(all.make_room(7, &tokens[..length], 8));
-            all.insert(7, &tokens[..length], vec![0; 8]);
-            assert!(!all.make_room(7, &tokens[..length], 8), "it is there");
+            let store = all.store_mut();
+            assert!(store.insert(7, &tokens[..length], vec![0; 8]));
+            assert!(store.covers(7, &tokens[..length]), "it is there");
         }
         let reach = |common| all.reach(7, &tokens, common);
         assert_eq!(

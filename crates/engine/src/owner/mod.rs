@@ -166,7 +166,7 @@ impl EngineOwner {
         self.clock.begin_step();
         self.admission.begin_step();
         if self.admission.is_trimmed() {
-            requests.slots.move_saved();
+            requests.slots.tiers_mut().move_to_disk();
         }
         // Before cancellations: a handle that was dropped while its command was in the inbox has set the wake flag,
         // which is read only once. If that flag were read first, the request would run without a reader.
@@ -179,6 +179,7 @@ impl EngineOwner {
         // After the wake-up flag was read: the disk's threads set it after each reply.
         requests
             .slots
+            .tiers_mut()
             .poll_disk(&requests.stats, self.batch.token_time(), now);
         opening::poll_openings(requests);
         // Before admission: a sequence that parks leaves its place in the batch to a waiting one, and one that resumes
@@ -244,8 +245,8 @@ impl EngineOwner {
         let requests = &mut self.requests;
         let waker = self.admission.waker();
         requests.slots.start_disk(disk, 1 << 30, waker);
-        requests.slots.settle_disk(&requests.stats);
-        requests.slots.hasten_disk();
+        requests.slots.tiers_mut().settle_disk(&requests.stats);
+        requests.slots.tiers_mut().hasten_disk();
     }
 
     /// Moves all cached prefixes to the disk, and waits until they are there.
@@ -254,8 +255,8 @@ impl EngineOwner {
         let requests = &mut self.requests;
         requests.slots.begin_step();
         requests.slots.evict_all();
-        requests.slots.move_saved();
-        requests.slots.settle_disk(&requests.stats);
+        requests.slots.tiers_mut().move_to_disk();
+        requests.slots.tiers_mut().settle_disk(&requests.stats);
     }
 
     /// Ends the use of the disk.
@@ -273,7 +274,7 @@ impl EngineOwner {
 
     /// Returns when there is work again without a message from outside.
     fn wake_at(&mut self, now: Time) -> Option<Time> {
-        let disk = self.requests.slots.disk_deadline(now);
+        let disk = self.requests.slots.tiers_mut().disk_deadline(now);
         let requests = &self.requests;
         let report = &requests.report;
         // A step that waits for steerers takes the wake-ups of the inbox for theirs.
@@ -319,8 +320,8 @@ impl EngineOwner {
             .set((requests.jobs.len() - running) as u64);
         let parked = requests.scheduler.parked().count();
         stats.streams_parked.set(parked as u64);
-        stats.cells_used.set(requests.slots.used() as u64);
-        let saved = requests.slots.saved_bytes() as u64;
+        stats.cells_used.set(requests.slots.cells().used() as u64);
+        let saved = requests.slots.tiers().bytes() as u64;
         stats.prefix_saved_bytes.set(saved);
         stats.preemptions.add(report.preempted.len() as u64);
         stats.generation_tokens.add(u64::from(report.appended));

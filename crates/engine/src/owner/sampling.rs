@@ -453,7 +453,7 @@ pub(super) fn logits<'a>(
     index: usize,
     now: Time,
 ) -> Result<Logits<'a>, RowOutcome> {
-    match slots.row(index, now, panics) {
+    match slots.model().row(index, now, panics) {
         OutputRow::Logits(row) => Ok(Logits::Whole(row)),
         OutputRow::Ranked(ranking) => Ok(Logits::Ranked(ranking)),
         OutputRow::NotBefore(until) => Err(RowOutcome::NotBefore(until)),

@@ -168,6 +168,8 @@ pub(super) struct RunningSequence {
     pub(super) prompt_scores: Option<Vec<f32>>,
     /// How many of `tokens` its slot holds; 0 without a slot. While a draft is verified, the slot holds the rest of it too.
     pub(super) computed: usize,
+    /// Steps in a row in which its prompt was the oldest and others were first.
+    pub(super) passed_over: u32,
     pub(super) slot: Option<SlotId>,
     /// The key of the adapters that compute for it.
     pub(super) adapters: u64,

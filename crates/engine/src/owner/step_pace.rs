@@ -17,18 +17,36 @@ const NEW_SHARE: f64 = 0.25;
 /// A measurement counts as at most so many times the estimate, and at least as its inverse. A machine that slept says
 /// nothing about its speed; one that has become slower says so in each step.
 const CHANGE_MAX: f64 = 2.0;
-/// A step beside which no stream waits may take so many times longer.
-const ALONE: f64 = 2.0;
+/// A step may take so many times longer where other prompts wait for it, but no stream.
+const PROMPTS_WAIT: f64 = 2.0;
+/// A step may take so many times longer where nobody waits for it. Longer batches take less time for each token, and only a
+/// request that arrives meanwhile would notice.
+const NOBODY_WAITS: f64 = 4.0;
+/// A step is planned for this share of its time, because half of the steps take longer than planned.
+const PLANNED: f64 = 0.9;
 /// A step that took so many times longer than it should lowers the limit for the next ones.
 const OVER: f64 = 1.2;
+
+/// Who waits for the end of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StepWaiting {
+    /// Streams, for their next tokens.
+    Streams,
+    /// Other prompts, for theirs.
+    Prompts,
+    /// It is the only sequence that runs.
+    Nobody,
+}
 
 /// Estimates what decoding sequences and prompt tokens add to the time of a step.
 #[derive(Debug)]
 pub(super) struct StepPace {
-    /// The time of a step, in nanoseconds, as all times here.
+    /// The time that is planned for a step, in nanoseconds, as all times here.
     step: f64,
     /// How many steps share that time, because sequences take turns.
     turns: f64,
+    /// Who waits for the step that is planned now.
+    waiting: StepWaiting,
     /// A step without prompt tokens, and with how many sequences; `None` before the first.
     decode: Option<(f64, f64)>,
     /// One prompt token.
@@ -41,8 +59,9 @@ impl StepPace {
     /// Aims at steps of at most `step`, with what is known from the loading of the model.
     pub(super) fn new(step: Duration, known: Option<WarmTimes>) -> Self {
         Self {
-            step: nanoseconds(step),
+            step: nanoseconds(step) * PLANNED,
             turns: 1.0,
+            waiting: StepWaiting::Streams,
             decode: known.map(|times| (nanoseconds(times.decode), 1.0)),
             prefill: known.map(|times| nanoseconds(times.token)),
             most: f64::INFINITY,
@@ -52,6 +71,11 @@ impl StepPace {
     /// Lets so many steps share the time of one, from the next plan on: a stream waits for all of them.
     pub(super) fn divide(&mut self, turns: usize) {
         self.turns = count(turns.max(1));
+    }
+
+    /// Begins the plan of a step, for which these wait.
+    pub(super) fn begin_step(&mut self, waiting: StepWaiting) {
+        self.waiting = waiting;
     }
 
     /// Returns what a prompt token takes; `None` before the first was measured.
@@ -80,13 +104,12 @@ impl StepPace {
     /// How long a step should take. Where a step takes long whatever is in it, prompts have a part of it nevertheless, or
     /// they would never be computed: a third beside streams, and two thirds where none of them waits.
     fn time_for(&self, decoding: usize) -> f64 {
-        let without = self.without_prompts(decoding);
-        if decoding == 0 {
-            // Only a request that arrives meanwhile waits, and larger batches take less time for each token.
-            (self.step / self.turns * ALONE).max(3.0 * without)
-        } else {
-            (self.step / self.turns).max(1.5 * without)
-        }
+        let (longer, part) = match self.waiting {
+            StepWaiting::Streams => (1.0, 1.5),
+            StepWaiting::Prompts => (PROMPTS_WAIT, 3.0),
+            StepWaiting::Nobody => (NOBODY_WAITS, 3.0),
+        };
+        (self.step / self.turns * longer).max(part * self.without_prompts(decoding))
     }
 
     /// The time of a step with so many decoding sequences alone.
@@ -169,6 +192,7 @@ mod tests {
         /// Steps until the pace is steady, with prompts waiting all the time; returns the tokens and the time of the last.
         fn steady(self, pace: &mut StepPace, decoding: usize) -> (usize, Duration) {
             (0..60).fold((0, Duration::ZERO), |_, _| {
+                pace.begin_step(waiting(decoding));
                 let tokens = pace.prefill_tokens(decoding).min(4_096);
                 let time = self.takes(decoding, tokens);
                 pace.observe(decoding, tokens, time);
@@ -183,6 +207,13 @@ mod tests {
         sequence_ms: 5,
         token_us: 2_000,
     };
+
+    fn waiting(decoding: usize) -> StepWaiting {
+        match decoding {
+            0 => StepWaiting::Prompts,
+            _ => StepWaiting::Streams,
+        }
+    }
 
     /// How long a step takes beside so many streams.
     fn step_ms(decoding: usize) -> u64 {
@@ -233,6 +264,15 @@ mod tests {
     }
 
     #[test]
+    fn a_step_for_which_nobody_waits_is_longer() {
+        let mut pace = StepPace::new(STEP, None);
+        USUAL.steady(&mut pace, 0);
+        pace.begin_step(StepWaiting::Nobody);
+        let tokens = pace.prefill_tokens(0);
+        assert_near(USUAL.takes(0, tokens), 800, &tokens);
+    }
+
+    #[test]
     fn what_one_sequence_takes_says_little_about_many() {
         for (fixed_ms, sequence_ms, token_us) in [(100, 4, 16_000), (40, 2, 5_000), (10, 5, 2_000)]
         {
@@ -277,6 +317,7 @@ mod tests {
                 pace.observe(1, 0, USUAL.takes(1, 0));
                 let (before, _) = USUAL.steady(&mut pace, decoding);
                 pace.observe(decoding.max(1), 0, slept);
+                pace.begin_step(waiting(decoding));
                 pace.observe(decoding, before, slept);
                 assert!(pace.prefill_tokens(decoding) >= before / 3, "{decoding}");
                 let (_, time) = USUAL.steady(&mut pace, decoding);

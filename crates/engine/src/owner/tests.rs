@@ -13,6 +13,7 @@ mod following;
 mod forks;
 mod harness;
 pub(in crate::owner) mod hooked_model;
+mod infill;
 mod life;
 mod load;
 mod opening;

@@ -88,7 +88,7 @@ fn the_least_recently_used_prefix_is_evicted_first_and_its_key_warms_it() {
     assert_eq!(evict(&mut cache, Some(slots[1])), Some(slots[2]));
     assert_eq!(evict(&mut cache, None), Some(slots[1]));
     assert_eq!(evict(&mut cache, None), Some(slots[0]));
-    assert_eq!((evict(&mut cache, None), cache.used()), (None, 0));
+    assert_eq!((evict(&mut cache, None), cache.cells().used()), (None, 0));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn duplicate_and_contained_prefixes_are_freed() {
             cache.append(slot, tokens);
             freed.push(cache.retain(slot, 1, None, resumes));
         }
-        (freed, cache.used())
+        (freed, cache.cells().used())
     };
     let grown: &[&[Token]] = &[&[1, 2], &[1, 2, 3], &[1, 2], &[1, 4]];
     assert_eq!(
@@ -201,9 +201,9 @@ fn check(cache: &PrefixCache, naive: &Naive) {
             .collect::<std::collections::BTreeSet<_>>()
             .len()
     };
-    assert_eq!(cache.used(), all(false), "cells in use");
+    assert_eq!(cache.cells().used(), all(false), "cells in use");
     assert_eq!(
-        cache.room(),
+        cache.cells().room(),
         CELLS as usize - all(true),
         "room beside what is pinned"
     );
@@ -227,17 +227,7 @@ fn check(cache: &PrefixCache, naive: &Naive) {
         .iter()
         .flat_map(|entry| &entry.cells)
         .for_each(|&cell| retained[cell as usize] += 1);
-    cache
-        .free
-        .iter()
-        .for_each(|&cell| assert_eq!(retained[cell as usize], 0));
-    assert!(
-        cache
-            .cells
-            .iter()
-            .zip(&retained)
-            .all(|(cell, &retained)| cell.holders == retained)
-    );
+    cache.cells.assert_held(&retained);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -289,8 +279,8 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
                 naive[slot as usize] = Some((Vec::new(), true));
             }
         }
-        Act::Append(slot, count) if live(naive, slot) && cache.room() >= count => {
-            while !cache.has_free_cells(count) {
+        Act::Append(slot, count) if live(naive, slot) && cache.cells().room() >= count => {
+            while cache.cells().free() < count {
                 let evicted = cache.evict(None).unwrap().slot;
                 assert!(
                     !live(naive, evicted as usize),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{DiskTier, ORDERS_MAX, SavedEntry, WRITING_BYTES_MAX};
+use super::{DiskTerms, DiskTier, SavedEntry};
 use crate::prefix_entry::EntryKind;
 use crate::prefix_store::{PrefixStore, ScopedPrefix, bytes_of};
 use crate::stats::EngineStats;
@@ -25,7 +25,7 @@ impl DiskTier {
         let first = self.next_file;
         // The order in which they are of use is kept by the files' times, whenever each is written.
         let mut used = SystemTime::now();
-        for entry in self.by_rank(memory) {
+        for entry in by_rank(&self.terms, memory) {
             let bytes = entry.prefix.state.len();
             while self.is_busy(bytes) && self.wait(until, stats) {}
             if self.is_busy(bytes) {
@@ -34,8 +34,8 @@ impl DiskTier {
             self.write_last(entry, used);
             used = used.checked_sub(RANK_STEP).unwrap_or(used);
         }
-        while self.orders > 0 && self.wait(until, stats) {}
-        let unwritten = self.writing.len();
+        while !self.writes.is_done() && self.wait(until, stats) {}
+        let unwritten = self.writes.entries();
         if unwritten > 0 {
             tracing::warn!(
                 unwritten,
@@ -49,8 +49,7 @@ impl DiskTier {
 
     /// Returns whether an entry of so many bytes would have to wait.
     fn is_busy(&self, bytes: usize) -> bool {
-        self.orders > 0
-            && (self.orders >= ORDERS_MAX || self.writing_bytes + bytes > WRITING_BYTES_MAX)
+        !self.writes.is_done() && !self.writes.has_room(bytes)
     }
 
     /// Writes an entry, or marks the one that serves the same prompts.
@@ -58,47 +57,43 @@ impl DiskTier {
         let (kind, scope) = (entry.kind, entry.scope);
         let tokens = entry.prefix.tokens.clone();
         self.offer(entry);
-        let index = self.index(kind);
-        let found = index.find(scope, &tokens);
-        let found = found.filter(|found| found.tokens == tokens.len());
-        let state = found.and_then(|found| index.state(found.id));
-        if let Some(file) = state.map(|state| state.file)
-            && self.orders < ORDERS_MAX
+        if let Some(file) = self.index.file_for(kind, scope, &tokens)
+            && self.writes.has_order()
         {
             self.order(None, Some((file, used)));
         }
     }
+}
 
-    /// Returns the entries of the memory that the limits have room for, the most valuable first: a checkpoint is of use with its
-    /// prefix alone, so they take turns.
-    fn by_rank(&self, memory: [&PrefixStore; 2]) -> Vec<SavedEntry> {
-        let mut ranked = Vec::new();
-        for (kind, store) in EntryKind::ALL.into_iter().zip(memory) {
-            let fitting = self.fitting(kind, store).into_iter();
-            let entry = |(scope, prefix)| SavedEntry {
-                kind,
-                scope,
-                prefix,
-            };
-            ranked.extend(fitting.map(entry).zip(0_usize..));
-        }
-        // Stable: of one rank, the prefix comes first.
-        ranked.sort_by_key(|(_, rank)| *rank);
-        ranked.into_iter().map(|(entry, _)| entry).collect()
+/// Returns the entries of the memory that the limits have room for, the most valuable first: a checkpoint is of use with its
+/// prefix alone, so they take turns.
+fn by_rank(terms: &DiskTerms, memory: [&PrefixStore; 2]) -> Vec<SavedEntry> {
+    let mut ranked = Vec::new();
+    for (kind, store) in EntryKind::ALL.into_iter().zip(memory) {
+        let fitting = fitting(terms, kind, store).into_iter();
+        let entry = |(scope, prefix)| SavedEntry {
+            kind,
+            scope,
+            prefix,
+        };
+        ranked.extend(fitting.map(entry).zip(0_usize..));
     }
+    // Stable: of one rank, the prefix comes first.
+    ranked.sort_by_key(|(_, rank)| *rank);
+    ranked.into_iter().map(|(entry, _)| entry).collect()
+}
 
-    /// Returns the most valuable entries of a store that the limit has room for, the most valuable first.
-    fn fitting(&self, kind: EntryKind, store: &PrefixStore) -> Vec<ScopedPrefix> {
-        let mut left = self.terms.limits()[kind as usize];
-        let mut fitting = Vec::new();
-        for (scope, prefix) in store.by_value().rev() {
-            let state = self.terms.state_of(0, &prefix.tokens, prefix.state.len());
-            let Some(rest) = left.checked_sub(bytes_of(prefix.tokens.len(), state.charge)) else {
-                break;
-            };
-            left = rest;
-            fitting.push((scope, prefix));
-        }
-        fitting
+/// Returns the most valuable entries of a store that the limit has room for, the most valuable first.
+fn fitting(terms: &DiskTerms, kind: EntryKind, store: &PrefixStore) -> Vec<ScopedPrefix> {
+    let mut left = terms.limits()[kind as usize];
+    let mut fitting = Vec::new();
+    for (scope, prefix) in store.by_value().rev() {
+        let state = terms.state_of(0, &prefix.tokens, prefix.state.len());
+        let Some(rest) = left.checked_sub(bytes_of(prefix.tokens.len(), state.charge)) else {
+            break;
+        };
+        left = rest;
+        fitting.push((scope, prefix));
     }
+    fitting
 }

@@ -32,22 +32,19 @@ impl DiskTier {
             });
             let Some(head) = usable else {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                self.useless.push((file, bytes));
-                self.useless_bytes = self.useless_bytes.saturating_add(bytes);
+                self.index.add_useless(file, bytes);
                 continue;
             };
             let state = self.terms.state_of(file, &head.tokens, head.state);
-            match self
-                .index_mut(head.kind)
-                .insert(head.scope, &head.tokens, state)
-            {
+            let of_kind = self.index.of_mut(head.kind);
+            match of_kind.insert(head.scope, &head.tokens, state) {
                 true => entries += 1,
-                false => self.removing.push(file),
+                false => self.index.remove_files([file]),
             }
         }
-        self.make_room();
-        if entries > 0 || !self.useless.is_empty() {
-            let useless = self.useless.len();
+        self.index.make_room();
+        let useless = self.index.useless();
+        if entries > 0 || useless > 0 {
             tracing::info!(entries, useless, "cached prefixes were found on the disk");
         }
         self.plan_ahead(&ranks);
@@ -56,7 +53,7 @@ impl DiskTier {
     /// Chooses what is read before a prompt asks for it: the entries that were used last.
     fn plan_ahead(&mut self, ranks: &HashMap<FileId, usize>) {
         let of_kind = |kind: EntryKind| {
-            let index = self.index(kind);
+            let index = self.index.of(kind);
             index.ids_by_value().filter_map(move |id| {
                 let state = index.state(id)?;
                 Some((ranks.get(&state.file)?, state.state, (kind, id)))
@@ -75,7 +72,7 @@ impl DiskTier {
 
     /// Reads the next entry that no prompt has asked for, while nothing else is read.
     pub(super) fn read_ahead(&mut self) {
-        while self.reading.is_empty()
+        while self.reads.is_empty()
             && let Some((kind, id)) = self.ahead.pop()
         {
             self.read(kind, id);

@@ -7,8 +7,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::SavedEntry;
+use super::reads::READS_MAX;
 use super::replies::is_useless;
-use super::{ORDERS_MAX, READS_MAX, SavedEntry};
+use super::writes::ORDERS_MAX;
 use crate::prefix_entry::{EntryHead, around_state, damaged, read_head, read_state};
 use crate::prefix_folder::{FileId, ListedFile, PrefixDisk};
 

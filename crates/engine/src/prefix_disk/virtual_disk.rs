@@ -35,6 +35,19 @@ pub(crate) struct DiskFaults {
     pub(crate) room: Option<usize>,
 }
 
+impl DiskFaults {
+    /// A disk that hangs.
+    pub(crate) const HELD: Self = Self {
+        held: true,
+        opens_fail: false,
+        reads_fail: false,
+        writes_fail: false,
+        removals_fail: false,
+        cut_at: None,
+        room: None,
+    };
+}
+
 impl VirtualDisk {
     pub(crate) fn set(&self, faults: DiskFaults) {
         self.lock().faults = faults;

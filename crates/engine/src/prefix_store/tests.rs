@@ -142,6 +142,45 @@ fn one_scope_does_not_evict_all_others() {
     assert_eq!((bytes, store.scope_bytes.len()), (store.bytes(), 2));
 }
 
+/// A prefix that takes more than the share of one caller is saved where it evicts no prefix of another.
+#[test]
+fn an_entry_above_the_share_of_a_scope_evicts_no_other_scope() {
+    let limit = 10 * (ENTRY_BYTES + 8);
+    let large = vec![0; limit * 6 / 10 - ENTRY_BYTES - size_of::<Token>()];
+    let mut store = PrefixStore::new(limit, true);
+    let insert_large = |store: &mut PrefixStore, token| {
+        let has_room = store.make_room(7, 1, large.len());
+        assert_eq!(store.insert(7, &[token], large.clone()), has_room);
+        has_room
+    };
+    for token in 0..4 {
+        insert(&mut store, 8, &[token]);
+    }
+    let count = |store: &PrefixStore| {
+        let others = (0..6).filter(|token| found(store, 8, &[*token]).is_some());
+        others.count()
+    };
+    // Beside these there is room for one, which makes room for the next one.
+    assert!(insert_large(&mut store, 1) && insert_large(&mut store, 2));
+    assert_eq!(
+        [1, 2].map(|token| found(&store, 7, &[token]).is_some()),
+        [false, true]
+    );
+    assert_eq!(count(&store), 4);
+    for token in 0..6 {
+        insert(&mut store, 8, &[token]);
+        store.covers(8, &[token]);
+    }
+    let before = count(&store);
+    assert!(before > 4 && found(&store, 7, &[2]).is_none());
+    assert!(!insert_large(&mut store, 3));
+    assert_eq!(count(&store), before);
+    // Alone it may take all.
+    let mut alone = PrefixStore::new(limit, true);
+    insert(&mut alone, 7, &[5]);
+    assert!(insert_large(&mut alone, 1) && insert_large(&mut alone, 2));
+}
+
 proptest! {
     /// Whatever was stored and evicted: the best of all entries is found, the bytes are counted, and the limit holds.
     #[test]

@@ -186,6 +186,7 @@ const BUDGET: StepBudget = StepBudget {
     batch: 512,
     prefill: 128,
     room: 10_000,
+    oldest_first: false,
 };
 
 fn shares(work: &[(SequenceKey, usize)], budget: &StepBudget) -> (bool, Vec<(SequenceKey, usize)>) {
@@ -213,22 +214,32 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
         prefill: 0,
         ..BUDGET
     };
+    let oldest_first = StepBudget {
+        oldest_first: true,
+        ..BUDGET
+    };
     let cases = [
         (vec![(0, 1), (1, 1)], BUDGET, true, vec![(0, 1), (1, 1)]),
         (vec![(0, 900)], BUDGET, true, vec![(0, 128)]),
         (vec![(0, 1), (1, 900)], BUDGET, true, vec![(0, 1), (1, 128)]),
-        // The oldest prompt gets its quarter, the shortest prompt the rest.
         (
             vec![(0, 900), (1, 20), (2, 500)],
             BUDGET,
             true,
-            vec![(1, 20), (2, 76), (0, 32)],
+            vec![(1, 20), (2, 108)],
         ),
+        (
+            vec![(0, 100), (1, 20), (2, 500)],
+            oldest_first,
+            true,
+            vec![(0, 100), (1, 20), (2, 8)],
+        ),
+        (vec![(0, 900), (1, 20)], oldest_first, true, vec![(0, 128)]),
         (vec![(0, 1), (1, 900)], tight(5), true, vec![(0, 1), (1, 4)]),
         (vec![(0, 1), (1, 900)], tight(1), false, vec![(0, 1)]),
         (vec![(0, 1), (1, 1)], tight(1), false, vec![(0, 1)]),
         (vec![], BUDGET, true, vec![]),
-        // Without time for prompts: the oldest advances by a token, and nothing has to be preempted.
+        // Without time for prompts: one advances by a token, and nothing has to be preempted.
         (
             vec![(0, 1), (1, 1), (2, 900)],
             without_prefill,
@@ -249,11 +260,12 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
 
 proptest! {
     #[test]
-    fn a_plan_keeps_its_limits_and_advances_the_oldest_prompt(
+    fn a_plan_keeps_its_limits_and_advances_a_prompt(
         pending in prop::collection::vec(prop_oneof![Just(1_usize), 2..600_usize], 0..40),
         batch in 40..600_usize, prefill in 0..600_usize, room in 0..800_usize,
+        oldest_first: bool,
     ) {
-        let budget = StepBudget { batch, prefill, room };
+        let budget = StepBudget { batch, prefill, room, oldest_first };
         let work: Vec<Runnable> = pending.iter().enumerate().map(|(key, &pending)| Runnable { key, pending }).collect();
         let mut shares = Vec::new();
         let fits = plan(&work, &budget, &mut shares);
@@ -267,9 +279,13 @@ proptest! {
         if fits {
             let share = |key: SequenceKey| shares.iter().any(|share| share.key == key);
             prop_assert!(work.iter().filter(|work| work.pending == 1).all(|work| share(work.key)));
-            let oldest = work.iter().find(|work| work.pending > 1);
+            let prompts = || work.iter().filter(|work| work.pending > 1);
             let full = work.iter().filter(|work| work.pending == 1).count() == batch;
-            prop_assert!(full || oldest.is_none_or(|work| share(work.key)), "the oldest prompt advances");
+            let oldest = prompts().next().is_none_or(|work| share(work.key));
+            let shortest = prompts().min_by_key(|work| work.pending).is_none_or(|work| share(work.key));
+            prop_assert!(full || if oldest_first { oldest } else { shortest }, "a prompt advances");
+            let parts = prompts().filter(|work| shares.iter().any(|share| share.key == work.key && share.tokens < work.pending));
+            prop_assert!(parts.count() <= 1, "at most one prompt is cut");
         }
     }
 

@@ -22,6 +22,19 @@ pub enum HubError {
         /// The cause.
         why: String,
     },
+    /// A proxy cannot be used.
+    #[error("{0}")]
+    Proxy(String),
+    /// A proxy does not pass the request on. 407: it wants another user name or password.
+    #[error("{proxy} does not connect to {host} ({status})")]
+    ProxyRefused {
+        /// The proxy.
+        proxy: String,
+        /// The host that was to be reached.
+        host: String,
+        /// The status.
+        status: u16,
+    },
     /// The token is missing or wrong, or does not give access (401, 403).
     #[error("{host} refuses access ({status}{})", with_message(.message))]
     Denied {
@@ -84,10 +97,12 @@ impl HubError {
     /// Whether the same request may succeed later.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            Self::Unreachable { .. } | Self::Busy { .. } | Self::Cut | Self::Stalled
-        )
+        match self {
+            // A proxy answers so for a host that it does not reach.
+            Self::ProxyRefused { status, .. } => *status >= 500,
+            Self::Unreachable { .. } | Self::Busy { .. } | Self::Cut | Self::Stalled => true,
+            _ => false,
+        }
     }
 
     /// When to try again, if the server says so.

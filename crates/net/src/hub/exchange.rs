@@ -10,7 +10,8 @@ use tokio::time::timeout;
 use url::{Origin, Position, Url};
 
 use super::error::HubError;
-use crate::connection::{ConnectError, connect, distrust};
+use super::proxy::{Proxies, Proxy};
+use crate::connection::{ConnectError, Io, connect, distrust, is_secure};
 use crate::http1::{ResponseBody, exchange};
 
 /// How requests are sent.
@@ -19,6 +20,7 @@ pub(super) struct Exchange {
     pub(super) origin: Origin,
     pub(super) token: Option<HeaderValue>,
     pub(super) authorities: Option<Vec<u8>>,
+    pub(super) proxies: Proxies,
     pub(super) connect_timeout: Duration,
     pub(super) head_timeout: Duration,
 }
@@ -72,10 +74,6 @@ impl Exchange {
         url: &Url,
         headers: &HeaderMap,
     ) -> Result<Response<ResponseBody>, HubError> {
-        let unreachable = |why: String| HubError::Unreachable {
-            host: host(url),
-            why,
-        };
         let bad = || HubError::Address("it cannot be requested".into());
         let uri: Uri = url.as_str().parse().map_err(|_| bad())?;
         let path = &url[Position::BeforePath..Position::AfterQuery];
@@ -94,24 +92,67 @@ impl Exchange {
         {
             header(AUTHORIZATION, token.clone());
         }
-        let dialled = connect(&uri, self.authorities.as_deref());
-        let io = match timeout(self.connect_timeout, dialled).await {
-            Ok(Ok(io)) => io,
-            Ok(Err(ConnectError::Bad(why))) => return Err(HubError::Address(why.into())),
-            Ok(Err(ConnectError::Unreachable(error))) => {
-                let why = distrust(&error).map_or_else(|| error.to_string(), str::to_owned);
-                return Err(unreachable(why));
-            }
-            Err(_) => return Err(unreachable("it did not accept a connection in time".into())),
-        };
+        let host = host(url);
+        let proxy = self.proxies.of(&uri)?;
+        // Over TLS it is the host that answers.
+        let answering = proxy.as_ref().filter(|_| !is_secure(&uri));
+        if let Some(proxy) = answering {
+            proxy.address(&mut request, &host).map_err(|_| bad())?;
+        }
+        let io = self.dial(&uri, &host, proxy.as_ref()).await?;
         match timeout(self.head_timeout, exchange(io, request)).await {
-            Ok(Ok(response)) => Ok(response),
+            Ok(Ok(response)) => match answering {
+                Some(proxy) if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+                    Err(proxy.refused(&host, response.status()))
+                }
+                _ => Ok(response),
+            },
             Ok(Err(error)) if error.is_parse() => {
                 Err(HubError::Protocol("the server does not speak HTTP"))
             }
             Ok(Err(_)) => Err(HubError::Cut),
             Err(_) => Err(HubError::Stalled),
         }
+    }
+
+    /// Connects to the host of `uri`, directly or through a proxy.
+    async fn dial(
+        &self,
+        uri: &Uri,
+        host: &str,
+        proxy: Option<&Proxy>,
+    ) -> Result<Box<dyn Io>, HubError> {
+        let authorities = self.authorities.as_deref();
+        let dialled = async {
+            match proxy {
+                Some(proxy) => proxy.connect(uri, host, authorities).await,
+                None => {
+                    let io = connect(uri, authorities).await;
+                    io.map_err(|error| unreachable(host, error))
+                }
+            }
+        };
+        match timeout(self.connect_timeout, dialled).await {
+            Ok(dialled) => dialled,
+            Err(_) => Err(HubError::Unreachable {
+                host: match proxy {
+                    Some(proxy) => format!("{host} through {}", proxy.name()),
+                    None => host.to_owned(),
+                },
+                why: "it did not accept a connection in time".into(),
+            }),
+        }
+    }
+}
+
+/// The error of a connection that failed.
+pub(super) fn unreachable(host: &str, error: ConnectError) -> HubError {
+    match error {
+        ConnectError::Bad(why) => HubError::Address(why.into()),
+        ConnectError::Unreachable(error) => HubError::Unreachable {
+            host: host.to_owned(),
+            why: distrust(&error).map_or_else(|| error.to_string(), str::to_owned),
+        },
     }
 }
 
@@ -145,7 +186,7 @@ fn host(url: &Url) -> String {
     url[Position::BeforeHost..Position::AfterPort].to_owned()
 }
 
-const AGENT: &str = concat!("sapwood/", env!("CARGO_PKG_VERSION"));
+pub(super) const AGENT: &str = concat!("sapwood/", env!("CARGO_PKG_VERSION"));
 /// The maximum of redirects of one request.
 const REDIRECTS_MAX: u32 = 5;
 const REDIRECTS: [StatusCode; 5] = [

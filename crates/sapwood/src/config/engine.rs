@@ -20,7 +20,8 @@ pub(crate) struct EngineConfig {
     pub(crate) threads: u32,
     /// Threads that compute prompts; 0: as `threads`, and measured separately if that is 0 too.
     pub(crate) threads_batch: u32,
-    /// Milliseconds that a step should take at most, prompts included; at least 1. Streams wait for the end of a step.
+    /// Milliseconds that a step should take at most, prompts included; at least 1. Streams wait for the end of a step; where
+    /// none does, prompts take twice as long, and one alone four times.
     pub(crate) step_ms: u64,
     /// Sequences that are decoded together (slots); from 1 to 65,536.
     pub(crate) parallel: u32,

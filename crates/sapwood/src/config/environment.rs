@@ -4,13 +4,14 @@
 //! and sets no key never prevents a start (D-46): Kubernetes defines several for each service, also for one that is
 //! called `sapwood`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use etcetera::BaseStrategy;
 use figment::providers::Env;
 use figment::value::{Dict, Map, Value};
 use figment::{Metadata, Profile, Provider};
+use sapwood_net::hub::ProxySettings;
 use sapwood_proto::secret::Secret;
 
 use super::layers::{nearest, nested};
@@ -224,6 +225,29 @@ pub(crate) fn of_clouds() -> Vec<(String, Secret)> {
         .collect()
 }
 
+/// The proxies of the environment.
+pub(super) fn proxies() -> ProxySettings {
+    let all = Env::raw().lowercase(false);
+    let all = all.iter();
+    proxies_of(all.map(|(name, value)| (name.as_str().to_owned(), value)))
+}
+
+/// The proxies among these variables. As in curl and Python, the lower-case name takes precedence, also if it is empty.
+fn proxies_of(variables: impl Iterator<Item = (String, String)>) -> ProxySettings {
+    let all: BTreeMap<String, String> = variables.collect();
+    let value = |name: &str| {
+        let value = all.get(name);
+        value.or_else(|| all.get(&name.to_ascii_uppercase()))
+    };
+    let proxy = |name| value(name).map(|value| Secret::from(value.trim()));
+    ProxySettings {
+        http: proxy("http_proxy"),
+        https: proxy("https_proxy"),
+        all: proxy("all_proxy"),
+        except: value("no_proxy").cloned().unwrap_or_default(),
+    }
+}
+
 /// The token in the file that the hub's own tools write at a login, if there is one.
 pub(crate) fn hub_token() -> Option<Secret> {
     let variable = |name: &str| {
@@ -268,6 +292,31 @@ mod tests {
         assert!(environment.set.is_empty());
         assert_eq!(environment.strangers(), [""; 0]);
         assert_eq!(environment.passed_over().len(), 10);
+    }
+
+    #[test]
+    fn the_lower_case_name_of_a_proxy_takes_precedence() {
+        let read = |variables: &[(&str, &str)]| {
+            let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            proxies_of(variables.iter().map(owned))
+        };
+        let settings = read(&[
+            ("HTTP_PROXY", "http://a"),
+            ("http_proxy", " http://b "),
+            ("HTTPS_PROXY", "http://c"),
+            ("https_proxy", ""),
+            ("ALL_PROXY", "http://d"),
+            ("NO_PROXY", "e"),
+            ("Http_Proxy", "http://f"),
+        ]);
+        let expected = ProxySettings {
+            http: Some("http://b".into()),
+            https: Some("".into()),
+            all: Some("http://d".into()),
+            except: "e".to_owned(),
+        };
+        assert_eq!(settings, expected);
+        assert_eq!(read(&[]), ProxySettings::default());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sapwood_net::hub::web_url;
+use sapwood_net::hub::{ProxySettings, web_url};
 use sapwood_proto::secret::Secret;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,9 @@ pub(crate) struct HubConfig {
     /// The endpoint comes from a file that was found and not named: the user's own token is not for it.
     #[serde(skip)]
     pub(crate) is_foreign: bool,
+    /// The proxies of the environment.
+    #[serde(skip)]
+    pub(crate) proxies: ProxySettings,
     /// PEM file of authorities to trust beside the well-known ones.
     pub(crate) ca: Option<PathBuf>,
     /// Download nothing.
@@ -44,6 +47,7 @@ impl Default for HubConfig {
             endpoint: sapwood_net::hub::Config::default().endpoint,
             token: None,
             is_foreign: false,
+            proxies: ProxySettings::default(),
             ca: None,
             offline: false,
             stall_timeout: Duration::from_secs(30),

@@ -8,7 +8,7 @@ use figment::value::{Dict, Map, Tag, Value};
 use figment::{Figment, Metadata, Profile, Provider, Source};
 use sapwood_proto::secret::Secret;
 
-use super::environment::{Environment, SOURCE};
+use super::environment::{self, Environment, SOURCE};
 use super::{Config, is_within, may_hold_secret};
 use crate::failure::CliError;
 
@@ -167,6 +167,7 @@ impl Layers {
             .extract()
             .map_err(|error| self.explain(error))?;
         self.withhold_token(&mut config);
+        config.hub.proxies = environment::proxies();
         config.check()?;
         Ok(config)
     }

@@ -713,6 +713,59 @@ fn nothing_is_downloaded_offline() {
     );
 }
 
+/// Nothing but the proxy knows where `hub.test` and `cdn.test` are.
+#[test]
+fn a_model_is_pulled_through_the_proxy_of_the_environment() {
+    let proxy = HttpServer::start(|request| {
+        let file = format!("http://hub.test/o/r/resolve/{COMMIT}/{Q4}");
+        match request.path.as_str() {
+            "http://hub.test/api/models/o/r/revision/main?blobs=true" => {
+                Reply::new(200, listing(&[(Q4.to_owned(), gguf(SIZE))]).to_string())
+            }
+            path if path == file => Reply::new(302, "").header("location", "http://cdn.test/x"),
+            "http://cdn.test/x" => Reply::new(200, gguf(SIZE)),
+            _ => Reply::new(407, ""),
+        }
+    });
+    let mut user = User::new("hub-proxy", &proxy);
+    let address = proxy.url.replace("http://", "http://me:hush@");
+    let pull = |user: &User, variables: &[(&str, &str)]| {
+        let mut command = user.command(&["pull", "hf:o/r"]);
+        command
+            .envs(variables.iter().copied())
+            .env("SAPWOOD_HUB__RETRIES", "0");
+        let pulled = run_with(command, "");
+        assert!(!format!("{pulled:?}").contains("hush"), "{pulled:?}");
+        pulled
+    };
+    user.endpoint = "http://hub.test".to_owned();
+    for variable in ["http_proxy", "HTTP_PROXY", "ALL_PROXY"] {
+        ok(&pull(&user, &[(variable, &address)]));
+        assert_eq!(std::fs::read(user.file(Q4)).unwrap(), gguf(SIZE));
+        ok(&user.run(&["rm", "hf:o/r"]));
+    }
+    let requests = proxy.requests();
+    assert_eq!(requests.len(), 9);
+    for request in requests {
+        assert_eq!(request.headers["proxy-authorization"], "Basic bWU6aHVzaA==");
+    }
+    user.endpoint = "http://other.test".to_owned();
+    fails(
+        &pull(&user, &[("HTTP_PROXY", &address)]),
+        &["does not connect to other.test (407)", "USER:PASSWORD@"],
+    );
+    // Nothing listens at port 9, which is reserved for `discard`.
+    user.endpoint = "http://127.0.0.1:9".to_owned();
+    let direct = [("HTTP_PROXY", &*address), ("NO_PROXY", "127.0.0.1")];
+    fails(&pull(&user, &direct), &[": 127.0.0.1:9 does not answer"]);
+    let wrong = pull(&user, &[("HTTP_PROXY", "ftp://me:hush@p:1")]);
+    assert_eq!(wrong.code, 2, "{wrong:?}");
+    assert!(
+        wrong.err.contains("see HTTPS_PROXY, HTTP_PROXY"),
+        "{wrong:?}"
+    );
+}
+
 #[test]
 fn a_url_is_pulled_and_resumed_with_its_validator() {
     let web = HttpServer::start(|request| {

@@ -208,29 +208,33 @@ fn ai_102_headers_have_the_tokens_of_llama_cpp() {
     let newer = ["fim_pre", "fim_suf", "fim_mid"];
     let older = ["prefix", "suffix", "middle"];
     type Case<'a> = (&'a [(&'a str, u32)], Option<[Token; 3]>);
-    let cases: [Case<'_>; 7] = [
+    // Further control tokens, and an ordinary one.
+    let [a, b, c] = [0, 1, 2].map(|nth| FIM_PAD + 1 + nth);
+    let cases: [Case<'_>; 8] = [
         (&[], Some([PREFIX, SUFFIX, MIDDLE])),
-        (&[(newer[0], 7)], Some([7, SUFFIX, MIDDLE])),
-        (&[(older[1], 8)], Some([PREFIX, 8, MIDDLE])),
-        (&[(newer[2], 9), (older[2], 10)], Some([PREFIX, SUFFIX, 10])),
-        (&[(newer[2], 9), (older[2], 400)], Some([PREFIX, SUFFIX, 9])),
+        (&[(newer[0], a)], Some([a, SUFFIX, MIDDLE])),
+        (&[(older[1], b)], Some([PREFIX, b, MIDDLE])),
+        (&[(newer[2], a), (older[2], b)], Some([PREFIX, SUFFIX, b])),
+        (&[(newer[2], a), (older[2], 400)], Some([PREFIX, SUFFIX, a])),
+        (&[(older[1], 8)], None),
         (
             &[(newer[0], 400), (older[0], 401)],
             Some([PREFIX, SUFFIX, MIDDLE]),
         ),
         (
-            &[(newer[1], 1), (older[0], 2), (newer[2], 3)],
-            Some([2, 1, 3]),
+            &[(newer[1], a), (older[0], b), (newer[2], c)],
+            Some([b, a, c]),
         ),
     ];
     for kind in ["gpt2", "llama"] {
         let shapes = cases.iter().map(|(numbers, expected)| {
             let numbers = numbers.iter();
             let numbers = numbers.map(|(key, id)| (format!("tokenizer.ggml.{key}_token_id"), *id));
-            let shape = RandomModelShape {
+            let mut shape = RandomModelShape {
                 numbers: numbers.collect(),
                 ..RandomModelShape::tiny_infill(kind)
             };
+            shape.controls.extend(["<|a|>", "<|b|>", "<|c|>"]);
             (shape, *expected)
         });
         let without = RandomModelShape {

@@ -1,6 +1,8 @@
 //! Options of llama.cpp: that they change what is loaded, and how wrong ones are refused.
 
+use super::super::memory::{CacheTypes, cell_bytes};
 use super::*;
+use crate::gguf::GgufHeader;
 use crate::llama_options::{CacheType, FlashAttention, GpuLayers, LoraAdapter, RopeScaling};
 
 /// With heads of 32 numbers, a whole block of every quantised type.
@@ -196,6 +198,83 @@ fn metadata_is_replaced_before_it_is_checked() {
     assert!(
         why.contains("override_kv") && why.contains("float"),
         "{why}"
+    );
+}
+
+/// llama.cpp would ignore it, with a line in its log.
+#[test]
+fn metadata_of_another_type_is_refused_before_the_load() {
+    for (entry, parts) in [
+        (
+            "llama.block_count=str:2",
+            [
+                "llama.block_count",
+                "of type int in the file",
+                "of type str",
+            ],
+        ),
+        (
+            "llama.context_length=float:256",
+            ["llama.context_length", "of type int", "of type float"],
+        ),
+        (
+            "general.name=int:1",
+            ["general.name", "of type str", "of type int"],
+        ),
+        (
+            "tokenizer.ggml.tokens=str:a",
+            ["tokens", "of type array", "of type str"],
+        ),
+        // The file has none of these.
+        (
+            "tokenizer.ggml.add_bos_token=int:1",
+            ["add_bos_token", "of type bool", "of type int"],
+        ),
+        (
+            "llama.attention.causal=str:true",
+            ["causal", "of type bool", "of type str"],
+        ),
+    ] {
+        let options = LlamaOptions {
+            override_kv: Some(vec![entry.to_owned()]),
+            ..LlamaOptions::default()
+        };
+        let why = refusal(tiny(), options);
+        assert!(why.starts_with("override_kv: "), "{why}");
+        assert!(
+            parts.iter().all(|part| why.contains(part)),
+            "{entry}: {why}"
+        );
+    }
+    // What llama.cpp alone reads, and does not need, is its own matter.
+    let unknown = LlamaOptions {
+        override_kv: Some(vec!["llama.expert_gating_func=str:x".to_owned()]),
+        ..LlamaOptions::default()
+    };
+    assert!(load_with(tiny(), &with(unknown)).is_ok());
+}
+
+/// The estimate has the cells of one slot for it.
+#[test]
+fn a_fork_copies_the_cells_that_are_estimated() {
+    let tokens = 200;
+    let mut model = loaded(&options());
+    assert!(model.context.cells_per_slot().is_some());
+    let prompt: Vec<Token> = (0..tokens).collect();
+    model.open(0, &opening());
+    for part in prompt.chunks(32) {
+        let from = part[0];
+        model.decode(&entries(0, from, part), Time::ZERO).unwrap();
+    }
+    let header = GgufHeader::read(tiny()).unwrap();
+    let types = CacheTypes::new(&LlamaOptions::default());
+    let cells = cell_bytes(&header, types) * u64::from(tokens);
+    // And what llama.cpp notes of each cell.
+    let notes = 64 * u64::from(tokens);
+    let copied = model.fork_bytes(0) as u64;
+    assert!(
+        (cells..cells + notes).contains(&copied),
+        "{copied}, {cells}"
     );
 }
 

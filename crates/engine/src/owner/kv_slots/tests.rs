@@ -1,11 +1,14 @@
 //! Slots with a scripted model: what is shared, saved and restored.
 
-use super::*;
+use std::time::Duration;
 
+use super::slot_model::length;
+use super::*;
+use crate::model::BatchEntry;
 use crate::owner::tests::hooked_model::{HookedModel, ModelHooks};
 use crate::prefix_disk::virtual_disk::{DiskFaults, VirtualDisk};
 use crate::scripted::{Config as Script, Scripted};
-use crate::stats::EngineStats;
+use crate::stats::Counter;
 
 fn slots(truncates: bool) -> KvSlots {
     let script = Script {
@@ -52,7 +55,10 @@ fn a_prefix_that_lost_its_cells_is_restored() {
         });
         for of in 0..6 {
             assert_eq!(prefill(&mut slots, &text(of, 100)), 0);
-            assert!(slots.used() <= 200, "one that runs, and one that ran last");
+            assert!(
+                slots.cells().used() <= 200,
+                "one that runs, and one that ran last"
+            );
         }
         for of in 0..5 {
             let longer = [text(of, 100), vec![300; 5]].concat();
@@ -62,7 +68,7 @@ fn a_prefix_that_lost_its_cells_is_restored() {
         let other = [text(0, 80), vec![301; 5]].concat();
         let expected = if truncates { 80 } else { 0 };
         assert_eq!(prefill(&mut slots, &other), expected);
-        assert!(slots.saved_bytes() > 5 * 800);
+        assert!(slots.tiers.bytes() > 5 * 800);
     }
 }
 
@@ -76,19 +82,19 @@ fn what_is_evicted_is_saved_behind_the_first_token_of_the_next_prompt() {
     for of in 0..5 {
         slots.begin_step();
         assert_eq!(prefill(&mut slots, &text(of, 100)), 0);
-        assert_eq!(slots.saved_in_step, 0, "{of}");
+        assert_eq!(slots.copies.saved, 0, "{of}");
         slots.finish_admissions();
-        assert!(slots.saved_in_step > 0);
+        assert!(slots.copies.saved > 0);
     }
     slots.begin_step();
     assert_eq!(
         prefill(&mut slots, &[text(0, 100), vec![300; 5]].concat()),
         100
     );
-    assert_eq!(slots.saved_in_step, 0);
+    assert_eq!(slots.copies.saved, 0);
     // If there is no such time, the next prompt does it.
     assert_eq!(prefill(&mut slots, &text(7, 100)), 0);
-    assert!(slots.saved_in_step > 0);
+    assert!(slots.copies.saved > 0);
     // Two slots, one of them with a prefix that may stay in its cells.
     let mut slots = slots_of(Script {
         saves: true,
@@ -99,12 +105,12 @@ fn what_is_evicted_is_saved_behind_the_first_token_of_the_next_prompt() {
     assert_eq!(prefill(&mut slots, &text(0, 32)), 0);
     slots.finish_admissions();
     let (_running, _) = slots.acquire(9, None, &PURPOSE).unwrap();
-    assert_eq!((slots.saved_in_step, slots.used()), (0, 32));
+    assert_eq!((slots.copies.saved, slots.cells().used()), (0, 32));
     slots.finish_admissions();
-    let saved = slots.saved_in_step;
+    let saved = slots.copies.saved;
     assert!(saved > 0);
     assert_eq!(prefill(&mut slots, &text(1, 40)), 0);
-    assert_eq!(slots.saved_in_step, saved, "it was saved before");
+    assert_eq!(slots.copies.saved, saved, "it was saved before");
     assert_eq!(
         prefill(&mut slots, &[text(0, 32), vec![300; 5]].concat()),
         32
@@ -150,7 +156,7 @@ fn one_of_many_answers_to_a_prompt_is_saved() {
     }
     assert!(slots.evict_all());
     let one = 160 * (8 + 4) + 1024;
-    assert!(slots.saved_bytes() <= one, "{}", slots.saved_bytes());
+    assert!(slots.tiers.bytes() <= one, "{}", slots.tiers.bytes());
 }
 
 #[test]
@@ -185,14 +191,14 @@ fn a_prefix_is_read_from_the_disk_only_where_that_is_quicker() {
         });
         let disk = Arc::clone(&disk);
         slots.start_disk(disk, 1 << 30, Arc::default());
-        slots.settle_disk(&stats);
+        slots.tiers.settle_disk(&stats);
         slots
     };
     let mut first = slots();
     prefill(&mut first, &text(0, 200));
     first.close_disk(&stats);
     let reads = |slots: &mut KvSlots, prompt: &[Token], token: Option<Duration>| {
-        slots.poll_disk(&stats, token, Time::ZERO);
+        slots.tiers.poll_disk(&stats, token, Time::ZERO);
         slots.read_from_disk(0, prompt, Time::ZERO, None).is_some()
     };
     let longer = |tokens| [text(0, tokens), vec![300; 5]].concat();
@@ -208,24 +214,20 @@ fn a_prefix_is_read_from_the_disk_only_where_that_is_quicker() {
     ] {
         let mut slots = slots();
         // Nothing is read but what is asked for.
-        disk.set(DiskFaults {
-            held: true,
-            ..DiskFaults::default()
-        });
+        disk.set(DiskFaults::HELD);
         let read = reads(&mut slots, &prompt, token);
         disk.set(DiskFaults::default());
         assert_eq!(read, expected, "{} {token:?}", prompt.len());
     }
     let mut slots = slots();
     let wait = |slots: &mut KvSlots, token| {
-        slots.poll_disk(&stats, Some(Duration::from_millis(token)), Time::ZERO);
+        slots
+            .tiers
+            .poll_disk(&stats, Some(Duration::from_millis(token)), Time::ZERO);
         let read = slots.read_from_disk(0, &longer(200), Time::ZERO, None);
         read.map(|read| read.until.since_origin())
     };
-    disk.set(DiskFaults {
-        held: true,
-        ..DiskFaults::default()
-    });
+    disk.set(DiskFaults::HELD);
     // As long as computing would take.
     let times = [2, 20, 200].map(|token| wait(&mut slots, token));
     disk.set(DiskFaults::default());
@@ -256,7 +258,9 @@ fn fill_from(slots: &mut KvSlots, slot: SlotId, from: usize, tokens: &[Token]) {
             row: false,
         })
         .collect();
-    let decoded = slots.decode(&batch, None, Time::ZERO, &Counter::default());
+    let decoded = slots
+        .model
+        .decode(&batch, None, Time::ZERO, &Counter::default());
     assert_eq!(decoded, Ok(()));
     slots.append(slot, tokens);
 }
@@ -283,7 +287,7 @@ fn a_prefix_below_the_minimum_is_released_at_once() {
     let (first, _) = slots.acquire(7, None, &PURPOSE).unwrap();
     fill(&mut slots, first, &[1, 2, 3]);
     slots.retain(first, 3, None);
-    assert_eq!(slots.used(), 0);
+    assert_eq!(slots.cells().used(), 0);
     assert!(!slots.evict_all());
 }
 
@@ -294,7 +298,7 @@ fn a_model_that_cannot_shorten_a_slot_is_not_asked_to() {
         let (first, _) = slots.acquire(0, None, &PURPOSE).unwrap();
         fill(&mut slots, first, &[1, 2, 3]);
         assert_eq!(slots.truncate(first, 2), truncates);
-        assert_eq!(slots.used(), if truncates { 2 } else { 3 });
+        assert_eq!(slots.cells().used(), if truncates { 2 } else { 3 });
     }
 }
 
@@ -304,9 +308,9 @@ fn eviction_frees_as_many_cells_as_a_batch_needs() {
     let (first, _) = slots.acquire(0, None, &PURPOSE).unwrap();
     fill(&mut slots, first, &[1, 2, 3, 4, 5]);
     slots.retain(first, 5, None);
-    let all = slots.room();
+    let all = slots.cells().room();
     slots.evict_for(all);
-    assert_eq!((slots.used(), slots.room()), (0, all));
+    assert_eq!((slots.cells().used(), slots.cells().room()), (0, all));
 }
 
 /// Whether some calls succeed; nothing is saved.
@@ -408,7 +412,7 @@ fn a_saved_prefix_that_cannot_be_restored_goes() {
         saves: true,
         ..Script::default()
     });
-    slots.store.insert(0, &text(0, 100), vec![1; 5]);
+    slots.tiers.store.insert(0, &text(0, 100), vec![1; 5]);
     let longer = [text(0, 100), vec![300; 5]].concat();
     let found = slots.find(0, &longer);
     assert!(matches!(found, Some(FoundPrefix::Saved(_))));

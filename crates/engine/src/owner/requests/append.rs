@@ -60,7 +60,7 @@ impl Requests {
         };
         // An event that rolls back cannot be merged with the one before it, so a steered token never waits for the
         // next.
-        let joins = !steered && self.slots.joins(sequence);
+        let joins = !steered && self.slots.model().joins(sequence);
         sequence.record(&sampled, context, &*self.tokens.vocabulary);
         let tokens = Tokens {
             tokens: smallvec![sampled],

@@ -65,14 +65,14 @@ pub(super) struct Requests {
 
 impl Requests {
     pub(super) fn new(
-        slots: KvSlots,
+        mut slots: KvSlots,
         vocabulary: SharedVocabulary,
         scheduler: Scheduler,
         stats: Arc<EngineStats>,
         queue: Arc<AdmissionQueue>,
         fuel_tokens: u64,
     ) -> Self {
-        let info = slots.info();
+        let info = slots.model().info();
         Self {
             jobs: Slab::new(),
             sequences: Slab::new(),
@@ -200,6 +200,7 @@ impl Requests {
             disk: DiskLookup::Pending,
             asleep_until: None,
             cached_row: None,
+            passed_over: 0,
             appended: 0,
             dropped: 0,
             charged: 0,
@@ -235,7 +236,7 @@ impl Requests {
         let sequence = &self.sequences[key];
         if let DiskLookup::Reads(read) = sequence.disk
             && self.now < read.until
-            && self.slots.is_reading(read.wait)
+            && self.slots.tiers().is_reading(read.wait)
         {
             return false;
         }

@@ -43,7 +43,7 @@ fn bench_over(disk: &Arc<VirtualDisk>, script: Script, ram_bytes: usize) -> Benc
 impl Bench {
     fn settle_disk(&mut self) {
         let requests = &mut self.owner.requests;
-        requests.slots.settle_disk(&requests.stats);
+        requests.slots.tiers_mut().settle_disk(&requests.stats);
     }
 
     /// Steps until a request has ended, with a disk that has done everything before each step.
@@ -176,16 +176,6 @@ fn restarted(disk: &Arc<VirtualDisk>) -> Bench {
     bench_over(disk, script(), 1 << 20)
 }
 
-const HELD: DiskFaults = DiskFaults {
-    held: true,
-    opens_fail: false,
-    reads_fail: false,
-    writes_fail: false,
-    removals_fail: false,
-    cut_at: None,
-    room: None,
-};
-
 /// A disk that hangs, at the start or in the middle of its work: others go on, and whoever waits does so for a time only.
 #[test]
 fn a_disk_that_hangs_delays_its_own_prompts_and_not_for_ever() {
@@ -195,7 +185,7 @@ fn a_disk_that_hangs_delays_its_own_prompts_and_not_for_ever() {
         if opened {
             bench.settle_disk();
         }
-        disk.set(HELD);
+        disk.set(DiskFaults::HELD);
         let mut waits = bench.submit(request_for(&prompt(0)));
         bench.step();
         let wake_at = bench.step().wake_at.expect("it does not wait for ever");
@@ -227,7 +217,7 @@ fn a_disk_that_hangs_delays_its_own_prompts_and_not_for_ever() {
 #[test]
 fn a_disk_that_does_not_open_delays_the_first_prompts_alone() {
     let disk = Arc::<VirtualDisk>::default();
-    disk.set(HELD);
+    disk.set(DiskFaults::HELD);
     let mut bench = bench_over(&disk, script(), RAM_BYTES);
     let mut first = bench.submit(request_for(&prompt(0)));
     bench.step();
@@ -274,7 +264,7 @@ fn a_request_that_is_cancelled_while_its_prefix_is_read_is_gone() {
     let disk = Arc::<VirtualDisk>::default();
     let mut bench = restarted(&disk);
     bench.settle_disk();
-    disk.set(HELD);
+    disk.set(DiskFaults::HELD);
     let waits = bench.submit(request_for(&prompt(0)));
     bench.step();
     drop(waits);

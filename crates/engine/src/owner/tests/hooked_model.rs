@@ -73,6 +73,10 @@ pub(in crate::owner) trait ModelHooks: Send {
         model.decode(batch, now)
     }
 
+    fn waited(&self, model: &Scripted) -> Duration {
+        model.waited()
+    }
+
     fn row<'a>(&'a mut self, model: &'a mut Scripted, index: usize, now: Time) -> OutputRow<'a> {
         model.row(index, now)
     }
@@ -208,7 +212,7 @@ impl<H: ModelHooks> Model for HookedModel<H> {
     }
 
     fn waited(&self) -> Duration {
-        self.model.waited()
+        self.hooks.waited(&self.model)
     }
 
     fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {

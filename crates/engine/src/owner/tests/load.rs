@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
-use super::harness::{Answer, Bench, read, request_for};
+use sapwood_proto::time::Time;
+
+use super::super::step_clock::StepClock;
+use super::harness::{Answer, Bench, TestClock, read, request_for};
+use super::hooked_model::{HookedModel, ModelHooks};
 use crate::Config;
 use crate::api::{EventKind, FinishReason, GenerationRequest};
+use crate::model::{BatchEntry, DecodeStop, Model};
 use crate::ranking::mix;
-use crate::scripted::{Config as Script, Script as Name, ScriptedTokenizer};
+use crate::scripted::{Config as Script, Script as Name, Scripted, ScriptedTokenizer};
 
 /// Emits letters that sampling chooses, so that every difference is visible.
 fn wandering() -> Script {
@@ -77,6 +82,70 @@ fn a_long_prefill_does_not_stall_running_streams() {
         );
     }
     assert!((2001 / 128..=2001 / 64).contains(&steps), "{steps}");
+}
+
+/// Each step brings another prompt that is shorter than what is left of the long one.
+#[test]
+fn a_long_prompt_advances_beside_shorter_ones() {
+    let mut bench = Bench::new(wandering());
+    let _stream = bench.submit(sampled("stream", 0));
+    bench.step();
+    let _long = bench.submit(sampled(&"x".repeat(3_000), 1));
+    let mut others = Vec::new();
+    let mut without = 0;
+    for seed in 2..14 {
+        others.push(bench.submit(sampled(&"y".repeat(900), seed)));
+        let report = bench.step();
+        // Numbers of sequences follow the order of submission; the stream is 0.
+        let advances = report.prefilled.iter().any(|prefill| prefill.0 == 1);
+        without = if advances { 0 } else { without + 1 };
+        assert!(without <= 3, "passed over {without} times");
+    }
+}
+
+/// A model whose tokens take 2 ms each, and which waits for others before each call.
+struct Beside {
+    clock: TestClock,
+    wait: Duration,
+}
+
+impl ModelHooks for Beside {
+    fn decode(
+        &mut self,
+        model: &mut Scripted,
+        batch: &[BatchEntry],
+        now: Time,
+    ) -> Result<(), DecodeStop> {
+        let took = Duration::from_millis(2) * u32::try_from(batch.len()).unwrap();
+        self.clock.go_to(self.clock.now() + self.wait + took);
+        model.decode(batch, now)
+    }
+
+    fn waited(&self, _: &Scripted) -> Duration {
+        self.wait
+    }
+}
+
+/// Its streams wait for the processors, as those of the same model do.
+#[test]
+fn a_prompt_alone_takes_short_steps_beside_another_model() {
+    for (wait_ms, expected) in [(0, 300..=450), (30, 70..=110)] {
+        let clock = TestClock::default();
+        let wait = Duration::from_millis(wait_ms);
+        let hooks = Beside {
+            clock: clock.clone(),
+            wait,
+        };
+        let model = HookedModel::new(wandering(), hooks);
+        let mut bench = Bench::over(Box::new(model), Config::default());
+        let now = clock.clone();
+        bench.owner.clock = StepClock::running(move || now.now(), |_, _| {});
+        let _prompt = bench.submit(sampled(&"x".repeat(3_000), 1));
+        bench.owner.step(clock.now());
+        let report = bench.owner.step(clock.now());
+        let tokens = report.prefilled[0].1;
+        assert!(expected.contains(&tokens), "{wait:?}: {tokens}");
+    }
 }
 
 #[test]

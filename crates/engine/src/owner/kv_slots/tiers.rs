@@ -1,0 +1,276 @@
+//! [`SavedTiers`]: what is saved of slots that lose their cells, in memory ([`crate::prefix_store`]) and behind that on a disk
+//! ([`super::disk`]).
+//!
+//! What the memory evicts is offered to the disk, and what a prompt begins with is read back to the memory before the prompt gets
+//! its slot. The model is not called here.
+
+use std::time::Duration;
+
+use sapwood_proto::steer::Token;
+use sapwood_proto::time::Time;
+
+use super::disk::{DiskGain, DiskRead, SlotDisk};
+use crate::config::Config;
+use crate::model::Model;
+use crate::owner::checkpoints::{Checkpoint, Checkpoints, PromptSpan};
+use crate::prefix_disk::{DiskWait, SavedEntry};
+use crate::prefix_entry::EntryKind;
+use crate::prefix_store::{PrefixStore, SavedId, SavedMatch, ScopedPrefix};
+use crate::stats::EngineStats;
+
+/// Shorter prefixes are not saved: to compute so few tokens takes one step, as it does to compute a single one.
+const SAVED_TOKENS_MIN: usize = 32;
+
+/// A saved prefix is restored if at least one in so many of its tokens are in common: all are copied, which is hundreds of times
+/// faster than computing them, but streams wait meanwhile.
+pub(super) const RESTORED_SHARE: usize = 8;
+
+/// How long the end of an engine may wait for the disk. `docker stop` kills the process after 10 s.
+const END_MAX: Duration = Duration::from_secs(8);
+
+/// Saved prefixes and checkpoints.
+#[derive(Debug)]
+pub(in crate::owner) struct SavedTiers {
+    pub(super) store: PrefixStore,
+    pub(super) checkpoints: Checkpoints,
+    /// `None`: what the memory evicts is lost.
+    pub(super) disk: Option<SlotDisk>,
+    /// Whether the model can shorten a restored slot to any number of tokens.
+    pub(super) restores_in_part: bool,
+}
+
+impl SavedTiers {
+    pub(super) fn new(model: &dyn Model, config: &Config) -> Self {
+        let saved = config.prefix_ram_bytes.unwrap_or(usize::MAX);
+        // A model that cannot save recommends 0, which stays 0.
+        let saved = match model.saved_bytes_max() {
+            0 => 0,
+            recommended if saved == usize::MAX => recommended,
+            _ => saved,
+        };
+        let terms = model.checkpoint_terms();
+        // One half for each: a checkpoint is of use only beside a prefix that goes on from there.
+        let (saved, checkpoints) = match terms {
+            Some(_) => (saved - saved / 2, saved / 2),
+            None => (saved, 0),
+        };
+        let checkpoints = Checkpoints::new(terms, checkpoints);
+        let restores_in_part = model.restores_in_part();
+        Self {
+            store: PrefixStore::new(saved, restores_in_part || checkpoints.is_on()),
+            checkpoints,
+            disk: None,
+            restores_in_part,
+        }
+    }
+
+    /// Returns whether a prefix of so many tokens would be saved.
+    pub(super) fn saves(&self, tokens: usize) -> bool {
+        tokens >= SAVED_TOKENS_MIN && !self.store.is_off()
+    }
+
+    /// Returns whether checkpoints are made.
+    pub(in crate::owner) fn makes_checkpoints(&self) -> bool {
+        self.checkpoints.is_on()
+    }
+
+    /// Returns the next length at which the prefill of a prompt stops, so that a checkpoint is made there.
+    pub(in crate::owner) fn next_stop(&self, span: PromptSpan) -> Option<usize> {
+        let stop = self.checkpoints.next_stop(span);
+        stop.filter(|&stop| self.saves(stop))
+    }
+
+    /// Returns the bytes of saved prefixes and checkpoints in memory, those included that are about to be
+    /// written, or are read.
+    pub(in crate::owner) fn bytes(&self) -> usize {
+        let queued = self
+            .disk
+            .as_ref()
+            .map_or(0, |disk| disk.tier.queued_bytes());
+        self.store.bytes() + self.checkpoints.bytes() + queued
+    }
+
+    /// Finds the longest saved prefix of these tokens that can be restored and shortened to the common ones.
+    pub(super) fn find(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
+        let saved = self.store.find(scope, tokens)?;
+        if self.restores_in_part || saved.tokens == saved.saved {
+            return Some(saved);
+        }
+        // Where there is a checkpoint.
+        let tokens = self.store.tokens(saved.id).unwrap_or_default();
+        let tokens = self.checkpoints.reach(scope, tokens, saved.tokens);
+        Some(SavedMatch { tokens, ..saved })
+    }
+
+    /// Returns whether an entry serves all prompts that one of these tokens could serve, and marks it as used.
+    pub(super) fn covers(&mut self, kind: EntryKind, scope: u64, tokens: &[Token]) -> bool {
+        self.memory_mut(kind).covers(scope, tokens)
+    }
+
+    /// Evicts others for an entry of this size; returns false if it never fits.
+    pub(super) fn make_room(
+        &mut self,
+        kind: EntryKind,
+        scope: u64,
+        tokens: usize,
+        bytes: usize,
+    ) -> bool {
+        let has_room = self.memory_mut(kind).make_room(scope, tokens, bytes);
+        // Freed before as much is allocated.
+        self.offer_evicted();
+        has_room
+    }
+
+    /// Saves the state of a slot that holds these tokens.
+    pub(super) fn insert(&mut self, kind: EntryKind, scope: u64, tokens: &[Token], state: Vec<u8>) {
+        self.memory_mut(kind).insert(scope, tokens, state);
+        self.offer_evicted();
+    }
+
+    /// Removes a prefix that the model could not restore. It would take the place of one that can be restored.
+    pub(super) fn forget_prefix(&mut self, id: SavedId) {
+        let removed = self.store.remove(id);
+        self.forget_on_disk(EntryKind::Prefix, removed);
+    }
+
+    /// Removes a checkpoint that does not serve. It may lack what its slot had lost already when it was made. Prompts would choose
+    /// it again and again.
+    pub(super) fn forget_checkpoint(&mut self, checkpoint: &Checkpoint) {
+        let removed = self.checkpoints.remove(checkpoint);
+        self.forget_on_disk(EntryKind::Checkpoint, removed);
+    }
+
+    fn forget_on_disk(&mut self, kind: EntryKind, removed: Option<ScopedPrefix>) {
+        if let (Some(disk), Some((scope, prefix))) = (&mut self.disk, removed) {
+            disk.tier.forget(kind, scope, &prefix.tokens);
+        }
+    }
+
+    /// Drops what is in memory, after as much as it takes at once was offered to the disk.
+    pub(in crate::owner) fn move_to_disk(&mut self) {
+        self.offer_all();
+        if let Some(disk) = &mut self.disk {
+            // The memory is needed otherwise.
+            disk.tier.stop_reading_ahead();
+        }
+        self.clear();
+    }
+
+    /// Drops what is in memory.
+    pub(super) fn clear(&mut self) {
+        self.store = self.store.emptied();
+        self.checkpoints.clear();
+    }
+
+    /// Takes what was read since the last step. `token_time`: what a prompt token takes.
+    pub(in crate::owner) fn poll_disk(
+        &mut self,
+        stats: &EngineStats,
+        token_time: Option<Duration>,
+        now: Time,
+    ) {
+        if let Some(disk) = &mut self.disk {
+            let arrived = disk.poll(stats, token_time, now);
+            self.keep(arrived);
+        }
+    }
+
+    /// Adds entries of the disk to the memory.
+    pub(super) fn keep(&mut self, arrived: Vec<SavedEntry>) {
+        for SavedEntry {
+            kind,
+            scope,
+            prefix,
+        } in arrived
+        {
+            self.memory_mut(kind).insert_shared(scope, prefix);
+        }
+        self.offer_evicted();
+    }
+
+    fn memory_mut(&mut self, kind: EntryKind) -> &mut PrefixStore {
+        match kind {
+            EntryKind::Prefix => &mut self.store,
+            EntryKind::Checkpoint => self.checkpoints.store_mut(),
+        }
+    }
+
+    /// Offers what was evicted from memory to the disk.
+    fn offer_evicted(&mut self) {
+        for kind in EntryKind::ALL {
+            let evicted = self.memory_mut(kind).take_evicted();
+            let evicted = evicted.into_iter().filter(|it| !it.superseded);
+            self.offer(kind, evicted.map(|it| (it.scope, it.prefix)));
+        }
+    }
+
+    /// Offers all of the memory to the disk, the most valuable first. What finds no room in the queue is lost.
+    fn offer_all(&mut self) {
+        for kind in EntryKind::ALL {
+            let entries: Vec<_> = self.memory_mut(kind).by_value().rev().collect();
+            self.offer(kind, entries);
+        }
+    }
+
+    fn offer(&mut self, kind: EntryKind, entries: impl IntoIterator<Item = ScopedPrefix>) {
+        let Some(disk) = &mut self.disk else { return };
+        for (scope, prefix) in entries {
+            disk.tier.offer(SavedEntry {
+                kind,
+                scope,
+                prefix,
+            });
+        }
+    }
+
+    /// Returns whether a sequence still waits for the disk.
+    pub(in crate::owner) fn is_reading(&self, wait: DiskWait) -> bool {
+        self.disk
+            .as_ref()
+            .is_some_and(|disk| disk.tier.is_pending(wait))
+    }
+
+    /// Returns when the next sequence stops to wait for the disk.
+    pub(in crate::owner) fn disk_deadline(&mut self, now: Time) -> Option<Time> {
+        self.disk.as_mut()?.deadline(now)
+    }
+
+    /// Prefers the disk to computing, and reads nothing before it is asked for.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(in crate::owner) fn hasten_disk(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.tier.hasten();
+        }
+    }
+
+    /// Waits until the disk has done all.
+    #[cfg(test)]
+    pub(in crate::owner) fn settle_disk(&mut self, stats: &EngineStats) {
+        if let Some(disk) = &mut self.disk {
+            disk.tier.settle(stats);
+        }
+    }
+
+    /// Starts to read from the disk ([`SlotDisk::read`]).
+    pub(super) fn read_from_disk(
+        &mut self,
+        gain: DiskGain,
+        spared: usize,
+        now: Time,
+        limit: Option<Time>,
+    ) -> Option<DiskRead> {
+        let disk = self.disk.as_mut()?;
+        let read = disk.read(gain, spared, now, limit);
+        // What was not written yet is there at once.
+        let arrived = disk.tier.take_arrived();
+        self.keep(arrived);
+        read
+    }
+
+    /// Writes what is in memory for the next engine of this model. Waits for the disk.
+    pub(super) fn write_all(&self, disk: SlotDisk, stats: &EngineStats) {
+        let memory = [&self.store, self.checkpoints.store()];
+        let entries = disk.tier.finish(memory, END_MAX, stats);
+        tracing::info!(entries, "cached prefixes were written to the disk");
+    }
+}
