@@ -3,7 +3,7 @@
 //! Only the lane `embedded` builds llama.cpp, and takes a model from a package registry; every other lane runs on the
 //! scripted model. Each lane selects the same features as the lanes before it, so that build artifacts are reused.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 
@@ -108,6 +108,12 @@ pub(super) const LONG: &[Lane] = &[
         about: "an archive with kernels for every processor, which runs here; only with --lane dist",
         tools: &[COMPILERS],
         run: |_| dist_lane(),
+    },
+    Lane {
+        name: "libraries",
+        about: "lints of what only the archive's binary has; only with --lane libraries",
+        tools: &[COMPILERS],
+        run: |_| libraries_lane(),
     },
 ];
 
@@ -283,22 +289,22 @@ fn embedded(settings: &Settings) -> Result<Outcome> {
         &linted[..],
         &["--features", &benches, "--", "-D", "warnings"],
     ];
-    let clippy = clippy.concat();
-    cargo(&clippy)?;
-    let messages = [
-        &["clippy", "--quiet", "--message-format=json"],
-        &clippy[1..],
-    ]
-    .concat();
-    let llama = dist::llama_build(&process::output(&mut process::cargo(&messages))?)?;
-    clippy_with_libraries(&tested[..4], &binary, &llama)?;
+    cargo(&clippy.concat())?;
     Ok(outcome)
 }
 
 /// Lints what only a binary with the feature `dynamic-backends` has. The variants of kernels would take longer to build than all
 /// lanes, so cargo does not run the script that builds llama.cpp: it takes what that has left of the build for one processor, whose
 /// bindings are the same.
-fn clippy_with_libraries(packages: &[&str], features: &str, llama: &Path) -> Result<Outcome> {
+fn libraries_lane() -> Result<Outcome> {
+    let packages = ["--package", "sapwood-engine", "--package", "sapwood"];
+    let features = format!(
+        "sapwood/{}",
+        crate::serve::FEATURES.replace(',', ",sapwood/")
+    );
+    let mut one_processor = process::cargo(&["clippy", "--quiet", "--message-format=json"]);
+    one_processor.args(packages).args(["--features", &features]);
+    let llama = dist::llama_build(&process::output(&mut one_processor)?)?;
     let script = format!("target.{}.llama", process::host()?);
     let configuration = [
         format!("{script}.rustc-env.OUT_DIR={llama:?}"),
@@ -308,7 +314,7 @@ fn clippy_with_libraries(packages: &[&str], features: &str, llama: &Path) -> Res
     let features = format!("{features},sapwood/dynamic-backends");
     let replaced = ["clippy", "--config", out, "--config", backends];
     let linted = ["--features", &features, "--", "-D", "warnings"];
-    cargo(&[&replaced, packages, &linted].concat())
+    cargo(&[&replaced, &packages[..], &linted].concat())
 }
 
 /// The tests on a real model, which is taken from a package registry, with the example controllers as modules.
