@@ -23,30 +23,58 @@ const NAMES: [&str; 7] = [
 /// Code may have such a name too: `copying.rs` is part of a garbage collector.
 const CODE: [&str; 6] = ["c", "cmake", "cpp", "h", "py", "rs"];
 
-/// Files of llama.cpp whose first comment is a licence of their own.
-const OWN_LICENCE: [&str; 1] = ["llama.cpp/ggml/src/ggml-cpu/llamafile/sgemm.cpp"];
+/// The package with the code of llama.cpp.
+const LLAMA: &str = "llama-cpp-sys-2";
+
+/// Files of llama.cpp with comments about rights of others in them.
+const OWN_LICENCE: [&str; 2] = [
+    "llama.cpp/ggml/src/ggml-cpu/llamafile/sgemm.cpp",
+    "llama.cpp/ggml/src/ggml-cpu/ops.cpp",
+];
+
+/// Packages without a text, each with another one that has the same: one of the same project or author or, for OpenTelemetry, which has no
+/// text in any, one under the plain Apache-2.0.
+const TEXTS_OF_OTHERS: [(&str, &str); 16] = [
+    ("asn1-rs-impl", "asn1-rs"),
+    ("cranelift-assembler-x64", "wasmtime"),
+    ("cranelift-bitset", "wasmtime"),
+    ("opentelemetry", "prost"),
+    ("opentelemetry-http", "prost"),
+    ("opentelemetry-otlp", "prost"),
+    ("opentelemetry_sdk", "prost"),
+    ("pear", "figment"),
+    ("pear_codegen", "figment"),
+    ("pulley-interpreter", "wasmtime"),
+    ("pulley-macros", "wasmtime"),
+    ("tonic-prost", "tonic"),
+    ("wasmtime-internal-component-util", "wasmtime"),
+    ("wasmtime-internal-core", "wasmtime"),
+    ("wasmtime-internal-jit-icache-coherence", "wasmtime"),
+    ("wasmtime-internal-versioned-export-macros", "wasmtime"),
+];
 
 /// A package from a registry.
 struct Package {
-    /// With its version.
     name: String,
+    version: String,
     /// Its licence as a SPDX expression.
     expression: String,
-    /// What a list says of its address, if it has one.
-    repository: String,
     texts: Vec<String>,
+    /// The package that has the texts, if it is another.
+    texts_of: Option<&'static str>,
 }
 
 /// Returns the notices of the program `sapwood` with these features: every package that is linked into it.
 ///
 /// # Errors
-/// Cargo fails, or a file cannot be read.
+/// Cargo fails, a file cannot be read, or a package has no text.
 pub(super) fn of_program(features: &str) -> Result<String> {
     let arguments = ["tree", "--locked", "--package", "sapwood", "--edges=normal"];
     let mut tree = process::cargo(&arguments);
     tree.args(["--prefix=none", "--format={p}", "--features", features]);
     let tree = process::output(&mut tree)?;
-    let packages = packages(&metadata()?, &linked(&tree))?;
+    let mut packages = packages(&metadata()?, &linked(&tree))?;
+    complete(&mut packages)?;
     Ok(write(&packages))
 }
 
@@ -93,19 +121,51 @@ fn packages(metadata: &serde_json::Value, linked: &BTreeSet<(&str, &str)>) -> Re
         }
         let folder = Path::new(field("manifest_path")).parent();
         let folder = folder.context("cargo does not say where a package is")?;
+        let mut texts = texts(folder, package["license_file"].as_str())?;
+        if name == LLAMA {
+            for file in OWN_LICENCE {
+                texts.push(own_licence(&folder.join(file))?);
+            }
+        }
         packages.push(Package {
-            name: format!("{name} {version}"),
+            name: name.to_owned(),
+            version: version.to_owned(),
             expression: field("license").to_owned(),
-            repository: match field("repository") {
-                "" => String::new(),
-                address => format!("; {address}"),
-            },
-            texts: texts(folder, package["license_file"].as_str())?,
+            texts,
+            texts_of: None,
         });
     }
     ensure!(!packages.is_empty(), "cargo has listed no dependencies");
-    packages.sort_by(|one, other| one.name.cmp(&other.name));
+    let key = |package: &Package| (package.name.clone(), package.version.clone());
+    packages.sort_by_key(key);
     Ok(packages)
+}
+
+/// Gives packages without a text that of another, as listed.
+///
+/// # Errors
+/// One is not listed, or the other has no text.
+fn complete(packages: &mut [Package]) -> Result<()> {
+    let with_text = packages.iter().filter(|package| !package.texts.is_empty());
+    let with_text: BTreeMap<_, _> = with_text
+        .map(|package| (package.name.clone(), package.texts.clone()))
+        .collect();
+    let without = packages.iter_mut();
+    for package in without.filter(|package| package.texts.is_empty()) {
+        let mut listed = TEXTS_OF_OTHERS.iter();
+        let other = listed.find_map(|&(name, other)| (name == package.name).then_some(other));
+        let found = other.and_then(|other| Some((other, with_text.get(other)?)));
+        let (other, texts) = found.with_context(|| {
+            format!(
+                "the package {} has no text of its licence with it ({}): name a linked package with that text in TEXTS_OF_OTHERS \
+                 of xtask/src/dist/notices.rs",
+                package.name, package.expression
+            )
+        })?;
+        package.texts.clone_from(texts);
+        package.texts_of = Some(other);
+    }
+    Ok(())
 }
 
 /// The texts in a package, also of code from elsewhere that it has in folders of its own.
@@ -116,11 +176,6 @@ fn texts(package: &Path, named: Option<&str>) -> Result<Vec<String>> {
     for file in files {
         let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
         texts.push(String::from_utf8_lossy(&text).into_owned());
-    }
-    for file in OWN_LICENCE {
-        if let Ok(code) = fs::read_to_string(package.join(file)) {
-            texts.push(first_comment(&code));
-        }
     }
     Ok(texts)
 }
@@ -146,11 +201,33 @@ fn is_notice(path: &Path) -> bool {
     NAMES.iter().any(|begin| name.starts_with(begin)) && !CODE.contains(&extension)
 }
 
-/// The lines with `//` at the top of a file of code.
-fn first_comment(code: &str) -> String {
-    let lines = code.lines().map_while(|line| line.strip_prefix("//"));
-    let lines: Vec<_> = lines.map(|line| line.trim_start()).collect();
-    lines.join("\n")
+/// The comments of a file of code that tell of rights in it: lines with `//`, one below the other.
+///
+/// # Errors
+/// It cannot be read, or has none: it says so elsewhere, and so does this list then.
+fn own_licence(file: &Path) -> Result<String> {
+    let code = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let code = String::from_utf8_lossy(&code);
+    let (mut found, mut comment) = (Vec::new(), Vec::new());
+    // The last comment ends with the file.
+    for line in code.lines().chain([""]) {
+        if let Some(line) = line.strip_prefix("//") {
+            comment.push(line.trim_start());
+            continue;
+        }
+        let text = comment.join("\n");
+        comment.clear();
+        if text.to_lowercase().contains("copyright") {
+            found.push(text);
+        }
+    }
+    ensure!(
+        !found.is_empty(),
+        "{} tells of no rights in it any more: look where its licence is now, and change OWN_LICENCE of \
+         xtask/src/dist/notices.rs",
+        file.display()
+    );
+    Ok(found.join("\n\n"))
 }
 
 /// Writes each text once, also where lines are broken elsewhere.
@@ -175,22 +252,19 @@ fn write(packages: &[Package]) -> String {
         let own: Vec<_> = own.iter().map(usize::to_string).collect();
         let Package {
             name,
+            version,
             expression,
-            repository,
             ..
         } = package;
-        let _ = match own.is_empty() {
-            false => writeln!(list, "{name}: {expression} [{}]", own.join(", ")),
-            true => writeln!(
-                list,
-                "{name}: {expression} (has no text with it{repository})"
-            ),
-        };
+        let of = package.texts_of.map(|other| format!(" of {other}"));
+        let (numbers, of) = (own.join(", "), of.unwrap_or_default());
+        let _ = writeln!(list, "{name} {version}: {expression} [{numbers}{of}]");
     }
     format!(
         "Sapwood itself is licensed as in LICENSE-MIT or LICENSE-APACHE. The program contains these packages of others, each with\n\
-         its licence and the numbers of the texts below that come with it. llama-cpp-sys-2 has llama.cpp and ggml. What Rust's\n\
-         standard library contains is in LICENSE-rust.html, which is share/doc/rust/COPYRIGHT-library.html of its toolchain.\n\n\
+         its licence and the numbers of the texts below that come with it, or with the package that is named there.\n\
+         llama-cpp-sys-2 has llama.cpp and ggml. What Rust's standard library contains is in LICENSE-rust.html, which is\n\
+         share/doc/rust/COPYRIGHT-library.html of its toolchain.\n\n\
          {list}{texts}"
     )
 }
@@ -231,10 +305,15 @@ mod tests {
                 "llama-cpp-sys-2-0.1.0/llama.cpp/ggml/src/ggml-cpu/llamafile/sgemm.cpp",
                 "// Copyright Three\n//\n// May be used.\n\n// Multiplies.\nint x;\n",
             ),
+            (
+                "llama-cpp-sys-2-0.1.0/llama.cpp/ggml/src/ggml-cpu/ops.cpp",
+                "// Adds.\nint y;\n\n// From elsewhere.\n// Copyright Four\nint z;\n",
+            ),
             ("llama-cpp-sys-2-0.1.0/TERMS", "Of a name of its own."),
             ("two-2.1.0/LICENSE", "  Copyright One May be\nused."),
             ("two-2.0.0/LICENSE", "Not linked."),
-            ("bare-1.0.0/README", "No licence."),
+            ("pear-1.0.0/README", "No licence."),
+            ("figment-3.0.0/COPYING", "Of both."),
         ] {
             let file = root.join(file);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -243,38 +322,77 @@ mod tests {
         let package = |name: &str, version: &str, license: &str| {
             let manifest = root.join(format!("{name}-{version}/Cargo.toml"));
             json!({"name": name, "version": version, "license": license, "source": "registry+https://index",
-                "repository": format!("https://example.org/{name}"), "manifest_path": manifest})
+                "manifest_path": manifest})
         };
         let mut llama = package("llama-cpp-sys-2", "0.1.0", "MIT");
         llama["license_file"] = json!("TERMS");
         let mut ours = package("sapwood", "0.1.0", "MIT");
         ours["source"] = json!(null);
-        let bare = package("bare", "1.0.0", "MIT OR Apache-2.0");
+        let pear = package("pear", "1.0.0", "MIT OR Apache-2.0");
+        let figment = package("figment", "3.0.0", "MIT");
         let twos = ["2.1.0", "2.0.0"].map(|version| package("two", version, "MIT"));
         let [two, old] = twos;
-        json!({"packages": [two, ours, old, package("one", "1.0.0", "MIT"), llama, bare]})
+        json!({"packages": [two, ours, old, package("one", "1.0.0", "MIT"), pear, llama, figment]})
     }
 
-    const TREE: &str = "sapwood v0.1.0 (/work)\none v1.0.0\nbare v1.0.0 (proc-macro)\ntwo v2.1.0\n\n\
+    const TREE: &str = "sapwood v0.1.0 (/work)\none v1.0.0\npear v1.0.0 (proc-macro)\nfigment v3.0.0\ntwo v2.1.0\n\n\
         llama-cpp-sys-2 v0.1.0\none v1.0.0 (*)\n";
 
     #[test]
     fn each_linked_package_is_listed_and_each_text_is_there_once() {
         let root = tempfile::tempdir().unwrap();
         let metadata = registry(root.path());
-        let found = write(&packages(&metadata, &linked(TREE)).unwrap());
+        let mut packages = packages(&metadata, &linked(TREE)).unwrap();
+        complete(&mut packages).unwrap();
+        let found = write(&packages);
         let (_, list) = found.split_once("\n\n").unwrap();
         assert_eq!(
             list,
-            "bare 1.0.0: MIT OR Apache-2.0 (has no text with it; https://example.org/bare)\n\
-             llama-cpp-sys-2 0.1.0: MIT [1, 2]\n\
-             one 1.0.0: MIT [3, 4]\n\
-             two 2.1.0: MIT [3]\n\
-             \n==================== 1 ====================\n\nOf a name of its own.\n\
-             \n==================== 2 ====================\n\nCopyright Three\n\nMay be used.\n\
-             \n==================== 3 ====================\n\nCopyright One\n\nMay be used.\n\
-             \n==================== 4 ====================\n\nOf another.\n"
+            "figment 3.0.0: MIT [1]\n\
+             llama-cpp-sys-2 0.1.0: MIT [2, 3, 4]\n\
+             one 1.0.0: MIT [5, 6]\n\
+             pear 1.0.0: MIT OR Apache-2.0 [1 of figment]\n\
+             two 2.1.0: MIT [5]\n\
+             \n==================== 1 ====================\n\nOf both.\n\
+             \n==================== 2 ====================\n\nOf a name of its own.\n\
+             \n==================== 3 ====================\n\nCopyright Three\n\nMay be used.\n\
+             \n==================== 4 ====================\n\nFrom elsewhere.\nCopyright Four\n\
+             \n==================== 5 ====================\n\nCopyright One\n\nMay be used.\n\
+             \n==================== 6 ====================\n\nOf another.\n"
         );
+    }
+
+    #[test]
+    fn a_package_without_a_text_is_an_error() {
+        for (lost, name) in [
+            ("two-2.1.0/LICENSE", "two"),
+            ("figment-3.0.0/COPYING", "figment"),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let metadata = registry(root.path());
+            fs::remove_file(root.path().join(lost)).unwrap();
+            let mut packages = packages(&metadata, &linked(TREE)).unwrap();
+            let error = complete(&mut packages).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("no text"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_licence_that_has_left_its_file_of_llama_is_an_error() {
+        for (file, code) in [
+            (OWN_LICENCE[0], None),
+            (OWN_LICENCE[1], Some("// Adds.\nint y;\n")),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let metadata = registry(root.path());
+            let path = root.path().join("llama-cpp-sys-2-0.1.0").join(file);
+            match code {
+                Some(code) => fs::write(path, code).unwrap(),
+                None => fs::remove_file(path).unwrap(),
+            }
+            let error = packages(&metadata, &linked(TREE)).err().unwrap();
+            assert!(error.to_string().contains(file), "{error:#}");
+        }
     }
 
     #[test]
