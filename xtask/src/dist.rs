@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! sapwood-VERSION-ARCH-linux[-PROFILE][-FEATURES]/
-//!   sapwood
+//!   bin/sapwood
 //!   lib/sapwood/   libllama.so.0, libggml.so.0, libggml-base.so.0, libggml-cpu-*.so, and back-ends for GPUs
 //!   LICENSE-*, THIRD-PARTY.txt
 //! ```
@@ -21,8 +21,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use self::archive::ArchiveFolder;
-use self::path_flags::PathFlags;
+use self::archive::{ArchiveFolder, PROGRAM};
+use self::path_flags::{BuildFlags, Folders};
 use crate::serve::FEATURES;
 use crate::toolchain::{self, Machine};
 use crate::{advice, process, root};
@@ -31,6 +31,9 @@ use crate::{advice, process, root};
 const PROFILE: &str = "dist";
 
 const NOTICES: &str = "THIRD-PARTY.txt";
+
+/// Of this project, and of Rust's standard library.
+const LICENCES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "LICENSE-rust.html"];
 
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
@@ -69,6 +72,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let with_variants = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
     let with_libraries = !options.r#static && cfg!(target_os = "linux") && with_variants;
     let target = process::target_folder()?;
+    let folders = Folders::of(notices::registry()?, target.clone())?;
+    let flags = BuildFlags::of(&machine, &folders)?;
     // Of its own: other builds in these profiles are without the flags.
     let built = target.join("shipped").join(&options.profile);
     let mut features = FEATURES.to_owned();
@@ -81,11 +86,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         features.push_str(more);
     }
     // First: what is missing there is missing after the build too, which takes long.
-    let notices = built.join(NOTICES);
-    std::fs::create_dir_all(&built)?;
-    std::fs::write(&notices, notices::of_program(&features)?)
-        .with_context(|| format!("cannot write {}", notices.display()))?;
-    let flags = PathFlags::of(&machine, &notices::registry()?);
+    let licences = write_licences(&built, &features)?;
+    let archive = match with_libraries {
+        true => Some(ArchiveFolder::create(
+            &target.join("archives"),
+            &name(options),
+        )?),
+        false => None,
+    };
     let build = || {
         let mut build = build(&options.profile, &features, with_libraries);
         build.arg("--target-dir").arg(target.join("shipped"));
@@ -97,27 +105,51 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         bail!("{}", advice::after_failed_build(&output));
     }
     let binary = built.join("sapwood");
-    if !with_libraries {
-        let (binary, notices) = (binary.display(), notices.display());
-        process::print_line(&format!("built {binary}; {notices} goes with it"));
+    let Some(archive) = archive else {
+        folders.ensure_not_in(&binary)?;
+        let (binary, licences) = (binary.display(), licences.join(", "));
+        process::print_line(&format!(
+            "built {binary}; with it go these files beside it: {licences}"
+        ));
         return Ok(());
-    }
+    };
     // Nothing is left to build: this only says where things are.
     let messages = process::output(build().args(["--quiet", "--message-format", "json"]))?;
-    let folder = ArchiveFolder::create(&target.join("archives"), &name(options))?;
-    folder.add_program(&binary)?;
-    folder.add_libraries(&llama_build(&messages)?)?;
-    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        folder.add(&root().join(licence), licence)?;
+    archive.add_program(&binary)?;
+    archive.add_libraries(&llama_build(&messages)?)?;
+    for licence in licences {
+        archive.add(&built.join(licence), licence)?;
     }
-    folder.add(&notices, NOTICES)?;
-    folder.add(&rust_notices()?, "LICENSE-rust.html")?;
-    process::print_line(&format!("it runs here: {}", try_out(folder.path())?));
-    let archive = folder.pack(commit_time())?;
+    for file in archive.files()? {
+        folders.ensure_not_in(&file)?;
+    }
+    process::print_line(&format!("it runs here: {}", try_out(archive.path())?));
+    let archive = archive.pack(commit_time())?;
     let bytes = std::fs::metadata(&archive)?.len();
     let archive = archive.display();
     process::print_line(&format!("wrote {archive}, {} MiB", bytes >> 20));
     Ok(())
+}
+
+/// Puts into a folder what must go with the binary, and returns the names.
+///
+/// # Errors
+/// One is not there.
+fn write_licences(folder: &Path, features: &str) -> Result<[&'static str; 4]> {
+    std::fs::create_dir_all(folder)?;
+    let notices = folder.join(NOTICES);
+    std::fs::write(&notices, notices::of_program(features)?)
+        .with_context(|| format!("cannot write {}", notices.display()))?;
+    let [apache, mit, rust] = LICENCES;
+    for (from, name) in [
+        (root().join(apache), apache),
+        (root().join(mit), mit),
+        (rust_notices()?, rust),
+    ] {
+        std::fs::copy(&from, folder.join(name))
+            .with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok([apache, mit, rust, NOTICES])
 }
 
 /// The name of the archive, and of the folder in it: of its own for each profile and set of features, which would replace one
@@ -198,7 +230,7 @@ fn rust_notices() -> Result<PathBuf> {
 /// # Errors
 /// It does not start as it was packed, or has no kernels.
 fn try_out(folder: &Path) -> Result<String> {
-    let mut doctor = Command::new(folder.join("sapwood"));
+    let mut doctor = Command::new(folder.join(PROGRAM));
     // No libraries of the build, and no configuration of who builds.
     doctor.env_clear().env("HOME", folder).current_dir(folder);
     let ended = doctor.args(["doctor", "--json"]).output();
@@ -210,16 +242,20 @@ fn try_out(folder: &Path) -> Result<String> {
     })?
 }
 
-/// What `doctor --json` says of kernels, an error if there are none; `None` if it says nothing.
+/// What `doctor --json` says of kernels, an error if there are none, or a library of kernels is not used; `None` if it says nothing.
+/// A back-end for GPUs may be unused: the machine that builds it needs no driver.
 fn cpu(findings: &str) -> Option<Result<String>> {
     let findings: serde_json::Value = serde_json::from_str(findings).ok()?;
     let findings = findings.as_array()?;
     let cpu = findings.iter().find(|one| one["check"] == "cpu")?;
     let found = cpu["found"].as_str()?.to_owned();
+    let mut unused = found.split("; not used: ").skip(1);
+    let for_gpus = unused.all(|library| !library.starts_with("cpu"));
     Some(match cpu["verdict"].as_str()? {
         "ok" => Ok(found),
+        "warn" if found.contains("; kernels: ") && for_gpus => Ok(found),
         _ => Err(anyhow::anyhow!(
-            "it has no kernels for this machine: {found}"
+            "its kernels cannot be used on this machine: {found}"
         )),
     })
 }
@@ -262,7 +298,17 @@ mod tests {
             "x86_64; kernels: zen4 of /x"
         );
         let error = cpu(&findings("fail")).unwrap().unwrap_err();
-        assert!(error.to_string().contains("no kernels"), "{error}");
+        assert!(error.to_string().contains("cannot be used"), "{error}");
+        for (unused, is_shipped) in [
+            ("cuda: libcuda.so.1 is missing", true),
+            ("cuda: no driver; not used: vulkan: no driver", true),
+            ("cpu-zen4: it is damaged", false),
+            ("cuda: no driver; not used: cpu-zen4: it is damaged", false),
+        ] {
+            let findings = findings("warn").replace("/x", &format!("/x; not used: {unused}"));
+            let found = cpu(&findings).unwrap();
+            assert_eq!(found.is_ok(), is_shipped, "{unused}");
+        }
         assert!(cpu("").is_none() && cpu("[]").is_none());
     }
 

@@ -8,10 +8,12 @@ use std::process::Command;
 use crate::process;
 
 /// Variables that change what a build finds.
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 13] = [
+    "CARGO_ENCODED_RUSTFLAGS",
     "CFLAGS",
     "CMAKE_GENERATOR",
     "CUDACXX",
+    "CUDAFLAGS",
     "CXX",
     "CXXFLAGS",
     "LD_LIBRARY_PATH",
