@@ -152,6 +152,14 @@ fn write_licences(folder: &Path, features: &str) -> Result<[&'static str; 4]> {
     Ok([apache, mit, rust, NOTICES])
 }
 
+/// Whether what is shipped would have the licences of all that is linked.
+///
+/// # Errors
+/// A package has no text of its licence.
+pub(crate) fn check_notices() -> Result<()> {
+    notices::of_program(FEATURES).map(drop)
+}
+
 /// The name of the archive, and of the folder in it: of its own for each profile and set of features, which would replace one
 /// another.
 fn name(options: &Options) -> String {

@@ -230,6 +230,7 @@ fn controllers_lane() -> Result<Outcome> {
 /// and a skipped check is reported.
 fn deny() -> Result<Outcome> {
     cargo(&["deny", "check", "bans", "licenses", "sources"])?;
+    dist::check_notices()?;
     match process::output(&mut process::cargo(&["deny", "fetch", "db"])) {
         Ok(_) => cargo(&["deny", "check", "--disable-fetch", "advisories"]),
         Err(error) => {

@@ -29,11 +29,17 @@ impl Folders {
     /// The name of a folder has characters that cannot be in flags.
     pub(super) fn of(registry: PathBuf, target: PathBuf) -> Result<Self> {
         // The last that matches counts: the others may be below this project's root.
-        let folders = vec![
+        let mut folders = Vec::new();
+        for (folder, name) in [
             (root(), "sapwood"),
             (target, "target"),
             (registry, "registry"),
-        ];
+        ] {
+            // cmake follows links.
+            let real = folder.canonicalize().ok();
+            folders.extend(real.filter(|real| *real != folder).map(|real| (real, name)));
+            folders.push((folder, name));
+        }
         for (folder, _) in &folders {
             let name = folder.to_str().unwrap_or_default();
             let plain = |letter: char| letter.is_alphanumeric() || PLAIN.contains(letter);
@@ -62,7 +68,8 @@ impl Folders {
         for (folder, _) in &self.0 {
             ensure!(
                 !names(&content, folder),
-                "{} would show others the folder {} of this machine",
+                "{} would show others the folder {} of this machine; if it is of an earlier build, which cmake has kept, remove the \
+                 folder `shipped` in cargo's target folder and run this again",
                 file.display(),
                 folder.display()
             );
@@ -269,5 +276,14 @@ mod tests {
         );
         fs::write(&file, b"\x7fELF\0target/out/backends\0").unwrap();
         folders().ensure_not_in(&file).unwrap();
+        // A folder that a link leads to is named as it is.
+        let (real, link) = (scratch.path().join("real"), scratch.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let linked = Folders::of("/r/index".into(), link.clone()).unwrap();
+        for folder in [real, link] {
+            fs::write(&file, folder.as_os_str().as_encoded_bytes()).unwrap();
+            assert!(linked.ensure_not_in(&file).is_err());
+        }
     }
 }
