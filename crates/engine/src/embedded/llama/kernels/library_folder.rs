@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::KernelsError;
 
-/// Where libraries are, from the folder of the program; so does its `build.rs` tell the system's loader.
+/// Where libraries are, from the folder of the program, whose `build.rs` tells the system's loader the same.
 const FOLDER: &str = "../lib/sapwood";
 
 /// ggml looks for these names on all systems but Windows.
