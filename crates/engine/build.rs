@@ -16,6 +16,10 @@ fn main() {
 /// Returns name, bytes and CRC-32 of each library that llama.cpp's build has installed and a program may have beside it: those that
 /// it is linked with, by the names that it asks for (`libllama.so.0`), and back-ends.
 #[cfg(feature = "dynamic-backends")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "cargo tells a build script of another in its environment"
+)]
 fn libraries() -> String {
     let backends = std::env::var_os("DEP_LLAMA_BACKENDS_DIR");
     let backends = std::path::PathBuf::from(backends.expect("llama.cpp's build says where it is"));

@@ -5,27 +5,35 @@
 //!
 //! ```text
 //! sapwood-VERSION-ARCH-linux[-PROFILE][-FEATURES]/
-//!   sapwood
+//!   bin/sapwood
 //!   lib/sapwood/   libllama.so.0, libggml.so.0, libggml-base.so.0, libggml-cpu-*.so, and back-ends for GPUs
-//!   LICENSE-*
+//!   LICENSE-*, THIRD-PARTY.txt
 //! ```
 //!
 //! With `--static`, and on other systems, it is one file with the kernels of one kind of processor in it (AVX2 on x86-64).
 
 mod archive;
+mod notices;
+mod path_flags;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use self::archive::ArchiveFolder;
+use self::archive::{ArchiveFolder, PROGRAM};
+use self::path_flags::{BuildFlags, Folders};
 use crate::serve::FEATURES;
 use crate::toolchain::{self, Machine};
 use crate::{advice, process, root};
 
 /// The profile of what is shipped.
 const PROFILE: &str = "dist";
+
+const NOTICES: &str = "THIRD-PARTY.txt";
+
+/// Of this project, and of Rust's standard library.
+const LICENCES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "LICENSE-rust.html"];
 
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
@@ -64,7 +72,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let with_variants = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
     let with_libraries = !options.r#static && cfg!(target_os = "linux") && with_variants;
     let target = process::target_folder()?;
-    let built = target.join(&options.profile);
+    let folders = Folders::of(notices::registry()?, target.clone())?;
+    let flags = BuildFlags::of(&machine, &folders)?;
+    // Of its own: other builds in these profiles are without the flags.
+    let built = target.join("shipped").join(&options.profile);
     let mut features = FEATURES.to_owned();
     if with_libraries {
         features.push_str(",dynamic-backends");
@@ -74,32 +85,79 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         features.push(',');
         features.push_str(more);
     }
-    let build = || build(&options.profile, &features, with_libraries);
+    // First: what is missing there is missing after the build too, which takes long.
+    let licences = write_licences(&built, &features)?;
+    let archive = match with_libraries {
+        true => Some(ArchiveFolder::create(
+            &target.join("archives"),
+            &name(options),
+        )?),
+        false => None,
+    };
+    let build = || {
+        let mut build = build(&options.profile, &features, with_libraries);
+        build.arg("--target-dir").arg(target.join("shipped"));
+        flags.apply(&mut build);
+        build
+    };
     let (status, output) = process::run_and_keep(&mut build())?;
     if !status.success() {
         bail!("{}", advice::after_failed_build(&output));
     }
     let binary = built.join("sapwood");
-    if !with_libraries {
-        process::print_line(&format!("built {}", binary.display()));
+    let Some(archive) = archive else {
+        folders.ensure_not_in(&binary)?;
+        let (binary, licences) = (binary.display(), licences.join(", "));
+        process::print_line(&format!(
+            "built {binary}; with it go these files beside it: {licences}"
+        ));
         return Ok(());
-    }
+    };
     // Nothing is left to build: this only says where things are.
     let messages = process::output(build().args(["--quiet", "--message-format", "json"]))?;
-    let llama = LlamaBuild::find(&messages)?;
-    let folder = ArchiveFolder::create(&target.join("archives"), &name(options))?;
-    folder.add_program(&binary)?;
-    folder.add_libraries(&llama.out)?;
-    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        folder.add(&root().join(licence), licence)?;
+    archive.add_program(&binary)?;
+    archive.add_libraries(&llama_build(&messages)?)?;
+    for licence in licences {
+        archive.add(&built.join(licence), licence)?;
     }
-    folder.add(&llama.licence()?, "LICENSE-llama.cpp")?;
-    process::print_line(&format!("it runs here: {}", try_out(folder.path())?));
-    let archive = folder.pack(commit_time())?;
+    for file in archive.files()? {
+        folders.ensure_not_in(&file)?;
+    }
+    process::print_line(&format!("it runs here: {}", try_out(archive.path())?));
+    let archive = archive.pack(commit_time())?;
     let bytes = std::fs::metadata(&archive)?.len();
     let archive = archive.display();
     process::print_line(&format!("wrote {archive}, {} MiB", bytes >> 20));
     Ok(())
+}
+
+/// Puts into a folder what must go with the binary, and returns the names.
+///
+/// # Errors
+/// One is not there.
+fn write_licences(folder: &Path, features: &str) -> Result<[&'static str; 4]> {
+    std::fs::create_dir_all(folder)?;
+    let notices = folder.join(NOTICES);
+    std::fs::write(&notices, notices::of_program(features)?)
+        .with_context(|| format!("cannot write {}", notices.display()))?;
+    let [apache, mit, rust] = LICENCES;
+    for (from, name) in [
+        (root().join(apache), apache),
+        (root().join(mit), mit),
+        (rust_notices()?, rust),
+    ] {
+        std::fs::copy(&from, folder.join(name))
+            .with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok([apache, mit, rust, NOTICES])
+}
+
+/// Whether what is shipped would have the licences of all that is linked.
+///
+/// # Errors
+/// A package has no text of its licence.
+pub(crate) fn check_notices() -> Result<()> {
+    notices::of_program(FEATURES).map(drop)
 }
 
 /// The name of the archive, and of the folder in it: of its own for each profile and set of features, which would replace one
@@ -154,39 +212,25 @@ fn remove_broken_links(built: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the build script of llama.cpp's crate has left.
-struct LlamaBuild {
-    /// Its `OUT_DIR`.
-    out: PathBuf,
-    manifest: Option<PathBuf>,
+/// Finds the `OUT_DIR` of llama.cpp's crate in cargo's messages, each a line of JSON.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn llama_build(messages: &str) -> Result<PathBuf> {
+    let mut out = messages.lines().filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let id = message["package_id"].as_str()?;
+        let out = message["out_dir"].as_str()?;
+        id.contains("llama-cpp-sys-2").then(|| PathBuf::from(out))
+    });
+    out.next_back()
+        .context("cargo does not say where llama.cpp was built")
 }
 
-impl LlamaBuild {
-    /// Finds it in cargo's messages, each a line of JSON.
-    fn find(messages: &str) -> Result<Self> {
-        let (mut out, mut manifest) = (None, None);
-        for line in messages.lines() {
-            let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else {
-                continue;
-            };
-            let id = message["package_id"].as_str().unwrap_or_default();
-            if !id.contains("llama-cpp-sys-2") {
-                continue;
-            }
-            let path = |value: &serde_json::Value| value.as_str().map(PathBuf::from);
-            out = path(&message["out_dir"]).or(out);
-            manifest = path(&message["manifest_path"]).or(manifest);
-        }
-        let out = out.context("cargo does not say where llama.cpp was built")?;
-        Ok(Self { out, manifest })
-    }
-
-    /// The licence of llama.cpp, which asks to be passed on.
-    fn licence(&self) -> Result<PathBuf> {
-        let package = self.manifest.as_deref().and_then(Path::parent);
-        let package = package.context("cargo does not say where the sources of llama.cpp are")?;
-        Ok(package.join("llama.cpp/LICENSE"))
-    }
+/// The notices of Rust's standard library, which rustup installs with the compiler.
+fn rust_notices() -> Result<PathBuf> {
+    let sysroot = process::output(&mut process::program("rustc", &["--print", "sysroot"]))?;
+    Ok(Path::new(sysroot.trim()).join("share/doc/rust/COPYRIGHT-library.html"))
 }
 
 /// Has the program say which kernels it chooses on this machine.
@@ -194,7 +238,7 @@ impl LlamaBuild {
 /// # Errors
 /// It does not start as it was packed, or has no kernels.
 fn try_out(folder: &Path) -> Result<String> {
-    let mut doctor = Command::new(folder.join("sapwood"));
+    let mut doctor = Command::new(folder.join(PROGRAM));
     // No libraries of the build, and no configuration of who builds.
     doctor.env_clear().env("HOME", folder).current_dir(folder);
     let ended = doctor.args(["doctor", "--json"]).output();
@@ -206,16 +250,20 @@ fn try_out(folder: &Path) -> Result<String> {
     })?
 }
 
-/// What `doctor --json` says of kernels, an error if there are none; `None` if it says nothing.
+/// What `doctor --json` says of kernels, an error if there are none, or a library of kernels is not used; `None` if it says nothing.
+/// A back-end for GPUs may be unused: the machine that builds it needs no driver.
 fn cpu(findings: &str) -> Option<Result<String>> {
     let findings: serde_json::Value = serde_json::from_str(findings).ok()?;
     let findings = findings.as_array()?;
     let cpu = findings.iter().find(|one| one["check"] == "cpu")?;
     let found = cpu["found"].as_str()?.to_owned();
+    let mut unused = found.split("; not used: ").skip(1);
+    let for_gpus = unused.all(|library| !library.starts_with("cpu"));
     Some(match cpu["verdict"].as_str()? {
         "ok" => Ok(found),
+        "warn" if found.contains("; kernels: ") && for_gpus => Ok(found),
         _ => Err(anyhow::anyhow!(
-            "it has no kernels for this machine: {found}"
+            "its kernels cannot be used on this machine: {found}"
         )),
     })
 }
@@ -234,21 +282,16 @@ mod tests {
     #[test]
     fn the_build_of_llama_is_found_in_what_cargo_says() {
         let messages = concat!(
-            r#"{"reason":"compiler-artifact","package_id":"registry+https://index#cc@1.0.0","manifest_path":"/r/cc/Cargo.toml"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","package_id":"registry+https://index#llama-cpp-sys-2@0.1.161","manifest_path":"/r/llama/Cargo.toml"}"#,
+            r#"{"reason":"build-script-executed","package_id":"registry+https://index#cc@1.0.0","out_dir":"/t/cc"}"#,
             "\nnot a message\n",
             r#"{"reason":"build-script-executed","package_id":"registry+https://index#llama-cpp-sys-2@0.1.161","out_dir":"/t/out"}"#,
             "\n",
+            r#"{"reason":"compiler-artifact","package_id":"registry+https://index#llama-cpp-sys-2@0.1.161","manifest_path":"/r/llama/Cargo.toml"}"#,
+            "\n",
             r#"{"reason":"build-finished","success":true}"#,
         );
-        let found = LlamaBuild::find(messages).unwrap();
-        assert_eq!(found.out, Path::new("/t/out"));
-        assert_eq!(
-            found.licence().unwrap(),
-            Path::new("/r/llama/llama.cpp/LICENSE")
-        );
-        assert!(LlamaBuild::find("{}").is_err());
+        assert_eq!(llama_build(messages).unwrap(), Path::new("/t/out"));
+        assert!(llama_build("{}").is_err());
     }
 
     #[test]
@@ -263,7 +306,17 @@ mod tests {
             "x86_64; kernels: zen4 of /x"
         );
         let error = cpu(&findings("fail")).unwrap().unwrap_err();
-        assert!(error.to_string().contains("no kernels"), "{error}");
+        assert!(error.to_string().contains("cannot be used"), "{error}");
+        for (unused, is_shipped) in [
+            ("cuda: libcuda.so.1 is missing", true),
+            ("cuda: no driver; not used: vulkan: no driver", true),
+            ("cpu-zen4: it is damaged", false),
+            ("cuda: no driver; not used: cpu-zen4: it is damaged", false),
+        ] {
+            let findings = findings("warn").replace("/x", &format!("/x; not used: {unused}"));
+            let found = cpu(&findings).unwrap();
+            assert_eq!(found.is_ok(), is_shipped, "{unused}");
+        }
         assert!(cpu("").is_none() && cpu("[]").is_none());
     }
 

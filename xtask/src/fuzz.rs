@@ -151,11 +151,7 @@ fn targets() -> Result<Vec<String>> {
 
 /// Builds all targets; returns their folder.
 fn build() -> Result<PathBuf> {
-    let host = process::output(Command::new("rustc").arg("-vV"))?;
-    let host = host
-        .lines()
-        .find_map(|line| line.strip_prefix("host: "))
-        .context("rustc does not name its host")?;
+    let host = process::host()?;
     let mut command = process::cargo(&[
         "build",
         "--release",
@@ -163,14 +159,14 @@ fn build() -> Result<PathBuf> {
         "fuzz/Cargo.toml",
         // With an explicit target, build scripts and macros are built without the flags.
         "--target",
-        host,
+        &host,
     ]);
     let this = std::env::current_exe().context("this program has no path")?;
     command
         .env("RUSTFLAGS", FLAGS.join(" "))
         .env("RUSTC_WRAPPER", this);
     process::run(&mut command)?;
-    Ok(root().join("fuzz/target").join(host).join("release"))
+    Ok(root().join("fuzz/target").join(&host).join("release"))
 }
 
 /// Runs one target; shows its output if it found something.

@@ -117,6 +117,13 @@ pub(crate) fn target_folder() -> Result<PathBuf> {
     Ok(folder.context("cargo does not say where it builds")?.into())
 }
 
+/// Returns the system that programs are built for, as rustc names it.
+pub(crate) fn host() -> Result<String> {
+    let version = output(&mut program("rustc", &["-vV"]))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc does not name its host")?.to_owned())
+}
+
 /// Whether a command starts and succeeds; shows nothing.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command

@@ -109,6 +109,12 @@ pub(super) const LONG: &[Lane] = &[
         tools: &[COMPILERS],
         run: |_| dist_lane(),
     },
+    Lane {
+        name: "libraries",
+        about: "lints of what only the archive's binary has; only with --lane libraries",
+        tools: &[COMPILERS],
+        run: |_| libraries_lane(),
+    },
 ];
 
 /// Features of the workspace in every lane without llama.cpp.
@@ -224,6 +230,7 @@ fn controllers_lane() -> Result<Outcome> {
 /// and a skipped check is reported.
 fn deny() -> Result<Outcome> {
     cargo(&["deny", "check", "bans", "licenses", "sources"])?;
+    dist::check_notices()?;
     match process::output(&mut process::cargo(&["deny", "fetch", "db"])) {
         Ok(_) => cargo(&["deny", "check", "--disable-fetch", "advisories"]),
         Err(error) => {
@@ -285,6 +292,30 @@ fn embedded(settings: &Settings) -> Result<Outcome> {
     ];
     cargo(&clippy.concat())?;
     Ok(outcome)
+}
+
+/// Lints what only a binary with the feature `dynamic-backends` has. The variants of kernels would take longer to build than all
+/// lanes, so cargo does not run the script that builds llama.cpp: it takes what that has left of the build for one processor, whose
+/// bindings are the same.
+fn libraries_lane() -> Result<Outcome> {
+    let packages = ["--package", "sapwood-engine", "--package", "sapwood"];
+    let features = format!(
+        "sapwood/{}",
+        crate::serve::FEATURES.replace(',', ",sapwood/")
+    );
+    let mut one_processor = process::cargo(&["clippy", "--quiet", "--message-format=json"]);
+    one_processor.args(packages).args(["--features", &features]);
+    let llama = dist::llama_build(&process::output(&mut one_processor)?)?;
+    let script = format!("target.{}.llama", process::host()?);
+    let configuration = [
+        format!("{script}.rustc-env.OUT_DIR={llama:?}"),
+        format!("{script}.backends_dir={:?}", llama.join("backends")),
+    ];
+    let [out, backends] = configuration.each_ref().map(String::as_str);
+    let features = format!("{features},sapwood/dynamic-backends");
+    let replaced = ["clippy", "--config", out, "--config", backends];
+    let linted = ["--features", &features, "--", "-D", "warnings"];
+    cargo(&[&replaced, &packages[..], &linted].concat())
 }
 
 /// The tests on a real model, which is taken from a package registry, with the example controllers as modules.

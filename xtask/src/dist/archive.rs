@@ -1,6 +1,7 @@
 //! [`ArchiveFolder`]: a folder that is packed so that equal files give an equal archive.
 
 use std::fs::{self, Permissions};
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,11 @@ use anyhow::{Context, Result, ensure};
 
 use crate::process;
 
-/// Where the binary looks for libraries; so does its `build.rs`.
+/// The binary. It is not beside `lib`, so that the binary can look in `../lib/sapwood` alone: a second place, which would be outside
+/// of the archive, would be searched by the system's loader for all libraries.
+pub(super) const PROGRAM: &str = "bin/sapwood";
+
+/// Where the binary looks for libraries: its `build.rs` names it for the system's loader, `LibraryFolder` for kernels.
 const LIBRARIES: &str = "lib/sapwood";
 
 /// The variant with AMX, which the engine never chooses.
@@ -19,6 +24,8 @@ const NEVER_LOADED: &str = "libggml-cpu-sapphirerapids.so";
 pub(super) struct ArchiveFolder(PathBuf);
 
 impl ArchiveFolder {
+    /// Removes the archive of an earlier run too: it would be taken for that of this run if this one fails.
+    ///
     /// # Errors
     /// The old one cannot be removed, or the new one not created.
     pub(super) fn create(archives: &Path, name: &str) -> Result<Self> {
@@ -27,12 +34,27 @@ impl ArchiveFolder {
             fs::remove_dir_all(&folder)
                 .with_context(|| format!("cannot remove {}", folder.display()))?;
         }
-        let libraries = folder.join(LIBRARIES);
-        fs::create_dir_all(&libraries)?;
-        for made in libraries.ancestors().take(3) {
+        let this = Self(folder);
+        match fs::remove_file(this.archive()) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                let archive = this.archive();
+                return Err(error).context(format!("cannot remove {}", archive.display()));
+            }
+            _ => {}
+        }
+        for made in ["", "bin", "lib", LIBRARIES] {
+            let made = this.0.join(made);
+            fs::create_dir_all(&made)?;
             fs::set_permissions(made, Permissions::from_mode(0o755))?;
         }
-        Ok(Self(folder))
+        Ok(this)
+    }
+
+    /// The path that [`ArchiveFolder::pack`] writes to.
+    fn archive(&self) -> PathBuf {
+        let mut archive = self.0.clone().into_os_string();
+        archive.push(".tar.gz");
+        archive.into()
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -44,7 +66,26 @@ impl ArchiveFolder {
     }
 
     pub(super) fn add_program(&self, from: &Path) -> Result<()> {
-        self.copy(from, "sapwood", 0o755)
+        self.copy(from, PROGRAM, 0o755)
+    }
+
+    /// The files that were added.
+    ///
+    /// # Errors
+    /// A folder cannot be read.
+    pub(super) fn files(&self) -> Result<Vec<PathBuf>> {
+        let (mut files, mut folders) = (Vec::new(), vec![self.0.clone()]);
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder)? {
+                let entry = entry?;
+                match entry.file_type()?.is_dir() {
+                    true => folders.push(entry.path()),
+                    false => files.push(entry.path()),
+                }
+            }
+        }
+        files.sort();
+        Ok(files)
     }
 
     /// Adds the libraries that llama.cpp's build has installed below `out`: those that the binary is linked with, by the names
@@ -88,8 +129,7 @@ impl ArchiveFolder {
     /// # Errors
     /// There is no GNU tar, or it fails.
     pub(super) fn pack(&self, time: u64) -> Result<PathBuf> {
-        let mut archive = self.0.clone().into_os_string();
-        archive.push(".tar.gz");
+        let archive = self.archive();
         let (parent, name) = (self.0.parent(), self.0.file_name());
         let (parent, name) = parent.zip(name).context("the folder has no name")?;
         let mut tar = process::program("tar", &["--sort=name", "--format=gnu"]);
@@ -99,7 +139,7 @@ impl ArchiveFolder {
         tar.args(["--use-compress-program", "gzip -9 -n"]);
         tar.arg("--create").arg("--file").arg(&archive);
         process::run(tar.arg("--directory").arg(parent).arg(name))?;
-        Ok(archive.into())
+        Ok(archive)
     }
 }
 
@@ -171,7 +211,13 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&libraries), 0o755);
         assert_eq!(mode(&libraries.join("libllama.so.0")), 0o644);
-        assert_eq!(mode(&folder.path().join("sapwood")), 0o755);
+        assert_eq!(mode(&folder.path().join(PROGRAM)), 0o755);
+        for made in ["", "bin", "lib"] {
+            assert_eq!(mode(&folder.path().join(made)), 0o755, "{made}");
+        }
+        let files = folder.files().unwrap();
+        assert_eq!(files.len(), 1 + expected.len());
+        assert_eq!(files[0], folder.path().join(PROGRAM));
         let nothing = tempfile::tempdir().unwrap();
         let error = folder.add_libraries(nothing.path()).unwrap_err();
         assert!(error.to_string().contains("no libraries"), "{error}");
@@ -191,11 +237,12 @@ mod tests {
     #[test]
     fn what_an_earlier_run_has_left_is_not_packed() {
         let archives = tempfile::tempdir().unwrap();
-        let old = folder(archives.path())
-            .path()
-            .join("lib/sapwood/libggml-cuda.so");
+        let first = folder(archives.path());
+        let old = first.path().join("lib/sapwood/libggml-cuda.so");
         fs::write(&old, "").unwrap();
+        let archive = first.pack(0).unwrap();
+        assert!(archive.is_file());
         folder(archives.path());
-        assert!(!old.exists());
+        assert!(!old.exists() && !archive.exists());
     }
 }

@@ -8,14 +8,19 @@ use std::process::Command;
 use crate::process;
 
 /// Variables that change what a build finds.
-const VARIABLES: [&str; 8] = [
+const VARIABLES: [&str; 13] = [
+    "CARGO_ENCODED_RUSTFLAGS",
+    "CFLAGS",
     "CMAKE_GENERATOR",
     "CUDACXX",
+    "CUDAFLAGS",
     "CXX",
+    "CXXFLAGS",
     "LD_LIBRARY_PATH",
     "LIBCLANG_PATH",
     "LIBRARY_PATH",
     "LLVM_CONFIG_PATH",
+    "RUSTFLAGS",
     "VULKAN_SDK",
 ];
 
@@ -47,7 +52,7 @@ impl Machine {
 
     /// A machine whose programs are those in `bin` below `root`.
     #[cfg(test)]
-    pub(super) fn fake(root: &Path, variables: &[(&'static str, OsString)]) -> Self {
+    pub(crate) fn fake(root: &Path, variables: &[(&'static str, OsString)]) -> Self {
         Self {
             root: root.to_owned(),
             path: Some(root.join("bin").into()),
@@ -56,7 +61,7 @@ impl Machine {
     }
 
     /// A variable that is set and not empty.
-    pub(super) fn variable(&self, name: &str) -> Option<OsString> {
+    pub(crate) fn variable(&self, name: &str) -> Option<OsString> {
         self.variables
             .get(name)
             .filter(|value| !value.is_empty())

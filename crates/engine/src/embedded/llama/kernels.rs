@@ -1,7 +1,7 @@
 //! The kernels of llama.cpp that compute on the processor: those that the program was compiled with or, with the feature
 //! `dynamic-backends`, the best for this processor of the libraries beside the program.
 //!
-//! Libraries are looked for in `lib/sapwood` beside the program, else in `../lib/sapwood`; never in the current directory, nor on a
+//! Libraries are looked for in `../lib/sapwood` from the program's folder; never in the current directory, nor on a
 //! search path. llama.cpp would look in both, so its own search is never reached: nothing of it starts before kernels are loaded.
 
 #[cfg(any(test, feature = "dynamic-backends"))]

@@ -1,7 +1,9 @@
 //! The libraries of llama.cpp as they were when this program was linked with them: those beside it must be the same.
 //!
 //! Libraries of two builds can have the same names and versions and yet disagree about their structures, which shows as wrong text,
-//! if at all; and the first access to the missing end of a library that was copied in part ends the process.
+//! if at all; and the first access to the missing end of a library that was copied in part ends the process. That can be checked in
+//! time for back-ends. Those that the program is linked with are mapped by the system's loader before `main`, and one without its
+//! end may end the process there (`Bus error`): what is checked then is that they are of the same build.
 
 use std::collections::BTreeMap;
 use std::fs::File;

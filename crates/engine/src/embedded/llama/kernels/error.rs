@@ -8,8 +8,8 @@ use std::path::PathBuf;
 pub enum KernelsError {
     /// They were compiled for another processor, with these instructions.
     Processor(String),
-    /// There is no folder with libraries; these were looked for.
-    NoFolder(Vec<PathBuf>),
+    /// There is no folder with libraries; this one was looked for.
+    NoFolder(PathBuf),
     /// A folder or a library that others than the owner of the program, or root, may write to.
     Untrusted(PathBuf),
     /// A folder, a library or the program itself that cannot be read, and why.
@@ -28,13 +28,10 @@ impl KernelsError {
             Self::Processor(missing) => {
                 format!("this processor lacks {missing}, for which this program was compiled")
             }
-            Self::NoFolder(folders) => {
-                let folders: Vec<_> = folders.iter().map(|it| it.display().to_string()).collect();
-                format!(
-                    "the libraries of llama.cpp are missing: there is no {}",
-                    folders.join(", and no ")
-                )
-            }
+            Self::NoFolder(folder) => format!(
+                "the libraries of llama.cpp are missing: there are none in {}",
+                folder.display()
+            ),
             Self::Untrusted(path) => format!(
                 "{} may be changed by others than the owner of this program, so no library is loaded from there",
                 path.display()
@@ -59,9 +56,7 @@ impl KernelsError {
                 "build it on this machine with `cargo xtask serve`, or use another machine".into()
             }
             Self::NoFolder(_) => {
-                "unpack the whole archive, and keep its folder lib/sapwood beside the program, or beside the program's \
-                 folder"
-                    .into()
+                "unpack the whole archive, and keep its folders bin and lib beside each other".into()
             }
             Self::Untrusted(path) => format!(
                 "run `chmod go-w {0}`, let {0} belong to root or to whom the program belongs, and start the program anew",

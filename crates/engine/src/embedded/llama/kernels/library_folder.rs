@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::error::KernelsError;
 
-/// Where libraries are, from the folder of the program.
-const FOLDERS: [&str; 2] = ["lib/sapwood", "../lib/sapwood"];
+/// Where libraries are, from the folder of the program, whose `build.rs` tells the system's loader the same.
+const FOLDER: &str = "../lib/sapwood";
 
 /// ggml looks for these names on all systems but Windows.
 const PREFIX: &str = "libggml-";
@@ -53,13 +53,12 @@ impl LibraryFolder {
     /// As above.
     pub(super) fn beside(program: &Path, user: u32) -> Result<Self, KernelsError> {
         let here = program.parent().unwrap_or(program);
-        let folders = FOLDERS.map(|folder| here.join(folder));
-        // An empty one hides none that is whole; the system's loader passes it over too.
-        let Some(found) = folders.iter().find(|folder| has_libraries(folder)) else {
-            return Err(KernelsError::NoFolder(folders.to_vec()));
-        };
+        let found = here.join(FOLDER);
+        if !has_libraries(&found) {
+            return Err(KernelsError::NoFolder(found));
+        }
         // As people see it, and without links, which others might change.
-        let path = found.canonicalize().map_err(unreadable(found))?;
+        let path = found.canonicalize().map_err(unreadable(&found))?;
         check(&path, user)?;
         check_above(&path, here, user)?;
         let (mut names, mut failed) = (BTreeSet::new(), Vec::new());

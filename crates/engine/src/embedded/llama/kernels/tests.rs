@@ -83,9 +83,9 @@ fn built(folder: &Path) -> BuiltLibraries {
 
 /// What is tried on a processor with these instructions, where every library loads.
 fn chosen(libraries: &[&str], has: &[&str]) -> Result<Kernels, KernelsError> {
-    let installed = Installed::new("lib/sapwood", libraries);
+    let installed = Installed::new("../lib/sapwood", libraries);
     let has: BTreeSet<_> = has.iter().copied().collect();
-    let built = built(&installed.path("bin/lib/sapwood"));
+    let built = built(&installed.path("lib/sapwood"));
     load_from(
         &installed.folder()?,
         &built,
@@ -149,7 +149,7 @@ fn the_best_variant_is_chosen_that_processor_and_system_allow() {
 
 #[test]
 fn back_ends_come_first_and_what_does_not_load_is_passed_over() {
-    let installed = Installed::new("lib/sapwood", &ALL);
+    let installed = Installed::new("../lib/sapwood", &ALL);
     let order = RefCell::new(Vec::new());
     let load = |path: &Path| {
         assert!(path.is_file(), "{}", path.display());
@@ -161,7 +161,7 @@ fn back_ends_come_first_and_what_does_not_load_is_passed_over() {
         }
     };
     let has = |it: &str| !it.starts_with("AVX512");
-    let built = built(&installed.path("bin/lib/sapwood"));
+    let built = built(&installed.path("lib/sapwood"));
     let kernels = load_from(&installed.folder().unwrap(), &built, has, load).unwrap();
     assert_eq!(
         kernels.refused,
@@ -176,7 +176,7 @@ fn back_ends_come_first_and_what_does_not_load_is_passed_over() {
             "libggml-cpu-haswell"
         ]
     );
-    let folder = installed.path("bin/lib/sapwood");
+    let folder = installed.path("lib/sapwood");
     assert_eq!(
         kernels.to_string(),
         format!("haswell of {}, vulkan", folder.display())
@@ -185,8 +185,11 @@ fn back_ends_come_first_and_what_does_not_load_is_passed_over() {
 
 #[test]
 fn without_kernels_the_error_names_the_folder_and_what_to_do() {
-    let installed = Installed::new("lib/sapwood", &["libggml-cpu-zen4.so", "libggml-vulkan.so"]);
-    let folder = installed.path("bin/lib/sapwood");
+    let installed = Installed::new(
+        "../lib/sapwood",
+        &["libggml-cpu-zen4.so", "libggml-vulkan.so"],
+    );
+    let folder = installed.path("lib/sapwood");
     let built = built(&folder);
     let found = installed.folder().unwrap();
     let none = load_from(&found, &built, |_| false, |_| Ok(())).unwrap_err();
@@ -205,53 +208,45 @@ fn without_kernels_the_error_names_the_folder_and_what_to_do() {
         );
     }
     let bare = Installed::new("other", &[]);
-    let (first, second) = (
-        bare.path("bin/lib/sapwood"),
-        bare.path("bin/../lib/sapwood"),
-    );
+    let folder = bare.path("bin/../lib/sapwood");
     let error = bare.folder().unwrap_err();
-    assert_eq!(error, KernelsError::NoFolder(vec![first.clone(), second]));
+    assert_eq!(error, KernelsError::NoFolder(folder.clone()));
     let text = error.to_string();
     assert!(
-        text.contains(first.to_str().unwrap()) && text.contains("unpack the whole archive"),
+        text.contains(folder.to_str().unwrap()) && text.contains("unpack the whole archive"),
         "{text}"
     );
 }
 
 #[test]
-fn the_folder_beside_the_program_comes_before_the_one_beside_its_folder() {
-    let installed = Installed::new("../lib/sapwood", &ALL);
-    assert_eq!(
-        installed.folder().unwrap().path(),
-        installed.path("lib/sapwood")
-    );
-    let nearer = installed.path("bin/lib/sapwood");
-    fs::create_dir_all(&nearer).unwrap();
-    Installed::protect(&nearer, 0o755);
-    assert_eq!(
-        installed.folder().unwrap().path(),
-        installed.path("lib/sapwood"),
-        "the nearer one is empty"
-    );
-    fs::write(nearer.join("libllama.so.0"), "").unwrap();
-    assert_eq!(installed.folder().unwrap().path(), nearer);
+fn a_folder_beside_the_program_is_not_searched() {
+    // The system's loader would take the C library from there too.
+    let installed = Installed::new("lib/sapwood", &ALL);
+    let folder = installed.path("lib/sapwood");
+    let missing = installed.folder().unwrap_err();
+    assert!(matches!(missing, KernelsError::NoFolder(_)), "{missing:?}");
+    fs::create_dir_all(&folder).unwrap();
+    assert!(installed.folder().is_err(), "it is empty");
+    fs::write(folder.join("libllama.so.0"), "").unwrap();
+    Installed::protect(&folder.join("libllama.so.0"), 0o644);
+    assert_eq!(installed.folder().unwrap().path(), folder);
 }
 
 #[test]
 fn nothing_is_loaded_from_where_others_may_write() {
     for (path, mode) in [
-        ("bin/lib/sapwood", 0o777),
-        ("bin/lib/sapwood", 0o1777),
-        ("bin/lib/sapwood", 0o775),
-        ("bin/lib/sapwood/libggml-cpu-sse42.so", 0o666),
-        ("bin/lib/sapwood/libggml-vulkan.so", 0o664),
+        ("lib/sapwood", 0o777),
+        ("lib/sapwood", 0o1777),
+        ("lib/sapwood", 0o775),
+        ("lib/sapwood/libggml-cpu-sse42.so", 0o666),
+        ("lib/sapwood/libggml-vulkan.so", 0o664),
         // The system's loader runs these first.
-        ("bin/lib/sapwood/libllama.so.0", 0o666),
-        ("bin/lib/sapwood/libggml-base.so.0", 0o666),
+        ("lib/sapwood/libllama.so.0", 0o666),
+        ("lib/sapwood/libggml-base.so.0", 0o666),
         // Who may replace the folder may replace what is in it.
-        ("bin/lib", 0o777),
+        ("lib", 0o777),
     ] {
-        let installed = Installed::new("lib/sapwood", &ALL);
+        let installed = Installed::new("../lib/sapwood", &ALL);
         let path = installed.path(path);
         Installed::protect(&path, mode);
         let error = installed.folder().unwrap_err();
@@ -262,16 +257,13 @@ fn nothing_is_loaded_from_where_others_may_write() {
                 .contains(&format!("chmod go-w {}", path.display())),
             "{error}"
         );
-        // Where the nearer folder is not to be trusted, the other one is not tried.
-        fs::create_dir_all(installed.path("lib/sapwood")).unwrap();
-        assert!(installed.folder().is_err());
     }
     // A link to a library of somebody else's is one of theirs.
-    let installed = Installed::new("lib/sapwood", &["libllama.so.0"]);
+    let installed = Installed::new("../lib/sapwood", &["libllama.so.0"]);
     let theirs = installed.path("theirs.so");
     fs::write(&theirs, "").unwrap();
     Installed::protect(&theirs, 0o666);
-    let link = installed.path("bin/lib/sapwood/libggml-cpu-x64.so");
+    let link = installed.path("lib/sapwood/libggml-cpu-x64.so");
     std::os::unix::fs::symlink(&theirs, &link).unwrap();
     assert_eq!(
         installed.folder().unwrap_err(),
@@ -313,13 +305,13 @@ fn a_link_leads_to_no_folder_that_others_may_replace() {
 
 #[test]
 fn libraries_of_another_build_or_copied_in_part_are_not_loaded() {
-    let installed = Installed::new("lib/sapwood", &ALL);
-    let at = |name: &str| installed.path("bin/lib/sapwood").join(name);
+    let installed = Installed::new("../lib/sapwood", &ALL);
+    let at = |name: &str| installed.path("lib/sapwood").join(name);
     let write = |name: &str, content: &str| fs::write(at(name), content).unwrap();
     for name in ALL {
         write(name, name);
     }
-    let built = built(&installed.path("bin/lib/sapwood"));
+    let built = built(&installed.path("lib/sapwood"));
     let load = || {
         let mut loaded = Vec::new();
         let kernels = load_from(
@@ -377,8 +369,8 @@ fn libraries_of_another_build_or_copied_in_part_are_not_loaded() {
 
 #[test]
 fn a_link_that_leads_nowhere_is_passed_over() {
-    let installed = Installed::new("lib/sapwood", &["libggml-cpu-x64.so"]);
-    let folder = installed.path("bin/lib/sapwood");
+    let installed = Installed::new("../lib/sapwood", &["libggml-cpu-x64.so"]);
+    let folder = installed.path("lib/sapwood");
     let built = built(&folder);
     for name in ["libggml-vulkan.so", "libggml-cpu-zen4.so"] {
         std::os::unix::fs::symlink("nowhere", folder.join(name)).unwrap();
@@ -394,8 +386,8 @@ fn a_link_that_leads_nowhere_is_passed_over() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_back_end_of_another_build_must_be_whole() {
-    let installed = Installed::new("lib/sapwood", &["libllama.so.0"]);
-    let folder = installed.path("bin/lib/sapwood");
+    let installed = Installed::new("../lib/sapwood", &["libllama.so.0"]);
+    let folder = installed.path("lib/sapwood");
     let built = built(&folder);
     compile(&folder, "vulkan", &backend(3, 1));
     let file = folder.join("libggml-vulkan.so");
@@ -422,7 +414,7 @@ fn a_back_end_of_another_build_must_be_whole() {
 
 #[test]
 fn libraries_belong_to_root_or_to_whom_the_program_belongs() {
-    let installed = Installed::new("lib/sapwood", &ALL);
+    let installed = Installed::new("../lib/sapwood", &ALL);
     let beside = |user| LibraryFolder::beside(&installed.path("bin/sapwood"), user);
     assert!(beside(installed.user).is_ok());
     // A program of another user; what root owns may be loaded by all.
@@ -461,8 +453,8 @@ fn backend(api_version: u32, score: u32) -> String {
 fn ggml_loads_what_fits_it_and_says_why_not() {
     /// `GGML_BACKEND_API_VERSION`.
     const FITTING: u32 = 3;
-    let installed = Installed::new("lib/sapwood", &["libggml-cuda.so"]);
-    let folder = installed.path("bin/lib/sapwood");
+    let installed = Installed::new("../lib/sapwood", &["libggml-cuda.so"]);
+    let folder = installed.path("lib/sapwood");
     for (name, source) in [
         ("cpu-haswell", backend(FITTING, 0)),
         ("cpu-ivybridge", backend(FITTING + 1, 1)),
