@@ -138,6 +138,11 @@ impl<S: PrefixState> PrefixStore<S> {
         self.bytes
     }
 
+    /// Returns the number of entries.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Returns the maximum of bytes.
     pub(crate) fn limit(&self) -> usize {
         self.limit

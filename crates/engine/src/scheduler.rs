@@ -288,9 +288,9 @@ impl Scheduler {
             .map(|member| member.key)
     }
 
-    /// Returns whether there is at most one sequence, whatever it does.
+    /// Returns whether no sequence could run beside the one that does: none waits, or there is no slot for it.
     pub(crate) fn is_alone(&self) -> bool {
-        self.begun.len() + self.waiting.len() <= 1
+        self.running <= 1 && (self.waiting.is_empty() || self.running >= self.slots)
     }
 
     /// Returns the number of waiting sequences.

@@ -424,7 +424,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     let Some(shared) = make_room_for(requests, key) else {
         return false;
     };
-    let marks = marks_of(requests, key, shared);
+    let marks = marks_of(requests, key);
     let sequence = &mut requests.sequences[key];
     let job = &mut requests.jobs[sequence.job];
     let request = &job.submission;
@@ -455,24 +455,28 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     sequence.slot = Some(slot);
     sequence.due = None;
     sequence.computed = computed;
-    sequence.marks = marks;
+    sequence.marks = marks.after(computed);
     sequence.after = None;
     true
 }
 
-/// Finds where in a sequence's prompt a checkpoint serves other prompts, before it gets a slot that begins with `shared`.
-fn marks_of(requests: &Requests, key: SequenceKey, shared: Option<FoundPrefix>) -> PromptMarks {
+/// Finds where in a sequence's prompt a checkpoint serves other prompts, before it gets a slot: its own tokens are no earlier prompt.
+fn marks_of(requests: &Requests, key: SequenceKey) -> PromptMarks {
     if !requests.slots.tiers().makes_checkpoints() {
         return PromptMarks::default();
     }
     let sequence = &requests.sequences[key];
     let prompt = &sequence.tokens[..sequence.prompt_tokens];
+    // As much as such a prompt may begin with.
+    let usable = &prompt[..prompt.len().min(sequence.first_row() + 1)];
     let scope = requests.jobs[sequence.job].submission.prefix_scope;
-    let common = requests.slots.common_tokens(scope, prompt);
-    let worth = common >= shared.map_or(0, FoundPrefix::tokens) + BRANCH_TOKENS_MIN;
+    let branch = match usable.len() > BRANCH_TOKENS_MIN {
+        true => requests.slots.common_tokens(scope, usable),
+        false => 0,
+    };
     PromptMarks {
         turn_end: turn_end(prompt, &requests.tokens.ends),
-        branch: if worth { common } else { 0 },
+        branch,
     }
 }
 

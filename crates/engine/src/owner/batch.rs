@@ -166,7 +166,7 @@ impl Batch {
                     let took = clock.now_or(now).since(before);
                     let waited = requests.slots.model().waited();
                     if !waited.is_zero() {
-                        self.beside_models = now + BESIDE_MODELS;
+                        self.beside_models = clock.now_or(now) + BESIDE_MODELS;
                     }
                     let took = took.saturating_sub(waited);
                     self.took = clock.is_running().then_some(took);

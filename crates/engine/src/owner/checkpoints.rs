@@ -68,6 +68,17 @@ pub(super) struct PromptMarks {
     pub(super) branch: usize,
 }
 
+impl PromptMarks {
+    /// Those of a prompt that begins with so many tokens of an earlier one.
+    pub(super) fn after(self, computed: usize) -> Self {
+        let worth = self.branch >= computed + BRANCH_TOKENS_MIN;
+        Self {
+            branch: if worth { self.branch } else { 0 },
+            ..self
+        }
+    }
+}
+
 /// Returns the end of a prompt's last turn, which one of the EOG tokens `ends` ends, if it is near the end of the prompt; else 0.
 pub(super) fn turn_end(prompt: &[Token], ends: &[Token]) -> usize {
     let near = prompt.len().saturating_sub(TURN_HEAD_MAX);
@@ -82,6 +93,9 @@ const TURN_HEAD_MAX: usize = 16;
 
 /// The least number of tokens between two checkpoints of a prompt.
 const DISTANCE_MIN: usize = 32;
+
+/// The least number of tokens behind a branch: to compute fewer with the end takes no step of their own.
+const BRANCH_DISTANCE_MIN: usize = 8;
 
 /// A prompt stops at a branch if prompts that begin there compute so many tokens less. A checkpoint may take as much memory as some
 /// hundreds of tokens, and the beginning that a template writes into every prompt is shorter.
@@ -139,11 +153,25 @@ impl Checkpoints {
             spacing *= 2;
         }
         let within = (span.computed / spacing + 1) * spacing;
-        // One so close to the last one would save next to nothing.
-        let within = Some(within).filter(|within| within + DISTANCE_MIN <= end);
-        let branch = Some(span.marks.branch).filter(|&branch| branch > span.computed);
+        let branch = span.marks.branch;
+        let branches = branch > span.computed
+            && branch + BRANCH_DISTANCE_MIN <= end
+            && self.has_room_for_branches();
+        let branch = Some(branch).filter(|_| branches);
+        // One so close to another would save next to nothing.
+        let within = Some(within).filter(|within| {
+            let far = |stop: usize| stop.abs_diff(*within) >= DISTANCE_MIN;
+            *within < end && far(end) && branch.is_none_or(far)
+        });
         let next = within.into_iter().chain(branch).fold(end, usize::min);
         (next > span.computed).then_some(next)
+    }
+
+    /// Returns whether a checkpoint at a branch would stay: where fewer than three have room, that at the end of each prompt takes its
+    /// place before another prompt comes.
+    fn has_room_for_branches(&self) -> bool {
+        let each = self.store.bytes() / self.store.len().max(1);
+        each <= self.store.limit() / 3
     }
 
     /// Returns how many of a slot's first `common` tokens it can be rewound to; 0 if none. `tokens` are those of the slot.
@@ -272,6 +300,10 @@ mod tests {
         assert_eq!([next(0, 2500), next(2048, 2500)], [Some(2048), Some(2500)]);
         assert_eq!([next(2500, 2500), next(2990, 2990)], [Some(2999); 2]);
         assert_eq!([next(2048, 2990), next(0, 3500)], [Some(2990), Some(2048)]);
+        assert_eq!(
+            [next(0, 2050), next(2050, 2050), next(2048, 2993)],
+            [Some(2050), Some(2999), Some(2999)]
+        );
     }
 
     #[test]

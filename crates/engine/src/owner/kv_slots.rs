@@ -177,10 +177,11 @@ impl KvSlots {
     }
 
     /// Returns how many of a prompt's tokens one of the same scope begins with, in a slot or saved in memory, whether or not a
-    /// sequence can begin there.
+    /// sequence can begin there; 0 if so few are of no use.
     pub(super) fn common_tokens(&self, scope: u64, prompt: &[Token]) -> usize {
         let saved = self.tiers.store.common_tokens(scope, prompt);
-        self.cache.common_tokens(scope, prompt).max(saved)
+        let common = self.cache.common_tokens(scope, prompt).max(saved);
+        if common < self.prefix_min { 0 } else { common }
     }
 
     /// Returns whether there is a slot and `cells` KV cells for a sequence that begins with the given prefix.

@@ -94,12 +94,17 @@ fn d_48_a_third_prompt_begins_where_the_second_departed_from_the_first() {
             ..Script::default()
         };
         let mut bench = Bench::new(script);
-        let cached: Vec<u32> = ["ask", "borrow", "count", "delay"]
-            .map(|question| {
-                let answer = bench.answer(request_for(&format!("{system}{question}")));
-                answer.usage.unwrap().cached_tokens
-            })
-            .into();
+        let cached: Vec<u32> = [
+            "a question",
+            "borrowed words",
+            "counted sheep",
+            "delayed again",
+        ]
+        .map(|question| {
+            let answer = bench.answer(request_for(&format!("{system}{question}")));
+            answer.usage.unwrap().cached_tokens
+        })
+        .into();
         // BOS is a token too.
         assert_eq!(cached[..2], [0, 0], "{truncates}");
         assert!(
