@@ -368,7 +368,6 @@ fn a_proxy_that_cannot_be_used_is_refused_without_its_password() {
         "hush hush",
         "/hush",
         "http://user:p@hush@host:3128",
-        "http://user:h@h:1",
         "http://user:hush@h@h:1",
         "http://user:hush/ss@host:3128",
         "http://user:hush?ss@host:3128",
