@@ -255,10 +255,14 @@ impl GgufHeader {
         match self.kind_of(key) {
             None => {
                 let is_flag = FLAGS.iter().any(|flag| key.ends_with(flag));
+                let needed = match is_flag {
+                    true => Some("bool"),
+                    false => key.ends_with("_token_id").then_some("int"),
+                };
                 // llama.cpp would ignore it, with a line in its log.
-                if is_flag && kind != "bool" {
+                if let Some(needed) = needed.filter(|needed| *needed != kind) {
                     return Err(format!(
-                        "override_kv: {key} is of type bool, and cannot be of type {kind}"
+                        "override_kv: {key} is of type {needed}, and cannot be of type {kind}"
                     ));
                 }
                 // Of the other keys that are read here none is a flag.
@@ -691,6 +695,22 @@ mod tests {
             read.file_bytes,
             (bytes.len() as u64).next_multiple_of(32) + 200
         );
+    }
+
+    #[test]
+    fn the_id_of_a_token_is_replaced_by_an_integer_alone() {
+        let key = "tokenizer.ggml.fim_pre_token_id";
+        let mut header = GgufHeader::default();
+        for value in [
+            OverrideValue::Text("5".to_owned()),
+            OverrideValue::Bool(true),
+            OverrideValue::Float(5.0),
+        ] {
+            let why = header.replace(key, value).unwrap_err();
+            assert!(why.contains(key) && why.contains("of type int"), "{why}");
+        }
+        header.replace(key, OverrideValue::Int(5)).unwrap();
+        assert_eq!(header.number(key), Some(5));
     }
 
     #[test]

@@ -30,7 +30,6 @@ pub use self::listing::{HubFile, HubListing, is_safe_path};
 use self::proxy::Proxies;
 pub use self::proxy::ProxySettings;
 use crate::address::{bearer, exposes_key};
-use crate::connection::is_secure;
 
 /// Settings of a [`HubClient`].
 #[derive(Clone, Debug)]
@@ -78,13 +77,15 @@ pub struct HubClient {
     exchange: Exchange,
     stall_timeout: Duration,
     exposes_token: bool,
+    reader: Option<String>,
 }
 
 impl HubClient {
     /// A client with these settings. Nothing is connected yet.
     ///
     /// # Errors
-    /// [`HubError::Address`]: the endpoint, the token or the authorities are invalid. [`HubError::Proxy`]: a proxy is.
+    /// [`HubError::Address`]: the endpoint, the token or the authorities are invalid. A proxy that is invalid is an error
+    /// of the requests that need it.
     pub fn new(config: &Config) -> Result<Self, HubError> {
         let mut endpoint = web_url(&config.endpoint)?;
         if endpoint.query().is_some() || endpoint.fragment().is_some() {
@@ -100,12 +101,13 @@ impl HubClient {
         }
         let token = config.token.as_ref().map(bearer).transpose();
         let token = token.map_err(|why| HubError::Address(why.into()))?;
-        let proxies = Proxies::new(&config.proxies)?;
-        let exposes_token = endpoint.as_str().parse().is_ok_and(|uri: Uri| {
-            // Without TLS a proxy on another machine reads it, also if the endpoint is on this one.
-            let proxy = proxies.of(&uri).ok().flatten();
-            let is_read = proxy.is_some_and(|proxy| !is_secure(&uri) && !proxy.is_local());
-            exposes_key(&uri, token.is_some()) || (is_read && token.is_some())
+        let proxies = Proxies::new(&config.proxies);
+        let uri: Option<Uri> = endpoint.as_str().parse().ok();
+        // A proxy on another machine is not asked for an endpoint on this one.
+        let exposed_at = uri.filter(|uri| exposes_key(uri, token.is_some()));
+        let reader = exposed_at.as_ref().and_then(|uri| {
+            let proxy = proxies.of(uri).ok().flatten();
+            Some(proxy.filter(|proxy| !proxy.is_local())?.name())
         });
         Ok(Self {
             exchange: Exchange {
@@ -118,7 +120,8 @@ impl HubClient {
             },
             endpoint,
             stall_timeout,
-            exposes_token,
+            exposes_token: exposed_at.is_some(),
+            reader,
         })
     }
 
@@ -126,6 +129,12 @@ impl HubClient {
     #[must_use]
     pub const fn exposes_token(&self) -> bool {
         self.exposes_token
+    }
+
+    /// The proxy on another machine that would read the token, without credentials.
+    #[must_use]
+    pub fn reading_proxy(&self) -> Option<&str> {
+        self.reader.as_deref()
     }
 
     /// The page of a repository, for people.

@@ -328,14 +328,21 @@ impl ModelCache {
             stall_timeout: config.stall_timeout,
             ..hub::Config::default()
         });
-        let client = client.map_err(|error| match error {
-            HubError::Proxy(_) => CliError::usage(format!("{error}{PROXY_HINT}")),
-            error => CliError::usage(format!(
+        let client = client.map_err(|error| {
+            CliError::usage(format!(
                 "the hub cannot be used: {error}: see hub.endpoint (HF_ENDPOINT) and hub.token (HF_TOKEN)"
-            )),
+            ))
         })?;
-        if client.exposes_token() {
-            crate::config::endpoint::warn_of_plain_text(&config.endpoint);
+        match client.reading_proxy() {
+            Some(proxy) => tracing::warn!(
+                server = config.endpoint,
+                "the token is sent unencrypted to {proxy}, which can read it: use TLS (https://), or name the server in \
+                 NO_PROXY"
+            ),
+            None if client.exposes_token() => {
+                crate::config::endpoint::warn_of_plain_text(&config.endpoint);
+            }
+            None => {}
         }
         Ok(client)
     }
@@ -476,7 +483,9 @@ fn explained(source: &ModelSource, client: &HubClient, error: &DownloadError) ->
         DownloadError::Hub(HubError::ProxyRefused { status: 407, .. }) => {
             "; put USER:PASSWORD@ before the proxy's host in HTTPS_PROXY or HTTP_PROXY".to_owned()
         }
-        DownloadError::Hub(HubError::Proxy(_)) => PROXY_HINT.to_owned(),
+        DownloadError::Hub(HubError::Proxy(_)) => {
+            return CliError::usage(format!("{source}: {error}{PROXY_HINT}"));
+        }
         DownloadError::Hub(error) if error.is_transient() => {
             "; what was received stays, and the next try goes on from there".to_owned()
         }

@@ -22,7 +22,7 @@ pub enum HubError {
         /// The cause.
         why: String,
     },
-    /// A proxy cannot be used.
+    /// The proxy that the request needs cannot be used.
     #[error("{0}")]
     Proxy(String),
     /// A proxy does not pass the request on. 407: it wants another user name or password.

@@ -30,70 +30,133 @@ pub struct ProxySettings {
     pub https: Option<Secret>,
     /// For both, where there is none of their own (`all_proxy`).
     pub all: Option<Secret>,
-    /// Hosts that are reached without one, separated by commas: names with all names below them, IP addresses, networks
-    /// (`10.0.0.0/8`), or `*` for all (`no_proxy`).
+    /// Hosts that are reached without one, separated by commas or spaces: names with all names below them, IP addresses,
+    /// networks (`10.0.0.0/8`), or `*` for all (`no_proxy`). This machine is one, unless the proxy is on it, too.
     pub except: String,
 }
 
 /// The proxies, as far as they can be used.
-pub(super) struct Proxies(Matcher);
+pub(super) struct Proxies {
+    http: Chosen,
+    https: Chosen,
+    /// Intercepts what is no exception.
+    except: Matcher,
+}
+
+/// The proxy of a scheme. An error is returned only for an address that needs the proxy.
+type Chosen = Result<Option<Proxy>, HubError>;
 
 /// The proxy that a request goes through.
+#[derive(Clone)]
 pub(super) struct Proxy(Intercept);
 
 impl Proxies {
-    /// # Errors
-    /// [`HubError::Proxy`]: what is no address. It is not quoted, because it may have a password.
-    pub(super) fn new(settings: &ProxySettings) -> Result<Self, HubError> {
-        let mut matcher = Matcher::builder().no(&settings.except);
-        let chosen = |own: &Option<Secret>| own.clone().or_else(|| settings.all.clone());
-        if let Some(http) = usable(chosen(&settings.http), "http:")? {
-            matcher = matcher.http(http.expose());
+    pub(super) fn new(settings: &ProxySettings) -> Self {
+        let all = settings.all.as_ref();
+        let chosen = |own: &Option<Secret>, scheme| {
+            let own = own.as_ref().filter(|own| !own.is_empty()).or(all);
+            let chosen = own.filter(|chosen| !chosen.is_empty());
+            chosen.map(|it| usable(it.expose(), scheme)).transpose()
+        };
+        let except = Matcher::builder().all(ANY).no(exceptions(&settings.except));
+        Self {
+            http: chosen(&settings.http, "http:"),
+            https: chosen(&settings.https, "https:"),
+            except: except.build(),
         }
-        if let Some(https) = usable(chosen(&settings.https), "https:")? {
-            matcher = matcher.https(https.expose());
-        }
-        Ok(Self(matcher.build()))
     }
 
     /// The proxy for this address.
     ///
     /// # Errors
-    /// [`HubError::Proxy`]: it does not speak HTTP.
+    /// [`HubError::Proxy`]: it cannot be used. It is not quoted, because it may have a password.
     pub(super) fn of(&self, uri: &Uri) -> Result<Option<Proxy>, HubError> {
-        let Some(found) = self.0.intercept(uri) else {
-            return Ok(None);
+        let host = uri.host().unwrap_or_default();
+        // A dot at the end of a name only says that it is a whole one.
+        let host = host.strip_suffix('.').unwrap_or(host);
+        let is_here = is_loopback(host);
+        let proxy = match &self.http {
+            _ if self.is_exception(host) => return Ok(None),
+            _ if is_secure(uri) => &self.https,
+            http => http,
         };
-        match found.uri().scheme_str() {
-            Some("http" | "https") => Ok(Some(Proxy(found))),
-            // Not refused earlier: a proxy for everything that speaks SOCKS may have exceptions.
-            _ => Err(HubError::Proxy(
-                "a proxy that speaks SOCKS is not supported, only one of HTTP".into(),
-            )),
+        match proxy {
+            // On another machine this host would be that machine, which must not get what is sent here.
+            Ok(Some(proxy)) if is_here && !proxy.is_local() => Ok(None),
+            Err(_) if is_here => Ok(None),
+            proxy => proxy.clone(),
         }
+    }
+
+    fn is_exception(&self, host: &str) -> bool {
+        let uri = format!("http://{host}/").parse();
+        uri.is_ok_and(|uri: Uri| self.except.intercept(&uri).is_none())
     }
 }
 
-/// The text of a proxy, unless it is empty.
-fn usable(proxy: Option<Secret>, scheme: &str) -> Result<Option<Secret>, HubError> {
-    let Some(proxy) = proxy.filter(|proxy| !proxy.is_empty()) else {
-        return Ok(None);
+/// The exceptions as the matcher reads them, which knows commas alone between them, and no brackets.
+fn exceptions(text: &str) -> String {
+    let entries = text.split(|c: char| c == ',' || c.is_whitespace());
+    let entries = entries.map(|entry| match entry {
+        // The matcher has it for names alone.
+        "*" => "*,0.0.0.0/0,::/0".to_owned(),
+        entry => entry
+            .replace(['[', ']'], "")
+            .trim_end_matches('.')
+            .to_owned(),
+    });
+    entries.collect::<Vec<_>>().join(",")
+}
+
+/// The proxy of this text, which is not empty.
+fn usable(text: &str, scheme: &str) -> Result<Proxy, HubError> {
+    let wrong = || {
+        HubError::Proxy(format!(
+            "the proxy for {scheme} addresses is no http://HOST:PORT or http://USER:PASSWORD@HOST:PORT, with %40, %2F, \
+             %3F, %23 for @ / ? # in a password"
+        ))
     };
-    // The matcher ignores what it cannot read, and the requests would go past the proxy.
-    let alone = Matcher::builder().all(proxy.expose()).build();
-    match alone.intercept(&Uri::from_static("http://host/")) {
-        Some(_) => Ok(Some(proxy)),
-        None => Err(HubError::Proxy(format!(
-            "the proxy for {scheme} addresses is no http://HOST:PORT"
-        ))),
+    let is_scheme = |it: &str| it.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let rest = match text.split_once("://") {
+        Some((before, rest)) if is_scheme(before) => rest,
+        _ => text,
+    };
+    // What is behind these characters is dropped by the matcher. Where they are in a password, that is the host, and
+    // the user name would be taken for it.
+    if rest
+        .strip_suffix('/')
+        .unwrap_or(rest)
+        .contains(['/', '?', '#'])
+    {
+        return Err(wrong());
+    }
+    let alone = Matcher::builder().all(text).build();
+    let found = alone.intercept(&Uri::from_static(ANY)).ok_or_else(wrong)?;
+    if !matches!(found.uri().scheme_str(), Some("http" | "https")) {
+        return Err(HubError::Proxy(
+            "a proxy that speaks SOCKS is not supported, only one of HTTP".into(),
+        ));
+    }
+    let authority = found.uri().authority().ok_or_else(wrong)?;
+    // A second one: the first was in the password, the rest of which would be taken for the host.
+    let has_at = authority.as_str().contains('@');
+    // What is no number would be ignored.
+    let has_port = authority.port_u16().is_some() || authority.as_str() == authority.host();
+    match has_port && !has_at {
+        true => Ok(Proxy(found)),
+        false => Err(wrong()),
     }
 }
 
 impl Proxy {
     /// Its host and port, without credentials.
     pub(super) fn name(&self) -> String {
-        let authority = self.0.uri().authority();
-        format!("the proxy {}", authority.map_or("", |it| it.as_str()))
+        let uri = self.0.uri();
+        let host = uri.host().unwrap_or_default();
+        match uri.port_u16() {
+            Some(port) => format!("the proxy {host}:{port}"),
+            None => format!("the proxy {host}"),
+        }
     }
 
     /// Whether what is sent to it stays on this machine.
@@ -188,6 +251,8 @@ impl Proxy {
     }
 }
 
+/// An address that a matcher without exceptions intercepts.
+const ANY: &str = "http://host/";
 /// The maximum of bytes of the head of a proxy's answer.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 

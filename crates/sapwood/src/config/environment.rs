@@ -232,19 +232,27 @@ pub(super) fn proxies() -> ProxySettings {
     proxies_of(all.map(|(name, value)| (name.as_str().to_owned(), value)))
 }
 
-/// The proxies among these variables. As in curl and Python, the lower-case name takes precedence, also if it is empty.
+/// The proxies among these variables. As in pip, the lower-case name takes precedence: an empty one switches the other
+/// off, and leaves `all_proxy`. Of `no_proxy` the first that is not empty counts, as in curl and pip.
 fn proxies_of(variables: impl Iterator<Item = (String, String)>) -> ProxySettings {
     let all: BTreeMap<String, String> = variables.collect();
-    let value = |name: &str| {
-        let value = all.get(name);
-        value.or_else(|| all.get(&name.to_ascii_uppercase()))
+    let values = |name: &str| {
+        let values = [all.get(name), all.get(&name.to_ascii_uppercase())];
+        let values = values.into_iter().flatten();
+        values.map(|value| value.trim()).collect::<Vec<_>>()
     };
-    let proxy = |name| value(name).map(|value| Secret::from(value.trim()));
+    let proxy = |name| {
+        let first = values(name).into_iter().next();
+        first.filter(|value| !value.is_empty()).map(Secret::from)
+    };
+    let except = values("no_proxy")
+        .into_iter()
+        .find(|value| !value.is_empty());
     ProxySettings {
         http: proxy("http_proxy"),
         https: proxy("https_proxy"),
         all: proxy("all_proxy"),
-        except: value("no_proxy").cloned().unwrap_or_default(),
+        except: except.unwrap_or_default().to_owned(),
     }
 }
 
@@ -307,11 +315,13 @@ mod tests {
             ("https_proxy", ""),
             ("ALL_PROXY", "http://d"),
             ("NO_PROXY", "e"),
+            ("no_proxy", ""),
             ("Http_Proxy", "http://f"),
         ]);
         let expected = ProxySettings {
             http: Some("http://b".into()),
-            https: Some("".into()),
+            // So that the one for all is used.
+            https: None,
             all: Some("http://d".into()),
             except: "e".to_owned(),
         };

@@ -758,7 +758,10 @@ fn a_model_is_pulled_through_the_proxy_of_the_environment() {
     user.endpoint = "http://127.0.0.1:9".to_owned();
     let direct = [("HTTP_PROXY", &*address), ("NO_PROXY", "127.0.0.1")];
     fails(&pull(&user, &direct), &[": 127.0.0.1:9 does not answer"]);
-    let wrong = pull(&user, &[("HTTP_PROXY", "ftp://me:hush@p:1")]);
+    let wrong = [("HTTP_PROXY", "http://me:p@hush@p:1")];
+    fails(&pull(&user, &wrong), &[": 127.0.0.1:9 does not answer"]);
+    user.endpoint = "http://hub.test".to_owned();
+    let wrong = pull(&user, &wrong);
     assert_eq!(wrong.code, 2, "{wrong:?}");
     assert!(
         wrong.err.contains("see HTTPS_PROXY, HTTP_PROXY"),

@@ -234,6 +234,14 @@ fn metadata_of_another_type_is_refused_before_the_load() {
             "llama.attention.causal=str:true",
             ["causal", "of type bool", "of type str"],
         ),
+        (
+            "tokenizer.ggml.fim_pre_token_id=str:5",
+            ["fim_pre_token_id", "of type int", "of type str"],
+        ),
+        (
+            "tokenizer.ggml.fim_pre_token_id=bool:true",
+            ["fim_pre_token_id", "of type int", "of type bool"],
+        ),
     ] {
         let options = LlamaOptions {
             override_kv: Some(vec![entry.to_owned()]),

@@ -284,7 +284,7 @@ async fn what_a_proxy_does_wrong_is_an_error_without_its_password() {
 #[test]
 fn a_proxy_is_chosen_as_curl_and_pip_do() {
     let (http, https) = ("http://a:1", "b:2");
-    let except = ".internal, example.com,10.0.0.0/8 ,::1";
+    let except = ".internal, example.com,10.0.0.0/8 ,fd00::1";
     for (uri, chosen) in [
         ("http://host/", Some("the proxy a:1")),
         ("https://host/", Some("the proxy b:2")),
@@ -295,27 +295,68 @@ fn a_proxy_is_chosen_as_curl_and_pip_do() {
         ("https://notexample.com/", Some("the proxy b:2")),
         ("http://10.1.2.3/", None),
         ("http://11.1.2.3/", Some("the proxy a:1")),
-        ("http://[::1]:8/", None),
+        ("http://[fd00::1]:8/", None),
     ] {
-        let proxies = Proxies::new(&settings(http, https, except)).unwrap();
-        let proxy = proxies.of(&uri.parse().unwrap()).unwrap();
-        assert_eq!(proxy.map(|it| it.name()).as_deref(), chosen, "{uri}");
+        let chosen = chosen.map(str::to_owned);
+        assert_eq!(of(&settings(http, https, except), uri), Ok(chosen), "{uri}");
     }
-    let of = |settings: &ProxySettings, uri: &'static str| {
-        let proxy = Proxies::new(settings)?.of(&Uri::from_static(uri))?;
-        Ok::<_, HubError>(proxy.map(|it| it.name()))
-    };
     let all = ProxySettings {
         all: Some("http://c:3".into()),
         http: Some("".into()),
         ..ProxySettings::default()
     };
-    assert_eq!(of(&all, "http://host/"), Ok(None), "an empty one is none");
-    assert_eq!(
-        of(&all, "https://host/"),
-        Ok(Some("the proxy c:3".to_owned()))
-    );
-    assert_eq!(of(&settings(http, https, "*"), "http://host/"), Ok(None));
+    for uri in ["http://host/", "https://host/"] {
+        let chosen = of(&all, uri);
+        assert_eq!(chosen, Ok(Some("the proxy c:3".to_owned())), "{uri}");
+    }
+}
+
+/// The name of the proxy for an address.
+fn of(settings: &ProxySettings, uri: &str) -> Result<Option<String>, HubError> {
+    let proxy = Proxies::new(settings).of(&uri.parse().unwrap())?;
+    Ok(proxy.map(|it| it.name()))
+}
+
+#[test]
+fn exceptions_are_read_however_they_are_written() {
+    for (except, uri) in [
+        ("*", "http://host/"),
+        ("*", "http://192.0.2.1/"),
+        ("*", "http://[2001:db8::1]/"),
+        ("a b\thost", "http://host/"),
+        ("a,,\n host ,", "http://host/"),
+        ("host.", "http://host/"),
+        ("host", "http://host./"),
+        (".host.", "http://x.host.:80/"),
+        ("[2001:db8::1]", "http://[2001:db8::1]:8080/"),
+        ("[2001:db8::]/32", "http://[2001:db8::1]/"),
+    ] {
+        let settings = settings("http://a:1", "", except);
+        assert_eq!(of(&settings, uri), Ok(None), "{except}: {uri}");
+        let other = of(&settings, "http://other:80/");
+        assert_eq!(other.unwrap().is_none(), except == "*", "{except}");
+    }
+}
+
+#[test]
+fn this_machine_is_reached_through_no_other() {
+    for host in [
+        "127.0.0.1:8080",
+        "127.9.9.9",
+        "[::1]",
+        "localhost",
+        "LOCALHOST.",
+    ] {
+        for scheme in ["http", "https"] {
+            let uri = format!("{scheme}://{host}/");
+            for far in ["http://corp:3128", "http://", "socks5://corp:1"] {
+                assert_eq!(of(&settings(far, far, ""), &uri), Ok(None), "{uri} {far}");
+            }
+            let near = "http://[::1]:3128";
+            let chosen = of(&settings(near, near, ""), &uri);
+            assert_eq!(chosen, Ok(Some("the proxy [::1]:3128".to_owned())), "{uri}");
+        }
+    }
 }
 
 #[test]
@@ -326,41 +367,82 @@ fn a_proxy_that_cannot_be_used_is_refused_without_its_password() {
         "http://user:hush@[",
         "hush hush",
         "/hush",
+        "http://user:p@hush@host:3128",
+        "http://user:hush@h@h:1",
+        "http://user:hush/ss@host:3128",
+        "http://user:hush?ss@host:3128",
+        "http://user:hush#ss@host:3128",
+        "http://user:1/hush@host:3128",
+        "user:1/hush@host:3128",
+        "user:hush://ss@host:3128",
+        "http://host:3128/hush",
+        "http://host:3128/?hush",
+        "http://host:3128//",
+        "http://user:hush@host:",
+        "http://user:hush@host:abc",
+        "http://user:hush@host:99999",
+        "http://user:hush@[::1]:99999",
+        "http://user:hush",
     ] {
-        for settings in [settings(wrong, "", ""), settings("", wrong, "*")] {
-            let error = HubClient::new(&config("https://hub.test", settings)).unwrap_err();
+        for (settings, needed, other) in [
+            (settings(wrong, "", ""), "http://far/", "https://far/"),
+            (settings("", wrong, ""), "https://far/", "http://far/"),
+        ] {
+            // Whoever does not need it is not stopped by it.
+            assert_eq!(of(&settings, other), Ok(None), "{wrong}");
+            HubClient::new(&config(needed, settings.clone())).unwrap();
+            let error = of(&settings, needed).unwrap_err();
             assert!(matches!(error, HubError::Proxy(_)), "{wrong}: {error:?}");
             assert!(!error.to_string().contains("hush"), "{error}");
+            assert!(error.to_string().contains("HOST:PORT"), "{error}");
         }
     }
-    // Known only when an address needs it.
+    let usable = [
+        ("http://host:3128/", "the proxy host:3128"),
+        ("http://user:p%40%2F%23%3F@host:3128", "the proxy host:3128"),
+        ("user:pass@[::1]:1", "the proxy [::1]:1"),
+        ("http://user@host", "the proxy host"),
+        ("https://host", "the proxy host"),
+    ];
+    for (proxy, name) in usable {
+        let chosen = of(&settings(proxy, "", ""), "http://far/");
+        assert_eq!(chosen, Ok(Some(name.to_owned())), "{proxy}");
+    }
     let socks = ProxySettings {
         all: Some("socks5h://user:hush@p:1080".into()),
         except: "near".to_owned(),
         ..ProxySettings::default()
     };
-    let proxies = Proxies::new(&socks).unwrap();
+    assert_eq!(of(&socks, "https://near/"), Ok(None));
+    let error = of(&socks, "https://far/").unwrap_err().to_string();
     assert!(
-        proxies
-            .of(&Uri::from_static("https://near/"))
-            .unwrap()
-            .is_none()
+        error.contains("SOCKS") && !error.contains("hush"),
+        "{error}"
     );
-    let error = proxies.of(&Uri::from_static("https://far/")).err().unwrap();
-    assert!(error.to_string().contains("SOCKS"), "{error}");
 }
 
 #[test]
 fn a_token_that_a_proxy_reads_is_exposed() {
-    for (endpoint, proxy, exposed) in [
-        ("http://127.0.0.1", "http://far:1", true),
-        ("http://127.0.0.1", "http://127.0.0.1:1", false),
-        ("http://127.0.0.1", "", false),
-        ("https://127.0.0.1", "http://far:1", false),
-        ("http://far", "http://127.0.0.1:1", true),
+    for (endpoint, proxy, exposed, reader) in [
+        ("http://127.0.0.1", "http://far:1", false, None),
+        ("http://127.0.0.1", "http://127.0.0.1:1", false, None),
+        ("http://127.0.0.1", "", false, None),
+        ("https://far", "http://far:1", false, None),
+        ("http://far", "", true, None),
+        ("http://far", "http://127.0.0.1:1", true, None),
+        (
+            "http://far",
+            "user:hush@corp:1",
+            true,
+            Some("the proxy corp:1"),
+        ),
     ] {
-        let config = config(endpoint, settings(proxy, proxy, ""));
+        let mut config = config(endpoint, settings(proxy, proxy, ""));
         let client = HubClient::new(&config).unwrap();
         assert_eq!(client.exposes_token(), exposed, "{endpoint} {proxy}");
+        assert_eq!(client.reading_proxy(), reader, "{endpoint} {proxy}");
+        config.token = None;
+        let client = HubClient::new(&config).unwrap();
+        assert!(!client.exposes_token() && client.reading_proxy().is_none());
     }
 }
