@@ -272,8 +272,12 @@ async fn what_a_proxy_does_wrong_is_an_error_without_its_password() {
         assert!(!shown.contains("hush"), "{shown}");
         assert_eq!(error.is_transient(), transient, "{shown}");
     }
+}
+
+#[tokio::test]
+async fn a_proxy_that_is_not_there_is_an_error_without_its_password() {
     let nobody = settings("", "http://user:hush@127.0.0.1:9", "");
-    let error = list(&config(of_https, nobody)).await.unwrap_err();
+    let error = list(&config("https://hub.test", nobody)).await.unwrap_err();
     let shown = error.to_string();
     assert!(
         shown.starts_with("the proxy 127.0.0.1:9 does not answer"),
