@@ -34,7 +34,7 @@ pub(super) enum StepWaiting {
     Streams,
     /// Other prompts, for theirs.
     Prompts,
-    /// It is the only sequence that runs.
+    /// No sequence could run beside the one that does.
     Nobody,
 }
 
