@@ -1,16 +1,38 @@
-//! Compiles the guard around calls into llama.cpp, where that is built in.
+//! Compiles what is C++ here, where llama.cpp is built in: the guard around calls into it, and products of two types of weights.
 
 fn main() {
-    println!("cargo::rerun-if-changed=src/embedded/guard.cpp");
+    for file in ["guard.cpp", "matmul_x86.cpp", "matmul_x86.h"] {
+        println!("cargo::rerun-if-changed=src/embedded/{file}");
+    }
     #[cfg(feature = "embedded")]
-    cc::Build::new()
+    compile();
+    #[cfg(feature = "dynamic-backends")]
+    println!("cargo::rustc-env=SAPWOOD_LIBRARIES={}", libraries());
+}
+
+#[cfg(feature = "embedded")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "cargo tells a build script of another in its environment"
+)]
+fn compile() {
+    let installed = std::env::var_os("DEP_LLAMA_ROOT").expect("llama.cpp's build says where it is");
+    let mut build = cc::Build::new();
+    build
         .cpp(true)
         .std("c++17")
         .flag_if_supported("/EHsc")
+        // GCC 12 takes its own intrinsics for uses of what is not set.
+        .flag_if_supported("-Wno-maybe-uninitialized")
+        .include(std::path::Path::new(&installed).join("include"))
+        // A debug build computes with a real model too.
+        .opt_level(3)
         .file("src/embedded/guard.cpp")
-        .compile("sapwood_guard");
+        .file("src/embedded/matmul_x86.cpp");
+    // There ggml's CPU backend is a library that is chosen at the start: nothing can be linked with it.
     #[cfg(feature = "dynamic-backends")]
-    println!("cargo::rustc-env=SAPWOOD_LIBRARIES={}", libraries());
+    build.define("SAPWOOD_DYNAMIC_BACKENDS", None);
+    build.compile("sapwood_guard");
 }
 
 /// Returns name, bytes and CRC-32 of each library that llama.cpp's build has installed and a program may have beside it: those that

@@ -19,6 +19,8 @@ const UNSAFE: &[&str] = &[
     "crates/engine/src/embedded/llama/compute_pool.rs",
     "crates/engine/src/embedded/llama/context.rs",
     "crates/engine/src/embedded/llama/context/state.rs",
+    "crates/engine/src/embedded/llama/matmul.rs",
+    "crates/engine/src/embedded/llama/matmul/tests.rs",
     "crates/engine/src/embedded/llama/mod.rs",
     "crates/engine/src/embedded/llama/model.rs",
     "crates/engine/src/embedded/llama/params.rs",

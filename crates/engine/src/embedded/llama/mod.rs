@@ -22,6 +22,7 @@ mod compute_pool;
 mod context;
 mod encoder;
 mod kernels;
+mod matmul;
 mod model;
 mod params;
 
@@ -80,6 +81,8 @@ impl LlamaBackend {
             // SAFETY: neither takes borrowed data.
             unsafe {
                 sys::llama_backend_init();
+                let instructions = matmul::install();
+                tracing::debug!(instructions, "products of Q4_1 and Q5_1 weights");
                 // After the start, which finds the CPU backend; before any model, whose memory is placed by it.
                 if let Some(numa) = numa {
                     sys::llama_numa_init(numa_strategy(numa));

@@ -1,0 +1,29 @@
+//! Products of Q4_1 and Q5_1 weights with several tokens, computed by our own C++ (`matmul_x86.cpp`) inside ggml's operations.
+//!
+//! ggml has a fast path for most types of weights, but none for these two, to which the smaller K types fall back in models whose rows
+//! are no multiple of 256. Ours gives the same bits in a quarter of the time.
+
+use std::ffi::{CStr, c_char};
+
+unsafe extern "C" {
+    fn sapwood_matmul_install(may_use_avx512: bool) -> *const c_char;
+}
+
+/// Has ggml call our products from now on. Must be called before the first model is loaded. Returns the instructions they use; none where
+/// ggml's own path stays: on other processors, and with kernels in libraries.
+pub(super) fn install() -> Option<&'static str> {
+    install_with(true)
+}
+
+fn install_with(may_use_avx512: bool) -> Option<&'static str> {
+    // SAFETY: it returns null or a static string; the caller keeps it from running beside an operation of ggml.
+    let name = unsafe { sapwood_matmul_install(may_use_avx512) };
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: see above.
+    unsafe { CStr::from_ptr(name) }.to_str().ok()
+}
+
+#[cfg(all(test, not(feature = "dynamic-backends")))]
+mod tests;

@@ -1,0 +1,170 @@
+use std::ptr;
+
+use llama_cpp_sys_2 as sys;
+
+use super::install_with;
+
+unsafe extern "C" {
+    fn sapwood_matmul_takes(operation: *const sys::ggml_tensor) -> bool;
+}
+
+/// Values of a row, rows, tokens: whole tiles, parts of tiles, several parts of threads.
+const SHAPES: &[(usize, usize, usize)] = &[
+    (32, 1, 2),
+    (64, 7, 3),
+    (96, 33, 9),
+    (576, 192, 8),
+    (576, 70, 131),
+    (1536, 36, 16),
+];
+
+/// A product of random weights with random tokens, in ggml's memory.
+struct Product {
+    context: *mut sys::ggml_context,
+    weights: *mut sys::ggml_tensor,
+    tokens: *mut sys::ggml_tensor,
+    result: *mut sys::ggml_tensor,
+}
+
+impl Product {
+    fn new(kind: sys::ggml_type, (values, rows, tokens): (usize, usize, usize)) -> Self {
+        let mut seed = 7_u32;
+        let mut random = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from(i16::try_from(seed >> 16 & 0x7fff).expect("15 bits")) / 16_384.0 - 1.0
+        };
+        let weights: Vec<f32> = (0..values * rows).map(|_| random()).collect();
+        let inputs: Vec<f32> = (0..values * tokens).map(|_| random() * 3.0).collect();
+        let [width, height, count] = [values, rows, tokens].map(|it| it as i64);
+        let memory = sys::ggml_init_params {
+            mem_size: 16 << 20,
+            mem_buffer: ptr::null_mut(),
+            no_alloc: false,
+        };
+        // SAFETY: the context has room for the tensors, which have the lengths of what is copied into them.
+        unsafe {
+            let context = sys::ggml_init(memory);
+            let of_weights = sys::ggml_new_tensor_2d(context, kind, width, height);
+            let data = (*of_weights).data;
+            let no_importance = ptr::null();
+            sys::ggml_quantize_chunk(
+                kind,
+                weights.as_ptr(),
+                data,
+                0,
+                height,
+                width,
+                no_importance,
+            );
+            let of_tokens = sys::ggml_new_tensor_2d(context, sys::GGML_TYPE_F32, width, count);
+            let data = (*of_tokens).data.cast::<f32>();
+            ptr::copy_nonoverlapping(inputs.as_ptr(), data, inputs.len());
+            Self {
+                context,
+                weights: of_weights,
+                tokens: of_tokens,
+                result: sys::ggml_mul_mat(context, of_weights, of_tokens),
+            }
+        }
+    }
+
+    fn is_ours(&self) -> bool {
+        // SAFETY: the tensor is live.
+        unsafe { sapwood_matmul_takes(self.result) }
+    }
+
+    /// Computes it as a graph, as llama.cpp does.
+    fn compute(&self, threads: i32) -> Vec<u32> {
+        // SAFETY: the context is live and has room for a graph; the result has one number for each row and token.
+        unsafe {
+            let graph = sys::ggml_new_graph(self.context);
+            sys::ggml_build_forward_expand(graph, self.result);
+            sys::ggml_graph_compute_with_ctx(self.context, graph, threads);
+            let result = &*self.result;
+            let numbers = usize::try_from(result.ne[0] * result.ne[1]).expect("it is small");
+            let values = std::slice::from_raw_parts(result.data.cast::<f32>(), numbers);
+            values.iter().map(|value| value.to_bits()).collect()
+        }
+    }
+
+    /// Computes it by ggml's function for one row and one token.
+    fn one_by_one(&self) -> Vec<u32> {
+        // SAFETY: the tensors are live; each row and each token has the length that is passed.
+        unsafe {
+            let (weights, tokens) = (&*self.weights, &*self.tokens);
+            let of_weights = &*sys::ggml_get_type_traits_cpu(weights.type_);
+            let of_tokens = &*sys::ggml_get_type_traits_cpu(of_weights.vec_dot_type);
+            let multiply = of_weights.vec_dot.expect("ggml multiplies this type");
+            let quantize = of_tokens.from_float.expect("ggml quantizes this type");
+            let mut quantized =
+                vec![0_u64; sys::ggml_row_size(of_weights.vec_dot_type, tokens.ne[0]) / 8 + 1];
+            let mut numbers = Vec::new();
+            for token in 0..usize::try_from(tokens.ne[1]).expect("it is small") {
+                let values = tokens.data.byte_add(token * tokens.nb[1]).cast::<f32>();
+                quantize(values, quantized.as_mut_ptr().cast(), tokens.ne[0]);
+                for row in 0..usize::try_from(weights.ne[1]).expect("it is small") {
+                    let mut number = 0.0;
+                    let row = weights.data.byte_add(row * weights.nb[1]);
+                    let length = i32::try_from(weights.ne[0]).expect("it is small");
+                    multiply(
+                        length,
+                        &raw mut number,
+                        0,
+                        row,
+                        0,
+                        quantized.as_ptr().cast(),
+                        0,
+                        1,
+                    );
+                    numbers.push(number.to_bits());
+                }
+            }
+            numbers
+        }
+    }
+}
+
+impl Drop for Product {
+    fn drop(&mut self) {
+        // SAFETY: the only pointer that frees it.
+        unsafe { sys::ggml_free(self.context) };
+    }
+}
+
+fn each_product_has_the_bits_of_ggmls_own(may_use_avx512: bool) {
+    let installed = install_with(may_use_avx512);
+    assert_eq!(
+        installed.is_some(),
+        super::super::compiled_for().any(|it| it == "AVX2")
+    );
+    if installed.is_none() {
+        return;
+    }
+    for kind in [sys::GGML_TYPE_Q4_1, sys::GGML_TYPE_Q5_1] {
+        for &shape in SHAPES {
+            let product = Product::new(kind, shape);
+            assert!(product.is_ours(), "{kind} {shape:?}");
+            let expected = product.one_by_one();
+            for threads in [1, 2, 5] {
+                let computed = product.compute(threads);
+                assert!(computed == expected, "{kind} {shape:?}, {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_by_avx2_have_the_bits_of_ggmls_own() {
+    each_product_has_the_bits_of_ggmls_own(false);
+}
+
+#[test]
+fn products_by_the_best_instructions_have_the_bits_of_ggmls_own() {
+    each_product_has_the_bits_of_ggmls_own(true);
+}
+
+#[test]
+fn one_token_and_other_types_stay_with_ggml() {
+    assert!(!Product::new(sys::GGML_TYPE_Q4_1, (64, 4, 1)).is_ours());
+    assert!(!Product::new(sys::GGML_TYPE_Q8_0, (64, 4, 4)).is_ours());
+}
