@@ -29,7 +29,7 @@ fn compile() {
         .opt_level(3)
         .file("src/embedded/guard.cpp")
         .file("src/embedded/matmul_x86.cpp");
-    // There ggml's CPU backend is a library that is chosen at the start: nothing can be linked with it.
+    // There ggml's CPU backend is a library that is loaded at the start, and its functions are looked for in that.
     #[cfg(feature = "dynamic-backends")]
     build.define("SAPWOOD_DYNAMIC_BACKENDS", None);
     build.compile("sapwood_guard");

@@ -14,8 +14,11 @@
 
 #include "matmul_x86.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(SAPWOOD_DYNAMIC_BACKENDS)
+#if defined(__x86_64__) && defined(__GNUC__)
 
+#ifdef SAPWOOD_DYNAMIC_BACKENDS
+#include <dlfcn.h>
+#endif
 #include <immintrin.h>
 
 #include <algorithm>
@@ -24,6 +27,44 @@
 #include <cstring>
 
 namespace {
+
+// The functions of the CPU backend.
+struct Backend {
+    decltype(&ggml_cpu_has_avx2) has_avx2;
+    decltype(&ggml_cpu_has_fma) has_fma;
+    decltype(&ggml_get_type_traits_cpu) traits;
+    decltype(&ggml_barrier) barrier;
+    decltype(&ggml_threadpool_chunk_set) chunk_set;
+    decltype(&ggml_threadpool_chunk_add) chunk_add;
+    ExtraBufferTypes & (*extra_buffer_types)();
+};
+
+#ifdef SAPWOOD_DYNAMIC_BACKENDS
+template <typename Function> bool find(void * library, const char * name, Function & function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    return function != nullptr;
+}
+
+// In the library that has `of_backend`, which is never unloaded.
+bool find_backend(void * of_backend, Backend & backend) {
+    Dl_info info;
+    if (!of_backend || !dladdr(of_backend, &info)) {
+        return false;
+    }
+    void * library = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    return library && find(library, "ggml_cpu_has_avx2", backend.has_avx2) && find(library, "ggml_cpu_has_fma", backend.has_fma) &&
+           find(library, "ggml_get_type_traits_cpu", backend.traits) && find(library, "ggml_barrier", backend.barrier) &&
+           find(library, "ggml_threadpool_chunk_set", backend.chunk_set) &&
+           find(library, "ggml_threadpool_chunk_add", backend.chunk_add) &&
+           find(library, "_Z39ggml_backend_cpu_get_extra_buffer_typesv", backend.extra_buffer_types);
+}
+#else
+bool find_backend(void *, Backend & backend) {
+    backend = {ggml_cpu_has_avx2, ggml_cpu_has_fma, ggml_get_type_traits_cpu, ggml_barrier, ggml_threadpool_chunk_set,
+               ggml_threadpool_chunk_add, ggml_backend_cpu_get_extra_buffer_types};
+    return true;
+}
+#endif
 
 constexpr int BLOCK = 32;  // values that share a scale
 constexpr int ROWS = 4;    // weight rows of a tile
@@ -326,6 +367,7 @@ struct Plan {
 
 class Products final : public ggml::cpu::tensor_traits {
   public:
+    Backend backend = {};
     ggml_from_float_t quantize = nullptr;
 
     bool work_size(int threads, const ggml_tensor * operation, size_t & size) override {
@@ -346,12 +388,12 @@ class Products final : public ggml::cpu::tensor_traits {
                                                        static_cast<size_t>(thread->ith) * plan.thread_bytes());
         place_tokens(plan, *thread, tokens, reinterpret_cast<Q8_1 *>(rows + plan.blocks));
         if (thread->ith == 0) {
-            ggml_threadpool_chunk_set(thread->threadpool, thread->nth);
+            backend.chunk_set(thread->threadpool, thread->nth);
         }
-        ggml_barrier(thread->threadpool);
+        backend.barrier(thread->threadpool);
         const int64_t row_parts = (plan.rows + PART_ROWS - 1) / PART_ROWS;
         const int64_t parts = row_parts * ((plan.groups + PART_GROUPS - 1) / PART_GROUPS);
-        for (int64_t part = thread->ith; part < parts; part = ggml_threadpool_chunk_add(thread->threadpool, 1)) {
+        for (int64_t part = thread->ith; part < parts; part = backend.chunk_add(thread->threadpool, 1)) {
             if (plan.is_few()) {
                 compute_few(plan, part * PART_ROWS, tokens);
             } else {
@@ -439,18 +481,19 @@ bool lies_as_ggml_has_it(const ggml_tensor * weights) {
     return !owner->buffer || ggml_backend_buffer_is_host(owner->buffer);
 }
 
-const char * install(bool has_avx512) {
+const char * install(const Backend & backend, bool has_avx512) {
     static Hook hook;
     static ggml_backend_buffer_type type = {};
     is_wide.store(has_avx512, std::memory_order_relaxed);
-    products.quantize = ggml_get_type_traits_cpu(GGML_TYPE_Q8_1)->from_float;
     if (!type.context) {
+        products.backend = backend;
+        products.quantize = backend.traits(GGML_TYPE_Q8_1)->from_float;
         type.iface.get_name = [](ggml_backend_buffer_type_t) { return "Sapwood"; };
         type.iface.get_alignment = [](ggml_backend_buffer_type_t) -> size_t { return 64; };
         type.device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
         // As ggml reads it: a pointer to the base.
         type.context = static_cast<ggml::cpu::extra_buffer_type *>(&hook);
-        ggml_backend_cpu_get_extra_buffer_types().push_back(&type);
+        backend.extra_buffer_types().push_back(&type);
     }
     return has_avx512 ? "AVX-512 VNNI" : "AVX2";
 }
@@ -468,9 +511,10 @@ bool sapwood_matmul_takes(const ggml_tensor * operation) {
            ggml_is_matrix(tokens) && tokens->nb[0] == sizeof(float) && lies_as_ggml_has_it(weights);
 }
 
-const char * sapwood_matmul_install(bool may_use_avx512) {
+const char * sapwood_matmul_install(bool may_use_avx512, void * of_backend) {
+    Backend backend = {};
     // ggml's bits are these only where it has been compiled for the same instructions.
-    if (!ggml_cpu_has_avx2() || !ggml_cpu_has_fma()) {
+    if (!find_backend(of_backend, backend) || !backend.has_avx2() || !backend.has_fma()) {
         return nullptr;
     }
     __builtin_cpu_init();
@@ -481,13 +525,13 @@ const char * sapwood_matmul_install(bool may_use_avx512) {
     const bool has_avx512 = may_use_avx512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni");
-    return install(has_avx512);
+    return install(backend, has_avx512);
 }
 
 #else
 
 bool sapwood_matmul_takes(const ggml_tensor *) { return false; }
 
-const char * sapwood_matmul_install(bool) { return nullptr; }
+const char * sapwood_matmul_install(bool, void *) { return nullptr; }
 
 #endif

@@ -22,9 +22,9 @@ struct ggml_compute_params {
     bool use_ref;
 };
 
-void ggml_barrier(struct ggml_threadpool * threads);
-void ggml_threadpool_chunk_set(struct ggml_threadpool * threads, int value);
-int ggml_threadpool_chunk_add(struct ggml_threadpool * threads, int value);
+void ggml_barrier(struct ggml_threadpool *);
+void ggml_threadpool_chunk_set(struct ggml_threadpool *, int);
+int ggml_threadpool_chunk_add(struct ggml_threadpool *, int);
 
 struct ggml_backend_buffer_type_i {
     const char * (*get_name)(ggml_backend_buffer_type_t);
@@ -44,8 +44,9 @@ struct ggml_backend_buffer_type {
 };
 
 // The name of the instructions that products use from now on, or null where ggml's own path stays. To be called before the first model is
-// loaded: ggml reads the list of buffer types without a lock.
-const char * sapwood_matmul_install(bool may_use_avx512);
+// loaded: ggml reads the list of buffer types without a lock. Where the CPU backend is a library that was loaded at the start, its functions
+// are found by one of them, `of_backend`.
+const char * sapwood_matmul_install(bool may_use_avx512, void * of_backend);
 
 // Whether `operation` is one that is taken over.
 bool sapwood_matmul_takes(const struct ggml_tensor * operation);
@@ -55,18 +56,19 @@ namespace ggml::cpu {
 
 class tensor_traits {
   public:
-    virtual ~tensor_traits();
+    virtual ~tensor_traits() = default;
     virtual bool work_size(int threads, const struct ggml_tensor * operation, size_t & size) = 0;
     virtual bool compute_forward(struct ggml_compute_params * thread, struct ggml_tensor * operation) = 0;
 };
 
 class extra_buffer_type {
   public:
-    virtual ~extra_buffer_type();
+    virtual ~extra_buffer_type() = default;
     virtual bool supports_op(ggml_backend_dev_t device, const struct ggml_tensor * operation) = 0;
     virtual tensor_traits * get_tensor_traits(const struct ggml_tensor * operation) = 0;
 };
 
 }  // namespace ggml::cpu
 
-std::vector<ggml_backend_buffer_type_t> & ggml_backend_cpu_get_extra_buffer_types();
+using ExtraBufferTypes = std::vector<ggml_backend_buffer_type_t>;
+ExtraBufferTypes & ggml_backend_cpu_get_extra_buffer_types();

@@ -35,7 +35,8 @@ impl ThreadpoolFunctions {
     }
 }
 
-fn cpu_function(name: &CStr) -> Option<NonNull<c_void>> {
+/// A function of the CPU backend that others may ask for.
+pub(super) fn cpu_function(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: both names are NUL-terminated, and the registry lives as long as the process.
     let function = unsafe {
         let cpu = sys::ggml_backend_reg_by_name(c"CPU".as_ptr());

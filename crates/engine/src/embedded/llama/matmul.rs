@@ -3,21 +3,27 @@
 //! ggml has a fast path for most types of weights, but none for these two, to which the smaller K types fall back in models whose rows
 //! are no multiple of 256. Ours gives the same bits in a quarter of the time.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+
+use super::backends::cpu_function;
 
 unsafe extern "C" {
-    fn sapwood_matmul_install(may_use_avx512: bool) -> *const c_char;
+    fn sapwood_matmul_install(may_use_avx512: bool, of_backend: *mut c_void) -> *const c_char;
 }
 
 /// Has ggml call our products from now on. Must be called before the first model is loaded. Returns the instructions they use; none where
-/// ggml's own path stays: on other processors, and with kernels in libraries.
+/// ggml's own path stays, as on other processors.
 pub(super) fn install() -> Option<&'static str> {
     install_with(true)
 }
 
 fn install_with(may_use_avx512: bool) -> Option<&'static str> {
-    // SAFETY: it returns null or a static string; the caller keeps it from running beside an operation of ggml.
-    let name = unsafe { sapwood_matmul_install(may_use_avx512) };
+    let of_backend =
+        cpu_function(c"ggml_threadpool_new").map_or(ptr::null_mut(), ptr::NonNull::as_ptr);
+    // SAFETY: it returns null or a static string; the caller keeps it from running beside an operation of ggml. The pointer is to a
+    // function of the CPU backend, or null.
+    let name = unsafe { sapwood_matmul_install(may_use_avx512, of_backend) };
     if name.is_null() {
         return None;
     }

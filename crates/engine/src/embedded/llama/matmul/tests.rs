@@ -8,10 +8,12 @@ unsafe extern "C" {
     fn sapwood_matmul_takes(operation: *const sys::ggml_tensor) -> bool;
 }
 
-/// Values of a row, rows, tokens: whole tiles, parts of tiles, several parts of threads.
+/// Values of a row, rows, tokens: few tokens, whole tiles, parts of tiles, several parts of threads.
 const SHAPES: &[(usize, usize, usize)] = &[
     (32, 1, 2),
     (64, 7, 3),
+    (96, 38, 4),
+    (160, 3, 5),
     (96, 33, 9),
     (576, 192, 8),
     (576, 70, 131),
@@ -164,7 +166,18 @@ fn products_by_the_best_instructions_have_the_bits_of_ggmls_own() {
 }
 
 #[test]
-fn one_token_and_other_types_stay_with_ggml() {
-    assert!(!Product::new(sys::GGML_TYPE_Q4_1, (64, 4, 1)).is_ours());
+fn one_token_alone_is_computed_by_wide_instructions_only() {
+    let product = Product::new(sys::GGML_TYPE_Q4_1, (576, 70, 1));
+    let expected = product.one_by_one();
+    for may_use_avx512 in [false, true] {
+        let installed = install_with(may_use_avx512);
+        assert_eq!(product.is_ours(), installed == Some("AVX-512 VNNI"));
+        assert!(product.compute(2) == expected, "{installed:?}");
+    }
+}
+
+#[test]
+fn other_types_stay_with_ggml() {
+    install_with(true);
     assert!(!Product::new(sys::GGML_TYPE_Q8_0, (64, 4, 4)).is_ours());
 }
