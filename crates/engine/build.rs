@@ -24,6 +24,7 @@ fn compile() {
         .flag_if_supported("/EHsc")
         // GCC 12 takes its own intrinsics for uses of what is not set.
         .flag_if_supported("-Wno-maybe-uninitialized")
+        .flag_if_supported("-Wno-uninitialized")
         .include(std::path::Path::new(&installed).join("include"))
         // A debug build computes with a real model too.
         .opt_level(3)

@@ -3,9 +3,9 @@
 // ggml computes such a product one weight row and one token at a time, and unpacks the row's nibbles again for each token. Its faster
 // paths (repacked weights, tiles) know neither of these two types, which models have whose rows are no multiple of 256: there
 // the K types fall back to them. Here a tile of four rows and eight tokens stays in registers, and a row is unpacked once for all
-// tokens of its part. Measured beside ggml's own path by `cargo xtask bench-engine --bench products`.
+// tokens of its part.
 //
-// Every bit is ggml's: the tokens are quantized by ggml, and of each product the eight partial sums, their order and their rounding
+// Every bit of a finite number is ggml's: the tokens are quantized by ggml, and of each product the eight partial sums, their order and their rounding
 // are those of its function for one row and one token. So an answer does not depend on which of the two computed it, nor on how
 // many tokens were computed together.
 //
@@ -14,7 +14,7 @@
 
 #include "matmul_x86.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32)
 
 #ifdef SAPWOOD_DYNAMIC_BACKENDS
 #include <dlfcn.h>
@@ -25,6 +25,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 
 namespace {
 
@@ -32,6 +33,7 @@ namespace {
 struct Backend {
     decltype(&ggml_cpu_has_avx2) has_avx2;
     decltype(&ggml_cpu_has_fma) has_fma;
+    decltype(&ggml_cpu_has_f16c) has_f16c;
     decltype(&ggml_get_type_traits_cpu) traits;
     decltype(&ggml_barrier) barrier;
     decltype(&ggml_threadpool_chunk_set) chunk_set;
@@ -53,6 +55,7 @@ bool find_backend(void * of_backend, Backend & backend) {
     }
     void * library = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     return library && find(library, "ggml_cpu_has_avx2", backend.has_avx2) && find(library, "ggml_cpu_has_fma", backend.has_fma) &&
+           find(library, "ggml_cpu_has_f16c", backend.has_f16c) &&
            find(library, "ggml_get_type_traits_cpu", backend.traits) && find(library, "ggml_barrier", backend.barrier) &&
            find(library, "ggml_threadpool_chunk_set", backend.chunk_set) &&
            find(library, "ggml_threadpool_chunk_add", backend.chunk_add) &&
@@ -60,7 +63,7 @@ bool find_backend(void * of_backend, Backend & backend) {
 }
 #else
 bool find_backend(void *, Backend & backend) {
-    backend = {ggml_cpu_has_avx2, ggml_cpu_has_fma, ggml_get_type_traits_cpu, ggml_barrier, ggml_threadpool_chunk_set,
+    backend = {ggml_cpu_has_avx2, ggml_cpu_has_fma, ggml_cpu_has_f16c, ggml_get_type_traits_cpu, ggml_barrier, ggml_threadpool_chunk_set,
                ggml_threadpool_chunk_add, ggml_backend_cpu_get_extra_buffer_types};
     return true;
 }
@@ -71,9 +74,12 @@ constexpr int ROWS = 4;    // weight rows of a tile
 constexpr int PAIRS = 4;   // pairs of tokens of a tile: a register of 512 bits holds a block of each of the two
 constexpr int TOKENS = 2 * PAIRS;
 
-// What a thread takes at a time: few enough tokens that they stay in its cache while all its rows pass.
+// What a thread takes at most at a time: few enough tokens that they stay in its cache while all its rows pass.
 constexpr int64_t PART_ROWS = 32;
 constexpr int64_t PART_GROUPS = 16;
+
+// The fewest tokens at which AVX2 is faster here than in ggml.
+constexpr int64_t TOKENS_MIN_AVX2 = 4;
 
 // ggml's layouts in memory.
 struct Q4_1 {
@@ -354,6 +360,12 @@ struct Plan {
         : weights(operation->src[0]), tokens(operation->src[1]), result(operation), blocks(weights->ne[0] / BLOCK),
           rows(weights->ne[1]), count(tokens->ne[1]), groups((count + TOKENS - 1) / TOKENS) {}
 
+    // Each thread gets several parts where there are rows for it, so that all end at about the same time.
+    int64_t part_rows(int threads) const {
+        const int64_t fair = (rows + 4 * threads - 1) / (4 * threads);
+        return std::clamp<int64_t>((fair + ROWS - 1) / ROWS * ROWS, ROWS, PART_ROWS);
+    }
+
     bool is_few() const { return count <= FEW && products_are_wide(); }
 
     size_t token_bytes() const { return static_cast<size_t>(groups * blocks) * sizeof(TokenBlock); }
@@ -376,10 +388,11 @@ class Products final : public ggml::cpu::tensor_traits {
     }
 
     bool compute_forward(ggml_compute_params * thread, ggml_tensor * operation) override {
-        if (thread->use_ref) {
+        const Plan plan(operation);
+        // The buffer is smaller if ggml planned it for other instructions; all threads see the same.
+        if (thread->use_ref || thread->wsize < plan.bytes(thread->nth)) {
             return false;
         }
-        const Plan plan(operation);
         // The buffer's start is aligned for nothing in particular.
         char * work = static_cast<char *>(thread->wdata);
         work += (64 - reinterpret_cast<uintptr_t>(work) % 64) % 64;
@@ -391,13 +404,14 @@ class Products final : public ggml::cpu::tensor_traits {
             backend.chunk_set(thread->threadpool, thread->nth);
         }
         backend.barrier(thread->threadpool);
-        const int64_t row_parts = (plan.rows + PART_ROWS - 1) / PART_ROWS;
+        const int64_t part_rows = plan.part_rows(thread->nth);
+        const int64_t row_parts = (plan.rows + part_rows - 1) / part_rows;
         const int64_t parts = row_parts * ((plan.groups + PART_GROUPS - 1) / PART_GROUPS);
         for (int64_t part = thread->ith; part < parts; part = backend.chunk_add(thread->threadpool, 1)) {
             if (plan.is_few()) {
-                compute_few(plan, part * PART_ROWS, tokens);
+                compute_few(plan, part * part_rows, part_rows, tokens);
             } else {
-                compute_part(plan, part % row_parts * PART_ROWS, part / row_parts * PART_GROUPS, tokens, rows);
+                compute_part(plan, part % row_parts * part_rows, part_rows, part / row_parts * PART_GROUPS, tokens, rows);
             }
         }
         return true;
@@ -421,8 +435,8 @@ class Products final : public ggml::cpu::tensor_traits {
     }
 
     // Of few tokens: a row passes once, and is unpacked in registers.
-    void compute_few(const Plan & plan, int64_t first_row, const TokenBlock * tokens) const {
-        const int64_t rows_end = std::min(first_row + PART_ROWS, plan.rows);
+    void compute_few(const Plan & plan, int64_t first_row, int64_t part_rows, const TokenBlock * tokens) const {
+        const int64_t rows_end = std::min(first_row + part_rows, plan.rows);
         for (int64_t row = first_row; row < rows_end; row += ROWS) {
             const char * weights = static_cast<const char *>(plan.weights->data) + static_cast<size_t>(row) * plan.weights->nb[1];
             const int64_t rows = std::min<int64_t>(ROWS, rows_end - row);
@@ -433,9 +447,9 @@ class Products final : public ggml::cpu::tensor_traits {
         }
     }
 
-    void compute_part(const Plan & plan, int64_t first_row, int64_t first_group, const TokenBlock * tokens, RowBlock * unpacked) const {
+    void compute_part(const Plan & plan, int64_t first_row, int64_t part_rows, int64_t first_group, const TokenBlock * tokens, RowBlock * unpacked) const {
         const Multiply * by_pairs = products_are_wide() ? AVX512 : AVX2;
-        const int64_t rows_end = std::min(first_row + PART_ROWS, plan.rows);
+        const int64_t rows_end = std::min(first_row + part_rows, plan.rows);
         const int64_t groups_end = std::min(first_group + PART_GROUPS, plan.groups);
         const size_t row_bytes = plan.weights->nb[1];
         for (int64_t row = first_row; row < rows_end; row += ROWS) {
@@ -481,51 +495,102 @@ bool lies_as_ggml_has_it(const ggml_tensor * weights) {
     return !owner->buffer || ggml_backend_buffer_is_host(owner->buffer);
 }
 
-const char * install(const Backend & backend, bool has_avx512) {
+// Whether a tile has ggml's bits: a compiler that was told not to fuse its multiplications and additions gives ggml others.
+template <typename Block> bool agrees(const Backend & backend, ggml_type type) {
+    constexpr int64_t BLOCKS = 4;
+    Block weights[ROWS][BLOCKS];
+    Q8_1 values[TOKENS][BLOCKS];
+    TokenBlock tokens[BLOCKS];
+    RowBlock rows[BLOCKS];
+    uint32_t seed = 1;
+    const auto fill = [&seed](void * to, size_t bytes, uint16_t & first, uint16_t & second) {
+        for (size_t at = 0; at < bytes; at++) {
+            seed = seed * 1664525 + 1013904223;
+            static_cast<uint8_t *>(to)[at] = static_cast<uint8_t>(seed >> 24);
+        }
+        // Halves from 1/16 to 1/4.
+        first = static_cast<uint16_t>(0x2c00 + (first & 0x7ff));
+        second = static_cast<uint16_t>(0xac00 + (second & 0x7ff));
+    };
+    for (auto & row : weights) {
+        for (auto & block : row) {
+            fill(&block, sizeof(block), block.scale, block.offset);
+        }
+    }
+    for (int token = 0; token < TOKENS; token++) {
+        for (auto & block : values[token]) {
+            fill(&block, sizeof(block), block.scale, block.sum);
+        }
+        place_token(values[token], token, BLOCKS, tokens);
+    }
+    Tile tile, few;
+    unpack_rows<Block>(reinterpret_cast<const char *>(weights), sizeof(weights[0]), ROWS, BLOCKS, rows);
+    (products_are_wide() ? AVX512 : AVX2)[PAIRS - 1](rows, tokens, BLOCKS, tile);
+    if (products_are_wide()) {
+        multiply_few<Block, FEW>(reinterpret_cast<const char *>(weights), sizeof(weights[0]), ROWS, tokens, BLOCKS, few);
+    }
+    for (int token = 0; token < TOKENS; token++) {
+        float expected[ROWS];
+        for (int row = 0; row < ROWS; row++) {
+            backend.traits(type)->vec_dot(BLOCKS * BLOCK, &expected[row], 0, weights[row], 0, values[token], 0, 1);
+        }
+        const bool is_few = products_are_wide() && token < FEW;
+        if (std::memcmp(expected, &tile.results[token], sizeof(expected)) != 0 ||
+            (is_few && std::memcmp(expected, &few.results[token], sizeof(expected)) != 0)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void add_to_list(const Backend & backend) {
     static Hook hook;
     static ggml_backend_buffer_type type = {};
-    is_wide.store(has_avx512, std::memory_order_relaxed);
-    if (!type.context) {
-        products.backend = backend;
-        products.quantize = backend.traits(GGML_TYPE_Q8_1)->from_float;
-        type.iface.get_name = [](ggml_backend_buffer_type_t) { return "Sapwood"; };
-        type.iface.get_alignment = [](ggml_backend_buffer_type_t) -> size_t { return 64; };
-        type.device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-        // As ggml reads it: a pointer to the base.
-        type.context = static_cast<ggml::cpu::extra_buffer_type *>(&hook);
-        backend.extra_buffer_types().push_back(&type);
-    }
-    return has_avx512 ? "AVX-512 VNNI" : "AVX2";
+    products.backend = backend;
+    products.quantize = backend.traits(GGML_TYPE_Q8_1)->from_float;
+    type.iface.get_name = [](ggml_backend_buffer_type_t) { return "Sapwood"; };
+    type.iface.alloc_buffer = [](ggml_backend_buffer_type_t, size_t) -> ggml_backend_buffer_t { return nullptr; };
+    type.iface.get_alignment = [](ggml_backend_buffer_type_t) -> size_t { return 64; };
+    type.device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    // As ggml reads it: a pointer to the base.
+    type.context = static_cast<ggml::cpu::extra_buffer_type *>(&hook);
+    backend.extra_buffer_types().push_back(&type);
 }
 
 }  // namespace
 
 bool sapwood_matmul_takes(const ggml_tensor * operation) {
-    if (operation->op != GGML_OP_MUL_MAT) {
+    // A hint asks for another way to compute the product.
+    if (operation->op != GGML_OP_MUL_MAT || operation->op_params[1] != 0) {
         return false;
     }
     const ggml_tensor *weights = operation->src[0], *tokens = operation->src[1];
+    int64_t tokens_min = TOKENS_MIN_AVX2;
+    if (products_are_wide()) {
+        // One token of Q5_1 is as fast as ggml has it.
+        tokens_min = weights->type == GGML_TYPE_Q5_1 ? 2 : 1;
+    }
     const bool is_known = weights->type == GGML_TYPE_Q4_1 || weights->type == GGML_TYPE_Q5_1;
-    // By AVX2 one token is as fast as ggml has it. What lies in another type of buffer may have another layout.
-    return is_known && tokens->type == GGML_TYPE_F32 && (tokens->ne[1] > 1 || products_are_wide()) && ggml_is_matrix(weights) &&
+    return is_known && tokens->type == GGML_TYPE_F32 && tokens->ne[1] >= tokens_min && ggml_is_matrix(weights) &&
            ggml_is_matrix(tokens) && tokens->nb[0] == sizeof(float) && lies_as_ggml_has_it(weights);
 }
 
 const char * sapwood_matmul_install(bool may_use_avx512, void * of_backend) {
     Backend backend = {};
-    // ggml's bits are these only where it has been compiled for the same instructions.
-    if (!find_backend(of_backend, backend) || !backend.has_avx2() || !backend.has_fma()) {
+    // What ggml has been compiled for the processor has; and its bits are these only where it uses the same instructions.
+    if (!find_backend(of_backend, backend) || !backend.has_avx2() || !backend.has_fma() || !backend.has_f16c()) {
         return nullptr;
     }
     __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (!has_avx2) {
+    is_wide = may_use_avx512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+              __builtin_cpu_supports("avx512vnni");
+    if (!agrees<Q4_1>(backend, GGML_TYPE_Q4_1) || !agrees<Q5_1>(backend, GGML_TYPE_Q5_1)) {
         return nullptr;
     }
-    const bool has_avx512 = may_use_avx512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                            __builtin_cpu_supports("avx512vnni");
-    return install(backend, has_avx512);
+    static std::once_flag once;
+    std::call_once(once, add_to_list, backend);
+    return products_are_wide() ? "AVX-512 VNNI" : "AVX2";
 }
 
 #else
