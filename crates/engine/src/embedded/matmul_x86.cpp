@@ -5,7 +5,7 @@
 // the K types fall back to them. Here a tile of four rows and eight tokens stays in registers, and a row is unpacked once for all
 // tokens of its part.
 //
-// Every bit of a finite number is ggml's: the tokens are quantized by ggml, and of each product the eight partial sums, their order and their rounding
+// Every bit of a finite number is ggml's: the tokens are quantized by ggml, and of each product the eight partial sums, their order and rounding
 // are those of its function for one row and one token. So an answer does not depend on which of the two computed it, nor on how
 // many tokens were computed together.
 //
@@ -369,7 +369,7 @@ struct Plan {
     bool is_few() const { return count <= FEW && products_are_wide(); }
 
     size_t token_bytes() const { return static_cast<size_t>(groups * blocks) * sizeof(TokenBlock); }
-    // Of one thread: the rows of a tile, and before them one token as ggml quantizes it.
+    // Of one thread: the rows of a tile, and behind them its blocks of a token as ggml quantizes them.
     size_t thread_bytes() const {
         const size_t bytes = static_cast<size_t>(blocks) * (sizeof(RowBlock) + sizeof(Q8_1));
         return (bytes + 63) / 64 * 64;

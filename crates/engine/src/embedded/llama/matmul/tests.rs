@@ -168,6 +168,8 @@ fn products_by_the_best_instructions_have_the_bits_of_ggmls_own() {
 
 #[test]
 fn few_tokens_are_computed_by_wide_instructions_only() {
+    // Starts ggml's CPU backend, whose functions have tables.
+    install_with(true);
     for (kind, tokens_min) in [(sys::GGML_TYPE_Q4_1, 1), (sys::GGML_TYPE_Q5_1, 2)] {
         for tokens in 1..4 {
             let product = Product::new(kind, (576, 70, tokens));
