@@ -310,10 +310,13 @@ fn libraries_lane() -> Result<Outcome> {
     let configuration = [
         format!("{script}.rustc-env.OUT_DIR={llama:?}"),
         format!("{script}.backends_dir={:?}", llama.join("backends")),
+        format!("{script}.root={llama:?}"),
     ];
-    let [out, backends] = configuration.each_ref().map(String::as_str);
+    let [out, backends, root] = configuration.each_ref().map(String::as_str);
     let features = format!("{features},sapwood/dynamic-backends");
-    let replaced = ["clippy", "--config", out, "--config", backends];
+    let replaced = [
+        "clippy", "--config", out, "--config", backends, "--config", root,
+    ];
     let linted = ["--features", &features, "--", "-D", "warnings"];
     cargo(&[&replaced, &packages[..], &linted].concat())
 }
