@@ -5,9 +5,9 @@
 // the K types fall back to them. Here a tile of four rows and eight tokens stays in registers, and a row is unpacked once for all
 // tokens of its part.
 //
-// Every bit of a finite number is ggml's: the tokens are quantized by ggml, and of each product the eight partial sums, their order and rounding
-// are those of its function for one row and one token. So an answer does not depend on which of the two computed it, nor on how
-// many tokens were computed together.
+// Every bit of a finite number is ggml's: the tokens are quantized by ggml, and of each product the eight partial sums, their order
+// and their rounding are those of its function for one row and one token. So no number depends on which of the two computed it, nor on
+// how many tokens were computed together.
 //
 // ggml asks each extra type of CPU buffer whether it takes over an operation. The type that is added here owns no buffer: weights
 // stay where they are, memory-mapped files too.
@@ -272,11 +272,8 @@ TARGET_AVX2 void multiply_avx2(const RowBlock * rows, const TokenBlock * tokens,
     add_offsets(offsets, tile);
 }
 
-// Two rows in a register, of which the second may be missing.
-TARGET_AVX512 inline __m512i bytes_of(const Q4_1 & first, const Q4_1 & second) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(bytes_of(first)), bytes_of(second), 1);
-}
-TARGET_AVX512 inline __m512i bytes_of(const Q5_1 & first, const Q5_1 & second) {
+// Blocks of two rows in one register.
+template <typename Block> TARGET_AVX512 inline __m512i bytes_of_both(const Block & first, const Block & second) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(bytes_of(first)), bytes_of(second), 1);
 }
 
@@ -310,7 +307,7 @@ TARGET_AVX512 void multiply_few(const char * weights, size_t row_bytes, int64_t 
         const __m512 twice = _mm512_castps256_ps512(numbers);
         const __m512 scale_01 = _mm512_permutexvar_ps(scales_01, twice), scale_23 = _mm512_permutexvar_ps(scales_23, twice);
         const __m128 offset = _mm256_castps256_ps128(_mm256_permutevar8x32_ps(numbers, every_offset));
-        const __m512i weights_01 = bytes_of(row[0][block], row[1][block]), weights_23 = bytes_of(row[2][block], row[3][block]);
+        const __m512i weights_01 = bytes_of_both(row[0][block], row[1][block]), weights_23 = bytes_of_both(row[2][block], row[3][block]);
 #pragma GCC unroll 4
         for (int token = 0; token < COUNT; token++) {
             const TokenBlock & at = tokens[block];
