@@ -1,7 +1,15 @@
-//! Compiles what is C++ here, where llama.cpp is built in: the guard around calls into it, and products of two types of weights.
+//! Compiles what is C++ here, where llama.cpp is built in: the guard around calls into it, and operations of ggml's that
+//! are computed by our own code.
+
+const SOURCES: [&str; 4] = [
+    "attention_x86.cpp",
+    "cpu_hooks.cpp",
+    "guard.cpp",
+    "matmul_x86.cpp",
+];
 
 fn main() {
-    for file in ["guard.cpp", "matmul_x86.cpp", "matmul_x86.h"] {
+    for file in SOURCES.iter().chain(&["attention_kernel.h", "cpu_hooks.h"]) {
         println!("cargo::rerun-if-changed=src/embedded/{file}");
     }
     #[cfg(feature = "embedded")]
@@ -28,8 +36,7 @@ fn compile() {
         .include(std::path::Path::new(&installed).join("include"))
         // A debug build computes with a real model too.
         .opt_level(3)
-        .file("src/embedded/guard.cpp")
-        .file("src/embedded/matmul_x86.cpp");
+        .files(SOURCES.map(|file| format!("src/embedded/{file}")));
     // There ggml's CPU backend is a library that is loaded at the start, and its functions are looked for in that.
     #[cfg(feature = "dynamic-backends")]
     build.define("SAPWOOD_DYNAMIC_BACKENDS", None);

@@ -9,65 +9,21 @@
 // and their rounding are those of its function for one row and one token. So no number depends on which of the two computed it, nor on
 // how many tokens were computed together.
 //
-// ggml asks each extra type of CPU buffer whether it takes over an operation. The type that is added here owns no buffer: weights
-// stay where they are, memory-mapped files too.
+// Weights stay where they are, memory-mapped files too.
 
-#include "matmul_x86.h"
+#include "cpu_hooks.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32)
 
-#ifdef SAPWOOD_DYNAMIC_BACKENDS
-#include <dlfcn.h>
-#endif
 #include <immintrin.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
+
+using namespace sapwood;
 
 namespace {
-
-// The functions of the CPU backend.
-struct Backend {
-    decltype(&ggml_cpu_has_avx2) has_avx2;
-    decltype(&ggml_cpu_has_fma) has_fma;
-    decltype(&ggml_cpu_has_f16c) has_f16c;
-    decltype(&ggml_get_type_traits_cpu) traits;
-    decltype(&ggml_barrier) barrier;
-    decltype(&ggml_threadpool_chunk_set) chunk_set;
-    decltype(&ggml_threadpool_chunk_add) chunk_add;
-    ExtraBufferTypes & (*extra_buffer_types)();
-};
-
-#ifdef SAPWOOD_DYNAMIC_BACKENDS
-template <typename Function> bool find(void * library, const char * name, Function & function) {
-    function = reinterpret_cast<Function>(dlsym(library, name));
-    return function != nullptr;
-}
-
-// In the library that has `of_backend`, which is never unloaded.
-bool find_backend(void * of_backend, Backend & backend) {
-    Dl_info info;
-    if (!of_backend || !dladdr(of_backend, &info)) {
-        return false;
-    }
-    void * library = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-    return library && find(library, "ggml_cpu_has_avx2", backend.has_avx2) && find(library, "ggml_cpu_has_fma", backend.has_fma) &&
-           find(library, "ggml_cpu_has_f16c", backend.has_f16c) &&
-           find(library, "ggml_get_type_traits_cpu", backend.traits) && find(library, "ggml_barrier", backend.barrier) &&
-           find(library, "ggml_threadpool_chunk_set", backend.chunk_set) &&
-           find(library, "ggml_threadpool_chunk_add", backend.chunk_add) &&
-           find(library, "_Z39ggml_backend_cpu_get_extra_buffer_typesv", backend.extra_buffer_types);
-}
-#else
-bool find_backend(void *, Backend & backend) {
-    backend = {ggml_cpu_has_avx2, ggml_cpu_has_fma, ggml_cpu_has_f16c, ggml_get_type_traits_cpu, ggml_barrier, ggml_threadpool_chunk_set,
-               ggml_threadpool_chunk_add, ggml_backend_cpu_get_extra_buffer_types};
-    return true;
-}
-#endif
 
 constexpr int BLOCK = 32;  // values that share a scale
 constexpr int ROWS = 4;    // weight rows of a tile
@@ -342,10 +298,6 @@ using Multiply = void (*)(const RowBlock *, const TokenBlock *, int64_t, Tile &)
 constexpr Multiply AVX512[PAIRS] = {multiply_avx512<1>, multiply_avx512<2>, multiply_avx512<3>, multiply_avx512<4>};
 constexpr Multiply AVX2[PAIRS] = {multiply_avx2<1>, multiply_avx2<2>, multiply_avx2<3>, multiply_avx2<4>};
 
-// Whether the instructions in use are AVX-512's.
-std::atomic<bool> is_wide{false};
-bool products_are_wide() { return is_wide.load(std::memory_order_relaxed); }
-
 // The shape of one operation and where its parts lie in the work buffer that its threads share: the tokens, then for each thread
 // its unpacked rows.
 struct Plan {
@@ -363,7 +315,7 @@ struct Plan {
         return std::clamp<int64_t>((fair + ROWS - 1) / ROWS * ROWS, ROWS, PART_ROWS);
     }
 
-    bool is_few() const { return count <= FEW && products_are_wide(); }
+    bool is_few() const { return count <= FEW && is_wide(); }
 
     size_t token_bytes() const { return static_cast<size_t>(groups * blocks) * sizeof(TokenBlock); }
     // Of one thread: the rows of a tile, and behind them its blocks of a token as ggml quantizes them.
@@ -390,27 +342,21 @@ class Products final : public ggml::cpu::tensor_traits {
         if (thread->use_ref || thread->wsize < plan.bytes(thread->nth)) {
             return false;
         }
-        // The buffer's start is aligned for nothing in particular.
-        char * work = static_cast<char *>(thread->wdata);
-        work += (64 - reinterpret_cast<uintptr_t>(work) % 64) % 64;
+        char * work = aligned(thread->wdata);
         TokenBlock * tokens = reinterpret_cast<TokenBlock *>(work);
         RowBlock * rows = reinterpret_cast<RowBlock *>(work + plan.token_bytes() +
                                                        static_cast<size_t>(thread->ith) * plan.thread_bytes());
         place_tokens(plan, *thread, tokens, reinterpret_cast<Q8_1 *>(rows + plan.blocks));
-        if (thread->ith == 0) {
-            backend.chunk_set(thread->threadpool, thread->nth);
-        }
-        backend.barrier(thread->threadpool);
         const int64_t part_rows = plan.part_rows(thread->nth);
         const int64_t row_parts = (plan.rows + part_rows - 1) / part_rows;
         const int64_t parts = row_parts * ((plan.groups + PART_GROUPS - 1) / PART_GROUPS);
-        for (int64_t part = thread->ith; part < parts; part = backend.chunk_add(thread->threadpool, 1)) {
+        share_parts(backend, *thread, parts, [&](int64_t part) {
             if (plan.is_few()) {
                 compute_few(plan, part * part_rows, part_rows, tokens);
             } else {
                 compute_part(plan, part % row_parts * part_rows, part_rows, part / row_parts * PART_GROUPS, tokens, rows);
             }
-        }
+        });
         return true;
     }
 
@@ -445,7 +391,7 @@ class Products final : public ggml::cpu::tensor_traits {
     }
 
     void compute_part(const Plan & plan, int64_t first_row, int64_t part_rows, int64_t first_group, const TokenBlock * tokens, RowBlock * unpacked) const {
-        const Multiply * by_pairs = products_are_wide() ? AVX512 : AVX2;
+        const Multiply * by_pairs = is_wide() ? AVX512 : AVX2;
         const int64_t rows_end = std::min(first_row + part_rows, plan.rows);
         const int64_t groups_end = std::min(first_group + PART_GROUPS, plan.groups);
         const size_t row_bytes = plan.weights->nb[1];
@@ -477,21 +423,6 @@ class Products final : public ggml::cpu::tensor_traits {
 
 Products products;
 
-// A buffer type only by its place in ggml's list; nothing is ever allocated in it.
-class Hook final : public ggml::cpu::extra_buffer_type {
-  public:
-    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
-
-    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * operation) override {
-        return sapwood_matmul_takes(operation) ? &products : nullptr;
-    }
-};
-
-bool lies_as_ggml_has_it(const ggml_tensor * weights) {
-    const ggml_tensor * owner = weights->view_src ? weights->view_src : weights;
-    return !owner->buffer || ggml_backend_buffer_is_host(owner->buffer);
-}
-
 // Whether a tile has ggml's bits: a compiler that was told not to fuse its multiplications and additions gives ggml others.
 template <typename Block> bool agrees(const Backend & backend, ggml_type type) {
     constexpr int64_t BLOCKS = 4;
@@ -522,8 +453,8 @@ template <typename Block> bool agrees(const Backend & backend, ggml_type type) {
     }
     Tile tile, few;
     unpack_rows<Block>(reinterpret_cast<const char *>(weights), sizeof(weights[0]), ROWS, BLOCKS, rows);
-    (products_are_wide() ? AVX512 : AVX2)[PAIRS - 1](rows, tokens, BLOCKS, tile);
-    if (products_are_wide()) {
+    (is_wide() ? AVX512 : AVX2)[PAIRS - 1](rows, tokens, BLOCKS, tile);
+    if (is_wide()) {
         multiply_few<Block, FEW>(reinterpret_cast<const char *>(weights), sizeof(weights[0]), ROWS, tokens, BLOCKS, few);
     }
     for (int token = 0; token < TOKENS; token++) {
@@ -531,7 +462,7 @@ template <typename Block> bool agrees(const Backend & backend, ggml_type type) {
         for (int row = 0; row < ROWS; row++) {
             backend.traits(type)->vec_dot(BLOCKS * BLOCK, &expected[row], 0, weights[row], 0, values[token], 0, 1);
         }
-        const bool is_few = products_are_wide() && token < FEW;
+        const bool is_few = is_wide() && token < FEW;
         if (std::memcmp(expected, &tile.results[token], sizeof(expected)) != 0 ||
             (is_few && std::memcmp(expected, &few.results[token], sizeof(expected)) != 0)) {
             return false;
@@ -540,60 +471,33 @@ template <typename Block> bool agrees(const Backend & backend, ggml_type type) {
     return true;
 }
 
-void add_to_list(const Backend & backend) {
-    static Hook hook;
-    static ggml_backend_buffer_type type = {};
-    products.backend = backend;
-    products.quantize = backend.traits(GGML_TYPE_Q8_1)->from_float;
-    type.iface.get_name = [](ggml_backend_buffer_type_t) { return "Sapwood"; };
-    type.iface.alloc_buffer = [](ggml_backend_buffer_type_t, size_t) -> ggml_backend_buffer_t { return nullptr; };
-    type.iface.get_alignment = [](ggml_backend_buffer_type_t) -> size_t { return 64; };
-    type.device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    // As ggml reads it: a pointer to the base.
-    type.context = static_cast<ggml::cpu::extra_buffer_type *>(&hook);
-    backend.extra_buffer_types().push_back(&type);
-}
+// Whether a tile of each type has them.
+bool is_agreed = false;
 
 }  // namespace
 
-bool sapwood_matmul_takes(const ggml_tensor * operation) {
+bool sapwood::prepare_products(const Backend & backend) {
+    products.backend = backend;
+    products.quantize = backend.traits(GGML_TYPE_Q8_1)->from_float;
+    is_agreed = agrees<Q4_1>(backend, GGML_TYPE_Q4_1) && agrees<Q5_1>(backend, GGML_TYPE_Q5_1);
+    return is_agreed;
+}
+
+ggml::cpu::tensor_traits * sapwood::product_of(const ggml_tensor * operation) {
     // A hint asks for another way to compute the product.
-    if (operation->op != GGML_OP_MUL_MAT || operation->op_params[1] != 0) {
-        return false;
+    if (!is_agreed || operation->op != GGML_OP_MUL_MAT || operation->op_params[1] != 0) {
+        return nullptr;
     }
     const ggml_tensor *weights = operation->src[0], *tokens = operation->src[1];
     int64_t tokens_min = TOKENS_MIN_AVX2;
-    if (products_are_wide()) {
+    if (is_wide()) {
         // One token of Q5_1 is as fast as ggml has it.
         tokens_min = weights->type == GGML_TYPE_Q5_1 ? 2 : 1;
     }
     const bool is_known = weights->type == GGML_TYPE_Q4_1 || weights->type == GGML_TYPE_Q5_1;
-    return is_known && tokens->type == GGML_TYPE_F32 && tokens->ne[1] >= tokens_min && ggml_is_matrix(weights) &&
-           ggml_is_matrix(tokens) && tokens->nb[0] == sizeof(float) && lies_as_ggml_has_it(weights);
+    const bool is_ours = is_known && tokens->type == GGML_TYPE_F32 && tokens->ne[1] >= tokens_min && ggml_is_matrix(weights) &&
+                         ggml_is_matrix(tokens) && tokens->nb[0] == sizeof(float) && lies_as_ggml_has_it(weights);
+    return is_ours ? &products : nullptr;
 }
-
-const char * sapwood_matmul_install(bool may_use_avx512, void * of_backend) {
-    Backend backend = {};
-    // What ggml has been compiled for the processor has; and its bits are these only where it uses the same instructions.
-    if (!find_backend(of_backend, backend) || !backend.has_avx2() || !backend.has_fma() || !backend.has_f16c()) {
-        return nullptr;
-    }
-    __builtin_cpu_init();
-    is_wide = may_use_avx512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512vnni");
-    if (!agrees<Q4_1>(backend, GGML_TYPE_Q4_1) || !agrees<Q5_1>(backend, GGML_TYPE_Q5_1)) {
-        return nullptr;
-    }
-    static std::once_flag once;
-    std::call_once(once, add_to_list, backend);
-    return products_are_wide() ? "AVX-512 VNNI" : "AVX2";
-}
-
-#else
-
-bool sapwood_matmul_takes(const ggml_tensor *) { return false; }
-
-const char * sapwood_matmul_install(bool, void *) { return nullptr; }
 
 #endif

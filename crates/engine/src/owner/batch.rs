@@ -37,6 +37,8 @@ pub(super) struct Batch {
     rows: Vec<(SequenceKey, usize)>,
     /// The time of the last decode call, until it is observed.
     took: Option<Duration>,
+    /// The time of the last decode call, for the log.
+    last: Duration,
     /// The oldest prompt of the plan.
     oldest: Option<SequenceKey>,
     /// Until then, streams of other models are taken to wait for steps of this one.
@@ -85,6 +87,7 @@ impl Batch {
             drafted: 0,
             rows: Vec::new(),
             took: None,
+            last: Duration::ZERO,
             oldest: None,
             beside_models: Time::default(),
         }
@@ -103,6 +106,7 @@ impl Batch {
     /// Returns the time of the last decode call, if it was measured, and takes it into account.
     pub(super) fn observe(&mut self) -> Option<Duration> {
         let time = self.took.take()?;
+        self.last = time;
         let decoding = self.shares.iter().filter(|share| share.tokens == 1).count();
         let others = self.entries.len() - decoding;
         if others == self.drafted {
@@ -113,6 +117,24 @@ impl Batch {
             self.pace.observe(decoding, others, time);
         }
         Some(time)
+    }
+
+    /// Writes what the last step computed into the log, for those who look for what made a stream wait.
+    pub(super) fn trace_step(&self, took: Duration) {
+        if !tracing::enabled!(target: "sapwood_engine::steps", tracing::Level::TRACE) {
+            return;
+        }
+        let decoding = self.shares.iter().filter(|share| share.tokens == 1).count();
+        tracing::trace!(
+            target: "sapwood_engine::steps",
+            decoding,
+            prompt_tokens = self.entries.len() - decoding - self.drafted,
+            drafted = self.drafted,
+            waiting = ?self.pace.waiting(),
+            decode = ?self.last,
+            ?took,
+            "step"
+        );
     }
 
     /// Plans a batch and decodes it.

@@ -341,6 +341,7 @@ impl EngineOwner {
         if self.clock.is_running() {
             let took = self.clock.now_or(now).since(now);
             stats.step_seconds.observe_span(took);
+            self.batch.trace_step(took);
         }
     }
 }

@@ -78,6 +78,11 @@ impl StepPace {
         self.waiting = waiting;
     }
 
+    /// Returns who waits for the step that is planned now.
+    pub(super) fn waiting(&self) -> StepWaiting {
+        self.waiting
+    }
+
     /// Returns what a prompt token takes; `None` before the first was measured.
     pub(super) fn token_time(&self) -> Option<Duration> {
         self.prefill

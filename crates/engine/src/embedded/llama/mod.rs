@@ -20,9 +20,9 @@ mod backends;
 mod batch;
 mod compute_pool;
 mod context;
+mod cpu_hooks;
 mod encoder;
 mod kernels;
-mod matmul;
 mod model;
 mod params;
 
@@ -81,8 +81,8 @@ impl LlamaBackend {
             // SAFETY: neither takes borrowed data.
             unsafe {
                 sys::llama_backend_init();
-                let instructions = matmul::install();
-                tracing::debug!(instructions, "products of Q4_1 and Q5_1 weights");
+                let instructions = cpu_hooks::install();
+                tracing::debug!(instructions, "attention and products of our own");
                 // After the start, which finds the CPU backend; before any model, whose memory is placed by it.
                 if let Some(numa) = numa {
                     sys::llama_numa_init(numa_strategy(numa));

@@ -1,12 +1,11 @@
+//! Products against ggml's function for one row and one token.
+
 use std::ptr;
 
 use llama_cpp_sys_2 as sys;
 
-use super::install_with;
-
-unsafe extern "C" {
-    fn sapwood_matmul_takes(operation: *const sys::ggml_tensor) -> bool;
-}
+use super::{is_taken, run_graph};
+use crate::embedded::llama::cpu_hooks::install_with;
 
 /// Values of a row, rows, tokens: few tokens, whole tiles, parts of tiles, several parts of threads.
 const SHAPES: &[(usize, usize, usize)] = &[
@@ -70,22 +69,13 @@ impl Product {
     }
 
     fn is_ours(&self) -> bool {
-        // SAFETY: the tensor is live.
-        unsafe { sapwood_matmul_takes(self.result) }
+        is_taken(self.result)
     }
 
-    /// Computes it as a graph, as llama.cpp does.
     fn compute(&self, threads: i32) -> Vec<u32> {
-        // SAFETY: the context is live and has room for a graph; the result has one number for each row and token.
-        unsafe {
-            let graph = sys::ggml_new_graph(self.context);
-            sys::ggml_build_forward_expand(graph, self.result);
-            sys::ggml_graph_compute_with_ctx(self.context, graph, threads);
-            let result = &*self.result;
-            let numbers = usize::try_from(result.ne[0] * result.ne[1]).expect("it is small");
-            let values = std::slice::from_raw_parts(result.data.cast::<f32>(), numbers);
-            values.iter().map(|value| value.to_bits()).collect()
-        }
+        // SAFETY: the context is live, and has room for a graph.
+        let numbers = unsafe { run_graph(self.context, self.result, threads) };
+        numbers.iter().map(|number| number.to_bits()).collect()
     }
 
     /// Computes it by ggml's function for one row and one token.
@@ -134,7 +124,7 @@ impl Drop for Product {
 
 fn each_product_has_the_bits_of_ggmls_own(may_use_avx512: bool) {
     let installed = install_with(may_use_avx512);
-    let compiled: Vec<_> = super::super::compiled_for().collect();
+    let compiled: Vec<_> = crate::embedded::llama::compiled_for().collect();
     let is_built_for_it = cfg!(all(target_arch = "x86_64", unix))
         && ["AVX2", "FMA", "F16C"]
             .iter()

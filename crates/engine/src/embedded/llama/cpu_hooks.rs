@@ -1,7 +1,9 @@
-//! Products of Q4_1 and Q5_1 weights with several tokens, computed by our own C++ (`matmul_x86.cpp`) inside ggml's operations.
+//! What our own C++ computes inside ggml's operations: attention over KV cells of 16-bit floats (`attention_x86.cpp`), and products
+//! of Q4_1 and Q5_1 weights with several tokens (`matmul_x86.cpp`).
 //!
 //! ggml has a fast path for most types of weights, but none for these two, to which the smaller K types fall back in models whose rows
-//! are no multiple of 256. Ours gives the same bits in a quarter of the time.
+//! are no multiple of 256. Our products have its bits. Attention has not: it is more exact, and each of its numbers is the same
+//! whatever is computed beside it.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -9,10 +11,10 @@ use std::ptr;
 use super::backends::cpu_function;
 
 unsafe extern "C" {
-    fn sapwood_matmul_install(may_use_avx512: bool, of_backend: *mut c_void) -> *const c_char;
+    fn sapwood_hooks_install(may_use_avx512: bool, of_backend: *mut c_void) -> *const c_char;
 }
 
-/// Has ggml call our products from now on. Must be called before the first model is loaded. Returns the instructions they use; none where
+/// Has ggml call ours from now on. Must be called before the first model is loaded. Returns the instructions they use; none where
 /// ggml's own path stays, as on other processors.
 pub(super) fn install() -> Option<&'static str> {
     install_with(true)
@@ -23,7 +25,7 @@ fn install_with(may_use_avx512: bool) -> Option<&'static str> {
         cpu_function(c"ggml_threadpool_new").map_or(ptr::null_mut(), ptr::NonNull::as_ptr);
     // SAFETY: it returns null or a static string; the caller keeps it from running beside an operation of ggml. The pointer is to a
     // function of the CPU backend, or null.
-    let name = unsafe { sapwood_matmul_install(may_use_avx512, of_backend) };
+    let name = unsafe { sapwood_hooks_install(may_use_avx512, of_backend) };
     if name.is_null() {
         return None;
     }
