@@ -111,6 +111,9 @@ pub struct Capacity {
     pub batch_tokens: u32,
     /// Output rows of one batch. At least [`ModelInfo::parallel`]; scoring uses the rest.
     pub rows: u32,
+    /// Whether a batch is computed at once, and not part by part where its sequences have different numbers of tokens, as with a KV
+    /// cache per slot.
+    pub computes_together: bool,
 }
 
 /// What decode calls take, as far as it is known before the first request.

@@ -396,6 +396,8 @@ pub(crate) struct StepBudget {
     pub(crate) batch: usize,
     /// Prompt tokens of this step; 0 counts as 1, because a prompt that never advances would keep its slot for nothing.
     pub(crate) prefill: usize,
+    /// As how many of them each prompt after the first counts besides its own.
+    pub(crate) prompt: usize,
     /// KV cells that are free or can be evicted.
     pub(crate) room: usize,
     /// The oldest prompt is first, and not the shortest.
@@ -447,7 +449,10 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
     let first = budget.oldest_first.then_some(order[0].key);
     // A stable sort: among prompts of equal length the older one is first.
     order.sort_by_key(|work| (Some(work.key) != first, work.pending));
-    for work in order {
+    for (place, work) in order.into_iter().enumerate() {
+        if place > 0 {
+            left = left.saturating_sub(budget.prompt);
+        }
         let tokens = work.pending.min(left);
         if tokens == 0 {
             break;

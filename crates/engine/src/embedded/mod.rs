@@ -106,6 +106,7 @@ impl Model for Embedded {
             cells: self.context.cells(),
             batch_tokens: self.context.batch_tokens(),
             rows: self.context.rows(),
+            computes_together: self.context.computes_together(),
         }
     }
 

@@ -53,6 +53,8 @@ struct BatchLimits {
     spare_rows: usize,
     /// Whether the model can shorten a slot.
     truncates: bool,
+    /// Whether the model computes a batch at once, however many tokens each sequence has.
+    computes_together: bool,
 }
 
 /// The result of a decode call.
@@ -79,6 +81,7 @@ impl Batch {
                 // of scored tokens.
                 spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
                 truncates: info.truncates,
+                computes_together: capacity.computes_together,
             },
             work: Vec::new(),
             shares: Vec::new(),
@@ -156,7 +159,7 @@ impl Batch {
         let mut drafts = true;
         // Each round that fails drops the drafts, frees cached cells or takes those of one sequence, so the loop ends.
         loop {
-            if !self.plan(requests, now) {
+            if !self.plan(requests, clock, now) {
                 return Decoded::Tokens(0);
             }
             let rows = self.ration_rows(requests);
@@ -223,7 +226,7 @@ impl Batch {
     }
 
     /// Fills `shares`; preempts until the plan fits. Returns false if there is nothing to compute.
-    fn plan(&mut self, requests: &mut Requests, now: Time) -> bool {
+    fn plan(&mut self, requests: &mut Requests, clock: &StepClock, now: Time) -> bool {
         loop {
             self.work.clear();
             let running = requests.scheduler.running();
@@ -237,16 +240,21 @@ impl Batch {
             // One that waits for its steerer is a stream too.
             let beside = decoding.max(usize::from(requests.has_streams()));
             let beside_models = now < self.beside_models;
-            self.pace.begin_step(match requests.scheduler.is_alone() {
+            let waiting = match requests.scheduler.is_alone() {
                 _ if beside > 0 || beside_models => StepWaiting::Streams,
                 true => StepWaiting::Nobody,
                 false => StepWaiting::Prompts,
-            });
+            };
+            self.pace.begin_step(waiting, clock.now_or(now).since(now));
             let oldest = self.work.iter().find(|work| work.pending > 1);
             self.oldest = oldest.map(|work| work.key);
             let budget = StepBudget {
                 batch: self.limits.batch,
                 prefill: self.pace.prefill_tokens(beside),
+                prompt: match self.limits.computes_together {
+                    true => 0,
+                    false => self.pace.prompt_tokens(),
+                },
                 room: requests.slots.cells().room(),
                 oldest_first: self
                     .oldest

@@ -47,9 +47,12 @@ mod tiers;
 /// A saved prefix is restored if it gives so many tokens more than one in KV cells.
 const RESTORED_TOKENS_MIN: usize = 32;
 
-/// No more is saved in a step that has saved so many bytes: streams wait meanwhile. The same for what forks copy and what is
-/// restored.
+/// No more is saved in a step that has saved so many bytes: streams wait meanwhile.
 const SAVED_BYTES_STEP: usize = 128 << 20;
+
+/// A sequence that needs a copy gets its slot in a later step than one in which so many bytes were copied, saved or restored: new
+/// memory takes about a millisecond for each of them, and eight conversations that go on at once would add up to a tenth of a second.
+const COPIED_BYTES_STEP: usize = 32 << 20;
 
 /// A prefix that a sequence can begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,11 +138,12 @@ impl KvSlots {
     /// Returns whether a sequence that begins with this prefix may get its slot in this step, or others have copied so much that
     /// streams would wait for it too long.
     pub(super) fn may_copy(&self, prefix: Option<FoundPrefix>) -> bool {
-        self.copies.copied < SAVED_BYTES_STEP
+        self.copies.copied + self.copies.saved < COPIED_BYTES_STEP
             || match prefix {
                 Some(FoundPrefix::Slot(shared)) => self.model.facts().fork_bytes(shared.slot) == 0,
                 Some(FoundPrefix::Saved(_)) => false,
-                None => true,
+                // Otherwise what a slot holds is saved for it.
+                None => self.cache.has_free_slot(),
             }
     }
 

@@ -47,6 +47,8 @@ pub(super) struct StepPace {
     turns: f64,
     /// Who waits for the step that is planned now.
     waiting: StepWaiting,
+    /// What this step has taken before its decode call.
+    spent: f64,
     /// A step without prompt tokens, and with how many sequences; `None` before the first.
     decode: Option<(f64, f64)>,
     /// One prompt token.
@@ -62,6 +64,7 @@ impl StepPace {
             step: nanoseconds(step) * PLANNED,
             turns: 1.0,
             waiting: StepWaiting::Streams,
+            spent: 0.0,
             decode: known.map(|times| (nanoseconds(times.decode), 1.0)),
             prefill: known.map(|times| nanoseconds(times.token)),
             most: f64::INFINITY,
@@ -73,9 +76,20 @@ impl StepPace {
         self.turns = count(turns.max(1));
     }
 
-    /// Begins the plan of a step, for which these wait.
-    pub(super) fn begin_step(&mut self, waiting: StepWaiting) {
+    /// Begins the plan of a step, for which these wait, and which has taken so long before: prefixes were copied.
+    pub(super) fn begin_step(&mut self, waiting: StepWaiting, spent: Duration) {
         self.waiting = waiting;
+        self.spent = nanoseconds(spent);
+    }
+
+    /// Returns as how many prompt tokens each further prompt of a step counts, where a batch is computed sequence by sequence: its
+    /// pass over the weights takes what a decoding sequence takes.
+    pub(super) fn prompt_tokens(&self) -> usize {
+        let (Some((pass, _)), Some(token)) = (self.decode, self.prefill) else {
+            return 0;
+        };
+        // Half of it: the estimate may be of several sequences, and equal numbers of tokens are one pass.
+        (pass / 2.0 / token.max(1.0)) as usize
     }
 
     /// Returns who waits for the step that is planned now.
@@ -114,7 +128,8 @@ impl StepPace {
             StepWaiting::Prompts => (PROMPTS_WAIT, 3.0),
             StepWaiting::Nobody => (NOBODY_WAITS, 3.0),
         };
-        (self.step / self.turns * longer).max(part * self.without_prompts(decoding))
+        let left = self.step / self.turns * longer - self.spent;
+        left.max(part * self.without_prompts(decoding))
     }
 
     /// The time of a step with so many decoding sequences alone.
@@ -197,7 +212,7 @@ mod tests {
         /// Steps until the pace is steady, with prompts waiting all the time; returns the tokens and the time of the last.
         fn steady(self, pace: &mut StepPace, decoding: usize) -> (usize, Duration) {
             (0..60).fold((0, Duration::ZERO), |_, _| {
-                pace.begin_step(waiting(decoding));
+                pace.begin_step(waiting(decoding), Duration::ZERO);
                 let tokens = pace.prefill_tokens(decoding).min(4_096);
                 let time = self.takes(decoding, tokens);
                 pace.observe(decoding, tokens, time);
@@ -272,9 +287,31 @@ mod tests {
     fn a_step_for_which_nobody_waits_is_longer() {
         let mut pace = StepPace::new(STEP, None);
         USUAL.steady(&mut pace, 0);
-        pace.begin_step(StepWaiting::Nobody);
+        pace.begin_step(StepWaiting::Nobody, Duration::ZERO);
         let tokens = pace.prefill_tokens(0);
         assert_near(USUAL.takes(0, tokens), 800, &tokens);
+    }
+
+    #[test]
+    fn what_a_step_took_before_is_left_out_of_its_prompts() {
+        let mut pace = StepPace::new(STEP, None);
+        pace.observe(4, 0, USUAL.takes(4, 0));
+        USUAL.steady(&mut pace, 4);
+        for (spent_ms, expected_ms) in [(0, 200), (100, 100), (1_000, 45)] {
+            pace.begin_step(StepWaiting::Streams, Duration::from_millis(spent_ms));
+            let tokens = pace.prefill_tokens(4);
+            // Of a step that is late, prompts have their part nevertheless.
+            assert_near(USUAL.takes(4, tokens), expected_ms, &spent_ms);
+        }
+    }
+
+    #[test]
+    fn a_further_prompt_counts_as_half_a_pass_over_the_weights() {
+        let mut pace = StepPace::new(STEP, None);
+        assert_eq!(pace.prompt_tokens(), 0, "unknown");
+        pace.observe(1, 0, Duration::from_millis(20));
+        pace.observe(0, 100, Duration::from_millis(200));
+        assert_eq!(pace.prompt_tokens(), 5);
     }
 
     #[test]
@@ -322,7 +359,7 @@ mod tests {
                 pace.observe(1, 0, USUAL.takes(1, 0));
                 let (before, _) = USUAL.steady(&mut pace, decoding);
                 pace.observe(decoding.max(1), 0, slept);
-                pace.begin_step(waiting(decoding));
+                pace.begin_step(waiting(decoding), Duration::ZERO);
                 pace.observe(decoding, before, slept);
                 assert!(pace.prefill_tokens(decoding) >= before / 3, "{decoding}");
                 let (_, time) = USUAL.steady(&mut pace, decoding);

@@ -14,6 +14,7 @@ fn cache(truncates: bool) -> PrefixCache {
             cells: CELLS,
             batch_tokens: 8,
             rows: 8,
+            computes_together: true,
         },
         truncates,
     )

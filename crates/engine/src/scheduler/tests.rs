@@ -185,6 +185,7 @@ fn victims_are_parked_then_lowest_priority_then_youngest_and_never_the_last() {
 const BUDGET: StepBudget = StepBudget {
     batch: 512,
     prefill: 128,
+    prompt: 0,
     room: 10_000,
     oldest_first: false,
 };
@@ -235,6 +236,15 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
             vec![(0, 100), (1, 20), (2, 8)],
         ),
         (vec![(0, 900), (1, 20)], oldest_first, true, vec![(0, 128)]),
+        (
+            vec![(0, 1), (1, 50), (2, 20), (3, 90)],
+            StepBudget {
+                prompt: 30,
+                ..BUDGET
+            },
+            true,
+            vec![(0, 1), (2, 20), (1, 50)],
+        ),
         (vec![(0, 1), (1, 900)], tight(5), true, vec![(0, 1), (1, 4)]),
         (vec![(0, 1), (1, 900)], tight(1), false, vec![(0, 1)]),
         (vec![(0, 1), (1, 1)], tight(1), false, vec![(0, 1)]),
@@ -263,9 +273,9 @@ proptest! {
     fn a_plan_keeps_its_limits_and_advances_a_prompt(
         pending in prop::collection::vec(prop_oneof![Just(1_usize), 2..600_usize], 0..40),
         batch in 40..600_usize, prefill in 0..600_usize, room in 0..800_usize,
-        oldest_first: bool,
+        prompt in 0..50_usize, oldest_first: bool,
     ) {
-        let budget = StepBudget { batch, prefill, room, oldest_first };
+        let budget = StepBudget { batch, prefill, prompt, room, oldest_first };
         let work: Vec<Runnable> = pending.iter().enumerate().map(|(key, &pending)| Runnable { key, pending }).collect();
         let mut shares = Vec::new();
         let fits = plan(&work, &budget, &mut shares);

@@ -93,6 +93,7 @@ impl Scripted {
             batch_tokens: config.batch_tokens.max(info.parallel),
             // Rows in closed form need no memory.
             rows: config.batch_tokens.max(info.parallel),
+            computes_together: true,
         };
         let adapters = hash_of(&default_scales(&config.adapters));
         let saves = config.saves;

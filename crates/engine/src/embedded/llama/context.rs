@@ -340,6 +340,12 @@ impl LlamaContext {
         }
     }
 
+    /// Returns whether a batch is one pass over the weights. Otherwise llama.cpp divides it by the numbers of tokens of its
+    /// sequences.
+    pub(in super::super) fn computes_together(&self) -> bool {
+        self.cells_per_slot.is_none() && !self.recurrent
+    }
+
     /// Returns the number of KV cells of each slot, with a per-slot KV cache.
     #[cfg(test)]
     pub(in super::super) fn cells_per_slot(&self) -> Option<u32> {
