@@ -1,9 +1,9 @@
 //! [`compare`]: whether an answer is that of the reference, and [`SoakTotals`], how often it was.
 //!
-//! llama.cpp rounds by the composition of a batch, so log-probabilities differ slightly between a request that runs alone and
-//! the same beside others, and greedy sampling may take the other one of two tokens that are nearly as probable. From there
-//! on the texts have nothing in common. Such a difference is counted, and accepted if the reference itself has the two close
-//! together.
+//! With cells of its own for each slot, every answer is equal to the last bit. Where slots share cells, llama.cpp puts a sequence's
+//! tokens into any free ones, attention sums them up in the order of the cells, and greedy sampling may take the other one of two
+//! tokens that are nearly as probable. From there on the texts have nothing in common. Such a difference is counted, and accepted if the
+//! reference itself has the two close together.
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ use super::answer::{Position, SoakAnswer, SoakChoice};
 use super::question::Errand;
 
 /// Log-probabilities that differ by more are not due to rounding. With SmolLM2-135M, Q4_1, those of one request to llama-server
-/// alone differ by 0.26 between `--ubatch-size` 512 and 24, and by 0.38 here between two ways to divide a prompt.
-pub const LOGPROB_TOLERANCE: f64 = 0.75;
+/// alone differ by 0.26 between `--ubatch-size` 512 and 24; and the distance of two tokens by 0.27 between its attention and ours.
+pub const LOGPROB_TOLERANCE: f64 = 1.0;
 
 /// The result of a comparison.
 #[derive(Clone, Debug, PartialEq)]
@@ -179,16 +179,17 @@ impl SoakTotals {
         self.first = self.first.take().or(other.first);
     }
 
-    /// Judges the accepted differences: many of them are not due to rounding.
+    /// Judges differences that were accepted, of a server whose answers are equal to the last bit.
     ///
     /// # Errors
-    /// If more than one in [`NEAR_SHARE`] answers differs.
-    pub fn judge(&self) -> Result<(), String> {
-        for (errand, counts) in Errand::ALL.iter().zip(self.counts) {
-            if counts.near > NEAR_FEW && counts.near * NEAR_SHARE > counts.compared {
-                let Counts { compared, near, .. } = counts;
-                return Err(format!("{near} of {compared} answers of {errand:?} differ"));
-            }
+    /// If there was one.
+    pub fn judge_exact(&self) -> Result<(), String> {
+        let near: u64 = self.counts.iter().map(|counts| counts.near).sum();
+        if near > 0 || self.most > 0.0 {
+            let most = self.most;
+            return Err(format!(
+                "{near} answers differ, and log-probabilities of equal tokens by {most}"
+            ));
         }
         Ok(())
     }
@@ -218,11 +219,6 @@ impl fmt::Display for SoakTotals {
         }
     }
 }
-
-/// At most one answer in so many may have a near tie. Each tie is one in the reference, and questions come again.
-pub const NEAR_SHARE: u64 = 2;
-/// So few may, whatever their share.
-const NEAR_FEW: u64 = 5;
 
 #[cfg(test)]
 mod tests {
@@ -271,7 +267,7 @@ mod tests {
 
     #[test]
     fn only_a_token_that_is_nearly_as_probable_may_take_the_place_of_another() {
-        for (gap, near) in [(0.7, true), (0.8, false)] {
+        for (gap, near) in [(0.9, true), (1.1, false)] {
             let reference = answer(&[(1, 1.0), (2, gap), (3, 1.0)]);
             let other = answer(&[(1, 1.0), (102, 1.0), (7, 1.0)]);
             for found in [other.clone(), without_tokens(other)] {
@@ -312,7 +308,7 @@ mod tests {
     fn another_log_probability_end_or_number_of_choices_is_a_difference() {
         let reference = answer(&[(1, 1.0), (2, 1.0)]);
         let mut logprob = reference.clone();
-        logprob.choices[0].tokens[0].chosen.logprob -= 0.8;
+        logprob.choices[0].tokens[0].chosen.logprob -= 1.1;
         let mut end = reference.clone();
         end.choices[0].finish_reason = "stop".to_owned();
         let mut choices = reference.clone();
@@ -331,26 +327,24 @@ mod tests {
     }
 
     #[test]
-    fn many_near_ties_fail_and_few_do_not() {
-        let mut totals = SoakTotals::default();
+    fn differences_are_counted_and_where_answers_are_exact_there_is_none() {
         let near = || Verdict::NearTie("x".to_owned());
-        for _ in 0..NEAR_FEW {
-            totals.compared(Errand::Greedy, near()).unwrap();
-        }
-        totals.judge().unwrap();
-        let mut more = SoakTotals::default();
-        more.compared(Errand::Greedy, near()).unwrap();
-        totals.add(more);
-        totals.judge().unwrap_err();
-        for _ in 0..4 * NEAR_SHARE {
-            totals
-                .compared(Errand::Greedy, Verdict::Same(0.125))
-                .unwrap();
-        }
-        totals.judge().unwrap();
+        let mut exact = SoakTotals::default();
+        exact.compared(Errand::Greedy, Verdict::Same(0.0)).unwrap();
+        exact.judge_exact().unwrap();
+        let mut rounded = exact.clone();
+        rounded
+            .compared(Errand::Greedy, Verdict::Same(0.125))
+            .unwrap();
+        rounded.judge_exact().unwrap_err();
+        let mut totals = SoakTotals::default();
+        totals.compared(Errand::Greedy, near()).unwrap();
+        totals.add(exact);
+        totals.judge_exact().unwrap_err();
+        totals.add(rounded);
         let report = totals.to_string();
         assert!(
-            report.contains("Greedy: 0 done, 14 compared, 6 near ties"),
+            report.contains("Greedy: 0 done, 4 compared, 1 near ties"),
             "{report}"
         );
         assert!(

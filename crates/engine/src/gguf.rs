@@ -169,6 +169,7 @@ impl GgufHeader {
     }
 
     /// Parses what a header has before its tensors, and keeps the tokens of the vocabulary.
+    #[cfg(any(test, fuzzing, feature = "tokenizer"))]
     pub(super) fn read_vocabulary(bytes: impl Read) -> Result<(Self, TokenList), Error> {
         let mut reader = GgufReader { bytes, read: 0 };
         let (mut header, _) = Self::pairs(&mut reader, Some(TokenList::default()))?;

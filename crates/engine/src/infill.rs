@@ -16,7 +16,6 @@ use crate::api::{EngineError, Vocabulary};
 
 pub(crate) mod tokens;
 
-pub(crate) use self::tokens::INFILL_TEXTS;
 pub use self::tokens::InfillTokens;
 
 /// Returns the tokens of a prompt that is to be filled in between `prefix` and `suffix`, after `bos`. Names of control

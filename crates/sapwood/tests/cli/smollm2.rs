@@ -5,6 +5,7 @@
 
 mod constrained;
 mod controlled;
+mod exact;
 mod named;
 
 use std::io::{Read, Write};

@@ -6,7 +6,7 @@ use super::reuse::{Bench, generated};
 use super::*;
 use crate::Config;
 use crate::api::{EngineError, GenerationRequest, Prompt};
-use crate::infill::{InfillTokens, infill_prompt};
+use crate::infill::infill_prompt;
 use sapwood_proto::error_reason::ErrorReason;
 
 const PREFIX: Token = FIM_PREFIX;
@@ -243,7 +243,8 @@ fn ai_102_headers_have_the_tokens_of_llama_cpp() {
         };
         for (shape, expected) in shapes.chain([(without, None)]) {
             let read = GgufVocabulary::of_header(&written(&shape)[..]).unwrap();
-            let expected = expected.and_then(|tokens| InfillTokens::of(tokens.map(Some)));
+            let expected =
+                expected.and_then(|tokens| crate::infill::InfillTokens::of(tokens.map(Some)));
             let what = format!("{kind}, {:?}", shape.numbers);
             assert_eq!(read.infill(), expected, "{what}");
             assert_eq!(

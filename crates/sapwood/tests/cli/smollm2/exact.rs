@@ -1,0 +1,73 @@
+//! Answers are equal to the last bit whatever is computed beside them, and whatever of their prompt is cached.
+
+use std::thread;
+
+use serde_json::{Value, json};
+
+use super::SmolLm2;
+
+/// A prompt of so many words, without meaning.
+fn prompt(seed: usize, words: usize) -> String {
+    const WORDS: [&str; 11] = [
+        "the", "river", "of", "a", "morning", "in", "which", "nobody", "had", "seen", "boats",
+    ];
+    let word = |place: usize| WORDS[(place * place * 7 + place * seed + seed) % WORDS.len()];
+    (0..words).map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// Text, tokens and log-probabilities of an answer.
+fn ask(model: &SmolLm2, prompt: &str, temperature: f64) -> Value {
+    let sampling = json!({
+        "temperature": temperature, "seed": 5, "max_tokens": 12, "logprobs": 3, "ignore_eos": true,
+    });
+    let body = json!({
+        "text_input": prompt, "return_logprobs": true, "sampling_parameters": sampling.to_string(),
+    });
+    let answer = model.post("/v2/models/smollm2/generate", &body);
+    let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{answer}"));
+    assert_eq!(
+        answer["logprobs"].as_array().map(Vec::len),
+        Some(12),
+        "{answer}"
+    );
+    json!([answer["text_output"], answer["logprobs"]])
+}
+
+/// Long and short, some with the same beginning; more tokens and cells than one part of llama.cpp's own attention has.
+#[test]
+#[ignore = "needs the model that `cargo xtask ci --lane embedded` installs"]
+fn d_48_smollm2_answers_are_equal_to_the_last_bit_whatever_is_beside_them() {
+    if !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    let model = SmolLm2::start("smollm2-exact");
+    let long = prompt(1, 600);
+    let questions: Vec<(String, f64)> = [
+        (prompt(2, 5), 0.0),
+        (prompt(3, 90), 0.8),
+        (long.clone(), 0.0),
+        (format!("{long} {}", prompt(4, 70)), 0.8),
+        (prompt(5, 300), 0.0),
+        (prompt(6, 64), 0.0),
+    ]
+    .into();
+    let ask_one = |(prompt, temperature): &(String, f64)| ask(&model, prompt, *temperature);
+    let alone: Vec<Value> = questions.iter().map(ask_one).collect();
+    let cached: Vec<Value> = questions.iter().map(ask_one).collect();
+    assert!(cached == alone, "{cached:#?} {alone:#?}");
+    for round in 0..2 {
+        let beside: Vec<Value> = thread::scope(|scope| {
+            // Others, which are not looked at, and take the place of what is cached.
+            for other in 0..6 {
+                let (model, text) = (&model, prompt(20 + 6 * round + other, 150));
+                scope.spawn(move || ask(model, &text, 1.0));
+            }
+            let asked: Vec<_> = questions
+                .iter()
+                .map(|question| scope.spawn(|| ask_one(question)))
+                .collect();
+            asked.into_iter().map(|it| it.join().unwrap()).collect()
+        });
+        assert!(beside == alone, "{beside:#?} {alone:#?}");
+    }
+}
