@@ -102,25 +102,28 @@ fn is_near(expect: &Position, logprob: f64) -> bool {
     expect.chosen.logprob - logprob <= LOGPROB_TOLERANCE
 }
 
-/// Returns whether the text continues with a candidate that is nearly as probable, where it leaves that of the reference.
+/// Returns whether the text goes on with a candidate that is nearly as probable, where it leaves that of the reference or before: several
+/// tokens may begin alike.
 fn is_near_in_text(reference: &SoakChoice, found: &str) -> bool {
     let mut rest = found;
     for position in &reference.tokens {
+        let mut near = position
+            .others
+            .iter()
+            .filter(|it| is_near(position, it.logprob) && it.id != position.chosen.id);
+        // A candidate without a text ends it.
+        let goes_on = near.any(|it| match it.text.is_empty() {
+            true => rest.is_empty(),
+            false => rest.starts_with(&it.text),
+        });
+        if goes_on {
+            return true;
+        }
         // A token that the text does not show, at the end: the text may go on with another.
         let ends = position.chosen.text.is_empty();
         match rest.strip_prefix(position.chosen.text.as_str()) {
             Some(after) if !ends => rest = after,
-            _ => {
-                let near = position
-                    .others
-                    .iter()
-                    .filter(|it| is_near(position, it.logprob));
-                // A candidate without a text ends it.
-                return near.into_iter().any(|it| match it.text.is_empty() {
-                    true => rest.is_empty(),
-                    false => rest.starts_with(&it.text),
-                });
-            }
+            _ => return false,
         }
     }
     false
@@ -302,6 +305,18 @@ mod tests {
             let verdict = compare(&reference, &found, false);
             assert_eq!(matches!(verdict, Verdict::NearTie(_)), near, "{verdict:?}");
         }
+    }
+
+    /// A token that is a space, and then one without, or one that begins with a space.
+    #[test]
+    fn a_text_may_have_left_the_reference_before_it_shows() {
+        let mut reference = answer(&[(1, 1.0), (2, 0.1), (3, 1.0)]);
+        reference.choices[0].tokens[1].chosen.text = " ".to_owned();
+        reference.choices[0].text = " 1  3".to_owned();
+        let mut found = without_tokens(answer(&[(1, 1.0)]));
+        found.choices[0].text = " 1 102 9".to_owned();
+        let verdict = compare(&reference, &found, false);
+        assert!(matches!(verdict, Verdict::NearTie(_)), "{verdict:?}");
     }
 
     #[test]
