@@ -434,12 +434,13 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
     if prompts == 0 {
         return true;
     }
-    let mut left = budget.prefill.max(1).min(most - decoding);
+    let mut room = most - decoding;
     // A batch that is full of decodes is no lack of room: the prompts go on in a later step, and preempting would not
     // help.
-    if left == 0 {
+    if room == 0 {
         return decoding == budget.batch;
     }
+    let mut time = budget.prefill.max(1);
     let mut order: Vec<Runnable> = work
         .iter()
         .filter(|work| work.pending > 1)
@@ -451,13 +452,14 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
     order.sort_by_key(|work| (Some(work.key) != first, work.pending));
     for (place, work) in order.into_iter().enumerate() {
         if place > 0 {
-            left = left.saturating_sub(budget.prompt);
+            time = time.saturating_sub(budget.prompt);
         }
-        let tokens = work.pending.min(left);
+        let tokens = work.pending.min(time).min(room);
         if tokens == 0 {
             break;
         }
-        left -= tokens;
+        time -= tokens;
+        room -= tokens;
         shares.push(StepShare {
             key: work.key,
             tokens,

@@ -3,7 +3,7 @@
 //
 // Every row is computed by the same operations in the same order whatever else is in its tile: blocks of CELLS cells, counted from the
 // first that the row sees, with the sum of products of a cell in the order of their places. Cells that a row does not see add nothing
-// to it, not even a rounding.
+// to it, not even a rounding. A score that is no number, or infinite, makes the row none: ggml's callers look for that.
 
 constexpr int CELL_VECTORS = CELLS / LANES;
 // Rows that share what is loaded. As many as leave eight sums in registers.
@@ -74,6 +74,9 @@ template <int COUNT> TARGET void score(const Row * rows, int width, const float 
     }
 }
 
+// How many cells of the block from `start` on a row sees.
+inline int seen_of(const Row & row, int start) { return row.cells - start < CELLS ? row.cells - start : CELLS; }
+
 TARGET inline float exponential_of_one(float value) { return first(exponential(every(value))); }
 
 TARGET void scale_sums(float * sums, int width, float by) {
@@ -92,7 +95,7 @@ TARGET void add_bias(const Tile & tile, const Row & row, int start, int count, f
 
 // Turns a row's scores of a block into weights, and what is summed up so far into what it is beside the largest score.
 TARGET void weigh(const Tile & tile, const Row & row, int start, float * scores, Summed & summed, float * sums) {
-    const int count = row.cells - start < CELLS ? row.cells - start : CELLS;
+    const int count = seen_of(row, start);
     for (int part = 0; part < CELL_VECTORS; part++) {
         store(scores + part * LANES, multiply(load(scores + part * LANES), every(tile.scale)));
     }
@@ -223,7 +226,14 @@ TARGET void attend(const Tile & tile, Scratch & scratch) {
         for (int row = first; row < tile.count; row++) {
             weigh(tile, tile.rows[row], start, scratch.weights[row], scratch.summed[row], scratch.sums[row]);
         }
-        add_rows(scratch.weights[first], scratch.values, tile.count - first, count, tile.value_width, scratch.sums[first]);
+        for (int row = first, end; row < tile.count; row = end) {
+            // Not even with a weight of zero does a row take what it does not see: that may be infinite.
+            const int seen = seen_of(tile.rows[row], start);
+            for (end = row + 1; end < tile.count && seen_of(tile.rows[end], start) == seen;) {
+                end++;
+            }
+            add_rows(scratch.weights[row], scratch.values, end - row, seen, tile.value_width, scratch.sums[row]);
+        }
     }
     for (int row = 0; row < tile.count; row++) {
         finish(tile.rows[row], scratch.summed[row], scratch.sums[row], tile.value_width);

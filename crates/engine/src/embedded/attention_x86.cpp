@@ -5,8 +5,9 @@
 // cells together, all sums are of 32 bits, and hidden cells cost a look at the mask.
 //
 // No number depends on what is computed together: not on how many queries there are, which other sequences share the cells, where in the
-// cache the cells of a sequence are, nor on the number of threads. So a prompt that continues a cached prefix has the bits of one that
-// is computed anew.
+// cache the cells of a sequence are as long as they are in the same order, nor on the number of threads. So a prompt that continues a
+// cached prefix has the bits of one that is computed anew, where each slot has cells of its own; in shared cells llama.cpp puts the tokens of
+// a sequence wherever there is room.
 
 #include "cpu_hooks.h"
 
@@ -113,8 +114,8 @@ TARGET inline float sum_of(Vector value) {
 
 // e^x for x of at most 0.
 TARGET inline Vector exponential(Vector value) {
-    // Below, a float has no exponent for it.
-    const Vector bounded = larger(value, every(-87.0f));
+    // Below, a float has no exponent for it. The second operand stays if it is no number.
+    const Vector bounded = larger(every(-87.0f), value);
     const Vector power = _mm256_round_ps(multiply(bounded, every(LOG2_E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vector rest = _mm256_fnmadd_ps(power, every(LN2_LOW), _mm256_fnmadd_ps(power, every(LN2_HIGH), bounded));
     Vector result = every(EXPONENTIAL[0]);
@@ -190,7 +191,7 @@ TARGET inline Vector keep(Vector value, int count, Vector otherwise) {
 // e^x for x of at most 0.
 TARGET inline Vector exponential(Vector value) {
     // As with AVX2, whose numbers these are.
-    const Vector bounded = larger(value, every(-87.0f));
+    const Vector bounded = larger(every(-87.0f), value);
     const Vector power = _mm512_roundscale_ps(multiply(bounded, every(LOG2_E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vector rest = _mm512_fnmadd_ps(power, every(LN2_LOW), _mm512_fnmadd_ps(power, every(LN2_HIGH), bounded));
     Vector result = every(EXPONENTIAL[0]);
@@ -314,8 +315,8 @@ struct Plan {
           key_heads(keys->ne[2]), streams(queries->ne[3]), group(heads / key_heads) {
         part_heads = std::min<int64_t>(group, ROWS);
         part_count = std::clamp<int64_t>(ROWS / part_heads, 1, count);
-        // Enough parts that no thread waits long for the others.
-        while (part_heads > 1 && parts() < 2 * threads) {
+        // No more parts than there have to be: each loads its keys and values anew.
+        while (part_heads > 1 && parts() < threads) {
             part_heads = (part_heads + 1) / 2;
         }
     }
@@ -458,7 +459,7 @@ ggml::cpu::tensor_traits * sapwood::attention_of(const ggml_tensor * operation) 
     float of_position, cap;
     std::memcpy(&of_position, operation->op_params + 1, sizeof(float));
     std::memcpy(&cap, operation->op_params + 2, sizeof(float));
-    const bool is_ours = of_position == 0.0f && cap == 0.0f && queries->type == GGML_TYPE_F32 && queries->nb[0] == sizeof(float) &&
+    const bool is_ours = !ggml_is_empty(operation) && of_position == 0.0f && cap == 0.0f && queries->type == GGML_TYPE_F32 && queries->nb[0] == sizeof(float) &&
                          is_of_halves(keys) && is_of_halves(values) && keys->ne[1] == values->ne[1] &&
                          keys->ne[1] <= INT32_MAX && keys->ne[2] == values->ne[2] && queries->ne[2] % keys->ne[2] == 0 &&
                          queries->ne[3] % keys->ne[3] == 0 && queries->ne[3] % values->ne[3] == 0 &&

@@ -142,8 +142,8 @@ impl KvSlots {
             || match prefix {
                 Some(FoundPrefix::Slot(shared)) => self.model.facts().fork_bytes(shared.slot) == 0,
                 Some(FoundPrefix::Saved(_)) => false,
-                // Otherwise what a slot holds is saved for it.
-                None => self.cache.has_free_slot(),
+                // Otherwise what a slot holds is saved or moved for it.
+                None => self.cache.has_free_slot() && self.cache.misplaced_prefix(None).is_none(),
             }
     }
 

@@ -108,7 +108,13 @@ impl StepPace {
         let Some(token) = self.prefill else {
             return UNMEASURED_TOKENS;
         };
-        let left = self.time_for(decoding) - self.without_prompts(decoding);
+        let alone = self.without_prompts(decoding);
+        // What was spent before is taken from the prompts of this step, down to the part that they always have. It says nothing about
+        // the speed of tokens, and so counts in nothing that is learned.
+        let late = self
+            .spent
+            .min((self.time_for(decoding) - 1.5 * alone).max(0.0));
+        let left = self.time_for(decoding) - alone - late;
         // A cast saturates: a token that takes no time gives a number that the model's batch limits.
         let tokens = (left / token.max(1.0)).min(self.most) as usize;
         tokens.max(TOKENS_MIN)
@@ -128,8 +134,7 @@ impl StepPace {
             StepWaiting::Prompts => (PROMPTS_WAIT, 3.0),
             StepWaiting::Nobody => (NOBODY_WAITS, 3.0),
         };
-        let left = self.step / self.turns * longer - self.spent;
-        left.max(part * self.without_prompts(decoding))
+        (self.step / self.turns * longer).max(part * self.without_prompts(decoding))
     }
 
     /// The time of a step with so many decoding sequences alone.
@@ -302,6 +307,28 @@ mod tests {
             let tokens = pace.prefill_tokens(4);
             // Of a step that is late, prompts have their part nevertheless.
             assert_near(USUAL.takes(4, tokens), expected_ms, &spent_ms);
+            pace.observe(4, tokens, USUAL.takes(4, tokens));
+            pace.begin_step(StepWaiting::Streams, Duration::ZERO);
+            assert_near(
+                USUAL.takes(4, pace.prefill_tokens(4)),
+                200,
+                &"the step after it",
+            );
+        }
+    }
+
+    #[test]
+    fn steps_that_are_late_before_anything_is_known_make_no_later_ones_short() {
+        let mut pace = StepPace::new(STEP, None);
+        for step in 0..40 {
+            let spent = Duration::from_millis(if step % 4 == 0 { 180 } else { 0 });
+            pace.begin_step(StepWaiting::Streams, spent);
+            let tokens = pace.prefill_tokens(8);
+            let took = USUAL.takes(8, tokens);
+            if step > 20 && step % 4 != 0 {
+                assert!(took > STEP * 6 / 10, "{step}: {took:?}");
+            }
+            pace.observe(8, tokens, took);
         }
     }
 

@@ -245,6 +245,17 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
             true,
             vec![(0, 1), (2, 20), (1, 50)],
         ),
+        // It counts as time, and takes no entries.
+        (
+            vec![(0, 40), (1, 40), (2, 40)],
+            StepBudget {
+                prompt: 200,
+                prefill: 1_000,
+                ..BUDGET
+            },
+            true,
+            vec![(0, 40), (1, 40), (2, 40)],
+        ),
         (vec![(0, 1), (1, 900)], tight(5), true, vec![(0, 1), (1, 4)]),
         (vec![(0, 1), (1, 900)], tight(1), false, vec![(0, 1)]),
         (vec![(0, 1), (1, 1)], tight(1), false, vec![(0, 1)]),

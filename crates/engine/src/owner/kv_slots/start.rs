@@ -89,7 +89,13 @@ impl SlotStart<'_> {
             choice: 0,
             max_tokens: None,
         };
-        let KvSlots { model, cache, .. } = &mut *self.slots;
+        let KvSlots {
+            model,
+            cache,
+            copies,
+            ..
+        } = &mut *self.slots;
+        copies.copied += model.facts().fork_bytes(cached);
         model.calls().open(free, &purpose);
         if model.fork(cached, free, cache.len(cached)) {
             model.calls().release(cached);

@@ -325,7 +325,7 @@ impl ModelHooks for Unlucky {
     }
 
     fn fork_bytes(&self, _: &Scripted, _: SlotId) -> usize {
-        SAVED_BYTES_STEP
+        COPIED_BYTES_STEP
     }
 
     fn idle_cells_max(&self, _: &Scripted) -> usize {
@@ -397,12 +397,28 @@ fn a_step_copies_no_more_once_it_has_copied_much() {
     assert!(slots.may_copy(found));
     slots.acquire(0, found, &PURPOSE).unwrap();
     let again = slots.find(0, &text(0, 100));
+    // The prefix would be moved for a sequence without one.
     assert_eq!(
         [again, None].map(|found| slots.may_copy(found)),
-        [false, true]
+        [false, false]
     );
     slots.begin_step();
-    assert!(slots.may_copy(again));
+    assert_eq!(
+        [again, None].map(|found| slots.may_copy(found)),
+        [true, true]
+    );
+    // What was saved counts too.
+    slots.copies.saved = COPIED_BYTES_STEP;
+    assert!(!slots.may_copy(again));
+
+    let mut slots = slots_of(Script::default());
+    slots.copies.copied = COPIED_BYTES_STEP;
+    while slots.cache.has_free_slot() {
+        assert!(slots.may_copy(None));
+        slots.acquire(0, None, &PURPOSE).unwrap();
+    }
+    // What the slot holds that it would take has to be saved first.
+    assert!(!slots.may_copy(None));
 }
 
 /// For example one that another layout of the KV cache has left in a file.

@@ -516,3 +516,45 @@ fn what_is_not_known_here_stays_with_ggml() {
     assert!(!taken(sys::GGML_TYPE_F16, 64, 30.0, 0.0));
     assert!(!taken(sys::GGML_TYPE_F16, 64, 0.0, 8.0));
 }
+
+/// In one cache, the cells of another sequence are as foreign as cells that nobody sees.
+#[test]
+fn what_others_see_does_not_reach_a_query_even_if_it_is_infinite() {
+    let shape = Shape {
+        key_width: 64,
+        value_width: 64,
+        cells: 50,
+        queries: 9,
+        key_heads: 1,
+        group: 2,
+        streams: 1,
+    };
+    with_each(|| {
+        let operands = Operands::causal(shape);
+        let expected = bits(&operands.compute(1));
+        let mut infinite = operands;
+        // Seen by the last two queries.
+        infinite.values[48 * 64..].fill(f32::INFINITY);
+        infinite.keys[48 * 64..].fill(f32::NAN);
+        let computed = infinite.compute(1);
+        let seen = 7 * 2 * 64;
+        assert!(bits(&computed[..seen]) == expected[..seen]);
+        assert!(computed[seen..].iter().all(|number| number.is_nan()));
+    });
+}
+
+#[test]
+fn scores_that_are_no_numbers_give_none() {
+    with_each(|| {
+        for (place, key) in [(0, f32::NAN), (39, f32::NAN), (7, f32::INFINITY)] {
+            let mut operands = Operands::causal(Shape { cells: 40, ..SMALL });
+            operands.queries.fill(1.0);
+            operands.keys[place * 16..][..16].fill(key);
+            let computed = operands.compute(1);
+            assert!(
+                computed.iter().all(|number| number.is_nan()),
+                "{key} at {place}: {computed:?}"
+            );
+        }
+    });
+}
