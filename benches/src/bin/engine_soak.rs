@@ -62,7 +62,7 @@ struct Setting {
 const SETTINGS: [Setting; 5] = [
     // All slots share few cells: sequences are preempted, and prefixes evicted to memory.
     Setting {
-        engine: &[("CACHE_TOKENS", "1024"), ("PREFIX_RAM_BYTES", "12000000")],
+        engine: &[("CACHE_TOKENS", "768"), ("PREFIX_RAM_BYTES", "12000000")],
         drafts: false,
         exact: false,
         reaches: &[PREEMPTIONS, "sapwood_prefix_cache_restored_tokens_total"],
@@ -76,7 +76,7 @@ const SETTINGS: [Setting; 5] = [
     },
     // No memory for evicted prefixes.
     Setting {
-        engine: &[("CACHE_TOKENS", "1024"), ("PREFIX_RAM_BYTES", "1")],
+        engine: &[("CACHE_TOKENS", "768"), ("PREFIX_RAM_BYTES", "1")],
         drafts: false,
         exact: false,
         reaches: &[PREEMPTIONS],
