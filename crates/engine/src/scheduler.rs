@@ -396,8 +396,8 @@ pub(crate) struct StepBudget {
     pub(crate) batch: usize,
     /// Prompt tokens of this step; 0 counts as 1, because a prompt that never advances would keep its slot for nothing.
     pub(crate) prefill: usize,
-    /// As how many of them each prompt after the first counts besides its own.
-    pub(crate) prompt: usize,
+    /// What each prompt after the first takes of them besides its own: the time of a further pass over the weights.
+    pub(crate) pass: usize,
     /// KV cells that are free or can be evicted.
     pub(crate) room: usize,
     /// The oldest prompt is first, and not the shortest.
@@ -452,7 +452,7 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
     order.sort_by_key(|work| (Some(work.key) != first, work.pending));
     for (place, work) in order.into_iter().enumerate() {
         if place > 0 {
-            time = time.saturating_sub(budget.prompt);
+            time = time.saturating_sub(budget.pass);
         }
         let tokens = work.pending.min(time).min(room);
         if tokens == 0 {

@@ -251,9 +251,9 @@ impl Batch {
             let budget = StepBudget {
                 batch: self.limits.batch,
                 prefill: self.pace.prefill_tokens(beside),
-                prompt: match self.limits.computes_together {
+                pass: match self.limits.computes_together {
                     true => 0,
-                    false => self.pace.prompt_tokens(),
+                    false => self.pace.pass_tokens(),
                 },
                 room: requests.slots.cells().room(),
                 oldest_first: self

@@ -82,9 +82,9 @@ impl StepPace {
         self.spent = nanoseconds(spent);
     }
 
-    /// Returns as how many prompt tokens each further prompt of a step counts, where a batch is computed sequence by sequence: its
-    /// pass over the weights takes what a decoding sequence takes.
-    pub(super) fn prompt_tokens(&self) -> usize {
+    /// Returns how many prompt tokens a further pass over the weights is worth, which each further prompt of a step needs where a
+    /// batch is computed sequence by sequence.
+    pub(super) fn pass_tokens(&self) -> usize {
         let (Some((pass, _)), Some(token)) = (self.decode, self.prefill) else {
             return 0;
         };
@@ -335,10 +335,10 @@ mod tests {
     #[test]
     fn a_further_prompt_counts_as_half_a_pass_over_the_weights() {
         let mut pace = StepPace::new(STEP, None);
-        assert_eq!(pace.prompt_tokens(), 0, "unknown");
+        assert_eq!(pace.pass_tokens(), 0, "unknown");
         pace.observe(1, 0, Duration::from_millis(20));
         pace.observe(0, 100, Duration::from_millis(200));
-        assert_eq!(pace.prompt_tokens(), 5);
+        assert_eq!(pace.pass_tokens(), 5);
     }
 
     #[test]

@@ -185,7 +185,7 @@ fn victims_are_parked_then_lowest_priority_then_youngest_and_never_the_last() {
 const BUDGET: StepBudget = StepBudget {
     batch: 512,
     prefill: 128,
-    prompt: 0,
+    pass: 0,
     room: 10_000,
     oldest_first: false,
 };
@@ -238,10 +238,7 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
         (vec![(0, 900), (1, 20)], oldest_first, true, vec![(0, 128)]),
         (
             vec![(0, 1), (1, 50), (2, 20), (3, 90)],
-            StepBudget {
-                prompt: 30,
-                ..BUDGET
-            },
+            StepBudget { pass: 30, ..BUDGET },
             true,
             vec![(0, 1), (2, 20), (1, 50)],
         ),
@@ -249,7 +246,7 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
         (
             vec![(0, 40), (1, 40), (2, 40)],
             StepBudget {
-                prompt: 200,
+                pass: 200,
                 prefill: 1_000,
                 ..BUDGET
             },
@@ -284,9 +281,9 @@ proptest! {
     fn a_plan_keeps_its_limits_and_advances_a_prompt(
         pending in prop::collection::vec(prop_oneof![Just(1_usize), 2..600_usize], 0..40),
         batch in 40..600_usize, prefill in 0..600_usize, room in 0..800_usize,
-        prompt in 0..50_usize, oldest_first: bool,
+        pass in 0..50_usize, oldest_first: bool,
     ) {
-        let budget = StepBudget { batch, prefill, prompt, room, oldest_first };
+        let budget = StepBudget { batch, prefill, pass, room, oldest_first };
         let work: Vec<Runnable> = pending.iter().enumerate().map(|(key, &pending)| Runnable { key, pending }).collect();
         let mut shares = Vec::new();
         let fits = plan(&work, &budget, &mut shares);
