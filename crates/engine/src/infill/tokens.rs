@@ -44,7 +44,7 @@ impl InfillTokens {
     /// These, unless one is an ordinary token: every text may have that, and a wrong id would split prompts at words. Control
     /// tokens and added tokens are none (`is_added`). Nor are those with a well-known text: the files of CodeLlama have
     /// theirs as ordinary tokens.
-    #[cfg(any(test, feature = "embedded", feature = "tokenizer"))]
+    #[cfg(any(feature = "embedded", feature = "tokenizer"))]
     pub(crate) fn if_marks<T: AsRef<str>>(
         self,
         is_added: impl Fn(Token) -> bool,
