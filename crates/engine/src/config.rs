@@ -49,9 +49,10 @@ pub struct Config {
     pub queue_timeout_ms: u64,
     /// Unread token events per choice at which its sequence is parked.
     pub outbox_events: u32,
-    /// Milliseconds that a step should take at most beside streams, and twice as many where none waits: a step computes as
-    /// many prompt tokens as fit in this time, by what earlier steps took. Streams and new requests wait for the end of a
-    /// step. Where decoding alone takes longer, prompts get half as much time in addition.
+    /// Milliseconds that a step should take at most beside streams, twice as many where none waits, and four times as many for a
+    /// prompt that is alone: a step computes as many prompt tokens as fit in this time, by what earlier steps took, and beside streams
+    /// no more than a third of those that wait, or what a third of the time has room for. Streams and new requests wait for the end
+    /// of a step. Where decoding alone takes longer, prompts get half as much time in addition.
     pub step_ms: u64,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
     pub steer_ms: u64,

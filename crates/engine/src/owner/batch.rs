@@ -245,9 +245,11 @@ impl Batch {
                 true => StepWaiting::Nobody,
                 false => StepWaiting::Prompts,
             };
-            self.pace.begin_step(waiting, clock.now_or(now).since(now));
-            let oldest = self.work.iter().find(|work| work.pending > 1);
-            self.oldest = oldest.map(|work| work.key);
+            let prompts = || self.work.iter().filter(|work| work.pending > 1);
+            self.oldest = prompts().next().map(|work| work.key);
+            let prompt_tokens = prompts().map(|work| work.pending).sum();
+            let spent = clock.now_or(now).since(now);
+            self.pace.begin_step(waiting, spent, prompt_tokens);
             let budget = StepBudget {
                 batch: self.limits.batch,
                 prefill: self.pace.prefill_tokens(beside),

@@ -22,6 +22,12 @@ const PROMPTS_WAIT: f64 = 2.0;
 /// A step may take so many times longer where nobody waits for it. Longer batches take less time for each token, and only a
 /// request that arrives meanwhile would notice.
 const NOBODY_WAITS: f64 = 4.0;
+/// Beside streams, a step computes this share of the prompts that it finds, so that few prompt tokens make no stream wait for as long
+/// as many do.
+const PROMPTS_SHARE: f64 = 1.0 / 3.0;
+/// Prompts have this share of a step's time beside streams, however few their tokens are: each step has costs that do not depend
+/// on them, and shorter ones would have mostly those.
+const STEP_SHARE: f64 = 1.0 / 3.0;
 /// A step is planned for this share of its time, because half of the steps take longer than planned.
 const PLANNED: f64 = 0.9;
 /// A step that took so many times longer than it should lowers the limit for the next ones.
@@ -49,6 +55,8 @@ pub(super) struct StepPace {
     waiting: StepWaiting,
     /// What this step has taken before its decode call.
     spent: f64,
+    /// The prompt tokens that the step could compute.
+    found: f64,
     /// A step without prompt tokens, and with how many sequences; `None` before the first.
     decode: Option<(f64, f64)>,
     /// One prompt token.
@@ -65,6 +73,7 @@ impl StepPace {
             turns: 1.0,
             waiting: StepWaiting::Streams,
             spent: 0.0,
+            found: f64::INFINITY,
             decode: known.map(|times| (nanoseconds(times.decode), 1.0)),
             prefill: known.map(|times| nanoseconds(times.token)),
             most: f64::INFINITY,
@@ -76,10 +85,17 @@ impl StepPace {
         self.turns = count(turns.max(1));
     }
 
-    /// Begins the plan of a step, for which these wait, and which has taken so long before: prefixes were copied.
-    pub(super) fn begin_step(&mut self, waiting: StepWaiting, spent: Duration) {
+    /// Begins the plan of a step, for which these wait, which has taken so long before (prefixes were copied), and which could compute
+    /// so many prompt tokens.
+    pub(super) fn begin_step(
+        &mut self,
+        waiting: StepWaiting,
+        spent: Duration,
+        prompt_tokens: usize,
+    ) {
         self.waiting = waiting;
         self.spent = nanoseconds(spent);
+        self.found = count(prompt_tokens);
     }
 
     /// Returns how many prompt tokens a further pass over the weights is worth, which each further prompt of a step needs where a
@@ -126,9 +142,21 @@ impl StepPace {
         (self.time_for(decoding) - prompts) / 1e9
     }
 
-    /// How long a step should take. Where a step takes long whatever is in it, prompts have a part of it nevertheless, or
-    /// they would never be computed: a third beside streams, and two thirds where none of them waits.
+    /// How long a step should take. One that finds few prompt tokens beside streams is shorter than it may be: they are computed
+    /// almost as soon in several short steps, and the streams wait for each of those alone.
     fn time_for(&self, decoding: usize) -> f64 {
+        let most = self.time_max(decoding);
+        if self.waiting != StepWaiting::Streams || self.found == 0.0 {
+            return most;
+        }
+        let found = self.found * self.prefill.unwrap_or(0.0);
+        let prompts = (found * PROMPTS_SHARE).max(self.step / self.turns * STEP_SHARE);
+        most.min(self.without_prompts(decoding) + prompts)
+    }
+
+    /// How long a step may take. Where a step takes long whatever is in it, prompts have a part of it nevertheless, or
+    /// they would never be computed: a third beside streams, and two thirds where none of them waits.
+    fn time_max(&self, decoding: usize) -> f64 {
         let (longer, part) = match self.waiting {
             StepWaiting::Streams => (1.0, 1.5),
             StepWaiting::Prompts => (PROMPTS_WAIT, 3.0),
@@ -164,7 +192,7 @@ impl StepPace {
         {
             *time = time.min(took);
         }
-        let should = self.time_for(decoding);
+        let should = self.time_max(decoding);
         let all = count(decoding + prompt_tokens);
         // The minimum keeps an estimate that is too large from making prompt tokens look free.
         let token = (took - self.without_prompts(decoding)) / count(prompt_tokens);
@@ -217,7 +245,7 @@ mod tests {
         /// Steps until the pace is steady, with prompts waiting all the time; returns the tokens and the time of the last.
         fn steady(self, pace: &mut StepPace, decoding: usize) -> (usize, Duration) {
             (0..60).fold((0, Duration::ZERO), |_, _| {
-                pace.begin_step(waiting(decoding), Duration::ZERO);
+                pace.begin_step(waiting(decoding), Duration::ZERO, 4_096);
                 let tokens = pace.prefill_tokens(decoding).min(4_096);
                 let time = self.takes(decoding, tokens);
                 pace.observe(decoding, tokens, time);
@@ -292,9 +320,45 @@ mod tests {
     fn a_step_for_which_nobody_waits_is_longer() {
         let mut pace = StepPace::new(STEP, None);
         USUAL.steady(&mut pace, 0);
-        pace.begin_step(StepWaiting::Nobody, Duration::ZERO);
+        pace.begin_step(StepWaiting::Nobody, Duration::ZERO, 4_096);
         let tokens = pace.prefill_tokens(0);
         assert_near(USUAL.takes(0, tokens), 800, &tokens);
+    }
+
+    /// A second turn is a few tokens beside other streams. They are not worth a step of the whole time.
+    #[test]
+    fn a_step_that_finds_few_prompt_tokens_beside_streams_is_short() {
+        let mut pace = StepPace::new(STEP, None);
+        pace.observe(8, 0, USUAL.takes(8, 0));
+        USUAL.steady(&mut pace, 8);
+        for (found, expected_ms) in [(1, 110), (100, 110), (150, 145), (300, 200), (5_000, 200)] {
+            pace.begin_step(StepWaiting::Streams, Duration::ZERO, found);
+            assert_near(USUAL.takes(8, pace.prefill_tokens(8)), expected_ms, &found);
+        }
+        // Drafts have the whole time where no prompt waits.
+        pace.begin_step(StepWaiting::Streams, Duration::ZERO, 0);
+        assert_near(USUAL.takes(8, pace.prefill_tokens(8)), 200, &"none");
+        for (waiting, expected_ms) in [(StepWaiting::Prompts, 400), (StepWaiting::Nobody, 800)] {
+            pace.begin_step(waiting, Duration::ZERO, 10);
+            assert_near(
+                USUAL.takes(0, pace.prefill_tokens(0)),
+                expected_ms,
+                &waiting,
+            );
+        }
+    }
+
+    /// A short step that took longer than planned, and not too long for the streams, is no sign that long ones are too long.
+    #[test]
+    fn a_short_step_that_is_late_shortens_no_long_one() {
+        let mut pace = StepPace::new(STEP, None);
+        pace.observe(4, 0, USUAL.takes(4, 0));
+        USUAL.steady(&mut pace, 4);
+        pace.begin_step(StepWaiting::Streams, Duration::ZERO, 10);
+        let tokens = pace.prefill_tokens(4);
+        pace.observe(4, tokens, USUAL.takes(4, tokens) * 3 / 2);
+        pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
+        assert_near(USUAL.takes(4, pace.prefill_tokens(4)), 200, &tokens);
     }
 
     #[test]
@@ -303,12 +367,12 @@ mod tests {
         pace.observe(4, 0, USUAL.takes(4, 0));
         USUAL.steady(&mut pace, 4);
         for (spent_ms, expected_ms) in [(0, 200), (100, 100), (1_000, 45)] {
-            pace.begin_step(StepWaiting::Streams, Duration::from_millis(spent_ms));
+            pace.begin_step(StepWaiting::Streams, Duration::from_millis(spent_ms), 4_096);
             let tokens = pace.prefill_tokens(4);
             // Of a step that is late, prompts have their part nevertheless.
             assert_near(USUAL.takes(4, tokens), expected_ms, &spent_ms);
             pace.observe(4, tokens, USUAL.takes(4, tokens));
-            pace.begin_step(StepWaiting::Streams, Duration::ZERO);
+            pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
             assert_near(
                 USUAL.takes(4, pace.prefill_tokens(4)),
                 200,
@@ -322,7 +386,7 @@ mod tests {
         let mut pace = StepPace::new(STEP, None);
         for step in 0..40 {
             let spent = Duration::from_millis(if step % 4 == 0 { 180 } else { 0 });
-            pace.begin_step(StepWaiting::Streams, spent);
+            pace.begin_step(StepWaiting::Streams, spent, 4_096);
             let tokens = pace.prefill_tokens(8);
             let took = USUAL.takes(8, tokens);
             if step > 20 && step % 4 != 0 {
@@ -386,7 +450,7 @@ mod tests {
                 pace.observe(1, 0, USUAL.takes(1, 0));
                 let (before, _) = USUAL.steady(&mut pace, decoding);
                 pace.observe(decoding.max(1), 0, slept);
-                pace.begin_step(waiting(decoding), Duration::ZERO);
+                pace.begin_step(waiting(decoding), Duration::ZERO, 4_096);
                 pace.observe(decoding, before, slept);
                 assert!(pace.prefill_tokens(decoding) >= before / 3, "{decoding}");
                 let (_, time) = USUAL.steady(&mut pace, decoding);
