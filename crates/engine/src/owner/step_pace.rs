@@ -12,6 +12,9 @@ use crate::model::WarmTimes;
 const UNMEASURED_TOKENS: usize = 128;
 /// Prompt tokens of a step, however slow they are. Where memory is what limits a step, so few cost hardly more than one.
 const TOKENS_MIN: usize = 8;
+/// So many prompt tokens show what one takes, whatever else a step has. With few, most of what they seem to take is the pass over the
+/// weights, and the noise of the rest of the step.
+const ENOUGH_TOKENS: usize = 64;
 /// The share of a new measurement in an estimate.
 const NEW_SHARE: f64 = 0.25;
 /// A measurement counts as at most so many times the estimate, and at least as its inverse. A machine that slept says
@@ -193,15 +196,28 @@ impl StepPace {
             *time = time.min(took);
         }
         let should = self.time_max(decoding);
-        let all = count(decoding + prompt_tokens);
-        // The minimum keeps an estimate that is too large from making prompt tokens look free.
-        let token = (took - self.without_prompts(decoding)) / count(prompt_tokens);
-        self.prefill = Some(average(self.prefill, token.max(took / all / 4.0)));
+        let enough = self.enough_tokens(decoding);
         self.most = if took > should * OVER {
             count(prompt_tokens) * (should / took).max(0.5)
         } else {
             self.most * 1.25
         };
+        if self.prefill.is_some() && count(prompt_tokens) < enough / 2.0 {
+            return;
+        }
+        let all = count(decoding + prompt_tokens);
+        // The minimum keeps an estimate that is too large from making prompt tokens look free.
+        let token = (took - self.without_prompts(decoding)) / count(prompt_tokens);
+        self.prefill = Some(average(self.prefill, token.max(took / all / 4.0)));
+    }
+
+    /// How many prompt tokens show what one takes: [`ENOUGH_TOKENS`], or as many as a step may have, where those are fewer.
+    fn enough_tokens(&self, decoding: usize) -> f64 {
+        let left = self.time_max(decoding) - self.without_prompts(decoding);
+        let tokens = left / self.prefill.unwrap_or(0.0).max(1.0);
+        tokens
+            .min(self.most)
+            .clamp(count(TOKENS_MIN), count(ENOUGH_TOKENS))
     }
 }
 
@@ -345,6 +361,33 @@ mod tests {
                 expected_ms,
                 &waiting,
             );
+        }
+    }
+
+    /// What few tokens add to a step is mostly the pass over the weights that their prompt needs, where a batch is computed sequence
+    /// by sequence.
+    #[test]
+    fn steps_with_few_prompt_tokens_say_nothing_about_many() {
+        for (fixed_ms, token_us) in [(10, 2_000), (30, 500)] {
+            let machine = Machine {
+                fixed_ms,
+                sequence_ms: 1,
+                token_us,
+            };
+            let pass = Duration::from_millis(fixed_ms + 20);
+            for few in [1, 2, 5, 10, 20] {
+                let mut pace = StepPace::new(STEP, None);
+                pace.observe(8, 0, machine.takes(8, 0));
+                let (before, _) = machine.steady(&mut pace, 8);
+                for _ in 0..1_000 {
+                    pace.begin_step(StepWaiting::Streams, Duration::ZERO, few);
+                    let tokens = pace.prefill_tokens(8).min(few);
+                    pace.observe(8, tokens, machine.takes(8, tokens) + pass);
+                }
+                pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
+                let after = pace.prefill_tokens(8);
+                assert!(after >= before / 2, "{few}, {machine:?}: {after}, {before}");
+            }
         }
     }
 
