@@ -198,7 +198,9 @@ impl StepPace {
         let should = self.time_max(decoding);
         let enough = self.enough_tokens(decoding);
         self.most = if took > should * OVER {
-            count(prompt_tokens) * (should / took).max(0.5)
+            // A step with few took long for another reason, such as a machine that slept. If it was the tokens after all, the limit
+            // falls with each such step until it is theirs.
+            count(prompt_tokens).max(enough) * (should / took).max(0.5)
         } else {
             self.most * 1.25
         };
@@ -389,6 +391,41 @@ mod tests {
                 assert!(after >= before / 2, "{few}, {machine:?}: {after}, {before}");
             }
         }
+    }
+
+    #[test]
+    fn a_machine_that_slept_in_a_step_with_few_prompt_tokens_makes_later_ones_little_shorter() {
+        for slept in [Duration::from_millis(300), Duration::from_secs(20)] {
+            for few in [1, 10] {
+                let mut pace = StepPace::new(STEP, None);
+                pace.observe(8, 0, USUAL.takes(8, 0));
+                let (before, _) = USUAL.steady(&mut pace, 8);
+                pace.begin_step(StepWaiting::Streams, Duration::ZERO, few);
+                pace.observe(8, pace.prefill_tokens(8).min(few), slept);
+                pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
+                let after = pace.prefill_tokens(8);
+                assert!(after >= before / 3, "{few}, {slept:?}: {after}, {before}");
+            }
+        }
+    }
+
+    /// Where only few tokens are ever found, they are what the estimate comes from.
+    #[test]
+    fn few_prompt_tokens_that_take_too_long_become_fewer() {
+        let slower = Machine {
+            token_us: 40_000,
+            ..USUAL
+        };
+        let mut pace = StepPace::new(STEP, None);
+        pace.observe(1, 0, USUAL.takes(1, 0));
+        USUAL.steady(&mut pace, 1);
+        let mut tokens = 0;
+        for _ in 0..20 {
+            pace.begin_step(StepWaiting::Streams, Duration::ZERO, 25);
+            tokens = pace.prefill_tokens(1).min(25);
+            pace.observe(1, tokens, slower.takes(1, tokens));
+        }
+        assert_eq!(tokens, TOKENS_MIN);
     }
 
     /// A short step that took longer than planned, and not too long for the streams, is no sign that long ones are too long.
