@@ -14,6 +14,10 @@ use crate::scripted::{Config as Script, Scripted};
 /// What a test makes of the calls of a [`HookedModel`]. Each hook gets the scripted model, and forwards the call to it by
 /// default.
 pub(in crate::owner) trait ModelHooks: Send {
+    fn capacity(&self, model: &Scripted) -> Capacity {
+        model.capacity()
+    }
+
     fn interrupt(&mut self, model: &mut Scripted, flag: Interrupt) {
         model.interrupt(flag);
     }
@@ -124,7 +128,7 @@ impl<H: ModelHooks> Model for HookedModel<H> {
     }
 
     fn capacity(&self) -> Capacity {
-        self.model.capacity()
+        self.hooks.capacity(&self.model)
     }
 
     fn warm_times(&self) -> Option<WarmTimes> {

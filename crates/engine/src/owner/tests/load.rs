@@ -1,6 +1,6 @@
 //! Many requests at once: shared batches, long prompts, slow readers, and a simulation of all of it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use sapwood_proto::time::Time;
@@ -10,7 +10,7 @@ use super::harness::{Answer, Bench, TestClock, read, request_for};
 use super::hooked_model::{HookedModel, ModelHooks};
 use crate::Config;
 use crate::api::{EventKind, FinishReason, GenerationRequest};
-use crate::model::{BatchEntry, DecodeStop, Model};
+use crate::model::{BatchEntry, Capacity, DecodeStop, Model};
 use crate::ranking::mix;
 use crate::scripted::{Config as Script, Script as Name, Scripted, ScriptedTokenizer};
 
@@ -162,6 +162,89 @@ fn a_prompt_takes_short_steps_beside_others() {
     }
     let shared = second_step([0, 0], 3);
     assert!((150..=220).contains(&shared), "{shared}");
+}
+
+/// A model with a KV cache for each slot: sequences with different numbers of tokens are computed one after the other, each in a pass
+/// over the weights of 30 ms. A token takes 1 ms.
+struct Passes {
+    clock: TestClock,
+    is_known: bool,
+}
+
+impl ModelHooks for Passes {
+    fn capacity(&self, model: &Scripted) -> Capacity {
+        Capacity {
+            computes_together: !self.is_known,
+            ..model.capacity()
+        }
+    }
+
+    fn decode(
+        &mut self,
+        model: &mut Scripted,
+        batch: &[BatchEntry],
+        now: Time,
+    ) -> Result<(), DecodeStop> {
+        let mut tokens = BTreeMap::new();
+        for entry in batch {
+            *tokens.entry(entry.slot).or_insert(0) += 1;
+        }
+        let passes = tokens.values().collect::<BTreeSet<&usize>>().len();
+        let took = Duration::from_millis((30 * passes + batch.len()) as u64);
+        self.clock.go_to(self.clock.now() + took);
+        model.decode(batch, now)
+    }
+}
+
+/// Short prompts beside a stream: how many are computed in the first step that has them, what it takes, and how many steps it takes
+/// to compute all.
+fn short_prompts_in_passes(is_known: bool) -> (usize, Duration, usize) {
+    let clock = TestClock::default();
+    let hooks = Passes {
+        clock: clock.clone(),
+        is_known,
+    };
+    let model = HookedModel::new(
+        Script {
+            count: 500,
+            ..wandering()
+        },
+        hooks,
+    );
+    let mut bench = Bench::over(Box::new(model), Config::default());
+    let now = clock.clone();
+    bench.owner.clock = StepClock::running(move || now.now(), |_, _| {});
+    let _stream = bench.submit(sampled("stream", 0));
+    // Long enough to have measured what a stream takes, and then a prompt token.
+    for _ in 0..10 {
+        bench.owner.step(clock.now());
+    }
+    let _long = bench.submit(sampled(&"x".repeat(1_000), 1));
+    while bench.owner.step(clock.now()).decoded.len() < 2 {}
+    let _prompts: Vec<_> = (3..9)
+        .map(|length| bench.submit(sampled(&"y".repeat(length), 2)))
+        .collect();
+    let before = clock.now();
+    let first = bench.owner.step(clock.now());
+    assert!(!first.decoded.is_empty(), "the stream goes on");
+    let took = clock.now().since(before);
+    let mut steps = 1;
+    while !bench.owner.step(clock.now()).prefilled.is_empty() {
+        steps += 1;
+    }
+    (first.prefilled.len(), took, steps)
+}
+
+/// What a prompt adds to a step is a pass over the weights, however short it is.
+#[test]
+fn short_prompts_that_need_a_pass_each_are_not_all_in_one_step() {
+    let (prompts, took, _) = short_prompts_in_passes(false);
+    assert_eq!(prompts, 6, "nothing is known of passes");
+    assert!(took > Duration::from_millis(200), "{took:?}");
+    let (prompts, took, steps) = short_prompts_in_passes(true);
+    assert!((2..=4).contains(&prompts), "{prompts}");
+    assert!(took < Duration::from_millis(200), "{took:?}");
+    assert!(steps <= 3, "{steps}");
 }
 
 #[test]
