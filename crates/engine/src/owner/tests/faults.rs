@@ -166,6 +166,41 @@ fn model_failures_end_only_the_affected_requests() {
     }
 }
 
+/// The model has less room than was counted: the plan is made anew without the youngest sequence, and the others have its time.
+#[test]
+fn a_plan_that_the_model_has_no_room_for_is_made_anew() {
+    let (model, switch) = faulty(false);
+    let mut bench = Bench::over(Box::new(model), Config::default());
+    let prompts = ["stream", &"a".repeat(1_200), &"b".repeat(900), "short one"];
+    let mut handles = vec![bench.submit(request_for(prompts[0]))];
+    bench.step();
+    handles.extend(
+        prompts[1..]
+            .iter()
+            .map(|text| bench.submit(request_for(text))),
+    );
+    *switch.lock().unwrap() = Trouble::Full;
+    let report = bench.step();
+    assert_eq!(report.preempted, [3]);
+    assert_eq!(report.decoded, [0]);
+    let [(2, tokens)] = report.prefilled[..] else {
+        panic!("the shorter of the long prompts: {:?}", report.prefilled)
+    };
+    let next = bench.step();
+    let all: u32 = next.prefilled.iter().map(|share| share.1).sum();
+    assert_eq!(next.prefilled[0].0, 3, "it has a slot again");
+    assert_eq!(all, tokens, "as many as without it");
+    // The step counts once for the oldest prompt, which is passed over three times.
+    let oldest = |bench: &mut Bench| bench.step().prefilled[0].0 == 1;
+    assert_eq!([0; 2].map(|_| oldest(&mut bench)), [false, true]);
+    bench.settle();
+    for (handle, prompt) in handles.iter_mut().zip(prompts) {
+        let answer = read(handle);
+        // The default of `max_tokens` ends the long ones.
+        assert!(!answer.text().is_empty() && prompt.starts_with(answer.text()));
+    }
+}
+
 #[test]
 fn a_cache_without_room_for_one_sequence_fails_its_request() {
     let (model, switch) = faulty(true);
