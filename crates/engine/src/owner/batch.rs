@@ -306,6 +306,7 @@ impl Batch {
             requests.slots.cells().free().saturating_sub(total),
             prompts.saturating_sub(prompt_tokens),
         ];
+        let drafts = drafts && !self.pace.measures_decode();
         let least = tokens.into_iter().min().filter(|_| drafts);
         let budget = DraftBudget {
             tokens: least.unwrap_or(0),

@@ -31,6 +31,9 @@ const PROMPTS_SHARE: f64 = 1.0 / 3.0;
 /// Prompts have this share of a step's time beside streams, however few their tokens are: each step has costs that do not depend
 /// on them, and shorter ones would have mostly those.
 const STEP_SHARE: f64 = 1.0 / 3.0;
+/// After so many steps in a row with prompt tokens, one computes a single one, and so shows what the others take: meanwhile streams have
+/// begun and ended, and become longer. It is not a multiple of the turns of the oldest prompt.
+const DECODE_OLD: u32 = 16;
 /// A step is planned for this share of its time, because half of the steps take longer than planned.
 const PLANNED: f64 = 0.9;
 /// A step that took so many times longer than it should lowers the limit for the next ones.
@@ -62,6 +65,8 @@ pub(super) struct StepPace {
     found: f64,
     /// A step without prompt tokens, and with how many sequences; `None` before the first.
     decode: Option<(f64, f64)>,
+    /// How many steps in a row had prompt tokens, so that `decode` was not measured.
+    prompt_steps: u32,
     /// One prompt token.
     prefill: Option<f64>,
     /// No more prompt tokens than this, because so many took too long. It grows again with each step that does not.
@@ -78,6 +83,7 @@ impl StepPace {
             spent: 0.0,
             found: f64::INFINITY,
             decode: known.map(|times| (nanoseconds(times.decode), 1.0)),
+            prompt_steps: 0,
             prefill: known.map(|times| nanoseconds(times.token)),
             most: f64::INFINITY,
         }
@@ -122,8 +128,16 @@ impl StepPace {
             .map(|nanoseconds| Duration::from_secs_f64(nanoseconds / 1e9))
     }
 
+    /// Returns whether the step that is planned now computes a single prompt token and no draft, to measure the time of the others.
+    pub(super) fn measures_decode(&self) -> bool {
+        self.prompt_steps >= DECODE_OLD
+    }
+
     /// Returns how many prompt tokens a step may compute beside this many decoding sequences.
     pub(super) fn prefill_tokens(&self, decoding: usize) -> usize {
+        if self.measures_decode() {
+            return 1;
+        }
         let Some(token) = self.prefill else {
             return UNMEASURED_TOKENS;
         };
@@ -179,21 +193,21 @@ impl StepPace {
         time * (1.0 + more / 16.0)
     }
 
-    /// Takes the time of a decode call with so many decoding sequences and prompt tokens.
+    /// Takes the time of a decode call with so many decoding sequences and prompt tokens. A sequence with a single token is a decoding
+    /// one.
     pub(super) fn observe(&mut self, decoding: usize, prompt_tokens: usize, took: Duration) {
         let took = nanoseconds(took);
         if prompt_tokens == 0 {
-            if decoding > 0 {
-                let known = self.decode.map(|_| self.without_prompts(decoding));
-                self.decode = Some((average(known, took), count(decoding)));
-            }
+            self.observe_decode(decoding, took);
             return;
         }
+        self.prompt_steps = self.prompt_steps.saturating_add(1);
         // The whole includes the decoding, so that was no longer.
         if let Some((time, measured)) = &mut self.decode
-            && count(decoding) >= *measured
+            && took < *time
         {
-            *time = time.min(took);
+            *time = took;
+            *measured = measured.min(count(decoding.max(1)));
         }
         let should = self.time_max(decoding);
         let enough = self.enough_tokens(decoding);
@@ -211,6 +225,21 @@ impl StepPace {
         // The minimum keeps an estimate that is too large from making prompt tokens look free.
         let token = (took - self.without_prompts(decoding)) / count(prompt_tokens);
         self.prefill = Some(average(self.prefill, token.max(took / all / 4.0)));
+    }
+
+    fn observe_decode(&mut self, decoding: usize, took: f64) {
+        let is_old = self.measures_decode();
+        self.prompt_steps = 0;
+        if decoding == 0 {
+            return;
+        }
+        let known = self.decode.map(|_| self.without_prompts(decoding));
+        let time = match known {
+            // There is not soon another measurement to take the average with.
+            Some(known) if is_old => took.min(known * CHANGE_MAX),
+            _ => average(known, took),
+        };
+        self.decode = Some((time, count(decoding)));
     }
 
     /// How many prompt tokens show what one takes: [`ENOUGH_TOKENS`], or as many as a step may have, where those are fewer.
@@ -265,10 +294,18 @@ mod tests {
             (0..60).fold((0, Duration::ZERO), |_, _| {
                 pace.begin_step(waiting(decoding), Duration::ZERO, 4_096);
                 let tokens = pace.prefill_tokens(decoding).min(4_096);
-                let time = self.takes(decoding, tokens);
-                pace.observe(decoding, tokens, time);
-                (tokens, time)
+                (tokens, self.step(pace, decoding, tokens))
             })
+        }
+
+        /// A step; as in a batch, a single prompt token is computed as a decoding sequence is.
+        fn step(self, pace: &mut StepPace, decoding: usize, tokens: usize) -> Duration {
+            let time = self.takes(decoding, tokens);
+            match tokens {
+                1 => pace.observe(decoding + 1, 0, time),
+                _ => pace.observe(decoding, tokens, time),
+            }
+            time
         }
     }
 
@@ -377,14 +414,17 @@ mod tests {
                 token_us,
             };
             let pass = Duration::from_millis(fixed_ms + 20);
-            for few in [1, 2, 5, 10, 20] {
+            for few in [2, 5, 10, 20] {
                 let mut pace = StepPace::new(STEP, None);
                 pace.observe(8, 0, machine.takes(8, 0));
                 let (before, _) = machine.steady(&mut pace, 8);
                 for _ in 0..1_000 {
                     pace.begin_step(StepWaiting::Streams, Duration::ZERO, few);
                     let tokens = pace.prefill_tokens(8).min(few);
-                    pace.observe(8, tokens, machine.takes(8, tokens) + pass);
+                    match tokens {
+                        1 => pace.observe(9, 0, machine.takes(9, 0)),
+                        _ => pace.observe(8, tokens, machine.takes(8, tokens) + pass),
+                    }
                 }
                 pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
                 let after = pace.prefill_tokens(8);
@@ -396,7 +436,7 @@ mod tests {
     #[test]
     fn a_machine_that_slept_in_a_step_with_few_prompt_tokens_makes_later_ones_little_shorter() {
         for slept in [Duration::from_millis(300), Duration::from_secs(20)] {
-            for few in [1, 10] {
+            for few in [2, 10] {
                 let mut pace = StepPace::new(STEP, None);
                 pace.observe(8, 0, USUAL.takes(8, 0));
                 let (before, _) = USUAL.steady(&mut pace, 8);
@@ -423,7 +463,7 @@ mod tests {
         for _ in 0..20 {
             pace.begin_step(StepWaiting::Streams, Duration::ZERO, 25);
             tokens = pace.prefill_tokens(1).min(25);
-            pace.observe(1, tokens, slower.takes(1, tokens));
+            slower.step(&mut pace, 1, tokens);
         }
         assert_eq!(tokens, TOKENS_MIN);
     }
@@ -468,11 +508,10 @@ mod tests {
             let spent = Duration::from_millis(if step % 4 == 0 { 180 } else { 0 });
             pace.begin_step(StepWaiting::Streams, spent, 4_096);
             let tokens = pace.prefill_tokens(8);
-            let took = USUAL.takes(8, tokens);
-            if step > 20 && step % 4 != 0 {
+            let took = USUAL.step(&mut pace, 8, tokens);
+            if step > 20 && step % 4 != 0 && tokens > 1 {
                 assert!(took > STEP * 6 / 10, "{step}: {took:?}");
             }
-            pace.observe(8, tokens, took);
         }
     }
 
@@ -505,6 +544,33 @@ mod tests {
         // Nothing but steps with both.
         let (_, time) = USUAL.steady(&mut StepPace::new(STEP, None), 6);
         assert_near(time, 200, &"unknown");
+    }
+
+    /// Streams begin and end one after the other while prompts wait all the time, so that no step is without them.
+    #[test]
+    fn what_streams_take_is_measured_beside_prompts_without_end() {
+        for (fixed_ms, sequence_ms, token_us) in [(10, 40, 2_000), (225, 200, 20_000)] {
+            let machine = Machine {
+                fixed_ms,
+                sequence_ms,
+                token_us,
+            };
+            let mut pace = StepPace::new(STEP, None);
+            pace.observe(1, 0, machine.takes(1, 0));
+            for decoding in [1, 2, 4, 8, 4, 1, 8, 1, 0, 8, 0] {
+                let (_, time) = machine.steady(&mut pace, decoding);
+                let alone = fixed_ms + sequence_ms * decoding as u64;
+                let expected_ms = match decoding {
+                    0 => (STEP * 2).as_millis().max(3 * u128::from(fixed_ms)),
+                    _ => STEP.as_millis().max(u128::from(alone) * 3 / 2),
+                };
+                assert_near(
+                    time,
+                    u64::try_from(expected_ms).unwrap(),
+                    &(machine, decoding),
+                );
+            }
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::harness::{Answer, Bench, TestClock, read, request_for};
 use super::hooked_model::{HookedModel, ModelHooks};
 use crate::Config;
 use crate::api::{EventKind, FinishReason, GenerationRequest};
+use crate::config::SpeculationMode;
 use crate::model::{BatchEntry, Capacity, DecodeStop, Model};
 use crate::ranking::mix;
 use crate::scripted::{Config as Script, Script as Name, Scripted, ScriptedTokenizer};
@@ -104,9 +105,10 @@ fn a_long_prompt_advances_beside_shorter_ones() {
     }
 }
 
-/// A model whose tokens take 2 ms each, and whose calls wait so long for other models.
+/// A model whose tokens take 2 ms each, beside a fixed time, and whose calls wait so long for other models.
 struct Beside {
     clock: TestClock,
+    fixed: Duration,
     waits: VecDeque<Duration>,
     wait: Duration,
 }
@@ -119,7 +121,7 @@ impl ModelHooks for Beside {
         now: Time,
     ) -> Result<(), DecodeStop> {
         self.wait = self.waits.pop_front().unwrap_or_default();
-        let took = Duration::from_millis(2) * u32::try_from(batch.len()).unwrap();
+        let took = self.fixed + Duration::from_millis(2) * u32::try_from(batch.len()).unwrap();
         self.clock.go_to(self.clock.now() + self.wait + took);
         model.decode(batch, now)
     }
@@ -135,6 +137,7 @@ fn second_step(waits_ms: [u64; 2], equal: usize) -> u32 {
     let clock = TestClock::default();
     let hooks = Beside {
         clock: clock.clone(),
+        fixed: Duration::ZERO,
         waits: waits_ms.map(Duration::from_millis).into(),
         wait: Duration::ZERO,
     };
@@ -245,6 +248,42 @@ fn short_prompts_that_need_a_pass_each_are_not_all_in_one_step() {
     assert!((2..=4).contains(&prompts), "{prompts}");
     assert!(took < Duration::from_millis(200), "{took:?}");
     assert!(steps <= 3, "{steps}");
+}
+
+/// Beside prompts without end, a step now and then has a single token of them, and no draft: it shows what the streams take.
+#[test]
+fn what_streams_take_is_measured_while_prompts_wait() {
+    let clock = TestClock::default();
+    let hooks = Beside {
+        clock: clock.clone(),
+        // Drafts pay.
+        fixed: Duration::from_millis(50),
+        waits: VecDeque::new(),
+        wait: Duration::ZERO,
+    };
+    let model = HookedModel::new(Script::default(), hooks);
+    let config = Config {
+        speculation: SpeculationMode::Lookup,
+        ..Config::default()
+    };
+    let mut bench = Bench::over(Box::new(model), config);
+    let now = clock.clone();
+    bench.owner.clock = StepClock::running(move || now.now(), |_, _| {});
+    // It repeats its prompt, so that each step has a draft if it may.
+    let mut stream = request_for(&"abcd".repeat(200));
+    stream.params.max_tokens = Some(800);
+    let _stream = bench.submit(stream);
+    for _ in 0..20 {
+        bench.owner.step(clock.now());
+    }
+    assert!(bench.engine.stats().draft_tokens.get() > 0);
+    let _long = bench.submit(request_for(&"x".repeat(3_000)));
+    let tokens: Vec<u32> = (0..40)
+        .map(|_| bench.owner.step(clock.now()))
+        .map(|report| report.prefilled.iter().map(|share| share.1).sum())
+        .collect();
+    let single: Vec<usize> = (0..40).filter(|&step| tokens[step] == 1).collect();
+    assert_eq!(single, [16, 33], "{tokens:?}");
 }
 
 #[test]
