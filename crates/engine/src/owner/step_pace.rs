@@ -143,11 +143,11 @@ impl StepPace {
         };
         let alone = self.without_prompts(decoding);
         // What was spent before is taken from the prompts of this step, down to the part that they always have. It says nothing about
-        // the speed of tokens, and so counts in nothing that is learned.
-        let late = self
-            .spent
-            .min((self.time_for(decoding) - 1.5 * alone).max(0.0));
-        let left = self.time_for(decoding) - alone - late;
+        // the speed of tokens, and so counts in nothing that is learned. A step that is short anyway has time for it, up to what a step
+        // may take.
+        let most = self.time_max(decoding);
+        let late = self.spent.min((most - 1.5 * alone).max(0.0));
+        let left = self.time_for(decoding).min(most - late) - alone;
         // A cast saturates: a token that takes no time gives a number that the model's batch limits.
         let tokens = (left / token.max(1.0)).min(self.most) as usize;
         tokens.max(TOKENS_MIN)
@@ -498,6 +498,19 @@ mod tests {
                 200,
                 &"the step after it",
             );
+        }
+    }
+
+    /// A second turn is a few tokens, and its prefix is copied in the same step. The short step has the time for both.
+    #[test]
+    fn what_a_step_took_before_is_no_part_of_a_short_one() {
+        let mut pace = StepPace::new(STEP, None);
+        pace.observe(1, 0, USUAL.takes(1, 0));
+        USUAL.steady(&mut pace, 1);
+        for (spent_ms, expected_ms) in [(0, 75), (50, 75), (100, 75), (150, 31), (1_000, 31)] {
+            pace.begin_step(StepWaiting::Streams, Duration::from_millis(spent_ms), 30);
+            let took = USUAL.takes(1, pace.prefill_tokens(1));
+            assert_near(took, expected_ms, &spent_ms);
         }
     }
 
