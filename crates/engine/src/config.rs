@@ -1,5 +1,7 @@
 //! The configuration of an engine.
 
+use std::time::Duration;
+
 /// Which requests share cached prefixes. A caller can measure from the time to the first token whether a prefix was
 /// cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -19,6 +21,11 @@ pub struct PrefixDiskConfig {
     pub folder: std::path::PathBuf,
     /// The maximum of bytes of its files.
     pub bytes: u64,
+}
+
+impl PrefixDiskConfig {
+    /// How long [`crate::Engine::drop_saved_prefixes`] keeps memory for what is not written yet.
+    pub const MOVE_MAX: Duration = Duration::from_secs(3);
 }
 
 /// What drafts the next tokens of a sequence, so that one decode call gives several of them (speculative decoding). The

@@ -235,8 +235,9 @@ impl Engine {
         }
     }
 
-    /// Asks the engine to drop the prefixes that it has saved in memory, for another model that needs the memory. Done in the
-    /// next step; [`EngineStats::prefix_saved_bytes`] tells when.
+    /// Asks the engine to drop the prefixes that it has saved in memory, for another model that needs the memory. Without
+    /// [`Config::prefix_disk`] that is done in the next step, with one as they are written, in
+    /// [`crate::PrefixDiskConfig::MOVE_MAX`] at most; [`EngineStats::prefix_saved_bytes`] tells when.
     pub fn drop_saved_prefixes(&self) {
         self.shared.waker.trim();
     }

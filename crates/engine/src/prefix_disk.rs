@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!   evicted from memory ── offer ──► write queue ──► written            too much waits: dropped
+//!   memory is freed ── DiskMove ─────────┘                              too much waits: tried again in the next step
 //!   prompt ── find, read ──► read queue ──► poll: back in memory        too slow, or failed: computed
 //! ```
 //!
@@ -24,6 +25,7 @@ use crate::prefix_folder::{FileId, PrefixDisk};
 use crate::prefix_store::{SavedId, SavedMatch, SavedPrefix};
 use crate::stats::EngineStats;
 use index::{DiskIndex, DiskState};
+pub(crate) use moving::DiskMove;
 use reads::{PendingRead, PendingReads, READ_TIMEOUT};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
@@ -32,6 +34,7 @@ use writes::PendingWrites;
 
 mod ending;
 mod index;
+mod moving;
 mod opening;
 mod reads;
 mod replies;
@@ -105,6 +108,8 @@ const AHEAD_BYTES_MAX: usize = 256 << 20;
 /// Bytes that the tokens of the index take in memory. Only where a state has the same size after any number of tokens are they
 /// much.
 const INDEX_BYTES_MAX: usize = 64 << 20;
+/// How much older the file of an entry is than that of the next more valuable one, where several are written together.
+const RANK_STEP: Duration = Duration::from_millis(1);
 /// What a file takes beside its state and tokens: its identity, and a part of a block.
 const FILE_BYTES: usize = 8 << 10;
 
@@ -165,11 +170,6 @@ impl DiskTier {
     /// Returns the bytes of memory for states that wait to be written, or are read.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.writes.bytes() + self.reads.bytes()
-    }
-
-    /// Reads nothing more that no prompt asks for.
-    pub(crate) fn stop_reading_ahead(&mut self) {
-        self.ahead.clear();
     }
 
     /// Finds the entry of which a prompt begins with most tokens.
@@ -244,20 +244,35 @@ impl DiskTier {
 
     /// Writes an entry that was evicted from memory, unless it is there, or too much waits to be written.
     pub(crate) fn offer(&mut self, entry: SavedEntry) {
-        let bytes = entry.prefix.state.len();
-        if self.phase != DiskPhase::Open || !self.writes.has_room(bytes) {
-            return;
+        if self.has_room(entry.prefix.state.len()) {
+            self.write(entry, None);
         }
+    }
+
+    /// Returns whether an entry of so many bytes would be written now.
+    fn has_room(&self, bytes: usize) -> bool {
+        self.phase == DiskPhase::Open && self.writes.has_room(bytes)
+    }
+
+    /// Writes an entry, unless it is there. The caller has checked that another order may be given, and that there is room.
+    /// `used`: when it was used, if that was not now; a file that serves the same prompts gets this time.
+    fn write(&mut self, entry: SavedEntry, used: Option<SystemTime>) {
+        let (kind, scope) = (entry.kind, entry.scope);
         let file = self.next_file;
-        let tokens = &entry.prefix.tokens;
-        let state = self.terms.state_of(file, tokens, bytes);
-        let entries = self.index.of_mut(entry.kind);
-        if !entries.insert(entry.scope, tokens, state) {
-            return;
+        let tokens = Arc::clone(&entry.prefix.tokens);
+        let state = self.terms.state_of(file, &tokens, entry.prefix.state.len());
+        let entries = self.index.of_mut(kind);
+        let is_new = self.phase == DiskPhase::Open && entries.insert(scope, &tokens, state);
+        let written = is_new.then_some((file, entry));
+        if is_new {
+            self.next_file += 1;
+            self.index.make_room();
         }
-        self.next_file += 1;
-        self.index.make_room();
-        self.order(Some((file, entry)), None);
+        let file_for = || self.index.file_for(kind, scope, &tokens);
+        let mark = used.and_then(|used| Some((file_for()?, used)));
+        if written.is_some() || mark.is_some() {
+            self.order(written, mark);
+        }
     }
 
     /// Forgets an entry that cannot be used, if it is there.

@@ -19,7 +19,7 @@ use crate::prefix_store::SavedPrefix;
 const MAGIC: &[u8; 8] = b"SWPREFX2";
 
 /// What a file has of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryKind {
     /// The whole state ([`crate::model::Model::save`]).
     Prefix,

@@ -149,12 +149,15 @@ impl<S: PrefixState> PrefixStore<S> {
     }
 
     /// Returns the entries with their scopes, the most valuable last.
+    #[cfg(test)]
     pub(crate) fn by_value(&self) -> impl DoubleEndedIterator<Item = ScopedPrefix<S>> + '_ {
-        let entries = self.by_value.iter();
-        entries.filter_map(|(_, id)| {
-            let entry = self.entries.get(id)?;
-            Some((entry.scope, Arc::clone(&entry.prefix)))
-        })
+        self.ids_by_value().filter_map(|id| self.entry(id))
+    }
+
+    /// Returns an entry with its scope, if it still exists, without marking it as used.
+    pub(crate) fn entry(&self, id: SavedId) -> Option<ScopedPrefix<S>> {
+        let entry = self.entries.get(&id)?;
+        Some((entry.scope, Arc::clone(&entry.prefix)))
     }
 
     /// Takes the entries that were evicted since the last call.

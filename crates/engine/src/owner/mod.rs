@@ -166,7 +166,7 @@ impl EngineOwner {
         self.clock.begin_step();
         self.admission.begin_step();
         if self.admission.is_trimmed() {
-            requests.slots.tiers_mut().move_to_disk();
+            requests.slots.tiers_mut().move_to_disk(now);
         }
         // Before cancellations: a handle that was dropped while its command was in the inbox has set the wake flag,
         // which is read only once. If that flag were read first, the request would run without a reader.
@@ -255,8 +255,12 @@ impl EngineOwner {
         let requests = &mut self.requests;
         requests.slots.begin_step();
         requests.slots.evict_all();
-        requests.slots.tiers_mut().move_to_disk();
-        requests.slots.tiers_mut().settle_disk(&requests.stats);
+        let tiers = requests.slots.tiers_mut();
+        tiers.move_to_disk(Time::ZERO);
+        while tiers.bytes() > 0 {
+            tiers.poll_disk(&requests.stats, None, Time::ZERO);
+            tiers.settle_disk(&requests.stats);
+        }
     }
 
     /// Ends the use of the disk.

@@ -7,6 +7,7 @@ mod endings;
 mod failures;
 mod folders;
 mod limits;
+mod moves;
 mod operations;
 
 const LIMIT: usize = 100_000;

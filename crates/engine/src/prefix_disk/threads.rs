@@ -43,7 +43,7 @@ pub(super) enum DiskReply {
     },
 }
 
-/// Files to be removed, then one to be written, and one that was used at this time.
+/// Files to be removed, then one to be written, and one that was used at this time, which may be the same.
 #[derive(Debug)]
 pub(super) struct WriteOrder {
     pub(super) remove: Vec<FileId>,
@@ -242,15 +242,16 @@ impl DiskThread {
     }
 
     fn write_file(&self, order: WriteOrder) -> io::Result<()> {
+        if let Some((file, entry)) = order.write {
+            let prefix = &*entry.prefix;
+            let (head, tail) = around_state(&self.identity, entry.kind, entry.scope, prefix);
+            self.disk.write(file, &[&head, &prefix.state, &tail])?;
+        }
+        // Afterwards: a file that was just written has the time of now.
         if let Some((file, used)) = order.mark {
             self.disk.mark_used(file, used);
         }
-        let Some((file, entry)) = order.write else {
-            return Ok(());
-        };
-        let prefix = &*entry.prefix;
-        let (head, tail) = around_state(&self.identity, entry.kind, entry.scope, prefix);
-        self.disk.write(file, &[&head, &prefix.state, &tail])
+        Ok(())
     }
 
     fn stops(&self) -> bool {

@@ -10,10 +10,10 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::disk::{DiskGain, DiskRead, SlotDisk};
-use crate::config::Config;
+use crate::config::{Config, PrefixDiskConfig};
 use crate::model::Model;
 use crate::owner::checkpoints::{Checkpoint, Checkpoints, PromptSpan};
-use crate::prefix_disk::{DiskWait, SavedEntry};
+use crate::prefix_disk::{DiskMove, DiskWait, SavedEntry};
 use crate::prefix_entry::EntryKind;
 use crate::prefix_store::{PrefixStore, SavedId, SavedMatch, ScopedPrefix};
 use crate::stats::EngineStats;
@@ -35,6 +35,8 @@ pub(in crate::owner) struct SavedTiers {
     pub(super) checkpoints: Checkpoints,
     /// `None`: what the memory evicts is lost.
     pub(super) disk: Option<SlotDisk>,
+    /// What leaves the memory for another model.
+    moving: Option<DiskMove>,
     /// Whether the model can shorten a restored slot to any number of tokens.
     pub(super) restores_in_part: bool,
 }
@@ -60,6 +62,7 @@ impl SavedTiers {
             store: PrefixStore::new(saved, restores_in_part || checkpoints.is_on()),
             checkpoints,
             disk: None,
+            moving: None,
             restores_in_part,
         }
     }
@@ -146,23 +149,40 @@ impl SavedTiers {
         }
     }
 
-    /// Drops what is in memory, after as much as it takes at once was offered to the disk.
-    pub(in crate::owner) fn move_to_disk(&mut self) {
-        self.offer_all();
-        if let Some(disk) = &mut self.disk {
-            // The memory is needed otherwise.
-            disk.tier.stop_reading_ahead();
+    /// Drops what is in memory; with a disk, as it is written in the next steps, for so long as
+    /// [`PrefixDiskConfig::MOVE_MAX`] says.
+    pub(in crate::owner) fn move_to_disk(&mut self, now: Time) {
+        let Some(disk) = &mut self.disk else {
+            return self.clear();
+        };
+        let until = now + PrefixDiskConfig::MOVE_MAX;
+        // Whoever asked first gets the memory in time.
+        let until = self
+            .moving
+            .as_ref()
+            .map_or(until, |moving| moving.until().min(until));
+        let memory = [&mut self.store, self.checkpoints.store_mut()];
+        self.moving = Some(DiskMove::begin(memory, &mut disk.tier, until));
+    }
+
+    fn go_on_moving(&mut self, now: Time) {
+        if let (Some(moving), Some(disk)) = (&mut self.moving, &mut self.disk) {
+            let memory = [&mut self.store, self.checkpoints.store_mut()];
+            if moving.advance(memory, &mut disk.tier, now) {
+                self.moving = None;
+            }
         }
-        self.clear();
     }
 
     /// Drops what is in memory.
     pub(super) fn clear(&mut self) {
         self.store = self.store.emptied();
         self.checkpoints.clear();
+        self.moving = None;
     }
 
-    /// Takes what was read since the last step. `token_time`: what a prompt token takes.
+    /// Takes what was read since the last step, and hands to the disk what leaves the memory. `token_time`: what a prompt token
+    /// takes.
     pub(in crate::owner) fn poll_disk(
         &mut self,
         stats: &EngineStats,
@@ -172,6 +192,7 @@ impl SavedTiers {
         if let Some(disk) = &mut self.disk {
             let arrived = disk.poll(stats, token_time, now);
             self.keep(arrived);
+            self.go_on_moving(now);
         }
     }
 
@@ -204,14 +225,6 @@ impl SavedTiers {
         }
     }
 
-    /// Offers all of the memory to the disk, the most valuable first. What finds no room in the queue is lost.
-    fn offer_all(&mut self) {
-        for kind in EntryKind::ALL {
-            let entries: Vec<_> = self.memory_mut(kind).by_value().rev().collect();
-            self.offer(kind, entries);
-        }
-    }
-
     fn offer(&mut self, kind: EntryKind, entries: impl IntoIterator<Item = ScopedPrefix>) {
         let Some(disk) = &mut self.disk else { return };
         for (scope, prefix) in entries {
@@ -230,9 +243,11 @@ impl SavedTiers {
             .is_some_and(|disk| disk.tier.is_pending(wait))
     }
 
-    /// Returns when the next sequence stops to wait for the disk.
+    /// Returns when the next sequence stops to wait for the disk, or the memory does.
     pub(in crate::owner) fn disk_deadline(&mut self, now: Time) -> Option<Time> {
-        self.disk.as_mut()?.deadline(now)
+        let moved = self.moving.as_ref().map(DiskMove::until);
+        let read = self.disk.as_mut()?.deadline(now);
+        moved.into_iter().chain(read).min()
     }
 
     /// Prefers the disk to computing, and reads nothing before it is asked for.

@@ -1,5 +1,7 @@
 //! Prefixes on a disk: what they save, what they must not delay, and what happens if they cannot be read.
 
+mod moves;
+
 use std::sync::Arc;
 use std::time::Duration;
 

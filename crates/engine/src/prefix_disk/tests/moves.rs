@@ -1,0 +1,157 @@
+//! Memory that is freed for another model.
+
+use super::super::moving::DiskMove;
+use super::super::writes::ORDERS_MAX;
+use super::*;
+use crate::prefix_store::PrefixStore;
+
+const UNTIL: Time = Time::new(Duration::from_secs(1));
+
+/// The memory, whose last entry is the most valuable, and no checkpoints.
+fn memory(entries: u32) -> [PrefixStore; 2] {
+    let mut store = PrefixStore::new(1 << 20, true);
+    for of in 0..entries {
+        store.insert(0, &tokens(of), state(0, &tokens(of)));
+    }
+    [store, PrefixStore::new(0, false)]
+}
+
+impl Bench {
+    fn begin_move(&mut self, [prefixes, checkpoints]: &mut [PrefixStore; 2]) -> DiskMove {
+        DiskMove::begin([prefixes, checkpoints], &mut self.tier, UNTIL)
+    }
+
+    fn go_on(
+        &mut self,
+        moving: &mut DiskMove,
+        [prefixes, checkpoints]: &mut [PrefixStore; 2],
+        now: Time,
+    ) -> bool {
+        moving.advance([prefixes, checkpoints], &mut self.tier, now)
+    }
+
+    /// The first tokens of the entries, the most valuable last.
+    fn order(&self) -> Vec<Token> {
+        let order = self.tier.index.of(PREFIX).by_value();
+        order.map(|(_, prefix)| prefix.tokens[0]).collect()
+    }
+}
+
+/// What waits is bounded all the time, and what is valuable in memory is so on the disk, for this engine and the next.
+#[test]
+fn the_memory_becomes_free_as_it_is_written() {
+    let disk = Arc::<VirtualDisk>::default();
+    let terms = DiskTerms {
+        limit: 1 << 30,
+        ..terms()
+    };
+    let mut bench = Bench::new(&disk, terms.clone());
+    let entries = 3 * ORDERS_MAX as u32;
+    let mut memory = memory(entries);
+    let mut moving = bench.begin_move(&mut memory);
+    disk.set(DiskFaults::HELD);
+    for written in 1..=3 {
+        let is_done = bench.go_on(&mut moving, &mut memory, Time::ZERO);
+        assert_eq!(is_done, written == 3);
+        assert_eq!(bench.tier.writes.entries(), ORDERS_MAX);
+        assert_eq!(memory[0].len(), (3 - written) * ORDERS_MAX);
+        let more = bench.go_on(&mut moving, &mut memory, Time::ZERO);
+        assert_eq!(more, written == 3, "nothing has room");
+        disk.set(DiskFaults::default());
+        bench.settle();
+        disk.set(DiskFaults::HELD);
+    }
+    disk.set(DiskFaults::default());
+    let expected: Vec<Token> = (0..entries).map(|of| of * 100).collect();
+    assert_eq!(bench.order(), expected);
+    drop(bench);
+    assert_eq!(Bench::new(&disk, terms).order(), expected);
+}
+
+/// There is no room for the others, which take memory for nothing.
+#[test]
+fn the_most_valuable_entries_that_fit_are_moved() {
+    let disk = Arc::<VirtualDisk>::default();
+    let mut bench = Bench::new(&disk, terms());
+    for of in 900..920 {
+        bench.offer(PREFIX, 0, &tokens(of));
+        bench.settle();
+    }
+    let mut memory = memory(40);
+    let mut moving = bench.begin_move(&mut memory);
+    let fitting = memory[0].len();
+    assert!((5..20).contains(&fitting), "{fitting}");
+    assert!(bench.go_on(&mut moving, &mut memory, Time::ZERO));
+    bench.settle();
+    assert!(disk.bytes() <= LIMIT);
+    let first = 40 - fitting as u32;
+    let expected: Vec<Token> = (first..40).map(|of| of * 100).collect();
+    assert!(bench.order().ends_with(&expected), "{:?}", bench.order());
+}
+
+#[test]
+fn what_is_there_is_neither_kept_nor_written_again() {
+    let disk = Arc::<VirtualDisk>::default();
+    let mut bench = Bench::new(&disk, terms());
+    for of in [2, 0] {
+        bench.offer(PREFIX, 0, &tokens(of));
+    }
+    bench.settle();
+    disk.set(DiskFaults::HELD);
+    let mut memory = memory(3);
+    let mut moving = bench.begin_move(&mut memory);
+    assert_eq!(memory[0].len(), 1);
+    assert!(bench.go_on(&mut moving, &mut memory, Time::ZERO));
+    disk.set(DiskFaults::default());
+    bench.settle();
+    assert_eq!((disk.files(), bench.order()), (3, vec![0, 100, 200]));
+}
+
+/// The files are not listed in time, or the writing ends in the middle.
+#[test]
+fn what_cannot_be_written_is_dropped() {
+    let disk = Arc::<VirtualDisk>::default();
+    disk.set(DiskFaults::HELD);
+    let mut bench = Bench {
+        tier: DiskTier::start(Arc::clone(&disk) as _, terms(), Arc::new(|| {})).unwrap(),
+        stats: EngineStats::default(),
+    };
+    let mut entries = memory(3);
+    let mut moving = bench.begin_move(&mut entries);
+    assert!(!bench.go_on(&mut moving, &mut entries, Time::ZERO));
+    assert_eq!(entries[0].len(), 3, "they serve prompts meanwhile");
+    assert!(bench.go_on(&mut moving, &mut entries, UNTIL));
+    assert_eq!((entries[0].len(), bench.tier.queued_bytes()), (0, 0));
+    disk.set(DiskFaults {
+        room: Some(10),
+        ..DiskFaults::default()
+    });
+    bench.settle();
+    let big = DiskTerms {
+        limit: 1 << 30,
+        ..terms()
+    };
+    let mut bench = Bench::new(&disk, big);
+    let mut entries = memory(2 * ORDERS_MAX as u32);
+    let mut moving = bench.begin_move(&mut entries);
+    assert!(!bench.go_on(&mut moving, &mut entries, Time::ZERO));
+    bench.settle();
+    assert!(bench.go_on(&mut moving, &mut entries, Time::ZERO));
+    assert_eq!((entries[0].len(), disk.files(), bench.entries()), (0, 0, 0));
+}
+
+/// A prompt has used what was to be moved: others took its place in memory, or it could not be restored.
+#[test]
+fn what_has_left_the_memory_meanwhile_is_passed_over() {
+    let disk = Arc::<VirtualDisk>::default();
+    let mut bench = Bench::new(&disk, terms());
+    let mut entries = memory(4);
+    let mut moving = bench.begin_move(&mut entries);
+    let id = entries[0].find(0, &tokens(1)).unwrap().id;
+    entries[0].remove(id);
+    entries[0].insert(0, &tokens(7), state(0, &tokens(7)));
+    assert!(bench.go_on(&mut moving, &mut entries, Time::ZERO));
+    bench.settle();
+    assert_eq!(bench.order(), [0, 200, 300]);
+    assert_eq!(entries[0].len(), 1, "what comes later stays");
+}
