@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Weak};
 
 use futures::FutureExt;
+use sapwood_engine::PrefixDiskConfig;
 use sapwood_kernel::{Error, Result};
 use sapwood_server::ops::health::HealthState;
 use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep};
@@ -18,8 +19,8 @@ use crate::models::PlannedModel;
 
 /// How often the models are looked at: engines have counters, but no notification.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long a step of an engine may take before its saved prefixes are left to it.
-const TRIM_MAX: Duration = Duration::from_secs(2);
+/// How long engines may take before their saved prefixes are left to them: for the disk, and for a step.
+const TRIM_MAX: Duration = PrefixDiskConfig::MOVE_MAX.saturating_add(Duration::from_secs(1));
 /// How long a model stays after its last use, whoever needs the memory.
 const RECENT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
@@ -199,12 +200,19 @@ impl RepositoryInner {
     async fn drop_saved_prefixes(&self) {
         let engines = self.engines.all();
         let saved = |engine: &LoadedModel| engine.stats().prefix_saved_bytes.get();
-        for engine in engines.iter().filter(|engine| saved(engine) > 0) {
+        // All at once: each may write for seconds what it had saved.
+        let mut left: Vec<_> = engines.iter().filter(|it| saved(it) > 0).collect();
+        for engine in &left {
             engine.drop_saved_prefixes();
-            let until = Instant::now() + TRIM_MAX;
-            while saved(engine) > 0 && Instant::now() < until {
-                sleep(POLL).await;
+        }
+        let until = Instant::now() + TRIM_MAX;
+        loop {
+            // One that serves requests saves others soon: it is enough that it has been free.
+            left.retain(|engine| saved(engine) > 0);
+            if left.is_empty() || Instant::now() >= until {
+                return;
             }
+            sleep(POLL).await;
         }
     }
 
