@@ -177,16 +177,7 @@ impl Isolated {
 
     /// A number of the metrics, of all labels together.
     fn metric(&self, name: &str) -> f64 {
-        let text = self.serving.get("/metrics", "");
-        let samples = text.lines().filter(|line| !line.starts_with('#'));
-        let of_name = samples.filter_map(|line| {
-            let (sample, value) = line.rsplit_once(' ')?;
-            let whole = sample.split('{').next()? == name;
-            whole.then(|| value.parse::<f64>().unwrap())
-        });
-        let values: Vec<f64> = of_name.collect();
-        assert!(!values.is_empty(), "no {name}: {text}");
-        values.iter().sum()
+        self.serving.metric(name)
     }
 
     /// The process that runs its controllers.

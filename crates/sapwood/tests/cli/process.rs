@@ -119,6 +119,20 @@ impl Serving {
         answer
     }
 
+    /// A number of the metrics, of all labels together.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics", "");
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let of_name = samples.filter_map(|line| {
+            let (sample, value) = line.rsplit_once(' ')?;
+            let whole = sample.split('{').next()? == name;
+            whole.then(|| value.parse::<f64>().unwrap())
+        });
+        let values: Vec<f64> = of_name.collect();
+        assert!(!values.is_empty(), "no {name}: {text}");
+        values.iter().sum()
+    }
+
     /// The number of its process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()

@@ -37,11 +37,15 @@ struct SmolLm2 {
 impl SmolLm2 {
     /// Starts a server in a folder of its own, and waits until the model is loaded.
     fn start(name: &str) -> Self {
-        let here = folder(name);
+        Self::start_in(folder(name), "")
+    }
+
+    /// The same in a folder that may have been used before, with these settings of the engine too.
+    fn start_in(here: PathBuf, engine: &str) -> Self {
         let model = given("SAPWOOD_SMOLLM2");
         // A machine that is busy with other tests makes no step late.
         let config = format!(
-            "[engine]\nctx = 1024\n[controllers]\ndir = {store:?}\nstep_ms = 5000\ninit_ms = 10000\n\
+            "[engine]\nctx = 1024\n{engine}\n[controllers]\ndir = {store:?}\nstep_ms = 5000\ninit_ms = 10000\n\
              [[models]]\nname = \"smollm2\"\npath = {model:?}\n",
             store = here.join("store"),
         );
