@@ -9,10 +9,11 @@ use crate::stats::EngineStats;
 
 impl DiskTier {
     /// Writes what is in memory, as far as there is room, the most valuable first, and ends. Waits for the disk, for so long at
-    /// most. Returns the number of entries that are on the disk then and were not before.
+    /// most. Returns the number of entries that are on the disk then and were not before. `used`: the time of the most valuable one.
     pub(crate) fn finish(
         mut self,
         memory: [&PrefixStore; 2],
+        mut used: SystemTime,
         time: Duration,
         stats: &EngineStats,
     ) -> usize {
@@ -21,7 +22,6 @@ impl DiskTier {
         while self.is_opening() && self.wait(until, stats) {}
         let first = self.next_file;
         // The order in which they are of use is kept by the files' times, whenever each is written.
-        let mut used = SystemTime::now();
         for (kind, id) in self.ranked(memory) {
             let Some((scope, prefix)) = memory[kind as usize].entry(id) else {
                 continue;
@@ -79,8 +79,9 @@ fn fitting(terms: &DiskTerms, kind: EntryKind, store: &PrefixStore) -> Vec<Saved
         let tokens = store.tokens(id).unwrap_or_default();
         let state = store.state(id).map_or(0, Vec::len);
         let charge = terms.state_of(0, tokens, state).charge;
+        // One that is too large is no reason to leave out those behind it.
         let Some(rest) = left.checked_sub(bytes_of(tokens.len(), charge)) else {
-            break;
+            continue;
         };
         left = rest;
         fitting.push(id);

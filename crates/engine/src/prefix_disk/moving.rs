@@ -29,19 +29,36 @@ pub(crate) struct DiskMove {
 impl DiskMove {
     /// Drops what need not be written. The rest stays until it is, or until this time.
     pub(crate) fn begin(memory: [&mut PrefixStore; 2], tier: &mut DiskTier, until: Time) -> Self {
-        // The memory is needed otherwise.
-        tier.ahead.clear();
-        let (mut left, mut ranked) = (Vec::new(), Vec::new());
+        let mut moving = Self {
+            left: Vec::new(),
+            ranked: Vec::new(),
+            used: SystemTime::now(),
+            until,
+        };
+        moving.begin_again(memory, tier, until);
+        moving
+    }
+
+    /// Adds what has come to the memory since it began, for which it takes no longer than until this time. What was moved first stays
+    /// the most valuable.
+    pub(crate) fn begin_again(
+        &mut self,
+        memory: [&mut PrefixStore; 2],
+        tier: &mut DiskTier,
+        until: Time,
+    ) {
+        self.until = self.until.min(until);
+        self.left.clear();
         for (kind, id) in tier.ranked([&*memory[0], &*memory[1]]) {
             if let Some((scope, prefix)) = memory[kind as usize].entry(id) {
                 let tokens = &prefix.tokens;
-                ranked.push((kind, scope, Arc::clone(tokens)));
+                self.ranked.push((kind, scope, Arc::clone(tokens)));
                 if tier.index.file_for(kind, scope, tokens).is_none() {
-                    left.push((kind, id));
+                    self.left.push((kind, id));
                 }
             }
         }
-        let unwritten: HashSet<_> = left.iter().copied().collect();
+        let unwritten: HashSet<_> = self.left.iter().copied().collect();
         for (kind, store) in EntryKind::ALL.into_iter().zip(memory) {
             let ids: Vec<_> = store.ids_by_value().collect();
             for id in ids {
@@ -50,18 +67,20 @@ impl DiskMove {
                 }
             }
         }
-        left.reverse();
-        Self {
-            left,
-            ranked,
-            used: SystemTime::now(),
-            until,
-        }
+        self.left.reverse();
+        // What is written next makes room on the disk, and must not take that of what is there and more valuable: it may have
+        // been used in memory alone since it was read.
+        tier.rank(&self.ranked);
     }
 
     /// Returns until when memory is kept.
     pub(crate) fn until(&self) -> Time {
         self.until
+    }
+
+    /// Returns the time of the file that is written next: those before it are more valuable.
+    pub(crate) fn used(&self) -> SystemTime {
+        self.used
     }
 
     /// Hands to the disk what it has room for. Returns whether nothing is left.
@@ -71,6 +90,8 @@ impl DiskMove {
         tier: &mut DiskTier,
         now: Time,
     ) -> bool {
+        // The memory is needed otherwise, and the files may have been listed just now.
+        tier.ahead.clear();
         let is_over = now >= self.until || tier.takes_nothing();
         let mut dropped = 0;
         while let Some(&(kind, id)) = self.left.last() {

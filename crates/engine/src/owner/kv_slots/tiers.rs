@@ -4,7 +4,7 @@
 //! What the memory evicts is offered to the disk, and what a prompt begins with is read back to the memory before the prompt gets
 //! its slot. The model is not called here.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
@@ -156,13 +156,12 @@ impl SavedTiers {
             return self.clear();
         };
         let until = now + PrefixDiskConfig::MOVE_MAX;
-        // Whoever asked first gets the memory in time.
-        let until = self
-            .moving
-            .as_ref()
-            .map_or(until, |moving| moving.until().min(until));
         let memory = [&mut self.store, self.checkpoints.store_mut()];
-        self.moving = Some(DiskMove::begin(memory, &mut disk.tier, until));
+        match &mut self.moving {
+            // Whoever asked first gets the memory in time.
+            Some(moving) => moving.begin_again(memory, &mut disk.tier, until),
+            None => self.moving = Some(DiskMove::begin(memory, &mut disk.tier, until)),
+        }
     }
 
     fn go_on_moving(&mut self, now: Time) {
@@ -285,7 +284,12 @@ impl SavedTiers {
     /// Writes what is in memory for the next engine of this model. Waits for the disk.
     pub(super) fn write_all(&self, disk: SlotDisk, stats: &EngineStats) {
         let memory = [&self.store, self.checkpoints.store()];
-        let entries = disk.tier.finish(memory, END_MAX, stats);
+        // A move has written the most valuable ones already.
+        let used = self
+            .moving
+            .as_ref()
+            .map_or_else(SystemTime::now, DiskMove::used);
+        let entries = disk.tier.finish(memory, used, END_MAX, stats);
         tracing::info!(entries, "cached prefixes were written to the disk");
     }
 }

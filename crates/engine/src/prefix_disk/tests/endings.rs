@@ -15,7 +15,7 @@ fn the_memory_is_written_at_the_end() {
     }
     let none = PrefixStore::new(0, false);
     let Bench { tier, stats } = bench;
-    let written = tier.finish([&memory, &none], LONG, &stats);
+    let written = tier.finish([&memory, &none], SystemTime::now(), LONG, &stats);
     assert!(
         disk.bytes() <= LIMIT && (5..20).contains(&written),
         "{written}"
@@ -31,7 +31,12 @@ fn the_memory_is_written_at_the_end() {
     bench.tier.offer(entry(PREFIX, 0, &tokens(39)));
     let Bench { tier, stats } = bench;
     assert_eq!(
-        tier.finish([&PrefixStore::new(0, true), &none], LONG, &stats),
+        tier.finish(
+            [&PrefixStore::new(0, true), &none],
+            SystemTime::now(),
+            LONG,
+            &stats
+        ),
         0
     );
 }
@@ -50,7 +55,12 @@ fn the_end_marks_what_was_used() {
         memory.insert(0, &tokens(of), state(0, &tokens(of)));
     }
     let Bench { tier, stats } = bench;
-    let written = tier.finish([&memory, &PrefixStore::new(0, false)], LONG, &stats);
+    let written = tier.finish(
+        [&memory, &PrefixStore::new(0, false)],
+        SystemTime::now(),
+        LONG,
+        &stats,
+    );
     assert_eq!((written, disk.files()), (0, 3));
     let mut bench = Bench::new(&disk, terms());
     let arrived: Vec<Token> = (0..4)
@@ -83,7 +93,10 @@ fn the_end_does_not_wait_for_ever() {
             if finishes {
                 let none = PrefixStore::new(0, false);
                 let time = Duration::from_millis(20);
-                assert_eq!(tier.finish([&memory, &none], time, &stats), 0);
+                assert_eq!(
+                    tier.finish([&memory, &none], SystemTime::now(), time, &stats),
+                    0
+                );
             } else {
                 drop(tier);
             }

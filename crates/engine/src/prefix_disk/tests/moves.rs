@@ -155,3 +155,86 @@ fn what_has_left_the_memory_meanwhile_is_passed_over() {
     assert_eq!(bench.order(), [0, 200, 300]);
     assert_eq!(entries[0].len(), 1, "what comes later stays");
 }
+
+/// It was read from the disk long ago and was used in memory alone since then.
+#[test]
+fn what_is_there_is_not_removed_for_less_valuable_entries_of_the_move() {
+    let disk = Arc::<VirtualDisk>::default();
+    let mut bench = Bench::new(&disk, terms());
+    for of in [0].into_iter().chain(901..910) {
+        bench.offer(PREFIX, 0, &tokens(of));
+        bench.settle();
+    }
+    assert!(bench.order().contains(&0));
+    let mut memory = memory(0);
+    for of in [1, 2, 3, 0] {
+        memory[0].insert(0, &tokens(of), state(0, &tokens(of)));
+    }
+    let mut moving = bench.begin_move(&mut memory);
+    assert!(bench.go_on(&mut moving, &mut memory, Time::ZERO));
+    bench.settle();
+    let order = bench.order();
+    assert!(order.ends_with(&[100, 200, 300, 0]), "{order:?}");
+}
+
+/// Two models need memory one after the other.
+#[test]
+fn a_move_that_begins_anew_keeps_the_order() {
+    let disk = Arc::<VirtualDisk>::default();
+    let terms = DiskTerms {
+        limit: 1 << 30,
+        ..terms()
+    };
+    let mut bench = Bench::new(&disk, terms.clone());
+    let entries = 2 * ORDERS_MAX as u32;
+    let mut memory = memory(entries);
+    let mut moving = bench.begin_move(&mut memory);
+    assert!(!bench.go_on(&mut moving, &mut memory, Time::ZERO));
+    bench.settle();
+    let [prefixes, checkpoints] = &mut memory;
+    moving.begin_again([prefixes, checkpoints], &mut bench.tier, UNTIL);
+    assert!(bench.go_on(&mut moving, &mut memory, Time::ZERO));
+    bench.settle();
+    let expected: Vec<Token> = (0..entries).map(|of| of * 100).collect();
+    assert_eq!(bench.order(), expected);
+    drop(bench);
+    assert_eq!(Bench::new(&disk, terms).order(), expected);
+}
+
+/// One that the disk has no room for at all is no reason to lose the others.
+#[test]
+fn an_entry_above_the_limit_is_left_out_alone() {
+    let disk = Arc::<VirtualDisk>::default();
+    let mut bench = Bench::new(&disk, terms());
+    let mut memory = memory(3);
+    let huge: Vec<u8> = vec![0; LIMIT as usize + 1];
+    memory[0].insert(0, &tokens(9), huge.into());
+    assert_eq!(memory[0].len(), 4);
+    let mut moving = bench.begin_move(&mut memory);
+    assert!(bench.go_on(&mut moving, &mut memory, Time::ZERO));
+    bench.settle();
+    assert_eq!(bench.order(), [0, 100, 200]);
+}
+
+/// The model is unloaded for the other one before all is written.
+#[test]
+fn the_end_of_an_engine_goes_on_with_a_move() {
+    let disk = Arc::<VirtualDisk>::default();
+    let terms = DiskTerms {
+        limit: 1 << 30,
+        ..terms()
+    };
+    let mut bench = Bench::new(&disk, terms.clone());
+    let entries = 2 * ORDERS_MAX as u32;
+    let mut memory = memory(entries);
+    let mut moving = bench.begin_move(&mut memory);
+    assert!(!bench.go_on(&mut moving, &mut memory, Time::ZERO));
+    bench.settle();
+    let Bench { tier, stats } = bench;
+    let [prefixes, checkpoints] = &memory;
+    let long = Duration::from_secs(60);
+    let written = tier.finish([prefixes, checkpoints], moving.used(), long, &stats);
+    assert_eq!(written, ORDERS_MAX);
+    let expected: Vec<Token> = (0..entries).map(|of| of * 100).collect();
+    assert_eq!(Bench::new(&disk, terms).order(), expected);
+}
