@@ -207,9 +207,12 @@ fn an_entry_above_the_limit_is_left_out_alone() {
     let disk = Arc::<VirtualDisk>::default();
     let mut bench = Bench::new(&disk, terms());
     let mut memory = memory(3);
+    // So many tokens make it the most valuable one.
+    let long: Vec<Token> = (10_000..100_000).collect();
     let huge: Vec<u8> = vec![0; LIMIT as usize + 1];
-    memory[0].insert(0, &tokens(9), huge.into());
-    assert_eq!(memory[0].len(), 4);
+    memory[0].insert(0, &long, huge.into());
+    let order: Vec<Token> = memory[0].by_value().map(|it| it.1.tokens[0]).collect();
+    assert_eq!(order, [0, 100, 200, 10_000]);
     let mut moving = bench.begin_move(&mut memory);
     assert!(bench.go_on(&mut moving, &mut memory, Time::ZERO));
     bench.settle();
