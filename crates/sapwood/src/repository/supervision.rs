@@ -183,7 +183,7 @@ impl RepositoryInner {
         if in_vain.is_some() || !self.lacks(wanted).await {
             return;
         }
-        self.drop_saved_prefixes().await;
+        self.drop_saved_prefixes(wanted).await;
         let mut has_evicted = false;
         while self.lacks(wanted).await {
             let Some((model, change)) = self.withdraw_longest_unused(name, Instant::now()) else {
@@ -197,7 +197,7 @@ impl RepositoryInner {
         }
     }
 
-    async fn drop_saved_prefixes(&self) {
+    async fn drop_saved_prefixes(&self, wanted: &PlannedModel) {
         let engines = self.engines.all();
         let saved = |engine: &LoadedModel| engine.stats().prefix_saved_bytes.get();
         // All at once: each may write for seconds what it had saved.
@@ -205,12 +205,20 @@ impl RepositoryInner {
         for engine in &left {
             engine.drop_saved_prefixes();
         }
-        let until = Instant::now() + TRIM_MAX;
+        let begun = Instant::now();
+        let mut looked = begun;
         loop {
-            // One that serves requests saves others soon: it is enough that it has been free.
             left.retain(|engine| saved(engine) > 0);
-            if left.is_empty() || Instant::now() >= until {
+            let now = Instant::now();
+            if left.is_empty() || now >= begun + TRIM_MAX {
                 return;
+            }
+            // An engine that serves requests saves others meanwhile, and may never be seen without any: what matters is the memory.
+            if now >= looked + LOOK {
+                looked = now;
+                if !self.lacks(wanted).await {
+                    return;
+                }
             }
             sleep(POLL).await;
         }

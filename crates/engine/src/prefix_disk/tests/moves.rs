@@ -209,8 +209,8 @@ fn an_entry_above_the_limit_is_left_out_alone() {
     let mut memory = memory(3);
     // So many tokens make it the most valuable one.
     let long: Vec<Token> = (10_000..100_000).collect();
-    let huge: Vec<u8> = vec![0; LIMIT as usize + 1];
-    memory[0].insert(0, &long, huge.into());
+    let huge: Vec<u8> = vec![0; LIMIT + 1];
+    memory[0].insert(0, &long, huge);
     let order: Vec<Token> = memory[0].by_value().map(|it| it.1.tokens[0]).collect();
     assert_eq!(order, [0, 100, 200, 10_000]);
     let mut moving = bench.begin_move(&mut memory);
