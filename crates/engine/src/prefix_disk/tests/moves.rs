@@ -41,11 +41,7 @@ impl Bench {
 #[test]
 fn the_memory_becomes_free_as_it_is_written() {
     let disk = Arc::<VirtualDisk>::default();
-    let terms = DiskTerms {
-        limit: 1 << 30,
-        ..terms()
-    };
-    let mut bench = Bench::new(&disk, terms.clone());
+    let mut bench = Bench::new(&disk, wide());
     let entries = 3 * ORDERS_MAX as u32;
     let mut memory = memory(entries);
     let mut moving = bench.begin_move(&mut memory);
@@ -62,10 +58,10 @@ fn the_memory_becomes_free_as_it_is_written() {
         disk.set(DiskFaults::HELD);
     }
     disk.set(DiskFaults::default());
-    let expected: Vec<Token> = (0..entries).map(|of| of * 100).collect();
+    let expected = in_order(entries as usize);
     assert_eq!(bench.order(), expected);
     drop(bench);
-    assert_eq!(Bench::new(&disk, terms).order(), expected);
+    assert_eq!(Bench::new(&disk, wide()).order(), expected);
 }
 
 /// There is no room for the others, which take memory for nothing.
@@ -127,11 +123,7 @@ fn what_cannot_be_written_is_dropped() {
         ..DiskFaults::default()
     });
     bench.settle();
-    let big = DiskTerms {
-        limit: 1 << 30,
-        ..terms()
-    };
-    let mut bench = Bench::new(&disk, big);
+    let mut bench = Bench::new(&disk, wide());
     let mut entries = memory(2 * ORDERS_MAX as u32);
     let mut moving = bench.begin_move(&mut entries);
     assert!(!bench.go_on(&mut moving, &mut entries, Time::ZERO));
@@ -177,28 +169,41 @@ fn what_is_there_is_not_removed_for_less_valuable_entries_of_the_move() {
     assert!(order.ends_with(&[100, 200, 300, 0]), "{order:?}");
 }
 
+/// A limit that has room for everything.
+fn wide() -> DiskTerms {
+    DiskTerms {
+        limit: 1 << 30,
+        ..terms()
+    }
+}
+
+/// The order of so many entries of [`memory`].
+fn in_order(entries: usize) -> Vec<Token> {
+    (0..entries as u32).map(|of| of * 100).collect()
+}
+
+/// A move of which half is written.
+fn half_moved(disk: &Arc<VirtualDisk>) -> (Bench, [PrefixStore; 2], DiskMove) {
+    let mut bench = Bench::new(disk, wide());
+    let mut memory = memory(2 * ORDERS_MAX as u32);
+    let mut moving = bench.begin_move(&mut memory);
+    assert!(!bench.go_on(&mut moving, &mut memory, Time::ZERO));
+    bench.settle();
+    (bench, memory, moving)
+}
+
 /// Two models need memory one after the other.
 #[test]
 fn a_move_that_begins_anew_keeps_the_order() {
     let disk = Arc::<VirtualDisk>::default();
-    let terms = DiskTerms {
-        limit: 1 << 30,
-        ..terms()
-    };
-    let mut bench = Bench::new(&disk, terms.clone());
-    let entries = 2 * ORDERS_MAX as u32;
-    let mut memory = memory(entries);
-    let mut moving = bench.begin_move(&mut memory);
-    assert!(!bench.go_on(&mut moving, &mut memory, Time::ZERO));
-    bench.settle();
+    let (mut bench, mut memory, mut moving) = half_moved(&disk);
     let [prefixes, checkpoints] = &mut memory;
     moving.begin_again([prefixes, checkpoints], &mut bench.tier, UNTIL);
     assert!(bench.go_on(&mut moving, &mut memory, Time::ZERO));
     bench.settle();
-    let expected: Vec<Token> = (0..entries).map(|of| of * 100).collect();
-    assert_eq!(bench.order(), expected);
+    assert_eq!(bench.order(), in_order(2 * ORDERS_MAX));
     drop(bench);
-    assert_eq!(Bench::new(&disk, terms).order(), expected);
+    assert_eq!(Bench::new(&disk, wide()).order(), in_order(2 * ORDERS_MAX));
 }
 
 /// One that the disk has no room for at all is no reason to lose the others.
@@ -223,21 +228,11 @@ fn an_entry_above_the_limit_is_left_out_alone() {
 #[test]
 fn the_end_of_an_engine_goes_on_with_a_move() {
     let disk = Arc::<VirtualDisk>::default();
-    let terms = DiskTerms {
-        limit: 1 << 30,
-        ..terms()
-    };
-    let mut bench = Bench::new(&disk, terms.clone());
-    let entries = 2 * ORDERS_MAX as u32;
-    let mut memory = memory(entries);
-    let mut moving = bench.begin_move(&mut memory);
-    assert!(!bench.go_on(&mut moving, &mut memory, Time::ZERO));
-    bench.settle();
+    let (bench, memory, moving) = half_moved(&disk);
     let Bench { tier, stats } = bench;
     let [prefixes, checkpoints] = &memory;
     let long = Duration::from_secs(60);
     let written = tier.finish([prefixes, checkpoints], moving.used(), long, &stats);
     assert_eq!(written, ORDERS_MAX);
-    let expected: Vec<Token> = (0..entries).map(|of| of * 100).collect();
-    assert_eq!(Bench::new(&disk, terms).order(), expected);
+    assert_eq!(Bench::new(&disk, wide()).order(), in_order(2 * ORDERS_MAX));
 }
