@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -128,7 +129,10 @@ fn d_48_smollm2_answers_are_equal_to_the_last_bit_after_a_restart_over_a_disk() 
         let read = "sapwood_prefix_cache_disk_read_bytes_total";
         again.serving.metric(read)
     };
+    let begun = Instant::now();
     while read() < states {
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(60), "{} of {states}", read());
         thread::yield_now();
     }
     let answers = asked(&again);
