@@ -157,16 +157,29 @@ impl Server {
         Ok(Duration::from_millis((used.0 + used.1) * TICK_MS))
     }
 
-    /// Resident memory in bytes.
+    /// Resident memory in bytes, with the pages of mapped files.
     ///
     /// # Errors
     /// If there is no `/proc`.
     pub fn resident(&self) -> Result<u64> {
+        self.memory("VmRSS:")
+    }
+
+    /// Resident memory in bytes that belongs to the process alone. The pages of a mapped model are not: the kernel takes them away and
+    /// brings them back as other programs need memory.
+    ///
+    /// # Errors
+    /// If there is no `/proc`.
+    pub fn anonymous(&self) -> Result<u64> {
+        self.memory("RssAnon:")
+    }
+
+    fn memory(&self, field: &str) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
         let kib = line
             .and_then(|line| line.split_whitespace().next())
-            .context("no VmRSS")?;
+            .with_context(|| format!("no {field}"))?;
         Ok(kib.parse::<u64>()? * 1024)
     }
 }

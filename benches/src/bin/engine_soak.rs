@@ -187,7 +187,7 @@ async fn soak(args: &Args, seed: u64, setting: Setting) -> Result<()> {
 }
 
 /// Checks the server every second until all clients have ended; fails as soon as one has failed. Returns the samples of its
-/// resident memory, in bytes.
+/// own memory, in bytes.
 async fn watch(
     server: &Server,
     clients: &mut JoinSet<Result<SoakTotals>>,
@@ -209,7 +209,7 @@ async fn watch(
                 let over = end + OVERTIME;
                 ensure!(Instant::now() < over, "clients go on {OVERTIME:?} after the end");
                 if Instant::now() < end {
-                    samples.push(server.resident()?);
+                    samples.push(server.anonymous()?);
                 }
             }
         }
@@ -247,7 +247,7 @@ async fn closed(server: &Server, reaches: &[&str]) -> Result<()> {
     }
 }
 
-/// Compares the medians of resident memory in the second and in the last quarter.
+/// Compares the medians of the server's own memory in the second and in the last quarter.
 fn judge_memory(samples: &[u64]) -> Result<()> {
     let quarter = samples.len() / 4;
     ensure!(
@@ -262,7 +262,7 @@ fn judge_memory(samples: &[u64]) -> Result<()> {
     let before = middle(&samples[quarter..2 * quarter]);
     let after = middle(&samples[samples.len() - quarter..]);
     print(&format!(
-        "resident in the second quarter {before} MiB, in the last {after} MiB"
+        "memory in the second quarter {before} MiB, in the last {after} MiB"
     ))?;
     ensure!(after <= before + GROWTH_MIB, "memory grows");
     Ok(())
