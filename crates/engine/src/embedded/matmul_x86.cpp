@@ -18,6 +18,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -92,18 +93,40 @@ TARGET_AVX2 inline __m256i bytes_of(const Q5_1 & block) {
     return _mm256_or_si256(bytes_of(block.nibbles), _mm256_and_si256(is_set, _mm256_set1_epi8(0x10)));
 }
 
-// Unpacks `count` rows, at most ROWS; the others of the tile are zero.
-template <typename Block>
-TARGET_AVX2 void unpack_rows(const char * weights, size_t row_bytes, int64_t count, int64_t blocks, RowBlock * to) {
-    for (int64_t row = 0; row < ROWS; row++) {
-        const Block * from = reinterpret_cast<const Block *>(weights + static_cast<size_t>(row) * row_bytes);
-        for (int64_t block = 0; block < blocks; block++) {
-            const bool is_there = row < count;
-            const __m256i values = is_there ? bytes_of(from[block]) : _mm256_setzero_si256();
-            _mm256_store_si256(reinterpret_cast<__m256i *>(to[block].values[row]), values);
-            to[block].scales[row] = is_there ? wide(from[block].scale) : 0.0f;
-            to[block].offsets[row] = is_there ? wide(from[block].offset) : 0.0f;
+// The beginnings of the rows of a tile. One that is not there is computed as the last one, and not stored.
+template <typename Block> struct TileRows {
+    const Block * row[ROWS];
+
+    TileRows(const char * weights, size_t row_bytes, int64_t rows) {
+        for (int64_t at = 0; at < ROWS; at++) {
+            row[at] = reinterpret_cast<const Block *>(weights + static_cast<size_t>(std::min(at, rows - 1)) * row_bytes);
         }
+    }
+
+    static int scale_and_offset(const Block & block) {
+        int both;
+        std::memcpy(&both, &block, sizeof(both));
+        return both;
+    }
+
+    // Of one block of each row its scale and its offset.
+    TARGET_AVX2 __m256 numbers(int64_t block) const {
+        return _mm256_cvtph_ps(_mm_setr_epi32(scale_and_offset(row[0][block]), scale_and_offset(row[1][block]),
+                                              scale_and_offset(row[2][block]), scale_and_offset(row[3][block])));
+    }
+};
+
+template <typename Block>
+TARGET_AVX2 void unpack_rows(const char * weights, size_t row_bytes, int64_t rows, int64_t blocks, RowBlock * to) {
+    const TileRows<Block> tile(weights, row_bytes, rows);
+    const __m256i scales_first = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    static_assert(offsetof(RowBlock, offsets) == offsetof(RowBlock, scales) + sizeof(RowBlock::scales), "they are stored together");
+    for (int64_t block = 0; block < blocks; block++) {
+        RowBlock & at = to[block];
+        for (int row = 0; row < ROWS; row++) {
+            _mm256_store_si256(reinterpret_cast<__m256i *>(at.values[row]), bytes_of(tile.row[row][block]));
+        }
+        _mm256_store_ps(at.scales, _mm256_permutevar8x32_ps(tile.numbers(block), scales_first));
     }
 }
 
@@ -233,20 +256,10 @@ template <typename Block> TARGET_AVX512 inline __m512i bytes_of_both(const Block
     return _mm512_inserti64x4(_mm512_castsi256_si512(bytes_of(first)), bytes_of(second), 1);
 }
 
-template <typename Block>
-TARGET_AVX512 inline int scale_and_offset(const Block & block) {
-    int both;
-    std::memcpy(&both, &block, sizeof(both));
-    return both;
-}
-
 template <typename Block, int COUNT>
 TARGET_AVX512 void multiply_few(const char * weights, size_t row_bytes, int64_t rows, const TokenBlock * tokens, int64_t blocks, Tile & tile) {
-    const Block * row[ROWS];
-    for (int64_t at = 0; at < ROWS; at++) {
-        // A row that is not there is computed as the last one, and not stored.
-        row[at] = reinterpret_cast<const Block *>(weights + static_cast<size_t>(std::min(at, rows - 1)) * row_bytes);
-    }
+    const TileRows<Block> tile_rows(weights, row_bytes, rows);
+    const auto & row = tile_rows.row;
     const __m512i scales_01 = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
     const __m512i scales_23 = _mm512_setr_epi32(4, 4, 4, 4, 4, 4, 4, 4, 6, 6, 6, 6, 6, 6, 6, 6);
     const __m256i every_offset = _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7);
@@ -257,9 +270,7 @@ TARGET_AVX512 void multiply_few(const char * weights, size_t row_bytes, int64_t 
         offsets[token] = _mm_setzero_ps();
     }
     for (int64_t block = 0; block < blocks; block++) {
-        const __m128i halves = _mm_setr_epi32(scale_and_offset(row[0][block]), scale_and_offset(row[1][block]),
-                                              scale_and_offset(row[2][block]), scale_and_offset(row[3][block]));
-        const __m256 numbers = _mm256_cvtph_ps(halves);
+        const __m256 numbers = tile_rows.numbers(block);
         const __m512 twice = _mm512_castps256_ps512(numbers);
         const __m512 scale_01 = _mm512_permutexvar_ps(scales_01, twice), scale_23 = _mm512_permutexvar_ps(scales_23, twice);
         const __m128 offset = _mm256_castps256_ps128(_mm256_permutevar8x32_ps(numbers, every_offset));
