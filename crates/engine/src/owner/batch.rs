@@ -12,7 +12,7 @@ use super::requests::Requests;
 use super::speculation::{DraftBudget, Speculation};
 use super::steer_rounds::{begin_mid, flush};
 use super::step_clock::StepClock;
-use super::step_pace::{StepPace, StepWaiting};
+use super::step_pace::{StepPace, StepStart, StepWaiting};
 use crate::api::{EngineError, ModelInfo};
 use crate::model::{BatchEntry, Capacity, DecodeStop};
 use crate::scheduler::{PASSED_OVER_MAX, Runnable, SequenceKey, StepBudget, StepShare, plan};
@@ -53,8 +53,6 @@ struct BatchLimits {
     spare_rows: usize,
     /// Whether the model can shorten a slot.
     truncates: bool,
-    /// Whether the model computes a batch at once, however many tokens each sequence has.
-    computes_together: bool,
 }
 
 /// The result of a decode call.
@@ -81,7 +79,6 @@ impl Batch {
                 // of scored tokens.
                 spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
                 truncates: info.truncates,
-                computes_together: capacity.computes_together,
             },
             work: Vec::new(),
             shares: Vec::new(),
@@ -232,10 +229,10 @@ impl Batch {
             let running = requests.scheduler.running();
             self.work
                 .extend(running.filter_map(|key| self.limits.work_of(requests, key)));
-            if let Some(adapters) = &mut self.adapters {
-                let sets = adapters.keep_next(requests, &mut self.work);
-                self.pace.divide(sets);
-            }
+            let turns = match &mut self.adapters {
+                Some(adapters) => adapters.keep_next(requests, &mut self.work),
+                None => 1,
+            };
             let decoding = self.work.iter().filter(|work| work.pending == 1).count();
             // One that waits for its steerer is a stream too.
             let beside = decoding.max(usize::from(requests.has_streams()));
@@ -247,16 +244,16 @@ impl Batch {
             };
             let prompts = || self.work.iter().filter(|work| work.pending > 1);
             self.oldest = prompts().next().map(|work| work.key);
-            let prompt_tokens = prompts().map(|work| work.pending).sum();
-            let spent = clock.now_or(now).since(now);
-            self.pace.begin_step(waiting, spent, prompt_tokens);
+            self.pace.begin_step(StepStart {
+                waiting,
+                turns,
+                spent: clock.now_or(now).since(now),
+                prompt_tokens: prompts().map(|work| work.pending).sum(),
+            });
             let budget = StepBudget {
                 batch: self.limits.batch,
                 prefill: self.pace.prefill_tokens(beside),
-                pass: match self.limits.computes_together {
-                    true => 0,
-                    false => self.pace.pass_tokens(),
-                },
+                pass: self.pace.pass_tokens(),
                 room: requests.slots.cells().room(),
                 oldest_first: self
                     .oldest

@@ -118,7 +118,8 @@ impl EngineOwner {
         // An engine whose first step has not begun counts as idle, so that the watchdog does not report it as stalled
         // (OA-901).
         stats.idle.set(1);
-        let pace = StepPace::new(Duration::from_millis(config.step_ms), model.warm_times());
+        let step = Duration::from_millis(config.step_ms);
+        let pace = StepPace::new(step, model.warm_times(), capacity.computes_together);
         let drafts = match config.speculation {
             // Of a slot that cannot be truncated, rejected tokens could not be taken back.
             SpeculationMode::Lookup | SpeculationMode::Draft if info.truncates => {

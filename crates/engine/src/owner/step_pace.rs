@@ -30,7 +30,7 @@ const NOBODY_WAITS: f64 = 4.0;
 const PROMPTS_SHARE: f64 = 1.0 / 3.0;
 /// Prompts have this share of a step's time beside streams, however few their tokens are: each step has costs that do not depend
 /// on them, and shorter ones would have mostly those.
-const STEP_SHARE: f64 = 1.0 / 3.0;
+const STEP_SHARE: f64 = 1.0 / 6.0;
 /// After so many steps in a row with prompt tokens, one computes a single one, and so shows what the others take: meanwhile streams have
 /// begun and ended, and become longer. It is not a multiple of the turns of the oldest prompt.
 const DECODE_OLD: u32 = 16;
@@ -50,21 +50,32 @@ pub(super) enum StepWaiting {
     Nobody,
 }
 
+/// What is known of a step before its batch is planned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepStart {
+    /// Who waits for its end.
+    pub(super) waiting: StepWaiting,
+    /// How many steps share the time of one, because sequences take turns: a stream waits for all of them.
+    pub(super) turns: usize,
+    /// What it has taken before its decode call: prefixes were copied.
+    pub(super) spent: Duration,
+    /// The prompt tokens that it could compute.
+    pub(super) prompt_tokens: usize,
+}
+
 /// Estimates what decoding sequences and prompt tokens add to the time of a step.
 #[derive(Debug)]
 pub(super) struct StepPace {
     /// The time that is planned for a step, in nanoseconds, as all times here.
     step: f64,
-    /// How many steps share that time, because sequences take turns.
-    turns: f64,
-    /// Who waits for the step that is planned now.
-    waiting: StepWaiting,
-    /// What this step has taken before its decode call.
-    spent: f64,
-    /// The prompt tokens that the step could compute.
-    found: f64,
+    /// Whether a step is one pass over the weights. Otherwise prompt tokens beside streams need a second one.
+    computes_together: bool,
+    /// The step that is planned now.
+    start: StepStart,
     /// A step without prompt tokens, and with how many sequences; `None` before the first.
     decode: Option<(f64, f64)>,
+    /// One with a single sequence, which is mostly a pass over the weights; `None` before the first.
+    single: Option<f64>,
     /// How many steps in a row had prompt tokens, so that `decode` was not measured.
     prompt_steps: u32,
     /// One prompt token.
@@ -74,52 +85,44 @@ pub(super) struct StepPace {
 }
 
 impl StepPace {
-    /// Aims at steps of at most `step`, with what is known from the loading of the model.
-    pub(super) fn new(step: Duration, known: Option<WarmTimes>) -> Self {
+    /// Aims at steps of at most `step`, with what is known from the loading of the model, which has
+    /// [`computes_together`](crate::Capacity::computes_together).
+    pub(super) fn new(step: Duration, known: Option<WarmTimes>, computes_together: bool) -> Self {
+        let decode = known.map(|times| nanoseconds(times.decode));
         Self {
             step: nanoseconds(step) * PLANNED,
-            turns: 1.0,
-            waiting: StepWaiting::Streams,
-            spent: 0.0,
-            found: f64::INFINITY,
-            decode: known.map(|times| (nanoseconds(times.decode), 1.0)),
+            computes_together,
+            start: StepStart {
+                waiting: StepWaiting::Streams,
+                turns: 1,
+                spent: Duration::ZERO,
+                prompt_tokens: usize::MAX,
+            },
+            decode: decode.map(|time| (time, 1.0)),
+            single: decode,
             prompt_steps: 0,
             prefill: known.map(|times| nanoseconds(times.token)),
             most: f64::INFINITY,
         }
     }
 
-    /// Lets so many steps share the time of one, from the next plan on: a stream waits for all of them.
-    pub(super) fn divide(&mut self, turns: usize) {
-        self.turns = count(turns.max(1));
-    }
-
-    /// Begins the plan of a step, for which these wait, which has taken so long before (prefixes were copied), and which could compute
-    /// so many prompt tokens.
-    pub(super) fn begin_step(
-        &mut self,
-        waiting: StepWaiting,
-        spent: Duration,
-        prompt_tokens: usize,
-    ) {
-        self.waiting = waiting;
-        self.spent = nanoseconds(spent);
-        self.found = count(prompt_tokens);
+    /// Begins the plan of a step.
+    pub(super) fn begin_step(&mut self, start: StepStart) {
+        self.start = start;
     }
 
     /// Returns how many prompt tokens a further pass over the weights is worth, which each further prompt of a step needs where a
-    /// batch is computed sequence by sequence.
+    /// batch is computed sequence by sequence; 0 where it is not, or as long as that is not known.
     pub(super) fn pass_tokens(&self) -> usize {
-        let (Some((pass, _)), Some(token)) = (self.decode, self.prefill) else {
-            return 0;
-        };
-        // Half of it: the estimate may be of several sequences, and equal numbers of tokens are one pass.
-        (pass / 2.0 / token.max(1.0)) as usize
+        match self.prefill {
+            Some(token) => (self.further_pass() / token.max(1.0)) as usize,
+            None => 0,
+        }
     }
 
     /// Returns who waits for the step that is planned now.
     pub(super) fn waiting(&self) -> StepWaiting {
-        self.waiting
+        self.start.waiting
     }
 
     /// Returns what a prompt token takes; `None` before the first was measured.
@@ -141,13 +144,13 @@ impl StepPace {
         let Some(token) = self.prefill else {
             return UNMEASURED_TOKENS;
         };
-        let alone = self.without_prompts(decoding);
+        let fixed = self.beside_prompts(decoding);
         // What was spent before is taken from the prompts of this step, down to the part that they always have. It says nothing about
         // the speed of tokens, and so counts in nothing that is learned. A step that is short anyway has time for it, up to what a step
         // may take.
         let most = self.time_max(decoding);
-        let late = self.spent.min((most - 1.5 * alone).max(0.0));
-        let left = self.time_for(decoding).min(most - late) - alone;
+        let late = nanoseconds(self.start.spent).min((most - 1.5 * fixed).max(0.0));
+        let left = self.time_for(decoding).min(most - late) - fixed;
         // A cast saturates: a token that takes no time gives a number that the model's batch limits.
         let tokens = (left / token.max(1.0)).min(self.most) as usize;
         tokens.max(TOKENS_MIN)
@@ -155,7 +158,10 @@ impl StepPace {
 
     /// Returns how long the decoding sequences of a step and their drafts may take beside so many prompt tokens, in seconds.
     pub(super) fn decode_seconds(&self, decoding: usize, prompt_tokens: usize) -> f64 {
-        let prompts = self.prefill.unwrap_or(0.0) * count(prompt_tokens);
+        let prompts = match prompt_tokens {
+            0 => 0.0,
+            _ => self.prefill.unwrap_or(0.0) * count(prompt_tokens) + self.further_pass(),
+        };
         (self.time_for(decoding) - prompts) / 1e9
     }
 
@@ -163,23 +169,47 @@ impl StepPace {
     /// almost as soon in several short steps, and the streams wait for each of those alone.
     fn time_for(&self, decoding: usize) -> f64 {
         let most = self.time_max(decoding);
-        if self.waiting != StepWaiting::Streams || self.found == 0.0 {
+        if self.start.waiting != StepWaiting::Streams || self.start.prompt_tokens == 0 {
             return most;
         }
-        let found = self.found * self.prefill.unwrap_or(0.0);
-        let prompts = (found * PROMPTS_SHARE).max(self.step / self.turns * STEP_SHARE);
-        most.min(self.without_prompts(decoding) + prompts)
+        let found = count(self.start.prompt_tokens) * self.prefill.unwrap_or(0.0);
+        let prompts = (found * PROMPTS_SHARE).max(self.step_time() * STEP_SHARE);
+        most.min(self.beside_prompts(decoding) + prompts)
     }
 
     /// How long a step may take. Where a step takes long whatever is in it, prompts have a part of it nevertheless, or
     /// they would never be computed: a third beside streams, and two thirds where none of them waits.
     fn time_max(&self, decoding: usize) -> f64 {
-        let (longer, part) = match self.waiting {
+        let (longer, part) = match self.start.waiting {
             StepWaiting::Streams => (1.0, 1.5),
             StepWaiting::Prompts => (PROMPTS_WAIT, 3.0),
             StepWaiting::Nobody => (NOBODY_WAITS, 3.0),
         };
-        (self.step / self.turns * longer).max(part * self.without_prompts(decoding))
+        (self.step_time() * longer).max(part * self.beside_prompts(decoding))
+    }
+
+    /// The planned time of a step that shares it with others.
+    fn step_time(&self) -> f64 {
+        self.step / count(self.start.turns.max(1))
+    }
+
+    /// What a step with so many decoding sequences takes besides its prompt tokens. A pass over the weights that counted as time of
+    /// the tokens would make few of them look slow, and so give the next step fewer still.
+    fn beside_prompts(&self, decoding: usize) -> f64 {
+        let pass = match (decoding, self.start.prompt_tokens) {
+            (0, _) | (_, 0) => 0.0,
+            _ => self.further_pass(),
+        };
+        self.without_prompts(decoding) + pass
+    }
+
+    /// What a further pass over the weights takes, where prompts need one.
+    fn further_pass(&self) -> f64 {
+        let decode = self.decode.map_or(0.0, |(time, _)| time);
+        match self.computes_together {
+            true => 0.0,
+            false => self.single.map_or(decode, |single| single.min(decode)),
+        }
     }
 
     /// The time of a step with so many decoding sequences alone.
@@ -223,7 +253,7 @@ impl StepPace {
         }
         let all = count(decoding + prompt_tokens);
         // The minimum keeps an estimate that is too large from making prompt tokens look free.
-        let token = (took - self.without_prompts(decoding)) / count(prompt_tokens);
+        let token = (took - self.beside_prompts(decoding)) / count(prompt_tokens);
         self.prefill = Some(average(self.prefill, token.max(took / all / 4.0)));
     }
 
@@ -232,6 +262,9 @@ impl StepPace {
         self.prompt_steps = 0;
         if decoding == 0 {
             return;
+        }
+        if decoding == 1 {
+            self.single = Some(average(self.single, took));
         }
         let known = self.decode.map(|_| self.without_prompts(decoding));
         let time = match known {
@@ -244,7 +277,7 @@ impl StepPace {
 
     /// How many prompt tokens show what one takes: [`ENOUGH_TOKENS`], or as many as a step may have, where those are fewer.
     fn enough_tokens(&self, decoding: usize) -> f64 {
-        let left = self.time_max(decoding) - self.without_prompts(decoding);
+        let left = self.time_max(decoding) - self.beside_prompts(decoding);
         let tokens = left / self.prefill.unwrap_or(0.0).max(1.0);
         tokens
             .min(self.most)
@@ -292,7 +325,7 @@ mod tests {
         /// Steps until the pace is steady, with prompts waiting all the time; returns the tokens and the time of the last.
         fn steady(self, pace: &mut StepPace, decoding: usize) -> (usize, Duration) {
             (0..60).fold((0, Duration::ZERO), |_, _| {
-                pace.begin_step(waiting(decoding), Duration::ZERO, 4_096);
+                begin(pace, waiting(decoding), Duration::ZERO, 4_096);
                 let tokens = pace.prefill_tokens(decoding).min(4_096);
                 (tokens, self.step(pace, decoding, tokens))
             })
@@ -323,6 +356,15 @@ mod tests {
         }
     }
 
+    fn begin(pace: &mut StepPace, waiting: StepWaiting, spent: Duration, prompt_tokens: usize) {
+        pace.begin_step(StepStart {
+            waiting,
+            turns: 1,
+            spent,
+            prompt_tokens,
+        });
+    }
+
     /// How long a step takes beside so many streams.
     fn step_ms(decoding: usize) -> u64 {
         if decoding == 0 { 400 } else { 200 }
@@ -338,9 +380,14 @@ mod tests {
     #[test]
     fn steps_that_take_turns_share_the_time_of_one() {
         for (turns, expected_ms) in [(1, 200), (2, 100), (4, 50)] {
-            let mut pace = StepPace::new(STEP, None);
-            pace.divide(turns);
-            let (_, time) = USUAL.steady(&mut pace, 1);
+            let mut pace = StepPace::new(STEP, None, true);
+            USUAL.steady(&mut pace, 1);
+            let start = StepStart {
+                turns,
+                ..pace.start
+            };
+            pace.begin_step(start);
+            let time = USUAL.takes(1, pace.prefill_tokens(1));
             assert_near(time, expected_ms, &turns);
         }
     }
@@ -361,7 +408,7 @@ mod tests {
                     decode: machine.takes(1, 0),
                     token: Duration::from_micros(token_us / 2),
                 });
-                let mut pace = StepPace::new(STEP, known);
+                let mut pace = StepPace::new(STEP, known, true);
                 for _ in 0..10 {
                     pace.observe(decoding, 0, machine.takes(decoding, 0));
                 }
@@ -373,9 +420,9 @@ mod tests {
 
     #[test]
     fn a_step_for_which_nobody_waits_is_longer() {
-        let mut pace = StepPace::new(STEP, None);
+        let mut pace = StepPace::new(STEP, None, true);
         USUAL.steady(&mut pace, 0);
-        pace.begin_step(StepWaiting::Nobody, Duration::ZERO, 4_096);
+        begin(&mut pace, StepWaiting::Nobody, Duration::ZERO, 4_096);
         let tokens = pace.prefill_tokens(0);
         assert_near(USUAL.takes(0, tokens), 800, &tokens);
     }
@@ -383,18 +430,18 @@ mod tests {
     /// A second turn is a few tokens beside other streams. They are not worth a step of the whole time.
     #[test]
     fn a_step_that_finds_few_prompt_tokens_beside_streams_is_short() {
-        let mut pace = StepPace::new(STEP, None);
+        let mut pace = StepPace::new(STEP, None, true);
         pace.observe(8, 0, USUAL.takes(8, 0));
         USUAL.steady(&mut pace, 8);
-        for (found, expected_ms) in [(1, 110), (100, 110), (150, 145), (300, 200), (5_000, 200)] {
-            pace.begin_step(StepWaiting::Streams, Duration::ZERO, found);
+        for (found, expected_ms) in [(1, 80), (50, 85), (150, 145), (300, 200), (5_000, 200)] {
+            begin(&mut pace, StepWaiting::Streams, Duration::ZERO, found);
             assert_near(USUAL.takes(8, pace.prefill_tokens(8)), expected_ms, &found);
         }
         // Drafts have the whole time where no prompt waits.
-        pace.begin_step(StepWaiting::Streams, Duration::ZERO, 0);
+        begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 0);
         assert_near(USUAL.takes(8, pace.prefill_tokens(8)), 200, &"none");
         for (waiting, expected_ms) in [(StepWaiting::Prompts, 400), (StepWaiting::Nobody, 800)] {
-            pace.begin_step(waiting, Duration::ZERO, 10);
+            begin(&mut pace, waiting, Duration::ZERO, 10);
             assert_near(
                 USUAL.takes(0, pace.prefill_tokens(0)),
                 expected_ms,
@@ -415,18 +462,18 @@ mod tests {
             };
             let pass = Duration::from_millis(fixed_ms + 20);
             for few in [2, 5, 10, 20] {
-                let mut pace = StepPace::new(STEP, None);
+                let mut pace = StepPace::new(STEP, None, true);
                 pace.observe(8, 0, machine.takes(8, 0));
                 let (before, _) = machine.steady(&mut pace, 8);
                 for _ in 0..1_000 {
-                    pace.begin_step(StepWaiting::Streams, Duration::ZERO, few);
+                    begin(&mut pace, StepWaiting::Streams, Duration::ZERO, few);
                     let tokens = pace.prefill_tokens(8).min(few);
                     match tokens {
                         1 => pace.observe(9, 0, machine.takes(9, 0)),
                         _ => pace.observe(8, tokens, machine.takes(8, tokens) + pass),
                     }
                 }
-                pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
+                begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
                 let after = pace.prefill_tokens(8);
                 assert!(after >= before / 2, "{few}, {machine:?}: {after}, {before}");
             }
@@ -437,12 +484,12 @@ mod tests {
     fn a_machine_that_slept_in_a_step_with_few_prompt_tokens_makes_later_ones_little_shorter() {
         for slept in [Duration::from_millis(300), Duration::from_secs(20)] {
             for few in [2, 10] {
-                let mut pace = StepPace::new(STEP, None);
+                let mut pace = StepPace::new(STEP, None, true);
                 pace.observe(8, 0, USUAL.takes(8, 0));
                 let (before, _) = USUAL.steady(&mut pace, 8);
-                pace.begin_step(StepWaiting::Streams, Duration::ZERO, few);
+                begin(&mut pace, StepWaiting::Streams, Duration::ZERO, few);
                 pace.observe(8, pace.prefill_tokens(8).min(few), slept);
-                pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
+                begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
                 let after = pace.prefill_tokens(8);
                 assert!(after >= before / 3, "{few}, {slept:?}: {after}, {before}");
             }
@@ -456,12 +503,12 @@ mod tests {
             token_us: 40_000,
             ..USUAL
         };
-        let mut pace = StepPace::new(STEP, None);
+        let mut pace = StepPace::new(STEP, None, true);
         pace.observe(1, 0, USUAL.takes(1, 0));
         USUAL.steady(&mut pace, 1);
         let mut tokens = 0;
         for _ in 0..20 {
-            pace.begin_step(StepWaiting::Streams, Duration::ZERO, 25);
+            begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 25);
             tokens = pace.prefill_tokens(1).min(25);
             slower.step(&mut pace, 1, tokens);
         }
@@ -471,28 +518,33 @@ mod tests {
     /// A short step that took longer than planned, and not too long for the streams, is no sign that long ones are too long.
     #[test]
     fn a_short_step_that_is_late_shortens_no_long_one() {
-        let mut pace = StepPace::new(STEP, None);
+        let mut pace = StepPace::new(STEP, None, true);
         pace.observe(4, 0, USUAL.takes(4, 0));
         USUAL.steady(&mut pace, 4);
-        pace.begin_step(StepWaiting::Streams, Duration::ZERO, 10);
+        begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 10);
         let tokens = pace.prefill_tokens(4);
         pace.observe(4, tokens, USUAL.takes(4, tokens) * 3 / 2);
-        pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
+        begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
         assert_near(USUAL.takes(4, pace.prefill_tokens(4)), 200, &tokens);
     }
 
     #[test]
     fn what_a_step_took_before_is_left_out_of_its_prompts() {
-        let mut pace = StepPace::new(STEP, None);
+        let mut pace = StepPace::new(STEP, None, true);
         pace.observe(4, 0, USUAL.takes(4, 0));
         USUAL.steady(&mut pace, 4);
         for (spent_ms, expected_ms) in [(0, 200), (100, 100), (1_000, 45)] {
-            pace.begin_step(StepWaiting::Streams, Duration::from_millis(spent_ms), 4_096);
+            begin(
+                &mut pace,
+                StepWaiting::Streams,
+                Duration::from_millis(spent_ms),
+                4_096,
+            );
             let tokens = pace.prefill_tokens(4);
             // Of a step that is late, prompts have their part nevertheless.
             assert_near(USUAL.takes(4, tokens), expected_ms, &spent_ms);
             pace.observe(4, tokens, USUAL.takes(4, tokens));
-            pace.begin_step(StepWaiting::Streams, Duration::ZERO, 4_096);
+            begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
             assert_near(
                 USUAL.takes(4, pace.prefill_tokens(4)),
                 200,
@@ -504,11 +556,16 @@ mod tests {
     /// A second turn is a few tokens, and its prefix is copied in the same step. The short step has the time for both.
     #[test]
     fn what_a_step_took_before_is_no_part_of_a_short_one() {
-        let mut pace = StepPace::new(STEP, None);
+        let mut pace = StepPace::new(STEP, None, true);
         pace.observe(1, 0, USUAL.takes(1, 0));
         USUAL.steady(&mut pace, 1);
-        for (spent_ms, expected_ms) in [(0, 75), (50, 75), (100, 75), (150, 31), (1_000, 31)] {
-            pace.begin_step(StepWaiting::Streams, Duration::from_millis(spent_ms), 30);
+        for (spent_ms, expected_ms) in [(0, 45), (50, 45), (100, 45), (150, 31), (1_000, 31)] {
+            begin(
+                &mut pace,
+                StepWaiting::Streams,
+                Duration::from_millis(spent_ms),
+                30,
+            );
             let took = USUAL.takes(1, pace.prefill_tokens(1));
             assert_near(took, expected_ms, &spent_ms);
         }
@@ -516,10 +573,10 @@ mod tests {
 
     #[test]
     fn steps_that_are_late_before_anything_is_known_make_no_later_ones_short() {
-        let mut pace = StepPace::new(STEP, None);
+        let mut pace = StepPace::new(STEP, None, true);
         for step in 0..40 {
             let spent = Duration::from_millis(if step % 4 == 0 { 180 } else { 0 });
-            pace.begin_step(StepWaiting::Streams, spent, 4_096);
+            begin(&mut pace, StepWaiting::Streams, spent, 4_096);
             let tokens = pace.prefill_tokens(8);
             let took = USUAL.step(&mut pace, 8, tokens);
             if step > 20 && step % 4 != 0 && tokens > 1 {
@@ -529,12 +586,12 @@ mod tests {
     }
 
     #[test]
-    fn a_further_prompt_counts_as_half_a_pass_over_the_weights() {
-        let mut pace = StepPace::new(STEP, None);
+    fn a_further_prompt_counts_as_a_pass_over_the_weights() {
+        let mut pace = StepPace::new(STEP, None, false);
         assert_eq!(pace.pass_tokens(), 0, "unknown");
         pace.observe(1, 0, Duration::from_millis(20));
         pace.observe(0, 100, Duration::from_millis(200));
-        assert_eq!(pace.pass_tokens(), 5);
+        assert_eq!(pace.pass_tokens(), 11);
     }
 
     #[test]
@@ -546,7 +603,7 @@ mod tests {
                 sequence_ms,
                 token_us,
             };
-            let mut pace = StepPace::new(STEP, None);
+            let mut pace = StepPace::new(STEP, None, true);
             for _ in 0..10 {
                 pace.observe(1, 0, machine.takes(1, 0));
             }
@@ -555,7 +612,7 @@ mod tests {
             assert!(tokens >= TOKENS_MIN);
         }
         // Nothing but steps with both.
-        let (_, time) = USUAL.steady(&mut StepPace::new(STEP, None), 6);
+        let (_, time) = USUAL.steady(&mut StepPace::new(STEP, None, true), 6);
         assert_near(time, 200, &"unknown");
     }
 
@@ -568,7 +625,7 @@ mod tests {
                 sequence_ms,
                 token_us,
             };
-            let mut pace = StepPace::new(STEP, None);
+            let mut pace = StepPace::new(STEP, None, true);
             pace.observe(1, 0, machine.takes(1, 0));
             for decoding in [1, 2, 4, 8, 4, 1, 8, 1, 0, 8, 0] {
                 let (_, time) = machine.steady(&mut pace, decoding);
@@ -594,10 +651,39 @@ mod tests {
             token_us: 5_000,
         };
         for (decoding, expected_ms) in [(1, 450), (0, 900)] {
-            let mut pace = StepPace::new(STEP, None);
+            let mut pace = StepPace::new(STEP, None, true);
             pace.observe(1, 0, machine.takes(1, 0));
             let (_, time) = machine.steady(&mut pace, decoding);
             assert_near(time, expected_ms, &decoding);
+        }
+    }
+
+    /// Weights that are copied to a GPU for each pass, for example: 8 tokens take almost as long as 500.
+    #[test]
+    fn a_prompt_whose_pass_takes_as_long_as_a_step_has_many_tokens_in_it() {
+        let pass = Duration::from_millis(200);
+        for known in [false, true] {
+            let machine = Machine {
+                fixed_ms: 200,
+                sequence_ms: 0,
+                token_us: 400,
+            };
+            let known = known.then_some(WarmTimes {
+                decode: pass,
+                token: Duration::from_micros(400),
+            });
+            let mut pace = StepPace::new(STEP, known, false);
+            pace.observe(1, 0, pass);
+            let mut tokens = 0;
+            for _ in 0..200 {
+                begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
+                tokens = pace.prefill_tokens(1);
+                match tokens {
+                    1 => pace.observe(2, 0, pass),
+                    _ => pace.observe(1, tokens, machine.takes(1, tokens) + pass),
+                }
+            }
+            assert!((400..=600).contains(&tokens), "{known:?}: {tokens}");
         }
     }
 
@@ -605,11 +691,11 @@ mod tests {
     fn a_machine_that_slept_changes_little_and_a_slower_one_much() {
         for slept in [Duration::from_secs(20), Duration::from_secs(3_600)] {
             for decoding in [0, 1, 8] {
-                let mut pace = StepPace::new(STEP, None);
+                let mut pace = StepPace::new(STEP, None, true);
                 pace.observe(1, 0, USUAL.takes(1, 0));
                 let (before, _) = USUAL.steady(&mut pace, decoding);
                 pace.observe(decoding.max(1), 0, slept);
-                pace.begin_step(waiting(decoding), Duration::ZERO, 4_096);
+                begin(&mut pace, waiting(decoding), Duration::ZERO, 4_096);
                 pace.observe(decoding, before, slept);
                 assert!(pace.prefill_tokens(decoding) >= before / 3, "{decoding}");
                 let (_, time) = USUAL.steady(&mut pace, decoding);
@@ -626,11 +712,11 @@ mod tests {
 
     #[test]
     fn the_number_of_tokens_has_bounds() {
-        let mut pace = StepPace::new(STEP, None);
+        let mut pace = StepPace::new(STEP, None, true);
         assert_eq!(pace.prefill_tokens(3), UNMEASURED_TOKENS);
         pace.observe(0, 100, Duration::ZERO);
         assert!(pace.prefill_tokens(0) > 1_000_000);
-        let mut slow = StepPace::new(STEP, None);
+        let mut slow = StepPace::new(STEP, None, true);
         slow.observe(0, 1, Duration::from_secs(1_000));
         assert_eq!(slow.prefill_tokens(0), TOKENS_MIN);
     }

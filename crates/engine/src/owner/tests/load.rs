@@ -201,7 +201,7 @@ impl ModelHooks for Passes {
 
 /// Short prompts beside a stream: how many are computed in the first step that has them, what it takes, and how many steps it takes
 /// to compute all.
-fn short_prompts_in_passes(is_known: bool) -> (usize, Duration, usize) {
+fn short_prompts_in_passes(is_known: bool) -> (usize, Duration, u32) {
     let clock = TestClock::default();
     let hooks = Passes {
         clock: clock.clone(),
@@ -241,13 +241,15 @@ fn short_prompts_in_passes(is_known: bool) -> (usize, Duration, usize) {
 /// What a prompt adds to a step is a pass over the weights, however short it is.
 #[test]
 fn short_prompts_that_need_a_pass_each_are_not_all_in_one_step() {
-    let (prompts, took, _) = short_prompts_in_passes(false);
-    assert_eq!(prompts, 6, "nothing is known of passes");
-    assert!(took > Duration::from_millis(200), "{took:?}");
+    let (more, longer, _) = short_prompts_in_passes(false);
     let (prompts, took, steps) = short_prompts_in_passes(true);
-    assert!((2..=4).contains(&prompts), "{prompts}");
-    assert!(took < Duration::from_millis(200), "{took:?}");
-    assert!(steps <= 3, "{steps}");
+    // The more take longer than the stream should wait.
+    assert!(
+        prompts < more,
+        "{prompts} where passes are known, {more} where not"
+    );
+    assert!(took < longer / 2, "{took:?}, {longer:?}");
+    assert!(took * steps < longer * 3, "{steps} steps of {took:?}");
 }
 
 /// Beside prompts without end, a step now and then has a single token of them, and no draft: it shows what the streams take.
