@@ -8,8 +8,10 @@ const SOURCES: [&str; 4] = [
     "matmul_x86.cpp",
 ];
 
+const HEADERS: [&str; 3] = ["attention_kernel.h", "cpu_hooks.h", "matmul_kernel.h"];
+
 fn main() {
-    for file in SOURCES.iter().chain(&["attention_kernel.h", "cpu_hooks.h"]) {
+    for file in SOURCES.iter().chain(&HEADERS) {
         println!("cargo::rerun-if-changed=src/embedded/{file}");
     }
     #[cfg(feature = "embedded")]

@@ -1,8 +1,8 @@
 //! What our own C++ computes inside ggml's operations: attention over KV cells of 16-bit floats (`attention_x86.cpp`), and products
-//! of Q4_1 and Q5_1 weights with several tokens (`matmul_x86.cpp`).
+//! of Q4_1, Q5_1, Q5_0 and Q8_0 weights with several tokens (`matmul_x86.cpp`).
 //!
-//! ggml has a fast path for most types of weights, but none for these two, to which the smaller K types fall back in models whose rows
-//! are no multiple of 256. Our products have its bits. Attention has not: it is more exact, and each of its numbers is the same
+//! ggml's fastest paths are for other types of weights. The K types fall back to these in models whose rows are no multiple of 256, and
+//! small models are often used with Q8_0. Our products have ggml's bits. Attention has not: it is more exact, and each of its numbers is the same
 //! whatever is computed beside it.
 
 use std::ffi::{CStr, c_char, c_void};

@@ -133,10 +133,13 @@ fn each_product_has_the_bits_of_ggmls_own(may_use_avx512: bool) {
     if installed.is_none() {
         return;
     }
-    for kind in [sys::GGML_TYPE_Q4_1, sys::GGML_TYPE_Q5_1] {
+    let by_avx2 = [sys::GGML_TYPE_Q4_1, sys::GGML_TYPE_Q5_1];
+    let signed = [sys::GGML_TYPE_Q5_0, sys::GGML_TYPE_Q8_0];
+    for kind in by_avx2.into_iter().chain(signed) {
         for &shape in SHAPES {
             let product = Product::new(kind, shape);
-            assert!(product.is_ours(), "{kind} {shape:?}");
+            let is_ours = by_avx2.contains(&kind) || installed == Some("AVX-512 VNNI");
+            assert_eq!(product.is_ours(), is_ours, "{kind} {shape:?}");
             let expected = product.one_by_one();
             for threads in [1, 2, 5] {
                 let computed = product.compute(threads);
@@ -160,7 +163,12 @@ fn products_by_the_best_instructions_have_the_bits_of_ggmls_own() {
 fn few_tokens_are_computed_by_wide_instructions_only() {
     // Starts ggml's CPU backend, whose functions have tables.
     install_with(true);
-    for (kind, tokens_min) in [(sys::GGML_TYPE_Q4_1, 1), (sys::GGML_TYPE_Q5_1, 2)] {
+    for (kind, tokens_min) in [
+        (sys::GGML_TYPE_Q4_1, 1),
+        (sys::GGML_TYPE_Q5_1, 2),
+        (sys::GGML_TYPE_Q5_0, 1),
+        (sys::GGML_TYPE_Q8_0, 2),
+    ] {
         for tokens in 1..4 {
             let product = Product::new(kind, (576, 70, tokens));
             let expected = product.one_by_one();
@@ -180,5 +188,5 @@ fn few_tokens_are_computed_by_wide_instructions_only() {
 #[test]
 fn other_types_stay_with_ggml() {
     install_with(true);
-    assert!(!Product::new(sys::GGML_TYPE_Q8_0, (64, 4, 4)).is_ours());
+    assert!(!Product::new(sys::GGML_TYPE_Q4_0, (64, 4, 4)).is_ours());
 }
