@@ -248,7 +248,7 @@ fn short_prompts_that_need_a_pass_each_are_not_all_in_one_step() {
         prompts < more,
         "{prompts} where passes are known, {more} where not"
     );
-    assert!(took < longer / 2, "{took:?}, {longer:?}");
+    assert!(took < longer * 3 / 4, "{took:?}, {longer:?}");
     assert!(took * steps < longer * 3, "{steps} steps of {took:?}");
 }
 
