@@ -93,15 +93,17 @@ impl Embedded {
         let Ok(_) = self.time_of(prompt) else { return };
         // Beside a busy process the first long prompt should not be the one that finds the better number of threads.
         let began = Instant::now();
+        // The shortest: beside others a call now and then takes many times as long.
+        let mut decode = Duration::MAX;
         for _ in 0..WARM_UP_CALLS {
-            if self.time_of(1).is_err() || began.elapsed() > WARM_UP_MAX {
+            let Ok(took) = self.time_of(1) else { return };
+            decode = decode.min(took);
+            if began.elapsed() > WARM_UP_MAX {
                 break;
             }
         }
-        if let (Ok(decode), Ok(all)) = (self.time_of(1), self.time_of(prompt)) {
-            let more = all.saturating_sub(decode);
-            let token = more / prompt.saturating_sub(1).max(1);
-            self.warm_times = Some(WarmTimes { decode, token });
+        if let Ok(all) = self.time_of(prompt) {
+            self.warm_times = Some(warm_times(decode, all, prompt));
         }
     }
 
@@ -162,9 +164,30 @@ const WARM_UP_MAX: Duration = Duration::from_millis(500);
 /// Held while a model warms up.
 static WARMING: Mutex<()> = Mutex::new(());
 
+/// Of a call with one token, and of a prompt of so many.
+fn warm_times(decode: Duration, prompt: Duration, tokens: u32) -> WarmTimes {
+    let more = prompt.saturating_sub(decode) / tokens.saturating_sub(1).max(1);
+    // A call that was held up may have taken longer than the prompt. Tokens that seem to take nothing would all be in the first
+    // step, however many they are.
+    let token = more.max(prompt / tokens.max(1) / 4);
+    WarmTimes { decode, token }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_that_was_held_up_makes_no_token_free() {
+        let ms = Duration::from_millis;
+        let usual = warm_times(ms(10), ms(41), 32);
+        assert_eq!((usual.decode, usual.token), (ms(10), ms(1)));
+        for decode in [41, 50, 5_000] {
+            let token = warm_times(ms(decode), ms(41), 32).token;
+            assert!(token >= ms(41) / 32 / 4, "{decode}: {token:?}");
+        }
+        assert!(warm_times(ms(10), ms(8), 1).token > Duration::ZERO);
+    }
 
     #[test]
     fn a_row_without_a_largest_logit_is_no_output() {
