@@ -6,8 +6,10 @@
 // for all tokens of its part. For Q5_0 and Q8_0 ggml has tiles, of registers half as wide; the same models have these types too, for
 // the output's weights among others.
 //
-// Every bit of a finite number is ggml's: the tokens are quantized by ggml, and the tiles (`matmul_kernel.h`) add as it does. So no
+// Every bit of a finite product of finite tokens is ggml's: the tokens are quantized by ggml, and the tiles (`matmul_kernel.h`) add as it does. So no
 // number depends on which of the two computed it, nor on how many tokens were computed together.
+//
+// A token that has a NaN is quantized to -128 there, whose sign ggml cannot change: its products with signed weights are other garbage here.
 //
 // Weights stay where they are, memory-mapped files too.
 

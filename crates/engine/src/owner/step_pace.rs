@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use crate::model::WarmTimes;
 
-/// Prompt tokens of a step before anything was measured.
+/// Prompt tokens of a step before anything was measured. Beside streams that is so until a request has had enough of them: at the loading
+/// of the model something else may have run, or not yet.
 const UNMEASURED_TOKENS: usize = 128;
 /// Prompt tokens of a step, however slow they are. Where memory is what limits a step, so few cost hardly more than one.
 const TOKENS_MIN: usize = 8;
@@ -83,6 +84,8 @@ pub(super) struct StepPace {
     prompt_steps: u32,
     /// One prompt token.
     prefill: Option<f64>,
+    /// Whether that is of a request, and not of the loading alone.
+    prefill_observed: bool,
     /// No more prompt tokens than this, because so many took too long. It grows again with each step that does not.
     most: f64,
 }
@@ -105,6 +108,7 @@ impl StepPace {
             pass: decode,
             prompt_steps: 0,
             prefill: known.map(|times| nanoseconds(times.token)),
+            prefill_observed: false,
             most: f64::INFINITY,
         }
     }
@@ -156,7 +160,11 @@ impl StepPace {
         let left = self.time_for(decoding).min(most - late) - fixed;
         // A cast saturates: a token that takes no time gives a number that the model's batch limits.
         let tokens = (left / token.max(1.0)).min(self.most) as usize;
-        tokens.max(TOKENS_MIN)
+        let most = match self.start.waiting {
+            StepWaiting::Streams if !self.prefill_observed => UNMEASURED_TOKENS,
+            _ => usize::MAX,
+        };
+        tokens.clamp(TOKENS_MIN, most)
     }
 
     /// Returns how long the decoding sequences of a step and their drafts may take beside so many prompt tokens, in seconds.
@@ -261,6 +269,7 @@ impl StepPace {
         // The minimum keeps an estimate that is too large from making prompt tokens look free.
         let token = (took - self.beside_prompts(decoding)) / count(prompt_tokens);
         self.prefill = Some(average(self.prefill, token.max(took / all / 4.0)));
+        self.prefill_observed = true;
     }
 
     fn observe_decode(&mut self, decoding: usize, took: f64) {
@@ -769,6 +778,23 @@ mod tests {
             let (_, longest) = prompt_beside(&mut pace, machine, 10, decoding, 2_000);
             assert!(longest.as_millis() <= most_ms, "{sequence_ms}: {longest:?}");
         }
+    }
+
+    /// A model that was loaded on an idle machine, which is busy now.
+    #[test]
+    fn a_first_step_beside_streams_has_not_all_tokens_that_the_loading_promises() {
+        let known = WarmTimes {
+            decode: Duration::from_millis(10),
+            token: Duration::from_micros(100),
+        };
+        let mut pace = StepPace::new(STEP, Some(known), true);
+        begin(&mut pace, StepWaiting::Nobody, Duration::ZERO, 4_096);
+        assert!(pace.prefill_tokens(0) > 4_096);
+        begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
+        assert_eq!(pace.prefill_tokens(1), UNMEASURED_TOKENS);
+        pace.observe(1, UNMEASURED_TOKENS, Duration::from_millis(22));
+        begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
+        assert!(pace.prefill_tokens(1) > 1_000);
     }
 
     #[test]

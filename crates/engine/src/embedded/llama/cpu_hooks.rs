@@ -2,8 +2,8 @@
 //! of Q4_1, Q5_1, Q5_0 and Q8_0 weights with several tokens (`matmul_x86.cpp`).
 //!
 //! ggml's fastest paths are for other types of weights. The K types fall back to these in models whose rows are no multiple of 256, and
-//! small models are often used with Q8_0. Our products have ggml's bits. Attention has not: it is more exact, and each of its numbers is the same
-//! whatever is computed beside it.
+//! small models are often used with Q8_0. Our products of finite numbers have ggml's bits. Attention has not: it is more exact, and
+//! each of its numbers is the same whatever is computed beside it.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
