@@ -102,9 +102,17 @@ impl Embedded {
                 break;
             }
         }
-        if let Ok(all) = self.time_of(prompt) {
-            self.warm_times = Some(warm_times(decode, all, prompt));
+        let mut all = Duration::MAX;
+        for _ in 0..WARM_UP_PROMPTS {
+            let Ok(took) = self.time_of(prompt) else {
+                return;
+            };
+            all = all.min(took);
+            if began.elapsed() > WARM_UP_MAX {
+                break;
+            }
         }
+        self.warm_times = Some(warm_times(decode, all, prompt));
     }
 
     /// Computes so many tokens in a free slot.
@@ -159,6 +167,8 @@ const PROMPT_TOKENS: u32 = 4;
 const WARM_UP_TOKENS: u32 = 32;
 /// As many calls as it takes to choose a number of threads between two.
 const WARM_UP_CALLS: u32 = 20;
+/// As many prompts as make it likely that one of them was not held up.
+const WARM_UP_PROMPTS: u32 = 3;
 /// Larger models choose while they answer: their load should not take longer for it.
 const WARM_UP_MAX: Duration = Duration::from_millis(500);
 /// Held while a model warms up.

@@ -268,7 +268,9 @@ impl StepPace {
         let all = count(decoding + prompt_tokens);
         // The minimum keeps an estimate that is too large from making prompt tokens look free.
         let token = (took - self.beside_prompts(decoding)) / count(prompt_tokens);
-        self.prefill = Some(average(self.prefill, token.max(took / all / 4.0)));
+        // What the loading said is a guess, which it would take many steps to average away.
+        let known = self.prefill.filter(|_| self.prefill_observed);
+        self.prefill = Some(average(known, token.max(took / all / 4.0)));
         self.prefill_observed = true;
     }
 
@@ -795,6 +797,21 @@ mod tests {
         pace.observe(1, UNMEASURED_TOKENS, Duration::from_millis(22));
         begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
         assert!(pace.prefill_tokens(1) > 1_000);
+    }
+
+    #[test]
+    fn a_first_step_tells_more_than_the_loading_of_the_model() {
+        let known = WarmTimes {
+            decode: USUAL.takes(1, 0),
+            token: Duration::from_millis(20),
+        };
+        let mut pace = StepPace::new(STEP, Some(known), true);
+        begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
+        let tokens = pace.prefill_tokens(1);
+        assert!(tokens < 10, "{tokens}");
+        USUAL.step(&mut pace, 1, tokens);
+        begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
+        assert_near(USUAL.takes(1, pace.prefill_tokens(1)), 200, &tokens);
     }
 
     #[test]
