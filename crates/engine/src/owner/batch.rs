@@ -12,7 +12,7 @@ use super::requests::Requests;
 use super::speculation::{DraftBudget, Speculation};
 use super::steer_rounds::{begin_mid, flush};
 use super::step_clock::StepClock;
-use super::step_pace::{StepPace, StepStart, StepWaiting};
+use super::step_pace::{StepPace, StepStart, StepWaiting, StepWork};
 use crate::api::{EngineError, ModelInfo};
 use crate::model::{BatchEntry, Capacity, DecodeStop};
 use crate::scheduler::{PASSED_OVER_MAX, Runnable, SequenceKey, StepBudget, StepShare, plan};
@@ -114,7 +114,12 @@ impl Batch {
         }
         // A draft alone says little about prompts, which are many tokens.
         if others > self.drafted || self.drafted == 0 {
-            self.pace.observe(decoding, others, time);
+            let work = StepWork {
+                decoding,
+                prompts: self.shares.len() - decoding,
+                prompt_tokens: others,
+            };
+            self.pace.observe(work, time);
         }
         Some(time)
     }

@@ -4,8 +4,11 @@
 //! depends on the model, the machine, what else runs there and how long the sequences are, by a factor of thousands. So
 //! the pace is measured, and the limit is a time.
 
+mod prompt_time;
+
 use std::time::Duration;
 
+use self::prompt_time::{PromptStep, PromptTime};
 use crate::model::WarmTimes;
 
 /// Prompt tokens of a step before anything was measured. Beside streams that is so until a request has had enough of them: at the loading
@@ -66,6 +69,17 @@ pub(super) struct StepStart {
     pub(super) prompt_tokens: usize,
 }
 
+/// What a decode call computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StepWork {
+    /// Sequences with a single token, which is what a stream has.
+    pub(super) decoding: usize,
+    /// Prompts with more tokens.
+    pub(super) prompts: usize,
+    /// The tokens of these prompts.
+    pub(super) prompt_tokens: usize,
+}
+
 /// Estimates what decoding sequences and prompt tokens add to the time of a step.
 #[derive(Debug)]
 pub(super) struct StepPace {
@@ -77,15 +91,14 @@ pub(super) struct StepPace {
     start: StepStart,
     /// A step without prompt tokens, and with how many sequences; `None` before the first.
     decode: Option<(f64, f64)>,
-    /// A pass over the weights, where it is known: a step with a single token when the model was loaded, or a shorter one since.
-    /// Sequences become long, and then much of their time is that of their attention.
-    pass: Option<f64>,
     /// How many steps in a row had prompt tokens, so that `decode` was not measured.
     prompt_steps: u32,
-    /// One prompt token.
-    prefill: Option<f64>,
+    /// What prompts take; `None` before the first.
+    prompts: Option<PromptTime>,
     /// Whether that is of a request, and not of the loading alone.
-    prefill_observed: bool,
+    prompts_observed: bool,
+    /// A step with a single token when the model was loaded, which is little but a pass over the weights.
+    pass: Option<f64>,
     /// No more prompt tokens than this, because so many took too long. It grows again with each step that does not.
     most: f64,
 }
@@ -95,7 +108,7 @@ impl StepPace {
     /// [`computes_together`](crate::Capacity::computes_together).
     pub(super) fn new(step: Duration, known: Option<WarmTimes>, computes_together: bool) -> Self {
         let decode = known.map(|times| nanoseconds(times.decode));
-        Self {
+        let mut pace = Self {
             step: nanoseconds(step) * PLANNED,
             computes_together,
             start: StepStart {
@@ -105,12 +118,17 @@ impl StepPace {
                 prompt_tokens: usize::MAX,
             },
             decode: decode.map(|time| (time, 1.0)),
-            pass: decode,
             prompt_steps: 0,
-            prefill: known.map(|times| nanoseconds(times.token)),
-            prefill_observed: false,
+            prompts: None,
+            prompts_observed: false,
+            pass: decode,
             most: f64::INFINITY,
-        }
+        };
+        pace.prompts = known.map(|times| PromptTime {
+            pass: pace.pass_guess(),
+            token: nanoseconds(times.token),
+        });
+        pace
     }
 
     /// Begins the plan of a step.
@@ -121,9 +139,11 @@ impl StepPace {
     /// Returns how many prompt tokens a further pass over the weights is worth, which each further prompt of a step needs where a
     /// batch is computed sequence by sequence; 0 where it is not, or as long as that is not known.
     pub(super) fn pass_tokens(&self) -> usize {
-        match self.prefill {
-            Some(token) => (self.further_pass() / token.max(1.0)) as usize,
-            None => 0,
+        match self.prompts {
+            Some(PromptTime { pass, token }) if !self.computes_together => {
+                (pass / token.max(1.0)) as usize
+            }
+            _ => 0,
         }
     }
 
@@ -134,8 +154,8 @@ impl StepPace {
 
     /// Returns what a prompt token takes; `None` before the first was measured.
     pub(super) fn token_time(&self) -> Option<Duration> {
-        self.prefill
-            .map(|nanoseconds| Duration::from_secs_f64(nanoseconds / 1e9))
+        self.prompts
+            .map(|prompts| Duration::from_secs_f64(prompts.token / 1e9))
     }
 
     /// Returns whether the step that is planned now computes a single prompt token and no draft, to measure the time of the others.
@@ -148,7 +168,7 @@ impl StepPace {
         if self.measures_decode() {
             return 1;
         }
-        let Some(token) = self.prefill else {
+        let Some(PromptTime { token, .. }) = self.prompts else {
             return UNMEASURED_TOKENS;
         };
         let fixed = self.beside_prompts(decoding);
@@ -161,7 +181,7 @@ impl StepPace {
         // A cast saturates: a token that takes no time gives a number that the model's batch limits.
         let tokens = (left / token.max(1.0)).min(self.most) as usize;
         let most = match self.start.waiting {
-            StepWaiting::Streams if !self.prefill_observed => UNMEASURED_TOKENS,
+            StepWaiting::Streams if !self.prompts_observed => UNMEASURED_TOKENS,
             _ => usize::MAX,
         };
         tokens.clamp(TOKENS_MIN, most)
@@ -169,9 +189,9 @@ impl StepPace {
 
     /// Returns how long the decoding sequences of a step and their drafts may take beside so many prompt tokens, in seconds.
     pub(super) fn decode_seconds(&self, decoding: usize, prompt_tokens: usize) -> f64 {
-        let prompts = match prompt_tokens {
-            0 => 0.0,
-            _ => self.prefill.unwrap_or(0.0) * count(prompt_tokens) + self.further_pass(),
+        let prompts = match (prompt_tokens, self.prompts) {
+            (1.., Some(prompts)) => prompts.of(count(prompt_tokens)),
+            _ => 0.0,
         };
         (self.time_for(decoding) - prompts) / 1e9
     }
@@ -183,7 +203,8 @@ impl StepPace {
         if self.start.waiting != StepWaiting::Streams || self.start.prompt_tokens == 0 {
             return most;
         }
-        let found = count(self.start.prompt_tokens) * self.prefill.unwrap_or(0.0);
+        let token = self.prompts.map_or(0.0, |prompts| prompts.token);
+        let found = count(self.start.prompt_tokens) * token;
         let fixed = self.beside_prompts(decoding);
         let prompts = (found * PROMPTS_SHARE)
             .max(self.step_time() * STEP_SHARE)
@@ -210,19 +231,28 @@ impl StepPace {
     /// What a step with so many decoding sequences takes besides its prompt tokens. A pass over the weights that counted as time of
     /// the tokens would make few of them look slow, and so give the next step fewer still.
     fn beside_prompts(&self, decoding: usize) -> f64 {
-        let pass = match (decoding, self.start.prompt_tokens) {
-            (0, _) | (_, 0) => 0.0,
-            _ => self.further_pass(),
+        let pass = match self.start.prompt_tokens {
+            0 => 0.0,
+            _ => self.expected_prompts().pass,
         };
         self.without_prompts(decoding) + pass
     }
 
-    /// What a further pass over the weights takes, where prompts need one; where it is not known, what one of the sequences takes.
-    fn further_pass(&self) -> f64 {
-        let shared = self.decode.map_or(0.0, |(time, measured)| time / measured);
+    /// What prompts take as far as it is known.
+    fn expected_prompts(&self) -> PromptTime {
+        self.prompts.unwrap_or_else(|| PromptTime {
+            pass: self.pass_guess(),
+            token: 0.0,
+        })
+    }
+
+    /// What a pass over the weights takes that prompts need besides that of the streams, before steps have told: none where both are
+    /// computed together; otherwise that of a single token, or what one of the sequences takes.
+    fn pass_guess(&self) -> f64 {
+        let sequence = self.decode.map_or(0.0, |(time, measured)| time / measured);
         match self.computes_together {
             true => 0.0,
-            false => self.pass.unwrap_or(shared),
+            false => self.pass.unwrap_or(sequence),
         }
     }
 
@@ -231,23 +261,32 @@ impl StepPace {
         let Some((time, measured)) = self.decode else {
             return 0.0;
         };
+        if decoding == 0 && !self.computes_together {
+            // Prompts have passes of their own.
+            return 0.0;
+        }
         // Rather too little than too much: what is missing here counts as time of the prompt tokens, and the step is as long as
         // it should be all the same.
         let more = (count(decoding) / measured - 1.0).max(0.0);
         time * (1.0 + more / 16.0)
     }
 
-    /// Takes the time of a decode call with so many decoding sequences and prompt tokens. A sequence with a single token is a decoding
-    /// one.
-    pub(super) fn observe(&mut self, decoding: usize, prompt_tokens: usize, took: Duration) {
+    /// Takes the time of a decode call.
+    pub(super) fn observe(&mut self, work: StepWork, took: Duration) {
         let took = nanoseconds(took);
+        let StepWork {
+            decoding,
+            prompts,
+            prompt_tokens,
+        } = work;
         if prompt_tokens == 0 {
             self.observe_decode(decoding, took);
             return;
         }
         self.prompt_steps = self.prompt_steps.saturating_add(1);
-        // The whole includes the decoding, so that was no longer.
+        // The whole includes the decoding, or the pass that both need, so that was no longer.
         if let Some((time, measured)) = &mut self.decode
+            && (decoding > 0 || self.computes_together)
             && took < *time
         {
             *time = took;
@@ -262,16 +301,27 @@ impl StepPace {
         } else {
             self.most * 1.25
         };
-        if self.prefill.is_some() && count(prompt_tokens) < enough / 2.0 {
-            return;
-        }
         let all = count(decoding + prompt_tokens);
-        // The minimum keeps an estimate that is too large from making prompt tokens look free.
-        let token = (took - self.beside_prompts(decoding)) / count(prompt_tokens);
-        // What the loading said is a guess, which it would take many steps to average away.
-        let known = self.prefill.filter(|_| self.prefill_observed);
-        self.prefill = Some(average(known, token.max(took / all / 4.0)));
-        self.prefill_observed = true;
+        let prompts_took = took - self.without_prompts(decoding);
+        let step = PromptStep {
+            passes: match self.computes_together {
+                true => 1.0,
+                false => count(prompts.max(1)),
+            },
+            tokens: count(prompt_tokens),
+            // Streams that seem slower than they are make no prompt free.
+            took: prompts_took.max(took * count(prompt_tokens) / all / 4.0),
+            streams: self.decode.map_or(0.0, |(time, _)| time),
+        };
+        let mut prompts = self.expected_prompts();
+        // What the loading said of tokens is a guess, which it would take many steps to average away.
+        if self.prompts.is_some() && (self.prompts_observed || step.tokens < enough / 2.0) {
+            prompts.learn(step);
+        } else {
+            prompts.token = prompts.token_of(step);
+            self.prompts_observed = true;
+        }
+        self.prompts = Some(prompts);
     }
 
     fn observe_decode(&mut self, decoding: usize, took: f64) {
@@ -280,7 +330,6 @@ impl StepPace {
         if decoding == 0 {
             return;
         }
-        self.pass = self.pass.map(|pass| pass.min(took));
         let known = self.decode.map(|_| self.without_prompts(decoding));
         let time = match known {
             // There is not soon another measurement to take the average with.
@@ -293,7 +342,7 @@ impl StepPace {
     /// How many prompt tokens show what one takes: [`ENOUGH_TOKENS`], or as many as a step may have, where those are fewer.
     fn enough_tokens(&self, decoding: usize) -> f64 {
         let left = self.time_max(decoding) - self.beside_prompts(decoding);
-        let tokens = left / self.prefill.unwrap_or(0.0).max(1.0);
+        let tokens = left / self.expected_prompts().token.max(1.0);
         tokens
             .min(self.most)
             .clamp(count(TOKENS_MIN), count(ENOUGH_TOKENS))

@@ -251,8 +251,8 @@ fn short_prompts_that_need_a_pass_each_are_not_all_in_one_step() {
     assert!(took < longer * 3 / 4, "{took:?}, {longer:?}");
     assert!((2..=4).contains(&prompts), "{prompts}");
     assert!(took < Duration::from_millis(200), "{took:?}");
-    // Four short steps, which together take no longer than three that are as long as they may be.
-    assert!(steps <= 4, "{steps}");
+    // Five short steps, which together take no longer than three that are as long as they may be.
+    assert!(steps <= 5, "{steps}");
     assert!(
         took * steps <= Duration::from_millis(600),
         "{steps} steps of {took:?}"
