@@ -240,14 +240,14 @@ impl EngineOwner {
         }
     }
 
-    /// Gives an owner that is stepped by hand a disk that is always quicker than computing, and waits until its files are listed.
+    /// Gives an owner that is stepped by hand a disk that reads what prompts ask for alone, and waits until its files are listed.
     #[cfg(all(test, feature = "embedded"))]
     pub(crate) fn open_disk(&mut self, disk: Arc<dyn PrefixDisk>) {
         let requests = &mut self.requests;
         let waker = self.admission.waker();
         requests.slots.start_disk(disk, 1 << 30, waker);
         requests.slots.tiers_mut().settle_disk(&requests.stats);
-        requests.slots.tiers_mut().hasten_disk();
+        requests.slots.tiers_mut().read_nothing_ahead();
     }
 
     /// Moves all cached prefixes to the disk, and waits until they are there.

@@ -126,10 +126,4 @@ impl PendingReads {
     pub(super) fn was_too_slow(&mut self) {
         self.speed = self.speed.map(|speed| speed * HOPE);
     }
-
-    /// Counts all reads as quicker than computing.
-    #[cfg(all(test, feature = "embedded"))]
-    pub(super) fn hasten(&mut self) {
-        self.speed = Some(1e300);
-    }
 }

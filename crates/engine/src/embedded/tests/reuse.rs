@@ -23,6 +23,9 @@ impl Bench {
 
     /// An engine of a model, and of the draft model that was loaded with it: a random one is never sure.
     pub(super) fn of(mut model: Embedded, config: Config) -> Self {
+        // What a token takes is then never known, as nothing is measured of an owner that is stepped by hand, and what is planned does
+        // not depend on the machine: a prefix is read from a disk however long that takes.
+        model.warm_times = None;
         let draft = model.take_draft().map(Box::new);
         let draft = draft.map(|draft| DraftModel::new(draft, &model, 0.0).unwrap());
         let config = Config {

@@ -249,11 +249,11 @@ impl SavedTiers {
         moved.into_iter().chain(read).min()
     }
 
-    /// Prefers the disk to computing, and reads nothing before it is asked for.
+    /// Has the disk read nothing before a prompt asks for it.
     #[cfg(all(test, feature = "embedded"))]
-    pub(in crate::owner) fn hasten_disk(&mut self) {
+    pub(in crate::owner) fn read_nothing_ahead(&mut self) {
         if let Some(disk) = &mut self.disk {
-            disk.tier.hasten();
+            disk.tier.read_nothing_ahead();
         }
     }
 
