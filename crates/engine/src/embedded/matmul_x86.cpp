@@ -301,7 +301,8 @@ ggml::cpu::tensor_traits * sapwood::product_of(const ggml_tensor * operation) {
         return nullptr;
     }
     const ggml_tensor *weights = operation->src[0], *tokens = operation->src[1];
-    if (tokens->type != GGML_TYPE_F32 || !ggml_is_matrix(weights) || !ggml_is_matrix(tokens) || tokens->nb[0] != sizeof(float) ||
+    const bool are_rows_whole = weights->nb[0] == ggml_type_size(weights->type) && tokens->nb[0] == sizeof(float);
+    if (tokens->type != GGML_TYPE_F32 || !ggml_is_matrix(weights) || !ggml_is_matrix(tokens) || !are_rows_whole ||
         !lies_as_ggml_has_it(weights)) {
         return nullptr;
     }

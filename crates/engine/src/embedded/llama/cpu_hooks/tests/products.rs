@@ -190,3 +190,19 @@ fn other_types_stay_with_ggml() {
     install_with(true);
     assert!(!Product::new(sys::GGML_TYPE_Q4_0, (64, 4, 4)).is_ours());
 }
+
+#[test]
+fn weights_whose_blocks_are_apart_stay_with_ggml() {
+    install_with(true);
+    for kind in [
+        sys::GGML_TYPE_Q4_1,
+        sys::GGML_TYPE_Q5_1,
+        sys::GGML_TYPE_Q5_0,
+        sys::GGML_TYPE_Q8_0,
+    ] {
+        let product = Product::new(kind, (64, 4, 4));
+        // SAFETY: the tensor is live, and nothing is computed with it afterwards.
+        unsafe { (*product.weights).nb[0] *= 2 };
+        assert!(!product.is_ours(), "{kind}");
+    }
+}
