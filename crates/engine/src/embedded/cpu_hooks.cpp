@@ -84,6 +84,13 @@ bool sapwood::is_wide() { return uses_avx512.load(std::memory_order_relaxed); }
 // Whether `operation` is one that is taken over.
 extern "C" bool sapwood_hooks_take(const ggml_tensor * operation) { return hook.get_tensor_traits(operation) != nullptr; }
 
+// The bytes of the work buffer that `operation` asks for with so many threads; 0 if it is not taken over.
+extern "C" size_t sapwood_hooks_work_bytes(const ggml_tensor * operation, int threads) {
+    ggml::cpu::tensor_traits * taken = hook.get_tensor_traits(operation);
+    size_t bytes = 0;
+    return taken && taken->work_size(threads, operation, bytes) ? bytes : 0;
+}
+
 // Returns what the operations use from now on, or null where ggml's own paths stay. To be called before the first model is loaded: ggml
 // reads the list of buffer types without a lock. Where the CPU backend is a library that was loaded at the start, its functions
 // are found by one of them, `of_backend`.
@@ -110,6 +117,8 @@ extern "C" const char * sapwood_hooks_install(bool may_use_avx512, void * of_bac
 #else
 
 extern "C" bool sapwood_hooks_take(const ggml_tensor *) { return false; }
+
+extern "C" size_t sapwood_hooks_work_bytes(const ggml_tensor *, int) { return 0; }
 
 extern "C" const char * sapwood_hooks_install(bool, void *) { return nullptr; }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::llama::{ContextSize, EncoderSize, SCORED_ROWS};
 use super::window::SlidingWindow;
+use super::work_buffer;
 use crate::gguf::GgufHeader;
 use crate::llama_options::{CacheType, LlamaOptions};
 
@@ -21,6 +22,8 @@ pub(super) struct Estimate {
     pub(super) pass: u64,
     /// The buffer in the memory of the machine through which a fork copies a slot.
     pub(super) copies: u64,
+    /// The buffer that the threads of a decode call share, in the memory of the machine too.
+    pub(super) work: u64,
 }
 
 /// The types of keys and values in the KV cache.
@@ -130,6 +133,16 @@ pub(super) fn score_bytes(header: &GgufHeader, size: ContextSize) -> u64 {
     product(&[tokens, reach, heads.unwrap_or(0), 4])
 }
 
+/// Returns how many values the widest weight row has of those that are multiplied with all tokens.
+fn widest_row(header: &GgufHeader) -> u64 {
+    let architecture = header.text("general.architecture").unwrap_or_default();
+    let of = |key: &str| header.number(&format!("{architecture}.{key}")).unwrap_or(0);
+    let (_, value) = head_sizes(header).unwrap_or_default();
+    let attended = product(&[of("attention.head_count"), value]);
+    let inner = of("feed_forward_length").max(of("ssm.inner_size"));
+    of("embedding_length").max(inner).max(attended)
+}
+
 fn product(factors: &[u64]) -> u64 {
     factors
         .iter()
@@ -166,6 +179,7 @@ impl Estimate {
                 // 32 MiB for what has no formula here.
                 .fold(32 << 20, u64::saturating_add),
             copies: fork_bytes(header, size, types),
+            work: work_buffer::bytes(widest_row(header), size),
         }
     }
 
@@ -176,6 +190,7 @@ impl Estimate {
             cache: self.cache.saturating_add(other.cache),
             pass: self.pass.saturating_add(other.pass),
             copies: self.copies.saturating_add(other.copies),
+            work: self.work.saturating_add(other.work),
         }
     }
 
@@ -244,6 +259,7 @@ impl Estimate {
             .saturating_add(self.cache)
             .saturating_add(self.pass)
             .saturating_add(self.copies)
+            .saturating_add(self.work)
     }
 }
 
@@ -654,6 +670,7 @@ mod tests {
             cache: 300,
             pass: 50,
             copies: 0,
+            work: 0,
         };
         let (none, all) = (whole.without_layers(0, 2), whole.without_layers(3, 2));
         assert_eq!((none, all.total()), (whole, 50));
@@ -673,6 +690,9 @@ mod tests {
         let copied = Estimate { copies: 7, ..whole };
         assert_eq!(copied.without_layers(3, 2).total(), 50 + 7);
         assert_eq!(copied.layers_that_fit(2, 1220), 1, "they are in no GPU");
+        let working = Estimate { work: 9, ..whole };
+        assert_eq!(working.without_layers(3, 2).total(), 50 + 9);
+        assert_eq!(working.layers_that_fit(2, 1220), 1, "nor is that");
         let huge = Estimate {
             weights: u64::MAX,
             ..whole

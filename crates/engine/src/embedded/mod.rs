@@ -34,6 +34,7 @@ mod tokenizer_json;
 mod trial;
 mod vocabulary;
 mod window;
+mod work_buffer;
 
 use std::sync::Arc;
 use std::time::Duration;

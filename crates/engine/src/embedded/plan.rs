@@ -411,6 +411,7 @@ const BATCH_TOKENS_DEFAULT: u32 = 512;
 #[cfg(test)]
 mod tests {
     use super::super::random::{RandomModelShape, write};
+    use super::super::work_buffer::product_bytes;
     use super::*;
 
     fn header() -> GgufHeader {
@@ -437,6 +438,7 @@ mod tests {
             cache: 300,
             pass: 50,
             copies: 0,
+            work: 0,
         };
         let of = |free, text: &str| {
             let (layers, beside) = offload_to(free, whole, 2, &options(text).llama);
@@ -510,6 +512,28 @@ mod tests {
         let fused = of(r#"{"flash_attn": "on"}"#);
         assert_eq!(of(r#"{"flash_attn": "off"}"#) - fused, scores);
         assert_eq!(of("{}"), fused);
+    }
+
+    #[test]
+    fn the_work_buffer_for_a_default_ubatch_of_the_widest_rows_counts() {
+        let shape = RandomModelShape {
+            inner: 2048,
+            ..RandomModelShape::tiny()
+        };
+        let mut bytes = Vec::new();
+        write(&mut bytes, &shape, 1).unwrap();
+        let header = GgufHeader::read(&bytes[..]).unwrap();
+        let of = |text| {
+            let options = LoadOptions {
+                threads: Some(3),
+                ..options(text)
+            };
+            let plan = LoadPlan::new(&header, &options).unwrap();
+            plan.estimate(&header, &options, 0).work
+        };
+        assert_eq!(of("{}"), product_bytes(2048, 512, 3));
+        let fewer = of(r#"{"ubatch_tokens": 128}"#);
+        assert_eq!(fewer, product_bytes(2048, 128, 3));
     }
 
     /// `cache_tokens` and `kept_prefixes`, the option; whether windowed layers have all cells, and the slots.

@@ -28,6 +28,11 @@ static PROCESSORS: LazyLock<Turns> = LazyLock::new(|| Turns::of(processors::usab
 /// The threads of contexts that use all processors.
 static SHARED: Mutex<Vec<Weak<ComputePool>>> = Mutex::new(Vec::new());
 
+/// Returns how many processors there are for decode calls.
+pub(super) fn processors() -> u32 {
+    PROCESSORS.total
+}
+
 /// Whether the calls of a context take turns with those of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TurnTaking {

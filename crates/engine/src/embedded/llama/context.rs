@@ -14,7 +14,7 @@ use super::super::guard::{guarded, throwing};
 use super::super::processors;
 use super::super::thread_choice::{ThreadChoice, ThreadChoices, worth_trying};
 use super::batch::LlamaBatch;
-use super::compute_pool::{ComputePool, THREADS_MAX};
+use super::compute_pool::{self, ComputePool, THREADS_MAX};
 use super::model::{LlamaFacts, LlamaModel};
 use super::params::set_context_params;
 use super::{LAST_ERROR, take_last_error};
@@ -43,6 +43,14 @@ pub(in super::super) struct ThreadLimits {
 }
 
 impl ThreadLimits {
+    /// The maximum of threads of any call.
+    pub(in super::super) fn most(self) -> u32 {
+        let most = |asked: Option<u32>| asked.unwrap_or_else(compute_pool::processors);
+        most(self.decode)
+            .max(most(self.prefill))
+            .clamp(1, THREADS_MAX)
+    }
+
     /// The choices of a context with so many output rows.
     fn choices(self, rows: u32) -> ThreadChoices {
         ThreadChoices {

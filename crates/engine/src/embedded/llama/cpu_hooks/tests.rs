@@ -3,16 +3,27 @@
 mod attention;
 mod products;
 
+use std::ffi::c_int;
+
 use llama_cpp_sys_2 as sys;
 
 unsafe extern "C" {
     fn sapwood_hooks_take(operation: *const sys::ggml_tensor) -> bool;
+    fn sapwood_hooks_work_bytes(operation: *const sys::ggml_tensor, threads: c_int) -> usize;
 }
 
 /// Whether an operation is computed here.
 fn is_taken(operation: *const sys::ggml_tensor) -> bool {
     // SAFETY: the tensor and its operands are live.
     unsafe { sapwood_hooks_take(operation) }
+}
+
+/// Returns the bytes of the work buffer that an operation asks for, if it is computed here.
+fn work_bytes(operation: *const sys::ggml_tensor, threads: u32) -> Option<u64> {
+    let threads = c_int::try_from(threads).expect("they are few");
+    // SAFETY: the tensor and its operands are live.
+    let bytes = unsafe { sapwood_hooks_work_bytes(operation, threads) };
+    (bytes > 0).then_some(bytes as u64)
 }
 
 /// Computes a result as a graph, as llama.cpp does.

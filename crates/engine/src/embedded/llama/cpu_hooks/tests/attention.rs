@@ -4,8 +4,9 @@ use std::ptr;
 
 use llama_cpp_sys_2 as sys;
 
-use super::{is_taken, run_graph};
+use super::{is_taken, run_graph, work_bytes};
 use crate::embedded::llama::cpu_hooks::install_with;
+use crate::embedded::work_buffer::attention_bytes;
 
 const HIDDEN: u16 = 0xfc00;
 
@@ -107,6 +108,16 @@ fn wide(half: u16) -> f32 {
     unsafe { sys::ggml_fp16_to_fp32(half) }
 }
 
+/// Its work buffer is as large as the estimate of the model's memory says.
+fn assert_work_is_estimated(operation: *const sys::ggml_tensor, cells: u64) {
+    for threads in [1, 2, 64] {
+        let estimated = attention_bytes(cells, threads.into());
+        let asked = work_bytes(operation, threads).expect("it is taken over");
+        let is_near = asked <= estimated && asked >= estimated / 20 * 19;
+        assert!(is_near, "{asked} for {estimated}: {threads} threads");
+    }
+}
+
 impl Operands {
     /// Each query sees the cells up to its own, which are the last.
     fn causal(shape: Shape) -> Self {
@@ -205,6 +216,7 @@ impl Operands {
                 sys::ggml_flash_attn_ext_add_sinks(result, of_sinks);
             }
             assert!(is_taken(result));
+            assert_work_is_estimated(result, cells as u64);
             let computed = run_graph(context, result, threads);
             sys::ggml_free(context);
             computed

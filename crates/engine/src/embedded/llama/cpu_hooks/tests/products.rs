@@ -4,8 +4,9 @@ use std::ptr;
 
 use llama_cpp_sys_2 as sys;
 
-use super::{is_taken, run_graph};
+use super::{is_taken, run_graph, work_bytes};
 use crate::embedded::llama::cpu_hooks::install_with;
+use crate::embedded::work_buffer::product_bytes;
 
 /// Values of a row, rows, tokens: few tokens, whole tiles, parts of tiles, several parts of threads.
 const SHAPES: &[(usize, usize, usize)] = &[
@@ -204,5 +205,33 @@ fn weights_whose_blocks_are_apart_stay_with_ggml() {
         // SAFETY: the tensor is live, and nothing is computed with it afterwards.
         unsafe { (*product.weights).nb[0] *= 2 };
         assert!(!product.is_ours(), "{kind}");
+    }
+}
+
+/// Of the largest type no more than is estimated; of the others no less than two thirds of it.
+#[test]
+fn work_buffers_are_those_of_the_estimate() {
+    install_with(true);
+    for (kind, share) in [
+        (sys::GGML_TYPE_Q4_1, 0.66),
+        (sys::GGML_TYPE_Q5_1, 0.66),
+        (sys::GGML_TYPE_Q5_0, 0.95),
+        (sys::GGML_TYPE_Q8_0, 0.95),
+    ] {
+        for shape in [(576, 70, 131), (1536, 36, 16), (1536, 4, 512)] {
+            let product = Product::new(kind, shape);
+            for threads in [1, 2, 64] {
+                let (values, _, tokens) = shape;
+                let estimated = product_bytes(values as u64, tokens as u64, threads.into());
+                let asked = work_bytes(product.result, threads);
+                assert_eq!(asked.is_some(), product.is_ours());
+                let is_near =
+                    |asked: u64| asked <= estimated && asked as f64 >= estimated as f64 * share;
+                assert!(
+                    asked.is_none_or(is_near),
+                    "{asked:?} {estimated}: {kind} {shape:?} {threads}"
+                );
+            }
+        }
     }
 }
