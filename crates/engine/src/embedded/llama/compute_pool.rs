@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use llama_cpp_sys_2 as sys;
@@ -18,6 +19,9 @@ use crate::model::DecodeSignals;
 
 /// The maximum of threads of one decode call.
 pub(in super::super) const THREADS_MAX: u32 = 256;
+
+/// What operators see of these threads, such as in `top -H`; Linux shows 15 bytes.
+const THREAD_NAME: &str = "engine-compute";
 
 /// How often a context that waits for its turn shows that it is alive, and looks whether it should give up.
 const PULSE: Duration = Duration::from_millis(20);
@@ -79,6 +83,13 @@ impl ComputePool {
     }
 
     fn own(count: u32, poll: u32, turns: TurnTaking) -> Option<Self> {
+        // ggml names no thread, so its threads keep the name of the one that creates them. That would be whichever loads the model.
+        let creator = thread::Builder::new().name(THREAD_NAME.to_owned());
+        let created = creator.spawn(move || Self::create(count, poll, turns));
+        created.ok()?.join().ok()?
+    }
+
+    fn create(count: u32, poll: u32, turns: TurnTaking) -> Option<Self> {
         let functions = ThreadpoolFunctions::find()?;
         // SAFETY: a plain value is returned.
         let mut params = unsafe { sys::ggml_threadpool_params_default(count.cast_signed()) };
@@ -211,7 +222,6 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::thread;
 
     use super::*;
 
@@ -234,6 +244,21 @@ mod tests {
         let alive = shared.iter().filter_map(Weak::upgrade);
         let alive = alive.filter(|pool| pool.poll == 91).count();
         assert_eq!(alive, 0, "freed with their contexts");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_have_a_name() {
+        let named = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            let names = tasks.filter_map(|task| std::fs::read(task.ok()?.path().join("comm")).ok());
+            let ours = names.filter(|name| name.trim_ascii_end() == THREAD_NAME.as_bytes());
+            ours.count()
+        };
+        // Other tests of this process may have threads of their own.
+        let pool = ComputePool::new(3, 93, TurnTaking::Free).unwrap();
+        assert!(named() >= 2, "one of the three is the thread that calls");
+        drop(pool);
     }
 
     #[test]
