@@ -9,20 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use sapwood_kernel::Kernel;
-use sapwood_net::references::ReferenceResolver;
-use sapwood_proto::evergreen::SessionLimits;
 use sapwood_proto::secret::{Secret, SecretUrl};
-use sapwood_proto::steer::ControllerStore;
-use sapwood_server::Face;
 use sapwood_server::Server;
-use sapwood_server::ServerContext;
 use sapwood_server::auth::ApiKey;
 use sapwood_server::auth::charge_layer::AllowanceLayer;
-use sapwood_server::faces::controllers;
-use sapwood_server::faces::evergreen;
-use sapwood_server::faces::generate;
-use sapwood_server::faces::generate::ExplicitRepository;
 use sapwood_server::faces::lmtp::LmtpService;
 use sapwood_server::http::body_budget;
 use sapwood_server::http::origin;
@@ -32,17 +22,13 @@ use sapwood_server::listener::descriptors::{DescriptorCheck, LEAST};
 use sapwood_server::listener::port_purpose::PortPurpose;
 use sapwood_server::listener::socket::ListeningSocket;
 use sapwood_server::listener::tls::Tls;
-use sapwood_server::ops::call_metrics::CallMetricsLayer;
 use sapwood_server::ops::drain;
-use sapwood_server::ops::metrics::FaceLabel;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
 use super::{Common, ModelFlags};
-use crate::config::generate::ModelControl;
 use crate::config::layers::{Flags, Layers, list};
 use crate::config::{ClientCertificates, Config, keys};
-use crate::controllers::ProcessControllers;
 use crate::failure::{CliError, Exit};
 use crate::listening::{BoundSockets, ServerName};
 use crate::logs::Logs;
@@ -50,7 +36,10 @@ use crate::models::PlannedModel;
 use crate::repository::ServedModels;
 use crate::span_export::SpanExport;
 use crate::upstreams::{Pools, Upstreams};
-use crate::{listening, logs, model_loading, models, output};
+use crate::{listening, logs, model_loading, output};
+use plan::ServePlan;
+
+mod plan;
 
 #[derive(Debug, Args)]
 pub(super) struct ServeCommand {
@@ -158,45 +147,36 @@ impl ServeCommand {
         // First of all: a signal may arrive at any time during the start.
         let signals = UnixSignals::install()?;
         let (config, logs) = self.begin(&common)?;
-        let planned = models::plan(&config)?;
         let keys = keys::load(&config.auth)?;
-        let tls = load_tls(&config)?;
-        let references = config.references.clients()?;
-        let steering = ProcessControllers::new(&config.controllers)?;
-        let store = steering.store()?;
-        let ports = open(&config, &keys).await?;
+        let plan = ServePlan::new(config)?;
+        let config = &plan.config;
+        let ports = open(config, &keys).await?;
         let local = ports.common.is_local()?;
         let broken = |error: sapwood_server::server::BuildError| CliError::new(error.to_string());
-        let settings = server_config(&config, local, tls.clone());
+        let settings = server_config(config, local, plan.tls.clone());
         let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
         shared.metrics.watch_log(logs::dropped());
-        shared.metrics.watch_controllers(steering.numbers());
-        let kernel = model_loading::kernel(&config, &planned)?;
-        let (mut upstreams, mut failures) = Upstreams::plan(&kernel, &config, &shared)?;
+        shared.metrics.watch_controllers(plan.steering.numbers());
+        let kernel = model_loading::kernel(config, &plan.models)?;
+        let (mut upstreams, mut failures) = Upstreams::plan(&kernel, config, &shared)?;
         shared.metrics.watch_kernel(kernel.clone());
         kernel.layer(AllowanceLayer);
-        let reporter = SpanExport::begin(&config, &shared, &kernel)?;
-        let counting = |face| counted(&kernel, &shared, face);
-        let settings = evergreen_config(&config, &planned, references);
-        let evergreen = evergreen::face(shared.clone(), counting(FaceLabel::Evergreen), settings);
-        let lmtp = lmtp_service(&config, &shared, counting(FaceLabel::Lmtp));
-        let lines = lines(&config)?;
-        let loading = ServedModels::new(&kernel, &shared, &config, &steering, &planned);
-        let generate = generate_face(&config, &planned, &loading, &kernel)?;
-        let settings = controllers_config(store);
-        let steered = controllers::face(shared.clone(), counting(FaceLabel::Controllers), settings);
-        let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
-        let server = faces.face(steered).build().map_err(broken)?;
+        let reporter = SpanExport::begin(config, &shared, &kernel)?;
+        let lmtp = plan.lmtp(&kernel, &shared);
+        let lines = lines(config)?;
+        let loading = ServedModels::new(&kernel, &shared, config, &plan.steering, &plan.models);
+        let builder = plan.add_faces(builder, &lmtp, &loading, &kernel)?;
+        let server = builder.build().map_err(broken)?;
         let reload = Reload {
             serve: self,
             common,
             logs,
             auth: Arc::clone(&shared.auth),
-            tls,
+            tls: plan.tls.clone(),
             pools: upstreams.pools(),
         };
-        announce(&ports, &config, &planned);
+        announce(&ports, config, &plan.models);
         let ending = loading.clone();
         upstreams.begin();
         let BoundSockets { common, own } = ports;
@@ -214,7 +194,7 @@ impl ServeCommand {
         // Whichever of the other arms ends first ends the process, so nothing is awaited twice and nothing is lost.
         let outcome = tokio::select! {
             outcome = served => outcome,
-            failure = load(loading, planned) => return Err(failure),
+            failure = load(loading, plan.models) => return Err(failure),
             Some(failure) = failures.recv() => return Err(failure),
             failure = &mut signals => return Err(failure),
         };
@@ -287,19 +267,6 @@ fn open_to_all(name: &ServerName) -> CliError {
         "{name} can be reached from other machines and no key is configured: set --api-key, --key-file or \
          --tls-client-ca, or --insecure to allow it"
     ))
-}
-
-/// The kernel for calls that come through `face`, which are counted for it.
-fn counted(kernel: &Kernel, shared: &ServerContext, face: FaceLabel) -> Kernel {
-    let kernel = kernel.scope();
-    kernel.layer(CallMetricsLayer::new(&shared.metrics, face));
-    kernel
-}
-
-fn lmtp_service(config: &Config, shared: &ServerContext, kernel: Kernel) -> LmtpService {
-    let default_model = config.default_model.clone();
-    let settings = config.lmtp.face(default_model, &config.limits);
-    LmtpService::new(shared.clone(), kernel, settings)
 }
 
 /// Serves LMTP lines on a Unix socket, if there is one.
@@ -379,64 +346,6 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
         query_key: config.auth.query_key,
         tls,
     }
-}
-
-/// The face of controllers, which stores modules in `store`.
-fn controllers_config(store: Option<Arc<dyn ControllerStore>>) -> controllers::Config {
-    controllers::Config {
-        store,
-        ..controllers::Config::default()
-    }
-}
-
-fn evergreen_config(
-    config: &Config,
-    planned: &[PlannedModel],
-    references: Arc<ReferenceResolver>,
-) -> evergreen::Config {
-    // The only model is the default one.
-    let only = || (planned.len() == 1).then(|| planned[0].name.clone());
-    evergreen::Config {
-        sessions: config.limits.sessions,
-        sessions_each: config.limits.sessions_each,
-        retained_bytes: config.limits.server_retained_bytes,
-        retained_bytes_each: config.limits.retained_bytes_each,
-        default_target: config.default_model.clone().or_else(only),
-        resumable_sessions: config.limits.resumable_sessions,
-        resumable_sessions_each: config.limits.resumable_sessions_each,
-        limits: Arc::new(SessionLimits {
-            max_message_bytes: config.limits.max_message_bytes,
-            resume_grace: config.limits.resume_grace,
-            reverse_timeout: config.limits.reverse_timeout,
-            ..SessionLimits::default()
-        }),
-        references: Some(references),
-        ..evergreen::Config::default()
-    }
-}
-
-fn generate_face(
-    config: &Config,
-    planned: &[PlannedModel],
-    loading: &ServedModels,
-    kernel: &Kernel,
-) -> Result<Face, CliError> {
-    let models = planned
-        .iter()
-        .map(|model| Ok((model.name.clone(), model.served(config)?)));
-    let models: Result<_, CliError> = models.collect();
-    let shared = loading.shared();
-    let kernel = counted(kernel, &shared, FaceLabel::Generate);
-    let explicit = config.generate.model_control == ModelControl::Explicit;
-    let settings = generate::Config {
-        metrics: config.metrics.triton,
-        resumable_streams: config.limits.resumable_sessions,
-        resumable_streams_each: config.limits.resumable_sessions_each,
-        resume_grace: config.limits.resume_grace,
-        repository: explicit.then(|| ExplicitRepository(Arc::new(loading.clone()))),
-        ..config.generate.face(models?)?
-    };
-    Ok(generate::face(shared, kernel, settings))
 }
 
 fn announce(ports: &BoundSockets, config: &Config, planned: &[PlannedModel]) {
