@@ -12,13 +12,15 @@ use crate::{process, serve};
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// llama.cpp's server, built for the processor of this machine as ours is (`GGML_NATIVE`, its default).
-    #[arg(long, value_name = "PROGRAM")]
-    llama_server: PathBuf,
+    /// The bench `speculation` does not need it.
+    #[arg(long, value_name = "PROGRAM", required_if_eq_any = [("bench", "defaults"), ("bench", "prefixes")])]
+    llama_server: Option<PathBuf>,
     /// The model of both; SmolLM2-135M-Instruct if not given.
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// What is measured: `defaults`, tokens per second and gaps, or `prefixes`, what the prefix caches save.
-    #[arg(long, value_name = "NAME", default_value = "defaults", value_parser = ["defaults", "prefixes"])]
+    /// What is measured: `defaults`, tokens per second and gaps; `prefixes`, what the prefix caches save; or `speculation`, what drafts
+    /// save, which asks our server alone.
+    #[arg(long, value_name = "NAME", default_value = "defaults", value_parser = ["defaults", "prefixes", "speculation"])]
     bench: String,
     /// Arguments of the bench, e.g. `--words 60,700,4000 --clients 1,8,32 --busy 1`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -43,7 +45,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     bench.arg(format!("engine_{}", options.bench));
     bench.args(["--", "--sapwood"]);
     bench.arg(process::target_folder()?.join("release/sapwood"));
-    bench.arg("--llama-server").arg(&options.llama_server);
+    if let Some(program) = &options.llama_server {
+        bench.arg("--llama-server").arg(program);
+    }
     bench.arg("--model").arg(model).args(&options.arguments);
     process::run(&mut bench)
 }
