@@ -1,7 +1,10 @@
 //! Writes models with random weights, for tests and benches.
 
+mod tensors;
+
 use std::io::{self, Write};
 
+use self::tensors::{ROUTER, tensors};
 use crate::tokenizer_json::alphabet;
 
 /// The shape of a model.
@@ -19,7 +22,7 @@ pub struct RandomModelShape {
     pub key_value_heads: u32,
     /// Width between the feed-forward projections; a multiple of 32.
     pub inner: u32,
-    /// Number of tokens: 256 bytes, 3 control tokens, the results of merges, and fillers.
+    /// Number of tokens: 256 for bytes, 3 control tokens, the results of merges, and fillers.
     pub vocabulary: u32,
     /// The kind of tokenizer, by GGUF's name.
     pub kind: &'static str,
@@ -27,6 +30,9 @@ pub struct RandomModelShape {
     pub control_type: i32,
     /// Further tokens of this type, after the results of merges.
     pub controls: Vec<&'static str>,
+    /// The first tokens are bytes to which what has no token falls back (`<0x41>`), as in SentencePiece vocabularies; otherwise
+    /// the characters of a byte-level vocabulary.
+    pub falls_back: bool,
     /// A byte without a token.
     pub lacking: Option<u8>,
     /// The pre-tokenizer, by llama.cpp's name.
@@ -35,8 +41,10 @@ pub struct RandomModelShape {
     pub merges: Vec<[String; 2]>,
     /// The context length that it claims to be trained for.
     pub context_tokens: u32,
-    /// The sliding window of every other layer of Gemma 3.
+    /// The sliding window of every other layer of Gemma 3 and of ModernBERT.
     pub sliding_window: u32,
+    /// Experts of a layer, of which a token uses two; 0: none.
+    pub experts: u32,
     /// Number of tokens with a type; fewer than `vocabulary` is a damaged file.
     pub token_types: u32,
     /// Numbers of the header that replace those of the shape, or are added.
@@ -64,11 +72,13 @@ impl RandomModelShape {
             kind: "gpt2",
             control_type: 3,
             controls: Vec::new(),
+            falls_back: false,
             lacking: None,
             pre: "gpt-2".to_owned(),
             merges: vec![["t".to_owned(), "h".to_owned()]],
             context_tokens: 512,
             sliding_window: 8,
+            experts: 0,
             token_types: 288,
             numbers: Vec::new(),
             flags: Vec::new(),
@@ -104,6 +114,50 @@ impl RandomModelShape {
         }
     }
 
+    /// As small, with four experts in each layer.
+    #[must_use]
+    pub fn tiny_experts() -> Self {
+        Self {
+            architecture: "qwen3moe",
+            inner: 64,
+            experts: 4,
+            ..Self::tiny()
+        }
+    }
+
+    /// As small, with a SentencePiece vocabulary: words begin with `\u{2581}`, and all else falls back to bytes.
+    #[must_use]
+    pub fn tiny_sentence_piece() -> Self {
+        let pieces = [
+            "\u{2581}",
+            "\u{2581}t",
+            "\u{2581}th",
+            "e",
+            "t",
+            "h",
+            "\u{65e5}",
+        ];
+        Self {
+            kind: "llama",
+            falls_back: true,
+            merges: pieces.map(|it| [it.to_owned(), String::new()]).into(),
+            ..Self::tiny()
+        }
+    }
+
+    /// A few MB: narrow, with as many tokens as the vocabularies of Qwen have.
+    #[must_use]
+    pub fn many_tokens() -> Self {
+        Self {
+            width: 32,
+            heads: 2,
+            inner: 32,
+            vocabulary: 151_936,
+            token_types: 151_936,
+            ..Self::tiny()
+        }
+    }
+
     /// As small, with a vocabulary of this kind that has tokens for fill in the middle and [`FIM_PAD`], from [`FIM_PREFIX`] on.
     /// One of the kind `llama` has tokens for printable ASCII alone.
     #[must_use]
@@ -126,23 +180,35 @@ impl RandomModelShape {
     /// A text is put between `<|begin|>` and `<|im_end|>`, and two texts are separated by `<|im_end|><|im_start|>`.
     #[must_use]
     pub fn tiny_encoder(pooling: u32) -> Self {
-        let number = |key: &str, value| (key.to_owned(), value);
-        let flag = |key: &str| (format!("tokenizer.ggml.add_{key}_token"), true);
+        Self::tiny_encoder_of("bert", pooling)
+    }
+
+    /// The same of another architecture.
+    #[must_use]
+    pub fn tiny_encoder_of(architecture: &'static str, pooling: u32) -> Self {
+        let key = |key: &str| format!("{architecture}.{key}");
+        let token = |key: &str| format!("tokenizer.ggml.{key}");
+        let mut numbers = vec![
+            (key("pooling_type"), pooling),
+            (token("token_type_count"), 2),
+            (token("seperator_token_id"), IM_START),
+        ];
+        let has_experts = architecture == "nomic-bert-moe";
+        if has_experts {
+            numbers.push((key("moe_every_n_layers"), 2));
+        }
         Self {
-            architecture: "bert",
+            architecture,
             key_value_heads: 4,
-            numbers: vec![
-                number("bert.pooling_type", pooling),
-                number("tokenizer.ggml.token_type_count", 2),
-                number("tokenizer.ggml.seperator_token_id", IM_START),
-            ],
+            numbers,
+            experts: if has_experts { 4 } else { 0 },
             flags: vec![
-                ("bert.attention.causal".to_owned(), false),
-                flag("bos"),
-                flag("eos"),
-                flag("sep"),
+                (key("attention.causal"), false),
+                (token("add_bos_token"), true),
+                (token("add_eos_token"), true),
+                (token("add_sep_token"), true),
             ],
-            fractions: vec![("bert.attention.layer_norm_epsilon".to_owned(), 1e-5)],
+            fractions: vec![(key("attention.layer_norm_epsilon"), 1e-5)],
             ..Self::tiny()
         }
     }
@@ -168,7 +234,7 @@ impl RandomModelShape {
 impl RandomModelShape {
     /// Returns whether it has a classification head.
     fn ranks(&self) -> bool {
-        let rank = ("bert.pooling_type".to_owned(), 4);
+        let rank = (format!("{}.pooling_type", self.architecture), 4);
         self.numbers.contains(&rank)
     }
 
@@ -209,7 +275,7 @@ fn write_file(
     for (name, dimensions) in tensors {
         header.tensor(name, dimensions, offset);
         // Offsets are relative to the end of the header, so they are known before its length is.
-        offset += bytes_of(dimensions).next_multiple_of(ALIGNMENT);
+        offset += bytes_of(name, dimensions).next_multiple_of(ALIGNMENT);
     }
     let head = header.finish(tensors.len());
     out.write_all(&head)?;
@@ -218,7 +284,7 @@ fn write_file(
     let mut random = Random(seed | 1);
     for (name, dimensions) in tensors {
         weights(&mut out, name, dimensions, &mut random)?;
-        pad(&mut out, bytes_of(dimensions))?;
+        pad(&mut out, bytes_of(name, dimensions))?;
     }
     Ok(())
 }
@@ -255,99 +321,6 @@ pub fn write_adapter(
 
 const ALIGNMENT: u64 = 32;
 
-fn tensors(shape: &RandomModelShape) -> Vec<(String, Vec<u32>)> {
-    if shape.architecture == "bert" {
-        return encoder_tensors(shape);
-    }
-    let (width, inner) = (shape.width, shape.inner);
-    let shared = width / shape.heads * shape.key_value_heads;
-    let last_norm = match shape.architecture {
-        "lfm2" => "token_embd_norm.weight",
-        _ => "output_norm.weight",
-    };
-    let mut tensors = vec![
-        (
-            "token_embd.weight".to_owned(),
-            vec![width, shape.vocabulary],
-        ),
-        (last_norm.to_owned(), vec![width]),
-    ];
-    for layer in 0..shape.layers {
-        let mut add = |name: &str, dimensions: &[u32]| {
-            tensors.push((format!("blk.{layer}.{name}"), dimensions.to_vec()));
-        };
-        add("attn_norm.weight", &[width]);
-        // The names and shapes that llama.cpp expects of each architecture; a missing tensor is an error when it loads.
-        if shape.architecture == "mamba" {
-            let inner = 2 * width;
-            add("ssm_in.weight", &[width, 2 * inner]);
-            add("ssm_conv1d.weight", &[CONVOLUTION, inner]);
-            add("ssm_conv1d.bias", &[inner]);
-            add("ssm_x.weight", &[inner, TIME_STEPS + 2 * STATE]);
-            add("ssm_dt.weight", &[TIME_STEPS, inner]);
-            add("ssm_dt.bias", &[inner]);
-            add("ssm_a", &[STATE, inner]);
-            add("ssm_d", &[inner]);
-            add("ssm_out.weight", &[inner, width]);
-            continue;
-        }
-        if shape.is_recurrent(layer) {
-            add("shortconv.conv.weight", &[CONVOLUTION, width]);
-            add("shortconv.in_proj.weight", &[width, 3 * width]);
-            add("shortconv.out_proj.weight", &[width, width]);
-        } else {
-            add("attn_q.weight", &[width, width]);
-            add("attn_k.weight", &[width, shared]);
-            add("attn_v.weight", &[width, shared]);
-            add("attn_output.weight", &[width, width]);
-        }
-        if shape.architecture != "llama" && !shape.is_recurrent(layer) {
-            add("attn_q_norm.weight", &[width / shape.heads]);
-            add("attn_k_norm.weight", &[width / shape.heads]);
-        }
-        if shape.architecture == "gemma3" {
-            add("post_attention_norm.weight", &[width]);
-            add("post_ffw_norm.weight", &[width]);
-        }
-        add("ffn_norm.weight", &[width]);
-        add("ffn_gate.weight", &[width, inner]);
-        add("ffn_up.weight", &[width, inner]);
-        add("ffn_down.weight", &[inner, width]);
-    }
-    tensors
-}
-
-/// The tensors of BERT.
-fn encoder_tensors(shape: &RandomModelShape) -> Vec<(String, Vec<u32>)> {
-    let (width, inner) = (shape.width, shape.inner);
-    let mut tensors = Vec::new();
-    let mut add = |name: String, dimensions: &[u32]| tensors.push((name, dimensions.to_vec()));
-    add("token_embd.weight".into(), &[width, shape.vocabulary]);
-    add(
-        "position_embd.weight".into(),
-        &[width, shape.context_tokens],
-    );
-    let norms = (0..shape.layers).flat_map(|layer| {
-        ["attn_output_norm", "layer_output_norm"].map(|name| format!("blk.{layer}.{name}"))
-    });
-    for norm in norms.chain(["token_embd_norm".to_owned()]) {
-        add(format!("{norm}.weight"), &[width]);
-        add(format!("{norm}.bias"), &[width]);
-    }
-    for layer in 0..shape.layers {
-        for name in ["attn_q", "attn_k", "attn_v", "attn_output"] {
-            add(format!("blk.{layer}.{name}.weight"), &[width, width]);
-        }
-        add(format!("blk.{layer}.ffn_up.weight"), &[width, inner]);
-        add(format!("blk.{layer}.ffn_down.weight"), &[inner, width]);
-    }
-    if shape.ranks() {
-        add("cls.weight".into(), &[width, width]);
-        add("cls.output.weight".into(), &[width, 1]);
-    }
-    tensors
-}
-
 /// Of recurrent models: the width of a convolution, the rank of a time step, the size of a state.
 const CONVOLUTION: u32 = 4;
 const TIME_STEPS: u32 = 4;
@@ -355,16 +328,16 @@ const STATE: u32 = 16;
 
 /// Returns whether a tensor is quantised. Matrices are Q8_0, 34 bytes for 32 numbers, if their rows are whole blocks;
 /// everything else is 32-bit floats.
-fn is_quantised(dimensions: &[u32]) -> bool {
-    dimensions.len() == 2 && dimensions[0].is_multiple_of(32)
+fn is_quantised(name: &str, dimensions: &[u32]) -> bool {
+    dimensions.len() >= 2 && dimensions[0].is_multiple_of(32) && !name.ends_with(ROUTER)
 }
 
-fn bytes_of(dimensions: &[u32]) -> u64 {
+fn bytes_of(name: &str, dimensions: &[u32]) -> u64 {
     let numbers: u64 = dimensions
         .iter()
         .map(|&dimension| u64::from(dimension))
         .product();
-    if is_quantised(dimensions) {
+    if is_quantised(name, dimensions) {
         numbers / 32 * 34
     } else {
         numbers * 4
@@ -377,7 +350,15 @@ fn weights(
     dimensions: &[u32],
     random: &mut Random,
 ) -> io::Result<()> {
-    if !is_quantised(dimensions) {
+    if name.ends_with(ROUTER) {
+        for _ in 0..bytes_of(name, dimensions) / 4 {
+            // From -0.5 to 0.5.
+            let value = (random.next() >> 40) as f32 / (1 << 24) as f32 - 0.5;
+            out.write_all(&value.to_le_bytes())?;
+        }
+        return Ok(());
+    }
+    if !is_quantised(name, dimensions) {
         // Norms are 1; the few small matrices of recurrent layers are -1, so that their states decay.
         let value: f32 = match dimensions.len() {
             _ if name.ends_with("norm.bias") => 0.0,
@@ -387,13 +368,13 @@ fn weights(
         return out.write_all(
             &value
                 .to_le_bytes()
-                .repeat(bytes_of(dimensions) as usize / 4),
+                .repeat(bytes_of(name, dimensions) as usize / 4),
         );
     }
     let mut block = [0_u8; 34];
     // The scale 2^-12 in half precision: numbers of about 0.02, as trained weights have.
     block[..2].copy_from_slice(&0x0c00_u16.to_le_bytes());
-    for _ in 0..bytes_of(dimensions) / 34 {
+    for _ in 0..bytes_of(name, dimensions) / 34 {
         for eight in block[2..].chunks_exact_mut(8) {
             eight.copy_from_slice(&random.next().to_le_bytes());
         }
@@ -438,9 +419,15 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     } else if !given(&shared) {
         header.number(&shared, shape.key_value_heads);
     }
-    if name == "gemma3" {
-        header.number("gemma3.attention.sliding_window", shape.sliding_window);
-        header.number("gemma3.attention.sliding_window_pattern", 2);
+    if matches!(name, "gemma3" | "gemma-embedding" | "modern-bert") {
+        let key = format!("{name}.attention.sliding_window");
+        header.number(&key, shape.sliding_window);
+        header.number(&format!("{key}_pattern"), 2);
+    }
+    if shape.experts > 0 {
+        header.number(&format!("{name}.expert_count"), shape.experts);
+        header.number(&format!("{name}.expert_used_count"), 2);
+        header.number(&format!("{name}.expert_feed_forward_length"), shape.inner);
     }
     for (key, value) in &shape.numbers {
         header.number(key, *value);
@@ -475,7 +462,10 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
 fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     header.text("tokenizer.ggml.model", shape.kind);
     header.text("tokenizer.ggml.pre", &shape.pre);
-    let mut tokens: Vec<String> = alphabet().map(String::from).collect();
+    let mut tokens: Vec<String> = match shape.falls_back {
+        true => (0..256).map(|byte| format!("<0x{byte:02X}>")).collect(),
+        false => alphabet().map(String::from).collect(),
+    };
     // The id stays in use, so that the other tokens keep theirs.
     if let Some(byte) = shape.lacking {
         tokens[usize::from(byte)] = "<lacking>".to_owned();
@@ -489,6 +479,9 @@ fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     let kinds = (0..shape.token_types).map(|token| {
         if control.contains(&token) || controls.contains(&token) {
             shape.control_type
+        } else if shape.falls_back && token < IM_START {
+            // A byte.
+            6
         } else {
             1
         }
@@ -560,7 +553,7 @@ impl GgufWriterHeader {
         for &dimension in dimensions {
             self.tensors.extend(u64::from(dimension).to_le_bytes());
         }
-        let kind: u32 = if is_quantised(dimensions) { 8 } else { 0 };
+        let kind: u32 = if is_quantised(name, dimensions) { 8 } else { 0 };
         self.tensors.extend(kind.to_le_bytes());
         self.tensors.extend(offset.to_le_bytes());
     }

@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 
 use super::backends::cpu_function;
 
@@ -14,10 +15,11 @@ unsafe extern "C" {
     fn sapwood_hooks_install(may_use_avx512: bool, of_backend: *mut c_void) -> *const c_char;
 }
 
-/// Has ggml call ours from now on. Must be called before the first model is loaded. Returns the instructions they use; none where
-/// ggml's own path stays, as on other processors.
+/// Has ggml call ours from now on. Must be called before the first model is loaded; later calls change nothing. Returns the
+/// instructions they use; none where ggml's own path stays, as on other processors.
 pub(super) fn install() -> Option<&'static str> {
-    install_with(true)
+    static INSTALLED: OnceLock<Option<&'static str>> = OnceLock::new();
+    *INSTALLED.get_or_init(|| install_with(true))
 }
 
 fn install_with(may_use_avx512: bool) -> Option<&'static str> {

@@ -93,6 +93,12 @@ impl LlamaBackend {
     }
 }
 
+/// Returns the instructions of the operations that are our own, once a model is loaded.
+#[cfg(test)]
+pub(super) fn own_instructions() -> Option<&'static str> {
+    cpu_hooks::install()
+}
+
 /// Has ggml and llama.cpp log to `tracing`.
 fn forward_log() {
     static ONCE: Once = Once::new();

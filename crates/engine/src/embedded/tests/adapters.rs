@@ -3,7 +3,7 @@
 use sapwood_proto::params::LoraUse;
 
 use super::options::{adapter, load_with, with_adapters};
-use super::reuse::{Answer, Bench, generated, text};
+use super::reuse::{Answer, Bench, Equality, generated, text};
 use super::*;
 use crate::Config;
 use crate::api::GenerationRequest;
@@ -72,7 +72,9 @@ fn requests_with_different_adapters_run_together_as_alone() {
         for round in 0..3 {
             let answers = together.answers(sets().iter().map(asked).collect());
             for (answer, alone) in answers.iter().zip(&alone) {
-                answer.assert_like(alone, &format!("cache {cache_tokens:?}, round {round}"));
+                let what = format!("cache {cache_tokens:?}, round {round}");
+                // Matrices of F32, which ggml multiplies with one token in another way than with several.
+                answer.assert_as(alone, Equality::Within(0.02), &what);
                 // The last token of the prompt is computed again.
                 assert_eq!(answer.cached, if round > 0 { 59 } else { 0 });
             }
@@ -88,16 +90,16 @@ fn an_adapter_that_is_not_applied_changes_nothing_until_it_is_chosen() {
     let answer = |options: &LoadOptions, lora| {
         let model = load_with(tiny(), options).unwrap();
         let request = with(lora, generated(&text(1, 20), 5, 1));
-        Bench::of(model, Config::default())
-            .answers(vec![request])
-            .remove(0)
+        let mut bench = Bench::of(model, Config::default());
+        (bench.answers(vec![request]).remove(0), bench.equality)
     };
     let name = options.lora[0].shown_name();
-    let applied = answer(&options, None);
+    let (applied, _) = answer(&options, None);
     options.lora[0].apply = false;
-    let plain = answer(&super::options(), None);
-    answer(&options, None).assert_like(&plain, "not applied");
-    let chosen = answer(&options, Some(vec![LoraUse::named(name)]));
-    chosen.assert_like(&applied, "chosen, with its own scale");
+    let (plain, equality) = answer(&super::options(), None);
+    let (unapplied, _) = answer(&options, None);
+    unapplied.assert_as(&plain, equality, "not applied");
+    let (chosen, _) = answer(&options, Some(vec![LoraUse::named(name)]));
+    chosen.assert_as(&applied, equality, "chosen, with its own scale");
     assert!(far(&applied, &plain));
 }

@@ -81,7 +81,7 @@ fn d_48_backtracking_gives_the_text_of_the_straight_way() {
                 let cold = cold
                     .answers(vec![generated(&straight, length, 1)])
                     .remove(0);
-                Answer::of(rest).assert_like(&cold, &what);
+                Answer::of(rest).assert_as(&cold, bench.equality, &what);
             }
         }
     }

@@ -22,7 +22,7 @@ fn d_48_prefixes_of_the_disk_give_equal_text() {
     for of in kinds() {
         let kind = of.name;
         // Others restore whole prefixes alone, or have large states, which may take longer to read than to compute.
-        let full = kind == "full attention";
+        let full = of.attends_to_all();
         let options = of.options(&options());
         let new = || Bench::with(&of.shape, &options, Config::default());
         let disk = Arc::<VirtualDisk>::default();
@@ -53,7 +53,7 @@ fn d_48_prefixes_of_the_disk_give_equal_text() {
                     let answer = warm.answers(request()).remove(0);
                     let alone = new().answers(request()).remove(0);
                     assert_eq!(alone.cached, 0);
-                    answer.assert_like(&alone, &what);
+                    answer.assert_as(&alone, warm.equality, &what);
                     cached.push(answer.cached);
                 }
                 assert!(cached[2] >= 148, "{kind} {restarted}: {cached:?}");

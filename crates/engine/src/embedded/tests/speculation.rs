@@ -45,11 +45,11 @@ fn oa_511_drafts_do_not_change_the_answers_of_any_kind_of_model() {
                     let answers = bench.answers(requests(temperature));
                     let stats = bench.engine.stats();
                     assert_eq!(stats.preemptions.get(), 0, "{what}");
-                    (answers, stats.draft_tokens.get())
+                    (answers, stats.draft_tokens.get(), bench.equality)
                 });
                 for (answer, expected) in drafting.0.iter().zip(&plain.0) {
                     assert_eq!(expected.choices[0].len(), 60);
-                    answer.assert_like(expected, &what);
+                    answer.assert_as(expected, plain.2, &what);
                 }
                 assert_eq!(plain.1, 0);
                 drafted += drafting.1;
@@ -109,11 +109,11 @@ fn oa_511_a_draft_model_does_not_change_the_answers_of_any_kind_of_model() {
                     let answers = [(); 2].map(|()| bench.answers(new_texts(prompt, tokens)));
                     let stats = bench.engine.stats();
                     assert_eq!((stats.panics.get(), stats.preemptions.get()), (0, 0));
-                    (answers, stats.accepted_tokens.get())
+                    (answers, stats.accepted_tokens.get(), bench.equality)
                 });
                 for (answers, expected) in draft.0.iter().zip(&plain.0) {
                     for (answer, expected) in answers.iter().zip(expected) {
-                        answer.assert_like(expected, &what);
+                        answer.assert_as(expected, plain.2, &what);
                     }
                 }
                 println!("{what}: {} {}", lookup.1, draft.1);
@@ -223,9 +223,6 @@ fn asked(text: &str) -> GenerationRequest {
     request
 }
 
-/// How far a verified batch of drafts moves a log-probability of SmolLM2: its activations have eight bits.
-const ROUNDING: f32 = 0.25;
-
 fn smollm2() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -259,9 +256,9 @@ fn smollm2_takes_fewer_calls_where_answers_repeat() {
             let answer = bench.answers(vec![asked(&prompt)]).remove(0);
             let stats = bench.engine.stats();
             let drafted = (stats.draft_tokens.get(), stats.accepted_tokens.get());
-            (answer, stats.steps.get(), drafted)
+            (answer, stats.steps.get(), drafted, bench.equality)
         });
-        drafting.0.assert_near(&plain.0, ROUNDING, task);
+        drafting.0.assert_as(&plain.0, plain.3, task);
         let tokens = [&plain, &drafting].map(|run| run.0.choices[0].len() as f64);
         let per_token = [plain.1 as f64 / tokens[0], drafting.1 as f64 / tokens[1]];
         println!(
@@ -293,9 +290,9 @@ fn smollm2_accepts_its_own_drafts() {
         let answer = bench.answers(vec![asked(&tasks()[1].1)]).remove(0);
         let stats = bench.engine.stats();
         let drafted = (stats.draft_tokens.get(), stats.accepted_tokens.get());
-        (answer, stats.steps.get(), drafted)
+        (answer, stats.steps.get(), drafted, bench.equality)
     });
-    drafting.0.assert_near(&plain.0, ROUNDING, "free text");
+    drafting.0.assert_as(&plain.0, plain.3, "free text");
     println!("{} and {} steps, {:?}", plain.1, drafting.1, drafting.2);
     let (tokens, accepted) = drafting.2;
     assert!(accepted * 10 > tokens * 8, "{accepted} of {tokens}");
