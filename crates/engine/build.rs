@@ -1,11 +1,12 @@
 //! Compiles what is C++ here, where llama.cpp is built in: the guard around calls into it, and operations of ggml's that
 //! are computed by our own code.
 
-const SOURCES: [&str; 4] = [
+const SOURCES: [&str; 5] = [
     "attention_x86.cpp",
     "cpu_hooks.cpp",
     "guard.cpp",
     "matmul_x86.cpp",
+    "throwing.cpp",
 ];
 
 const HEADERS: [&str; 3] = ["attention_kernel.h", "cpu_hooks.h", "matmul_kernel.h"];

@@ -1,7 +1,7 @@
 //! Catches C++ exceptions of llama.cpp and turns them into errors; an exception that reached Rust would end the
 //! process.
 //!
-//! The other half is `guard.cpp`, because only C++ can catch C++ exceptions.
+//! The other half is `guard.cpp`, because only C++ can catch C++ exceptions; `throwing.cpp` throws some, for tests.
 //!
 //! ```text
 //!   guarded (Rust) ──► sapwood_guard (C++: try) ──► run (Rust) ──► llama_decode … (C++: throw)
@@ -9,9 +9,15 @@
 //!
 //! An exception unwinds through one frame of Rust, `run`, which holds nothing that has to be dropped. A failed
 //! `GGML_ASSERT` is not an exception: it ends the process, so inputs that could fail one are refused earlier
-//! (`checks`).
+//! (`gguf::checks`).
 
+#[cfg(test)]
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
+#[cfg(test)]
+use std::ptr;
+#[cfg(test)]
+use std::sync::atomic::AtomicU32;
 
 use llama_cpp_sys_2 as sys;
 
@@ -79,6 +85,37 @@ pub(super) mod throwing {
             lstrip: i32,
             special: bool,
         ) -> i32;
+    }
+}
+
+/// Has the decode calls of contexts that this thread makes from now on throw at the end of a graph: of the one at which this number,
+/// counted down by each, becomes zero.
+#[cfg(test)]
+pub(super) fn throwing_graphs() -> &'static AtomicU32 {
+    let graphs = Box::leak(Box::default());
+    GRAPHS.set(Some(graphs));
+    graphs
+}
+
+#[cfg(test)]
+thread_local! {
+    static GRAPHS: Cell<Option<&'static AtomicU32>> = const { Cell::new(None) };
+}
+
+/// Gives a context what [`throwing_graphs`] has asked for.
+#[cfg(test)]
+pub(super) fn set_throwing_graphs(params: &mut sys::llama_context_params) {
+    unsafe extern "C" {
+        // Called by C++ alone, which is what it throws through.
+        fn sapwood_throw_at_graph(
+            node: *mut sys::ggml_tensor,
+            is_asked: bool,
+            data: *mut c_void,
+        ) -> bool;
+    }
+    if let Some(graphs) = GRAPHS.get() {
+        params.cb_eval = Some(sapwood_throw_at_graph);
+        params.cb_eval_user_data = ptr::from_ref(graphs).cast_mut().cast();
     }
 }
 

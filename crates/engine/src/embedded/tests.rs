@@ -13,6 +13,7 @@ mod outline;
 mod reuse;
 mod served;
 mod speculation;
+mod throwing;
 mod vocabularies;
 
 use std::io::Write;

@@ -196,6 +196,8 @@ impl ContextSize {
         params.swa_full = self.swa_full;
         params.no_perf = true;
         set_context_params(&mut params, options);
+        #[cfg(test)]
+        super::super::guard::set_throwing_graphs(&mut params);
         params
     }
 }
@@ -444,7 +446,10 @@ impl LlamaContext {
         }
         drop(turn);
         self.batch.clear();
-        self.roll_back(entries);
+        // Of a ubatch that fails, llama.cpp removes the tokens itself, but not of one that throws.
+        if self.is_split || code == THROWN {
+            self.roll_back(entries);
+        }
         Err(match code {
             1 => DecodeError::Full,
             2 => DecodeError::Aborted,
@@ -455,9 +460,6 @@ impl LlamaContext {
 
     /// Rolls back the slots of a failed batch: ubatches before the failed one have added tokens to them.
     fn roll_back(&mut self, entries: &[BatchEntry]) {
-        if !self.is_split {
-            return;
-        }
         for entry in entries {
             let held = self.cells_held[entry.slot as usize].cast_signed();
             // SAFETY: the memory lives with its context, and `check` has found the slot in range.

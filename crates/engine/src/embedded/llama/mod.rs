@@ -308,6 +308,8 @@ fn encoder_params(size: EncoderSize, options: &LlamaOptions) -> sys::llama_conte
     // SAFETY: a plain value is returned.
     let mut params = unsafe { sys::llama_context_default_params() };
     set_context_params(&mut params, options);
+    #[cfg(test)]
+    super::guard::set_throwing_graphs(&mut params);
     params.n_ctx = size.tokens;
     params.n_batch = size.tokens;
     params.n_ubatch = size.tokens;

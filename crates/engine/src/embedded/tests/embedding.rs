@@ -4,7 +4,8 @@ use futures::executor::block_on;
 
 use super::*;
 use crate::embedding::{
-    Embedder, EmbeddingInput, EmbeddingModel, EmbeddingRequest, Pooling, RerankRequest, Vectors,
+    Embedder, EmbeddingInput, EmbeddingModel, EmbeddingRequest, EncodeStop, Pooling, RerankRequest,
+    Vectors,
 };
 
 const BEGIN: Token = IM_START + 2;
@@ -210,6 +211,19 @@ fn a_context_is_longer_than_the_trained_one_where_positions_are_scaled() {
 }
 
 #[test]
+fn a_batch_that_throws_fails_alone() {
+    let graphs = guard::throwing_graphs();
+    for shape in [RandomModelShape::tiny_encoder(1), decoder()] {
+        let mut model = encoder(&shape, |_| {});
+        let expected = rows(&mut model, &[&[1, 2, 3]]);
+        graphs.store(1, std::sync::atomic::Ordering::Relaxed);
+        let failed = model.encode(&[&[1, 2, 3]], &mut Vec::new());
+        assert!(matches!(failed, Err(EncodeStop::Failed(_))), "{failed:?}");
+        assert!(near(&rows(&mut model, &[&[1, 2, 3]]), &expected));
+    }
+}
+
+#[test]
 fn adapters_are_refused() {
     let error = try_encoder(&decoder(), EmbeddingOptions::default(), |options| {
         options.lora = vec![crate::llama_options::LoraAdapter {
@@ -272,7 +286,7 @@ fn an_interrupted_batch_is_aborted() {
     model.interrupt(flag.clone());
     flag.raise();
     let stopped = model.encode(&[&[1, 2]], &mut Vec::new()).unwrap_err();
-    assert_eq!(stopped, crate::embedding::EncodeStop::Aborted);
+    assert_eq!(stopped, EncodeStop::Aborted);
     flag.lower();
     assert_eq!(rows(&mut model, &[&[1, 2]]).len(), 64);
 }
