@@ -51,10 +51,13 @@ fn decoder() -> RandomModelShape {
 #[test]
 fn a_batch_gives_the_rows_of_its_texts_alone() {
     let shapes = [1, 2, 4].map(RandomModelShape::tiny_encoder);
-    for shape in shapes.into_iter().chain([decoder()]) {
+    let others = ENCODERS.map(|it| RandomModelShape::tiny_encoder_of(it, 1));
+    for shape in shapes.into_iter().chain(others).chain([decoder()]) {
         let mut model = encoder(&shape, |_| {});
         let width = model.info().dimensions as usize;
-        let texts: [&[Token]; 4] = [&[1, 2, 3], &[4], &[3, 2, 1, 5, 6, 7, 8, 9], &[1, 2, 3]];
+        // Longer than a window.
+        let long: Vec<Token> = (5..45).collect();
+        let texts: [&[Token]; 4] = [&[1, 2, 3], &[4], &long, &[1, 2, 3]];
         let together = rows(&mut model, &texts);
         assert_eq!(together.len(), 4 * width);
         for (text, row) in texts.iter().zip(together.chunks_exact(width)) {
@@ -62,8 +65,23 @@ fn a_batch_gives_the_rows_of_its_texts_alone() {
         }
         let row = |index: usize| &together[index * width..(index + 1) * width];
         assert!(near(row(0), row(3)) && row(0) != row(1), "{shape:?}");
+        // Positions count, whatever is pooled.
+        let turned = rows(&mut model, &[&[2, 1, 3]]);
+        assert!(!near(&turned, row(0)), "{shape:?}");
     }
 }
+
+/// Encoders other than BERT itself. `docs/models.md` lists those that are not here.
+const ENCODERS: [&str; 8] = [
+    "eurobert",
+    "gemma-embedding",
+    "jina-bert-v3",
+    "llama-embed",
+    "modern-bert",
+    "neo-bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+];
 
 #[test]
 fn the_pooling_is_that_of_the_file_or_of_the_configuration() {
@@ -102,6 +120,10 @@ fn the_kind_of_a_model_is_found_in_its_header() {
     assert!(found(&RandomModelShape::tiny_encoder(1)));
     // 0: the file names no pooling, and its architecture decides.
     assert!(found(&RandomModelShape::tiny_encoder(0)));
+    for architecture in ENCODERS {
+        let shape = RandomModelShape::tiny_encoder_of(architecture, 0);
+        assert!(found(&shape), "{architecture}");
+    }
     assert!(found(&decoder()));
     assert!(!found(&RandomModelShape::tiny()));
     let mut none = RandomModelShape::tiny();
@@ -205,6 +227,11 @@ fn a_context_is_longer_than_the_trained_one_where_positions_are_scaled() {
     assert_eq!(model.info().context_tokens, 1024);
     let text: Vec<Token> = (0..1024).map(|token| token % 200).collect();
     assert_eq!(rows(&mut model, &[&text]).len(), 64);
+    for architecture in ENCODERS {
+        let shape = RandomModelShape::tiny_encoder_of(architecture, 1);
+        let context_tokens = encoder(&shape, scaled).info().context_tokens;
+        assert_eq!(context_tokens, 1024, "{architecture}");
+    }
     // The positions of BERT are a table.
     let model = encoder(&RandomModelShape::tiny_encoder(1), scaled);
     assert_eq!(model.info().context_tokens, 512);
