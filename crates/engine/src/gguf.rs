@@ -2,13 +2,15 @@
 //!
 //! Any bytes give a [`GgufHeader`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that is
 //! not bounded by the number of bytes. Arrays are skipped, not stored, except for the merges of a tokenizer, which
-//! llama.cpp reads but does not expose, and, if they are asked for, its tokens. `embedded::checks` checks what llama.cpp asserts of a header and would end the
-//! process for.
+//! llama.cpp reads but does not expose, and, if they are asked for, its tokens. [`checks`] is for what llama.cpp asserts of a header
+//! and would end the process for.
 //!
 //! ```text
 //!   "GGUF" version tensors:u64 pairs:u64 (key type value)* (name dims:u32 dim:u64* type:u32 offset:u64)* padding data
 //! ```
 
+#[cfg(any(feature = "embedded", test, fuzzing))]
+pub(crate) mod checks;
 mod reader;
 #[cfg(test)]
 mod tests;

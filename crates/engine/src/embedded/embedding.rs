@@ -11,6 +11,7 @@ use sapwood_proto::steer::Token;
 use super::kind::{
     architecture, default_pooling, is_embedding, is_encoder, pooling, rotates_positions,
 };
+use super::llama;
 use super::llama::{DecodeError, EncoderContext, EncoderSize, SLOTS_MAX, ThreadLimits};
 use super::load::{LoadOptions, weights};
 use super::load_error::LoadError;
@@ -18,10 +19,9 @@ use super::memory::{CacheTypes, Estimate};
 use super::plan::{batch_sizes, check_blocks, check_options, layers, offload, reserve};
 use super::source::ModelSource;
 use super::vocabulary::LlamaVocabulary;
-use super::{checks, llama};
 use crate::api::{EngineError, SharedVocabulary};
 use crate::embedding::{EmbeddingInfo, EmbeddingModel, EncodeStop, Pooling, TextLayout};
-use crate::gguf::GgufHeader;
+use crate::gguf::{GgufHeader, checks};
 use crate::llama_options::LlamaOptions;
 use crate::model::Interrupt;
 use crate::template::RerankTemplate;

@@ -9,7 +9,6 @@
 //! `truncates` is false for them. Equal requests give equal tokens only while the batch is composed alike (llama.cpp's
 //! kernels depend on it), so `deterministic` is false for all (D-21).
 
-mod checks;
 mod draft;
 mod embedding;
 mod guard;

@@ -1,6 +1,5 @@
 //! [`LoadPlan`]: the sizes of a context, from the options and the header of a model.
 
-use super::checks::CONTEXT_TOKENS_MAX;
 use super::kind::architecture;
 use super::llama::{self, ContextSize, ThreadLimits};
 use super::load::LoadOptions;
@@ -8,6 +7,7 @@ use super::load_error::LoadError;
 use super::memory::{self, CacheTypes, Estimate, MemoryReservation};
 use super::window::SlidingWindow;
 use crate::gguf::GgufHeader;
+use crate::gguf::checks::CONTEXT_TOKENS_MAX;
 use crate::llama_options::{BATCH_TOKENS_MAX, FlashAttention, GpuLayers, LlamaOptions};
 
 /// The sizes that the options give for one model.
@@ -410,9 +410,13 @@ const BATCH_TOKENS_DEFAULT: u32 = 512;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::random::{RandomModelShape, write};
     use super::super::work_buffer::product_bytes;
     use super::*;
+    use crate::gguf::checks;
+    use crate::llama_options::OverrideValue;
 
     fn header() -> GgufHeader {
         let mut bytes = Vec::new();
@@ -583,5 +587,83 @@ mod tests {
         );
         let separate = plan.per_slot.unwrap();
         assert_eq!(separate.batch_tokens, separate.cells);
+    }
+
+    /// Keys whose numbers a plan reads, behind the name of the architecture.
+    const KEYS: [&str; 18] = [
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.sliding_window",
+        "attention.sliding_window_pattern",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "expert_count",
+        "feed_forward_length",
+        "shortconv.l_cache",
+        "ssm.conv_kernel",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "token_shift_count",
+        "wkv.head_size",
+    ];
+
+    fn number() -> impl Strategy<Value = i64> {
+        prop_oneof![
+            3 => 0..9_i64,
+            3 => (0..63_u32).prop_map(|bit| 1 << bit),
+            1 => any::<i64>(),
+        ]
+    }
+
+    fn size() -> impl Strategy<Value = Option<u32>> {
+        let size = prop_oneof![1..600_u32, any::<u32>()];
+        prop::option::of(size)
+    }
+
+    proptest! {
+        /// In these builds a sum that wraps around panics.
+        #[test]
+        fn any_numbers_give_a_plan_or_an_error(
+            of in 0..5_usize,
+            numbers in prop::collection::vec((0..KEYS.len(), number()), 0..4),
+            parts in number(),
+            sizes in (size(), size(), size(), size()),
+            free in any::<u64>(),
+        ) {
+            let shapes = [
+                RandomModelShape::tiny(),
+                RandomModelShape::tiny_windowed(),
+                RandomModelShape::tiny_recurrent(),
+                RandomModelShape::tiny_hybrid(),
+                RandomModelShape::tiny_experts(),
+            ];
+            let mut bytes = Vec::new();
+            write(&mut bytes, &shapes[of], 1).unwrap();
+            let mut header = GgufHeader::read(&bytes[..]).unwrap();
+            for (key, number) in numbers {
+                let key = format!("{}.{}", shapes[of].architecture, KEYS[key]);
+                // A list stays as it is.
+                let _ = header.replace(&key, OverrideValue::Int(number));
+            }
+            header.replace("split.count", OverrideValue::Int(parts)).unwrap();
+            let (context_tokens, parallel, cache_tokens, kept_prefixes) = sizes;
+            let options = LoadOptions {
+                context_tokens,
+                parallel: parallel.unwrap_or(1),
+                cache_tokens,
+                kept_prefixes,
+                ..LoadOptions::default()
+            };
+            if checks::check(&header).is_ok() && let Ok(plan) = LoadPlan::new(&header, &options) {
+                let estimate = plan.estimate(&header, &options, free);
+                prop_assert!(estimate.total() >= header.tensor_bytes);
+                let (_, beside) = offload_to(Some(free), estimate, plan.layers, &options.llama);
+                prop_assert!(beside.total() <= estimate.total());
+            }
+        }
     }
 }

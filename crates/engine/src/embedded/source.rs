@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-use super::checks;
 use super::load_error::LoadError;
-use crate::gguf::{self, GgufHeader};
+use crate::gguf::{self, GgufHeader, checks};
 use crate::llama_options::LlamaOptions;
 
 /// The source of a model.

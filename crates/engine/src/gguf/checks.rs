@@ -2,16 +2,16 @@
 //! ends the process.
 //!
 //! Most checks apply to every architecture. What a single architecture asserts beyond them is found by
-//! [`super::trial`], at a greater cost.
+//! `embedded::trial`, at a greater cost.
 
-use crate::gguf::{Element, GgufHeader};
+use super::{Element, GgufHeader};
 
 /// The maximum of layers of a model (`LLAMA_MAX_LAYERS`).
 const LAYERS_MAX: u64 = 512;
 /// The maximum of experts of a layer (`LLAMA_MAX_EXPERTS`).
 const EXPERTS_MAX: u64 = 1024;
 /// llama.cpp counts positions in signed 32-bit integers.
-pub(super) const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
+pub(crate) const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
 /// The minimum alignment of tensors in ggml (`TENSOR_ALIGNMENT`).
 const TENSOR_ALIGNMENT: u64 = 32;
 /// The maximum of numbers that are sizes: no model comes near, and llama.cpp multiplies them in 32 bits.
@@ -37,7 +37,7 @@ const BYTE_TYPE: u64 = 6;
 ///
 /// # Errors
 /// What is wrong, in words that follow "is not usable".
-pub(super) fn check(header: &GgufHeader) -> Result<(), String> {
+pub(crate) fn check(header: &GgufHeader) -> Result<(), String> {
     vocabulary(header)?;
     // ggml asserts that the alignment is a power of two and not too small, but any file may set it.
     let alignment = header.number("general.alignment");
@@ -246,10 +246,12 @@ impl Keys<'_> {
     }
 }
 
+// Of headers that are written there.
 #[cfg(test)]
+#[cfg(feature = "embedded")]
 mod tests {
-    use super::super::random::{RandomModelShape, write};
     use super::*;
+    use crate::embedded::random::{RandomModelShape, write};
 
     fn checked(change: impl FnOnce(&mut RandomModelShape)) -> Result<(), String> {
         let mut shape = RandomModelShape::tiny();
