@@ -1,13 +1,16 @@
 //! Fuzz entry points: arbitrary bytes as a GGUF header, as a chat template and as a constraint.
 //!
 //! Invariants: a header is parsed alike however its bytes are split into reads, and a rendering stays within its
-//! limits. Built for tests and fuzzing only.
+//! limits, those of a thread's stack among them. Built for tests and fuzzing only.
 
 use std::io::{self, Read};
+use std::thread;
 use std::time::UNIX_EPOCH;
 
+use serde_json::{Value, json};
+
 use crate::api::{ChatMessage, ChatRequest};
-use crate::gguf::GgufHeader;
+use crate::gguf::{GgufHeader, checks};
 use crate::template::{SpecialTexts, Template, TemplatePiece};
 
 #[cfg(feature = "constraints")]
@@ -40,6 +43,29 @@ pub fn gguf(bytes: &[u8]) {
             tokens.texts.len() as u64,
             "not every token was kept"
         );
+        #[cfg(any(feature = "embedded", feature = "tokenizer", fuzzing))]
+        write_tokenizer(&header, &tokens);
+    }
+    if let Ok(header) = GgufHeader::read(bytes) {
+        // Either way; what it refuses is for llama.cpp to know.
+        let _ = checks::check(&header);
+    }
+}
+
+/// Writes the `tokenizer.json` of a vocabulary.
+#[cfg(any(feature = "embedded", feature = "tokenizer", fuzzing))]
+fn write_tokenizer(header: &GgufHeader, tokens: &crate::gguf::TokenList) {
+    use crate::byte_pairs::{self, PairTokens};
+    let texts = tokens.texts.iter();
+    let texts = texts.map(|text| String::from_utf8_lossy(text).into_owned());
+    let written = byte_pairs::file(header, || PairTokens {
+        texts: texts.collect(),
+        added: Vec::new(),
+        bos: None,
+    });
+    if let Ok(file) = written {
+        let read = serde_json::from_slice::<serde::de::IgnoredAny>(&file);
+        assert!(read.is_ok(), "it is not JSON: {read:?}");
     }
 }
 
@@ -56,7 +82,11 @@ impl Read for OneByOne<'_> {
 /// The maximum of bytes that a rendering may yield, with the marks around covered texts.
 const RENDERED_BYTES_MAX: usize = 17 << 20;
 
-/// Renders the text before the first NUL byte as a template, with the rest as the content of its messages.
+/// The stack of a thread that renders: tokio's workers, on which a server does, have as much.
+const STACK_BYTES: usize = 2 << 20;
+
+/// Renders the text before the first NUL byte as a template, with the rest as the content of its messages; as the arguments of calls
+/// and of the template too, if it is JSON.
 ///
 /// # Panics
 /// If an invariant does not hold.
@@ -67,6 +97,16 @@ pub fn template(bytes: &[u8]) {
     else {
         return;
     };
+    // The thread that fuzzes has more stack, and would not show a recursion that is too deep.
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK_BYTES);
+        let rendering = thread.spawn_scoped(scope, || render(source, content));
+        let rendered = rendering.expect("there are few threads").join();
+        rendered.expect("no invariant is broken");
+    });
+}
+
+fn render(source: &str, content: &str) {
     let special = SpecialTexts {
         bos: "<s>".to_owned(),
         end: "</s>".to_owned(),
@@ -77,25 +117,76 @@ pub fn template(bytes: &[u8]) {
     let Ok(template) = Template::new(source, &special, || UNIX_EPOCH) else {
         return;
     };
-    let message = |role: &str| ChatMessage {
+    for continue_last in [false, true] {
+        for chat in [plain_chat(content), calling_chat(content)] {
+            let chat = ChatRequest {
+                continue_last,
+                ..chat
+            };
+            let Ok(pieces) = template.render(&chat) else {
+                continue;
+            };
+            let len = |piece: &TemplatePiece| match piece {
+                TemplatePiece::Template(text) | TemplatePiece::Plain(text) => text.len(),
+            };
+            let rendered: usize = pieces.iter().map(len).sum();
+            assert!(rendered <= RENDERED_BYTES_MAX, "{rendered} bytes");
+        }
+    }
+}
+
+fn message(role: &str, content: &str) -> ChatMessage {
+    ChatMessage {
         role: role.to_owned(),
         content: content.to_owned(),
         ..ChatMessage::default()
+    }
+}
+
+fn plain_chat(content: &str) -> ChatRequest {
+    ChatRequest {
+        messages: ["system", "user", "assistant"]
+            .map(|role| message(role, content))
+            .into(),
+        ..ChatRequest::default()
+    }
+}
+
+/// A conversation with tools, of which one is called after some reasoning, and arguments of the template.
+fn calling_chat(content: &str) -> ChatRequest {
+    let given = content.trim_start_matches('\0');
+    let value = serde_json::from_str(given).unwrap_or_else(|_| Value::from(given));
+    let call = json!({
+        "id": "call", "type": "function", "function": {"name": "look", "arguments": {"value": value}}
+    });
+    let tool = json!({
+        "type": "function",
+        "function": {"name": "look", "description": given, "parameters": value}
+    });
+    let calling = ChatMessage {
+        reasoning: Some(content.to_owned()),
+        tool_calls: json!([call]),
+        ..message("assistant", "")
     };
-    for continue_last in [false, true] {
-        let chat = ChatRequest {
-            messages: ["system", "user", "assistant"].map(message).into(),
-            continue_last,
-            ..ChatRequest::default()
-        };
-        let Ok(pieces) = template.render(&chat) else {
-            continue;
-        };
-        let len = |piece: &TemplatePiece| match piece {
-            TemplatePiece::Template(text) | TemplatePiece::Plain(text) => text.len(),
-        };
-        let rendered: usize = pieces.iter().map(len).sum();
-        assert!(rendered <= RENDERED_BYTES_MAX, "{rendered} bytes");
+    let result = ChatMessage {
+        name: Some("look".to_owned()),
+        tool_call_id: Some("call".to_owned()),
+        ..message("tool", content)
+    };
+    let messages = vec![
+        message("user", content),
+        calling,
+        result,
+        message("assistant", content),
+    ];
+    ChatRequest {
+        messages,
+        tools: json!([tool]),
+        template_args: match value {
+            Value::Object(_) => value,
+            _ => json!({"enable_thinking": true, "value": value}),
+        },
+        ..ChatRequest::default()
     }
 }
 

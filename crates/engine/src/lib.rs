@@ -11,7 +11,7 @@
 pub mod adapters;
 pub mod api;
 mod bad_words;
-#[cfg(any(feature = "embedded", feature = "tokenizer"))]
+#[cfg(any(feature = "embedded", feature = "tokenizer", fuzzing))]
 mod byte_pairs;
 mod config;
 #[cfg(feature = "constraints")]
