@@ -12,13 +12,16 @@ mod calls;
 #[cfg(test)]
 mod families;
 mod json;
+mod list;
 mod program;
+mod python;
 mod rerank;
 mod shield;
 mod slice;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
@@ -187,7 +190,7 @@ impl Template {
             let why = format!("it is longer than {SOURCE_BYTES_MAX} bytes");
             return Err(TemplateError::Syntax(why));
         }
-        let source = without_generation_tags(source);
+        let source = without_generation_tags(&with_line_feeds(source));
         // Compiled only to find errors: the result borrows the source, so each rendering compiles it again.
         program::compile(NAME, &source, &blocks).map_err(syntax)?;
         let Ok(shield) = SpecialTextShield::new(&special.all) else {
@@ -381,8 +384,9 @@ impl Template {
             pairs.push(("name", text(name, covered)));
         }
         if let Some(reasoning) = &message.reasoning {
-            // The name of most templates, and that of gpt-oss, whose template refuses it beside content and calls.
+            // The names of most templates, and that of gpt-oss, whose template refuses it beside content and calls.
             pairs.push(("reasoning_content", text(reasoning, covered)));
+            pairs.push(("reasoning", text(reasoning, covered)));
             if message.content.is_empty() || message.tool_calls.is_null() {
                 pairs.push(("thinking", text(reasoning, covered)));
             }
@@ -423,6 +427,15 @@ impl Template {
 }
 
 const NAME: &str = "chat";
+
+/// Replaces other ends of lines by line feeds, as Jinja does: `trim_blocks` removes only those.
+fn with_line_feeds(source: &str) -> Cow<'_, str> {
+    if source.contains('\r') {
+        Cow::Owned(source.replace("\r\n", "\n").replace('\r', "\n"))
+    } else {
+        Cow::Borrowed(source)
+    }
+}
 
 /// Removes `{% generation %}` tags, with which some templates mark assistant output for training; here they are no-ops.
 fn without_generation_tags(source: &str) -> String {

@@ -4,14 +4,16 @@
 //! the result ([`stop`]), every check fails. Every growing value passes [`hold_value`], [`stored`], [`show`] or one of
 //! the wrapped filters; see [`super::program`].
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt::{self, Write};
 use std::time::{Duration, Instant};
 
-use minijinja::value::{Rest, Value, ValueKind};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, filters};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
+use super::python;
 use crate::stop;
 
 /// Bytes that one rendering may allocate, intermediate values included, in addition to a multiple of its input.
@@ -24,12 +26,13 @@ const ELEMENTS_MAX: usize = 1 << 20;
 /// The maximum nesting depth of a value.
 const DEPTH_MAX: u32 = 64;
 /// Bytes of an element of a list, without its contents.
-const ELEMENT_BYTES: usize = 32;
+pub(super) const ELEMENT_BYTES: usize = 32;
 
 /// Filter names that no template can contain.
 pub(super) const BYTES_HELD: &str = "@held";
 pub(super) const STORED: &str = "@stored";
 pub(super) const SLICED: &str = "@sliced";
+pub(super) const GROWING: &str = "@growing";
 
 #[derive(Clone, Copy)]
 pub(super) struct TemplateBudget {
@@ -81,16 +84,26 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter(BYTES_HELD, hold_value);
     environment.add_filter(STORED, stored);
     environment.add_filter(SLICED, super::slice::sliced);
+    environment.add_filter(GROWING, super::list::growing);
     let mut wrap = |name: &'static str, filter: Value, check: fn(&[Value]) -> Result<(), Error>| {
-        environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<Value>| {
+        let wrapped = move |state: &mut State<'_, '_>, args: Rest<Value>, named: Kwargs| {
+            let mut args = args.0;
+            // The last argument of a call is those by name.
+            if named.args().next().is_some() {
+                args.push(named.into());
+            }
             // Before the call: afterwards the memory is already used.
             check(&args)?;
             filter.call(state, &args)
-        });
+        };
+        environment.add_filter(name, wrapped);
     };
-    wrap("replace", Value::from_function(filters::replace), replaced);
+    let replace = |text: Cow<'_, str>, from: Cow<'_, str>, to: Cow<'_, str>, count| {
+        python::replace(&text, &from, &to, count)
+    };
+    wrap("replace", Value::from_function(replace), replaced);
     wrap("join", Value::from_function(filters::join), joined);
-    wrap("indent", Value::from_function(filters::indent), indented);
+    wrap("indent", Value::from_function(python::indent), indented);
     wrap("format", Value::from_function(filters::format), formatted);
     wrap("string", Value::from_function(filters::string), printed);
     wrap("list", Value::from_function(filters::list), listed);
@@ -106,11 +119,15 @@ pub(super) fn install(environment: &mut Environment<'_>) {
             ("replace", _) => replaced(&of(args))?,
             ("join", [items, ..]) => joined(&[items.clone(), value.clone()])?,
             ("format", _) => formatted(&of(args))?,
-            ("split" | "splitlines", _) => listed(&of(args))?,
+            ("split" | "splitlines" | "rsplit", _) => listed(&of(args))?,
             _ => {}
         }
-        unknown_method_callback(state, value, method, args)
+        match python::method(value, method, args) {
+            Some(result) => result,
+            None => unknown_method_callback(state, value, method, args),
+        }
     });
+    python::install(environment);
     environment.set_formatter(show);
 }
 
@@ -199,7 +216,11 @@ fn shown(value: &Value) -> Result<String, Error> {
         left,
     };
     // Into a bounded writer: the length of a printed value is not known before.
-    write!(out, "{value}").map_err(|_full| too_much())?;
+    match value.kind() {
+        ValueKind::Number => out.write_str(&python::number(value)),
+        _ => write!(out, "{value}"),
+    }
+    .map_err(|_full| too_much())?;
     Ok(out.text)
 }
 
@@ -246,16 +267,14 @@ fn joined(args: &[Value]) -> Result<(), Error> {
 }
 
 fn indented(args: &[Value]) -> Result<(), Error> {
-    // The width is a positional or a named argument.
+    // The width is a positional or a named argument, a number or the indent itself.
+    let bytes = |width: &Value| width.as_str().map(str::len).or_else(|| width.as_usize());
     let width = |arg: &Value| {
-        let named = arg
-            .get_attr("width")
-            .ok()
-            .and_then(|width| width.as_usize());
-        arg.as_usize().or(named)
+        let named = arg.get_attr("width").ok();
+        bytes(arg).or_else(|| bytes(&named?))
     };
     let width = args.iter().skip(1).filter_map(width).max().unwrap_or(4);
-    let lines = text(args, 0).lines().count().saturating_add(1);
+    let lines = text(args, 0).split('\n').count();
     check(
         lines
             .saturating_mul(width)

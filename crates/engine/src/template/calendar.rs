@@ -69,7 +69,15 @@ pub(super) fn format(now: SystemTime, format: &str) -> String {
             Some('A') => write!(out, "{day_name}"),
             Some('a') => write!(out, "{}", &day_name[..3]),
             Some('F') => write!(out, "{year:04}-{month:02}-{day:02}"),
-            Some('T') => write!(out, "{hour:02}:{minute:02}:{second:02}"),
+            Some('D' | 'x') => write!(out, "{month:02}/{day:02}/{:02}", year % 100),
+            Some('T' | 'X') => write!(out, "{hour:02}:{minute:02}:{second:02}"),
+            Some('R') => write!(out, "{hour:02}:{minute:02}"),
+            Some('c') => write!(
+                out,
+                "{} {} {day:2} {hour:02}:{minute:02}:{second:02} {year:04}",
+                &day_name[..3],
+                &month_name[..3]
+            ),
             Some('Z') => write!(out, "UTC"),
             Some('z') => write!(out, "+0000"),
             Some('%') => write!(out, "%"),
@@ -126,6 +134,10 @@ mod tests {
         assert_eq!(
             at(1_735_689_599, "%B %-d, %y %I:%M %p %j"),
             "December 31, 24 11:59 PM 366"
+        );
+        assert_eq!(
+            at(951_782_400, "%c|%x|%X|%R"),
+            "Tue Feb 29 00:00:00 2000|02/29/00|00:00:00|00:00"
         );
         assert_eq!(at(4_107_542_400, "%F%%%Q%"), "2100-03-01%%Q%");
     }

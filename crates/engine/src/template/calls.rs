@@ -39,8 +39,10 @@ impl CallArguments {
     }
 }
 
-/// What a text contains that prints the argument of the trial as JSON.
-const PRINTED: &str = "{\"sapwood\":";
+/// What a text contains that prints the argument of the trial as JSON. The schema of its tool has another value there.
+const PRINTED: &str = "{\"sapwood\":\"x\"";
+/// What a text contains that prints it as Python prints a dictionary, which no model was trained on.
+const PRINTED_BY_PYTHON: &str = "{'sapwood':'x'";
 
 /// Finds out the form that a template expects, from how it renders a call in either.
 ///
@@ -48,7 +50,7 @@ const PRINTED: &str = "{\"sapwood\":";
 /// [`TemplateError::TooLong`]: nothing was found out.
 pub(super) fn expected(template: &Template) -> Result<CallArguments, TemplateError> {
     // `None` if the template fails on this form.
-    let printed = |form: CallArguments| -> Result<Option<bool>, TemplateError> {
+    let printed = |form: CallArguments| -> Result<Option<String>, TemplateError> {
         let pieces = match template.render_with(&trial(), form) {
             Err(TemplateError::TooLong) => return Err(TemplateError::TooLong),
             Err(_) => return Ok(None),
@@ -57,18 +59,18 @@ pub(super) fn expected(template: &Template) -> Result<CallArguments, TemplateErr
         let text = pieces.iter().map(|piece| match piece {
             TemplatePiece::Template(text) | TemplatePiece::Plain(text) => text.as_str(),
         });
-        let text = text.collect::<String>().replace(": ", ":");
-        Ok(Some(text.contains(PRINTED)))
+        Ok(Some(text.collect::<String>().replace(": ", ":")))
     };
     let objects = printed(CallArguments::Objects)?;
-    // A text would be printed within quotes.
-    if objects == Some(true) {
+    // As JSON, or member by member, each in the syntax of the model.
+    if let Some(text) = &objects
+        && (text.contains(PRINTED) || !text.contains(PRINTED_BY_PYTHON))
+    {
         return Ok(CallArguments::Objects);
     }
-    Ok(match (objects, printed(CallArguments::Texts)?) {
-        // As Python prints a dictionary, which no model was trained on; or it fails on objects, which cannot be appended
-        // to a text.
-        (Some(false), Some(true)) | (None, Some(_)) => CallArguments::Texts,
+    Ok(match printed(CallArguments::Texts)? {
+        // It fails on objects, which cannot be appended to a text, or prints them as Python does.
+        Some(text) if objects.is_none() || text.contains(PRINTED) => CallArguments::Texts,
         _ => CallArguments::Objects,
     })
 }

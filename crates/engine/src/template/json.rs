@@ -49,7 +49,7 @@ impl PythonJson<'_> {
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&value.to_string()),
+            ValueKind::Number => out.push_str(&super::python::number(value)),
             ValueKind::String => self.text(value.as_str().unwrap_or_default(), out),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();

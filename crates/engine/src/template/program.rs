@@ -10,14 +10,16 @@
 //!   a namespace's member              SetAttr      ►  Swap, stored, Swap, SetAttr
 //!   a[b:c:d]                          Slice        ►  sliced
 //!   each iteration of a loop          Iterate      ►  Iterate, LoadConst "", Emit
+//!   a list that may be appended to    BuildList …  ►  BuildList …, held, growing
 //! ```
 
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value;
+use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::bounds::{BYTES_HELD, SLICED, STORED};
+use super::bounds::{BYTES_HELD, GROWING, SLICED, STORED};
+use super::list;
 
 /// The maximum product of all constant factors in a template: constants are multiplied when it is compiled.
 const FACTORS_MAX: u64 = 1_000_000;
@@ -44,7 +46,7 @@ pub(super) fn compile<'a>(
         let message = "chat templates cannot contain blocks";
         return Err(Error::new(ErrorKind::SyntaxError, message));
     }
-    Ok(bounded(instructions))
+    Ok(bounded(instructions, list::changes(source)))
 }
 
 fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
@@ -56,7 +58,9 @@ fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
         let number = match &token {
             Token::Int(number) => Some(*number),
             // No template needs such a factor, so it counts as the largest allowed.
-            Token::Int128(_) | Token::Float(_) => Some(FACTORS_MAX),
+            Token::Int128(_) => Some(FACTORS_MAX),
+            // minijinja repeats a text that is multiplied by a whole float, too. `as` saturates.
+            Token::Float(number) => Some(number.abs().ceil() as u64),
             _ => None,
         };
         if matches!(token, Token::Mul) {
@@ -75,14 +79,15 @@ fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
     Ok(())
 }
 
-fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
+/// `growing`: lists can be changed.
+fn bounded(mut from: Instructions<'_>, growing: bool) -> Instructions<'_> {
     let mut to = Instructions::new(from.name(), from.source());
     // The new position of each instruction, for jump targets.
     let (mut positions, mut end) = (Vec::new(), 0);
     // A first pass, because jumps may go forwards to positions that are not known yet.
     while let Some(instruction) = from.get(positions.len() as u32) {
         positions.push(end);
-        end += 1 + added(instruction);
+        end += 1 + added(instruction) + u32::from(growing && is_list(instruction));
     }
     let position = |target: u32| positions.get(target as usize).copied().unwrap_or(end);
     for index in 0..positions.len() as u32 {
@@ -91,6 +96,7 @@ fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
         };
         let filter = |name| Instruction::ApplyFilter(name, Some(1), UNCACHED);
         let after = added(instruction);
+        let grows = growing && is_list(instruction);
         match std::mem::replace(instruction, Instruction::Return) {
             Instruction::EmitRaw(text) => {
                 to.add(Instruction::LoadConst(Value::from(text)));
@@ -131,10 +137,22 @@ fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
                 if after > 0 {
                     to.add(filter(BYTES_HELD));
                 }
+                if grows {
+                    to.add(filter(GROWING));
+                }
             }
         }
     }
     to
+}
+
+/// Whether it creates a list that is written in the template.
+fn is_list(instruction: &Instruction<'_>) -> bool {
+    match instruction {
+        Instruction::LoadConst(value) => value.kind() == ValueKind::Seq && !value.is_tuple(),
+        Instruction::BuildList(count) => count.is_some(),
+        _ => false,
+    }
 }
 
 /// Returns how many instructions are added to this one.
