@@ -160,6 +160,25 @@ async fn lmtp(server: &Running, params: &Params) -> String {
     }
 }
 
+/// The text of the first sequence of a run without a controller.
+async fn run(server: &Running, params: &Params) -> String {
+    let mut body = params.clone();
+    body.extend([
+        ("controller".to_owned(), "none".into()),
+        ("prompt".to_owned(), PROMPT.into()),
+    ]);
+    let mut wire = Wire::connect(server.address).await;
+    let answer = wire.post("/v1/run", &Value::Object(body).to_string()).await;
+    let events = String::from_utf8(answer.body).unwrap();
+    let events = events
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "));
+    let events = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    events
+        .filter_map(|event| Some(event["forks"][0]["text"].as_str()?.to_owned()))
+        .collect()
+}
+
 /// Parameters, and one more that must change what they give.
 fn cases() -> Vec<(Value, Value)> {
     let plain = json!({});
@@ -225,6 +244,7 @@ async fn d_20_every_face_carries_each_sampler_parameter() {
             ),
             ("evergreen", evergreen(&server, &params).await),
             ("lmtp", lmtp(&server, &params).await),
+            ("run", run(&server, &params).await),
         ] {
             assert_eq!(text, expected, "{face}: {more}");
         }

@@ -1,6 +1,6 @@
 //! Reads the body of `POST /v1/run` (AI-911).
 
-use sapwood_proto::params::{GenerationParams, JsonCoercion, ParamRanges, ParamSpec};
+use sapwood_proto::params::{GenerationParams, JsonCoercion, PARAMS, ParamRanges};
 use sapwood_proto::steer::ControllerChoice;
 use serde_json::{Map, Value};
 
@@ -22,16 +22,24 @@ pub(super) struct RunRequest {
 /// The name that stands for no controller.
 const NONE: &str = "none";
 
-/// The generation parameters of a run.
-const PARAMS: [&str; 5] = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
+/// The generation parameters that runs do not have, and why.
+const REFUSED: [(&str, &str); 2] = [
+    (
+        "n",
+        "n is not a parameter of runs: a controller forks by itself, or send several requests",
+    ),
+    (
+        "top_logprobs",
+        "top_logprobs is not a parameter of runs: their events have no place for log-probabilities",
+    ),
+];
 
 impl RunRequest {
     /// Reads the members; null is absent, and unknown ones are ignored.
     pub(super) fn read(members: &Map<String, Value>) -> Result<Self, Rejection> {
         let given = |name: &str| members.get(name).filter(|value| !value.is_null());
-        if given("n").is_some() {
-            let message = "n is not a parameter of runs: a controller forks by itself, or send several requests";
-            return Err(refusals::unsupported(message));
+        if let Some((_, why)) = REFUSED.iter().find(|(name, _)| given(name).is_some()) {
+            return Err(refusals::unsupported(*why));
         }
         let text = |name: &str| match given(name) {
             None => Ok(None),
@@ -61,19 +69,7 @@ impl RunRequest {
             }
             Some(vars) => variables(vars)?,
         };
-        let mut params = GenerationParams {
-            temperature: Some(0.0),
-            ..GenerationParams::default()
-        };
-        for name in PARAMS {
-            let (Some(param), Some(value)) = (ParamSpec::named(name), given(name)) else {
-                continue;
-            };
-            let read = params.set_json(param, value, &ParamRanges::CORE, JsonCoercion::Strict);
-            read.map_err(|error| {
-                refusals::invalid(format!("{} must be {}", error.name, error.must))
-            })?;
-        }
+        let params = params(given)?;
         Ok(Self {
             model: text("model")?,
             controller,
@@ -82,6 +78,22 @@ impl RunRequest {
             params,
         })
     }
+}
+
+/// Reads the generation parameters: all of the table, by the names and within the ranges of the core.
+fn params<'a>(given: impl Fn(&str) -> Option<&'a Value>) -> Result<GenerationParams, Rejection> {
+    let mut params = GenerationParams {
+        temperature: Some(0.0),
+        ..GenerationParams::default()
+    };
+    for param in PARAMS {
+        let Some(value) = given(param.name) else {
+            continue;
+        };
+        let read = params.set_json(param, value, &ParamRanges::CORE, JsonCoercion::Strict);
+        read.map_err(|error| refusals::invalid(error.to_string()))?;
+    }
+    Ok(params)
 }
 
 /// Whether it is one of the constraints of this server, which have no variables.
@@ -144,6 +156,37 @@ mod tests {
         assert_eq!((params.max_tokens, params.seed), (Some(8), Some(7)));
     }
 
+    /// Each parameter of the table is read or refused by its name; none is ignored.
+    #[test]
+    fn d_20_a_run_has_every_generation_parameter() {
+        for param in PARAMS {
+            let mut body = json!({"controller": "none"});
+            body[param.name] = json!({"no": ["parameter", "has", "this"]});
+            let rejection = read(body).unwrap_err();
+            assert!(
+                rejection.message.starts_with(param.name),
+                "{}: {}",
+                param.name,
+                rejection.message
+            );
+        }
+        let request = read(json!({
+            "controller": "none", "min_p": 0.1, "repetition_penalty": 1.5, "stop": "end", "stop_token_ids": [3],
+            "logit_bias": {"7": -100}, "ignore_eos": true, "lora": null,
+        }));
+        let params = request.unwrap().params;
+        assert_eq!(
+            (params.min_p, params.repetition_penalty),
+            (Some(0.1), Some(1.5))
+        );
+        assert_eq!(
+            (&*params.stop, &*params.stop_sequences),
+            (&["end".to_owned()][..], &[vec![3]][..])
+        );
+        assert_eq!(*params.logit_bias, [(7, f32::NEG_INFINITY)]);
+        assert_eq!((params.ignore_eos, params.lora), (Some(true), None));
+    }
+
     #[test]
     fn ai_911_none_completes_the_argument() {
         let request =
@@ -167,6 +210,11 @@ mod tests {
                 "n ",
             ),
             (
+                json!({"controller": "t", "top_logprobs": 2}),
+                "unsupported_operation",
+                "top_logprobs ",
+            ),
+            (
                 json!({"controller": "t", "prompt": [1]}),
                 "invalid_value",
                 "prompt",
@@ -180,6 +228,16 @@ mod tests {
                 json!({"controller": "t", "top_p": 0}),
                 "invalid_value",
                 "top_p",
+            ),
+            (
+                json!({"controller": "t", "min_p": 1}),
+                "invalid_value",
+                "min_p",
+            ),
+            (
+                json!({"controller": "t", "repetition_penalty": 0}),
+                "invalid_value",
+                "repetition_penalty",
             ),
             (
                 json!({"controller": "t", "max_tokens": -1}),
