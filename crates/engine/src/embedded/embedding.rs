@@ -16,7 +16,7 @@ use super::llama::{DecodeError, EncoderContext, EncoderSize, SLOTS_MAX, ThreadLi
 use super::load::{LoadOptions, weights};
 use super::load_error::LoadError;
 use super::memory::{CacheTypes, Estimate};
-use super::plan::{batch_sizes, check_blocks, check_options, layers, offload, reserve};
+use super::plan::{batch_tokens, check_blocks, check_options, layers, offload, reserve};
 use super::source::ModelSource;
 use super::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, SharedVocabulary};
@@ -189,7 +189,7 @@ pub fn load_embedding(
         Pooling::Rank => 1,
         _ => facts.embedding_numbers,
     };
-    let (batch_tokens, _) = batch_sizes(&options.llama);
+    let batch_tokens = batch_tokens(&options.llama);
     tracing::info!(
         model = name,
         pooling = size.pooling.name(),

@@ -205,9 +205,10 @@ impl MeasuredModel {
             }
             None => None,
         };
+        // The draft model is loaded first.
+        let taken = draft.as_ref().map_or(0, |draft| draft.gpu_bytes);
+        plan.suit_gpu(&header, options, adapter_bytes, taken);
         let measure = |plan: &LoadPlan| {
-            // The draft model is loaded first.
-            let taken = draft.as_ref().map_or(0, |draft| draft.gpu_bytes);
             let (gpu_layers, own) = plan.offload(&header, options, adapter_bytes, taken);
             let gpu_bytes = plan.estimate(&header, options, adapter_bytes).total();
             let gpu_bytes = gpu_bytes.saturating_sub(own.total());

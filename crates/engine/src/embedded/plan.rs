@@ -20,8 +20,38 @@ pub(super) struct LoadPlan {
     /// It was chosen because there is memory to spare, not asked for.
     has_spare_cells: bool,
     pub(super) cache_types: CacheTypes,
+    pub(super) batch: BatchReason,
     /// Layers of the model.
     layers: u32,
+}
+
+/// Why batches have the size that they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BatchReason {
+    /// It was asked for.
+    Configured,
+    /// The CPU computes some of the layers, or all.
+    Cpu,
+    /// A GPU computes all layers, and prompts faster with more tokens at a time.
+    WholeOnGpu,
+}
+
+impl BatchReason {
+    /// The reason without a GPU.
+    fn of(options: &LlamaOptions) -> Self {
+        match options.batch_tokens.or(options.ubatch_tokens) {
+            Some(_) => Self::Configured,
+            None => Self::Cpu,
+        }
+    }
+
+    /// Returns the tokens of a batch unless they are asked for.
+    fn default_tokens(self) -> u32 {
+        match self {
+            Self::WholeOnGpu => BATCH_TOKENS_GPU,
+            Self::Configured | Self::Cpu => BATCH_TOKENS_DEFAULT,
+        }
+    }
 }
 
 impl LoadPlan {
@@ -35,15 +65,67 @@ impl LoadPlan {
             cache_types,
             context_tokens: context_tokens(header, options),
             window: SlidingWindow::of(header),
+            batch: BatchReason::of(&options.llama),
         };
-        Ok(Self {
+        Ok(Self::of(&layouts))
+    }
+
+    fn of(layouts: &CacheLayouts<'_>) -> Self {
+        Self {
             context_tokens: layouts.context_tokens,
             together: layouts.unified(),
             per_slot: layouts.per_slot(),
-            has_spare_cells: layouts.affordable_slots() < options.parallel,
-            cache_types,
-            layers: layers(header),
-        })
+            has_spare_cells: layouts.affordable_slots() < layouts.options.parallel,
+            cache_types: layouts.cache_types,
+            batch: layouts.batch,
+            layers: layers(layouts.header),
+        }
+    }
+
+    /// Enlarges batches where a GPU, of whose memory another model will take so many bytes, computes all layers with those too.
+    pub(super) fn suit_gpu(
+        &mut self,
+        header: &GgufHeader,
+        options: &LoadOptions,
+        adapter_bytes: u64,
+        taken: u64,
+    ) {
+        let free = llama::gpu_memory(&options.llama).map(|free| free.saturating_sub(taken));
+        self.suit_gpu_with(free, header, options, adapter_bytes);
+    }
+
+    /// The same with this much free memory of GPUs; `None` without one.
+    fn suit_gpu_with(
+        &mut self,
+        free: Option<u64>,
+        header: &GgufHeader,
+        options: &LoadOptions,
+        adapter_bytes: u64,
+    ) {
+        let Some(free) = free.filter(|_| self.batch == BatchReason::Cpu) else {
+            return;
+        };
+        let larger = Self::of(&CacheLayouts {
+            header,
+            options,
+            cache_types: self.cache_types,
+            context_tokens: self.context_tokens,
+            window: SlidingWindow::of(header),
+            batch: BatchReason::WholeOnGpu,
+        });
+        let estimate = larger.estimate(header, options, adapter_bytes);
+        let (asked, _) = offload_to(Some(free), estimate, self.layers, &options.llama);
+        // As many as are asked for need not fit, and a larger batch would be one reason more.
+        let fitting = estimate.layers_that_fit(self.layers, free);
+        let is_whole = asked.min(fitting) > self.layers;
+        if is_whole && !has_placements(&options.llama) {
+            *self = larger;
+        }
+    }
+
+    /// Whether slots have cells of their own because there is memory to spare.
+    pub(super) fn has_spare_cells(&self) -> bool {
+        self.has_spare_cells
     }
 
     /// Takes back what was chosen because there is memory to spare.
@@ -105,6 +187,7 @@ struct CacheLayouts<'a> {
     cache_types: CacheTypes,
     context_tokens: u32,
     window: Option<SlidingWindow>,
+    batch: BatchReason,
 }
 
 impl CacheLayouts<'_> {
@@ -128,7 +211,7 @@ impl CacheLayouts<'_> {
 
     fn size(&self, cells: u32, per_slot: bool, slots: u32) -> ContextSize {
         let LoadOptions { llama, .. } = self.options;
-        let (batch_tokens, ubatch_tokens) = batch_sizes(llama);
+        let (batch_tokens, ubatch_tokens) = batch_sizes(llama, self.batch.default_tokens());
         let size = ContextSize {
             cells,
             per_slot,
@@ -249,14 +332,16 @@ fn offload_to(
     };
     let mut beside = estimate.without_layers(offloaded, layers);
     // Any tensor of a layer may be in the memory of the machine.
-    if options
-        .override_tensor
-        .as_ref()
-        .is_some_and(|it| !it.is_empty())
-    {
+    if has_placements(options) {
         beside.weights = estimate.weights;
     }
     (offloaded, beside)
+}
+
+/// Whether tensors are placed by their names.
+fn has_placements(options: &LlamaOptions) -> bool {
+    let placed = options.override_tensor.as_ref();
+    placed.is_some_and(|placed| !placed.is_empty())
 }
 
 /// Reserves what a model is estimated to need, `cells` of it KV cells. If models that are being loaded leave too little, waits
@@ -345,12 +430,17 @@ fn context_tokens(header: &GgufHeader, options: &LoadOptions) -> u32 {
 }
 
 /// Returns the sizes of a batch, and of the part of it that is computed at a time.
-pub(super) fn batch_sizes(options: &LlamaOptions) -> (u32, u32) {
+fn batch_sizes(options: &LlamaOptions, default: u32) -> (u32, u32) {
     let batch = options
         .batch_tokens
-        .unwrap_or_else(|| BATCH_TOKENS_DEFAULT.max(options.ubatch_tokens.unwrap_or(0)))
+        .unwrap_or_else(|| default.max(options.ubatch_tokens.unwrap_or(0)))
         .min(BATCH_TOKENS_MAX);
     (batch, options.ubatch_tokens.unwrap_or(batch).min(batch))
+}
+
+/// Returns the tokens of a batch of a model that embeds.
+pub(super) fn batch_tokens(options: &LlamaOptions) -> u32 {
+    batch_sizes(options, BATCH_TOKENS_DEFAULT).0
 }
 
 /// Returns the number of layers.
@@ -407,6 +497,8 @@ const CACHE_BYTES_SPARE: u64 = 2 << 30;
 /// So small a KV cache is no burden to any machine.
 const CACHE_BYTES_SMALL: u64 = 128 << 20;
 const BATCH_TOKENS_DEFAULT: u32 = 512;
+/// The same where a GPU computes everything: with few tokens at a time it waits for its memory.
+const BATCH_TOKENS_GPU: u32 = 2_048;
 
 #[cfg(test)]
 mod tests {
@@ -576,6 +668,39 @@ mod tests {
         assert_eq!(of(&header(), 2047, None, None), (true, 36));
         // What has no window is not laid out otherwise.
         assert_eq!(of(&header(), 2047, None, Some(false)), (false, 36));
+    }
+
+    /// Free memory of the GPU, options; tokens of a batch and of its parts.
+    #[test]
+    fn batches_are_larger_where_a_gpu_computes_all_layers() {
+        let of = |free, text: &str| {
+            let options = LoadOptions {
+                cache_tokens: None,
+                context_tokens: Some(512),
+                parallel: 8,
+                ..options(text)
+            };
+            let mut plan = LoadPlan::new(&header(), &options).unwrap();
+            plan.suit_gpu_with(free, &header(), &options, 0);
+            let size = plan.per_slot.unwrap_or(plan.together);
+            (size.batch_tokens, size.ubatch_tokens, plan.batch)
+        };
+        let (cpu, asked) = (BatchReason::Cpu, BatchReason::Configured);
+        let (much, whole) = (Some(1 << 40), (2048, 2048, BatchReason::WholeOnGpu));
+        assert_eq!(of(None, "{}"), (512, 512, cpu), "no GPU");
+        assert_eq!(of(much, "{}"), whole);
+        assert_eq!(of(much, r#"{"gpu_layers": "all"}"#), whole);
+        assert_eq!(of(much, r#"{"gpu_layers": 99}"#), whole);
+        assert_eq!(of(much, r#"{"gpu_layers": 2}"#), (512, 512, cpu));
+        assert_eq!(of(Some(0), "{}"), (512, 512, cpu));
+        assert_eq!(of(Some(0), r#"{"gpu_layers": "all"}"#), (512, 512, cpu));
+        let placed = r#"{"override_tensor": ["exps=CPU"]}"#;
+        assert_eq!(of(much, placed), (512, 512, cpu));
+        for free in [None, much] {
+            assert_eq!(of(free, r#"{"batch_tokens": 256}"#), (256, 256, asked));
+            assert_eq!(of(free, r#"{"ubatch_tokens": 128}"#), (512, 128, asked));
+            assert_eq!(of(free, r#"{"ubatch_tokens": 1024}"#), (1024, 1024, asked));
+        }
     }
 
     #[test]
