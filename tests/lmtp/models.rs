@@ -41,6 +41,7 @@ async fn lm_331_model_info_describes_the_model() {
         "eos",
         "tokenizer",
         "version",
+        "deterministic",
     ];
     assert_eq!(keys, expect);
     for (key, value) in [
@@ -50,6 +51,7 @@ async fn lm_331_model_info_describes_the_model() {
         ("max_context", json!(4096)),
         ("bos", json!(256)),
         ("eos", json!([257])),
+        ("deterministic", json!(true)),
     ] {
         assert_eq!(info[key], value, "{key}");
     }

@@ -517,8 +517,9 @@ pub struct ModelInfo {
     pub chat: bool,
     /// A sequence can be truncated cheaply (not so for recurrent models); steerers that rewind need it.
     pub truncates: bool,
-    /// Equal requests give equal tokens, independent of other requests (D-21).
-    pub deterministic: bool,
+    /// Whether equal requests, at temperature 0 or with a seed, give equal tokens whatever else runs (D-21). `None`: not known,
+    /// as before a model is loaded, or of one on another server.
+    pub deterministic: Option<bool>,
     /// The LoRA adapters that requests may choose, in the order of its list; for a model on another server, where requests
     /// may choose too, they are not known.
     pub adapters: Arc<[AdapterInfo]>,

@@ -117,6 +117,21 @@ pub(super) struct TensorShape {
 }
 
 impl TensorShape {
+    #[cfg(test)]
+    pub(super) fn new(dimensions: [u64; 4], kind: u32) -> Self {
+        Self { dimensions, kind }
+    }
+
+    /// Returns whether it is more than one row of numbers, as weights that are multiplied with tokens are.
+    pub(super) fn is_matrix(self) -> bool {
+        self.dimensions[1..].iter().any(|&size| size > 1)
+    }
+
+    /// Returns ggml's number of its type.
+    pub(super) fn kind(self) -> u32 {
+        self.kind
+    }
+
     /// Returns whether it has numbers of a type that ggml multiplies: floats of at most 32 bits, and quantised ones.
     pub(super) fn is_multiplied(self) -> bool {
         // I8 to F64

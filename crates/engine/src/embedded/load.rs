@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use super::draft::{self, DraftOptions};
+use super::equal_answers::Circumstances;
 use super::identity::ModelOrigin;
 use super::kind::{architecture, is_encoder};
 use super::llama::ContextSize;
 use super::load_error::LoadError;
-use super::memory::{self, readable};
+use super::memory;
 use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
 use super::vocabulary::LlamaVocabulary;
-use super::window::SlidingWindow;
 use super::{Embedded, llama, lora};
 use crate::api::ModelInfo;
 use crate::gguf::GgufHeader;
-use crate::llama_options::{FlashAttention, LlamaOptions, LoraAdapter};
+use crate::llama_options::{LlamaOptions, LoraAdapter};
 use crate::recommended::RecommendedSampling;
 
 /// Options of loading a model. The defaults suit a small machine.
@@ -329,23 +329,28 @@ fn serve(
     let suffix_first = options.llama.spm_infill.unwrap_or(false);
     let vocabulary = Arc::new(vocabulary.with_suffix_first(suffix_first));
     let saved_slots = memory::SavedSlotsLimit::take(options.memory_bytes, facts.weight_bytes);
-    // Whether the model is served is decided when it is registered; this line tells how it was loaded, and why so.
-    tracing::info!(
-        model = name,
-        kv_cache = %layout(header, plan, size, facts.recurrent),
-        kv_type = %kv_type(plan),
-        flash_attention = flash_attention(&options.llama),
-        sliding_window = facts.sliding_window,
-        batch = size.batch_tokens,
-        ubatch = size.ubatch_tokens,
-        threads = %size.threads,
-        saved_prefixes = readable(saved_slots.bytes() as u64),
-        gpu_layers = model.gpu_layers(),
-        kernels = %llama::kernels()?,
-        configured = options.llama.described(),
-        lora = adapters(options),
-        "chose settings for this model and this machine"
-    );
+    let obstacle = Circumstances {
+        header,
+        options,
+        own_attention: llama::has_own_attention(),
+        has_gpu: llama::has_gpu(),
+        orders_cells: context.orders_cells(),
+    }
+    .obstacle();
+    let deterministic = Some(obstacle.is_none());
+    let line = StartLine {
+        name,
+        header,
+        plan,
+        size,
+        options,
+        recurrent: facts.recurrent,
+        sliding_window: facts.sliding_window,
+        gpu_layers: model.gpu_layers(),
+        saved_slots: &saved_slots,
+        obstacle,
+    };
+    line.log()?;
     let info = ModelInfo {
         name: name.to_owned(),
         architecture,
@@ -357,7 +362,7 @@ fn serve(
         parallel: options.parallel,
         chat: vocabulary.has_template(),
         truncates: !facts.recurrent,
-        deterministic: false,
+        deterministic,
         adapters: Arc::clone(&choices),
         sampling: recommended(header),
     };
@@ -384,59 +389,6 @@ fn short_rope_tokens(header: &GgufHeader) -> u64 {
         .into_iter()
         .find_map(|key| header.number(&format!("{architecture}.{key}")))
         .unwrap_or(u64::MAX)
-}
-
-/// Describes the KV cache, and why it was laid out so.
-fn layout(header: &GgufHeader, plan: &LoadPlan, size: ContextSize, recurrent: bool) -> String {
-    let ContextSize { cells, slots, .. } = size;
-    if recurrent {
-        return format!("a state for each of {slots} slots");
-    }
-    let each = plan.context_tokens;
-    let all = readable(memory::cache_bytes(header, size, plan.cache_types));
-    let windows = match (size.swa_full, SlidingWindow::of(header)) {
-        (false, Some(window)) => {
-            let cells = size.window_cells(window.tokens);
-            format!(", {cells} in all for sliding windows")
-        }
-        _ => String::new(),
-    };
-    if size.per_slot {
-        return format!("{each} cells for each of {slots} slots{windows}, {all}");
-    }
-    let bytes = memory::cell_bytes(header, plan.cache_types);
-    let own = bytes
-        .saturating_mul(u64::from(each))
-        .saturating_mul(u64::from(slots));
-    let own = readable(own);
-    format!(
-        "{cells} cells for all of {slots} slots{windows}, {all}: {each} for each would take {own}"
-    )
-}
-
-fn kv_type(plan: &LoadPlan) -> String {
-    let (keys, values) = (plan.cache_types.keys, plan.cache_types.values);
-    if keys == values {
-        return keys.name().to_owned();
-    }
-    format!("{} for keys, {} for values", keys.name(), values.name())
-}
-
-fn adapters(options: &LoadOptions) -> String {
-    let named = options.lora.iter();
-    let named = named.map(|it| {
-        let unapplied = if it.apply { "" } else { " on request" };
-        format!("{} x {}{unapplied}", it.shown_name(), it.scale)
-    });
-    named.collect::<Vec<_>>().join(", ")
-}
-
-fn flash_attention(options: &LlamaOptions) -> &'static str {
-    match options.flash_attn.unwrap_or(FlashAttention::Auto) {
-        FlashAttention::Auto => "where it is supported",
-        FlashAttention::On => "on",
-        FlashAttention::Off => "off",
-    }
 }
 
 /// Returns how many KV cells are missing for the requested cached prefixes, with a per-slot KV cache.

@@ -6,11 +6,12 @@
 //! ```
 //!
 //! The limits of a model are in its [`ModelInfo`]: the state of recurrent and hybrid models cannot be truncated, so
-//! `truncates` is false for them. Equal requests give equal tokens only while the batch is composed alike (llama.cpp's
-//! kernels depend on it), so `deterministic` is false for all (D-21).
+//! `truncates` is false for them. Whether equal requests give equal tokens whatever else runs (`deterministic`, D-21) depends on
+//! the weights, the processor and the KV cache: see `equal_answers`.
 
 mod draft;
 mod embedding;
+mod equal_answers;
 mod guard;
 mod identity;
 mod instructions;
@@ -26,6 +27,7 @@ mod plan;
 mod processors;
 pub mod random;
 mod source;
+mod start_line;
 #[cfg(test)]
 mod tests;
 mod thread_choice;

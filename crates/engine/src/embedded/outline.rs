@@ -40,7 +40,7 @@ pub fn outline(
         chat: header.text("tokenizer.chat_template").is_some(),
         // Unknown before the model is loaded. Nothing runs on an outline, so the usual case is stated.
         truncates: true,
-        deterministic: false,
+        deterministic: None,
         adapters: lora::infos(options),
         sampling: recommended(&header),
         architecture: architecture(&header).to_owned(),

@@ -5,6 +5,7 @@ mod backtracking;
 mod demo;
 mod disk;
 mod embedding;
+mod equal_answers;
 #[cfg(feature = "tokenizer")]
 mod headers;
 mod infill;
@@ -131,7 +132,8 @@ fn model_info_matches_the_header() {
         (info.context_tokens, info.parallel, info.chat),
         (512, 4, true)
     );
-    assert!(info.truncates && !info.deterministic && info.parameters > 50_000);
+    assert!(info.truncates && info.parameters > 50_000);
+    assert_eq!(info.deterministic, Some(equal_answers::may_promise()));
 }
 
 /// `cache_tokens`, `kept_prefixes`; number of slots, of cells, and of cells per slot.

@@ -82,7 +82,7 @@ impl Scripted {
             parallel: config.parallel.max(1),
             chat: config.chat,
             truncates: config.truncates,
-            deterministic: true,
+            deterministic: Some(true),
             adapters: config.adapters.clone().into(),
             sampling: config.sampling.valid(),
         };

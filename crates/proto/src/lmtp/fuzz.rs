@@ -46,6 +46,7 @@ impl ModelLookup for FuzzModels {
                 url: None,
             }),
             version: "0.1.0".to_owned(),
+            deterministic: None,
             loading: false,
         };
         match name {

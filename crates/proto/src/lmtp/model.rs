@@ -28,6 +28,9 @@ pub struct LmtpModelInfo {
     pub tokenizer: Option<TokenizerInfo>,
     /// The server's version.
     pub version: String,
+    /// Equal requests, with a seed or at temperature 0, give equal tokens whatever else runs; `None`: not known (D-21).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deterministic: Option<bool>,
     /// The model is still loading, and these are the facts from its file; the tokenizer is not known yet.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub loading: bool,

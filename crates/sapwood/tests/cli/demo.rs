@@ -12,7 +12,11 @@ const TEMPERATURE: f64 = 2.0;
 
 /// A server whose model is loaded, which it is a moment after the server listens.
 fn serving(here: &std::path::Path) -> Serving {
-    let serving = Serving::start(here, &[]);
+    serving_with(here, &[])
+}
+
+fn serving_with(here: &std::path::Path, arguments: &[&str]) -> Serving {
+    let serving = Serving::start(here, arguments);
     let is_ready = || {
         let answer = serving.get("/v2/models/demo/ready", "");
         answer.starts_with("HTTP/1.1 200")
@@ -144,4 +148,34 @@ fn ai_931_an_uploaded_controller_steers_the_demo_model() {
     );
     let request = json!({"text_input": "Is water wet?", "controller": "minimal"});
     assert_eq!(generate(&serving, request), one.repeat(3));
+}
+
+/// What the facts of the demo model say about equal answers.
+fn deterministic(serving: &Serving) -> bool {
+    let answer = serving.get("/v2/models/demo/config", "");
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let config: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}"));
+    let value = &config["parameters"]["deterministic"]["string_value"];
+    match value.as_str() {
+        Some("true") => true,
+        Some("false") => false,
+        _ => panic!("{answer}"),
+    }
+}
+
+#[test]
+fn d_21_the_demo_model_says_whether_answers_are_equal() {
+    let here = folder("demo-facts");
+    let usual = serving(&here);
+    // Where neither processor nor GPU is against it.
+    let promises = deterministic(&usual);
+    assert!(
+        usual.metric("sapwood_engine_threads") >= 3.0,
+        "one of each kind"
+    );
+    let (_, log) = usual.end();
+    assert!(log.contains("equal_answers"), "{log}");
+    assert_eq!(!promises, log.contains("not promised"), "{log}");
+    let other = serving_with(&here, &["--flash-attn", "off"]);
+    assert!(!deterministic(&other));
 }

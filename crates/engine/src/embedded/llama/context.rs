@@ -350,6 +350,12 @@ impl LlamaContext {
         }
     }
 
+    /// Returns whether the tokens of each sequence are in the KV cache in their order. In cells that slots share they lie where
+    /// there was room, and those of windows alone are used in a circle.
+    pub(in super::super) fn orders_cells(&self) -> bool {
+        self.cells_per_slot.is_some() && !self.few_window_cells
+    }
+
     /// Returns whether a batch is one pass over the weights. Otherwise llama.cpp divides it by the numbers of tokens of its
     /// sequences.
     pub(in super::super) fn computes_together(&self) -> bool {

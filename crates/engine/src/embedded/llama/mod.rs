@@ -29,7 +29,7 @@ mod params;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Instant;
 
 use llama_cpp_sys_2 as sys;
@@ -52,7 +52,7 @@ pub(super) use self::context::{
 pub(super) use self::encoder::EncoderSize;
 pub use self::kernels::{Kernels, KernelsError, kernels};
 pub(super) use self::model::{LlamaModel, TokenAttributes};
-pub(super) use self::params::{ModelParams, gpu_memory};
+pub(super) use self::params::{ModelParams, gpu_memory, has_gpu};
 
 /// The version of ggml, llama.cpp's library of kernels.
 pub(super) fn library_version() -> String {
@@ -82,6 +82,7 @@ impl LlamaBackend {
             unsafe {
                 sys::llama_backend_init();
                 let instructions = cpu_hooks::install();
+                let _ = OWN_INSTRUCTIONS.set(instructions);
                 tracing::debug!(instructions, "attention and products of our own");
                 // After the start, which finds the CPU backend; before any model, whose memory is placed by it.
                 if let Some(numa) = numa {
@@ -93,10 +94,12 @@ impl LlamaBackend {
     }
 }
 
-/// Returns the instructions of the operations that are our own, once a model is loaded.
-#[cfg(test)]
-pub(super) fn own_instructions() -> Option<&'static str> {
-    cpu_hooks::install()
+/// The instructions that our attention and products use.
+static OWN_INSTRUCTIONS: OnceLock<Option<&'static str>> = OnceLock::new();
+
+/// Returns whether attention over 16-bit cells is ours: none of its numbers then depends on what is computed beside it.
+pub(super) fn has_own_attention() -> bool {
+    OWN_INSTRUCTIONS.get().is_some_and(Option::is_some)
 }
 
 /// Has ggml and llama.cpp log to `tracing`.

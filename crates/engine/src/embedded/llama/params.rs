@@ -157,7 +157,8 @@ pub(in super::super) fn gpu_memory(options: &LlamaOptions) -> Option<u64> {
     Some(free.into_iter().fold(0, u64::saturating_add))
 }
 
-fn has_gpu() -> bool {
+/// Returns whether there is a GPU that computes, in this build and on this machine.
+pub(in super::super) fn has_gpu() -> bool {
     gpus().next().is_some()
 }
 

@@ -25,18 +25,11 @@ pub(super) enum Equality {
 const ROUNDING: f32 = 0.02;
 
 impl Equality {
-    /// What `docs/models.md` promises under "Equal answers", of models with weights of Q8_0.
+    /// What the facts of the model promise.
     fn of(model: &Embedded) -> Self {
-        // Only our own kernels round alike whatever is computed beside a token.
-        let kernels = llama::own_instructions().is_some_and(|it| !it.ends_with("alone"));
-        // In shared cells the tokens of a sequence lie where there was room, and are summed up in that order. Recurrent models
-        // have no cells of their own.
-        let per_slot = model.context.cells_per_slot().is_some();
-        // Their routers are of F32, which ggml multiplies with one token in another way than with several.
-        let experts = model.info().architecture.ends_with("moe");
-        match kernels && per_slot && !experts {
-            true => Self::Bits,
-            false => Self::Within(ROUNDING),
+        match model.info().deterministic {
+            Some(true) => Self::Bits,
+            _ => Self::Within(ROUNDING),
         }
     }
 }

@@ -54,7 +54,7 @@ impl PeerModel {
             parallel: 1,
             chat: terms.chat,
             truncates: true,
-            deterministic: false,
+            deterministic: None,
             adapters: Arc::new([]),
             // Peers of version 1 refuse min_p, which is sent by default unless other sampling values are recommended.
             sampling: RecommendedSampling {

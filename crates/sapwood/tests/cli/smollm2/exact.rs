@@ -43,6 +43,9 @@ fn d_48_smollm2_answers_are_equal_to_the_last_bit_whatever_is_beside_them() {
         return;
     }
     let model = SmolLm2::start("smollm2-exact");
+    let config = model.serving.get("/v2/models/smollm2/config", "");
+    let promise = r#""deterministic":{"string_value":"true"}"#;
+    assert!(config.contains(promise), "{config}");
     let long = prompt(1, 600);
     let questions: Vec<(String, f64)> = [
         (prompt(2, 5), 0.0),

@@ -53,6 +53,8 @@ pub(super) struct FoundModel {
     pub(super) text: bool,
     /// It embeds texts or scores documents.
     pub(super) embeds: bool,
+    /// Whether equal requests give equal tokens whatever else runs, if that is known (D-21).
+    pub(super) deterministic: Option<bool>,
 }
 
 /// Whether a model can be asked now (TR-101).
@@ -210,6 +212,7 @@ impl ModelCatalog {
             signature,
             text: spec.generates(),
             embeds: spec.embedding.is_some(),
+            deterministic: spec.facts.as_ref().and_then(|it| it.info.deterministic),
             model,
         })
     }

@@ -191,8 +191,19 @@ pub(super) fn config(found: &FoundModel) -> ModelConfig {
         model_transaction_policy: Some(ModelTransactionPolicy {
             decoupled: signature.decoupled,
         }),
-        parameters: adapters(&found.model.adapters).into_iter().collect(),
+        parameters: parameters(found).collect(),
     }
+}
+
+/// The parameters that tell what the model is.
+fn parameters(found: &FoundModel) -> impl Iterator<Item = (String, ModelParameter)> {
+    let deterministic = found.deterministic.map(|it| {
+        let string_value = it.to_string();
+        ("deterministic".to_owned(), ModelParameter { string_value })
+    });
+    adapters(&found.model.adapters)
+        .into_iter()
+        .chain(deterministic)
 }
 
 /// The parameter that lists the adapters of a model: JSON with their places, as `GET /lora-adapters` of llama-server
@@ -366,6 +377,7 @@ mod tests {
             }),
             text: true,
             embeds: false,
+            deterministic: None,
         }
     }
 
@@ -393,6 +405,23 @@ mod tests {
             ),
         ] {
             assert_eq!(json.unwrap(), expect);
+        }
+    }
+
+    #[test]
+    fn d_21_the_configuration_says_whether_answers_are_equal() {
+        for (deterministic, expect) in [
+            (None, None),
+            (Some(true), Some("true")),
+            (Some(false), Some("false")),
+        ] {
+            let found = FoundModel {
+                deterministic,
+                ..found()
+            };
+            let parameters = config(&found).parameters;
+            let value = parameters.get("deterministic");
+            assert_eq!(value.map(|it| &*it.string_value), expect);
         }
     }
 }

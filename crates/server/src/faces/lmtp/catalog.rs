@@ -252,6 +252,7 @@ fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
             url: file.is_some().then(|| tokenizer::url(name)),
         }),
         version: crate::VERSION.to_owned(),
+        deterministic: info.deterministic,
         loading: false,
     };
     (model, file)
@@ -268,6 +269,7 @@ fn unknown() -> LmtpModelInfo {
         eos: Vec::new(),
         tokenizer: None,
         version: crate::VERSION.to_owned(),
+        deterministic: None,
         loading: false,
     }
 }
