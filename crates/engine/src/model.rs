@@ -125,6 +125,17 @@ pub struct WarmTimes {
     pub token: Duration,
 }
 
+/// The numbers of threads that compute decode calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadNumbers {
+    /// Of calls that compute one token of each sequence.
+    pub decode: u32,
+    /// Of calls with many tokens of a prompt.
+    pub prefill: u32,
+    /// Of calls with a few tokens of a sequence: drafts, and short prompts.
+    pub few: u32,
+}
+
 /// The request that a slot is opened for. Real models ignore it; a scripted model computes its output rows from it.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotPurpose<'a> {
@@ -209,6 +220,11 @@ pub trait Model: Send {
 
     /// Returns what decode calls took while the model was loaded; `None` if that was not measured.
     fn warm_times(&self) -> Option<WarmTimes> {
+        None
+    }
+
+    /// Returns the present numbers of threads, if it computes with threads.
+    fn threads(&self) -> Option<ThreadNumbers> {
         None
     }
 

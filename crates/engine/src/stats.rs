@@ -10,6 +10,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 
 use crate::api::{EngineError, FinishReason};
+use crate::model::ThreadNumbers;
 
 /// A number that only increases.
 #[derive(Debug, Default)]
@@ -201,6 +202,11 @@ pub struct EngineStats {
     pub last_step_ms: Gauge,
     /// 1 once the model is lost: every request then fails.
     pub dead: Gauge,
+    /// Threads of calls that compute one token of each sequence, of those with many tokens of a prompt, and of those with a
+    /// few tokens of a sequence; 0 for a model that has none.
+    pub threads_decode: Gauge,
+    pub threads_prefill: Gauge,
+    pub threads_few: Gauge,
 
     pub steps: Counter,
     pub prompt_tokens: Counter,
@@ -267,6 +273,12 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
+    pub(crate) fn set_threads(&self, threads: ThreadNumbers) {
+        self.threads_decode.set(threads.decode.into());
+        self.threads_prefill.set(threads.prefill.into());
+        self.threads_few.set(threads.few.into());
+    }
+
     pub(crate) fn count_finish(&self, reason: FinishReason) {
         let index = match reason {
             FinishReason::Stop => 0,
@@ -304,6 +316,9 @@ impl Default for EngineStats {
             idle: Gauge::default(),
             last_step_ms: Gauge::default(),
             dead: Gauge::default(),
+            threads_decode: Gauge::default(),
+            threads_prefill: Gauge::default(),
+            threads_few: Gauge::default(),
             steps: Counter::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),

@@ -11,6 +11,8 @@ use super::load_error::LoadError;
 use super::memory;
 use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
+use super::start_line::StartLine;
+use super::thread_log::ThreadLog;
 use super::vocabulary::LlamaVocabulary;
 use super::{Embedded, llama, lora};
 use crate::api::ModelInfo;
@@ -371,6 +373,7 @@ fn serve(
         vocabulary,
         context,
         warm_times: None,
+        thread_log: ThreadLog::default(),
         saved_slots,
         origin,
         long_rope,

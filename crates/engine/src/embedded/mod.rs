@@ -31,6 +31,7 @@ mod start_line;
 #[cfg(test)]
 mod tests;
 mod thread_choice;
+mod thread_log;
 mod tokenizer_json;
 mod trial;
 mod vocabulary;
@@ -56,7 +57,7 @@ use self::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{
     BatchEntry, Capacity, CheckpointTerms, DecodeStop, Interrupt, Model, OutputRow, SlotId,
-    SlotPurpose, WarmTimes,
+    SlotPurpose, ThreadNumbers, WarmTimes,
 };
 
 /// A loaded model with its KV cache.
@@ -67,6 +68,7 @@ pub struct Embedded {
     context: llama::LlamaContext,
     /// What the warm-up measured.
     warm_times: Option<WarmTimes>,
+    thread_log: thread_log::ThreadLog,
     /// Memory for saved slots.
     saved_slots: memory::SavedSlotsLimit,
     origin: identity::ModelOrigin,
@@ -93,6 +95,20 @@ fn idle_cells_max(token: Option<Duration>, steps_of_cell: u64) -> usize {
 /// Cells that cached prefixes may always keep.
 const IDLE_CELLS_MIN: usize = 256;
 
+impl Embedded {
+    /// Logs which numbers of threads were found to be the best.
+    fn log_threads(&mut self, now: Time) {
+        let verdicts = self.context.take_thread_verdicts();
+        if let Some(threads) = self.thread_log.observe(verdicts, now) {
+            tracing::info!(
+                model = self.info.name,
+                threads,
+                "chose numbers of threads by what calls took"
+            );
+        }
+    }
+}
+
 impl Model for Embedded {
     fn info(&self) -> ModelInfo {
         self.info.clone()
@@ -114,6 +130,10 @@ impl Model for Embedded {
 
     fn warm_times(&self) -> Option<WarmTimes> {
         self.warm_times
+    }
+
+    fn threads(&self) -> Option<ThreadNumbers> {
+        Some(self.context.thread_numbers())
     }
 
     fn interrupt(&mut self, flag: Interrupt) {
@@ -224,9 +244,12 @@ impl Model for Embedded {
         self.context.rewind(slot, checkpoint, tokens)
     }
 
-    fn decode(&mut self, batch: &[BatchEntry], _: Time) -> Result<(), DecodeStop> {
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
         let failure = match self.context.decode(batch) {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                self.log_threads(now);
+                return Ok(());
+            }
             Err(failure) => failure,
         };
         let failed = |message: &str| {

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::model::BatchEntry;
+use crate::model::{BatchEntry, ThreadNumbers};
 
 /// The calls of a trial, in which the tried number and the present one alternate.
 const TRIAL_CALLS: usize = 6;
@@ -62,6 +62,18 @@ pub(super) struct ThreadChoice {
     spared: bool,
     /// The usual time of an entry with the current number, for each class of batches; 0 where it is unknown.
     usual: [f64; CLASSES],
+    /// What trials have found out and nobody has taken yet.
+    verdict: Option<ThreadVerdict>,
+    /// There was a verdict about the current number.
+    is_judged: bool,
+}
+
+/// What trials have found out about a number of threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ThreadVerdict {
+    pub(super) threads: u32,
+    /// The number that was used before, and the share of its time that a call takes now. `None`: no other number was faster.
+    pub(super) instead_of: Option<(u32, f64)>,
 }
 
 /// Batches of similar size, whose entries take a similar time: by the logarithm of their entries.
@@ -97,7 +109,19 @@ impl ThreadChoice {
             changed: false,
             spared: false,
             usual: [0.0; CLASSES],
+            verdict: None,
+            is_judged: false,
         }
+    }
+
+    /// Returns the number of threads of calls outside of trials.
+    pub(super) fn present(&self) -> u32 {
+        self.numbers.get(self.current).copied().unwrap_or(1)
+    }
+
+    /// Returns what was found out since the last call.
+    pub(super) fn take_verdict(&mut self) -> Option<ThreadVerdict> {
+        self.verdict.take()
     }
 
     /// Returns the number of threads of the next call, which computes so many entries.
@@ -162,8 +186,10 @@ impl ThreadChoice {
             return;
         }
         if faster {
+            let before = self.present();
             self.current = trial.tried;
             self.usual = [0.0; CLASSES];
+            self.judge(Some((before, of(0) / of(1))));
         }
         self.end_trial(faster);
     }
@@ -178,6 +204,9 @@ impl ThreadChoice {
             self.kept += 1;
             self.interval = (self.interval * 2).min(CALLS_MAX);
         }
+        if self.tried_all() && !self.is_judged {
+            self.judge(None);
+        }
         if self.changed && self.tried_all() {
             self.changed = false;
             self.interval_min = (self.interval_min * 2).min(CALLS_MIN_NOISY);
@@ -186,6 +215,14 @@ impl ThreadChoice {
         self.untried = Duration::ZERO;
         // All of them in turn: a step to a neighbour may gain too little to be noticed where a longer one gains much.
         self.next = (self.next + 1) % self.numbers.len();
+    }
+
+    fn judge(&mut self, instead_of: Option<(u32, f64)>) {
+        self.is_judged = true;
+        self.verdict = Some(ThreadVerdict {
+            threads: self.present(),
+            instead_of,
+        });
     }
 
     /// Returns whether the current number was kept against all others.
@@ -275,6 +312,20 @@ impl ThreadChoices {
         }
     }
 
+    /// The numbers of calls outside of trials.
+    pub(super) fn present(&self) -> ThreadNumbers {
+        ThreadNumbers {
+            decode: self.decode.present(),
+            prefill: self.prefill.present(),
+            few: self.few.present(),
+        }
+    }
+
+    /// What was found out since the last call about each kind, in the order of [`ThreadNumbers`].
+    pub(super) fn take_verdicts(&mut self) -> [Option<ThreadVerdict>; 3] {
+        [&mut self.decode, &mut self.prefill, &mut self.few].map(ThreadChoice::take_verdict)
+    }
+
     /// The maximum of threads of any.
     pub(super) fn most(&self) -> u32 {
         let numbers = [&self.decode, &self.prefill, &self.few].map(ThreadChoice::most);
@@ -356,6 +407,30 @@ mod tests {
         );
         let all = run(&mut choice, 10_000, quiet);
         assert!(all < 10_000 * quiet(2) * 102 / 100, "{all}");
+    }
+
+    #[test]
+    fn what_trials_find_out_is_told_once() {
+        let mut choice = ThreadChoice::among(worth_trying(2));
+        assert_eq!((choice.present(), choice.take_verdict()), (2, None));
+        run(&mut choice, 5_000, quiet);
+        let kept = ThreadVerdict {
+            threads: 2,
+            instead_of: None,
+        };
+        assert_eq!(choice.take_verdict(), Some(kept));
+        run(&mut choice, 5_000, quiet);
+        assert_eq!(choice.take_verdict(), None, "kept again");
+        run(&mut choice, 5_000, busy);
+        let taken = choice.take_verdict().unwrap();
+        let (before, share) = taken.instead_of.unwrap();
+        assert_eq!((taken.threads, before, choice.present()), (1, 2, 1));
+        assert!((share - 40.0 / 150.0).abs() < 1e-6, "{share}");
+        run(&mut choice, 5_000, busy);
+        assert_eq!(choice.take_verdict(), None);
+        let mut fixed = ThreadChoice::among(vec![3]);
+        run(&mut fixed, 100, quiet);
+        assert_eq!((fixed.present(), fixed.take_verdict()), (3, None));
     }
 
     #[test]

@@ -191,7 +191,11 @@ impl Batch {
             {
                 Ok(()) => {
                     let took = clock.now_or(now).since(before);
-                    let waited = requests.slots.model().waited();
+                    let model = requests.slots.model();
+                    let waited = model.waited();
+                    if let Some(threads) = model.threads() {
+                        requests.stats.set_threads(threads);
+                    }
                     if !waited.is_zero() {
                         self.beside_models = clock.now_or(now) + BESIDE_MODELS;
                     }

@@ -115,6 +115,7 @@ impl EngineOwner {
         let vocabulary = model.vocabulary();
         let (stats, queue) = (Arc::clone(&inbox.stats), Arc::clone(&inbox.queue));
         stats.cells_total.set(u64::from(capacity.cells));
+        stats.set_threads(model.threads().unwrap_or_default());
         // An engine whose first step has not begun counts as idle, so that the watchdog does not report it as stalled
         // (OA-901).
         stats.idle.set(1);

@@ -12,14 +12,14 @@ use llama_cpp_sys_2 as sys;
 
 use super::super::guard::{guarded, throwing};
 use super::super::processors;
-use super::super::thread_choice::{ThreadChoice, ThreadChoices, worth_trying};
+use super::super::thread_choice::{ThreadChoice, ThreadChoices, ThreadVerdict, worth_trying};
 use super::batch::LlamaBatch;
 use super::compute_pool::{self, ComputePool, THREADS_MAX};
 use super::model::{LlamaFacts, LlamaModel};
 use super::params::set_context_params;
 use super::{LAST_ERROR, take_last_error};
 use crate::llama_options::LlamaOptions;
-use crate::model::{BatchEntry, DecodeSignals, Interrupt};
+use crate::model::{BatchEntry, DecodeSignals, Interrupt, ThreadNumbers};
 
 /// The result of a decode call that threw an exception; distinct from llama.cpp's own codes.
 pub(super) const THROWN: i32 = i32::MIN;
@@ -77,15 +77,18 @@ fn choice(asked: Option<u32>) -> ThreadChoice {
 
 impl fmt::Display for ThreadLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = |asked: Option<u32>| {
-            asked.map_or_else(|| "measured".to_owned(), |asked| asked.to_string())
+        let number = |asked: Option<u32>| match asked {
+            Some(asked) => format!("{asked} as configured"),
+            None => {
+                let first = choice(None).present();
+                format!("{first}, or fewer where calls are then faster")
+            }
         };
-        write!(
-            f,
-            "{}, {} for prompts",
-            number(self.decode),
-            number(self.prefill)
-        )
+        let (decode, prefill) = (number(self.decode), number(self.prefill));
+        match decode == prefill {
+            true => f.write_str(&decode),
+            false => write!(f, "{decode}; for prompts {prefill}"),
+        }
     }
 }
 
@@ -376,6 +379,16 @@ impl LlamaContext {
     /// Returns the maximum of output rows of a batch.
     pub(in super::super) fn rows(&self) -> u32 {
         self.rows
+    }
+
+    /// Returns the present numbers of threads.
+    pub(in super::super) fn thread_numbers(&self) -> ThreadNumbers {
+        self.threads.present()
+    }
+
+    /// Returns what was found out about the numbers of threads since the last call.
+    pub(in super::super) fn take_thread_verdicts(&mut self) -> [Option<ThreadVerdict>; 3] {
+        self.threads.take_verdicts()
     }
 
     /// Returns how long the last decode call waited for those of other models.

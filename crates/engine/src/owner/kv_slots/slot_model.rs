@@ -8,7 +8,7 @@ use sapwood_proto::time::Time;
 
 use crate::adapters::{AdapterSet, DEFAULT_ADAPTERS, default_scales};
 use crate::api::{EngineError, ModelInfo};
-use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId};
+use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, ThreadNumbers};
 use crate::owner::checkpoints::Checkpoint;
 use crate::owner::sequence::RunningSequence;
 use crate::stats::Counter;
@@ -37,6 +37,11 @@ impl SlotModel {
 
     pub(in crate::owner) fn info(&self) -> ModelInfo {
         self.model.info()
+    }
+
+    /// Returns the present numbers of threads, if it computes with threads.
+    pub(in crate::owner) fn threads(&self) -> Option<ThreadNumbers> {
+        self.model.threads()
     }
 
     /// The model itself. Its slots are changed by [`super::KvSlots`] only.

@@ -93,6 +93,7 @@ pub(super) fn write(engines: &[WatchedEngine], text: &mut MetricsText) {
         }
     }
     write_cache(engines, text);
+    write_threads(engines, text);
     write_endings(engines, text);
     write_controller_failures(engines, text);
 }
@@ -122,6 +123,25 @@ fn write_cache(engines: &[WatchedEngine], text: &mut MetricsText) {
         let mut labels = vllm_labels(&engine.name);
         labels.extend([("block_size", "1"), ("num_gpu_blocks", blocks.as_str())]);
         text.sample(vllm::CACHE_CONFIG, &labels, 1);
+    }
+}
+
+/// Writes the numbers of threads, by what a call computes. Models without weights have none.
+fn write_threads(engines: &[WatchedEngine], text: &mut MetricsText) {
+    let name = names::ENGINE_THREADS;
+    text.family(name, "gauge", "Threads that compute a decode call.");
+    for engine in engines {
+        let stats = engine.stats();
+        for (calls, gauge) in [
+            ("decode", &stats.threads_decode),
+            ("prefill", &stats.threads_prefill),
+            ("few", &stats.threads_few),
+        ] {
+            let labels = [("model", &*engine.name), ("calls", calls)];
+            if gauge.get() > 0 {
+                text.sample(name, &labels, gauge.get());
+            }
+        }
     }
 }
 

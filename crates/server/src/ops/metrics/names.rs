@@ -41,6 +41,7 @@ pub(crate) const PREFIX_DISK_BYTES: &str = "sapwood_prefix_cache_disk_bytes";
 pub(crate) const PREFIX_DISK_READ_BYTES: &str = "sapwood_prefix_cache_disk_read_bytes_total";
 pub(crate) const PREFIX_DISK_WRITTEN_BYTES: &str = "sapwood_prefix_cache_disk_written_bytes_total";
 pub(crate) const PREFIX_DISK_FAILURES: &str = "sapwood_prefix_cache_disk_failures_total";
+pub(crate) const ENGINE_THREADS: &str = "sapwood_engine_threads";
 pub(crate) const PREEMPTIONS: &str = "sapwood_preemptions_total";
 pub(crate) const DRAFT_TOKENS: &str = "sapwood_draft_tokens_total";
 pub(crate) const ACCEPTED_TOKENS: &str = "sapwood_accepted_tokens_total";

@@ -7,7 +7,7 @@ use futures::{StreamExt, stream};
 use sapwood_engine::Engine;
 use sapwood_engine::api::{GenerationRequest, ModelInfo, Prompt, SharedVocabulary};
 use sapwood_engine::model::{
-    BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,
+    BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose, ThreadNumbers,
 };
 use sapwood_engine::scripted::{Config as Script, Scripted};
 use sapwood_engine::{Config, EngineOwner};
@@ -207,6 +207,13 @@ impl Model for Stuck {
     fn capacity(&self) -> Capacity {
         self.model.capacity()
     }
+    fn threads(&self) -> Option<ThreadNumbers> {
+        Some(ThreadNumbers {
+            decode: 3,
+            prefill: 4,
+            few: 2,
+        })
+    }
     fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
         self.model.open(slot, opening);
     }
@@ -246,11 +253,14 @@ fn oa_801_rendering_does_not_wait_for_an_engine_in_the_middle_of_a_step() {
         .unwrap();
     there.recv().unwrap();
     // The thread is inside the model, and stays there until after this.
-    assert!(
-        metrics
-            .render(Format::Text)
-            .contains("sapwood_engine_steps_total{model=")
-    );
+    let text = metrics.render(Format::Text);
+    assert!(text.contains("sapwood_engine_steps_total{model="));
+    for (calls, threads) in [("decode", 3), ("prefill", 4), ("few", 2)] {
+        let end = format!(",calls=\"{calls}\"}} {threads}");
+        let mut lines = text.lines();
+        let found = lines.any(|it| it.starts_with("sapwood_engine_threads{") && it.ends_with(&end));
+        assert!(found, "{calls}");
+    }
     drop(go);
     drop(handle);
 }
