@@ -30,6 +30,8 @@ pub struct RecommendedSampling {
     pub mirostat_tau: Option<f32>,
     /// As [`MirostatSampling::eta`](crate::api::MirostatSampling::eta).
     pub mirostat_eta: Option<f32>,
+    /// The length at which a request that sets none ends. No file has it: it is a default of a server.
+    pub max_tokens: Option<u32>,
 }
 
 impl RecommendedSampling {
@@ -69,6 +71,7 @@ impl RecommendedSampling {
             mirostat_tau: of_mirostat(self.mirostat_tau)
                 .filter(|value| (0.0..=100.0).contains(value)),
             mirostat_eta: of_mirostat(self.mirostat_eta).filter(is_fraction),
+            max_tokens: self.max_tokens.filter(|tokens| *tokens > 0),
         }
     }
 
@@ -93,6 +96,7 @@ impl From<RecommendedSampling> for GenerationParams {
             mirostat: recommended.mirostat,
             mirostat_tau: recommended.mirostat_tau,
             mirostat_eta: recommended.mirostat_eta,
+            max_tokens: recommended.max_tokens,
             ..Self::default()
         }
     }
@@ -116,6 +120,7 @@ mod tests {
             mirostat: Some(2),
             mirostat_tau: Some(value),
             mirostat_eta: Some(value),
+            max_tokens: None,
         };
         assert_eq!(all(0.5).valid(), all(0.5));
         let mirostat = RecommendedSampling {

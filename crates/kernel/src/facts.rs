@@ -6,6 +6,8 @@ use sapwood_engine::Engine;
 use sapwood_engine::api::{ModelInfo, SharedVocabulary};
 use sapwood_engine::embedding::{Embedder, EmbeddingInfo};
 
+use crate::model::SamplingDefaults;
+
 /// The facts of a model. They are part of its function's spec and change only with it.
 #[derive(Clone)]
 pub struct ModelFacts {
@@ -13,13 +15,16 @@ pub struct ModelFacts {
     pub info: ModelInfo,
     /// Its vocabulary and tokenizer.
     pub vocabulary: SharedVocabulary,
+    /// Its values for the parameters that a request leaves unset.
+    pub defaults: SamplingDefaults,
 }
 
 impl ModelFacts {
-    pub(crate) fn of(engine: &Engine) -> Self {
+    pub(crate) fn of(engine: &Engine, defaults: SamplingDefaults) -> Self {
         Self {
             info: engine.info().clone(),
             vocabulary: engine.vocabulary().clone(),
+            defaults,
         }
     }
 

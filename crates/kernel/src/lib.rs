@@ -98,7 +98,8 @@ pub use self::layer::{Layer, Next, layered};
 pub use self::meta::{ChoiceFinish, Meta, RunUsage};
 pub use self::model::{
     CONFIG_CONTEXT, GenerateConfig, ModelOptions, OutputParsers, PromptMode, ReasoningParser,
-    ToolParser, VariablesSharing, embedding_model, model, model_with, steered_model,
+    SamplingDefaults, ToolParser, VariablesSharing, embedding_model, model, model_with,
+    steered_model,
 };
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Node, NodeWriter, Retention, source_panics};

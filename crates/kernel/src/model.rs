@@ -15,6 +15,7 @@ pub(crate) mod output_parser;
 mod prompt;
 #[cfg(feature = "net")]
 pub(crate) mod remote;
+mod sampling_defaults;
 mod steer_choice;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,7 @@ pub use self::embedding::embedding_model;
 pub(crate) use self::output_parser::{DeclaredTools, OutputFormat, OutputSettings};
 pub use self::output_parser::{OutputParsers, ReasoningParser, ToolParser};
 use self::prompt::PromptRoom;
+pub use self::sampling_defaults::SamplingDefaults;
 pub(crate) use self::steer_choice::SteerChoice;
 use crate::Result;
 use crate::call::{Call, Instant};
@@ -80,11 +82,17 @@ pub struct ModelOptions {
     pub steering: Option<Steering>,
     /// What finds reasoning and tool calls in the output.
     pub parsers: OutputParsers,
+    /// Its values for the parameters that a call leaves unset.
+    pub defaults: SamplingDefaults,
 }
 
 /// The function of a model with these options.
 pub fn model_with(name: impl Into<Name>, engine: Engine, options: ModelOptions) -> Fun {
-    let ModelOptions { steering, parsers } = options;
+    let ModelOptions {
+        steering,
+        parsers,
+        defaults,
+    } = options;
     let name = name.into();
     let mut spec = Spec::new(name, engine.info().description.as_str()).effect(Effect::Idempotent);
     spec.inputs = inputs();
@@ -93,8 +101,8 @@ pub fn model_with(name: impl Into<Name>, engine: Engine, options: ModelOptions) 
     spec.inner = Some(InnerType::of::<api::Tokens>());
     spec.model = true;
     spec.steers = steering.is_some();
-    spec.sampling = engine.info().sampling;
-    let facts = Arc::new(ModelFacts::of(&engine));
+    spec.sampling = defaults.recommend(engine.info().sampling);
+    let facts = Arc::new(ModelFacts::of(&engine, defaults));
     spec.facts = Some(Arc::clone(&facts));
     let format = OutputFormat::new(parsers, &*facts.vocabulary);
     let local = Arc::new(LocalModel {
@@ -359,14 +367,14 @@ fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
 async fn read_config(call: &Call, facts: &ModelFacts) -> Result<GenerateConfig> {
     // A typed value has the ranges of the core, which the engine checks when the request is submitted (D-20).
     if let Some(config) = typed_config(call).await? {
-        return Ok(config);
+        return config.settled(&facts.defaults);
     }
     let config = written_config(call).await?;
     config.check_vocabulary(facts.info.vocabulary_tokens)?;
-    Ok(config)
+    config.settled(&facts.defaults)
 }
 
-/// The input `config` as the typed value of a face in this process.
+/// The input `config` as the typed value of a face in this process, before [`GenerateConfig::settled`].
 pub(crate) async fn typed_config(call: &Call) -> Result<Option<GenerateConfig>> {
     let Some(node) = call.inputs.get("config") else {
         return Ok(None);

@@ -389,7 +389,7 @@ pub const PARAMS: &[ParamSpec] = &[
 ];
 
 /// The parameters of the samplers that only llama.cpp has, which Triton and LMTP both take.
-pub(crate) const SAMPLER_PARAMS: [&str; 15] = [
+pub const SAMPLER_PARAMS: [&str; 15] = [
     "dry_multiplier",
     "dry_base",
     "dry_allowed_length",
@@ -442,6 +442,25 @@ const fn texts(ranges: &ParamRanges) -> Domain {
 }
 
 impl GenerationParams {
+    /// Gives each parameter of the table that is not set the value that it has in `defaults`. A list is set if it is not
+    /// empty.
+    pub fn fill_from(&mut self, defaults: &Self) {
+        let mut defaults = defaults.clone();
+        for param in PARAMS {
+            fill(param.field(self), param.field(&mut defaults));
+        }
+    }
+
+    /// Returns the first parameter of the table that is set and for which `is_wanted` is false.
+    #[must_use]
+    pub fn set_beside(&self, is_wanted: impl Fn(&str) -> bool) -> Option<&'static str> {
+        let (mut params, mut unset) = (self.clone(), Self::default());
+        let mut is_set = |param: &&ParamSpec| param.field(&mut params) != param.field(&mut unset);
+        let others = PARAMS.iter().filter(|param| !is_wanted(param.name));
+        let mut others = others.filter(|param| is_set(param));
+        others.next().map(|param| param.name)
+    }
+
     /// A bias as it was meant: -100 and below forbid the token (D-20).
     #[must_use]
     pub const fn bias(written: f32) -> f32 {
@@ -487,6 +506,44 @@ impl GenerationParams {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Moves the value of `from` to `field` if that has none. Both are the field of one row.
+fn fill(field: ParamField<'_>, from: ParamField<'_>) {
+    fn one<T>(field: &mut Option<T>, from: &mut Option<T>) {
+        if field.is_none() {
+            *field = from.take();
+        }
+    }
+    fn all<T>(field: &mut Vec<T>, from: &mut Vec<T>) {
+        if field.is_empty() {
+            *field = std::mem::take(from);
+        }
+    }
+    match (field, from) {
+        (ParamField::Count(field), ParamField::Count(from)) => one(field, from),
+        (ParamField::Window(field), ParamField::Window(from)) => one(field, from),
+        (ParamField::Number(field), ParamField::Number(from)) => one(field, from),
+        (ParamField::Seed(field), ParamField::Seed(from)) => one(field, from),
+        (ParamField::Flag(field), ParamField::Flag(from)) => one(field, from),
+        (ParamField::Texts(field), ParamField::Texts(from)) => all(field, from),
+        (ParamField::OptionalTexts(field), ParamField::OptionalTexts(from)) => one(field, from),
+        (ParamField::Samplers(field), ParamField::Samplers(from)) => one(field, from),
+        (ParamField::Lora(field), ParamField::Lora(from)) => one(field, from),
+        (ParamField::Tokens(field), ParamField::Tokens(from)) => all(field, from),
+        (
+            ParamField::Biases { tokens, texts },
+            ParamField::Biases {
+                tokens: from,
+                texts: from_texts,
+            },
+        ) if tokens.is_empty() && texts.is_empty() => {
+            *tokens = Arc::clone(from);
+            all(texts, from_texts);
+        }
+        // A row has one field, so that both are of one kind.
+        _ => {}
     }
 }
 

@@ -285,6 +285,7 @@ pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
         mirostat: number("mirostat").and_then(|version| u32::try_from(version).ok()),
         mirostat_tau: fraction("mirostat_tau"),
         mirostat_eta: fraction("mirostat_eta"),
+        max_tokens: None,
     };
     recommended.valid()
 }

@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::facts::ModelFacts;
 use crate::function::Fun;
 use crate::handler::{raw, streamed};
-use crate::model::{self, AnswerChunks, ModelCall, OutputFormat, OutputParsers};
+use crate::model::{self, AnswerChunks, ModelCall, OutputFormat, OutputParsers, SamplingDefaults};
 use crate::name::{Name, Port};
 use crate::pool::BlockingPool;
 use crate::spec::{Effect, InnerType, Spec};
@@ -43,6 +43,9 @@ pub struct LmtpModelTerms {
     pub context: Option<u32>,
     /// What finds reasoning and tool calls in the output, if there is a tokenizer.
     pub parsers: OutputParsers,
+    /// The values of this server for parameters that a call leaves unset. They are sent to the servers, which are asked for
+    /// nothing else than a call that sets them would ask for.
+    pub defaults: SamplingDefaults,
 }
 
 /// The model of `pool` as function `name` of this kernel. It takes the inputs of a model; without a tokenizer these are
@@ -61,7 +64,7 @@ pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -
     spec.inner = Some(InnerType::of::<Tokens>());
     spec.model = true;
     let facts = Arc::new(known.facts(&spec.name, &terms));
-    spec.sampling = facts.info.sampling;
+    spec.sampling = facts.defaults.recommend(facts.info.sampling);
     // Faces of tokens check a request before they submit it, as far as the facts of the model are known.
     spec.facts = Some(Arc::clone(&facts));
     let peer = Arc::new(LmtpPeer {

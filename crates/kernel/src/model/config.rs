@@ -18,6 +18,7 @@ use sapwood_proto::steer::{
 };
 use serde_json::{Map, Value, json};
 
+use super::sampling_defaults::SamplingDefaults;
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::error::Error;
@@ -29,6 +30,10 @@ pub struct GenerateConfig {
     /// The generation parameters, in the core's ranges; a call out of range fails with `BAD_CONFIG` and the name of the
     /// field. `priority` has no JSON form.
     pub params: GenerationParams,
+    /// The temperature of the caller's protocol, where neither `params` nor the model sets one. It has no JSON form.
+    pub default_temperature: Option<f32>,
+    /// Clips `max_tokens`, whoever sets it; where nobody does, this is it. It has no JSON form.
+    pub max_tokens_limit: Option<u32>,
     /// Receives the phase of the request before its first token. It has no JSON form: only a face in this process can
     /// set it.
     pub follower: Option<Follower>,
@@ -215,6 +220,24 @@ impl GenerateConfig {
             return Err(bad("logit_bias", &why));
         }
         Ok(())
+    }
+
+    /// Resolves what neither the caller nor the model leaves open: the caller's parameters first, then the model's
+    /// defaults, then those of the caller's protocol. Every reader of a config does this once.
+    ///
+    /// # Errors
+    /// `BAD_CONFIG` for a parameter that does not go with a default of the model.
+    pub(crate) fn settled(mut self, defaults: &SamplingDefaults) -> Result<Self> {
+        // Given tokens are scored: nothing is sampled, and nothing ends them.
+        if self.scored.is_none() {
+            defaults.fill(&mut self.params).map_err(out_of_range)?;
+        }
+        let params = &mut self.params;
+        params.temperature = params.temperature.or(self.default_temperature.take());
+        if let Some(most) = self.max_tokens_limit.take() {
+            params.max_tokens = Some(params.max_tokens.map_or(most, |max| max.min(most)));
+        }
+        Ok(self)
     }
 
     /// Applies the set fields to a request.

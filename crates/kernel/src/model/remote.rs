@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::config::{GenerateConfig, PromptMode};
 use super::{
-    PromptInput, PromptRoom, SuffixReader, prompt, read_json, read_tools, typed_config,
-    written_config,
+    PromptInput, PromptRoom, SamplingDefaults, SuffixReader, prompt, read_json, read_tools,
+    typed_config, written_config,
 };
 use crate::Result;
 use crate::call::Call;
@@ -46,6 +46,7 @@ impl RemoteCall {
             Some(config) => config,
             None => written_config(call).await?,
         };
+        let config = config.settled(&SamplingDefaults::default())?;
         refuse(call, &config)?;
         let tools = read_tools(call).await?;
         let input = PromptInput::of(call)?;

@@ -135,6 +135,7 @@ fn recommended(sent: &Map<String, Value>) -> RecommendedSampling {
         mirostat: count("mirostat"),
         mirostat_tau: float("mirostat_tau"),
         mirostat_eta: float("mirostat_eta"),
+        max_tokens: count("max_tokens"),
     };
     // A peer's values are not trusted: what is out of range is dropped, so that it cannot fail calls which set nothing.
     recommended.valid()

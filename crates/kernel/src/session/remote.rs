@@ -34,7 +34,7 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::handler::{raw, streamed};
-use crate::model;
+use crate::model::{self, SamplingDefaults};
 use crate::name::Name;
 use crate::node::Node;
 use crate::spec::{self, Spec};
@@ -206,6 +206,7 @@ fn role(input: &str) -> Option<&'static str> {
 async fn config(call: &Call) -> Result<Option<Node>> {
     match model::typed_config(call).await? {
         Some(config) => {
+            let config = config.settled(&SamplingDefaults::default())?;
             let written = Value::Object(config.to_json()?);
             Ok(Some(Chunk::json(&written)?.into()))
         }

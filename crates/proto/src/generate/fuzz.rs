@@ -79,7 +79,7 @@ pub fn body(bytes: &[u8]) {
                 settings
                     .params
                     .max_tokens
-                    .is_some_and(|max| max <= limits.new_tokens)
+                    .is_none_or(|max| max <= limits.new_tokens)
             );
             assert!(settings.params.stop.len() <= limits.stop_words);
         }

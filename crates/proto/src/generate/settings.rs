@@ -25,6 +25,8 @@ pub struct Settings {
     pub exclude_prompt: Option<bool>,
     /// The generation parameters.
     pub params: GenerationParams,
+    /// Clips `max_tokens`, also where the model has a default; a request without either gets it.
+    pub max_tokens_limit: Option<u32>,
     /// Time limit of the whole request.
     pub timeout: Option<Duration>,
     /// Steers the request (TR-1305).
@@ -150,10 +152,11 @@ impl Settings {
 
     fn limit(&mut self, limits: &RequestLimits) {
         if limits.new_tokens > 0 {
-            // Clipped instead of refused (TR-404): a request without a value gets the limit too.
+            // Clipped instead of refused (TR-404): a request without a value gets the limit too, unless the model has a
+            // default.
             let most = limits.new_tokens;
-            let asked = self.params.max_tokens;
-            self.params.max_tokens = Some(asked.map_or(most, |asked| asked.min(most)));
+            self.params.max_tokens = self.params.max_tokens.map(|asked| asked.min(most));
+            self.max_tokens_limit = Some(most);
         }
     }
 

@@ -602,15 +602,15 @@ fn tr_403_inputs_override_sampling_parameters_and_these_override_parameters() {
         ),
         // D-20: the newer name wins.
         (r#""max_tokens":5,"max_completion_tokens":8"#, Some(8)),
-        (
-            r#""max_new_tokens":7,"sampling_parameters":"{}""#,
-            Some(4_096),
-        ),
+        (r#""max_new_tokens":7,"sampling_parameters":"{}""#, None),
         (r#""max_tokens":99999"#, Some(4_096)),
-        (r#""top_k":1"#, Some(4_096)),
+        (r#""top_k":1"#, None),
     ] {
         assert_eq!(max(members), expect, "{members}");
     }
+    // TR-404: the limit also holds for a request without a value, which may have a default of the model.
+    let limit = asking(r#""top_k":1"#).unwrap().max_tokens_limit;
+    assert_eq!(limit, Some(4_096));
     let all = asking(
         r#""sampling_parameters":"{\"stop\":[\"a\",\"\"],\"logit_bias\":{\"5\":-100},\"n\":2,\"min_p\":0.5}",
         "min_length":3,"random_seed":18446744073709551615,"top_k":-1,"end_id":9,"stop_words":["","END"],

@@ -48,6 +48,7 @@ impl ModelLookup for FuzzModels {
             version: "0.1.0".to_owned(),
             deterministic: None,
             loading: false,
+            default_max_tokens: None,
         };
         match name {
             "tiny" => Ok(Arc::new(tiny)),

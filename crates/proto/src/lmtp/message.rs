@@ -41,14 +41,17 @@ pub struct GenerateRequest {
     /// Token ids of the prompt, used as they are.
     pub prompt: Vec<Token>,
     /// The parameters, in LMTP's ranges ([`ParamRanges::LMTP`](crate::params::ParamRanges::LMTP)); one that is not set
-    /// has LMTP's default. In a request that was read all defaults are filled in, and ids of `logit_bias` are within the
-    /// vocabulary, each once, in ascending order; a mask (version 2) is included.
+    /// has LMTP's default. In a request that was read `max_tokens` and `top_logprobs` are filled in, and ids of `logit_bias`
+    /// are within the vocabulary, each once, in ascending order; a mask (version 2) is included.
     pub params: GenerationParams,
     /// The controller that steers it, if any (version 2, LM-971). Shared, because each sample has a copy of the request.
     pub controller: Option<Arc<ControllerChoice>>,
 }
 
 impl GenerateRequest {
+    /// The temperature of a request that sets none.
+    pub const TEMPERATURE: f32 = 0.0;
+
     /// Maximum number of items of the stream.
     pub(super) fn max_tokens(&self) -> u32 {
         self.params.max_tokens.unwrap_or(MAX_TOKENS)
@@ -56,7 +59,7 @@ impl GenerateRequest {
 
     /// 0 selects the most likely token.
     pub(super) fn temperature(&self) -> f32 {
-        self.params.temperature.unwrap_or(TEMPERATURE)
+        self.params.temperature.unwrap_or(Self::TEMPERATURE)
     }
 
     /// Number of most likely tokens that each item shows beside the sampled one.
@@ -72,7 +75,7 @@ impl Default for GenerateRequest {
             prompt: Vec::new(),
             params: GenerationParams {
                 max_tokens: Some(MAX_TOKENS),
-                temperature: Some(TEMPERATURE),
+                temperature: Some(Self::TEMPERATURE),
                 top_logprobs: Some(TOP_LOGPROBS),
                 top_p: Some(1.0),
                 top_k: Some(0),
@@ -91,8 +94,7 @@ impl Default for GenerateRequest {
     }
 }
 
-const MAX_TOKENS: u32 = 32;
-const TEMPERATURE: f32 = 0.0;
+pub(super) const MAX_TOKENS: u32 = 32;
 const TOP_LOGPROBS: u32 = 1;
 
 /// SCORE: evaluates the probability of `scored` after `prompt`.

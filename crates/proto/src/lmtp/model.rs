@@ -34,6 +34,9 @@ pub struct LmtpModelInfo {
     /// The model is still loading, and these are the facts from its file; the tokenizer is not known yet.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub loading: bool,
+    /// The `max_tokens` of requests that set none, if it is another than the protocol's. Not a member of MODEL_INFO.
+    #[serde(skip)]
+    pub default_max_tokens: Option<u32>,
 }
 
 impl LmtpModelInfo {

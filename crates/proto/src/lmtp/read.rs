@@ -6,6 +6,7 @@ mod members;
 use std::sync::Arc;
 
 use super::json::{BadJson, RawValue, is_space, value};
+use super::message::MAX_TOKENS;
 use super::{
     ConnectionLimits, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason, Score, StreamId,
 };
@@ -60,9 +61,11 @@ pub(super) fn generate(
     strict: bool,
     prompt: Vec<Token>,
 ) -> Result<GenerateRequest, LmtpError> {
+    // What the request leaves to the model stays unset: the model may have defaults of its own.
     let mut wanted = GenerateRequest {
         prompt: opened(prompt, model)?,
-        ..GenerateRequest::default()
+        params: GenerationParams::default(),
+        controller: None,
     };
     let ranges = ParamRanges {
         top_logprobs: limits.max_top_logprobs,
@@ -104,6 +107,11 @@ pub(super) fn generate(
         }
     }
     refuse_unsupported(members, strict)?;
+    // These two also bound the items of the stream, so they are known before the model answers.
+    let max_tokens = model.default_max_tokens.unwrap_or(MAX_TOKENS);
+    wanted.params.max_tokens.get_or_insert(max_tokens);
+    let top_logprobs = wanted.top_logprobs();
+    wanted.params.top_logprobs = Some(top_logprobs);
     // After all members (LM-302). The prompt must leave room for at least one token (D-23).
     let length = wanted.prompt.len();
     fits(model, length, |context| length < context)?;

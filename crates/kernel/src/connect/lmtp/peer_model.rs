@@ -74,6 +74,7 @@ impl PeerModel {
         ModelFacts {
             info,
             vocabulary: vocabulary.unwrap_or_else(|| numbers()),
+            defaults: terms.defaults.clone(),
         }
     }
 }

@@ -410,7 +410,18 @@ fn lm_702_the_client_and_server_machines_interoperate() {
     let Some(LmtpOutput::Start(start)) = server.poll() else {
         panic!("work");
     };
-    assert_eq!(start.work, StreamDemand::Generate(wanted));
+    // What has its default is not sent (LM-703), and left to the model.
+    let received = GenerateRequest {
+        params: GenerationParams {
+            max_tokens: wanted.params.max_tokens,
+            temperature: wanted.params.temperature,
+            top_logprobs: wanted.params.top_logprobs,
+            logit_bias: wanted.params.logit_bias.clone(),
+            ..GenerationParams::default()
+        },
+        ..wanted
+    };
+    assert_eq!(start.work, StreamDemand::Generate(received));
     let top = vec![(9, -0.125), (5, -0.25)];
     let token = |finish| {
         StreamPiece::Item(TokenItem {

@@ -68,7 +68,7 @@ fn lm_301_what_lmql_sends_is_read() {
             repetition_penalty: Some(1.5),
             presence_penalty: Some(-1.0),
             frequency_penalty: Some(0.25),
-            ..GenerateRequest::default().params
+            ..GenerationParams::default()
         },
         ..GenerateRequest::default()
     };
@@ -86,13 +86,30 @@ fn lm_301_defaults_are_those_of_the_specification() {
         prompt: vec![1],
         params: GenerationParams {
             max_tokens: Some(32),
-            temperature: Some(0.0),
             top_logprobs: Some(1),
-            ..GenerateRequest::default().params
+            ..GenerationParams::default()
         },
         ..GenerateRequest::default()
     };
     assert_eq!(read, expected);
+    assert_eq!((read.max_tokens(), read.temperature()), (32, 0.0));
+}
+
+/// The stream may have as many items as the model's default allows.
+#[test]
+fn lm_301_a_default_of_the_model_takes_the_place_of_the_protocols() {
+    let model = LmtpModelInfo {
+        default_max_tokens: Some(64),
+        ..LmtpModelInfo::clone(&FuzzModels.find("tiny").unwrap())
+    };
+    for (members, expected) in [("", 64), (r#","max_tokens":7"#, 7)] {
+        let text = format!(r#"GENERATE {{"prompt":[1]{members}}}"#);
+        let (command, _) = command(&text).expect("a message");
+        let members = PayloadMembers::of(command.payload, Features::NONE).expect("an object");
+        let limits = ConnectionLimits::default();
+        let read = generate(&members, &model, &limits, false, vec![1]).unwrap();
+        assert_eq!(read.max_tokens(), expected, "{text}");
+    }
 }
 
 #[test]

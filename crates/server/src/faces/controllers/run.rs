@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::endpoint::{AskedAction, ControllersContext, time_left};
 use super::event_stream::{BegunRun, RunStream};
 use super::live_runs::LiveRun;
-use super::run_request::RunRequest;
+use super::run_request::{self, RunRequest};
 use super::run_variables::hex;
 use super::{body, models, refusals};
 use crate::http::rejection::Rejection;
@@ -97,6 +97,7 @@ fn begin(
 ) -> Run<Chunk> {
     let config = GenerateConfig {
         params: request.params,
+        default_temperature: Some(run_request::TEMPERATURE),
         // Without a controller there are no variables.
         sharer: request
             .controller

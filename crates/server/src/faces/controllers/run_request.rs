@@ -33,6 +33,8 @@ const REFUSED: [(&str, &str); 2] = [
         "top_logprobs is not a parameter of runs: their events have no place for log-probabilities",
     ),
 ];
+/// The temperature of a run that sets none.
+pub(super) const TEMPERATURE: f32 = 0.0;
 
 impl RunRequest {
     /// Reads the members; null is absent, and unknown ones are ignored.
@@ -82,10 +84,7 @@ impl RunRequest {
 
 /// Reads the generation parameters: all of the table, by the names and within the ranges of the core.
 fn params<'a>(given: impl Fn(&str) -> Option<&'a Value>) -> Result<GenerationParams, Rejection> {
-    let mut params = GenerationParams {
-        temperature: Some(0.0),
-        ..GenerationParams::default()
-    };
+    let mut params = GenerationParams::default();
     for param in PARAMS {
         let Some(value) = given(param.name) else {
             continue;
@@ -130,7 +129,7 @@ mod tests {
             read(json!({"controller": "t", "prompt": null, "max_tokens": null, "n": null}))
                 .unwrap();
         assert_eq!(request.prompt, "");
-        assert_eq!(request.params.temperature, Some(0.0));
+        assert_eq!(request.params.temperature, None);
         assert_eq!(
             (request.params.max_tokens, request.params.top_k),
             (None, None)

@@ -546,6 +546,7 @@ fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprob
             top_logprobs: logprobs.then(|| settings.params.top_logprobs.unwrap_or(0)),
             ..settings.params.clone()
         },
+        max_tokens_limit: settings.max_tokens_limit,
         prompt_mode: match prompt {
             // D-24: `text_input` is raw, unless the model's options say that it is a turn of a conversation.
             TextPrompt::Text(_) if !templated || settings.suffix.is_some() => PromptMode::Raw,

@@ -212,7 +212,9 @@ impl ModelLookup for CallerCatalog<'_> {
 
 /// The answer of MODEL_INFO for a model, and its tokenizer file, if there is one.
 fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
-    let ModelFacts { info, vocabulary } = facts;
+    let ModelFacts {
+        info, vocabulary, ..
+    } = facts;
     // A vocabulary of unknown size has no tokens to list, so it has neither EOS tokens nor special ones.
     let known = facts.vocabulary_tokens();
     let size = known.unwrap_or(0);
@@ -254,6 +256,7 @@ fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
         version: crate::VERSION.to_owned(),
         deterministic: info.deterministic,
         loading: false,
+        default_max_tokens: facts.defaults.params().max_tokens,
     };
     (model, file)
 }
@@ -271,6 +274,7 @@ fn unknown() -> LmtpModelInfo {
         version: crate::VERSION.to_owned(),
         deterministic: None,
         loading: false,
+        default_max_tokens: None,
     }
 }
 

@@ -17,7 +17,7 @@ use sapwood_kernel::{
     RequestedPorts, Run, Want,
 };
 use sapwood_proto::lmtp::{
-    self, Score, StreamFinish, StreamPiece, StreamStart, StreamUpdate, TokenItem,
+    self, GenerateRequest, Score, StreamFinish, StreamPiece, StreamStart, StreamUpdate, TokenItem,
 };
 use sapwood_proto::params::GenerationParams;
 use sapwood_proto::steer::Token;
@@ -104,6 +104,7 @@ impl StreamWork {
                 // Ranges were checked, and are within the core's (D-20).
                 let config = GenerateConfig {
                     params: wanted.params,
+                    default_temperature: Some(GenerateRequest::TEMPERATURE),
                     watched: controller.is_some(),
                     controller,
                     ..base

@@ -223,9 +223,17 @@ struct BrokenModel(Spec, Fun);
 impl BrokenModel {
     fn of(function: Fun) -> Fun {
         let mut spec = function.spec().clone();
-        let ModelFacts { info, vocabulary } = ModelFacts::clone(spec.facts.as_ref().unwrap());
+        let ModelFacts {
+            info,
+            vocabulary,
+            defaults,
+        } = ModelFacts::clone(spec.facts.as_ref().unwrap());
         let vocabulary = Arc::new(BrokenVocabulary(vocabulary));
-        spec.facts = Some(Arc::new(ModelFacts { info, vocabulary }));
+        spec.facts = Some(Arc::new(ModelFacts {
+            info,
+            vocabulary,
+            defaults,
+        }));
         Arc::new(Self(spec, function))
     }
 }
