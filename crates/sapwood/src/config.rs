@@ -14,6 +14,7 @@ pub(crate) mod lmtp;
 pub(crate) mod ports;
 pub(crate) mod references;
 pub(crate) mod remote_model;
+pub(crate) mod sampling;
 mod served_model;
 pub(crate) mod speculation;
 mod tls;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, stream};
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{
-    Error, Fun, InputSpec, Kernel, Mime, ModelFacts, ModelOptions, Name, OutputParsers, OutputSpec,
-    Port, Spec, Targets, embedding_model, generate, model_with, raw,
+    Error, Fun, InputSpec, Kernel, Mime, ModelFacts, ModelOptions, Name, OutputSpec, Port, Spec,
+    Targets, embedding_model, generate, model_with, raw,
 };
 use tokio::sync::Semaphore;
 
@@ -142,9 +142,14 @@ pub(crate) async fn start(
     planned: PlannedModel,
     controllers: &ProcessControllers,
 ) -> Result<StartedModel, CliError> {
-    let (name, parsers) = (planned.name.clone(), planned.parsers);
+    let name = planned.name.clone();
+    let options = ModelOptions {
+        steering: None,
+        parsers: planned.parsers,
+        defaults: planned.defaults.clone(),
+    };
     let engine = engine(planned).await?;
-    let function = function(&name, &engine, controllers, parsers).await?;
+    let function = function(&name, &engine, controllers, options).await?;
     Ok(StartedModel { engine, function })
 }
 
@@ -216,7 +221,7 @@ pub(crate) async fn load_with(
     Ok(())
 }
 
-/// The function of a loaded model.
+/// The function of a loaded model, with `options` and what steers it.
 ///
 /// # Errors
 /// If what steers it cannot be prepared.
@@ -224,14 +229,14 @@ async fn function(
     name: &str,
     model: &LoadedModel,
     controllers: &ProcessControllers,
-    parsers: OutputParsers,
+    options: ModelOptions,
 ) -> Result<Fun, CliError> {
     let name = Name::shared(name);
     Ok(match model {
         LoadedModel::Generating(engine) => {
             let options = ModelOptions {
                 steering: Some(controllers.steering(engine).await?),
-                parsers,
+                ..options
             };
             model_with(name, engine.clone(), options)
         }

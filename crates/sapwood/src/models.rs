@@ -13,7 +13,7 @@ use std::time::Duration;
 use sapwood_engine::embedded;
 use sapwood_engine::llama_options::LoraAdapter;
 use sapwood_engine::{PrefixDiskConfig, PrefixSharing, SpeculationMode, scripted};
-use sapwood_kernel::{ModelFacts, OutputParsers};
+use sapwood_kernel::{ModelFacts, OutputParsers, SamplingDefaults};
 use sapwood_server::faces::generate;
 
 use crate::config::speculation::SpeculationConfig;
@@ -42,6 +42,8 @@ pub(crate) struct PlannedModel {
     source: PlannedSource,
     /// What finds calls and reasoning in its output.
     pub(crate) parsers: OutputParsers,
+    /// Its values for parameters that a request leaves unset.
+    pub(crate) defaults: SamplingDefaults,
     /// Used only if llama.cpp is built in.
     #[cfg_attr(
         not(feature = "embedded"),
@@ -161,6 +163,7 @@ fn planned_by(
                     name: model.name.clone(),
                     required: model.required.unwrap_or(true),
                     parsers: model.parsers(),
+                    defaults: model.sampling.of(&config.engine.sampling),
                     limits: limits(config, &model.name, &size),
                     size,
                     residence: Residence::of(&config.engine, model),
@@ -184,6 +187,7 @@ fn planned_by(
         required: model.required.unwrap_or(true),
         source,
         parsers: model.parsers(),
+        defaults: model.sampling.of(&config.engine.sampling),
         limits: limits(config, &model.name, &size),
         size,
         residence: Residence::of(&config.engine, model),
@@ -284,6 +288,7 @@ fn demo(config: &Config) -> Result<PlannedModel, CliError> {
         required: true,
         source: PlannedSource::Demo,
         parsers: OutputParsers::default(),
+        defaults: config.engine.sampling.alone(),
         size,
         residence: Residence::of(&config.engine, &ServedModelConfig::default()),
         is_tried: config.engine.try_files,
@@ -389,7 +394,11 @@ impl PlannedModel {
         // With the same options as the load, so that the context length is the one that will be served.
         let outline = embedded::outline(&self.name, &source, &self.size.options());
         let (info, vocabulary) = outline.ok()?;
-        Some(ModelFacts { info, vocabulary })
+        Some(ModelFacts {
+            info,
+            vocabulary,
+            defaults: self.defaults.clone(),
+        })
     }
 
     /// Whether the memory that is available now is too little for it. Slow: call it where blocking is allowed.

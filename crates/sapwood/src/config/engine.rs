@@ -7,6 +7,7 @@ use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
+use super::sampling::SamplingConfig;
 use super::speculation::SpeculationConfig;
 use crate::failure::CliError;
 
@@ -67,6 +68,8 @@ pub(crate) struct EngineConfig {
     pub(crate) watchdog: Duration,
     /// What is passed on to llama.cpp.
     pub(crate) llama: LlamaOptions,
+    /// Values for sampling parameters that a request leaves unset.
+    pub(crate) sampling: SamplingConfig,
 }
 
 /// When a model is loaded.
@@ -116,6 +119,7 @@ impl Default for EngineConfig {
             idle_unload: Duration::ZERO,
             watchdog: Duration::from_secs(30),
             llama: LlamaOptions::default(),
+            sampling: SamplingConfig::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::engine::LoadTime;
 use super::generate::{ModelCompat, TensorConfig};
+use super::sampling::SamplingConfig;
 use super::speculation::SpeculationConfig;
 use super::upstream::UpstreamConfig;
 use crate::failure::CliError;
@@ -64,6 +65,9 @@ pub(crate) struct ServedModelConfig {
     /// Overrides single options of `engine.llama`.
     #[serde(default)]
     pub(crate) llama: LlamaOptions,
+    /// Overrides single keys of `engine.sampling`. Of a model of backend `upstream` these alone count.
+    #[serde(default, serialize_with = "SamplingConfig::serialize_set")]
+    pub(crate) sampling: SamplingConfig,
     /// LoRA adapters, of which requests may choose.
     #[serde(default)]
     pub(crate) lora: Vec<LoraAdapter>,
@@ -210,6 +214,7 @@ impl ServedModelConfig {
             })?;
         }
         self.check_upstream()?;
+        self.check_sampling()?;
         self.check_served()
     }
 

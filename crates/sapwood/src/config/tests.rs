@@ -1,6 +1,7 @@
 //! Tests of layers and their origins, of the example file, and of refused configurations.
 
 mod llama;
+mod sampling;
 
 use std::path::Path;
 
@@ -98,6 +99,30 @@ const WRONG: &[(&str, [&str; 3])] = &[
     (
         "[engine]\nctx = \"many\"",
         ["engine.ctx", "many", "sapwood.toml"],
+    ),
+    (
+        "[engine.sampling]\ntemperature = 101",
+        [
+            "engine.sampling.temperature: must be",
+            "not 101",
+            "sapwood.toml",
+        ],
+    ),
+    (
+        "[engine.sampling]\ntop_kk = 4",
+        ["engine.sampling", "did you mean `top_k`?", "sapwood.toml"],
+    ),
+    (
+        "[engine.sampling]\nn = 2",
+        ["unknown field", "frequency_penalty", "sapwood.toml"],
+    ),
+    (
+        "[[models]]\nname = \"a\"\nbackend = \"scripted\"\nsampling = { samplers = [\"top_q\"] }",
+        ["sampling.samplers: must be", "top_n_sigma", "sapwood.toml"],
+    ),
+    (
+        "[[models]]\nname = \"a\"\nbackend = \"scripted\"\nembedding = true\nsampling = { seed = 1 }",
+        ["models.sampling", "`a`", "embeds"],
     ),
     (
         "[[models]]\nname = \"a\"\nbakend = \"mock\"",

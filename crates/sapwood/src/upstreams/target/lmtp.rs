@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use futures::FutureExt;
 use sapwood_kernel::connect::lmtp::{LmtpModelTerms, function};
-use sapwood_kernel::{Name, OutputParsers};
+use sapwood_kernel::{Name, OutputParsers, SamplingDefaults};
 use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
 use sapwood_net::lmtp::{ConnectOptions, PeerAddress};
 use sapwood_proto::code::Code;
@@ -32,6 +32,8 @@ pub(crate) struct PeerPool {
     context: Option<u32>,
     /// What finds calls and reasoning in its output.
     parsers: OutputParsers,
+    /// Its values for parameters that a call leaves unset.
+    defaults: SamplingDefaults,
     watchers: Watchers,
 }
 
@@ -56,6 +58,7 @@ pub(super) fn read(
         tokenizer,
         context: None,
         parsers: OutputParsers::default(),
+        defaults: SamplingDefaults::default(),
         watchers: watchers.clone(),
     }))
 }
@@ -76,6 +79,7 @@ pub(in crate::upstreams) fn configured(
         tokenizer: upstream.tokenizer.clone(),
         context: model.ctx,
         parsers: model.parsers(),
+        defaults: model.sampling.alone(),
         settings: pool::PoolOptions {
             seeded: upstream.failover.seeded,
             ..pool::PoolOptions::default()
@@ -144,6 +148,7 @@ pub(super) async fn dial(peers: &PeerPool) -> Result<UpstreamLink, Status> {
         vocabulary: tokenizer.map(|one| one as _),
         context: peers.context,
         parsers: peers.parsers,
+        defaults: peers.defaults.clone(),
     };
     let Watchers { metrics, pools } = &peers.watchers;
     // Registered only now: a pool whose tokenizer cannot be used is dropped again.

@@ -51,6 +51,7 @@ fn peers(tokenizer: Option<PathBuf>) -> PeerPool {
         tokenizer,
         context: None,
         parsers: sapwood_kernel::OutputParsers::default(),
+        defaults: sapwood_kernel::SamplingDefaults::default(),
         watchers: Watchers {
             metrics: Arc::new(ServerMetrics::new().unwrap()),
             pools: Pools::default(),
