@@ -15,6 +15,7 @@ mod lmtp;
 mod mock;
 mod models;
 mod run;
+mod sampling_flags;
 mod serve;
 #[cfg(feature = "embedded")]
 mod try_model;

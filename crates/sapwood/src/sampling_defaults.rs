@@ -18,11 +18,13 @@ const USUAL: RecommendedSampling = RecommendedSampling {
     mirostat: None,
     mirostat_tau: None,
     mirostat_eta: None,
+    max_tokens: None,
 };
 
 /// Adds the values that `config` does not set, in either spelling.
-pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSampling) {
+pub(crate) fn fill(config: &mut Map<String, Value>, mut recommended: RecommendedSampling) {
     // All or nothing: values are chosen together, and a recommended temperature does not fit another one's `min_p`.
+    let max_tokens = recommended.max_tokens.take();
     let recommended = if recommended.is_empty() {
         USUAL
     } else {
@@ -31,9 +33,13 @@ pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSamp
     // Mirostat takes the place of the samplers that drop tokens: of those that the user has chosen, nothing would be left.
     let dropped_by_user = DROPPING.iter().any(|name| is_set(config, name));
     let recommended = RecommendedSampling {
-        mirostat: recommended.mirostat.filter(|_| !dropped_by_user),
+        // 0 and not nothing: a server whose model has it as a default recommends it too.
+        mirostat: recommended
+            .mirostat
+            .map(|version| if dropped_by_user { 0 } else { version }),
         mirostat_tau: recommended.mirostat_tau.filter(|_| !dropped_by_user),
         mirostat_eta: recommended.mirostat_eta.filter(|_| !dropped_by_user),
+        max_tokens,
         ..recommended
     };
     let recommended = GenerationParams::from(recommended).to_json();
@@ -56,7 +62,7 @@ const DROPPING: [&str; 7] = [
 ];
 
 /// Whether the user has set a parameter: GENERATE takes both spellings.
-fn is_set(config: &Map<String, Value>, name: &str) -> bool {
+pub(crate) fn is_set(config: &Map<String, Value>, name: &str) -> bool {
     config.keys().any(|key| plain(key) == plain(name))
 }
 
@@ -107,15 +113,24 @@ mod tests {
                 surprise,
                 json!({"temperature": 0.9, "mirostat": 2, "mirostat_tau": 5.0}),
             ),
+            // A length is no way to sample.
+            (
+                json!({}),
+                RecommendedSampling {
+                    max_tokens: Some(9),
+                    ..none
+                },
+                json!({"temperature": 0.7, "top_p": 0.95, "min_p": 0.05, "max_tokens": 9}),
+            ),
             (
                 json!({"topP": 0.5}),
                 surprise,
-                json!({"topP": 0.5, "temperature": 0.9}),
+                json!({"topP": 0.5, "temperature": 0.9, "mirostat": 0}),
             ),
             (
                 json!({"samplers": ["top_k"]}),
                 surprise,
-                json!({"samplers": ["top_k"], "temperature": 0.9}),
+                json!({"samplers": ["top_k"], "temperature": 0.9, "mirostat": 0}),
             ),
         ] {
             let mut config = sent.as_object().unwrap().clone();

@@ -22,6 +22,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use serde_json::{Map, Value};
 
+use super::sampling_flags::SamplingFlags;
 use super::{Common, TargetFlags};
 use crate::client::{self, ClientTarget, to_cli_error};
 use crate::failure::{CliError, Exit};
@@ -37,15 +38,6 @@ pub(super) struct ChatArgs {
     /// The system message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// 0 always takes the likeliest token; higher varies more
-    #[arg(long, value_name = "0..2")]
-    temperature: Option<f64>,
-    /// Maximum number of tokens per answer
-    #[arg(long, value_name = "N")]
-    max_tokens: Option<u32>,
-    /// The same seed and conversation give the same answers
-    #[arg(long)]
-    seed: Option<u64>,
     /// The model to use, if there are several
     #[arg(long, value_name = "NAME")]
     target: Option<String>,
@@ -55,6 +47,8 @@ pub(super) struct ChatArgs {
     /// Show the demo model's answers as fast as they come; on a terminal they come at a reading pace
     #[arg(long)]
     full_speed: bool,
+    #[command(flatten)]
+    sampling: SamplingFlags,
     #[command(flatten)]
     server: TargetFlags,
 }
@@ -88,6 +82,11 @@ impl ChatArgs {
     }
 }
 
+/// The parameter that a command changes.
+const TEMPERATURE: &str = "temperature";
+/// The parameter that tells a full context from an answer as long as wanted.
+const MAX_TOKENS: &str = "max_tokens";
+
 /// A running chat.
 struct ChatSession<'a> {
     chat: &'a ChatArgs,
@@ -95,7 +94,8 @@ struct ChatSession<'a> {
     conversation: ChatHistory,
     /// The target of the next question.
     target: Option<String>,
-    temperature: Option<f64>,
+    /// The parameters that the user has set.
+    sampling: Map<String, Value>,
     exit: Exit,
 }
 
@@ -106,7 +106,7 @@ impl<'a> ChatSession<'a> {
             server: target,
             conversation: ChatHistory::new(chat.system.clone()),
             target: chat.target.clone(),
-            temperature: chat.temperature,
+            sampling: chat.sampling.params(),
             exit: Exit::Ok,
         }
     }
@@ -183,12 +183,14 @@ impl<'a> ChatSession<'a> {
     fn set_temperature(&mut self, given: &str) {
         match (given, given.parse::<f64>()) {
             ("", _) => {}
-            ("-", _) => self.temperature = None,
-            (_, Ok(value)) if (0.0..=100.0).contains(&value) => self.temperature = Some(value),
+            ("-", _) => drop(self.sampling.remove(TEMPERATURE)),
+            (_, Ok(value)) if (0.0..=100.0).contains(&value) => {
+                self.sampling.insert(TEMPERATURE.to_owned(), value.into());
+            }
             _ => return output::message("Write a number from 0 to 100, such as /temperature 0.7"),
         }
         let config = self.config();
-        let temperature = config.get("temperature");
+        let temperature = config.get(TEMPERATURE);
         let temperature = temperature.map_or_else(|| "the model's own".into(), Value::to_string);
         output::whisper(format!("The temperature is {temperature}."));
     }
@@ -273,15 +275,7 @@ impl<'a> ChatSession<'a> {
     }
 
     fn config(&self) -> Map<String, Value> {
-        let given = [
-            ("temperature", self.temperature.map(Value::from)),
-            ("max_tokens", self.chat.max_tokens.map(Value::from)),
-            ("seed", self.chat.seed.map(Value::from)),
-        ];
-        let given = given
-            .into_iter()
-            .filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        let mut config: Map<String, Value> = given.collect();
+        let mut config = self.sampling.clone();
         sampling_defaults::fill(&mut config, self.server.recommended(self.target.as_deref()));
         config
     }
@@ -334,8 +328,9 @@ impl<'a> ChatSession<'a> {
             .finish
             .values()
             .any(|reason| *reason == ChoiceFinish::Length);
-        // With `--max-tokens` the length is the user's wish; without, only the context can have ended the answer.
-        Ok(if cut && self.chat.max_tokens.is_none() {
+        // With `--max-tokens` the length is the user's wish, or it is a default of the model; without, only the context can
+        // have ended the answer.
+        Ok(if cut && !self.config().contains_key(MAX_TOKENS) {
             AnswerEnd::Full
         } else {
             AnswerEnd::Whole

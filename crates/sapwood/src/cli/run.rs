@@ -10,6 +10,7 @@ use sapwood_kernel::{Chunk, Kernel, Mime, Node, Port};
 use serde_json::{Map, json};
 use tokio::io::AsyncReadExt;
 
+use super::sampling_flags::SamplingFlags;
 use super::{Common, TargetFlags};
 use crate::client::{self, ClientTarget, to_cli_error};
 use crate::config::Config;
@@ -37,6 +38,8 @@ pub(super) struct RunArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    sampling: SamplingFlags,
+    #[command(flatten)]
     server: TargetFlags,
 }
 
@@ -59,8 +62,10 @@ impl RunArgs {
         }
         // After the inputs are read: a missing file is reported before a model is loaded.
         let place = client::open(&config, self.wanted(&config, &inputs)).await?;
-        let inputs = self.sampled(&place, inputs);
-        let ended = self.call(&place, inputs).await;
+        let ended = match self.sampled(&place, inputs) {
+            Ok(inputs) => self.call(&place, inputs).await,
+            Err(failure) => Err(failure),
+        };
         place.close().await;
         ended
     }
@@ -80,13 +85,16 @@ impl RunArgs {
         }
     }
 
-    /// The inputs, with the sampling defaults where the user sets none (D-53): in calls of GENERATE and of models,
-    /// unless their config comes from a source that cannot be read in advance.
+    /// The inputs, with the sampling parameters of flags, and the defaults where the user sets none (D-53): in calls of
+    /// GENERATE and of models, unless their config comes from a source that cannot be read in advance.
+    ///
+    /// # Errors
+    /// A flag in a call that has no such parameter, or whose config sets it already or cannot be read.
     fn sampled(
         &self,
         place: &ClientTarget,
         mut inputs: Vec<(String, GivenInput)>,
-    ) -> Vec<(String, Node)> {
+    ) -> Result<Vec<(String, Node)>, CliError> {
         let text = |inputs: &[(String, GivenInput)], wanted: &str| {
             let given = inputs.iter().find(|(name, _)| name == wanted);
             given.map(|(_, given)| given.text().map(str::to_owned))
@@ -102,14 +110,32 @@ impl RunArgs {
             None => Some(Map::new()),
             Some(text) => text.and_then(|text| serde_json::from_str(&text).ok()),
         };
+        let wrong = |why: &str| {
+            let flag = self.sampling.named();
+            flag.map_or(Ok(()), |flag| Err(CliError::usage(format!("{flag}{why}"))))
+        };
+        match (&target, &config) {
+            (None, _) => wrong(" is for GENERATE and for models, and this function is none")?,
+            (_, None) => wrong(": the input `config` can only be read by the call; set it there")?,
+            _ => {}
+        }
         if let (Some(model), Some(mut config)) = (target, config) {
+            for (name, value) in self.sampling.params() {
+                if sampling_defaults::is_set(&config, &name) {
+                    let what = format!(
+                        "the input `config` and a flag both set {name}: remove one of them"
+                    );
+                    return Err(CliError::usage(what));
+                }
+                config.insert(name, value);
+            }
             sampling_defaults::fill(&mut config, place.recommended(model.as_deref()));
             inputs.retain(|(name, _)| name != CONFIG);
             let config = serde_json::Value::Object(config);
             inputs.push((CONFIG.to_owned(), GivenInput::Node(Node::from(config))));
         }
         let node = |(name, given): (String, GivenInput)| (name, given.into_node());
-        inputs.into_iter().map(node).collect()
+        Ok(inputs.into_iter().map(node).collect())
     }
 
     /// Calls the function and writes its output. Returning drops the run, which cancels it.

@@ -26,6 +26,7 @@ use sapwood_server::ops::drain;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
+use super::sampling_flags::SamplingFlags;
 use super::{Common, ModelFlags};
 use crate::config::layers::{Flags, Layers, list};
 use crate::config::{ClientCertificates, Config, keys};
@@ -83,6 +84,9 @@ pub(super) struct ServeCommand {
     /// Unload a model after this long without a call; the next call loads it again. 0s: never
     #[arg(long, value_name = "DURATION")]
     idle_unload: Option<String>,
+    /// Defaults of every model, for what a request leaves unset.
+    #[command(flatten)]
+    sampling: SamplingFlags,
     #[command(flatten)]
     models: ModelFlags,
 }
@@ -122,6 +126,7 @@ impl ServeCommand {
             flags.set(key, flag, path);
         }
         flags.set("insecure", "--insecure", self.insecure.then_some(true));
+        self.sampling.set(&mut flags);
         self.models.set(&mut flags)?;
         common.layers(flags)
     }

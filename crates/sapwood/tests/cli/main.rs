@@ -23,6 +23,7 @@ mod mock;
 mod peak;
 mod process;
 mod remote;
+mod sampling;
 mod secrets;
 mod server;
 #[cfg(feature = "embedded")]
