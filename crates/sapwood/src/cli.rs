@@ -9,6 +9,8 @@ mod config;
 mod controller;
 mod doctor;
 mod draft_flags;
+mod embedding_flags;
+mod engine_flags;
 mod key;
 mod llama_flags;
 mod lmtp;
@@ -33,6 +35,7 @@ use crate::config::{Config, DEMO};
 use crate::failure::{CliError, Exit};
 use crate::hub::ModelSource;
 use draft_flags::DraftFlags;
+use embedding_flags::EmbeddingFlags;
 use llama_flags::LlamaFlags;
 
 /// One server, runtime and library for streaming generative AI.
@@ -127,6 +130,8 @@ struct ModelFlags {
     llama: Box<LlamaFlags>,
     #[command(flatten)]
     draft: Box<DraftFlags>,
+    #[command(flatten)]
+    embedding: Box<EmbeddingFlags>,
 }
 
 impl ModelFlags {
@@ -144,10 +149,12 @@ impl ModelFlags {
         .find_map(|(flag, given)| given.then_some(flag))
         .or_else(|| self.llama.named())
         .or_else(|| self.draft.named())
+        .or_else(|| self.embedding.named())
     }
 
     fn set(&self, flags: &mut Flags) -> Result<(), CliError> {
         let mut keys = self.draft.of_model(self.model.len())?;
+        keys.extend(self.embedding.of_model(self.model.len())?);
         let lora = self.llama.adapters(self.model.len())?;
         keys.push(("lora".to_owned(), list(lora)));
         if !self.model.is_empty() {
@@ -413,7 +420,11 @@ mod tests {
             r#"["a=CPU","b=CPU","c=CPU"]"#,
         ),
         (&["--no-mmap"], "mmap", "false"),
+        (&["--mmap"], "mmap", "true"),
+        (&["--no-mmap", "--mmap"], "mmap", "true"),
         (&["--mlock"], "mlock", "true"),
+        (&["--no-mlock"], "mlock", "false"),
+        (&["--no-mlock", "--mlock"], "mlock", "true"),
         (&["--numa", "isolate"], "numa", r#""isolate""#),
         (&["-ctk", "q8_0"], "cache_type_k", r#""q8_0""#),
         (&["-ctv", "iq4_nl"], "cache_type_v", r#""iq4_nl""#),
@@ -439,6 +450,7 @@ mod tests {
             r#"["a=int:1"]"#,
         ),
         (&["--spm-infill"], "spm_infill", "true"),
+        (&["--spm-infill", "--no-spm-infill"], "spm_infill", "false"),
     ];
 
     #[test]
@@ -533,6 +545,27 @@ mod tests {
             assert_eq!((most, p_min), (8, 0.5));
         }
         for given in [&["-md", "b"][..], &["-m", "a", "-m", "c", "-cd", "5"]] {
+            let why = set(given).unwrap_err().to_string();
+            assert!(why.contains("one --model"), "{why}");
+        }
+    }
+
+    #[test]
+    fn the_only_model_embeds_if_it_is_said_to() {
+        use crate::config::PoolingConfig;
+        let set = |given: &str| {
+            let given = given.split(' ').map(OsString::from);
+            let models = ModelsOnly::try_parse_from(arguments(given)).unwrap().models;
+            let mut flags = Flags::default();
+            models.set(&mut flags)?;
+            let read = figment::Figment::from(flags);
+            let read: Vec<crate::config::ServedModelConfig> = read.extract_inner("models").unwrap();
+            Ok::<_, CliError>((read[0].embedding, read[0].pooling))
+        };
+        assert_eq!(set("sapwood -m a.gguf").unwrap(), (None, None));
+        let given = "sapwood -m a.gguf --embeddings --pooling cls";
+        assert_eq!(set(given).unwrap(), (Some(true), Some(PoolingConfig::Cls)));
+        for given in ["sapwood --embeddings", "sapwood -m a -m b --pooling mean"] {
             let why = set(given).unwrap_err().to_string();
             assert!(why.contains("one --model"), "{why}");
         }

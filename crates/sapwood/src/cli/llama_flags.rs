@@ -37,12 +37,16 @@ pub(super) struct LlamaFlags {
     /// Buffer type of the tensors whose names match: REGEX=BUFFER,..; may be repeated (-ot)
     #[arg(long, value_name = "REGEX=BUFFER,..", value_delimiter = ',')]
     override_tensor: Vec<String>,
-    /// Read the file instead of mapping it
-    #[arg(long)]
+    /// Read the file instead of mapping it; --mmap takes that back
+    #[arg(long, overrides_with = "mmap")]
     no_mmap: bool,
-    /// Lock the weights in memory, so that they are not swapped out
-    #[arg(long)]
+    #[arg(long, overrides_with = "no_mmap", hide = true)]
+    mmap: bool,
+    /// Lock the weights in memory, so that they are not swapped out; --no-mlock takes that back
+    #[arg(long, overrides_with = "no_mlock")]
     mlock: bool,
+    #[arg(long, overrides_with = "mlock", hide = true)]
+    no_mlock: bool,
     /// Placement on the nodes of a NUMA machine
     #[arg(long, value_parser = ["distribute", "isolate", "numactl"])]
     numa: Option<String>,
@@ -94,9 +98,12 @@ pub(super) struct LlamaFlags {
     /// Metadata that replaces the file's: KEY=TYPE:VALUE, of type int, float, bool or str; may be repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     override_kv: Vec<String>,
-    /// Put the suffix first in prompts for fill in the middle, for models that were trained so
-    #[arg(long)]
+    /// Put the suffix first in prompts for fill in the middle, for models that were trained so; --no-spm-infill takes that
+    /// back
+    #[arg(long, overrides_with = "no_spm_infill")]
     spm_infill: bool,
+    #[arg(long, overrides_with = "spm_infill", hide = true)]
+    no_spm_infill: bool,
     /// Load this LoRA adapter (GGUF) with the model, with its scale if it is not 1; may be repeated
     #[arg(long, value_name = "PATH[=SCALE]", value_delimiter = ',')]
     lora: Vec<String>,
@@ -120,11 +127,14 @@ impl LlamaFlags {
         let number = |value: Option<f64>| value.map(Value::from);
         let texts = |values: &[String]| all(values.iter().cloned().map(Value::from));
         let split = self.tensor_split.iter().copied().map(Value::from);
-        let no_mmap = self.no_mmap.then(|| Value::from(false));
-        let mlock = self.mlock.then(|| Value::from(true));
-        let spm_infill = self.spm_infill.then(|| Value::from(true));
+        let mmap = Switch::new(("--mmap", self.mmap), ("--no-mmap", self.no_mmap));
+        let mlock = Switch::new(("--mlock", self.mlock), ("--no-mlock", self.no_mlock));
+        let spm_infill = Switch::new(
+            ("--spm-infill", self.spm_infill),
+            ("--no-spm-infill", self.no_spm_infill),
+        );
         macro_rules! rows {
-            ($($field:literal $flag:literal $value:expr;)*) => {
+            ($($field:literal $flag:tt $value:expr;)*) => {
                 [$((concat!("engine.llama.", $field), $flag, $value)),*]
             };
         }
@@ -134,8 +144,8 @@ impl LlamaFlags {
             "tensor_split" "--tensor-split" all(split);
             "main_gpu" "--main-gpu" count(self.main_gpu);
             "override_tensor" "--override-tensor" texts(&self.override_tensor);
-            "mmap" "--no-mmap" no_mmap;
-            "mlock" "--mlock" mlock;
+            "mmap" (mmap.flag) mmap.value;
+            "mlock" (mlock.flag) mlock.value;
             "numa" "--numa" text(&self.numa);
             "cache_type_k" "--cache-type-k" text(&self.cache_type_k);
             "cache_type_v" "--cache-type-v" text(&self.cache_type_v);
@@ -153,7 +163,7 @@ impl LlamaFlags {
             "yarn_beta_fast" "--yarn-beta-fast" number(self.yarn_beta_fast);
             "yarn_beta_slow" "--yarn-beta-slow" number(self.yarn_beta_slow);
             "override_kv" "--override-kv" texts(&self.override_kv);
-            "spm_infill" "--spm-infill" spm_infill;
+            "spm_infill" (spm_infill.flag) spm_infill.value;
         }
     }
 
@@ -199,6 +209,23 @@ impl LlamaFlags {
     pub(super) fn set(&self, flags: &mut Flags) {
         for (key, flag, value) in self.values() {
             flags.set(key, flag, value);
+        }
+    }
+}
+
+/// A key that one flag turns on and another one off, so that a command line can undo what a file says. The parser leaves the
+/// later of the two.
+struct Switch {
+    /// The flag that was given.
+    flag: &'static str,
+    value: Option<Value>,
+}
+
+impl Switch {
+    fn new((on, is_on): (&'static str, bool), (off, is_off): (&'static str, bool)) -> Self {
+        Self {
+            flag: if is_off { off } else { on },
+            value: (is_on || is_off).then(|| Value::from(is_on)),
         }
     }
 }

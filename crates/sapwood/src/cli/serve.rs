@@ -26,6 +26,7 @@ use sapwood_server::ops::drain;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
+use super::engine_flags::EngineFlags;
 use super::sampling_flags::SamplingFlags;
 use super::{Common, ModelFlags};
 use crate::config::layers::{Flags, Layers, list};
@@ -81,9 +82,8 @@ pub(super) struct ServeCommand {
     /// Maximum size of a Triton request in bytes, as JSON and as tensors
     #[arg(long, value_name = "BYTES")]
     http_max_input_size: Option<usize>,
-    /// Unload a model after this long without a call; the next call loads it again. 0s: never
-    #[arg(long, value_name = "DURATION")]
-    idle_unload: Option<String>,
+    #[command(flatten)]
+    engine: EngineFlags,
     /// Defaults of every model, for what a request leaves unset.
     #[command(flatten)]
     sampling: SamplingFlags,
@@ -99,7 +99,6 @@ impl ServeCommand {
             ("listen_grpc", "--listen-grpc", &self.listen_grpc),
             ("listen_metrics", "--listen-metrics", &self.listen_metrics),
             ("preset", "--preset", &self.preset),
-            ("engine.idle_unload", "--idle-unload", &self.idle_unload),
         ] {
             flags.set(key, flag, sent.clone());
         }
@@ -126,6 +125,7 @@ impl ServeCommand {
             flags.set(key, flag, path);
         }
         flags.set("insecure", "--insecure", self.insecure.then_some(true));
+        self.engine.set(&mut flags);
         self.sampling.set(&mut flags);
         self.models.set(&mut flags)?;
         common.layers(flags)
