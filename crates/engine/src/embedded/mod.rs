@@ -24,7 +24,6 @@ mod marks;
 mod memory;
 mod outline;
 mod plan;
-mod processors;
 pub mod random;
 mod source;
 mod start_line;

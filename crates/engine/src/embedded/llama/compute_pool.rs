@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use llama_cpp_sys_2 as sys;
 
-use super::super::processors;
 use super::backends::ThreadpoolFunctions;
 use crate::model::DecodeSignals;
+use crate::processors;
 
 /// The maximum of threads of one decode call.
 pub(in super::super) const THREADS_MAX: u32 = 256;

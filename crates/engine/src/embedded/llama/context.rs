@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use llama_cpp_sys_2 as sys;
 
 use super::super::guard::{guarded, throwing};
-use super::super::processors;
 use super::super::thread_choice::{ThreadChoice, ThreadChoices, ThreadVerdict, worth_trying};
 use super::batch::LlamaBatch;
 use super::compute_pool::{self, ComputePool, THREADS_MAX};
@@ -20,6 +19,7 @@ use super::params::set_context_params;
 use super::{LAST_ERROR, take_last_error};
 use crate::llama_options::LlamaOptions;
 use crate::model::{BatchEntry, DecodeSignals, Interrupt, ThreadNumbers};
+use crate::processors;
 
 /// The result of a decode call that threw an exception; distinct from llama.cpp's own codes.
 pub(super) const THROWN: i32 = i32::MIN;
