@@ -86,6 +86,9 @@ pub struct Config {
     /// The maximum of tokens of a draft. Drafts are shorter where less is accepted, and where they would take more time than
     /// they save.
     pub draft_tokens_max: u32,
+    /// Threads that sample the output rows of a step, where there are enough of them; at most 16, shared by all engines of the
+    /// process. `None`: as many as there are processors. 1: the engine's own.
+    pub sample_threads: Option<u32>,
     /// Requests without a seed get one derived from this number. `None`: derived from the operating system's
     /// randomness.
     pub seed: Option<u64>,
@@ -108,6 +111,7 @@ impl Default for Config {
             prefix_disk: None,
             speculation: SpeculationMode::default(),
             draft_tokens_max: 16,
+            sample_threads: None,
             seed: None,
         }
     }

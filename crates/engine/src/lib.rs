@@ -47,7 +47,6 @@ mod prefix_disk;
 mod prefix_entry;
 mod prefix_folder;
 mod prefix_store;
-#[cfg(feature = "embedded")]
 mod processors;
 mod prompt_lookup;
 mod queue;

@@ -354,6 +354,13 @@ pub trait Model: Send {
     /// entry, before the next batch; not after its slot was truncated before the entry, or released.
     fn row(&mut self, index: usize, now: Time) -> OutputRow<'_>;
 
+    /// Returns the logits of several entries of the last batch, which requested output rows, so that they are sampled on
+    /// several threads at once: one for each of `indexes`, which ascend; `None` where only [`Model::row`] tells what there
+    /// is instead. It is not asked for those that were given. Empty: the model gives its rows one at a time.
+    fn rows(&mut self, _indexes: &[usize]) -> Vec<Option<&mut [f32]>> {
+        Vec::new()
+    }
+
     /// Returns whether the token at `output`, counted from 0 after the prompt, is reported in one event with the token
     /// that follows it. Only a model that simulates a server with larger fragments returns true.
     fn joins(&self, _slot: SlotId, _output: usize) -> bool {

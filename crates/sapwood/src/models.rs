@@ -222,6 +222,7 @@ fn limits(config: &Config, name: &str, size: &ModelSize) -> sapwood_engine::Conf
             SpeculationConfig::Draft => SpeculationMode::Draft,
         },
         draft_tokens_max: config.engine.draft_tokens_max,
+        sample_threads: (size.threads > 0).then_some(size.threads),
         ageing_turns: config.engine.ageing_turns,
         steer_ms: config.controllers.step_ms,
         step_ms: config.engine.step_ms,

@@ -288,4 +288,8 @@ impl Model for Embedded {
             )),
         }
     }
+
+    fn rows(&mut self, indexes: &[usize]) -> Vec<Option<&mut [f32]>> {
+        self.context.rows(indexes)
+    }
 }

@@ -12,6 +12,7 @@ mod infill;
 mod options;
 mod outline;
 mod reuse;
+mod rows;
 mod served;
 mod speculation;
 mod throwing;

@@ -17,7 +17,7 @@
 //! | [`steer_rounds::SteerRounds`] | | when steerers are called; one steerer's state is a [`steering::Steering`] |
 //! | [`batch::Batch`] | the plan and entries of a batch | what is computed in this step |
 //! | [`adapter_turns::AdapterTurns`] | | whose LoRA adapters compute in this step |
-//! | [`sampling::RowSampling`] | the sampler | which token a row gives |
+//! | [`sampling::RowSampling`] | the samplers, one for each thread | which token a row gives |
 //! | [`step_clock::StepClock`] | the time of a step | how long a step waits for steerers |
 //! | [`step_pace::StepPace`] | the measured cost of tokens | how many prompt tokens a step computes |
 //! | [`speculation::Speculation`] | the measured cost of drafts | which tokens are drafted |
@@ -144,7 +144,7 @@ impl EngineOwner {
             admission: Admission::new(inbox, config, info.truncates),
             steering: SteerRounds::new(rules),
             batch: Batch::new(pace, speculation, &info, capacity),
-            sampling: RowSampling::new(rules),
+            sampling: RowSampling::new(rules, config.sample_threads),
             progress: ProgressReports::default(),
             requests: Requests::new(slots, vocabulary, scheduler, stats, queue, fuel),
             info,

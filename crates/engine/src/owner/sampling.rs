@@ -1,5 +1,7 @@
 //! [`RowSampling`]: turns the output rows of a step into tokens. Logits and the steerer's mask give one token each.
 
+mod ahead;
+
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{
@@ -20,6 +22,7 @@ use crate::sampling::{Sample, SampleError, SampleParams, Sampler};
 use crate::scheduler::SequenceKey;
 use crate::stats::Counter;
 use crate::submission::RequestTerms;
+use ahead::RowsAhead;
 
 /// The logits of an output row.
 pub(super) enum Logits<'a> {
@@ -92,9 +95,68 @@ struct RowTerms<'a> {
     ends: &'a [Token],
 }
 
+/// What forbids tokens of a row beside a steerer's mask, computed for each token.
+struct RowLimits {
+    /// EOG and stop tokens below `min_tokens`.
+    forbidden: Vec<Token>,
+    /// The tokens that both bad words and the steerer's mask allow; `None` without bad words.
+    good: Option<Mask>,
+}
+
+impl RowLimits {
+    #[inline]
+    fn of(sequence: &RunningSequence, terms: &RowTerms<'_>, mask: Option<&Mask>) -> Self {
+        let RowTerms { request, ends } = *terms;
+        let mut forbidden = Vec::new();
+        if sequence.appended < request.min_tokens {
+            forbidden.extend(ends.iter().copied().chain(request.single_stops()));
+            // The mask wins: an output that a constraint has completed cannot be made longer.
+            if mask.is_some_and(|mask| allows_only(mask, &forbidden)) {
+                forbidden.clear();
+            }
+        }
+        // Bad words and the steerer's mask apply together: only tokens that both allow remain.
+        let good = request.bad_words.as_ref().map(|bad| {
+            // Computed for every token: which tokens would complete a word depends on the output so far.
+            let mut good = bad.mask(sequence.emitted());
+            mask.iter().for_each(|mask| good.intersect(mask));
+            good
+        });
+        Self { forbidden, good }
+    }
+
+    /// Returns everything that decides the token of the sequence's next row, beside the row.
+    #[inline]
+    fn params<'a>(
+        &'a self,
+        sequence: &'a RunningSequence,
+        terms: &RowTerms<'a>,
+        steered: &'a SteeredSample,
+    ) -> SampleParams<'a> {
+        let request = terms.request;
+        let steering = sequence.steering.as_ref();
+        SampleParams {
+            sampling: &request.sampling,
+            seed: request.seed,
+            choice: sequence.choice,
+            // Rolled-back and dropped tokens count as well, so that a position that is sampled again gets a new draw.
+            index: sequence.appended.wrapping_add(sequence.dropped),
+            history: sequence.history.as_ref(),
+            tokens: &sequence.tokens,
+            mirostat: sequence.mirostat,
+            forbidden: &self.forbidden,
+            mask: self.good.as_ref().or(steered.mask.as_deref()),
+            bias: &steered.bias,
+            temperature: steering.and_then(|steering| steering.temperature),
+            top_logprobs: request.top_logprobs,
+        }
+    }
+}
+
 /// Samples and scores output rows.
 pub(super) struct RowSampling {
     pub(super) sampler: Sampler,
+    ahead: RowsAhead,
     rules: SteerRules,
     /// Buffers that retain their allocations. `missing`: sequences that wait for the result of `mid` in this step.
     order: Vec<SequenceKey>,
@@ -102,9 +164,11 @@ pub(super) struct RowSampling {
 }
 
 impl RowSampling {
-    pub(super) fn new(rules: SteerRules) -> Self {
+    /// `threads`: those that sample rows of one step; `None`: as many as there are processors.
+    pub(super) fn new(rules: SteerRules, threads: Option<u32>) -> Self {
         Self {
             sampler: Sampler::default(),
+            ahead: RowsAhead::new(threads),
             rules,
             order: Vec::new(),
             missing: Vec::new(),
@@ -130,6 +194,10 @@ impl RowSampling {
         self.order = order;
         // Cached rows come first: they belong to earlier steps. A sequence with a cached row computes nothing, so it
         // has no row in this batch.
+        //
+        // What is sampled ahead is what the loop would find: nothing in it changes a sequence of another request before its
+        // row, and an ended one is skipped.
+        self.ahead.sample(requests, rows);
         for &(key, index) in rows {
             match requests.sequences.get(key) {
                 // An earlier row of this step is not available yet, and the slot was truncated to it.
@@ -146,7 +214,10 @@ impl RowSampling {
                 // The row after a draft token that was not accepted.
                 Some(sequence) if sequence.pending() > 0 => {}
                 Some(_) => {
-                    let outcome = self.sample_row(requests, key, index, now);
+                    let outcome = match self.ahead.take(index) {
+                        Some(sampled) => settle_ahead(requests, key, sampled),
+                        None => self.sample_row(requests, key, index, now),
+                    };
                     self.apply(requests, key, outcome, now);
                     requests.verify(key);
                 }
@@ -361,66 +432,58 @@ impl RowSampling {
     #[inline]
     fn sample(
         &mut self,
-        sequence: &RunningSequence,
+        sequence: &mut RunningSequence,
         terms: &RowTerms<'_>,
         row: Logits<'_>,
         steered: &SteeredSample,
     ) -> RowOutcome {
-        let RowTerms { request, ends } = *terms;
         let mask = steered.mask.as_deref();
-        let mut forbidden = Vec::new();
-        if sequence.appended < request.min_tokens {
-            forbidden.extend(ends.iter().copied().chain(request.single_stops()));
-            // The mask wins: an output that a constraint has completed cannot be made longer.
-            if mask.is_some_and(|mask| allows_only(mask, &forbidden)) {
-                forbidden.clear();
-            }
-        }
-        // Bad words and the steerer's mask apply together: only tokens that both allow remain.
-        let good = request.bad_words.as_ref().map(|bad| {
-            // Computed for every token: which tokens would complete a word depends on the output so far.
-            let mut good = bad.mask(sequence.emitted());
-            mask.iter().for_each(|mask| good.intersect(mask));
-            good
-        });
-        let steering = sequence.steering.as_ref();
-        let params = SampleParams {
-            sampling: &request.sampling,
-            seed: request.seed,
-            choice: sequence.choice,
-            // Rolled-back and dropped tokens count as well, so that a position that is sampled again gets a new draw.
-            index: sequence.appended.wrapping_add(sequence.dropped),
-            history: sequence.history.as_ref(),
-            tokens: &sequence.tokens,
-            mirostat: &sequence.mirostat,
-            forbidden: &forbidden,
-            mask: good.as_ref().or(mask),
-            bias: &steered.bias,
-            temperature: steering.and_then(|steering| steering.temperature),
-            top_logprobs: request.top_logprobs,
-        };
+        let limits = RowLimits::of(sequence, terms, mask);
+        let params = limits.params(sequence, terms, steered);
         let sampled = match row {
             Logits::Whole(row) => self.sampler.sample(row, &params),
             Logits::Ranked(ranking) => self.sampler.sample_ranked(&ranking, &params),
         };
-        match sampled {
-            Ok(sample) => {
-                // The steerer's mask alone decides: bad words that leave a single token do not end an output.
-                let sole = ends.contains(&sample.token)
-                    && mask.is_some_and(|mask| allows_only(mask, ends));
-                RowOutcome::Sampled(sample, sole)
-            }
-            // The steerer is at fault if it gave a mask, the request otherwise.
-            Err(error @ SampleError::NothingAllowed) if mask.is_some() => {
-                RowOutcome::SteerFailed(EngineError::new(
-                    Code::ControllerFailed,
-                    ErrorReason::CONSTRAINT_FAILED,
-                    error.to_string(),
-                ))
-            }
-            Err(error) => RowOutcome::Error(sample_error(&error)),
-        }
+        settle(sequence, terms.ends, mask, sampled)
     }
+}
+
+/// Returns what the result of the sampler means for a sequence, whose row had this mask of a steerer.
+#[inline]
+fn settle(
+    sequence: &mut RunningSequence,
+    ends: &[Token],
+    mask: Option<&Mask>,
+    sampled: Result<Sample, SampleError>,
+) -> RowOutcome {
+    match sampled {
+        Ok(sample) => {
+            sequence.mirostat = sample.mirostat.unwrap_or(sequence.mirostat);
+            // The steerer's mask alone decides: bad words that leave a single token do not end an output.
+            let sole =
+                ends.contains(&sample.token) && mask.is_some_and(|mask| allows_only(mask, ends));
+            RowOutcome::Sampled(sample, sole)
+        }
+        // The steerer is at fault if it gave a mask, the request otherwise.
+        Err(error @ SampleError::NothingAllowed) if mask.is_some() => {
+            RowOutcome::SteerFailed(EngineError::new(
+                Code::ControllerFailed,
+                ErrorReason::CONSTRAINT_FAILED,
+                error.to_string(),
+            ))
+        }
+        Err(error) => RowOutcome::Error(sample_error(&error)),
+    }
+}
+
+/// The same for a row without a steerer that was sampled before its turn.
+fn settle_ahead(
+    requests: &mut Requests,
+    key: SequenceKey,
+    sampled: Result<Sample, SampleError>,
+) -> RowOutcome {
+    let sequence = &mut requests.sequences[key];
+    settle(sequence, &requests.tokens.ends, None, sampled)
 }
 
 /// Retains a row, because the model overwrites its rows with the next batch. A branch without a slot gets the row again
@@ -464,7 +527,7 @@ pub(super) fn logits<'a>(
 
 pub(super) fn sample_error(error: &SampleError) -> EngineError {
     match error {
-        SampleError::NotANumber => {
+        SampleError::NotANumber | SampleError::Panicked => {
             EngineError::internal(ErrorReason::ENGINE_ERROR, error.to_string())
         }
         SampleError::NothingAllowed => {

@@ -24,6 +24,7 @@ pub(super) fn score_first(requests: &mut Requests, key: SequenceKey, now: Time) 
             logprob: 0.0,
             rank: Some(1),
             top: Vec::new(),
+            mirostat: None,
         };
         requests.append_scored(key, sample, now);
     }

@@ -4,7 +4,6 @@
 //! preemption and plain decoding are the same: known tokens that are not computed. Only when none is left is there an
 //! output row after the last token, from which a further token is sampled.
 
-use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -191,7 +190,7 @@ pub(super) struct RunningSequence {
     pub(super) text: ChoiceText,
     pub(super) history: Option<TokenHistory>,
     /// The state of mirostat: the surprise above which tokens are dropped, in bits.
-    pub(super) mirostat: Cell<f32>,
+    pub(super) mirostat: f32,
     pub(super) steering: Option<Steering>,
     pub(super) last_token_at: Option<Time>,
     /// Tokens that are not reported yet, because they go with the next one ([`crate::model::Model::joins`]).

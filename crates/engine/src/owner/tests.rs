@@ -22,6 +22,7 @@ mod pieces;
 mod probe;
 mod reference;
 mod rollbacks;
+mod sampling_threads;
 mod scoring;
 mod speculation;
 mod steering;

@@ -11,17 +11,17 @@ use super::{SampleParams, Sampler, TemperatureScale, narrow, narrow_by, nucleus,
 use crate::api::{MirostatSampling, SamplerChain};
 
 impl Sampler {
-    /// Draws a token of a row, to which the first penalties were applied.
+    /// Draws as [`Sampler::pick`] does, by the steps of a chain.
     pub(super) fn pick_by_chain(
         &mut self,
         row: &[f32],
         best: Candidate,
         chain: &SamplerChain,
         draw: &SampleParams<'_>,
-    ) -> Token {
+    ) -> (Token, Option<f32>) {
         // Greedy in any order of the steps, so that 0 means the same with every sampler.
         if draw.temperature() <= 0.0 {
-            return best.1;
+            return (best.1, None);
         }
         self.blocks
             .reaching(row, f32::NEG_INFINITY, &mut self.candidates);
@@ -32,7 +32,7 @@ impl Sampler {
             self.candidates
                 .retain(|(logit, _)| *logit > f32::NEG_INFINITY);
             if self.candidates.is_empty() {
-                return best.1;
+                return (best.1, None);
             }
         }
         move_best_to_front(&mut self.candidates);
@@ -40,11 +40,14 @@ impl Sampler {
         match &chain.mirostat {
             Some(mirostat) => {
                 let (token, threshold) =
-                    draw_mirostat(&mut self.candidates, mirostat, draw.mirostat.get(), uniform);
-                draw.mirostat.set(threshold);
-                token
+                    draw_mirostat(&mut self.candidates, mirostat, draw.mirostat, uniform);
+                (token, Some(threshold))
             }
-            None => vector::draw_from_sorted(&self.candidates, scale(&self.candidates), uniform),
+            None => {
+                let scale = scale(&self.candidates);
+                let token = vector::draw_from_sorted(&self.candidates, scale, uniform);
+                (token, None)
+            }
         }
     }
 

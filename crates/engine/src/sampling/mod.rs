@@ -17,11 +17,11 @@ mod chain;
 mod counts;
 mod dry;
 mod history;
+mod pool;
 mod random;
 mod token_set;
 mod vector;
 
-use std::cell::Cell;
 use std::cmp::Ordering;
 
 use sapwood_proto::params::SamplerStep;
@@ -32,6 +32,7 @@ use crate::ranking::RankedRow;
 
 use dry::DryScratch;
 pub(crate) use history::TokenHistory;
+pub(crate) use pool::{RowTask, SamplerPool};
 use token_set::TokenSet;
 use vector::{Blocks, Candidate};
 
@@ -47,8 +48,8 @@ pub(crate) struct SampleParams<'a> {
     pub(crate) history: Option<&'a TokenHistory>,
     /// Prompt and output.
     pub(crate) tokens: &'a [Token],
-    /// The state of mirostat, which each draw moves: the surprise above which tokens are dropped.
-    pub(crate) mirostat: &'a Cell<f32>,
+    /// The state of mirostat: the surprise above which tokens are dropped.
+    pub(crate) mirostat: f32,
     /// EOG and stop tokens that are masked below `min_tokens`.
     pub(crate) forbidden: &'a [Token],
     pub(crate) mask: Option<&'a Mask>,
@@ -74,6 +75,8 @@ pub(crate) struct Sample {
     /// The rank among all tokens, the most likely being 1; `None` if not requested.
     pub(crate) rank: Option<u32>,
     pub(crate) top: Vec<(Token, f32)>,
+    /// The state of mirostat after this draw; `None`: as before.
+    pub(crate) mirostat: Option<f32>,
 }
 
 /// Why no token can be sampled from a row.
@@ -85,6 +88,9 @@ pub(crate) enum SampleError {
     /// Bias and masks leave no token.
     #[error("no token is allowed")]
     NothingAllowed,
+    /// A defect of the sampler.
+    #[error("the sampler failed")]
+    Panicked,
 }
 
 /// Samples one row at a time; holds only scratch buffers.
@@ -153,13 +159,14 @@ impl Sampler {
             // The penalties have changed the row, so the block maxima are stale.
             best = self.survey(row)?;
         }
-        let token = self.pick(row, best, draw);
+        let (token, mirostat) = self.pick(row, best, draw);
         let Some(RawRow { log_total, top }) = asked else {
             return Ok(Sample {
                 token,
                 logprob: f32::NAN,
                 rank: None,
                 top: Vec::new(),
+                mirostat,
             });
         };
         let changed = self
@@ -172,6 +179,7 @@ impl Sampler {
             logprob: (logit - log_total).min(0.0),
             rank: Some(rank(row, &self.penalised, (token, logit), &top)),
             top,
+            mirostat,
         })
     }
 
@@ -207,6 +215,7 @@ impl Sampler {
                 logprob,
                 rank: draw.top_logprobs.map(|_| 1),
                 top,
+                mirostat: None,
             });
         }
         let mut row = std::mem::take(&mut self.row);
@@ -245,6 +254,7 @@ impl Sampler {
             logprob: (logit - log_total).min(0.0),
             rank: Some(rank(row, &[], (token, logit), &top)),
             top,
+            mirostat: None,
         })
     }
 
@@ -256,6 +266,7 @@ impl Sampler {
             logprob: ranking.logprob(rank),
             rank: Some(u32::try_from(rank).unwrap_or(u32::MAX).saturating_add(1)),
             top: ranking.best(top),
+            mirostat: None,
         }
     }
 
@@ -315,10 +326,20 @@ impl Sampler {
         RawRow { log_total, top }
     }
 
-    fn pick(&mut self, row: &[f32], best: Candidate, draw: &SampleParams<'_>) -> Token {
-        if let Some(chain) = &draw.sampling.chain {
-            return self.pick_by_chain(row, best, chain, draw);
+    /// Draws a token of a row, to which the first penalties were applied; with it the next state of mirostat, if that moves.
+    fn pick(
+        &mut self,
+        row: &[f32],
+        best: Candidate,
+        draw: &SampleParams<'_>,
+    ) -> (Token, Option<f32>) {
+        match &draw.sampling.chain {
+            Some(chain) => self.pick_by_chain(row, best, chain, draw),
+            None => (self.pick_by_default(row, best, draw), None),
         }
+    }
+
+    fn pick_by_default(&mut self, row: &[f32], best: Candidate, draw: &SampleParams<'_>) -> Token {
         let Sampling {
             top_k,
             top_p,

@@ -17,7 +17,8 @@ use crate::failure::CliError;
 pub(crate) struct EngineConfig {
     /// Tokens of context per sequence; 0: what the model was trained for, at most 8,192.
     pub(crate) ctx: u32,
-    /// Threads that compute the next token of each sequence; 0: as many as are fastest, measured while it runs.
+    /// Threads that compute the next token of each sequence, and sample it; 0: as many as are fastest, measured while it runs,
+    /// and for sampling one for each processor core.
     pub(crate) threads: u32,
     /// Threads that compute prompts; 0: as `threads`, and measured separately if that is 0 too.
     pub(crate) threads_batch: u32,

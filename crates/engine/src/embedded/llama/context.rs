@@ -540,6 +540,29 @@ impl LlamaContext {
         Some(unsafe { std::slice::from_raw_parts_mut(row.as_ptr(), self.model.size() as usize) })
     }
 
+    /// Returns the same for several entries at once.
+    pub(in super::super) fn rows(&mut self, indexes: &[usize]) -> Vec<Option<&mut [f32]>> {
+        let tokens = self.model.size() as usize;
+        let pointer = |&index: &usize| {
+            let index = self.batch.wanted(index)?;
+            // SAFETY: the last decode succeeded and its batch wanted a row at this index.
+            NonNull::new(unsafe { sys::llama_get_logits_ith(self.context.as_ptr(), index) })
+        };
+        // All pointers first: the first call brings the rows into the order of the batch.
+        let pointers: Vec<Option<NonNull<f32>>> = indexes.iter().map(pointer).collect();
+        let mut end = 0;
+        let row = |pointer: Option<NonNull<f32>>| {
+            // Rows are in the order of their entries, one behind the other.
+            let pointer = pointer.filter(|pointer| pointer.addr().get() >= end)?;
+            end = pointer.addr().get() + tokens * size_of::<f32>();
+            // SAFETY: a row has one float per token of the vocabulary, in a buffer that the context owns and does not touch
+            // before its next call; `&mut self` is borrowed for as long. It begins behind the end of the row before it, so
+            // no two of them overlap.
+            Some(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), tokens) })
+        };
+        pointers.into_iter().map(row).collect()
+    }
+
     /// Copies the first `tokens` tokens of `from` into the empty slot `to`.
     pub(in super::super) fn fork(
         &mut self,

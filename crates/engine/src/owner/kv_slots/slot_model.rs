@@ -134,6 +134,20 @@ impl SlotModel {
         row.unwrap_or_else(OutputRow::Failed)
     }
 
+    /// Returns the logits of several entries of the last batch; none if the model gives its rows one at a time only
+    /// ([`Model::rows`]).
+    pub(in crate::owner) fn rows(
+        &mut self,
+        indexes: &[usize],
+        panics: &Counter,
+    ) -> Vec<Option<&mut [f32]>> {
+        let rows = guarded(panics, "the model failed on its rows", || {
+            self.model.rows(indexes)
+        });
+        // Each is then asked for alone, so that a panic ends the request concerned.
+        rows.unwrap_or_default()
+    }
+
     /// Returns whether the next token of a sequence is reported in one event with the token that follows it
     /// ([`Model::joins`]).
     pub(in crate::owner) fn joins(&self, sequence: &RunningSequence) -> bool {

@@ -254,7 +254,7 @@ impl Requests {
         self.tokens.replay(terms, &sent, &mut text, &mut shown);
         if let Some((parent, branch)) = self.sequences.get2_mut(key, born) {
             branch.history.clone_from(&parent.history);
-            branch.mirostat.set(parent.mirostat.get());
+            branch.mirostat = parent.mirostat;
             // Inherited tokens count towards the branch's limit and move its random draws on, but nothing was computed
             // for them: `completion_tokens` counts them once.
             branch.appended = parent.appended;

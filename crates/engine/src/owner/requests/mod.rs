@@ -13,7 +13,6 @@
 mod append;
 mod verify;
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -206,7 +205,7 @@ impl Requests {
             charged: 0,
             text: ChoiceText::default(),
             history: submission.history.clone(),
-            mirostat: Cell::new(submission.terms.sampling.first_mirostat()),
+            mirostat: submission.terms.sampling.first_mirostat(),
             steering,
             last_token_at: None,
             unreported: None,

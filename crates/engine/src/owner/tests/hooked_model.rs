@@ -84,6 +84,14 @@ pub(in crate::owner) trait ModelHooks: Send {
     fn row<'a>(&'a mut self, model: &'a mut Scripted, index: usize, now: Time) -> OutputRow<'a> {
         model.row(index, now)
     }
+
+    fn rows<'a>(
+        &'a mut self,
+        model: &'a mut Scripted,
+        indexes: &[usize],
+    ) -> Vec<Option<&'a mut [f32]>> {
+        model.rows(indexes)
+    }
 }
 
 /// A scripted model whose calls go through `hooks`.
@@ -225,6 +233,10 @@ impl<H: ModelHooks> Model for HookedModel<H> {
 
     fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
         self.hooks.row(&mut self.model, index, now)
+    }
+
+    fn rows(&mut self, indexes: &[usize]) -> Vec<Option<&mut [f32]>> {
+        self.hooks.rows(&mut self.model, indexes)
     }
 
     fn joins(&self, slot: SlotId, output: usize) -> bool {

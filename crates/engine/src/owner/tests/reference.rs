@@ -22,7 +22,7 @@ const MAX_TOKENS: u32 = 24;
 
 /// Decides at random, but equally in equal histories. A fork differs from its parent.
 #[derive(Clone)]
-struct Random {
+pub(super) struct Random {
     state: u64,
     /// Calls without a result before the next one with a result.
     delay: u64,
@@ -35,7 +35,7 @@ struct Random {
 }
 
 impl Random {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self {
             state: seed,
             delay: 0,
