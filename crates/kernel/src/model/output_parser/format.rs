@@ -25,8 +25,8 @@ pub enum ToolParser {
     None,
     /// `<tool_call>{"name": .., "arguments": ..}</tool_call>`: ChatML, Hermes, Qwen 2.5 and Qwen 3.
     Hermes,
-    /// `<|python_tag|>{"name": .., "parameters": ..}`, also without the marker at the start of the output: Llama 3.
-    #[serde(alias = "llama3_json")]
+    /// `<|python_tag|>{"name": .., "parameters": ..}`, also without the marker at the start of the output: Llama 3 and 4.
+    #[serde(alias = "llama3_json", alias = "llama4_json")]
     Llama3,
     /// `[TOOL_CALLS][{..}]` and `[TOOL_CALLS]NAME[ARGS]{..}`: Mistral.
     Mistral,
@@ -139,7 +139,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 11] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 12] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DEEPSEEK.section, ToolParser::Deepseek),
     (KIMI.section, ToolParser::Kimi),
@@ -150,8 +150,9 @@ const FAMILY_MARKERS: [(&str, ToolParser); 11] = [
     (PHI_END, ToolParser::Phi4),
     (BAR_CALL, ToolParser::Granite),
     (CALL, ToolParser::Hermes),
-    // Last: the templates of other families are derived from this one, and keep its headers.
+    // Last: the templates of other families are derived from these, and keep their headers.
     ("<|start_header_id|>", ToolParser::Llama3),
+    ("<|header_start|>", ToolParser::Llama3),
 ];
 
 fn tools_of(template: &str) -> ToolParser {

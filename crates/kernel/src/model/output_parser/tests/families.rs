@@ -325,6 +325,7 @@ fn d_10_the_family_is_chosen_by_the_template() {
             Think,
         ),
         ("<|start_header_id|><tool_call>", ToolParser::Hermes, Think),
+        ("<|header_start|>{{ m }}", ToolParser::Llama3, Think),
     ] {
         let chosen = OutputParsers::default().for_template(template);
         assert_eq!(
