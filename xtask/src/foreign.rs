@@ -1,4 +1,4 @@
-//! The lane `foreign`: clients of other languages against a running server.
+//! The lane `foreign`: clients of other languages against a running server, and published chat templates ([`templates`]).
 //!
 //! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`, or with `package.json` and
 //! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout, one that starts the binary
@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::ci::{self, Outcome};
 use crate::server::Server;
-use crate::{process, root};
+use crate::{process, root, templates};
 
-/// Runs every foreign client.
+/// Runs every foreign client, and the tests on published templates.
 pub(crate) fn run() -> Result<Outcome> {
     let folder = root().join("tests/foreign");
     let server = Server::start(&folder.join("sapwood.toml"))?;
@@ -49,8 +49,16 @@ pub(crate) fn run() -> Result<Outcome> {
             failed.push(name);
         }
     }
+    match templates::run() {
+        Ok(true) => {}
+        Ok(false) => skipped.push("chat templates".to_owned()),
+        Err(error) => {
+            process::print_line(&format!("chat templates: {error:#}"));
+            failed.push("chat templates".to_owned());
+        }
+    }
     if !failed.is_empty() {
-        bail!("clients failed: {}", failed.join(", "));
+        bail!("failed: {}", failed.join(", "));
     }
     if skipped.is_empty() {
         return Ok(Outcome::Passed);

@@ -15,6 +15,7 @@ mod process;
 mod serve;
 mod server;
 mod soak;
+mod templates;
 mod tidy;
 mod toolchain;
 mod tools;

@@ -14,6 +14,8 @@ mod families;
 mod json;
 mod list;
 mod program;
+#[cfg(test)]
+mod published;
 mod python;
 mod rerank;
 mod shield;

@@ -77,7 +77,7 @@ pub(super) const LANES: &[Lane] = &[
     },
     Lane {
         name: "foreign",
-        about: "official clients of other languages",
+        about: "official clients of other languages, and published chat templates",
         tools: &[PYTHON, NODE],
         run: |_| foreign::run(),
     },

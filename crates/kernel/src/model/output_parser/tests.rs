@@ -9,6 +9,7 @@ use super::fuzz::{ControlNames, TOOL_PARSERS, events, settings, tools};
 use super::*;
 
 mod families;
+mod published;
 
 /// Settings of a family whose vocabulary has its markers as ordinary text.
 fn bare(tools: ToolParser) -> OutputSettings {
