@@ -228,9 +228,8 @@ fn smollm2() -> PathBuf {
         .join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 }
 
-/// A bench whose decode calls do not depend on time: a prompt is one call, and every call has the same number of threads. Where
-/// time decides, a slow machine computes a prompt in other pieces, and with activations of eight bits that alone moves a
-/// log-probability by some hundredths.
+/// A bench whose decode calls do not depend on time, so that their numbers can be compared: a prompt is one call, and every call
+/// has the same number of threads.
 fn timeless(options: LoadOptions, speculation: SpeculationMode) -> Bench {
     let options = LoadOptions {
         threads: Some(2),
@@ -244,8 +243,7 @@ fn timeless(options: LoadOptions, speculation: SpeculationMode) -> Bench {
     Bench::of(model, config)
 }
 
-/// The tokens of an answer do not depend on drafts, but for ties that the kernels round differently; the calls do. Stepped by
-/// hand.
+/// The tokens of an answer do not depend on drafts; the calls do. Stepped by hand.
 #[test]
 #[ignore = "needs the model that `cargo xtask ci --lane embedded` installs"]
 fn smollm2_takes_fewer_calls_where_answers_repeat() {
