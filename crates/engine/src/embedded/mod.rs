@@ -290,6 +290,6 @@ impl Model for Embedded {
     }
 
     fn rows(&mut self, indexes: &[usize]) -> Vec<Option<&mut [f32]>> {
-        self.context.rows(indexes)
+        self.context.rows_of(indexes)
     }
 }

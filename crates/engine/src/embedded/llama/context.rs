@@ -541,26 +541,33 @@ impl LlamaContext {
     }
 
     /// Returns the same for several entries at once.
-    pub(in super::super) fn rows(&mut self, indexes: &[usize]) -> Vec<Option<&mut [f32]>> {
+    pub(in super::super) fn rows_of(&mut self, indexes: &[usize]) -> Vec<Option<&mut [f32]>> {
         let tokens = self.model.size() as usize;
-        let pointer = |&index: &usize| {
+        let pointer = |(place, &index): (usize, &usize)| {
             let index = self.batch.wanted(index)?;
             // SAFETY: the last decode succeeded and its batch wanted a row at this index.
-            NonNull::new(unsafe { sys::llama_get_logits_ith(self.context.as_ptr(), index) })
+            let row = unsafe { sys::llama_get_logits_ith(self.context.as_ptr(), index) };
+            NonNull::new(row).map(|row| (row, place))
         };
-        // All pointers first: the first call brings the rows into the order of the batch.
-        let pointers: Vec<Option<NonNull<f32>>> = indexes.iter().map(pointer).collect();
+        // All pointers first: the first call brings the rows into the order of llama.cpp's batch.
+        let mut pointers: Vec<_> = indexes.iter().enumerate().filter_map(pointer).collect();
+        pointers.sort_unstable();
+        let mut rows = Vec::new();
+        rows.resize_with(indexes.len(), || None);
         let mut end = 0;
-        let row = |pointer: Option<NonNull<f32>>| {
-            // Rows are in the order of their entries, one behind the other.
-            let pointer = pointer.filter(|pointer| pointer.addr().get() >= end)?;
-            end = pointer.addr().get() + tokens * size_of::<f32>();
+        for (pointer, place) in pointers {
+            let start = pointer.addr().get();
+            // Only where an index came twice.
+            if start < end {
+                continue;
+            }
+            end = start + tokens * size_of::<f32>();
             // SAFETY: a row has one float per token of the vocabulary, in a buffer that the context owns and does not touch
             // before its next call; `&mut self` is borrowed for as long. It begins behind the end of the row before it, so
             // no two of them overlap.
-            Some(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), tokens) })
-        };
-        pointers.into_iter().map(row).collect()
+            rows[place] = Some(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), tokens) });
+        }
+        rows
     }
 
     /// Copies the first `tokens` tokens of `from` into the empty slot `to`.
