@@ -16,6 +16,7 @@ mod llama_flags;
 mod lmtp;
 mod mock;
 mod models;
+mod reasoning;
 mod run;
 mod sampling_flags;
 mod serve;

@@ -57,6 +57,20 @@ pub(crate) fn whisper(line: impl AsRef<str>) {
     message(paint(TextStyle::Dim, &plain(line.as_ref())));
 }
 
+/// Writes untrusted text that is no data on standard error, unbuffered; dimmed on a terminal.
+pub(crate) fn aside(text: &str) {
+    if text.is_empty() {
+        return;
+    }
+    // The style ends with each piece, so that an interrupt leaves the terminal as it was. Errors as in `message`.
+    let _ = Stderr.write_all(paint(TextStyle::Dim, &plain(text)).as_bytes());
+}
+
+/// Whether text on standard error is set apart by its style.
+pub(crate) fn dims() -> bool {
+    stderr().is_terminal() && !no_colour()
+}
+
 /// Writes the last line of a command that failed.
 pub(crate) fn complain(failure: &CliError) {
     if !failure.message.is_empty() {
@@ -82,7 +96,7 @@ pub(crate) enum TextStyle {
 
 /// `text` in a style, if standard error is a terminal that supports colours.
 pub(crate) fn paint(style: TextStyle, text: &str) -> String {
-    if !stderr().is_terminal() || no_colour() {
+    if !dims() {
         return text.into();
     }
     let code = match style {

@@ -4,7 +4,10 @@
 //!   line ─► command (/help …) │ question ─► GENERATE over the nodes of all turns ─► answer, shown as it streams
 //!                                              └─ interrupt: the answer is cancelled, the text so far stays
 //! ```
+//!
+//! Reasoning is shown and forgotten: a turn is the answer alone, because chat templates leave out earlier reasoning.
 
+mod answer;
 mod command;
 mod conversation;
 mod echo;
@@ -22,11 +25,13 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use serde_json::{Map, Value};
 
+use super::reasoning::ReasoningView;
 use super::sampling_flags::SamplingFlags;
 use super::{Common, TargetFlags};
 use crate::client::{self, ClientTarget, to_cli_error};
 use crate::failure::{CliError, Exit};
 use crate::{output, sampling_defaults};
+use answer::{AnswerPiece, AnswerReader};
 use command::{ChatCommand, HELP};
 use conversation::{ChatHistory, ChatTurn, message_node};
 use echo::EchoOff;
@@ -47,6 +52,12 @@ pub(super) struct ChatArgs {
     /// Show the demo model's answers as fast as they come; on a terminal they come at a reading pace
     #[arg(long)]
     full_speed: bool,
+    /// Do not show what the model thinks before it answers
+    #[arg(long)]
+    hide_reasoning: bool,
+    /// Variables of the chat template; `{"enable_thinking":false}` stops many models from thinking
+    #[arg(long, value_name = "JSON", value_parser = template_args)]
+    template_args: Option<Value>,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
@@ -276,6 +287,8 @@ impl<'a> ChatSession<'a> {
 
     fn config(&self) -> Map<String, Value> {
         let mut config = self.sampling.clone();
+        let template_args = self.chat.template_args.clone();
+        config.extend(template_args.map(|args| ("template_args".to_owned(), args)));
         sampling_defaults::fill(&mut config, self.server.recommended(self.target.as_deref()));
         config
     }
@@ -285,7 +298,8 @@ impl<'a> ChatSession<'a> {
         let mut interrupts = client::interrupts()?;
         // After the listener for Ctrl-C, which stays a signal while the echo is off.
         let _quiet = EchoOff::begin();
-        let mut run = answer.run::<String>();
+        let mut run = AnswerReader::new(answer, !self.chat.hide_reasoning);
+        let mut reasoning = ReasoningView::default();
         let asked = Instant::now();
         let slow = !self.chat.full_speed
             && stdout().is_terminal()
@@ -303,10 +317,7 @@ impl<'a> ChatSession<'a> {
                     Some(Err(error)) => over = Some((AnswerEnd::Failed(to_cli_error(&error)), asked.elapsed())),
                     None => over = Some((AnswerEnd::Whole, asked.elapsed())),
                 },
-                Some(piece) = pace.next() => {
-                    text.push_str(&piece);
-                    output::foreign(&piece)?;
-                }
+                Some(piece) = pace.next() => show_piece(&piece, text, &mut reasoning)?,
                 _ = interrupts.recv() => break (AnswerEnd::Cancelled, asked.elapsed()),
             }
             // The end is shown after the text before it, which may still be waiting for its time.
@@ -316,6 +327,7 @@ impl<'a> ChatSession<'a> {
                 break over;
             }
         };
+        reasoning.close(false);
         if !text.ends_with('\n') {
             output::data("\n")?;
         }
@@ -323,11 +335,14 @@ impl<'a> ChatSession<'a> {
         if !matches!(ended, AnswerEnd::Whole) {
             return Ok(ended);
         }
-        output::whisper(cost(meta.usage, took));
         let cut = meta
             .finish
             .values()
             .any(|reason| *reason == ChoiceFinish::Length);
+        if cut && reasoning.seen && text.is_empty() {
+            output::whisper("The tokens of this answer ran out while the model was thinking.");
+        }
+        output::whisper(cost(meta.usage, took));
         // With `--max-tokens` the length is the user's wish, or it is a default of the model; without, only the context can
         // have ended the answer.
         Ok(if cut && !self.config().contains_key(MAX_TOKENS) {
@@ -336,6 +351,29 @@ impl<'a> ChatSession<'a> {
             AnswerEnd::Whole
         })
     }
+}
+
+/// Writes a piece of an answer; `text` becomes the answer without its reasoning.
+fn show_piece(
+    piece: &AnswerPiece,
+    text: &mut String,
+    reasoning: &mut ReasoningView,
+) -> Result<(), CliError> {
+    match piece {
+        AnswerPiece::Reasoning(piece) => reasoning.show(piece),
+        // An empty text is no answer yet.
+        AnswerPiece::Text(piece) if piece.is_empty() => {}
+        AnswerPiece::Text(piece) => {
+            reasoning.close(true);
+            text.push_str(piece);
+            output::foreign(piece)?;
+        }
+        AnswerPiece::Call(line) => {
+            reasoning.close(false);
+            output::whisper(line);
+        }
+    }
+    Ok(())
 }
 
 /// Tokens, the time from the question to the end, and the share of the prompt that was read from the cache. Short
@@ -349,6 +387,14 @@ fn cost(usage: sapwood_kernel::RunUsage, took: std::time::Duration) -> String {
         "{tokens} tokens in {seconds:.2} s ({rate:.0} tokens/s); {} of {} prompt tokens cached",
         usage.cached_tokens, usage.prompt_tokens
     )
+}
+
+fn template_args(given: &str) -> Result<Value, String> {
+    match serde_json::from_str(given) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        Ok(_) => Err("it is no JSON object".into()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn too_long(error: &Error) -> bool {

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use futures::{StreamExt, stream};
-use sapwood_kernel::{Chunk, Kernel, Mime, Node, Port};
+use sapwood_kernel::{Chunk, Kernel, Mime, Node, Port, RequestedPorts, Want};
 use serde_json::{Map, json};
 use tokio::io::AsyncReadExt;
 
+use super::reasoning::ReasoningView;
 use super::sampling_flags::SamplingFlags;
 use super::{Common, TargetFlags};
 use crate::client::{self, ClientTarget, to_cli_error};
@@ -37,6 +38,9 @@ pub(super) struct RunArgs {
     /// Write one JSON object per piece, and one with the totals at the end
     #[arg(long)]
     json: bool,
+    /// Do not show what a model thinks before it answers
+    #[arg(long)]
+    hide_reasoning: bool,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
@@ -148,24 +152,44 @@ impl RunArgs {
         let mut sink = Sink::open(self.output.as_deref())?;
         let port = self.port(&target.kernel)?;
         let mut interrupts = client::interrupts()?;
-        let mut run = target.kernel.run::<Chunk>(&self.name, inputs).port(port);
+        let mut reasoning = ReasoningView::default();
+        let run = target.kernel.run::<Chunk>(&self.name, inputs);
+        let mut run = if self.shows_reasoning(&target.kernel) {
+            let ports = vec![port, Port::REASONING];
+            run.wanting(Want::from(RequestedPorts::Only(ports)))
+        } else {
+            run.port(port)
+        };
         loop {
             // Both arms may be cancelled: an interrupt ends everything, and a piece that was not received is not lost.
             let next = tokio::select! {
                 next = run.next() => next,
-                _ = interrupts.recv() => return Err(CliError::exit(Exit::Interrupted, "cancelled")),
+                _ = interrupts.recv() => {
+                    reasoning.close(false);
+                    return Err(CliError::exit(Exit::Interrupted, "cancelled"));
+                }
             };
             match next {
                 // This chunk carries metadata for the totals, and no data.
                 Some(Ok(chunk)) if chunk.data.is_empty() => {}
                 Some(Ok(chunk)) if self.json => sink.line(&piece(&chunk))?,
                 // Further choices would be mixed into the first; `--json` separates them.
-                Some(Ok(chunk)) if chunk.choice == 0 => sink.write(&chunk.data)?,
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(to_cli_error(&error)),
+                Some(Ok(chunk)) if chunk.choice != 0 => {}
+                Some(Ok(chunk)) if chunk.port == Port::REASONING => {
+                    reasoning.show_bytes(&chunk.data)
+                }
+                Some(Ok(chunk)) => {
+                    reasoning.close(true);
+                    sink.write(&chunk.data)?;
+                }
+                Some(Err(error)) => {
+                    reasoning.close(false);
+                    return Err(to_cli_error(&error));
+                }
                 None => break,
             }
         }
+        reasoning.close(false);
         if self.json {
             let meta = run.meta();
             let finish: Vec<_> = meta
@@ -185,6 +209,13 @@ impl RunArgs {
 }
 
 impl RunArgs {
+    /// Whether reasoning is shown beside the answer: not with `--json` and `--port`, whose callers say what they read.
+    fn shows_reasoning(&self, kernel: &Kernel) -> bool {
+        let is_asked = !self.hide_reasoning && !self.json && self.port.is_none();
+        let function = kernel.get(&self.name).ok().filter(|_| is_asked);
+        function.is_some_and(|function| function.spec().output(&Port::REASONING).is_some())
+    }
+
     /// The port for `--port`: users know the names on the wire.
     fn port(&self, kernel: &Kernel) -> Result<Port, CliError> {
         let Some(asked) = &self.port else {

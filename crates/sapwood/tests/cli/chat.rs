@@ -87,7 +87,7 @@ fn ctrl_c_stops_only_the_running_answer() {
 }
 
 /// Both ends of a terminal: ours, and the one that a program is given.
-fn terminal() -> (File, File) {
+pub(crate) fn terminal() -> (File, File) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();

@@ -22,6 +22,7 @@ mod mock;
 #[cfg(target_os = "linux")]
 mod peak;
 mod process;
+mod reasoning;
 mod remote;
 mod sampling;
 mod secrets;

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// Text that waits to be shown.
+use super::answer::AnswerPiece;
+
+/// What waits to be shown.
 pub(super) struct ReadingPace {
-    words: VecDeque<String>,
+    words: VecDeque<AnswerPiece>,
     /// The delay for each letter; `None`: no delay.
     letter: Option<Duration>,
     next_at: Instant,
@@ -23,13 +25,20 @@ impl ReadingPace {
         }
     }
 
-    /// Adds received text.
-    pub(super) fn push(&mut self, text: String) {
-        match self.letter {
-            Some(_) => self
-                .words
-                .extend(text.split_inclusive(' ').map(str::to_owned)),
-            None => self.words.push_back(text),
+    /// Adds what was received.
+    pub(super) fn push(&mut self, piece: AnswerPiece) {
+        let words = |text: &str, of: fn(String) -> AnswerPiece| {
+            let words = text.split_inclusive(' ').map(str::to_owned);
+            words.map(of).collect::<Vec<_>>()
+        };
+        match (self.letter, piece) {
+            (Some(_), AnswerPiece::Text(text)) => {
+                self.words.extend(words(&text, AnswerPiece::Text))
+            }
+            (Some(_), AnswerPiece::Reasoning(text)) => {
+                self.words.extend(words(&text, AnswerPiece::Reasoning));
+            }
+            (_, piece) => self.words.push_back(piece),
         }
     }
 
@@ -37,8 +46,8 @@ impl ReadingPace {
         self.words.is_empty()
     }
 
-    /// Returns the next text to show, when it is due. Cancel safe: nothing is lost.
-    pub(super) async fn next(&mut self) -> Option<String> {
+    /// Returns what to show next, when it is due. Cancel safe: nothing is lost.
+    pub(super) async fn next(&mut self) -> Option<AnswerPiece> {
         if self.words.is_empty() {
             return None;
         }
@@ -47,7 +56,11 @@ impl ReadingPace {
         };
         sleep_until(self.next_at).await;
         let word = self.words.pop_front()?;
-        let letters = u32::try_from(word.chars().count()).unwrap_or(u32::MAX);
+        let letters = match &word {
+            AnswerPiece::Reasoning(text) | AnswerPiece::Text(text) => text.chars().count(),
+            AnswerPiece::Call(_) => 0,
+        };
+        let letters = u32::try_from(letters).unwrap_or(u32::MAX);
         self.next_at = Instant::now() + letter.saturating_mul(letters);
         Some(word)
     }
@@ -68,10 +81,12 @@ mod tests {
         ] {
             let began = Instant::now();
             let mut pace = ReadingPace::new(slow);
-            pace.push("One two ".into());
-            pace.push("three".into());
+            pace.push(AnswerPiece::Reasoning("One two ".into()));
+            pace.push(AnswerPiece::Text("three".into()));
             let mut shown = Vec::new();
-            while let Some(text) = pace.next().await {
+            while let Some(AnswerPiece::Reasoning(text) | AnswerPiece::Text(text)) =
+                pace.next().await
+            {
                 shown.push(text);
             }
             assert_eq!(shown, expect);
