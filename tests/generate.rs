@@ -11,6 +11,7 @@ mod infer;
 mod metrics;
 mod models;
 mod readers;
+mod reasoning;
 mod repository;
 mod restricted;
 mod resume;

@@ -5,13 +5,14 @@ mod resumable;
 use futures::StreamExt;
 use sapwood_engine::scripted::{ScriptedFailure, TransportCut};
 use sapwood_kernel::connect::triton::import;
-use sapwood_kernel::{ChoiceFinish, Error, GenerateConfig, args};
+use sapwood_kernel::{ChoiceFinish, Error, GenerateConfig, Json, Port, args};
 use sapwood_net::triton::{ServerAddress, TritonClient};
 use sapwood_proto::code::Code;
 use sapwood_proto::params::GenerationParams;
 use sapwood_tests::until;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::reasoning::{call, thought};
 use super::*;
 
 /// The schemes of the client.
@@ -24,6 +25,27 @@ async fn imported(server: &Running, scheme: &str, model: &str) -> Kernel {
     let kernel = Kernel::new();
     kernel.add_all(import(&client).await.unwrap()).unwrap();
     kernel
+}
+
+/// What a model writes beside its answer passes a server in front of its own.
+#[tokio::test]
+async fn tr_406_reasoning_and_calls_of_another_server_have_their_ports() {
+    let script = vec![thought(), ScriptStep::Text("Wait.".into()), call()];
+    let server = playing(script).await;
+    for scheme in SCHEMES {
+        let here = imported(&server, scheme, "").await;
+        let tools = json!([{"type": "function", "function": {"name": "weather"}}]);
+        let messages = json!([{"role": "user", "content": "And?"}]);
+        let node = here.node("m", args! { messages: messages, tools: tools });
+        let reasoning = node.port(Port::REASONING).run::<String>();
+        let calls = node.port(Port::TOOL_CALLS).run::<Json<Value>>();
+        let text = node.port(Port::MAIN).run::<String>();
+        assert_eq!(reasoning.await.unwrap(), "I look outside.", "{scheme}");
+        assert_eq!(text.await.unwrap(), "Wait.", "{scheme}");
+        let calls = calls.await.unwrap();
+        assert_eq!(calls.len(), 1, "{scheme}");
+        assert_eq!(calls[0]["arguments"], json!({"city": "Bergen"}), "{scheme}");
+    }
 }
 
 /// The text of the imported model equals that of the model itself.

@@ -1,5 +1,6 @@
 //! Splits a batch into rows, and joins their responses (TR-1307).
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -74,7 +75,9 @@ impl ResponsePayload {
     pub fn of_rows(rows: Vec<Self>) -> Self {
         let count = rows.len().max(1);
         let mut whole = Self::default();
-        for row in rows {
+        let texts = text_outputs(&rows);
+        for mut row in rows {
+            row.fill(&texts);
             whole.join(row.outputs);
             for (name, value) in row.parameters {
                 // Of equal names the first row's value stays: the joined response has one place for it.
@@ -92,6 +95,17 @@ impl ResponsePayload {
         whole
     }
 
+    /// Adds the texts that other rows have and this one has not, as empty ones: elements are told apart by their position.
+    fn fill(&mut self, texts: &BTreeMap<usize, usize>) {
+        for (location, count) in texts {
+            if !self.outputs.iter().any(|(mine, _)| mine == location) {
+                let empty = std::iter::repeat_n(&b""[..], *count).collect();
+                self.outputs
+                    .push((*location, Tensor::flat(TensorData::Bytes(empty))));
+            }
+        }
+    }
+
     /// Appends the elements of later outputs to those of the same name.
     fn join(&mut self, later: Vec<(usize, Tensor)>) {
         for (location, tensor) in later {
@@ -107,6 +121,15 @@ impl ResponsePayload {
         // Rows may have sent different outputs; responses list them in the order of the signature (TR-502).
         self.outputs.sort_by_key(|(location, _)| *location);
     }
+}
+
+/// The outputs of texts that some row has, and their number of elements.
+fn text_outputs(rows: &[ResponsePayload]) -> BTreeMap<usize, usize> {
+    let outputs = rows.iter().flat_map(|row| &row.outputs);
+    let texts = outputs.filter(|(_, tensor)| matches!(tensor.data, TensorData::Bytes(_)));
+    texts
+        .map(|(location, tensor)| (*location, tensor.data.len()))
+        .collect()
 }
 
 impl Tensor {
@@ -271,5 +294,29 @@ mod tests {
             assert_eq!(tensor.shape, [2, 2]);
         }
         assert_eq!(whole.parameters, expect.parameters);
+    }
+    /// Only rows whose model has thought have reasoning.
+    #[test]
+    fn tr_1307_a_text_that_only_some_rows_have_is_empty_in_the_others() {
+        let reasoning = Signature::union().output("reasoning").unwrap();
+        let mut second = response(&["b"], &[2], 1);
+        second.outputs.push((reasoning, Tensor::texts(["hm"])));
+        let rows = vec![response(&["a"], &[1], 1), second, response(&["c"], &[3], 1)];
+        let whole = ResponsePayload::of_rows(rows);
+        let outputs: Vec<_> = whole
+            .outputs
+            .iter()
+            .map(|(location, _)| *location)
+            .collect();
+        let location = |name| Signature::union().output(name).unwrap();
+        let expect = [
+            location("text_output"),
+            location("num_output_tokens"),
+            reasoning,
+        ];
+        assert_eq!(outputs, expect);
+        let (_, tensor) = whole.outputs.last().unwrap();
+        assert_eq!(tensor.data, Tensor::texts(["", "hm", ""]).data);
+        assert_eq!(tensor.shape, [3, 1]);
     }
 }

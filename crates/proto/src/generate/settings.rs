@@ -35,6 +35,10 @@ pub struct Settings {
     pub constraint: Option<ConstraintChoice>,
     /// The text behind the place that the model fills in after its prompt.
     pub suffix: Option<String>,
+    /// The tools that the model may call, as JSON that is not read here.
+    pub tools: Option<String>,
+    /// Variables of the chat template.
+    pub template_args: Option<Map<String, Value>>,
 }
 
 /// The fields of a request, most of them of sampling. If several names set the same value, the later name wins.
@@ -251,6 +255,10 @@ fn fields(
             InputRole::Stream => settings.stream = tensor.flag().unwrap_or(false),
             InputRole::ExcludePrompt => settings.exclude_prompt = tensor.flag(),
             InputRole::SamplingJson => json = Some(tensor),
+            InputRole::Tools => settings.tools = tools(&input.name, tensor)?,
+            InputRole::TemplateArgs => {
+                settings.template_args = template_args(&input.name, tensor, limits)?;
+            }
             InputRole::Sampling(field) => {
                 let values = tensor.data.values();
                 let values = values.ok_or_else(|| InvalidRequest::Utf8(input.name.clone()))?;
@@ -332,12 +340,7 @@ fn sampling_json(
     else {
         return Ok(Map::new());
     };
-    // The object is JSON within a JSON string, so the limits of the body have not seen what is in it.
-    let bounds = JsonBounds {
-        values: limits.json_members,
-        entries: limits.json_members,
-    };
-    match bounded_json::read(text, bounds) {
+    match bounded_json::read(text, bounds(limits)) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(InvalidRequest::SamplingJson(
             "it is a JSON value of another type".into(),
@@ -345,6 +348,51 @@ fn sampling_json(
         Err(JsonUnread::Syntax(error)) => Err(InvalidRequest::SamplingJson(error.to_string())),
         Err(unread) => Err(InvalidRequest::SamplingJson(unread.to_string())),
     }
+}
+
+/// The bounds of JSON within a JSON string: the limits of the body have not seen what is in it.
+const fn bounds(limits: &RequestLimits) -> JsonBounds {
+    JsonBounds {
+        values: limits.json_members,
+        entries: limits.json_members,
+    }
+}
+
+/// The tools, unless there are none.
+fn tools(name: &str, tensor: &Tensor) -> Result<Option<String>, InvalidRequest> {
+    let Some(text) = json_text(tensor).filter(|text| *text != b"null" && *text != b"[]") else {
+        return Ok(None);
+    };
+    let text = std::str::from_utf8(text).map_err(|_| InvalidRequest::Utf8(name.into()))?;
+    Ok(Some(text.to_owned()))
+}
+
+/// The variables of the chat template, unless there are none.
+fn template_args(
+    name: &str,
+    tensor: &Tensor,
+    limits: &RequestLimits,
+) -> Result<Option<Map<String, Value>>, InvalidRequest> {
+    let Some(text) = json_text(tensor).filter(|text| *text != b"null") else {
+        return Ok(None);
+    };
+    match bounded_json::read(text, bounds(limits)) {
+        Ok(Value::Object(map)) => Ok((!map.is_empty()).then_some(map)),
+        _ => Err(InvalidRequest::Field {
+            field: name.into(),
+            range: "a JSON object".into(),
+            got: shown(&String::from_utf8_lossy(text)),
+        }),
+    }
+}
+
+/// The text of an input that is JSON, unless it is empty (TR-401).
+fn json_text(tensor: &Tensor) -> Option<&[u8]> {
+    let TensorData::Bytes(list) = &tensor.data else {
+        return None;
+    };
+    let text = list.iter().next()?.trim_ascii();
+    (!text.is_empty()).then_some(text)
 }
 
 /// One field as it was sent.

@@ -59,6 +59,10 @@ pub enum InputRole {
     Prompt,
     /// A conversation, as JSON.
     Messages,
+    /// The tools that the model may call in a conversation, as JSON.
+    Tools,
+    /// Variables of the chat template, as JSON.
+    TemplateArgs,
     /// One response per flush.
     Stream,
     /// Whether the prompt is excluded from the output.
@@ -92,6 +96,10 @@ pub enum InputRole {
 pub enum OutputRole {
     /// The generated text.
     Text,
+    /// What the model thought before it answered; not sent where there is none.
+    Reasoning,
+    /// The tools that the model calls, as JSON strings; not sent where there is none.
+    ToolCalls,
     /// The finish reason of a choice.
     FinishReason,
     /// The sum of the log-probabilities so far.
@@ -142,6 +150,8 @@ impl InputRole {
         Some(match name {
             "prompt" => Self::Prompt,
             "messages" => Self::Messages,
+            "tools" => Self::Tools,
+            "template_args" => Self::TemplateArgs,
             "stream" => Self::Stream,
             "exclude_prompt" => Self::ExcludePrompt,
             "sampling_json" => Self::SamplingJson,
@@ -172,6 +182,8 @@ impl OutputRole {
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "text" => Self::Text,
+            "reasoning" => Self::Reasoning,
+            "tool_calls" => Self::ToolCalls,
             "finish_reason" => Self::FinishReason,
             "cumulative_logprob" => Self::CumulativeLogprob,
             "logprobs" => Self::Logprobs,

@@ -9,6 +9,7 @@ use crate::corpus;
 use crate::params::SamplerOrder;
 
 mod bounds;
+mod chat;
 
 fn parrot() -> Signature {
     let input = |name: &str, datatype, shape: &[i64], role| InputTensor {
@@ -550,6 +551,8 @@ fn tr_104_every_role_has_a_name() {
     for name in [
         "prompt",
         "messages",
+        "tools",
+        "template_args",
         "stream",
         "exclude_prompt",
         "sampling_json",
@@ -564,6 +567,8 @@ fn tr_104_every_role_has_a_name() {
     }
     for name in [
         "text",
+        "reasoning",
+        "tool_calls",
         "finish_reason",
         "cumulative_logprob",
         "logprobs",
@@ -701,10 +706,6 @@ fn tr_404_values_out_of_range_are_refused_with_the_range() {
         (
             r#""return_context_logits":true"#,
             "'return_context_logits' is not supported",
-        ),
-        (
-            r#""tools":[{"type":"function"}]"#,
-            "'tools' is not supported",
         ),
         (
             r#""sampling_parameters":"[]""#,

@@ -154,8 +154,8 @@ impl Signature {
             json("controller_arg", field("controller_arg")),
             // A name, or a list of objects.
             json("lora", field("lora")),
-            // Declared in order to be refused by name: as a parameter, a list would only have the wrong type.
-            json("tools", InputRole::Unsupported),
+            json("tools", InputRole::Tools),
+            json("template_args", InputRole::TemplateArgs),
         ]);
         Self {
             inputs,
@@ -249,6 +249,9 @@ fn outputs() -> Vec<OutputTensor> {
         // The ensemble's client reads them as a matrix.
         ("batch_index", Int32, &[1, 1], OutputRole::BatchIndex),
         ("sequence_index", Int32, &[1, 1], OutputRole::SequenceIndex),
+        // Of neither, and only in the answers that have some.
+        ("reasoning", Bytes, &[-1], OutputRole::Reasoning),
+        ("tool_calls", Bytes, &[-1], OutputRole::ToolCalls),
     ]
     .into_iter()
     .map(|(name, datatype, shape, role)| OutputTensor {

@@ -15,6 +15,7 @@ use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_net::triton::{
     Datatype, InferRequest, ModelResponse, ModelResponses, ModelSignature, TensorData, TritonClient,
 };
+use sapwood_proto::bounded_json;
 use serde_json::{Value, json};
 
 use super::{failure, fields};
@@ -23,6 +24,7 @@ use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
 use crate::function::Fun;
 use crate::handler::{raw, streamed};
+use crate::limits;
 use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::model;
 use crate::model::remote::{RemoteCall, RemotePrompt, unimplemented};
@@ -91,6 +93,8 @@ impl TritonTextModel {
             name: self.name,
             model: self.model,
             main: call.want.ports.has(&Port::MAIN),
+            reasoning: call.want.ports.has(&Port::REASONING),
+            tool_calls: call.want.ports.has(&Port::TOOL_CALLS),
             meta: call.want.ports.has(&Port::META),
             responses: Some(responses),
             ready: VecDeque::new(),
@@ -156,6 +160,8 @@ struct TextAnswer {
     name: Name,
     model: Arc<ModelSignature>,
     main: bool,
+    reasoning: bool,
+    tool_calls: bool,
     meta: bool,
     /// `None` at the end.
     responses: Option<ModelResponses>,
@@ -191,6 +197,21 @@ impl TextAnswer {
                     let mut all = BytesMut::new();
                     texts.iter().for_each(|text| all.extend_from_slice(text));
                     self.text(all.freeze());
+                }
+                // Outputs of servers like this one, which take apart what a model writes.
+                (REASONING, TensorData::Bytes(texts)) if self.reasoning => {
+                    let chunks = texts.iter().filter(|text| !text.is_empty()).map(|text| {
+                        let chunk = Chunk::bytes(text.to_vec()).with_mime(Mime::TEXT);
+                        chunk.on(Port::REASONING)
+                    });
+                    self.ready.extend(chunks);
+                }
+                (TOOL_CALLS, TensorData::Bytes(lists)) if self.tool_calls => {
+                    let lines = lists.iter().flat_map(calls).map(|call| {
+                        let chunk = Chunk::bytes(format!("{call}\n")).with_mime(Mime::NDJSON);
+                        chunk.on(Port::TOOL_CALLS)
+                    });
+                    self.ready.extend(lines);
                 }
                 (FINISH, TensorData::Bytes(reasons)) => {
                     let reason = reasons.iter().next().map(String::from_utf8_lossy);
@@ -262,6 +283,14 @@ impl TextAnswer {
     }
 }
 
+/// The calls in a list of them; none in a text that is no such list.
+fn calls(list: &[u8]) -> Vec<Value> {
+    match bounded_json::read(list, limits::JSON_BOUNDS) {
+        Ok(Value::Array(calls)) => calls,
+        _ => Vec::new(),
+    }
+}
+
 /// The sum of a tensor's elements, as a count of tokens. It saturates: the server may send any numbers.
 fn count(data: &TensorData) -> Option<u64> {
     match data {
@@ -275,6 +304,8 @@ fn count(data: &TensorData) -> Option<u64> {
 
 const TEXT_INPUT: &str = "text_input";
 const TEXT_OUTPUT: &str = "text_output";
+const REASONING: &str = "reasoning";
+const TOOL_CALLS: &str = "tool_calls";
 const FINISH: &str = "finish_reason";
 const INPUT_TOKENS: &str = "num_input_tokens";
 const OUTPUT_TOKENS: &str = "num_output_tokens";

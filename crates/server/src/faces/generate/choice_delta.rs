@@ -7,6 +7,11 @@ use serde_json::{Map, Value, json};
 #[derive(Default)]
 pub(super) struct ChoiceDelta {
     pub(super) text: String,
+    pub(super) reasoning: String,
+    /// Calls of tools, each an object of JSON, with a comma after each but the last.
+    pub(super) calls: String,
+    /// The beginning of a line of the port of calls.
+    pub(super) begun_call: Vec<u8>,
     pub(super) tokens: u32,
     /// Of the whole output so far.
     pub(super) cumulative: f64,
@@ -19,7 +24,46 @@ impl ChoiceDelta {
     /// Whether there is text to send, or too much to wait for it: the tokens of a model may have no text at all, as when it
     /// repeats its EOG token.
     pub(super) fn is_ready(&self) -> bool {
-        !self.text.is_empty() || self.token_logprobs.len() >= LOGPROBS_MAX
+        self.has_text() || self.token_logprobs.len() >= LOGPROBS_MAX
+    }
+
+    /// Whether there is text, reasoning or a call.
+    pub(super) const fn has_text(&self) -> bool {
+        !(self.text.is_empty() && self.reasoning.is_empty() && self.calls.is_empty())
+    }
+
+    /// A chunk of the port `tool_calls`, which has a line for each call. Returns by how many bytes the calls have grown.
+    pub(super) fn call(&mut self, data: &[u8]) -> usize {
+        let before = self.calls.len() + self.begun_call.len();
+        // The chunks of a server elsewhere may end within a line.
+        for piece in data.split_inclusive(|byte| *byte == b'\n') {
+            self.begun_call.extend_from_slice(piece);
+            if piece.ends_with(b"\n") {
+                self.end_call();
+            }
+        }
+        (self.calls.len() + self.begun_call.len()).saturating_sub(before)
+    }
+
+    /// The line of a call is complete.
+    pub(super) fn end_call(&mut self) {
+        let line = std::mem::take(&mut self.begun_call);
+        // What is no object would make the list unreadable.
+        let Ok(call) = serde_json::from_slice::<Map<String, Value>>(&line) else {
+            return;
+        };
+        if !self.calls.is_empty() {
+            self.calls.push(',');
+        }
+        self.calls.push_str(&Value::Object(call).to_string());
+    }
+
+    /// The calls as one list in JSON; an empty text if there are none.
+    pub(super) fn calls_list(&self) -> String {
+        if self.calls.is_empty() {
+            return String::new();
+        }
+        format!("[{}]", self.calls)
     }
 
     /// One line of the port `logprobs`: a token, and its alternatives. Returns how many log-probabilities these are.
@@ -70,6 +114,21 @@ const LOGPROBS_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_are_one_list_however_their_lines_are_cut() {
+        let lines = b"{\"name\":\"a\"}\n\nno call\n{\"name\":\"\xc3\xa9\"}";
+        for border in 0..lines.len() {
+            let mut delta = ChoiceDelta::default();
+            delta.call(&lines[..border]);
+            assert!(border > 13 || !delta.has_text());
+            delta.call(&lines[border..]);
+            assert_eq!(delta.calls_list(), r#"[{"name":"a"}]"#);
+            delta.end_call();
+            assert_eq!(delta.calls_list(), r#"[{"name":"a"},{"name":"é"}]"#);
+        }
+        assert_eq!(ChoiceDelta::default().calls_list(), "");
+    }
 
     /// As in vLLM's outputs: nothing else tells which of the entries was chosen.
     #[test]

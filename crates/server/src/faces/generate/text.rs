@@ -1,10 +1,13 @@
 //! Converts the chunks of a text model into responses (TR-401 to TR-407, TR-502).
 //!
 //! ```text
-//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there; the end is sent
-//!                                                                       with the last one if it is ready, else alone
-//!                                                               whole:  one response at the end
+//!   chunks ──► each choice: text, reasoning, ──► stream: a response when one of these is there; the end is sent with the
+//!              calls, tokens,                            last one if it is ready, else alone
+//!              log-probabilities                 whole:  one response at the end
 //! ```
+//!
+//! Reasoning and calls are outputs that only the responses with some of them have, and those whose request names them: the
+//! answers of other models are what clients of the reference know.
 
 use std::collections::VecDeque;
 use std::iter::repeat_with;
@@ -50,10 +53,8 @@ pub(super) fn begin(
     pieces: bool,
 ) -> Result<CallResponses, RequestError> {
     let prompt = prompt(&call)?;
-    if settings.suffix.is_some() && matches!(prompt, TextPrompt::Messages(_)) {
-        let message =
-            "'suffix' goes with a text prompt, not with 'messages': leave one of them out";
-        return Err(RequestError::new(Code::InvalidRequest, message.to_owned()));
+    if let Some(why) = conflict(&call, settings, &prompt) {
+        return Err(RequestError::new(Code::InvalidRequest, why.to_owned()));
     }
     let mut reporter = TextResponses::new(&call, settings, &prompt, kernel);
     // The prompt alone may be too much, where it stands before each choice.
@@ -63,6 +64,26 @@ pub(super) fn begin(
     // Only where the caller takes several responses: `generate` must get exactly one (TR-504).
     reporter.is_separate = pieces && call.found.signature.is_separate(&call.mapped);
     Ok(reporter.boxed())
+}
+
+/// Why two inputs do not go together.
+fn conflict(
+    call: &CheckedRequest,
+    settings: &Settings,
+    prompt: &TextPrompt,
+) -> Option<&'static str> {
+    if settings.suffix.is_some() && matches!(prompt, TextPrompt::Messages(_)) {
+        Some("'suffix' goes with a text prompt, not with 'messages': leave one of them out")
+    } else if !is_raw(call, settings, prompt) {
+        None
+    } else if settings.tools.is_some() {
+        // What only a template prints would be lost.
+        Some("'tools' goes with 'messages': a text prompt has no chat template")
+    } else if settings.template_args.is_some() {
+        Some("'template_args' goes with 'messages': a text prompt has no chat template")
+    } else {
+        None
+    }
 }
 
 fn prompt(call: &CheckedRequest) -> Result<TextPrompt, RequestError> {
@@ -127,6 +148,8 @@ struct TextResponses {
     counts: bool,
     /// The port of log-probabilities is read.
     logprobs: bool,
+    /// The request names its outputs, and gets each of them.
+    is_named: bool,
     /// The request sets the number of alternatives: only then the output of log-probabilities has content, as with
     /// vLLM's backend.
     alternatives: bool,
@@ -171,6 +194,11 @@ impl TextResponses {
         let mut ports = vec![Port::MAIN];
         ports.extend(tokens.then_some(Port::TOKENS));
         ports.extend(logprobs.then_some(Port::LOGPROBS));
+        // Only the output of a conversation is taken apart, and calls are looked for only where there are tools.
+        let chat = !is_raw(call, settings, prompt);
+        ports.extend((chat && reported(&[OutputRole::Reasoning])).then_some(Port::REASONING));
+        let calls = settings.tools.is_some() && reported(&[OutputRole::ToolCalls]);
+        ports.extend(calls.then_some(Port::TOOL_CALLS));
         let args = args(call, settings, prompt, logprobs);
         let run = kernel
             .run::<Chunk>(&call.found.function, args)
@@ -185,6 +213,7 @@ impl TextResponses {
             run,
             counts: tokens,
             logprobs,
+            is_named: call.mapped.outputs.is_some(),
             alternatives: settings.params.top_logprobs.is_some(),
             more: tokens || reported(&[OutputRole::FinishReason, OutputRole::NumInputTokens]),
             signature,
@@ -269,12 +298,15 @@ impl TextResponses {
         match chunk.port.as_str() {
             // The text of a model is UTF-8, and cut between characters (TR-406). Another function may send anything.
             "" => {
-                let before = choice.text.len();
-                match std::str::from_utf8(&chunk.data) {
-                    Ok(text) => choice.text.push_str(text),
-                    Err(_) => choice.text.push_str(&String::from_utf8_lossy(&chunk.data)),
-                }
-                let more = choice.text.len() - before;
+                let more = append(&mut choice.text, &chunk.data);
+                self.held.text_bytes.fetch_add(more, Ordering::Relaxed);
+            }
+            "reasoning" => {
+                let more = append(&mut choice.reasoning, &chunk.data);
+                self.held.text_bytes.fetch_add(more, Ordering::Relaxed);
+            }
+            "tool_calls" => {
+                let more = choice.call(&chunk.data);
                 self.held.text_bytes.fetch_add(more, Ordering::Relaxed);
             }
             // Ids of four bytes each.
@@ -291,12 +323,13 @@ impl TextResponses {
 
     fn finish(&mut self) {
         for (index, choice) in (0..).zip(&mut self.choices) {
+            choice.end_call();
             choice.finish = self.run.meta().finish.get(&index).cloned();
         }
     }
 
     fn has_text(&self) -> bool {
-        self.choices.iter().any(|choice| !choice.text.is_empty())
+        self.choices.iter().any(ChoiceDelta::has_text)
     }
 
     /// Whether the end of the request is ready. A step that ends it yields its tokens and the end at once, and the
@@ -371,6 +404,8 @@ impl TextResponses {
         // `cumulative` goes on: it is of the whole output.
         for choice in &mut self.choices[reported] {
             choice.text.clear();
+            choice.reasoning.clear();
+            choice.calls.clear();
             choice.tokens = 0;
             choice.logprobs.clear();
             choice.token_logprobs.clear();
@@ -381,12 +416,28 @@ impl TextResponses {
         }
     }
 
+    /// An output that is left out where no choice has any of it.
+    fn optional(&self, texts: Strings) -> Option<Strings> {
+        let has_some = self.is_named || texts.iter().any(|text| !text.is_empty());
+        has_some.then_some(texts)
+    }
+
     fn output(&self, role: &OutputRole, reported: Range<usize>, last: bool) -> Option<Tensor> {
         let choices = &self.choices[reported.clone()];
         let data = match role {
             OutputRole::Text => {
                 let texts = choices.iter().map(|choice| choice.text.as_bytes());
                 TensorData::Bytes(texts.collect())
+            }
+            OutputRole::Reasoning => {
+                let texts = choices.iter().map(|choice| choice.reasoning.as_bytes());
+                TensorData::Bytes(self.optional(texts.collect())?)
+            }
+            OutputRole::ToolCalls => {
+                let mut texts = Strings::default();
+                let lists = choices.iter().map(ChoiceDelta::calls_list);
+                lists.for_each(|list| texts.push(list.as_bytes()));
+                TensorData::Bytes(self.optional(texts)?)
             }
             OutputRole::FinishReason => {
                 // The text of an absent reason is Python's, as vLLM's backend writes it.
@@ -507,6 +558,16 @@ impl Stream for TextResponses {
     }
 }
 
+/// Appends text, and returns by how many bytes `all` has grown.
+fn append(all: &mut String, data: &[u8]) -> usize {
+    let before = all.len();
+    match std::str::from_utf8(data) {
+        Ok(text) => all.push_str(text),
+        Err(_) => all.push_str(&String::from_utf8_lossy(data)),
+    }
+    all.len() - before
+}
+
 /// The error of a request whose answer in one piece would be too large.
 pub(super) fn too_much(most: &str) -> RequestError {
     let message = format!(
@@ -537,8 +598,14 @@ fn time(call: &CheckedRequest, settings: &Settings) -> Duration {
     settings.timeout.map_or(left, |asked| asked.min(left))
 }
 
-fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprobs: bool) -> Args {
+/// Whether the prompt is used as it is, without a chat template. D-24: `text_input` is, unless the model's options say
+/// that it is a turn of a conversation.
+fn is_raw(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt) -> bool {
     let templated = call.found.model.template_raw_prompts;
+    matches!(prompt, TextPrompt::Text(_)) && (!templated || settings.suffix.is_some())
+}
+
+fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprobs: bool) -> Args {
     // In the ranges of the core (D-20). It is passed as a value, without JSON.
     let config = GenerateConfig {
         params: GenerationParams {
@@ -547,11 +614,12 @@ fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprob
             ..settings.params.clone()
         },
         max_tokens_limit: settings.max_tokens_limit,
-        prompt_mode: match prompt {
-            // D-24: `text_input` is raw, unless the model's options say that it is a turn of a conversation.
-            TextPrompt::Text(_) if !templated || settings.suffix.is_some() => PromptMode::Raw,
-            _ => PromptMode::Auto,
+        prompt_mode: if is_raw(call, settings, prompt) {
+            PromptMode::Raw
+        } else {
+            PromptMode::Auto
         },
+        template_args: settings.template_args.clone().map(Value::Object),
         controller: settings.controller.clone(),
         constraint: settings.constraint.clone(),
         ..GenerateConfig::default()
@@ -559,6 +627,9 @@ fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprob
     let mut args = Args::new().with("config", config.into_chunk());
     if let Some(suffix) = &settings.suffix {
         args = args.with("suffix", suffix.as_str());
+    }
+    if let Some(tools) = &settings.tools {
+        args = args.with("tools", Chunk::text(tools.as_str()).with_mime(Mime::JSON));
     }
     match prompt {
         TextPrompt::Text(text) => args.with("prompt", text.as_str()),
