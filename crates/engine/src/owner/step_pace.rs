@@ -8,7 +8,7 @@ mod prompt_time;
 
 use std::time::Duration;
 
-use self::prompt_time::{PromptStep, PromptTime};
+use self::prompt_time::{Doubt, PromptStep, PromptTime};
 use crate::model::WarmTimes;
 
 /// Prompt tokens of a step before anything was measured. Beside streams that is so until a request has had enough of them: at the loading
@@ -40,6 +40,12 @@ const BESIDE_SHARE: f64 = 1.0 / 2.0;
 /// After so many steps in a row with prompt tokens, one computes a single one, and so shows what the others take: meanwhile streams have
 /// begun and ended, and become longer. It is not a multiple of the turns of the oldest prompt.
 const DECODE_OLD: u32 = 16;
+/// After so many, one has another number of tokens if it has few: a long pass and slow tokens look alike in steps of one size, and a
+/// number that is too small would stay so.
+const PROBE: u32 = DECODE_OLD / 4;
+/// The first tokens of a request take at most so many times what the loading promised. A request may be the first that reads some of
+/// the weights from a disk, which says nothing about later ones.
+const FIRST_MAX: f64 = 8.0;
 /// A step is planned for this share of its time, because half of the steps take longer than planned.
 const PLANNED: f64 = 0.9;
 /// A step that took so many times longer than it should lowers the limit for the next ones.
@@ -127,6 +133,7 @@ impl StepPace {
         pace.prompts = known.map(|times| PromptTime {
             pass: pace.pass_guess(),
             token: nanoseconds(times.token),
+            doubt: Doubt::ALL,
         });
         pace
     }
@@ -140,7 +147,7 @@ impl StepPace {
     /// batch is computed sequence by sequence; 0 where it is not, or as long as that is not known.
     pub(super) fn pass_tokens(&self) -> usize {
         match self.prompts {
-            Some(PromptTime { pass, token }) if !self.computes_together => {
+            Some(PromptTime { pass, token, .. }) if !self.computes_together => {
                 (pass / token.max(1.0)) as usize
             }
             _ => 0,
@@ -183,6 +190,11 @@ impl StepPace {
         let most = match self.start.waiting {
             StepWaiting::Streams if !self.prompts_observed => UNMEASURED_TOKENS,
             _ => usize::MAX,
+        };
+        let tokens = match self.prompt_steps {
+            PROBE if tokens < 2 * TOKENS_MIN => tokens.max(TOKENS_MIN) * 2,
+            PROBE if tokens < ENOUGH_TOKENS => tokens * 3 / 2,
+            _ => tokens,
         };
         tokens.clamp(TOKENS_MIN, most)
     }
@@ -243,6 +255,7 @@ impl StepPace {
         self.prompts.unwrap_or_else(|| PromptTime {
             pass: self.pass_guess(),
             token: 0.0,
+            doubt: Doubt::ALL,
         })
     }
 
@@ -318,7 +331,8 @@ impl StepPace {
         if self.prompts.is_some() && (self.prompts_observed || step.tokens < enough / 2.0) {
             prompts.learn(step);
         } else {
-            prompts.token = prompts.token_of(step);
+            let promised = self.prompts.map_or(f64::INFINITY, |it| it.token);
+            prompts.token = prompts.token_of(step).min(promised * FIRST_MAX);
             self.prompts_observed = true;
         }
         self.prompts = Some(prompts);

@@ -1,6 +1,6 @@
 //! [`PromptTime`]: what prompts take of a step, learned from steps of all sizes.
 
-use super::{CHANGE_MAX, ENOUGH_TOKENS, NEW_SHARE, TOKENS_MIN, count};
+use super::CHANGE_MAX;
 
 /// A pass is not known better than this share of a step of streams. Where prompts seemed to need none, their tokens would have to
 /// explain all that is observed.
@@ -8,6 +8,14 @@ const PASS_UNKNOWN: f64 = 1.0 / 4.0;
 /// A pass takes so many times what a step of streams does, at most: weights may be copied to another device for a prompt that are
 /// computed in place for streams. More than this is a machine that was held up.
 const PASS_MAX: f64 = 4.0;
+/// A token takes at most so many times what a step takes for each of its tokens: it cannot take longer than the whole, but noise makes
+/// a step now and then shorter than it should be.
+const TOKEN_MAX: f64 = 2.0;
+/// What a step adds to the doubt about both: in the long run a new measurement has about a quarter of the weight.
+const DOUBT_GROWS: f64 = 0.05;
+const DOUBT_MAX: f64 = 4.0;
+/// How alike the doubts may be. If they were the same, no step could tell a pass from tokens any more.
+const ALIKE_MAX: f64 = 0.98;
 
 /// A straight line: each prompt of a step needs a pass over the weights, and each token of it some time more. All times are in
 /// nanoseconds.
@@ -17,6 +25,17 @@ pub(super) struct PromptTime {
     pub(super) pass: f64,
     /// One prompt token.
     pub(super) token: f64,
+    /// How little is known of both.
+    pub(super) doubt: Doubt,
+}
+
+/// Variances of the shares by which a pass and a token may differ from their estimates, and the covariance of these. The variance of a
+/// measurement is 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Doubt {
+    pass: f64,
+    token: f64,
+    both: f64,
 }
 
 /// What prompts took in a step.
@@ -44,29 +63,58 @@ impl PromptTime {
         (step.took - self.pass * step.passes).max(step.took / 4.0) / step.tokens
     }
 
-    /// Takes a step into account.
+    /// Takes a step into account, as a Kalman filter does.
     ///
-    /// A part of the difference between what it took and what was expected goes to both estimates, by the square of what was expected
-    /// of each: a step with few tokens says what a pass takes, and one with many what a token does. Steps of one size leave open what
-    /// the shares are, but for such steps it does not matter.
+    /// The difference between what it took and what was expected goes to both estimates, by what was expected of each and by how little
+    /// is known of it: a step with few tokens says what a pass takes, one with many what a token does, and steps of several sizes
+    /// tell one from the other.
     pub(super) fn learn(&mut self, step: PromptStep) {
+        let pass = self.pass.max(step.streams * PASS_UNKNOWN);
         // An estimate of nothing could never grow.
-        let tokens = self.token.max(1.0) * step.tokens;
-        let expected = self.pass * step.passes + tokens;
-        let difference = step
+        let token = self.token.max(1.0);
+        let expected = self.pass * step.passes + token * step.tokens;
+        let took = step
             .took
-            .clamp(expected / CHANGE_MAX, expected * CHANGE_MAX)
-            - expected;
-        let pass_part = self.pass.max(step.streams * PASS_UNKNOWN) * step.passes;
-        // So few tokens cost hardly more than one. If they took the blame, they would stay few, and never show that they are cheap.
-        let few = count(TOKENS_MIN);
-        let known = (step.tokens - few).max(0.0) / (count(ENOUGH_TOKENS) - few);
-        let token_part = tokens * known.min(1.0);
-        let squares = (pass_part * pass_part + token_part * token_part).max(1.0);
-        let change = difference * NEW_SHARE / squares;
-        let pass = self.pass + change * pass_part * pass_part / step.passes;
-        self.pass = pass.clamp(0.0, self.pass.max(step.streams * PASS_MAX));
-        let token = self.token + change * token_part * token_part / step.tokens;
-        self.token = token.max(1.0);
+            .clamp(expected / CHANGE_MAX, expected * CHANGE_MAX);
+        let difference = took / expected - 1.0;
+        let pass_share = pass * step.passes / expected;
+        let token_share = token * step.tokens / expected;
+        let (pass_gain, token_gain) = self.doubt.gains(pass_share, token_share);
+        let longer = (self.pass + pass * pass_gain * difference)
+            .clamp(0.0, self.pass.max(step.streams * PASS_MAX));
+        // Neither takes longer than the whole.
+        self.pass = longer.min(step.took / step.passes);
+        let longer = token * (1.0 + (token_gain * difference).max(-0.5));
+        let most = TOKEN_MAX * step.took / step.tokens;
+        self.token = longer.min(most).max(1.0);
+    }
+}
+
+impl Doubt {
+    /// Nothing is known.
+    pub(super) const ALL: Self = Self {
+        pass: DOUBT_MAX,
+        token: DOUBT_MAX,
+        both: 0.0,
+    };
+
+    /// Returns which parts of the difference between the measured and the expected time of a step are those of a pass and of a token,
+    /// which have these shares of the expected time. The step makes the doubt smaller.
+    fn gains(&mut self, pass_share: f64, token_share: f64) -> (f64, f64) {
+        // The machine, and the length of sequences, have changed meanwhile.
+        let pass = (self.pass + DOUBT_GROWS).min(DOUBT_MAX);
+        let token = (self.token + DOUBT_GROWS).min(DOUBT_MAX);
+        let most = ALIKE_MAX * (pass * token).sqrt();
+        let both = self.both.clamp(-most, most);
+        let pass_part = pass * pass_share + both * token_share;
+        let token_part = both * pass_share + token * token_share;
+        let all = pass_share * pass_part + token_share * token_part + 1.0;
+        let (pass_gain, token_gain) = (pass_part / all, token_part / all);
+        *self = Self {
+            pass: pass - pass_gain * pass_part,
+            token: token - token_gain * token_part,
+            both: both - pass_gain * token_part,
+        };
+        (pass_gain, token_gain)
     }
 }

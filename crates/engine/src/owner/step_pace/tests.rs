@@ -448,7 +448,8 @@ fn a_pass_that_takes_longer_for_prompts_than_for_streams_is_learned() {
             };
             let known = WarmTimes {
                 decode: machine.takes(1, 0),
-                token: Duration::from_micros(500),
+                // A prompt of 32 tokens less one token, whose pass is shorter.
+                token: Duration::from_micros(2_300),
             };
             let mut pace = StepPace::new(STEP, Some(known), computes_together);
             let mut noise = Noise(7);
@@ -595,6 +596,23 @@ fn a_first_step_beside_streams_has_not_all_tokens_that_the_loading_promises() {
     observe(&mut pace, 1, UNMEASURED_TOKENS, Duration::from_millis(22));
     begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
     assert!(pace.prefill_tokens(1) > 1_000);
+}
+
+/// Weights that are read from a disk when the first request needs them.
+#[test]
+fn a_first_step_that_took_very_long_makes_later_ones_short_for_a_while_only() {
+    for first in [Duration::from_secs(2), Duration::from_secs(3_600)] {
+        let known = WarmTimes {
+            decode: USUAL.takes(1, 0),
+            token: Duration::from_millis(2),
+        };
+        let mut pace = StepPace::new(STEP, Some(known), true);
+        begin(&mut pace, StepWaiting::Streams, Duration::ZERO, 4_096);
+        let tokens = pace.prefill_tokens(1);
+        observe(&mut pace, 1, tokens, first);
+        let (_, time) = USUAL.steady(&mut pace, 1);
+        assert_near(time, 200, &first);
+    }
 }
 
 #[test]
