@@ -232,8 +232,9 @@ impl GenerateConfig {
         if self.scored.is_none() {
             defaults.fill(&mut self.params).map_err(out_of_range)?;
         }
+        let temperature = self.default_temperature.take();
         let params = &mut self.params;
-        params.temperature = params.temperature.or(self.default_temperature.take());
+        params.temperature = params.temperature.or(temperature);
         if let Some(most) = self.max_tokens_limit.take() {
             params.max_tokens = Some(params.max_tokens.map_or(most, |max| max.min(most)));
         }

@@ -1,5 +1,7 @@
 //! [`SamplingDefaults`]: a model's values for the parameters that a request leaves unset.
 
+use std::sync::Arc;
+
 use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_proto::params::{GenerationParams, ParamError, ParamRanges, SAMPLER_PARAMS};
 
@@ -9,7 +11,7 @@ use sapwood_proto::params::{GenerationParams, ParamError, ParamRanges, SAMPLER_P
 ///
 /// Requests that score given tokens have none of them: nothing is sampled there.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SamplingDefaults(GenerationParams);
+pub struct SamplingDefaults(Arc<GenerationParams>);
 
 impl SamplingDefaults {
     /// The parameters that may have a default. Not among them: what changes the form of an answer (`n`, `top_logprobs`,
@@ -25,9 +27,10 @@ impl SamplingDefaults {
     pub fn new(mut params: GenerationParams) -> Result<Self, ParamError> {
         params.check(&Self::RANGES, u32::MAX)?;
         let name = params.set_beside(|name| Self::NAMES.contains(&name));
-        let name = name.or(params.priority.map(|_| "priority"));
+        let priority = params.priority.map(|_| "priority");
+        let name = name.or(priority);
         match name {
-            None => Ok(Self(params)),
+            None => Ok(Self(Arc::new(params))),
             Some(name) => Err(ParamError {
                 name,
                 must: "set by requests: it has no default".to_owned(),
@@ -50,9 +53,9 @@ impl SamplingDefaults {
     /// These, and where they have none, those of `others`.
     #[must_use]
     pub fn or(&self, others: &Self) -> Self {
-        let mut params = self.0.clone();
+        let mut params = GenerationParams::clone(&self.0);
         params.fill_from(&others.0);
-        Self(params)
+        Self(Arc::new(params))
     }
 
     /// What programs that ask on behalf of a person send where that person sets nothing (D-53): these, and beside them
@@ -85,7 +88,7 @@ impl SamplingDefaults {
     /// caller has never seen.
     pub(super) fn fill(&self, request: &mut GenerationParams) -> Result<(), ParamError> {
         // Most models have none, and every request comes here.
-        if self.0 == GenerationParams::default() {
+        if *self.0 == GenerationParams::default() {
             return Ok(());
         }
         if let (Some(least), None, Some(most)) =
@@ -167,7 +170,7 @@ mod tests {
             (usual.clone(), json!({}), usual.clone()),
             // Greedy and "off" are values too.
             (
-                usual.clone(),
+                usual,
                 json!({"temperature": 0, "min_p": 0}),
                 json!({"temperature": 0, "top_k": 20, "min_p": 0}),
             ),

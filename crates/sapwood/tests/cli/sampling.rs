@@ -112,6 +112,9 @@ impl Client {
     }
 }
 
+/// Asks a model by the protocol of one face.
+type Ask = fn(&Client, &str, &Value) -> String;
+
 const LETTERS: &str = "abcdefghijkl";
 
 #[test]
@@ -123,7 +126,7 @@ fn defaults_of_a_model_hold_at_every_face_and_requests_win() {
         serving.wait_for("loaded");
     }
     let client = Client { serving };
-    let faces: [(&str, fn(&Client, &str, &Value) -> String); 5] = [
+    let faces: [(&str, Ask); 5] = [
         ("generate", Client::generate),
         ("infer", Client::infer),
         ("evergreen", Client::evergreen),
