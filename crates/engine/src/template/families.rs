@@ -1,5 +1,5 @@
 //! Templates of the published shape of each family that calls tools, short and written for these tests: what they get of
-//! tools, calls, results and reasoning.
+//! tools, calls, results and reasoning. [`super::published`] has the published ones.
 
 use std::time::UNIX_EPOCH;
 
@@ -177,8 +177,23 @@ fn deepseek() {
 /// Printed without a filter, an object would be Python's.
 #[test]
 fn a_template_that_prints_arguments_as_they_are() {
-    let source = "{%- for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}<{{ call.function.arguments }}>{% endfor %}{% endfor %}";
-    check(source, &["<{\"a\": 1, \"b\": \"two\"}>", "3"]);
+    let calls = "{%- for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}<{{ call.function.arguments }}>{% endfor %}{% endfor %}";
+    check(calls, &["<{\"a\": 1, \"b\": \"two\"}>", "3"]);
+    // The schema of a tool has the names of arguments as well.
+    let tools = "{{ tools | tojson }}";
+    check(
+        &format!("{tools}{calls}"),
+        &["<{\"a\": 1, \"b\": \"two\"}>", "3"],
+    );
+}
+
+/// It prints the members of arguments in a syntax of its own, and takes a text as it is.
+#[test]
+fn gemma_4() {
+    let source = "{%- for tool in tools %}{{ tool | tojson }}{% endfor %}{%- for m in messages %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}<call:{{ call.function.name }}{
+{%- if call.function.arguments is mapping %}{% for k, v in call.function.arguments | dictsort %}{{ k }}:{{ v }};{% endfor %}{% else %}{{ call.function.arguments }}{% endif %}}>{% endfor %}{% endfor %}";
+    check(source, &["<call:add{a:1;b:two;}>", "3"]);
 }
 
 #[test]
