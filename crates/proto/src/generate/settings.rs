@@ -381,7 +381,7 @@ fn template_args(
         _ => Err(InvalidRequest::Field {
             field: name.into(),
             range: "a JSON object".into(),
-            got: shown(&String::from_utf8_lossy(text)),
+            got: shown(String::from_utf8_lossy(text)),
         }),
     }
 }
