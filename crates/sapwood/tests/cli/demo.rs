@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::process::{Serving, folder, run};
@@ -173,6 +174,7 @@ fn d_21_the_demo_model_says_whether_answers_are_equal() {
         usual.metric("sapwood_engine_threads") >= 3.0,
         "one of each kind"
     );
+    usual.signal(Signal::TERM);
     let (_, log) = usual.end();
     assert!(log.contains("equal_answers"), "{log}");
     assert_eq!(!promises, log.contains("not promised"), "{log}");
