@@ -41,7 +41,7 @@ impl RunRequest {
     pub(super) fn read(members: &Map<String, Value>) -> Result<Self, Rejection> {
         let given = |name: &str| members.get(name).filter(|value| !value.is_null());
         if let Some((_, why)) = REFUSED.iter().find(|(name, _)| given(name).is_some()) {
-            return Err(refusals::unsupported(*why));
+            return Err(refusals::unsupported(why));
         }
         let text = |name: &str| match given(name) {
             None => Ok(None),
