@@ -176,6 +176,7 @@ async fn lm_332_model_info_of_a_loading_model_comes_from_its_file() {
     let facts = sapwood_kernel::ModelFacts {
         info: engine.info().clone(),
         vocabulary: engine.vocabulary().clone(),
+        defaults: Default::default(),
     };
     let mut spec = sapwood_kernel::Spec::new("later", "");
     spec.model = true;
@@ -218,6 +219,7 @@ async fn lm_332_a_model_that_is_loaded_on_demand_is_loaded_by_a_stream_and_not_b
     let facts = sapwood_kernel::ModelFacts {
         info: engine.info().clone(),
         vocabulary: engine.vocabulary().clone(),
+        defaults: Default::default(),
     };
     let mut spec = sapwood_kernel::Spec::new("later", "");
     spec.model = true;

@@ -110,7 +110,7 @@ impl ServePlan {
                 reverse_timeout: limits.reverse_timeout,
                 ..SessionLimits::default()
             }),
-            references: Some(Arc::clone(&self.references)),
+            references: Some(self.references.clone()),
             ..evergreen::Config::default()
         }
     }
