@@ -73,6 +73,11 @@ pub(crate) fn placeholder_spec(
     let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
     spec.embeds = embeds;
+    // Programs that ask on behalf of a person send what is recommended, and have their own values where nothing is.
+    spec.sampling = facts
+        .as_ref()
+        .map(|facts| facts.defaults.recommend(facts.info.sampling))
+        .unwrap_or_default();
     spec.facts = facts;
     if embeds {
         // Those of both kinds: whether it embeds or scores is known when it is loaded.

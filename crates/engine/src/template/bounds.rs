@@ -33,6 +33,7 @@ pub(super) const BYTES_HELD: &str = "@held";
 pub(super) const STORED: &str = "@stored";
 pub(super) const SLICED: &str = "@sliced";
 pub(super) const GROWING: &str = "@growing";
+pub(super) const SETTLED: &str = "@settled";
 
 #[derive(Clone, Copy)]
 pub(super) struct TemplateBudget {
@@ -85,6 +86,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter(STORED, stored);
     environment.add_filter(SLICED, super::slice::sliced);
     environment.add_filter(GROWING, super::list::growing);
+    environment.add_filter(SETTLED, |value: &Value| super::list::settled(value, true));
     let mut wrap = |name: &'static str, filter: Value, check: fn(&[Value]) -> Result<(), Error>| {
         let wrapped = move |state: &mut State<'_, '_>, args: Rest<Value>, named: Kwargs| {
             let mut args = args.0;
@@ -111,6 +113,11 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     wrap("lines", Value::from_function(filters::lines), listed);
     // Both print values of any size without passing the formatter.
     environment.remove_filter("pprint");
+    // They make as many lists as their argument says, or views of lists, in one instruction. No template needs them, and Jinja has no
+    // `chain`.
+    for name in ["slice", "batch", "chain"] {
+        environment.remove_filter(name);
+    }
     environment.remove_global("debug");
     // Python's methods do the same as the filters, so they have the same bounds.
     environment.set_unknown_method_callback(|state, value, method, args| {
@@ -119,7 +126,12 @@ pub(super) fn install(environment: &mut Environment<'_>) {
             ("replace", _) => replaced(&of(args))?,
             ("join", [items, ..]) => joined(&[items.clone(), value.clone()])?,
             ("format", _) => formatted(&of(args))?,
-            ("split" | "splitlines" | "rsplit", _) => listed(&of(args))?,
+            ("split" | "splitlines" | "rsplit", _) => {
+                listed(&of(args))?;
+                // Its parts are copies.
+                charge(text(&of(args), 0).len())?;
+            }
+            ("partition" | "rpartition", _) => charge(text(&of(args), 0).len())?,
             _ => {}
         }
         match python::method(value, method, args) {

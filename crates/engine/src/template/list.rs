@@ -14,8 +14,32 @@ pub(super) fn changes(source: &str) -> bool {
 
 /// The filter that follows each list of such a template: a list that can be changed.
 pub(super) fn growing(value: &Value) -> Result<Value, Error> {
+    // A constant is copied whenever it is loaded.
+    bounds::charge(
+        value
+            .len()
+            .unwrap_or(0)
+            .saturating_mul(bounds::ELEMENT_BYTES),
+    )?;
     let items: Vec<Value> = value.try_iter()?.collect();
     Ok(Value::from_object(GrowingList(Mutex::new(items))))
+}
+
+/// The filter that follows what may be a view of lists: minijinja adds and multiplies lists lazily, and a view of a list that grows
+/// afterwards would be larger than what was charged. In a template that changes lists the result is one that can be changed.
+pub(super) fn settled(value: &Value, grows: bool) -> Result<Value, Error> {
+    let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) && !value.is_tuple();
+    if !is_list || value.downcast_object_ref::<GrowingList>().is_some() {
+        return Ok(value.clone());
+    }
+    growing_or(value, grows)
+}
+
+fn growing_or(value: &Value, grows: bool) -> Result<Value, Error> {
+    if grows {
+        return growing(value);
+    }
+    Ok(Value::from(value.try_iter()?.collect::<Vec<Value>>()))
 }
 
 /// Its elements are never lists of this type, nor namespaces: a list in itself would be an endless value.
@@ -57,6 +81,15 @@ impl Object for GrowingList {
                 bounds::charge(bounds::ELEMENT_BYTES)?;
                 self.with(|items| items.push(value));
                 Ok(Value::from(()))
+            }
+            "copy" => {
+                let () = from_args(args)?;
+                bounds::charge(
+                    self.with(|items| items.len())
+                        .saturating_mul(bounds::ELEMENT_BYTES),
+                )?;
+                let items = self.with(|items| items.clone());
+                Ok(Value::from_object(Self(Mutex::new(items))))
             }
             "pop" => {
                 let (index,): (Option<i64>,) = from_args(args)?;

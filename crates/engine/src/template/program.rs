@@ -18,11 +18,13 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::bounds::{BYTES_HELD, GROWING, SLICED, STORED};
+use super::bounds::{BYTES_HELD, GROWING, SETTLED, SLICED, STORED};
 use super::list;
 
 /// The maximum product of all constant factors in a template: constants are multiplied when it is compiled.
 const FACTORS_MAX: u64 = 1_000_000;
+/// The maximum of operators of a tag, and of `elif` in a template. Published templates have 75 and 22 at most.
+const NESTED_MAX: usize = 500;
 /// The index that minijinja uses for a filter that is not in its lookup cache.
 const UNCACHED: u8 = u8::MAX;
 
@@ -53,8 +55,10 @@ fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
     let mut product = 1_u64;
     let mut before: Option<u64> = None;
     let mut multiplied = false;
+    let mut nesting = Nesting::default();
     for token in tokenize(source, false, syntax.clone()) {
         let (token, _) = token?;
+        nesting.add(&token)?;
         let number = match &token {
             Token::Int(number) => Some(*number),
             // No template needs such a factor, so it counts as the largest allowed.
@@ -79,6 +83,50 @@ fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
     Ok(())
 }
 
+/// What nests the tree of a template, and so everything that walks it: minijinja's parser bounds brackets and blocks, but no chains of
+/// operators, and a template of some thousand minus signs ended the process.
+#[derive(Default)]
+struct Nesting {
+    /// Operators of this tag.
+    operators: usize,
+    /// Branches of all conditions.
+    branches: usize,
+}
+
+impl Nesting {
+    fn add(&mut self, token: &Token<'_>) -> Result<(), Error> {
+        match token {
+            Token::VariableStart | Token::BlockStart => self.operators = 0,
+            Token::Ident("elif") => self.branches += 1,
+            Token::Ident("and" | "or" | "not" | "is" | "in" | "if")
+            | Token::Eq
+            | Token::Ne
+            | Token::Gt
+            | Token::Gte
+            | Token::Lt
+            | Token::Lte
+            | Token::Plus
+            | Token::Minus
+            | Token::Mul
+            | Token::Div
+            | Token::FloorDiv
+            | Token::Mod
+            | Token::Pow
+            | Token::Tilde
+            | Token::Dot
+            | Token::Pipe
+            | Token::BracketOpen
+            | Token::ParenOpen => self.operators += 1,
+            _ => {}
+        }
+        if self.operators > NESTED_MAX || self.branches > NESTED_MAX {
+            let message = "an expression, or a chain of elif, is too long";
+            return Err(Error::new(ErrorKind::SyntaxError, message));
+        }
+        Ok(())
+    }
+}
+
 /// `growing`: lists can be changed.
 fn bounded(mut from: Instructions<'_>, growing: bool) -> Instructions<'_> {
     let mut to = Instructions::new(from.name(), from.source());
@@ -87,7 +135,9 @@ fn bounded(mut from: Instructions<'_>, growing: bool) -> Instructions<'_> {
     // A first pass, because jumps may go forwards to positions that are not known yet.
     while let Some(instruction) = from.get(positions.len() as u32) {
         positions.push(end);
-        end += 1 + added(instruction) + u32::from(growing && is_list(instruction));
+        end += 1
+            + added(instruction)
+            + u32::from(growing && (is_list(instruction) || is_view(instruction)));
     }
     let position = |target: u32| positions.get(target as usize).copied().unwrap_or(end);
     for index in 0..positions.len() as u32 {
@@ -97,6 +147,7 @@ fn bounded(mut from: Instructions<'_>, growing: bool) -> Instructions<'_> {
         let filter = |name| Instruction::ApplyFilter(name, Some(1), UNCACHED);
         let after = added(instruction);
         let grows = growing && is_list(instruction);
+        let settles = growing && is_view(instruction);
         match std::mem::replace(instruction, Instruction::Return) {
             Instruction::EmitRaw(text) => {
                 to.add(Instruction::LoadConst(Value::from(text)));
@@ -116,6 +167,9 @@ fn bounded(mut from: Instructions<'_>, growing: bool) -> Instructions<'_> {
             }
             Instruction::Slice => {
                 to.add(Instruction::ApplyFilter(SLICED, Some(4), UNCACHED));
+                if settles {
+                    to.add(filter(SETTLED));
+                }
             }
             Instruction::Jump(target) => {
                 to.add(Instruction::Jump(position(target)));
@@ -140,6 +194,9 @@ fn bounded(mut from: Instructions<'_>, growing: bool) -> Instructions<'_> {
                 if grows {
                     to.add(filter(GROWING));
                 }
+                if settles {
+                    to.add(filter(SETTLED));
+                }
             }
         }
     }
@@ -153,6 +210,19 @@ fn is_list(instruction: &Instruction<'_>) -> bool {
         Instruction::BuildList(count) => count.is_some(),
         _ => false,
     }
+}
+
+/// Whether its result may be a view of other lists.
+fn is_view(instruction: &Instruction<'_>) -> bool {
+    matches!(
+        instruction,
+        Instruction::Add
+            | Instruction::Mul
+            | Instruction::Slice
+            | Instruction::ApplyFilter(..)
+            | Instruction::CallMethod(..)
+            | Instruction::CallFunction(..)
+    )
 }
 
 /// Returns how many instructions are added to this one.

@@ -129,7 +129,7 @@ pub(super) fn method(value: &Value, name: &str, args: &[Value]) -> Option<Result
             None => parts(["", "", text]),
         }),
         ("rsplit", Some(text), Some(by), _) if !by.is_empty() => Ok(rsplit(text, by, args.get(1))),
-        // Nothing changes a value here, so a copy is the value itself.
+        // Lists that change have one of their own.
         ("copy", None, None, ValueKind::Seq | ValueKind::Map) => Ok(value.clone()),
         ("index", None, _, ValueKind::Seq) => index(value, args.first()),
         ("index", Some(text), Some(part), _) => text

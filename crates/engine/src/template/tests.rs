@@ -336,6 +336,12 @@ fn every_growing_value_is_bounded() {
         "{{ '{:999999999}'.format(1) }}".into(),
         "{% set x = 'a' * 100000000 %}".into(),
         "{% set x = ('a' * 100000) * 100000 %}".into(),
+        // A view of a list that grows afterwards.
+        "{% set l=[0] %}{% set k=1000 %}{% set b=(l*k)*k %}{% for i in range(2000) %}{% set _=l.append(0) %}{% endfor %}{{ (b|list)|length }}".into(),
+        "{% set l=[] %}{% for i in range(100000) %}{% for j in range(100) %}{% set _=l.append((messages[0].content * 9999).partition('q')) %}{% endfor %}{% endfor %}".into(),
+        "{{ []|slice(100000000)|list|length }}".into(),
+        "{{ [1]|batch(100000000, 0)|list|length }}".into(),
+        "{{ [1]|map('chain', [2])|list }}".into(),
     ];
     for source in hostile {
         let made = Template::new(&source, &specials(), || UNIX_EPOCH);
@@ -345,6 +351,61 @@ fn every_growing_value_is_bounded() {
         let rendered = std::thread::spawn(move || template.render(&chat(&[("user", "x")])));
         let rendered = rendered.join().unwrap();
         assert!(rendered.is_err(), "{short}: {rendered:?}");
+    }
+}
+
+/// Each operator nests the tree of the template, and a long chain overflowed the stack when it was compiled.
+#[test]
+fn long_chains_are_refused_before_they_are_parsed() {
+    let of = |count: usize| {
+        let elif = "{% elif x %}".repeat(count);
+        [
+            format!("{{{{ {}1 }}}}", "-".repeat(count)),
+            format!("{{{{ {}1 }}}}", "not ".repeat(count)),
+            format!("{{{{ 1{} }}}}", " == 1".repeat(count)),
+            format!("{{{{ 1{} }}}}", " in 'a'".repeat(count)),
+            format!("{{{{ 'a'{} }}}}", "|trim".repeat(count)),
+            format!("{{{{ x{} }}}}", ".a".repeat(count)),
+            format!("{{{{ 1{} }}}}", " if x else 1".repeat(count)),
+            format!("{{% if x %}}{elif}{{% endif %}}"),
+        ]
+    };
+    for source in of(100_000).iter().chain(&of(501)) {
+        let refused = Template::new(source, &specials(), || UNIX_EPOCH).unwrap_err();
+        let why = refused.to_string();
+        assert!(why.contains("too long"), "{}: {why}", &source[..40]);
+    }
+    // The longest that are accepted fit in a stack as small as in production, whether they render or not.
+    for source in of(500) {
+        let made = std::thread::spawn(move || {
+            let made = Template::new(&source, &specials(), || UNIX_EPOCH);
+            made.map(|template| template.render(&chat(&[("user", "x")])).is_ok())
+        });
+        made.join().unwrap().ok();
+    }
+}
+
+#[test]
+fn what_is_made_of_a_list_does_not_change_with_it() {
+    for (source, expect) in [
+        (
+            "{% set a=[1] %}{% set b=a+[9] %}{% set _=a.append(2) %}{{ b }}",
+            "[1, 9]",
+        ),
+        (
+            "{% set a=[1] %}{% set b=a.copy() %}{% set _=a.append(2) %}{{ b }}{{ a }}",
+            "[1][1, 2]",
+        ),
+        (
+            "{% set a=[3, 1] %}{% set b=a|sort %}{% set _=b.append(2) %}{{ b }}{{ a }}",
+            "[1, 3, 2][3, 1]",
+        ),
+        (
+            "{% set a='x y'.split() %}{% set _=a.append('z') %}{{ a|join }}",
+            "xyz",
+        ),
+    ] {
+        check(source, &[("user", "x")], expect);
     }
 }
 

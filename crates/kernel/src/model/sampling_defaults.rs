@@ -54,7 +54,12 @@ impl SamplingDefaults {
     #[must_use]
     pub fn or(&self, others: &Self) -> Self {
         let mut params = GenerationParams::clone(&self.0);
+        // An order of samplers asks for something else than mirostat, which takes the place of all of them.
+        let has_order = params.samplers.is_some() && params.mirostat.is_none();
         params.fill_from(&others.0);
+        if has_order {
+            params.mirostat = None;
+        }
         Self(Arc::new(params))
     }
 

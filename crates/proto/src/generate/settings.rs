@@ -298,7 +298,10 @@ fn hides((name, value): &(String, Value)) -> bool {
 fn suffix(value: Option<Value>) -> Result<Option<String>, InvalidRequest> {
     match value {
         None => Ok(None),
-        Some(Value::String(suffix)) => Ok(Some(suffix)),
+        Some(Value::String(suffix)) => {
+            check_shared("suffix", suffix.len())?;
+            Ok(Some(suffix))
+        }
         Some(value) => Err(Field {
             name: "suffix",
             value: &value,
@@ -350,6 +353,9 @@ fn sampling_json(
     }
 }
 
+/// Bytes of the tools, of the variables of the template, and of the suffix.
+const SHARED_MAX: usize = 1 << 20;
+
 /// The bounds of JSON within a JSON string: the limits of the body have not seen what is in it.
 const fn bounds(limits: &RequestLimits) -> JsonBounds {
     JsonBounds {
@@ -363,8 +369,21 @@ fn tools(name: &str, tensor: &Tensor) -> Result<Option<String>, InvalidRequest> 
     let Some(text) = json_text(tensor).filter(|text| *text != b"null" && *text != b"[]") else {
         return Ok(None);
     };
+    check_shared(name, text.len())?;
     let text = std::str::from_utf8(text).map_err(|_| InvalidRequest::Utf8(name.into()))?;
     Ok(Some(text.to_owned()))
+}
+
+/// Each row of a batch has a copy of what all of them share, and of what is read from it.
+fn check_shared(name: &str, bytes: usize) -> Result<(), InvalidRequest> {
+    if bytes <= SHARED_MAX {
+        return Ok(());
+    }
+    Err(InvalidRequest::Field {
+        field: name.into(),
+        range: format!("at most {SHARED_MAX} bytes").into(),
+        got: format!("{bytes} bytes"),
+    })
 }
 
 /// The variables of the chat template, unless there are none.
@@ -376,6 +395,7 @@ fn template_args(
     let Some(text) = json_text(tensor).filter(|text| *text != b"null") else {
         return Ok(None);
     };
+    check_shared(name, text.len())?;
     match bounded_json::read(text, bounds(limits)) {
         Ok(Value::Object(map)) => Ok((!map.is_empty()).then_some(map)),
         _ => Err(InvalidRequest::Field {

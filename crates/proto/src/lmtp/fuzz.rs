@@ -49,6 +49,7 @@ impl ModelLookup for FuzzModels {
             deterministic: None,
             loading: false,
             default_max_tokens: None,
+            default_seed: None,
         };
         match name {
             "tiny" => Ok(Arc::new(tiny)),

@@ -37,6 +37,9 @@ pub struct LmtpModelInfo {
     /// The `max_tokens` of requests that set none, if it is another than the protocol's. Not a member of MODEL_INFO.
     #[serde(skip)]
     pub default_max_tokens: Option<u32>,
+    /// The `seed` of requests that set none: their samples count from it (LM-973). Not a member of MODEL_INFO.
+    #[serde(skip)]
+    pub default_seed: Option<u64>,
 }
 
 impl LmtpModelInfo {

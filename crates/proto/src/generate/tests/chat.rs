@@ -35,6 +35,13 @@ fn tr_1306_tools_and_template_arguments_are_json_values_or_absent() {
         let written = settings.map(|settings| settings.template_args.is_some());
         assert_eq!(written, expect.map_err(str::to_owned), "{value}");
     }
+    // Each row of a batch has a copy.
+    let long = "x".repeat((1 << 20) + 1);
+    for name in ["tools", "template_args", "suffix"] {
+        let refused = asking(&format!(r#""{name}":"{long}""#)).unwrap_err();
+        let expect = format!("{name}' must be at most 1048576 bytes, got 1048577 bytes");
+        assert!(refused.contains(&expect), "{refused}");
+    }
     let most = vec!["\"a\":1"; 10_001].join(",");
     assert!(
         asking(&format!(

@@ -150,6 +150,8 @@ impl RequestReader<'_, '_> {
         wanted.controller = read::controller(members, &self.config.limits)?.map(Arc::new);
         let samples = n.and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
         self.can_copy(&wanted.prompt, samples)?;
+        // The model would give each sample the same default.
+        wanted.params.seed = wanted.params.seed.or(subject.model.default_seed);
         let works = (0..samples).zip(0..).map(|(_, index)| {
             let mut wanted = wanted.clone();
             // LM-973: seed + i. It wraps, because every 64-bit number is a seed.

@@ -37,7 +37,10 @@ impl ChoiceDelta {
         let before = self.calls.len() + self.begun_call.len();
         // The chunks of a server elsewhere may end within a line.
         for piece in data.split_inclusive(|byte| *byte == b'\n') {
-            self.begun_call.extend_from_slice(piece);
+            // A server elsewhere may send a line without end: what is longer than a call may be is no call.
+            let room = (CALL_MAX + 1).saturating_sub(self.begun_call.len());
+            self.begun_call
+                .extend_from_slice(&piece[..piece.len().min(room)]);
             if piece.ends_with(b"\n") {
                 self.end_call();
             }
@@ -48,6 +51,9 @@ impl ChoiceDelta {
     /// The line of a call is complete.
     pub(super) fn end_call(&mut self) {
         let line = std::mem::take(&mut self.begun_call);
+        if line.len() > CALL_MAX {
+            return;
+        }
         // What is no object would make the list unreadable.
         let Ok(call) = serde_json::from_slice::<Map<String, Value>>(&line) else {
             return;
@@ -108,6 +114,8 @@ impl ChoiceDelta {
     }
 }
 
+/// Bytes of one call: more than those of our own models may have.
+const CALL_MAX: usize = 1 << 20;
 /// Tokens of one choice whose log-probabilities wait for text: a stop text that is held back comes before as many.
 const LOGPROBS_MAX: usize = 256;
 
@@ -121,13 +129,24 @@ mod tests {
         for border in 0..lines.len() {
             let mut delta = ChoiceDelta::default();
             delta.call(&lines[..border]);
-            assert!(border > 13 || !delta.has_text());
+            assert!(border >= 13 || !delta.has_text());
             delta.call(&lines[border..]);
             assert_eq!(delta.calls_list(), r#"[{"name":"a"}]"#);
             delta.end_call();
             assert_eq!(delta.calls_list(), r#"[{"name":"a"},{"name":"é"}]"#);
         }
         assert_eq!(ChoiceDelta::default().calls_list(), "");
+    }
+
+    #[test]
+    fn a_call_without_end_takes_little_memory() {
+        let mut delta = ChoiceDelta::default();
+        for _ in 0..64 {
+            delta.call(&[b' '; 1 << 16]);
+        }
+        assert!(delta.begun_call.len() <= CALL_MAX + 1);
+        delta.call(b"\n{\"name\":\"a\"}\n");
+        assert_eq!(delta.calls_list(), r#"[{"name":"a"}]"#);
     }
 
     /// As in vLLM's outputs: nothing else tells which of the entries was chosen.

@@ -257,6 +257,7 @@ fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
         deterministic: info.deterministic,
         loading: false,
         default_max_tokens: facts.defaults.params().max_tokens,
+        default_seed: facts.defaults.params().seed,
     };
     (model, file)
 }
@@ -275,6 +276,7 @@ fn unknown() -> LmtpModelInfo {
         deterministic: None,
         loading: false,
         default_max_tokens: None,
+        default_seed: None,
     }
 }
 
