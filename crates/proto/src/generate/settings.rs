@@ -381,7 +381,7 @@ fn check_shared(name: &str, bytes: usize) -> Result<(), InvalidRequest> {
     }
     Err(InvalidRequest::Field {
         field: name.into(),
-        range: format!("at most {SHARED_MAX} bytes").into(),
+        range: format!("at most {SHARED_MAX} bytes"),
         got: format!("{bytes} bytes"),
     })
 }
