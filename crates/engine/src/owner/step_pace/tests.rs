@@ -18,17 +18,18 @@ impl Machine {
             + Duration::from_micros(self.token_us) * of(prompt_tokens)
     }
 
-    /// Steps until the pace is steady, with prompts waiting all the time, of which each eighth has the rest of a prompt; returns the
-    /// tokens and the time of the last.
+    /// Steps until the pace is steady, with prompts waiting all the time; returns the tokens and the time of the last.
     fn steady(self, pace: &mut StepPace, decoding: usize) -> (usize, Duration) {
+        self.steps(pace, decoding, usize::MAX)
+    }
+
+    /// The same where one step in so many has the rest of a prompt, which is half as many tokens.
+    fn steps(self, pace: &mut StepPace, decoding: usize, rests: usize) -> (usize, Duration) {
         (0..60).fold((0, Duration::ZERO), |_, step| {
             begin(pace, waiting(decoding), Duration::ZERO, 4_096);
             let tokens = pace.prefill_tokens(decoding).min(4_096);
-            let tokens = if step % 8 == 0 {
-                tokens.div_ceil(2)
-            } else {
-                tokens
-            };
+            let is_rest = step % rests == rests / 2;
+            let tokens = if is_rest { tokens.div_ceil(2) } else { tokens };
             (tokens, self.step(pace, decoding, tokens))
         })
     }
@@ -341,7 +342,7 @@ fn what_streams_take_is_measured_beside_prompts_without_end() {
         observe(&mut pace, 1, 0, machine.takes(1, 0));
         for decoding in [1, 2, 4, 8, 4, 1, 8, 1, 0, 8, 0] {
             // What seemed to be a pass of the prompts is recognised as that of the streams, but not soon.
-            let steps = (0..12).map(|_| machine.steady(&mut pace, decoding));
+            let steps = (0..12).map(|_| machine.steps(&mut pace, decoding, 8));
             let (_, time) = steps.last().unwrap();
             let alone = fixed_ms + sequence_ms * decoding as u64;
             let expected_ms = match decoding {
