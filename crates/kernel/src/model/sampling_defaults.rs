@@ -54,12 +54,7 @@ impl SamplingDefaults {
     #[must_use]
     pub fn or(&self, others: &Self) -> Self {
         let mut params = GenerationParams::clone(&self.0);
-        // An order of samplers asks for something else than mirostat, which takes the place of all of them.
-        let has_order = params.samplers.is_some() && params.mirostat.is_none();
-        params.fill_from(&others.0);
-        if has_order {
-            params.mirostat = None;
-        }
+        complete(&mut params, &others.0);
         Self(Arc::new(params))
     }
 
@@ -107,13 +102,18 @@ impl SamplingDefaults {
                 ),
             });
         }
-        // Mirostat takes the place of the steps that an order names, so the request's order would do nothing.
-        let has_order = request.samplers.is_some() && request.mirostat.is_none();
-        request.fill_from(&self.0);
-        if has_order {
-            request.mirostat = None;
-        }
+        complete(request, &self.0);
         Ok(())
+    }
+}
+
+/// Gives parameters what they lack. Mirostat takes the place of the steps that an order of samplers names, so that an order which is
+/// set turns a mirostat of the defaults off: it would do nothing otherwise.
+fn complete(params: &mut GenerationParams, defaults: &GenerationParams) {
+    let has_order = params.samplers.is_some() && params.mirostat.is_none();
+    params.fill_from(defaults);
+    if has_order {
+        params.mirostat = None;
     }
 }
 
@@ -210,6 +210,14 @@ mod tests {
             defaults(&defaulted).fill(&mut merged).unwrap();
             assert_eq!(merged, params(&expected), "{defaulted} {request}");
         }
+    }
+
+    #[test]
+    fn an_order_of_a_model_turns_the_mirostat_of_all_models_off() {
+        let model = defaults(&json!({"samplers": ["top_k"], "top_k": 1}));
+        let merged = model.or(&defaults(&json!({"mirostat": 2, "mirostat_tau": 4.0})));
+        let expected = json!({"samplers": ["top_k"], "top_k": 1, "mirostat_tau": 4.0});
+        assert_eq!(*merged.params(), params(&expected));
     }
 
     #[test]

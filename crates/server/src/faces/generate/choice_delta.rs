@@ -129,7 +129,7 @@ mod tests {
         for border in 0..lines.len() {
             let mut delta = ChoiceDelta::default();
             delta.call(&lines[..border]);
-            assert!(border >= 13 || !delta.has_text());
+            assert_eq!(delta.has_text(), border >= 13, "{border}");
             delta.call(&lines[border..]);
             assert_eq!(delta.calls_list(), r#"[{"name":"a"}]"#);
             delta.end_call();
