@@ -1,12 +1,13 @@
-//! Compiles what is C++ here, where llama.cpp is built in: the guard around calls into it, and operations of ggml's that
-//! are computed by our own code.
+//! Compiles what is C++ here, where llama.cpp is built in: the guard around calls into it, operations of ggml's that are
+//! computed by our own code, and the memory of KV caches.
 
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "attention_x86.cpp",
     "cpu_hooks.cpp",
     "guard.cpp",
     "matmul_x86.cpp",
     "throwing.cpp",
+    "untouched_memory.cpp",
 ];
 
 const HEADERS: [&str; 3] = ["attention_kernel.h", "cpu_hooks.h", "matmul_kernel.h"];

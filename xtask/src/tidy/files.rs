@@ -26,6 +26,7 @@ const UNSAFE: &[&str] = &[
     "crates/engine/src/embedded/llama/mod.rs",
     "crates/engine/src/embedded/llama/model.rs",
     "crates/engine/src/embedded/llama/params.rs",
+    "crates/engine/src/embedded/llama/untouched.rs",
     "crates/guest/src/allocator.rs",
     "crates/guest/src/wasm/host.rs",
     "crates/guest/src/wasm/mod.rs",

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::llama::untouched::untouched_bytes;
 use super::llama::{ContextSize, EncoderSize, SCORED_ROWS};
 use super::window::SlidingWindow;
 use super::work_buffer;
@@ -264,7 +265,7 @@ impl Estimate {
 }
 
 /// Returns the bytes that are available without swapping: the system's own figure, or that of this process's control
-/// groups if it is less, without what this process has mapped. `None` if neither can be read.
+/// groups if it is less, without what this process has mapped, and what its KV caches will grow by. `None` if neither can be read.
 pub(super) fn available() -> Option<u64> {
     available_beside(0)
 }
@@ -274,7 +275,9 @@ fn available_beside(mapped: u64) -> Option<u64> {
     let root = Path::new("/");
     // Both figures count the page cache, and with it the weights of loaded models: they could be read again, for every token.
     let mapped = mapped_at(root).max(mapped);
-    Some(available_at(root)?.saturating_sub(mapped))
+    // And cells that a loaded model has not used yet.
+    let promised = mapped.saturating_add(untouched_bytes());
+    Some(available_at(root)?.saturating_sub(promised))
 }
 
 /// Returns the bytes of files that this process has mapped and that are in memory, each page once, without locked ones, which

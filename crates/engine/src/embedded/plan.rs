@@ -492,7 +492,7 @@ fn is_spare(
 
 /// A KV cache is enlarged to at most one part in so many of the memory that is available.
 const CACHE_MEMORY_SHARE: u64 = 8;
-/// And to as much as this, whatever the machine has: a cache is written when it is made, so all of it is resident.
+/// And to as much as this, whatever the machine has: all of it is resident once every slot has had a context of full length.
 const CACHE_BYTES_SPARE: u64 = 2 << 30;
 /// So small a KV cache is no burden to any machine.
 const CACHE_BYTES_SMALL: u64 = 128 << 20;

@@ -16,6 +16,8 @@ mod rows;
 mod served;
 mod speculation;
 mod throwing;
+#[cfg(target_os = "linux")]
+mod untouched;
 mod vocabularies;
 
 use std::io::Write;

@@ -25,6 +25,7 @@ mod encoder;
 mod kernels;
 mod model;
 mod params;
+pub(super) mod untouched;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -81,6 +82,7 @@ impl LlamaBackend {
             // SAFETY: neither takes borrowed data.
             unsafe {
                 sys::llama_backend_init();
+                untouched::install();
                 let instructions = cpu_hooks::install();
                 let _ = OWN_INSTRUCTIONS.set(instructions);
                 tracing::debug!(instructions, "attention and products of our own");
