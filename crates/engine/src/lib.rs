@@ -55,6 +55,7 @@ pub mod recommended;
 pub mod request_phase;
 mod samplers;
 mod sampling;
+mod saved_state;
 mod scheduler;
 pub mod scripted;
 pub mod stats;

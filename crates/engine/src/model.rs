@@ -203,6 +203,19 @@ pub enum OutputRow<'a> {
     Failed(EngineError),
 }
 
+/// A part of a saved state with a row of `row_bytes` bytes for each token, in the order of the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowArea {
+    /// Where the first row begins in the state, in bytes.
+    pub start: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+}
+
+/// Finds the areas of a saved state of so many tokens, in ascending order and without overlap; `None` if it has another
+/// form. Where the rows of two states are equal, they are kept in memory once.
+pub type RowFinder = fn(state: &[u8], tokens: usize) -> Option<Vec<RowArea>>;
+
 /// A model, called from the owner's thread only.
 ///
 /// A panic in [`Model::decode`] ends the requests of the batch, a panic in [`Model::row`] ends that request, and one in
@@ -297,6 +310,11 @@ pub trait Model: Send {
     /// Returns the state of a slot as bytes, from which [`Model::restore`] of the same loaded model makes it again.
     /// `None` if that is not possible.
     fn save(&mut self, _slot: SlotId) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Returns how the rows of the tokens are found in a saved state; `None` if it is not made of rows.
+    fn row_finder(&self) -> Option<RowFinder> {
         None
     }
 

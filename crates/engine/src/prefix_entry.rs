@@ -14,8 +14,6 @@ use std::sync::Arc;
 use crc32fast::Hasher;
 use sapwood_proto::steer::Token;
 
-use crate::prefix_store::SavedPrefix;
-
 const MAGIC: &[u8; 8] = b"SWPREFX2";
 
 /// What a file has of a slot.
@@ -60,21 +58,21 @@ pub(crate) fn around_state(
     identity: &str,
     kind: EntryKind,
     scope: u64,
-    prefix: &SavedPrefix,
+    tokens: &[Token],
+    state: &[u8],
 ) -> (Vec<u8>, [u8; CHECKSUM]) {
-    let mut head = Vec::with_capacity(identity.len() + 4 * prefix.tokens.len() + 64);
+    let mut head = Vec::with_capacity(identity.len() + size_of_val(tokens) + 64);
     head.extend_from_slice(MAGIC);
     head.extend_from_slice(&length(identity.len()).to_le_bytes());
     head.extend_from_slice(identity.as_bytes());
     head.push(kind as u8);
     head.extend_from_slice(&scope.to_le_bytes());
-    head.extend_from_slice(&length(prefix.tokens.len()).to_le_bytes());
-    head.extend_from_slice(&(prefix.state.len() as u64).to_le_bytes());
-    let tokens = prefix.tokens.iter().flat_map(|it| it.to_le_bytes());
-    head.extend(tokens);
+    head.extend_from_slice(&length(tokens.len()).to_le_bytes());
+    head.extend_from_slice(&(state.len() as u64).to_le_bytes());
+    head.extend(tokens.iter().flat_map(|it| it.to_le_bytes()));
     let sum = crc32fast::hash(&head);
     head.extend_from_slice(&sum.to_le_bytes());
-    (head, crc32fast::hash(&prefix.state).to_le_bytes())
+    (head, crc32fast::hash(state).to_le_bytes())
 }
 
 /// Neither a prompt nor an identity is longer.
@@ -182,16 +180,15 @@ mod tests {
 
     const IDENTITY: &str = "a model";
 
-    fn prefix() -> SavedPrefix {
-        SavedPrefix {
-            tokens: [1, 2, 300].into(),
-            state: (0..100).collect(),
-        }
+    const TOKENS: [Token; 3] = [1, 2, 300];
+
+    fn state() -> Vec<u8> {
+        (0..100).collect()
     }
 
-    fn written(kind: EntryKind, prefix: &SavedPrefix) -> Vec<u8> {
-        let (head, tail) = around_state(IDENTITY, kind, 7, prefix);
-        [&head, &prefix.state[..], &tail].concat()
+    fn written(kind: EntryKind) -> Vec<u8> {
+        let (head, tail) = around_state(IDENTITY, kind, 7, &TOKENS, &state());
+        [&head, &state()[..], &tail].concat()
     }
 
     fn read(mut bytes: &[u8], identity: &str) -> io::Result<Option<(EntryHead, Vec<u8>)>> {
@@ -205,20 +202,16 @@ mod tests {
 
     #[test]
     fn an_entry_is_read_as_it_was_written() {
-        let prefix = prefix();
         for kind in EntryKind::ALL {
-            let (head, state) = read(&written(kind, &prefix), IDENTITY).unwrap().unwrap();
+            let (head, read) = read(&written(kind), IDENTITY).unwrap().unwrap();
             assert_eq!((head.kind, head.scope), (kind, 7));
-            assert_eq!(
-                (head.tokens, state),
-                (prefix.tokens.clone(), prefix.state.clone())
-            );
+            assert_eq!((&*head.tokens, read), (&TOKENS[..], state()));
         }
     }
 
     #[test]
     fn an_entry_of_another_model_is_not_read() {
-        let bytes = written(EntryKind::Prefix, &prefix());
+        let bytes = written(EntryKind::Prefix);
         for other in ["b model", "a model of other settings", ""] {
             assert!(read(&bytes, other).unwrap().is_none(), "{other}");
         }
@@ -226,7 +219,7 @@ mod tests {
 
     #[test]
     fn no_damaged_entry_is_read() {
-        let bytes = written(EntryKind::Prefix, &prefix());
+        let bytes = written(EntryKind::Prefix);
         for at in 0..bytes.len() {
             assert!(read(&bytes[..at], IDENTITY).is_err(), "cut at {at}");
             for bit in 0..8 {

@@ -1,5 +1,5 @@
 //! [`PrefixStore`]: the second tier of the prefix cache. It holds the state of evicted slots as bytes in memory, from
-//! which the model can fill a slot again. The index of the third tier, which is on a disk, is one too
+//! which the model can fill a slot again. What entries have in common is held once ([`crate::saved_state`]). The index of the third tier, which is on a disk, is one too
 //! ([`crate::prefix_disk`]).
 //!
 //! Cached prefixes in KV cells are free to use, but they are few, and where all slots share the cells, every token that
@@ -9,6 +9,7 @@
 //! Entries are ordered by their tokens: the entry with the longest common prefix is then next to where a prompt would
 //! be, before or behind it, as in a radix tree.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use sapwood_proto::steer::Token;
 
 use crate::prefix_cache::common_prefix;
+use crate::saved_state::{BLOCK_TOKENS, SavedState, StateBlock};
 
 /// What an entry needs beside its tokens and its state, rounded up.
 const ENTRY_BYTES: usize = 512;
@@ -32,20 +34,38 @@ pub(crate) type SavedId = u64;
 
 /// What is kept of a slot beside its tokens.
 pub(crate) trait PrefixState {
-    /// Returns what it needs of the store's limit, in bytes.
+    /// Returns its bytes, the shared ones included.
     fn bytes(&self) -> usize;
+
+    /// Returns the bytes of the store's limit that it needs besides its blocks.
+    fn own_bytes(&self) -> usize {
+        self.bytes()
+    }
+
+    /// Returns what it may have in common with other entries.
+    fn blocks(&self) -> &[StateBlock] {
+        &[]
+    }
 }
 
 /// In memory.
-impl PrefixState for Vec<u8> {
+impl PrefixState for SavedState {
     fn bytes(&self) -> usize {
         self.len()
+    }
+
+    fn own_bytes(&self) -> usize {
+        Self::own_bytes(self)
+    }
+
+    fn blocks(&self) -> &[StateBlock] {
+        Self::blocks(self)
     }
 }
 
 /// Saved slots, by scope and tokens. It is pure: it does not call the model.
 #[derive(Debug)]
-pub(crate) struct PrefixStore<S = Vec<u8>> {
+pub(crate) struct PrefixStore<S = SavedState> {
     /// The maximum of [`PrefixStore::bytes`].
     limit: usize,
     /// Whether an entry serves prompts that share only a part of it. If not, they must begin with the whole entry.
@@ -59,8 +79,10 @@ pub(crate) struct PrefixStore<S = Vec<u8>> {
     uses: u64,
     next: SavedId,
     bytes: usize,
-    /// The bytes of each scope.
+    /// The bytes of each scope. Entries of two scopes have nothing in common, so they add up to all.
     scope_bytes: HashMap<u64, usize>,
+    /// How many entries hold a block, by its address.
+    holders: HashMap<usize, usize>,
     /// Those that were not taken yet.
     evicted: Vec<EvictedEntry<S>>,
 }
@@ -71,17 +93,17 @@ type EntryValue = (u64, u64);
 
 /// The state of a slot, and the tokens that it held.
 #[derive(Debug)]
-pub(crate) struct SavedPrefix<S = Vec<u8>> {
+pub(crate) struct SavedPrefix<S = SavedState> {
     pub(crate) tokens: Arc<[Token]>,
     pub(crate) state: S,
 }
 
 /// A saved prefix with its scope.
-pub(crate) type ScopedPrefix<S = Vec<u8>> = (u64, Arc<SavedPrefix<S>>);
+pub(crate) type ScopedPrefix<S = SavedState> = (u64, Arc<SavedPrefix<S>>);
 
 /// An entry that was evicted.
 #[derive(Debug)]
-pub(crate) struct EvictedEntry<S = Vec<u8>> {
+pub(crate) struct EvictedEntry<S = SavedState> {
     pub(crate) scope: u64,
     pub(crate) prefix: Arc<SavedPrefix<S>>,
     /// A longer one serves all prompts that it could serve.
@@ -93,12 +115,6 @@ struct StoredPrefix<S> {
     scope: u64,
     prefix: Arc<SavedPrefix<S>>,
     value: EntryValue,
-}
-
-impl<S: PrefixState> StoredPrefix<S> {
-    fn bytes(&self) -> usize {
-        bytes_of(self.prefix.tokens.len(), self.prefix.state.bytes())
-    }
 }
 
 /// An entry that begins as a prompt does.
@@ -124,6 +140,7 @@ impl<S: PrefixState> PrefixStore<S> {
             next: 0,
             bytes: 0,
             scope_bytes: HashMap::new(),
+            holders: HashMap::new(),
             evicted: Vec::new(),
         }
     }
@@ -198,17 +215,82 @@ impl<S: PrefixState> PrefixStore<S> {
 
     /// Evicts entries until one of this scope and size fits; returns false if it never would. A scope that has more than its
     /// share loses its own, so that one caller does not evict the prefixes of all others.
-    pub(crate) fn make_room(&mut self, scope: u64, tokens: usize, state: usize) -> bool {
-        let bytes = bytes_of(tokens, state);
+    ///
+    /// What the entry will have in common with others is not known before it is there: it is taken to be all blocks of common
+    /// tokens. If it is less, [`PrefixStore::insert`] evicts more.
+    pub(crate) fn make_room(&mut self, scope: u64, tokens: &[Token], state: usize) -> bool {
+        let bytes = bytes_of(tokens.len(), state);
         if bytes > self.limit {
             return false;
         }
-        while self.bytes.saturating_add(bytes) > self.limit
-            && let Some(id) = self.next_evicted(scope, bytes)
-        {
+        self.evict_until_fits(scope, |store| {
+            bytes.saturating_sub(store.common_bytes(scope, tokens))
+        });
+        true
+    }
+
+    /// Evicts entries until one fits that adds so many bytes to those that are left.
+    fn evict_until_fits(&mut self, scope: u64, added: impl Fn(&Self) -> usize) {
+        loop {
+            let bytes = added(self);
+            if self.bytes.saturating_add(bytes) <= self.limit {
+                return;
+            }
+            let Some(id) = self.next_evicted(scope, bytes) else {
+                return;
+            };
             self.evict(id);
         }
-        true
+    }
+
+    /// Returns the bytes of the blocks that an entry of these tokens can have in common with another one.
+    fn common_bytes(&self, scope: u64, tokens: &[Token]) -> usize {
+        let Some((near, common)) = self.nearest(scope, tokens) else {
+            return 0;
+        };
+        let blocks = near.blocks().iter().take(common / BLOCK_TOKENS);
+        blocks.map(|block| block.len()).sum()
+    }
+
+    /// Returns what an entry adds to the bytes in use, or takes from them as it leaves: blocks count if `holders` entries have them.
+    fn bytes_with(&self, prefix: &SavedPrefix<S>, holders: usize) -> usize {
+        let counts = |block: &&StateBlock| {
+            let held = self.holders.get(&address(block)).copied().unwrap_or(0);
+            held == holders
+        };
+        let blocks = prefix.state.blocks().iter().filter(counts);
+        let blocks = blocks.map(|block| block.len()).sum::<usize>();
+        bytes_of(prefix.tokens.len(), prefix.state.own_bytes()) + blocks
+    }
+
+    /// Counts the bytes of an entry that is added.
+    fn hold(&mut self, scope: u64, prefix: &SavedPrefix<S>) {
+        let bytes = self.bytes_with(prefix, 0);
+        for block in prefix.state.blocks() {
+            *self.holders.entry(address(block)).or_default() += 1;
+        }
+        self.bytes += bytes;
+        *self.scope_bytes.entry(scope).or_default() += bytes;
+    }
+
+    /// Counts the bytes of an entry no more.
+    fn let_go(&mut self, scope: u64, prefix: &SavedPrefix<S>) {
+        let bytes = self.bytes_with(prefix, 1);
+        for block in prefix.state.blocks() {
+            if let Entry::Occupied(mut held) = self.holders.entry(address(block)) {
+                *held.get_mut() -= 1;
+                if *held.get() == 0 {
+                    held.remove();
+                }
+            }
+        }
+        self.bytes -= bytes;
+        if let Entry::Occupied(mut held) = self.scope_bytes.entry(scope) {
+            *held.get_mut() -= bytes;
+            if *held.get() == 0 {
+                held.remove();
+            }
+        }
     }
 
     /// Returns what makes room for an entry of so many bytes. Others keep what is in use: their entries that a turnover of the
@@ -227,16 +309,17 @@ impl<S: PrefixState> PrefixStore<S> {
     }
 
     /// Adds an entry and evicts others until all fit. Returns false if it does not fit alone, or is covered already.
-    pub(crate) fn insert(&mut self, scope: u64, tokens: &[Token], state: S) -> bool {
-        let tokens = tokens.into();
+    pub(crate) fn insert(&mut self, scope: u64, tokens: &[Token], state: impl Into<S>) -> bool {
+        let (tokens, state) = (tokens.into(), state.into());
         self.insert_shared(scope, Arc::new(SavedPrefix { tokens, state }))
     }
 
     /// The same for an entry that others hold too.
     pub(crate) fn insert_shared(&mut self, scope: u64, prefix: Arc<SavedPrefix<S>>) -> bool {
         let (tokens, state) = (Arc::clone(&prefix.tokens), prefix.state.bytes());
-        let bytes = bytes_of(tokens.len(), state);
-        if tokens.is_empty() || bytes > self.limit || self.covers(scope, &tokens) {
+        let blocks = prefix.state.blocks().iter().map(|block| block.len());
+        let alone = bytes_of(tokens.len(), prefix.state.own_bytes()) + blocks.sum::<usize>();
+        if tokens.is_empty() || alone > self.limit || self.covers(scope, &tokens) {
             return false;
         }
         // No entry is the beginning of another, so the one that these tokens make redundant comes directly before them.
@@ -245,15 +328,14 @@ impl<S: PrefixState> PrefixStore<S> {
         {
             self.take_out(id, true);
         }
-        self.make_room(scope, tokens.len(), state);
+        self.evict_until_fits(scope, |store| store.bytes_with(&prefix, 0));
+        self.hold(scope, &prefix);
         let id = self.next;
         self.next += 1;
         let value = self.value(tokens.len(), state);
         let of_scope = self.by_tokens.entry(scope).or_default();
         of_scope.insert(tokens, id);
         self.by_value.insert((value, id));
-        self.bytes += bytes;
-        *self.scope_bytes.entry(scope).or_default() += bytes;
         let entry = StoredPrefix {
             scope,
             prefix,
@@ -270,6 +352,12 @@ impl<S: PrefixState> PrefixStore<S> {
         } else {
             self.longest_whole(scope, tokens)
         }
+    }
+
+    /// Returns the state of the entry that shares most of its first tokens with these, and their number.
+    pub(crate) fn nearest(&self, scope: u64, tokens: &[Token]) -> Option<(&S, usize)> {
+        let near = self.longest_common(scope, tokens)?;
+        Some((self.state(near.id)?, near.tokens))
     }
 
     /// Returns how many of these tokens an entry begins with.
@@ -345,13 +433,7 @@ impl<S: PrefixState> PrefixStore<S> {
     pub(crate) fn remove(&mut self, id: SavedId) -> Option<ScopedPrefix<S>> {
         let entry = self.entries.remove(&id)?;
         self.by_value.remove(&(entry.value, id));
-        self.bytes -= entry.bytes();
-        if let Some(held) = self.scope_bytes.get_mut(&entry.scope) {
-            *held -= entry.bytes();
-            if *held == 0 {
-                self.scope_bytes.remove(&entry.scope);
-            }
-        }
+        self.let_go(entry.scope, &entry.prefix);
         if let Some(of_scope) = self.by_tokens.get_mut(&entry.scope) {
             of_scope.remove(&entry.prefix.tokens);
             if of_scope.is_empty() {
@@ -402,6 +484,11 @@ impl<S: PrefixState> PrefixStore<S> {
 /// Returns what an entry takes of the limit of its store.
 pub(crate) fn bytes_of(tokens: usize, state: usize) -> usize {
     state + tokens * size_of::<Token>() + ENTRY_BYTES
+}
+
+/// Blocks are told apart by where they are: a store holds each until no entry has it.
+fn address(block: &StateBlock) -> usize {
+    Arc::as_ptr(block).addr()
 }
 
 fn range<'a>(

@@ -27,6 +27,7 @@ mod plan;
 pub mod random;
 mod source;
 mod start_line;
+mod state_rows;
 #[cfg(test)]
 mod tests;
 mod thread_choice;
@@ -55,8 +56,8 @@ pub use self::source::ModelSource;
 use self::vocabulary::LlamaVocabulary;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{
-    BatchEntry, Capacity, CheckpointTerms, DecodeStop, Interrupt, Model, OutputRow, SlotId,
-    SlotPurpose, ThreadNumbers, WarmTimes,
+    BatchEntry, Capacity, CheckpointTerms, DecodeStop, Interrupt, Model, OutputRow, RowFinder,
+    SlotId, SlotPurpose, ThreadNumbers, WarmTimes,
 };
 
 /// A loaded model with its KV cache.
@@ -213,6 +214,10 @@ impl Model for Embedded {
 
     fn save(&mut self, slot: SlotId) -> Option<Vec<u8>> {
         self.context.save(slot)
+    }
+
+    fn row_finder(&self) -> Option<RowFinder> {
+        Some(state_rows::find_rows)
     }
 
     fn saved_identity(&self) -> Option<String> {

@@ -14,6 +14,7 @@ mod outline;
 mod reuse;
 mod rows;
 mod served;
+mod sharing;
 mod speculation;
 mod throwing;
 #[cfg(target_os = "linux")]

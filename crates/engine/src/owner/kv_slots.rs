@@ -281,7 +281,7 @@ impl KvSlots {
             EntryKind::Prefix => model.saved_size(slot),
             EntryKind::Checkpoint => model.checkpoint_size(slot),
         };
-        if bytes == 0 || !self.tiers.make_room(kind, scope, tokens.len(), bytes) {
+        if bytes == 0 || !self.tiers.make_room(kind, scope, tokens, bytes) {
             return;
         }
         let state = match kind {

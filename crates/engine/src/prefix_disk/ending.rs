@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::{DiskTerms, DiskTier, RANK_STEP, SavedEntry};
 use crate::prefix_entry::EntryKind;
 use crate::prefix_store::{PrefixStore, SavedId, bytes_of};
+use crate::saved_state::SavedState;
 use crate::stats::EngineStats;
 
 impl DiskTier {
@@ -77,7 +78,7 @@ fn fitting(terms: &DiskTerms, kind: EntryKind, store: &PrefixStore) -> Vec<Saved
     let mut fitting = Vec::new();
     for id in store.ids_by_value().rev() {
         let tokens = store.tokens(id).unwrap_or_default();
-        let state = store.state(id).map_or(0, Vec::len);
+        let state = store.state(id).map_or(0, SavedState::len);
         let charge = terms.state_of(0, tokens, state).charge;
         // One that is too large is no reason to leave out those behind it.
         let Some(rest) = left.checked_sub(bytes_of(tokens.len(), charge)) else {

@@ -38,7 +38,10 @@ impl DiskTier {
                 self.arrived.push(SavedEntry {
                     kind,
                     scope: head.scope,
-                    prefix: Arc::new(SavedPrefix { tokens, state }),
+                    prefix: Arc::new(SavedPrefix {
+                        tokens,
+                        state: state.into(),
+                    }),
                 });
             }
             result => {

@@ -62,7 +62,10 @@ impl Bench {
             assert!(arrived.is_empty());
             return None;
         };
-        assert_eq!(prefix.state, state(*scope, &prefix.tokens));
+        assert_eq!(
+            *prefix.state.whole().unwrap(),
+            state(*scope, &prefix.tokens)
+        );
         Some(prefix.tokens.to_vec())
     }
 
@@ -85,7 +88,7 @@ impl Bench {
 fn entry(kind: EntryKind, scope: u64, tokens: &[Token]) -> SavedEntry {
     let prefix = SavedPrefix {
         tokens: tokens.into(),
-        state: state(scope, tokens),
+        state: state(scope, tokens).into(),
     };
     let prefix = Arc::new(prefix);
     SavedEntry {

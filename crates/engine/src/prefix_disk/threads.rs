@@ -13,6 +13,7 @@ use super::replies::is_useless;
 use super::writes::ORDERS_MAX;
 use crate::prefix_entry::{EntryHead, around_state, damaged, read_head, read_state};
 use crate::prefix_folder::{FileId, ListedFile, PrefixDisk};
+use crate::prefix_store::SavedPrefix;
 
 /// A file that was there at the start.
 #[derive(Debug)]
@@ -243,9 +244,11 @@ impl DiskThread {
 
     fn write_file(&self, order: WriteOrder) -> io::Result<()> {
         if let Some((file, entry)) = order.write {
-            let prefix = &*entry.prefix;
-            let (head, tail) = around_state(&self.identity, entry.kind, entry.scope, prefix);
-            self.disk.write(file, &[&head, &prefix.state, &tail])?;
+            let SavedPrefix { tokens, state } = &*entry.prefix;
+            let state = state.whole().ok_or(io::ErrorKind::OutOfMemory)?;
+            let (head, tail) =
+                around_state(&self.identity, entry.kind, entry.scope, tokens, &state);
+            self.disk.write(file, &[&head, &state, &tail])?;
         }
         // Afterwards: a file that was just written has the time of now.
         if let Some((file, used)) = order.mark {

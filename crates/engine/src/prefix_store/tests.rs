@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::RowArea;
 
 const LIMIT: usize = 8 * (ENTRY_BYTES + 100);
 
@@ -142,7 +143,111 @@ fn one_scope_does_not_evict_all_others() {
     assert_eq!((bytes, store.scope_bytes.len()), (store.bytes(), 2));
 }
 
+/// What all entries need, with each block once.
+fn bytes_by_hand(store: &PrefixStore) -> usize {
+    let entries = store.entries.values();
+    let blocks: HashMap<usize, usize> = entries
+        .flat_map(|it| it.prefix.state.blocks())
+        .map(|block| (address(block), block.len()))
+        .collect();
+    let own = |it: &StoredPrefix<SavedState>| {
+        bytes_of(it.prefix.tokens.len(), it.prefix.state.own_bytes())
+    };
+    let own: usize = store.entries.values().map(own).sum();
+    own + blocks.values().sum::<usize>()
+}
+
+/// Bytes of a row of the states that are cut.
+const ROW: usize = 16;
+
+/// Inserts an entry as it is made of a slot: it shares what it has in common with the nearest one.
+fn insert_cut(store: &mut PrefixStore, scope: u64, tokens: &[Token]) -> bool {
+    let rows = tokens.iter().flat_map(|token| [*token as u8; ROW]);
+    let rows: Vec<u8> = rows.collect();
+    let area = RowArea {
+        start: 0,
+        row_bytes: ROW,
+    };
+    store.make_room(scope, tokens, rows.len());
+    let near = store.nearest(scope, tokens);
+    let state = SavedState::cut(&rows, vec![area], tokens.len(), near).unwrap();
+    assert_eq!(*state.whole().unwrap(), rows);
+    let inserted = store.insert(scope, tokens, state);
+    store.take_evicted();
+    inserted
+}
+
+/// One system prompt, and a question of each user.
+#[test]
+fn a_common_beginning_is_held_once() {
+    let mut store = PrefixStore::new(1 << 20, true);
+    let system: Vec<Token> = (0..1024).collect();
+    let asked = |user: Token| [&system[..], &[5000 + user; 10]].concat();
+    insert_cut(&mut store, 0, &asked(0));
+    let first = store.bytes();
+    for user in 1..16 {
+        insert_cut(&mut store, 0, &asked(user));
+    }
+    let of_each = (store.bytes() - first) / 15;
+    // Its tokens, its last rows, and what an entry needs.
+    assert!(
+        of_each < 1034 * 4 + 10 * ROW + ENTRY_BYTES + 400,
+        "{of_each}"
+    );
+    assert_eq!((store.len(), bytes_by_hand(&store)), (16, store.bytes()));
+    // Another caller's is not compared: how much memory it takes would tell what others asked.
+    let before = store.bytes();
+    insert_cut(&mut store, 1, &asked(0));
+    assert!(store.bytes() - before > 1024 * ROW);
+    // What all have in common stays until the last of them goes.
+    while let Some(id) = { store.ids_by_value().next() } {
+        let (_, prefix) = store.remove(id).unwrap();
+        let rows = prefix.tokens.iter().flat_map(|token| [*token as u8; ROW]);
+        assert!(prefix.state.whole().unwrap().iter().copied().eq(rows));
+        assert_eq!(bytes_by_hand(&store), store.bytes());
+    }
+    assert_eq!(
+        (store.bytes(), store.scope_bytes.len(), store.holders.len()),
+        (0, 0, 0)
+    );
+}
+
+/// Room is made for what an entry adds, not for what it has in common with another.
+#[test]
+fn an_entry_that_adds_little_evicts_nobody() {
+    let long: Vec<Token> = (0..640).collect();
+    let other: Vec<Token> = (10_000..10_640).collect();
+    let mut store = PrefixStore::new(2 * (640 * (ROW + 4) + ENTRY_BYTES + 400) + 4000, true);
+    insert_cut(&mut store, 0, &other);
+    insert_cut(&mut store, 0, &[&long[..], &[1]].concat());
+    insert_cut(&mut store, 0, &[&long[..], &[2]].concat());
+    assert_eq!(store.len(), 3);
+    let bytes = store.bytes();
+    assert!(bytes <= store.limit(), "{bytes}");
+}
+
 proptest! {
+    /// Whatever is shared, evicted and superseded: the bytes are those of each block once, and the limit holds.
+    #[test]
+    fn shared_blocks_are_counted_once(
+        limit in 3_000_usize..40_000,
+        partial in any::<bool>(),
+        texts in prop::collection::vec((0_u64..2, 0_u32..3, 0_usize..4, 0_u32..3, 1_usize..150), 1..40),
+    ) {
+        let mut store = PrefixStore::new(limit, partial);
+        for (scope, system, blocks, question, length) in texts {
+            let system = vec![system; blocks * BLOCK_TOKENS + 20];
+            let tokens = [&system[..], &vec![question; length.max(BLOCK_TOKENS)]].concat();
+            insert_cut(&mut store, scope, &tokens);
+            prop_assert!(store.bytes() <= limit);
+            prop_assert_eq!(bytes_by_hand(&store), store.bytes());
+            prop_assert_eq!(store.scope_bytes.values().sum::<usize>(), store.bytes());
+        }
+        let held: usize = store.holders.values().sum();
+        let blocks = store.entries.values().map(|it| it.prefix.state.blocks().len());
+        prop_assert_eq!(blocks.sum::<usize>(), held);
+    }
+
     /// Whatever was stored and evicted: the best of all entries is found, the bytes are counted, and the limit holds.
     #[test]
     fn a_store_finds_what_a_search_of_all_entries_finds(
@@ -156,8 +261,7 @@ proptest! {
             prop_assert!(store.bytes() <= LIMIT);
             prop_assert!(store.covers(*scope, tokens), "the last one is there");
         }
-        let bytes = store.entries.values().map(StoredPrefix::bytes);
-        prop_assert_eq!(bytes.sum::<usize>(), store.bytes());
+        prop_assert_eq!(bytes_by_hand(&store), store.bytes());
         prop_assert_eq!(store.scope_bytes.values().sum::<usize>(), store.bytes());
         prop_assert_eq!(store.entries.len(), store.by_value.len());
         let indexed: usize = store.by_tokens.values().map(BTreeMap::len).sum();

@@ -17,7 +17,8 @@ use sapwood_proto::time::Time;
 use crate::adapters::default_scales;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{
-    BatchEntry, Capacity, CheckpointTerms, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,
+    BatchEntry, Capacity, CheckpointTerms, DecodeStop, Model, OutputRow, RowArea, RowFinder,
+    SlotId, SlotPurpose,
 };
 use crate::ranking::{RankedRow, ZipfDistribution, mix};
 
@@ -223,6 +224,19 @@ impl Model for Scripted {
         let hashes = &self.sequence(slot)?.hashes;
         let bytes = hashes.iter().flat_map(|hash| hash.to_le_bytes());
         Some(bytes.collect())
+    }
+
+    fn row_finder(&self) -> Option<RowFinder> {
+        Some(|state, tokens| {
+            let row_bytes = size_of::<u64>();
+            let is_whole = state.len() == tokens * row_bytes;
+            is_whole.then(|| {
+                vec![RowArea {
+                    start: 0,
+                    row_bytes,
+                }]
+            })
+        })
     }
 
     fn saved_identity(&self) -> Option<String> {

@@ -73,7 +73,8 @@ impl SlotModel {
     /// Rewinds a slot to a checkpoint, and then to `tokens` tokens. Returns false if it cannot be used then.
     pub(super) fn rewind(&mut self, slot: SlotId, checkpoint: &Checkpoint, tokens: usize) -> bool {
         let (at, tokens) = (length(checkpoint.tokens), length(tokens));
-        let rewound = self.model.rewind(slot, &checkpoint.prefix.state, at)
+        let state = checkpoint.prefix.state.whole();
+        let rewound = state.is_some_and(|state| self.model.rewind(slot, &state, at))
             && (at == tokens || self.model.can_resume(slot, tokens));
         if rewound && at > tokens {
             self.model.truncate(slot, tokens);

@@ -205,9 +205,13 @@ impl SlotStart<'_> {
         if slots.cache.cells().free() < tokens.len() {
             return 0;
         }
-        slots.copies.copied += saved.state.len();
+        // Without memory for it, the prompt is computed.
+        let Some(state) = saved.state.whole() else {
+            return 0;
+        };
+        slots.copies.copied += state.len();
         let calls = slots.model.calls();
-        if !calls.restore(slot, &saved.state, length(tokens.len())) {
+        if !calls.restore(slot, &state, length(tokens.len())) {
             // There are cells, so it would fail again.
             slots.tiers.forget_prefix(id);
             return 0;

@@ -1,12 +1,15 @@
 //! Slots with a scripted model: what is shared, saved and restored.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::slot_model::length;
 use super::*;
 use crate::model::BatchEntry;
 use crate::owner::tests::hooked_model::{HookedModel, ModelHooks};
+use crate::prefix_disk::SavedEntry;
 use crate::prefix_disk::virtual_disk::{DiskFaults, VirtualDisk};
+use crate::prefix_store::SavedPrefix;
 use crate::scripted::{Config as Script, Scripted};
 use crate::stats::Counter;
 
@@ -70,6 +73,60 @@ fn a_prefix_that_lost_its_cells_is_restored() {
         assert_eq!(prefill(&mut slots, &other), expected);
         assert!(slots.tiers.bytes() > 5 * 800);
     }
+}
+
+/// Users of one system prompt do not leave a copy of it each, on the way over the disk neither.
+#[test]
+fn saved_prefixes_have_their_common_beginning_once() {
+    const USERS: u32 = 6;
+    let mut slots = slots_of(Script {
+        saves: true,
+        context_tokens: 2048,
+        cells: Some(2048),
+        ..Script::default()
+    });
+    let system = text(0, 1000);
+    let asked = |user: u32| [&system[..], &[300 + user; 20]].concat();
+    let bytes_of_one = size_of::<u64>() * 1020;
+    let mut whole = Vec::new();
+    for user in 0..USERS {
+        slots.begin_step();
+        prefill(&mut slots, &asked(user));
+        let found = slots.find(0, &asked(user));
+        let Some(FoundPrefix::Slot(found)) = found else {
+            panic!("it is in a slot");
+        };
+        whole.push(slots.model.calls().save(found.slot).unwrap());
+        slots.evict_all();
+    }
+    let saved = slots.tiers.bytes();
+    assert!(
+        saved < 2 * bytes_of_one + USERS as usize * 4500,
+        "{saved} bytes"
+    );
+    let entries: Vec<_> = (0..USERS)
+        .map(|user| slots.tiers.find(0, &asked(user)).unwrap())
+        .collect();
+    for (found, whole) in entries.iter().zip(&whole) {
+        let state = slots.tiers.store.state(found.id).unwrap();
+        assert_eq!((found.tokens, &*state.whole().unwrap()), (1020, &**whole));
+    }
+    // Read from a disk, they are whole.
+    let from_disk = entries.iter().map(|found| {
+        let (scope, prefix) = slots.tiers.store.entry(found.id).unwrap();
+        let state = prefix.state.whole().unwrap().into_owned().into();
+        let tokens = Arc::clone(&prefix.tokens);
+        let prefix = Arc::new(SavedPrefix { tokens, state });
+        SavedEntry {
+            kind: EntryKind::Prefix,
+            scope,
+            prefix,
+        }
+    });
+    let from_disk = from_disk.collect();
+    slots.tiers.clear();
+    slots.tiers.keep(from_disk);
+    assert_eq!((slots.tiers.store.len(), slots.tiers.bytes()), (6, saved));
 }
 
 /// What loses its cells or its slot is copied while no prompt waits for its first token.

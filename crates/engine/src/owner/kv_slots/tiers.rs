@@ -4,6 +4,7 @@
 //! What the memory evicts is offered to the disk, and what a prompt begins with is read back to the memory before the prompt gets
 //! its slot. The model is not called here.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use sapwood_proto::steer::Token;
@@ -11,11 +12,12 @@ use sapwood_proto::time::Time;
 
 use super::disk::{DiskGain, DiskRead, SlotDisk};
 use crate::config::{Config, PrefixDiskConfig};
-use crate::model::Model;
+use crate::model::{Model, RowFinder};
 use crate::owner::checkpoints::{Checkpoint, Checkpoints, PromptSpan};
 use crate::prefix_disk::{DiskMove, DiskWait, SavedEntry};
 use crate::prefix_entry::EntryKind;
-use crate::prefix_store::{PrefixStore, SavedId, SavedMatch, ScopedPrefix};
+use crate::prefix_store::{PrefixStore, SavedId, SavedMatch, SavedPrefix, ScopedPrefix};
+use crate::saved_state::SavedState;
 use crate::stats::EngineStats;
 
 /// Shorter prefixes are not saved: to compute so few tokens takes one step, as it does to compute a single one.
@@ -39,6 +41,8 @@ pub(in crate::owner) struct SavedTiers {
     moving: Option<DiskMove>,
     /// Whether the model can shorten a restored slot to any number of tokens.
     pub(super) restores_in_part: bool,
+    /// Finds what saved prefixes may have in common.
+    row_finder: Option<RowFinder>,
 }
 
 impl SavedTiers {
@@ -64,6 +68,7 @@ impl SavedTiers {
             disk: None,
             moving: None,
             restores_in_part,
+            row_finder: model.row_finder(),
         }
     }
 
@@ -115,7 +120,7 @@ impl SavedTiers {
         &mut self,
         kind: EntryKind,
         scope: u64,
-        tokens: usize,
+        tokens: &[Token],
         bytes: usize,
     ) -> bool {
         let has_room = self.memory_mut(kind).make_room(scope, tokens, bytes);
@@ -126,8 +131,41 @@ impl SavedTiers {
 
     /// Saves the state of a slot that holds these tokens.
     pub(super) fn insert(&mut self, kind: EntryKind, scope: u64, tokens: &[Token], state: Vec<u8>) {
-        self.memory_mut(kind).insert(scope, tokens, state);
+        let prefix = SavedPrefix {
+            tokens: tokens.into(),
+            state: state.into(),
+        };
+        self.keep_one(SavedEntry {
+            kind,
+            scope,
+            prefix: Arc::new(prefix),
+        });
         self.offer_evicted();
+    }
+
+    /// Adds an entry to the memory, where it shares what it has in common with another one.
+    fn keep_one(&mut self, entry: SavedEntry) {
+        let SavedEntry {
+            kind,
+            scope,
+            mut prefix,
+        } = entry;
+        // A checkpoint has nothing of each token.
+        if kind == EntryKind::Prefix
+            && let Some(state) = self.cut(scope, &prefix)
+        {
+            let tokens = Arc::clone(&prefix.tokens);
+            prefix = Arc::new(SavedPrefix { tokens, state });
+        }
+        self.memory_mut(kind).insert_shared(scope, prefix);
+    }
+
+    /// Returns the state of a prefix in pieces that others may share; `None` if it is in pieces already, or has none.
+    fn cut(&self, scope: u64, prefix: &SavedPrefix) -> Option<SavedState> {
+        let (state, tokens) = (prefix.state.as_uncut()?, &prefix.tokens);
+        let areas = (self.row_finder?)(state, tokens.len())?;
+        let near = self.store.nearest(scope, tokens);
+        SavedState::cut(state, areas, tokens.len(), near)
     }
 
     /// Removes a prefix that the model could not restore. It would take the place of one that can be restored.
@@ -197,13 +235,8 @@ impl SavedTiers {
 
     /// Adds entries of the disk to the memory.
     pub(super) fn keep(&mut self, arrived: Vec<SavedEntry>) {
-        for SavedEntry {
-            kind,
-            scope,
-            prefix,
-        } in arrived
-        {
-            self.memory_mut(kind).insert_shared(scope, prefix);
+        for entry in arrived {
+            self.keep_one(entry);
         }
         self.offer_evicted();
     }

@@ -6,8 +6,8 @@ use sapwood_proto::time::Time;
 
 use crate::api::{ModelInfo, SharedVocabulary};
 use crate::model::{
-    BatchEntry, Capacity, CheckpointTerms, DecodeStop, Interrupt, Model, OutputRow, SlotId,
-    SlotPurpose, WarmTimes,
+    BatchEntry, Capacity, CheckpointTerms, DecodeStop, Interrupt, Model, OutputRow, RowFinder,
+    SlotId, SlotPurpose, WarmTimes,
 };
 use crate::scripted::{Config as Script, Scripted};
 
@@ -197,6 +197,10 @@ impl<H: ModelHooks> Model for HookedModel<H> {
 
     fn save(&mut self, slot: SlotId) -> Option<Vec<u8>> {
         self.model.save(slot)
+    }
+
+    fn row_finder(&self) -> Option<RowFinder> {
+        self.model.row_finder()
     }
 
     fn saved_identity(&self) -> Option<String> {

@@ -68,7 +68,7 @@ fn what_waits_for_a_slow_disk_is_bounded() {
         scope: 0,
         prefix: Arc::new(SavedPrefix {
             tokens: tokens(500).into(),
-            state: vec![0; WRITING_BYTES_MAX],
+            state: vec![0; WRITING_BYTES_MAX].into(),
         }),
     };
     disk.set(held);

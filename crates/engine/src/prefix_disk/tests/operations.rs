@@ -74,7 +74,8 @@ proptest! {
                 }
                 Operation::Settle => {
                     for SavedEntry { scope, prefix, .. } in bench.settle() {
-                        prop_assert_eq!(&prefix.state, &state(scope, &prefix.tokens));
+                        let whole = prefix.state.whole().unwrap();
+                        prop_assert_eq!(&*whole, &state(scope, &prefix.tokens));
                     }
                 }
                 Operation::Restart => {
