@@ -12,6 +12,7 @@
 
 mod call;
 mod envelope;
+mod families;
 mod format;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -19,6 +20,7 @@ mod harmony;
 mod json;
 mod markers;
 mod mistral;
+mod open_calls;
 mod section;
 mod settings;
 mod tagged;
@@ -28,14 +30,13 @@ mod tools;
 #[cfg(test)]
 mod work;
 
-use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
-
-use self::call::{CallContext, CallMachine, CallOutput, CallPart, Verdict};
+use self::call::{CallContext, CallMachine, CallOutput, Verdict};
+pub use self::families::{OutputParsers, ReasoningParser, ToolParser};
 use self::format::MarkerRole;
 pub(crate) use self::format::OutputFormat;
-pub use self::format::{OutputParsers, ReasoningParser, ToolParser};
 use self::harmony::{HarmonyCall, HarmonyHeader, HarmonyMessage};
 use self::markers::{Find, Marker, find};
+use self::open_calls::OpenCalls;
 pub(crate) use self::settings::OutputSettings;
 use self::settings::OutputStart;
 pub(crate) use self::tools::DeclaredTools;
@@ -78,15 +79,6 @@ enum ParserState {
     },
     Header(HarmonyHeader),
     Calls(Box<OpenCalls>),
-}
-
-/// A place where calls are read.
-#[derive(Debug)]
-struct OpenCalls {
-    machine: Box<dyn CallMachine>,
-    output: CallOutput,
-    /// What came since the last complete call, in case it is no call.
-    source: String,
 }
 
 /// The parser of one choice's text.
@@ -549,62 +541,6 @@ impl OutputParser {
         let rest = &self.input[self.at..];
         self.at += rest.len() - rest.trim_start_matches('\n').len();
         self.at < self.input.len()
-    }
-}
-
-impl OpenCalls {
-    /// Reads text, up to where the calls end. Returns how many bytes were taken.
-    fn read(&mut self, text: &str, context: CallContext<'_>) -> (usize, Verdict) {
-        for (at, c) in text.char_indices() {
-            #[cfg(test)]
-            work::add(1);
-            if self.source.len() + c.len_utf8() > limits::TOOL_CALL_BYTES {
-                return (at, Verdict::Refused);
-            }
-            let before = self.output.ended();
-            let verdict = self.machine.push(c, context, &mut self.output);
-            if self.output.is_full() {
-                return (at, Verdict::Refused);
-            }
-            match verdict {
-                Verdict::Taken => self.source.push(c),
-                Verdict::Settled => self.source.clear(),
-                Verdict::Last => return (at + c.len_utf8(), Verdict::Last),
-                Verdict::Refused | Verdict::Over => return (at, verdict),
-            }
-            if self.output.ended() > before {
-                self.source.clear();
-            }
-        }
-        (text.len(), Verdict::Taken)
-    }
-
-    fn emit(&mut self, out: Out<'_>) {
-        for part in self.output.take() {
-            out(match part {
-                CallPart::Begin { name, id } => OutputPart::CallBegin { name, id },
-                CallPart::Arguments(text) => OutputPart::CallArguments(text),
-                CallPart::End { arguments } => OutputPart::CallEnd { arguments },
-            });
-        }
-    }
-
-    /// Removes the name of a control token that has begun and not ended: it is no part of the call.
-    fn take_open_mark(&mut self) -> String {
-        match self.source.rfind([MARK_OPEN, MARK_CLOSE]) {
-            Some(at) if self.source[at..].starts_with(MARK_OPEN) => self.source.split_off(at),
-            _ => String::new(),
-        }
-    }
-
-    /// What came since the last complete call is text.
-    fn give_back(self, format: &OutputFormat, out: Out<'_>) {
-        let source = format.texts.visible(self.source);
-        if self.output.is_open() {
-            out(OutputPart::CallBroken { source });
-        } else {
-            emit_text(Text::from(source), out);
-        }
     }
 }
 

@@ -1,0 +1,288 @@
+//! The families of models: the names of their parsers, what in a chat template tells a family, and how it writes calls
+//! and reasoning.
+//!
+//! A family whose calls resemble those of another one is a row of [`calls`].
+
+use serde::Deserialize;
+
+use super::call::CallMachine;
+use super::envelope::{EnvelopeCalls, EnvelopeSyntax};
+use super::harmony;
+use super::markers::Marker;
+use super::mistral::{self, MistralCalls};
+use super::section::{DEEPSEEK, KIMI, SectionCalls, SectionSyntax};
+use super::tagged::{GLM, QWEN_CODER, TaggedCalls, TaggedSyntax};
+
+/// How calls of tools are found in the output of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolParser {
+    /// By the markers in the model's chat template; [`ToolParser::Hermes`] if it has none that are known.
+    #[default]
+    Auto,
+    /// Not at all: they are text.
+    None,
+    /// `<tool_call>{"name": .., "arguments": ..}</tool_call>`: ChatML, Hermes, Qwen 2.5 and Qwen 3.
+    Hermes,
+    /// `<|python_tag|>{"name": .., "parameters": ..}`, also without the marker at the start of the output: Llama 3 and 4.
+    #[serde(alias = "llama3_json", alias = "llama4_json")]
+    Llama3,
+    /// `[TOOL_CALLS][{..}]` and `[TOOL_CALLS]NAME[ARGS]{..}`: Mistral.
+    Mistral,
+    /// Messages on the channel `commentary` to `functions.NAME`: gpt-oss.
+    #[serde(alias = "openai", alias = "gpt_oss")]
+    Harmony,
+    /// `<｜tool▁calls▁begin｜>`: DeepSeek R1, V3 and V3.1.
+    #[serde(alias = "deepseek_v3", alias = "deepseek_v31")]
+    Deepseek,
+    /// `<|tool_calls_section_begin|>`: Kimi K2.
+    #[serde(alias = "kimi_k2")]
+    Kimi,
+    /// `<tool_call>NAME` with `<arg_key>` and `<arg_value>`: GLM 4.5.
+    #[serde(alias = "glm4", alias = "glm45")]
+    Glm,
+    /// `<function=NAME>` with `<parameter=NAME>`: Qwen3-Coder.
+    #[serde(alias = "qwen3_coder_xml", alias = "qwen3_xml")]
+    Qwen3Coder,
+    /// `<|tool_call|>[{..}]`: Granite 3.
+    Granite,
+    /// `<|tool_call|>[{..}]<|/tool_call|>` and `functools[{..}]`: Phi-4.
+    #[serde(alias = "phi4_mini_json")]
+    Phi4,
+}
+
+/// How reasoning is found in the output of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReasoningParser {
+    /// By the markers in the model's chat template; [`ReasoningParser::Think`] if it has none that are known.
+    #[default]
+    Auto,
+    /// Not at all: it is text.
+    None,
+    /// `<think>..</think>`.
+    #[serde(
+        alias = "deepseek",
+        alias = "deepseek_r1",
+        alias = "qwen3",
+        alias = "glm45",
+        alias = "granite"
+    )]
+    Think,
+    /// `[THINK]..[/THINK]`: Magistral.
+    Mistral,
+    /// Messages on the channel `analysis`: gpt-oss.
+    #[serde(alias = "openai_gptoss", alias = "gpt_oss")]
+    Harmony,
+    /// `<|START_THINKING|>..<|END_THINKING|>`: Command A and R7B.
+    #[serde(alias = "command_a")]
+    Cohere,
+    /// `<seed:think>..</seed:think>`: Seed-OSS.
+    #[serde(alias = "seed_oss")]
+    Seed,
+    /// `<mm:think>..</mm:think>`: MiniMax M3.
+    #[serde(alias = "minimax_m3")]
+    Minimax,
+}
+
+impl ToolParser {
+    /// The name in configurations.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::None => "none",
+            Self::Hermes => "hermes",
+            Self::Llama3 => "llama3",
+            Self::Mistral => "mistral",
+            Self::Harmony => "harmony",
+            Self::Deepseek => "deepseek",
+            Self::Kimi => "kimi",
+            Self::Glm => "glm",
+            Self::Qwen3Coder => "qwen3_coder",
+            Self::Granite => "granite",
+            Self::Phi4 => "phi4",
+        }
+    }
+}
+
+impl ReasoningParser {
+    /// The name in configurations.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::None => "none",
+            Self::Think => "think",
+            Self::Mistral => "mistral",
+            Self::Harmony => "harmony",
+            Self::Cohere => "cohere",
+            Self::Seed => "seed",
+            Self::Minimax => "minimax",
+        }
+    }
+}
+
+/// The parsers of a model's output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutputParsers {
+    /// For calls of tools.
+    pub tools: ToolParser,
+    /// For reasoning. The headers of harmony are read if either of the two is harmony.
+    pub reasoning: ReasoningParser,
+}
+
+impl OutputParsers {
+    /// Returns these with `Auto` replaced by what the markers in a template tell.
+    #[must_use]
+    pub fn for_template(self, template: &str) -> Self {
+        Self {
+            tools: match self.tools {
+                ToolParser::Auto => tools_of(template),
+                chosen => chosen,
+            },
+            reasoning: match self.reasoning {
+                ReasoningParser::Auto => reasoning_of(template),
+                chosen => chosen,
+            },
+        }
+    }
+}
+
+/// Markers that only one family has; the first that occurs decides.
+const FAMILY_MARKERS: [(&str, ToolParser); 12] = [
+    (harmony::CHANNEL, ToolParser::Harmony),
+    (DEEPSEEK.section, ToolParser::Deepseek),
+    (KIMI.section, ToolParser::Kimi),
+    (mistral::CALLS, ToolParser::Mistral),
+    ("<arg_key>", ToolParser::Glm),
+    ("<function=", ToolParser::Qwen3Coder),
+    (FUNCTOOLS, ToolParser::Phi4),
+    (PHI_END, ToolParser::Phi4),
+    (BAR_CALL, ToolParser::Granite),
+    (CALL, ToolParser::Hermes),
+    // Last: the templates of other families are derived from these, and keep their headers.
+    ("<|start_header_id|>", ToolParser::Llama3),
+    ("<|header_start|>", ToolParser::Llama3),
+];
+
+fn tools_of(template: &str) -> ToolParser {
+    let known = FAMILY_MARKERS
+        .iter()
+        .find(|(marker, _)| template.contains(marker));
+    known.map_or(ToolParser::Hermes, |(_, parser)| *parser)
+}
+
+fn reasoning_of(template: &str) -> ReasoningParser {
+    if template.contains(harmony::CHANNEL) {
+        return ReasoningParser::Harmony;
+    }
+    let known = REASONING_MARKERS
+        .iter()
+        .find(|(_, (open, _))| template.contains(open));
+    known.map_or(ReasoningParser::Think, |(parser, _)| *parser)
+}
+
+const CALL: Marker = "<tool_call>";
+const CALL_END: Marker = "</tool_call>";
+const PYTHON: Marker = "<|python_tag|>";
+const BAR_CALL: Marker = "<|tool_call|>";
+const PHI_END: Marker = "<|/tool_call|>";
+const FUNCTOOLS: Marker = "functools[";
+/// The markers around reasoning. The first that occurs in a template decides; `<think>` is last, because templates of the
+/// others remove it from answers.
+const REASONING_MARKERS: [(ReasoningParser, (Marker, Marker)); 5] = [
+    (ReasoningParser::Mistral, ("[THINK]", "[/THINK]")),
+    (
+        ReasoningParser::Cohere,
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ),
+    (ReasoningParser::Seed, ("<seed:think>", "</seed:think>")),
+    (ReasoningParser::Minimax, ("<mm:think>", "</mm:think>")),
+    (ReasoningParser::Think, ("<think>", "</think>")),
+];
+
+/// How what follows an opening marker is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum CallSyntax {
+    /// JSON objects with name and arguments.
+    Objects(EnvelopeSyntax),
+    /// A list of them, whose bracket belongs to the opening marker.
+    List(EnvelopeSyntax),
+    Mistral,
+    Section(&'static SectionSyntax),
+    Tagged(&'static TaggedSyntax),
+}
+
+impl CallSyntax {
+    const fn closed_by(close: Marker) -> Self {
+        Self::Objects(EnvelopeSyntax {
+            close: Some(close),
+            between: None,
+        })
+    }
+
+    /// The markers behind the opening one that may be control tokens.
+    pub(super) fn markers(self) -> Vec<Marker> {
+        match self {
+            Self::Objects(syntax) | Self::List(syntax) => syntax.close.into_iter().collect(),
+            Self::Mistral => vec![mistral::ARGUMENTS, mistral::CALL_ID],
+            Self::Section(syntax) => syntax.markers().to_vec(),
+            Self::Tagged(syntax) => syntax.markers().collect(),
+        }
+    }
+
+    /// The machine for what follows this opening marker.
+    pub(super) fn machine(self, opened_by: Marker) -> Box<dyn CallMachine> {
+        match self {
+            Self::Objects(syntax) => Box::new(EnvelopeCalls::new(syntax)),
+            Self::List(syntax) => Box::new(EnvelopeCalls::in_list(syntax)),
+            Self::Mistral => Box::new(MistralCalls::new()),
+            Self::Section(syntax) => Box::new(SectionCalls::new(syntax, opened_by)),
+            Self::Tagged(syntax) => Box::new(TaggedCalls::new(syntax, opened_by)),
+        }
+    }
+}
+
+/// The markers that open calls of a family, each with the syntax of what follows it.
+pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)] {
+    match parser {
+        ToolParser::Auto | ToolParser::None | ToolParser::Harmony => &[],
+        ToolParser::Hermes => &[(CALL, HERMES)],
+        ToolParser::Llama3 => &[(PYTHON, CallSyntax::Objects(LLAMA))],
+        ToolParser::Mistral => &[(mistral::CALLS, CallSyntax::Mistral)],
+        ToolParser::Deepseek => &[
+            (DEEPSEEK.section, CallSyntax::Section(&DEEPSEEK)),
+            (DEEPSEEK.call, CallSyntax::Section(&DEEPSEEK)),
+        ],
+        ToolParser::Kimi => &[
+            (KIMI.section, CallSyntax::Section(&KIMI)),
+            (KIMI.call, CallSyntax::Section(&KIMI)),
+        ],
+        ToolParser::Glm => &[(CALL, CallSyntax::Tagged(&GLM))],
+        ToolParser::Qwen3Coder => &[
+            (CALL, CallSyntax::Tagged(&QWEN_CODER)),
+            ("<function=", CallSyntax::Tagged(&QWEN_CODER)),
+        ],
+        ToolParser::Granite => &[(BAR_CALL, HERMES), (CALL, HERMES)],
+        ToolParser::Phi4 => &[(BAR_CALL, PHI), (FUNCTOOLS, CallSyntax::List(NEITHER))],
+    }
+}
+
+/// The markers around the reasoning of a family.
+pub(super) fn think(parser: ReasoningParser) -> Option<(Marker, Marker)> {
+    let mut known = REASONING_MARKERS.iter();
+    let found = known.find(|(known, _)| *known == parser);
+    found.map(|(_, markers)| *markers)
+}
+
+const HERMES: CallSyntax = CallSyntax::closed_by(CALL_END);
+const PHI: CallSyntax = CallSyntax::closed_by(PHI_END);
+pub(super) const LLAMA: EnvelopeSyntax = EnvelopeSyntax {
+    close: None,
+    between: Some(";"),
+};
+const NEITHER: EnvelopeSyntax = EnvelopeSyntax {
+    close: None,
+    between: None,
+};

@@ -1,0 +1,76 @@
+//! [`OpenCalls`]: the place in an output where calls are read, and what becomes of it.
+
+use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
+
+use super::call::{CallContext, CallMachine, CallOutput, CallPart, Verdict};
+use super::format::OutputFormat;
+#[cfg(test)]
+use super::work;
+use super::{Out, OutputPart, emit_text};
+use crate::chunk::Text;
+use crate::limits;
+
+/// A place where calls are read.
+#[derive(Debug)]
+pub(super) struct OpenCalls {
+    pub(super) machine: Box<dyn CallMachine>,
+    pub(super) output: CallOutput,
+    /// What came since the last complete call, in case it is no call.
+    pub(super) source: String,
+}
+
+impl OpenCalls {
+    /// Reads text, up to where the calls end. Returns how many bytes were taken.
+    pub(super) fn read(&mut self, text: &str, context: CallContext<'_>) -> (usize, Verdict) {
+        for (at, c) in text.char_indices() {
+            #[cfg(test)]
+            work::add(1);
+            if self.source.len() + c.len_utf8() > limits::TOOL_CALL_BYTES {
+                return (at, Verdict::Refused);
+            }
+            let before = self.output.ended();
+            let verdict = self.machine.push(c, context, &mut self.output);
+            if self.output.is_full() {
+                return (at, Verdict::Refused);
+            }
+            match verdict {
+                Verdict::Taken => self.source.push(c),
+                Verdict::Settled => self.source.clear(),
+                Verdict::Last => return (at + c.len_utf8(), Verdict::Last),
+                Verdict::Refused | Verdict::Over => return (at, verdict),
+            }
+            if self.output.ended() > before {
+                self.source.clear();
+            }
+        }
+        (text.len(), Verdict::Taken)
+    }
+
+    pub(super) fn emit(&mut self, out: Out<'_>) {
+        for part in self.output.take() {
+            out(match part {
+                CallPart::Begin { name, id } => OutputPart::CallBegin { name, id },
+                CallPart::Arguments(text) => OutputPart::CallArguments(text),
+                CallPart::End { arguments } => OutputPart::CallEnd { arguments },
+            });
+        }
+    }
+
+    /// Removes the name of a control token that has begun and not ended: it is no part of the call.
+    pub(super) fn take_open_mark(&mut self) -> String {
+        match self.source.rfind([MARK_OPEN, MARK_CLOSE]) {
+            Some(at) if self.source[at..].starts_with(MARK_OPEN) => self.source.split_off(at),
+            _ => String::new(),
+        }
+    }
+
+    /// What came since the last complete call is text.
+    pub(super) fn give_back(self, format: &OutputFormat, out: Out<'_>) {
+        let source = format.texts.visible(self.source);
+        if self.output.is_open() {
+            out(OutputPart::CallBroken { source });
+        } else {
+            emit_text(Text::from(source), out);
+        }
+    }
+}
