@@ -145,6 +145,7 @@ def cases():
     yield "call without result", [USER, CALL], TOOLS, {"add_generation_prompt": False}
     yield "call with content", [USER, {**CALL, "content": "Let me see."}, RESULT], TOOLS, {}
     yield "two calls", [USER, {**CALL, "tool_calls": two}, RESULT, second], TOOLS, {}
+    yield "two calls without result", [USER, {**CALL, "tool_calls": two}], TOOLS, {"add_generation_prompt": False}
     yield "two turns", [USER, CALL, RESULT, CALL, RESULT, ASSISTANT, AGAIN], TOOLS, {}
     yield "reasoning", [USER, thought, AGAIN], None, {}
     yield "reasoning last", [USER, thought], None, {"add_generation_prompt": False}

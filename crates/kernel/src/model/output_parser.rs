@@ -12,12 +12,14 @@
 
 mod call;
 mod envelope;
+mod expression;
 mod families;
 mod format;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod harmony;
 mod json;
+mod literal;
 mod markers;
 mod mistral;
 mod open_calls;
@@ -77,8 +79,19 @@ enum ParserState {
         after_marker: bool,
         line_feeds: usize,
     },
+    /// Before reasoning, whose label may come first.
+    Label,
     Header(HarmonyHeader),
     Calls(Box<OpenCalls>),
+}
+
+impl ParserState {
+    const fn begun_reasoning() -> Self {
+        Self::Reasoning {
+            after_marker: true,
+            line_feeds: 0,
+        }
+    }
 }
 
 /// The parser of one choice's text.
@@ -129,12 +142,8 @@ impl OutputParser {
         };
         match start {
             OutputStart::Text => {}
-            OutputStart::Reasoning => {
-                parser.state = ParserState::Reasoning {
-                    after_marker: true,
-                    line_feeds: 0,
-                };
-            }
+            OutputStart::Reasoning => parser.state = ParserState::Label,
+            OutputStart::Labelled => parser.state = ParserState::begun_reasoning(),
             OutputStart::Header(prompt) => {
                 parser.state = ParserState::Header(HarmonyHeader::default());
                 // Its text is that of the prompt, and not the model's.
@@ -204,6 +213,8 @@ impl OutputParser {
                     out(OutputPart::Reasoning(Text::from(before + rest)));
                 }
             }
+            // Where it is held back, it is a label that was cut off.
+            ParserState::Label => {}
             ParserState::Header(mut header) => {
                 header.source.push_str(&rest);
                 // The words of a header that was cut off are no answer.
@@ -259,6 +270,7 @@ impl OutputParser {
                 let (after_marker, line_feeds) = (*after_marker, *line_feeds);
                 self.step_reasoning(format, after_marker, line_feeds, out)
             }
+            ParserState::Label => self.step_label(format),
             ParserState::Header(_) => self.step_header(format, out),
             ParserState::Calls(_) => self.step_calls(format, out),
         }
@@ -329,12 +341,7 @@ impl OutputParser {
     /// Begins what a marker in text begins.
     fn enter(&mut self, format: &OutputFormat, role: MarkerRole, marker: Marker, written: String) {
         match role {
-            MarkerRole::Reasoning => {
-                self.state = ParserState::Reasoning {
-                    after_marker: true,
-                    line_feeds: 0,
-                };
-            }
+            MarkerRole::Reasoning => self.state = ParserState::Label,
             MarkerRole::Calls => {
                 self.at_start = false;
                 self.enter_calls(format.machine(marker), written);
@@ -342,6 +349,19 @@ impl OutputParser {
             MarkerRole::Header => self.enter_header(marker, &written),
             MarkerRole::Nothing => {}
         }
+    }
+
+    fn step_label(&mut self, format: &OutputFormat) -> bool {
+        if let Some(label) = format.label() {
+            let rest = &self.input[self.at..];
+            if rest.starts_with(label) {
+                self.at += label.len();
+            } else if label.starts_with(rest) {
+                return false;
+            }
+        }
+        self.state = ParserState::begun_reasoning();
+        true
     }
 
     fn step_reasoning(

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::call::CallMachine;
 use super::envelope::{EnvelopeCalls, EnvelopeSyntax};
+use super::expression::{ExpressionCalls, ExpressionSyntax, FUNCTION_GEMMA, GEMMA};
 use super::harmony;
 use super::markers::Marker;
 use super::mistral::{self, MistralCalls};
@@ -49,6 +50,9 @@ pub enum ToolParser {
     /// `<|tool_call|>[{..}]<|/tool_call|>` and `functools[{..}]`: Phi-4.
     #[serde(alias = "phi4_mini_json")]
     Phi4,
+    /// `<|tool_call>call:NAME{key:<|"|>value<|"|>}<tool_call|>`: Gemma 4, and FunctionGemma with markers of its own.
+    #[serde(alias = "gemma4", alias = "functiongemma")]
+    Gemma,
 }
 
 /// How reasoning is found in the output of a model.
@@ -83,6 +87,9 @@ pub enum ReasoningParser {
     /// `<mm:think>..</mm:think>`: MiniMax M3.
     #[serde(alias = "minimax_m3")]
     Minimax,
+    /// `<|channel>thought..<channel|>`: Gemma 4.
+    #[serde(alias = "gemma4")]
+    Gemma,
 }
 
 impl ToolParser {
@@ -102,6 +109,7 @@ impl ToolParser {
             Self::Qwen3Coder => "qwen3_coder",
             Self::Granite => "granite",
             Self::Phi4 => "phi4",
+            Self::Gemma => "gemma",
         }
     }
 }
@@ -119,6 +127,7 @@ impl ReasoningParser {
             Self::Cohere => "cohere",
             Self::Seed => "seed",
             Self::Minimax => "minimax",
+            Self::Gemma => "gemma",
         }
     }
 }
@@ -150,11 +159,13 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 12] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 14] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DEEPSEEK.section, ToolParser::Deepseek),
     (KIMI.section, ToolParser::Kimi),
     (mistral::CALLS, ToolParser::Mistral),
+    (GEMMA.open, ToolParser::Gemma),
+    (FUNCTION_GEMMA.open, ToolParser::Gemma),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -191,7 +202,7 @@ const PHI_END: Marker = "<|/tool_call|>";
 const FUNCTOOLS: Marker = "functools[";
 /// The markers around reasoning. The first that occurs in a template decides; `<think>` is last, because templates of the
 /// others remove it from answers.
-const REASONING_MARKERS: [(ReasoningParser, (Marker, Marker)); 5] = [
+const REASONING_MARKERS: [(ReasoningParser, (Marker, Marker)); 6] = [
     (ReasoningParser::Mistral, ("[THINK]", "[/THINK]")),
     (
         ReasoningParser::Cohere,
@@ -199,6 +210,7 @@ const REASONING_MARKERS: [(ReasoningParser, (Marker, Marker)); 5] = [
     ),
     (ReasoningParser::Seed, ("<seed:think>", "</seed:think>")),
     (ReasoningParser::Minimax, ("<mm:think>", "</mm:think>")),
+    (ReasoningParser::Gemma, ("<|channel>", "<channel|>")),
     (ReasoningParser::Think, ("<think>", "</think>")),
 ];
 
@@ -212,6 +224,7 @@ pub(super) enum CallSyntax {
     Mistral,
     Section(&'static SectionSyntax),
     Tagged(&'static TaggedSyntax),
+    Expressions(&'static ExpressionSyntax),
 }
 
 impl CallSyntax {
@@ -229,6 +242,7 @@ impl CallSyntax {
             Self::Mistral => vec![mistral::ARGUMENTS, mistral::CALL_ID],
             Self::Section(syntax) => syntax.markers().to_vec(),
             Self::Tagged(syntax) => syntax.markers().collect(),
+            Self::Expressions(syntax) => syntax.markers().collect(),
         }
     }
 
@@ -240,6 +254,7 @@ impl CallSyntax {
             Self::Mistral => Box::new(MistralCalls::new()),
             Self::Section(syntax) => Box::new(SectionCalls::new(syntax, opened_by)),
             Self::Tagged(syntax) => Box::new(TaggedCalls::new(syntax, opened_by)),
+            Self::Expressions(syntax) => Box::new(ExpressionCalls::new(syntax)),
         }
     }
 }
@@ -266,6 +281,13 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
         ],
         ToolParser::Granite => &[(BAR_CALL, HERMES), (CALL, HERMES)],
         ToolParser::Phi4 => &[(BAR_CALL, PHI), (FUNCTOOLS, CallSyntax::List(NEITHER))],
+        ToolParser::Gemma => &[
+            (GEMMA.open, CallSyntax::Expressions(&GEMMA)),
+            (
+                FUNCTION_GEMMA.open,
+                CallSyntax::Expressions(&FUNCTION_GEMMA),
+            ),
+        ],
     }
 }
 
@@ -274,6 +296,11 @@ pub(super) fn think(parser: ReasoningParser) -> Option<(Marker, Marker)> {
     let mut known = REASONING_MARKERS.iter();
     let found = known.find(|(known, _)| *known == parser);
     found.map(|(_, markers)| *markers)
+}
+
+/// What may stand between the opening marker and the reasoning.
+pub(super) fn label(parser: ReasoningParser) -> Option<&'static str> {
+    (parser == ReasoningParser::Gemma).then_some("thought\n")
 }
 
 const HERMES: CallSyntax = CallSyntax::closed_by(CALL_END);

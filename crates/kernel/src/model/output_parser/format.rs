@@ -129,6 +129,11 @@ impl OutputFormat {
         families::think(self.reasoning)
     }
 
+    /// What may stand between the opening marker and the reasoning.
+    pub(super) fn label(&self) -> Option<&'static str> {
+        families::label(self.reasoning)
+    }
+
     /// What to look for in text.
     pub(super) fn in_text(&self, reasoning: bool, calls: bool) -> &[(Marker, MarkerRole)] {
         &self.in_text[usize::from(reasoning)][usize::from(calls)]

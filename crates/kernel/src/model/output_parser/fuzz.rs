@@ -15,7 +15,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 11] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 12] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -27,6 +27,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 11] = [
     ToolParser::Qwen3Coder,
     ToolParser::Granite,
     ToolParser::Phi4,
+    ToolParser::Gemma,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.
@@ -43,7 +44,7 @@ impl Vocabulary for ControlNames {
 
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
         let named = self.names.iter().position(|name| special && *name == text);
-        // At most a dozen names.
+        // A hundred names at most.
         named.map(|at| at as Token).into_iter().collect()
     }
 
@@ -90,6 +91,17 @@ pub(super) fn tools() -> Value {
         {"type": "function", "function": {"name": "note", "parameters": {"properties": {
             "text": {"type": "string"}, "tags": {"type": "array"}}}}},
     ])
+}
+
+/// The parser of the reasoning that models with this parser of calls write.
+pub(super) const fn reasoning_beside(tools: ToolParser) -> ReasoningParser {
+    match tools {
+        ToolParser::None => ReasoningParser::None,
+        ToolParser::Mistral => ReasoningParser::Mistral,
+        ToolParser::Harmony => ReasoningParser::Harmony,
+        ToolParser::Gemma => ReasoningParser::Gemma,
+        _ => ReasoningParser::Think,
+    }
 }
 
 /// Settings of a model with a vocabulary.
@@ -190,12 +202,52 @@ const PIECES: [&str; 50] = [
     "</response>",
 ];
 
+/// What stands between the markers of the families that [`PIECES`] has not.
+const FRAGMENTS: [&str; 16] = [
+    "call:add",
+    "add(",
+    "{a:1",
+    "a=1",
+    "a='it",
+    "'",
+    "\"",
+    "}",
+    ")",
+    "[",
+    "]",
+    ",",
+    ": ",
+    "\">",
+    "\" string=\"true",
+    "note",
+];
+
+/// The [`FRAGMENTS`], and the markers between which they stand.
+static MORE_PIECES: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let mut pieces = FRAGMENTS.to_vec();
+    for tools in TOOL_PARSERS {
+        let parsers = OutputParsers {
+            tools,
+            reasoning: reasoning_beside(tools),
+        };
+        let format = OutputFormat::new(parsers, &ControlNames::default());
+        for marker in format.texts.names() {
+            if !PIECES.contains(&marker) && !pieces.contains(&marker) {
+                pieces.push(marker);
+            }
+        }
+    }
+    assert!(pieces.len() <= 128, "a byte chooses one");
+    pieces
+});
+
 /// One format with control tokens, and one without, of each family.
 static FAMILIES: LazyLock<Vec<OutputSettings>> = LazyLock::new(|| {
     // The tags of Granite, which the other families ignore.
     let template = || Some("<response>".to_owned());
+    let more = &MORE_PIECES[FRAGMENTS.len()..];
     let controls = ControlNames {
-        names: PIECES[..37].to_vec(),
+        names: [&PIECES[..37], more].concat(),
         template: template(),
     };
     let none = ControlNames {
@@ -205,51 +257,61 @@ static FAMILIES: LazyLock<Vec<OutputSettings>> = LazyLock::new(|| {
     let vocabularies: [SharedVocabulary; 2] = [Arc::new(controls), Arc::new(none)];
     let all = vocabularies.iter().flat_map(|vocabulary| {
         TOOL_PARSERS.map(|tools| {
-            let reasoning = match tools {
-                ToolParser::None => ReasoningParser::None,
-                ToolParser::Mistral => ReasoningParser::Mistral,
-                ToolParser::Harmony => ReasoningParser::Harmony,
-                _ => ReasoningParser::Think,
-            };
+            let reasoning = reasoning_beside(tools);
             settings(OutputParsers { tools, reasoning }, &**vocabulary)
         })
     });
     all.collect()
 });
 
-/// Parses an output of each family, in one piece and in many: each byte but those from 128 on is one of the texts above, a
-/// letter or, from 64 on, a control token; the others cut the text.
+/// Parses an output of each family, in one piece and in many: each byte is one of the texts above, a letter or, from 64 on,
+/// a control token, and those from 128 on cut the text. After one whose low six bits are all set, the next byte is one of
+/// the further texts or, from 128 on, a control token.
 ///
 /// # Panics
 /// If an invariant does not hold.
 pub(crate) fn output(bytes: &[u8]) {
     let mut pieces = vec![String::new()];
-    for &byte in bytes {
+    let mut bytes = bytes.iter().copied();
+    while let Some(byte) = bytes.next() {
         if byte >= 128 {
             pieces.push(String::new());
         }
         let at = usize::from(byte % 64);
-        let piece = match PIECES.get(at) {
-            Some(marker) if (64..128).contains(&byte) && at < 37 => {
-                format!("{MARK_OPEN}{marker}{MARK_CLOSE}")
+        let marked = |marker: &str| format!("{MARK_OPEN}{marker}{MARK_CLOSE}");
+        let more = if at == 63 { bytes.next() } else { None };
+        let piece = if let Some(more) = more {
+            let at = usize::from(more % 128) % MORE_PIECES.len();
+            match MORE_PIECES[at] {
+                marker if more >= 128 && at >= FRAGMENTS.len() => marked(marker),
+                piece => piece.to_owned(),
             }
-            Some(piece) => (*piece).to_owned(),
-            None => char::from(byte).to_string(),
+        } else {
+            match PIECES.get(at) {
+                Some(marker) if (64..128).contains(&byte) && at < 37 => marked(marker),
+                Some(piece) => (*piece).to_owned(),
+                None => char::from(byte).to_string(),
+            }
         };
         let last = pieces.len() - 1;
         pieces[last].push_str(&piece);
     }
+    for settings in FAMILIES.iter() {
+        check_cuts(settings, &pieces);
+    }
+}
+
+/// An output is the same in one piece, in these and in letters; its calls are whole, and nothing is lost or doubled.
+pub(super) fn check_cuts(settings: &OutputSettings, pieces: &[String]) {
     let whole = pieces.concat();
     let each: Vec<String> = whole.chars().map(String::from).collect();
-    for settings in FAMILIES.iter() {
-        let expect = events(settings, &[&whole]);
-        for cut in [&pieces, &each] {
-            let cut: Vec<&str> = cut.iter().map(String::as_str).collect();
-            assert_eq!(events(settings, &cut), expect, "cut into {cut:?}");
-        }
-        check(&expect, &whole);
-        check_loss(settings, &expect, &whole);
+    let expect = events(settings, &[&whole]);
+    for cut in [pieces, &each] {
+        let cut: Vec<&str> = cut.iter().map(String::as_str).collect();
+        assert_eq!(events(settings, &cut), expect, "cut into {cut:?}");
     }
+    check(&expect, &whole);
+    check_loss(settings, &expect, &whole);
 }
 
 /// Calls are whole, and nothing comes out that was not there.

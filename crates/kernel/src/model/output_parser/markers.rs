@@ -40,7 +40,7 @@ impl MarkerTexts {
     }
 
     /// All markers.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn names(&self) -> impl Iterator<Item = Marker> {
         self.0.iter().map(|(marker, _)| *marker)
     }

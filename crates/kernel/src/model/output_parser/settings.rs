@@ -31,6 +31,8 @@ pub(super) enum OutputStart {
     #[default]
     Text,
     Reasoning,
+    /// In the reasoning, behind its label.
+    Labelled,
     /// In the header of a message, after this text.
     Header(Arc<str>),
 }
@@ -54,7 +56,11 @@ impl OutputSettings {
             .is_some_and(|(last, (open, end))| last.content.rfind(open) > last.content.rfind(end));
         let last = chat.messages.last().filter(|_| !chat.continue_last);
         let last = last.map(|last| last.content.trim_end());
-        let opens = |text: &&str| format.think().is_some_and(|(open, _)| text.ends_with(open));
+        let label = format.label().unwrap_or_default().trim_end();
+        let opens = |text: &&str| {
+            let text = text.strip_suffix(label).unwrap_or(text);
+            format.think().is_some_and(|(open, _)| text.ends_with(open))
+        };
         Self {
             deceptive: last.filter(opens).map(Arc::from),
             used_ids: Arc::new(if format.has_given_ids() {
@@ -91,10 +97,16 @@ impl OutputSettings {
         } else if let Some((open, _)) = format.think()
             && let tail = tail.trim_end()
             && let open = format.texts.text(open)
-            && tail.ends_with(open)
-            && !self.is_message(tail, open)
+            && let label = format.label().unwrap_or_default().trim_end()
+            && let bare = tail.strip_suffix(label).unwrap_or(tail)
+            && bare.ends_with(open)
+            && !self.is_message(tail, &tail[bare.len() - open.len()..])
         {
-            self.start = OutputStart::Reasoning;
+            self.start = if bare.len() < tail.len() {
+                OutputStart::Labelled
+            } else {
+                OutputStart::Reasoning
+            };
         }
     }
 

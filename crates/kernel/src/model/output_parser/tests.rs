@@ -5,22 +5,23 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use sapwood_engine::api::{ChatMessage, ChatRequest, MARK_CLOSE, MARK_OPEN};
 
-use super::fuzz::{ControlNames, TOOL_PARSERS, events, settings, tools};
+use super::fuzz::{ControlNames, TOOL_PARSERS, events, reasoning_beside, settings, tools};
 use super::*;
 
+mod bounds;
 mod families;
+mod golden;
 mod published;
+mod rendered;
 
 /// Settings of a family whose vocabulary has its markers as ordinary text.
 fn bare(tools: ToolParser) -> OutputSettings {
-    let parsers = OutputParsers {
-        tools,
-        reasoning: match tools {
-            ToolParser::Mistral => ReasoningParser::Mistral,
-            ToolParser::Harmony => ReasoningParser::Harmony,
-            _ => ReasoningParser::Think,
-        },
+    // One that finds no calls finds reasoning.
+    let reasoning = match tools {
+        ToolParser::None => ReasoningParser::Think,
+        tools => reasoning_beside(tools),
     };
+    let parsers = OutputParsers { tools, reasoning };
     settings(parsers, &ControlNames::default())
 }
 
@@ -353,25 +354,6 @@ fn control_tokens_are_no_part_of_a_call() {
     }
 }
 
-/// White space before a call without a marker is held back up to a limit.
-#[test]
-fn white_space_before_an_unmarked_call_is_bounded() {
-    let llama = bare(ToolParser::Llama3);
-    let call = "{\"name\": \"add\", \"parameters\": {}}";
-    let after = |blank: usize| parse(&llama, &(" ".repeat(blank) + call));
-    assert_eq!(after(BLANK_BYTES_MAX), ["c:add{}"]);
-    let text = format!("t:{}{call}", " ".repeat(BLANK_BYTES_MAX + 1));
-    assert_eq!(after(BLANK_BYTES_MAX + 1), [text]);
-    let mut parser = OutputParser::new(llama);
-    let mut shown = 0;
-    for _ in 0..1_000 {
-        parser.push(Text::from_static(" "), &mut |part| {
-            shown += usize::from(matches!(part, OutputPart::Text(_)))
-        });
-    }
-    assert!(shown > 900, "it is not held until the end: {shown}");
-}
-
 /// A refused piece that follows a complete call keeps the line feeds behind it.
 #[test]
 fn line_feeds_behind_a_refused_piece_are_text() {
@@ -410,87 +392,6 @@ fn ids_of_the_conversation_are_not_used_again() {
     ] {
         assert_eq!(takes(parser, id), expect, "{parser:?} {id}");
     }
-}
-
-/// `tool_call_bytes`, `tool_calls_max`, `tool_name_bytes`: at the limit and one past it.
-#[test]
-fn calls_are_bounded() {
-    let hermes = bare(ToolParser::Hermes);
-    let long = |bytes: usize| {
-        let head = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"";
-        format!("{head}{}\"}}}}", "x".repeat(bytes - head.len() - 3))
-    };
-    let kinds = |text: &str| -> String {
-        let found = events(&hermes, &[text]);
-        found.iter().map(|(kind, _)| *kind).collect()
-    };
-    assert_eq!(kinds(&long(limits::TOOL_CALL_BYTES)), "cae");
-    assert_eq!(kinds(&long(limits::TOOL_CALL_BYTES + 1)), "cabt");
-    let many = |calls: usize| "<tool_call>{\"name\": \"f\"}</tool_call>".repeat(calls);
-    assert_eq!(
-        kinds(&many(limits::TOOL_CALLS_MAX)),
-        "cae".repeat(limits::TOOL_CALLS_MAX)
-    );
-    assert_eq!(
-        kinds(&many(limits::TOOL_CALLS_MAX + 1)),
-        "cae".repeat(limits::TOOL_CALLS_MAX) + "t"
-    );
-    let name = |bytes: usize| format!("[TOOL_CALLS]{}[ARGS]{{}}", "n".repeat(bytes));
-    let mistral = bare(ToolParser::Mistral);
-    assert_eq!(events(&mistral, &[&name(limits::TOOL_NAME_BYTES)]).len(), 3);
-    assert_eq!(
-        events(&mistral, &[&name(limits::TOOL_NAME_BYTES + 1)]).len(),
-        1
-    );
-    let named = |name: &str| format!("<tool_call>{{\"name\": \"{name}\"}}");
-    let channel = |name: &str| format!("<|channel|>commentary to={name}<|message|>{{}}");
-    let longest = "n".repeat(limits::TOOL_NAME_BYTES);
-    for (parser, text) in [
-        (ToolParser::Hermes, &named as &dyn Fn(&str) -> String),
-        (ToolParser::Harmony, &channel),
-    ] {
-        let kinds = |name: &str| events(&bare(parser), &[&text(name)])[0].0;
-        assert_eq!(kinds(&longest), 'c', "{parser:?}");
-        assert_eq!(kinds(&format!("{longest}n")), 't', "{parser:?}");
-        assert_eq!(kinds("a\"b"), 't', "{parser:?}");
-    }
-}
-
-/// Markers that break off at once, nested and in one piece: each byte is looked at a bounded number of times.
-#[test]
-fn work_is_linear_in_the_text() {
-    let deep = "<tool_call>f\n<arg_key>k</arg_key><arg_value>";
-    for (parser, unit) in [
-        (ToolParser::Hermes, "<tool_call>"),
-        (ToolParser::Hermes, "<think></think>a"),
-        (ToolParser::Hermes, "<tool_call>{\"name\":\"f\"}x"),
-        (ToolParser::Hermes, "<tool_call>{\"name\":\"f\"}</tool_cal"),
-        (ToolParser::Glm, deep),
-        (ToolParser::Harmony, "<|start|>"),
-        (ToolParser::Harmony, "<|channel|>final<|message|>a<|end|>"),
-        (ToolParser::Kimi, "<|tool_call_begin|>"),
-    ] {
-        let text = unit.repeat((64 << 10) / unit.len());
-        for pieces in [vec![&*text], text.split_inclusive(unit).collect()] {
-            work::COUNT.set(0);
-            assert!(!events(&bare(parser), &pieces).is_empty());
-            let work = work::COUNT.get();
-            let most = 8 * text.len();
-            assert!(
-                work <= most,
-                "{parser:?} {unit}: {work} of {} bytes",
-                text.len()
-            );
-        }
-    }
-    let hermes = bare(ToolParser::Hermes);
-    let feeds = "\n".repeat(64 << 10);
-    let feeds: Vec<&str> = std::iter::once("<think>a")
-        .chain(feeds.split_inclusive('\n'))
-        .collect();
-    work::COUNT.set(0);
-    assert_eq!(events(&hermes, &feeds), [('r', "a".to_owned())]);
-    assert!(work::COUNT.get() <= 8 * feeds.len());
 }
 
 #[test]
@@ -532,18 +433,46 @@ fn the_corpus_is_replayed() {
 
 proptest! {
     #[test]
-    fn ke_111_cuts_change_nothing(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-        fuzz::output(&bytes);
+    fn ke_111_cuts_change_nothing(
+        pieces in prop::collection::vec(
+            prop_oneof![any::<u8>().prop_map(|byte| vec![byte]), any::<u8>().prop_map(|byte| vec![63, byte])],
+            0..60,
+        ),
+    ) {
+        fuzz::output(&pieces.concat());
+    }
+
+    /// A golden output of which a part is missing, and in which one of its markers stands where it does not belong.
+    #[test]
+    fn ke_111_broken_outputs_may_be_cut_anywhere(
+        family in 0..golden::GOLDEN.len(),
+        missing in any::<[prop::sample::Index; 2]>(),
+        marker in any::<prop::sample::Index>(),
+        at in any::<prop::sample::Index>(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let (parser, text, _) = golden::GOLDEN[family];
+        let settings = bare(parser);
+        let border = |text: &str, at: prop::sample::Index| text.floor_char_boundary(at.index(text.len() + 1));
+        let [one, other] = missing.map(|at| border(text, at));
+        let mut text = text[..one.min(other)].to_owned() + &text[one.max(other)..];
+        let format = settings.format.as_ref().expect("it has one");
+        let markers: Vec<Marker> = format.texts.names().collect();
+        if !markers.is_empty() {
+            text.insert_str(border(&text, at), markers[marker.index(markers.len())]);
+        }
+        let (begin, rest) = text.split_at(border(&text, cut));
+        fuzz::check_cuts(&settings, &[begin.to_owned(), rest.to_owned()]);
     }
 
     /// Whatever is cut off a golden output, its parts are those of any other cut, and text comes out once.
     #[test]
     fn ke_111_golden_outputs_may_be_cut_anywhere(
-        family in 0..families::GOLDEN.len(),
+        family in 0..golden::GOLDEN.len(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
         end in any::<prop::sample::Index>(),
     ) {
-        let (parser, text, _) = families::GOLDEN[family];
+        let (parser, text, _) = golden::GOLDEN[family];
         let text = &text[..text.floor_char_boundary(end.index(text.len() + 1))];
         let mut at: Vec<usize> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
         at.extend([0, text.len()]);

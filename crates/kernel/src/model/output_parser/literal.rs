@@ -1,0 +1,541 @@
+//! [`LiteralMachine`]: follows arguments that are written as literals, character by character, and writes them as JSON.
+//!
+//! The literals are those of Python, and those of Gemma, whose texts stand between markers. A model writes both with pieces
+//! of JSON among them, and no text is both JSON and another literal, so one machine reads all.
+
+use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
+
+use super::call::CallOutput;
+use super::markers::{Marker, MarkerTexts};
+use crate::limits;
+
+/// Levels of nesting, those that `serde_json` reads.
+const DEPTH_MAX: usize = 120;
+/// Bytes of a `\u` escape's digits, and of a `\x` escape's.
+const UNICODE_DIGITS: u8 = 4;
+const BYTE_DIGITS: u8 = 2;
+
+/// The character is no part of the arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NotLiteral;
+
+/// How a family writes a list of arguments.
+#[derive(Debug)]
+pub(super) struct LiteralSyntax {
+    /// What stands around texts, beside quotes.
+    pub(super) quote: Option<Marker>,
+    /// What stands around all arguments.
+    pub(super) brackets: [char; 2],
+    /// What stands between the name and the value of an argument.
+    pub(super) assign: char,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Container {
+    /// The arguments themselves.
+    Arguments,
+    Object,
+    List,
+    Tuple,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    KeyOrEnd,
+    Assign,
+    Value,
+    ValueOrEnd,
+    CommaOrEnd,
+}
+
+#[derive(Debug)]
+enum Lexeme {
+    None,
+    /// A key, a number or a word, which the next character ends.
+    Bare(String),
+    /// A text between quotes.
+    Quoted(char, Escape),
+    /// Behind a quote that ends a text, unless it is an apostrophe.
+    Closing,
+    /// The opening marker of a text, as far as it was read.
+    Opening(String),
+    /// A text between markers; what may begin the second one.
+    Marked(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Escape {
+    None,
+    Begun,
+    /// Hexadecimal digits that are left.
+    Digits(u8),
+}
+
+/// The state of one list of arguments, from behind its opening bracket.
+#[derive(Debug)]
+pub(super) struct LiteralMachine {
+    syntax: &'static LiteralSyntax,
+    /// The open containers, and whether each has a member.
+    open: Vec<(Container, bool)>,
+    expected: Expected,
+    lexeme: Lexeme,
+    /// The lexeme is a key.
+    in_key: bool,
+}
+
+impl LiteralMachine {
+    /// Begins behind the opening bracket.
+    pub(super) fn new(syntax: &'static LiteralSyntax, out: &mut CallOutput) -> Self {
+        out.push('{');
+        Self {
+            syntax,
+            open: vec![(Container::Arguments, false)],
+            expected: Expected::KeyOrEnd,
+            lexeme: Lexeme::None,
+            in_key: false,
+        }
+    }
+
+    /// Whether the closing bracket was read.
+    pub(super) fn is_complete(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Takes the next character.
+    pub(super) fn push(
+        &mut self,
+        c: char,
+        texts: &MarkerTexts,
+        out: &mut CallOutput,
+    ) -> Result<(), NotLiteral> {
+        match std::mem::replace(&mut self.lexeme, Lexeme::None) {
+            Lexeme::None => self.structure(c, texts, out),
+            Lexeme::Bare(mut word) if is_bare(c) => {
+                word.push(c);
+                // No number and no word is that long, and names are as bounded as those of functions.
+                let fits = word.len() <= limits::TOOL_NAME_BYTES;
+                self.lexeme = Lexeme::Bare(word);
+                fits.then_some(()).ok_or(NotLiteral)
+            }
+            Lexeme::Bare(word) => {
+                self.word(&word, out)?;
+                self.structure(c, texts, out)
+            }
+            Lexeme::Quoted(quote, escape) => self.quoted(c, quote, escape, out),
+            // Templates write texts between quotes without escaping those within.
+            Lexeme::Closing if c.is_alphanumeric() => {
+                out.push('\'');
+                self.lexeme = Lexeme::Quoted('\'', Escape::None);
+                self.quoted(c, '\'', Escape::None, out)
+            }
+            Lexeme::Closing => {
+                self.text_ends(out);
+                self.structure(c, texts, out)
+            }
+            Lexeme::Opening(mut seen) => {
+                seen.push(c);
+                let wanted = self.syntax.quote.map_or("", |quote| texts.text(quote));
+                if !wanted.starts_with(&seen) {
+                    return Err(NotLiteral);
+                }
+                if seen.len() < wanted.len() {
+                    self.lexeme = Lexeme::Opening(seen);
+                } else {
+                    self.text_begins(Lexeme::Marked(String::new()), out);
+                }
+                Ok(())
+            }
+            Lexeme::Marked(seen) => self.marked(c, seen, texts, out),
+        }
+    }
+
+    /// A word is complete: a key, or a value of one word.
+    fn word(&mut self, word: &str, out: &mut CallOutput) -> Result<(), NotLiteral> {
+        if self.in_key {
+            self.text_begins(Lexeme::None, out);
+            for c in word.chars() {
+                push_escaped(c, out);
+            }
+            self.text_ends(out);
+            return Ok(());
+        }
+        let json = match word {
+            "true" | "True" => "true",
+            "false" | "False" => "false",
+            "null" | "None" => "null",
+            number if serde_json::from_str::<serde_json::Number>(number).is_ok() => number,
+            _ => return Err(NotLiteral),
+        };
+        self.member(out);
+        out.push_str(json);
+        self.expected = Expected::CommaOrEnd;
+        Ok(())
+    }
+
+    /// A key, or a value without one, begins.
+    fn member(&mut self, out: &mut CallOutput) {
+        if let Some((container, has_member)) = self.open.last_mut() {
+            let is_keyed = matches!(container, Container::Arguments | Container::Object);
+            // The value behind a key is no member of its own.
+            if self.in_key || !is_keyed {
+                if std::mem::replace(has_member, true) {
+                    out.push_str(", ");
+                }
+            }
+        }
+    }
+
+    fn text_begins(&mut self, lexeme: Lexeme, out: &mut CallOutput) {
+        self.member(out);
+        out.push('"');
+        self.lexeme = lexeme;
+    }
+
+    fn text_ends(&mut self, out: &mut CallOutput) {
+        out.push('"');
+        self.expected = if std::mem::take(&mut self.in_key) {
+            Expected::Assign
+        } else {
+            Expected::CommaOrEnd
+        };
+    }
+
+    fn quoted(
+        &mut self,
+        c: char,
+        quote: char,
+        escape: Escape,
+        out: &mut CallOutput,
+    ) -> Result<(), NotLiteral> {
+        let escape = match (escape, c) {
+            // The name of a control token is no part of a text.
+            (_, MARK_OPEN | MARK_CLOSE) => return Err(NotLiteral),
+            (Escape::None, '\'') if quote == c => {
+                self.lexeme = Lexeme::Closing;
+                return Ok(());
+            }
+            (Escape::None, c) if quote == c => {
+                self.text_ends(out);
+                return Ok(());
+            }
+            (Escape::None, '\\') => Escape::Begun,
+            (Escape::None, c) => {
+                push_escaped(c, out);
+                Escape::None
+            }
+            (Escape::Begun, 'u') => {
+                out.push_str("\\u");
+                Escape::Digits(UNICODE_DIGITS)
+            }
+            (Escape::Begun, 'x') => {
+                out.push_str("\\u00");
+                Escape::Digits(BYTE_DIGITS)
+            }
+            (Escape::Begun, c) => {
+                push_unescaped(c, out);
+                Escape::None
+            }
+            (Escape::Digits(left), c) if c.is_ascii_hexdigit() => {
+                out.push(c);
+                match left {
+                    1 => Escape::None,
+                    _ => Escape::Digits(left - 1),
+                }
+            }
+            (Escape::Digits(_), _) => return Err(NotLiteral),
+        };
+        self.lexeme = Lexeme::Quoted(quote, escape);
+        Ok(())
+    }
+
+    /// In a text between markers, where nothing is escaped.
+    fn marked(
+        &mut self,
+        c: char,
+        mut seen: String,
+        texts: &MarkerTexts,
+        out: &mut CallOutput,
+    ) -> Result<(), NotLiteral> {
+        let wanted = self.syntax.quote.map_or("", |quote| texts.text(quote));
+        seen.push(c);
+        if seen == wanted {
+            self.text_ends(out);
+            return Ok(());
+        }
+        if !wanted.starts_with(&seen) {
+            // The first character of a marker occurs in it once, so only the last one may begin it.
+            let from = if wanted.starts_with(c) {
+                seen.len() - c.len_utf8()
+            } else {
+                seen.len()
+            };
+            for c in seen.drain(..from) {
+                if matches!(c, MARK_OPEN | MARK_CLOSE) {
+                    return Err(NotLiteral);
+                }
+                push_escaped(c, out);
+            }
+        }
+        self.lexeme = Lexeme::Marked(seen);
+        Ok(())
+    }
+
+    fn structure(
+        &mut self,
+        c: char,
+        texts: &MarkerTexts,
+        out: &mut CallOutput,
+    ) -> Result<(), NotLiteral> {
+        use Expected::{Assign, CommaOrEnd, KeyOrEnd, Value, ValueOrEnd};
+        let Some((container, _)) = self.open.last().copied() else {
+            return Err(NotLiteral);
+        };
+        if c.is_ascii_whitespace() {
+            return Ok(());
+        }
+        match self.expected {
+            KeyOrEnd | ValueOrEnd | CommaOrEnd if c == self.close(container) => {
+                self.ends(container, out);
+                Ok(())
+            }
+            CommaOrEnd if c == ',' => {
+                self.expected = match container {
+                    Container::Arguments | Container::Object => KeyOrEnd,
+                    Container::List | Container::Tuple => ValueOrEnd,
+                };
+                Ok(())
+            }
+            Assign if c == self.assign(container) => {
+                out.push_str(": ");
+                self.expected = Value;
+                Ok(())
+            }
+            KeyOrEnd => {
+                self.in_key = true;
+                self.scalar_begins(c, texts, out)
+            }
+            Value | ValueOrEnd => self.value_begins(c, texts, out),
+            Assign | CommaOrEnd => Err(NotLiteral),
+        }
+    }
+
+    fn value_begins(
+        &mut self,
+        c: char,
+        texts: &MarkerTexts,
+        out: &mut CallOutput,
+    ) -> Result<(), NotLiteral> {
+        let (container, bracket, expected) = match c {
+            '{' => (Container::Object, '{', Expected::KeyOrEnd),
+            '[' => (Container::List, '[', Expected::ValueOrEnd),
+            '(' => (Container::Tuple, '[', Expected::ValueOrEnd),
+            _ => return self.scalar_begins(c, texts, out),
+        };
+        if self.open.len() >= DEPTH_MAX {
+            return Err(NotLiteral);
+        }
+        self.member(out);
+        out.push(bracket);
+        self.open.push((container, false));
+        self.expected = expected;
+        Ok(())
+    }
+
+    /// A key begins, or a value without brackets.
+    fn scalar_begins(
+        &mut self,
+        c: char,
+        texts: &MarkerTexts,
+        out: &mut CallOutput,
+    ) -> Result<(), NotLiteral> {
+        let quote = self.syntax.quote;
+        if quote.is_some_and(|quote| texts.text(quote).starts_with(c)) {
+            self.lexeme = Lexeme::Opening(c.to_string());
+        } else if matches!(c, '"' | '\'') {
+            self.text_begins(Lexeme::Quoted(c, Escape::None), out);
+        } else if is_bare(c) {
+            self.lexeme = Lexeme::Bare(c.to_string());
+        } else {
+            return Err(NotLiteral);
+        }
+        Ok(())
+    }
+
+    fn ends(&mut self, container: Container, out: &mut CallOutput) {
+        let is_keyed = matches!(container, Container::Arguments | Container::Object);
+        out.push(if is_keyed { '}' } else { ']' });
+        self.open.pop();
+        self.expected = Expected::CommaOrEnd;
+    }
+
+    const fn close(&self, container: Container) -> char {
+        match container {
+            Container::Arguments => self.syntax.brackets[1],
+            Container::Object => '}',
+            Container::List => ']',
+            Container::Tuple => ')',
+        }
+    }
+
+    fn assign(&self, container: Container) -> char {
+        if container == Container::Arguments {
+            self.syntax.assign
+        } else {
+            ':'
+        }
+    }
+}
+
+/// What keys, numbers and words consist of.
+fn is_bare(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '-' | '+' | '/' | '$')
+}
+
+/// Writes a character of a text as JSON.
+fn push_escaped(c: char, out: &mut CallOutput) {
+    match c {
+        '"' => out.push_str("\\\""),
+        '\\' => out.push_str("\\\\"),
+        '\n' => out.push_str("\\n"),
+        '\r' => out.push_str("\\r"),
+        '\t' => out.push_str("\\t"),
+        c if c < ' ' => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+        c => out.push(c),
+    }
+}
+
+/// Writes what a backslash and this character stand for.
+fn push_unescaped(c: char, out: &mut CallOutput) {
+    match c {
+        'n' | 'r' | 't' | 'b' | 'f' | '"' | '\\' => {
+            out.push('\\');
+            out.push(c);
+        }
+        '\'' | '/' => out.push(c),
+        // A line that goes on.
+        '\n' => {}
+        // To Python it is a backslash, and what follows it.
+        c => {
+            out.push_str("\\\\");
+            push_escaped(c, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::call::CallPart;
+    use super::*;
+
+    const PYTHON: LiteralSyntax = LiteralSyntax {
+        quote: None,
+        brackets: ['(', ')'],
+        assign: '=',
+    };
+    const MARKED: LiteralSyntax = LiteralSyntax {
+        quote: Some("<|\"|>"),
+        brackets: ['{', '}'],
+        assign: ':',
+    };
+
+    /// The JSON of arguments; `None` if they are none, or go on.
+    fn json(syntax: &'static LiteralSyntax, text: &str) -> Option<String> {
+        let mut out = CallOutput::new(1);
+        out.begin("f".to_owned(), None);
+        let mut machine = LiteralMachine::new(syntax, &mut out);
+        for c in text.chars() {
+            machine.push(c, &MarkerTexts::default(), &mut out).ok()?;
+        }
+        let parts = out.take();
+        let [_, CallPart::Arguments(json)] = &parts[..] else {
+            return None;
+        };
+        machine.is_complete().then(|| json.clone())
+    }
+
+    #[test]
+    fn arguments_of_python_become_json() {
+        for (text, expect) in [
+            (")", "{}"),
+            ("a=1)", r#"{"a": 1}"#),
+            (" a = 1 , )", r#"{"a": 1}"#),
+            (
+                "a=True, b=None, c=-1.5e+3, d=false)",
+                r#"{"a": true, "b": null, "c": -1.5e+3, "d": false}"#,
+            ),
+            (
+                r#"a='x "y"', b="it's")"#,
+                r#"{"a": "x \"y\"", "b": "it's"}"#,
+            ),
+            ("a='it's so')", r#"{"a": "it's so"}"#),
+            (
+                r"a='it\'s\n\\', b='\x41\u00e9\d')",
+                r#"{"a": "it's\n\\", "b": "\u0041\u00e9\\d"}"#,
+            ),
+            ("a='two\nlines\u{1}')", r#"{"a": "two\nlines\u0001"}"#),
+            (
+                r#"a={"b": [1, 'c', (True,)], 'd': {}})"#,
+                r#"{"a": {"b": [1, "c", [true]], "d": {}}}"#,
+            ),
+            ("a=['x)', \"y]\"])", r#"{"a": ["x)", "y]"]}"#),
+            ("naïve-key=1)", r#"{"naïve-key": 1}"#),
+        ] {
+            let found = json(&PYTHON, text);
+            assert_eq!(found.as_deref(), Some(expect), "{text}");
+            let read = serde_json::from_str::<serde_json::Value>(expect);
+            assert!(read.is_ok_and(|read| read.is_object()), "{expect}");
+        }
+        for bad in [
+            "a=b)",
+            "a=1.)",
+            "a:1)",
+            "1)",
+            "a=1 b=2)",
+            "a=,)",
+            ",)",
+            "a=[1)",
+            "a='b' 'c')",
+            "a=f(1))",
+            "a=1})",
+            "a='\\u12g4')",
+            "a=1))",
+        ] {
+            assert_eq!(json(&PYTHON, bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn texts_between_markers_become_json() {
+        for (text, expect) in [
+            ("}", "{}"),
+            (
+                "city:<|\"|>Bodø \"N\" <&>\\n'<|\"|>,days:3}",
+                r#"{"city": "Bodø \"N\" <&>\\n'", "days": 3}"#,
+            ),
+            ("a:<|\"|><<|\"<|\"|>}", r#"{"a": "<<|\""}"#),
+            (
+                "at:{lat:67.28,tags:[<|\"|>a<|\"|>,<|\"|>b<|\"|>]},none:[],wind:None,rain:true}",
+                r#"{"at": {"lat": 67.28, "tags": ["a", "b"]}, "none": [], "wind": null, "rain": true}"#,
+            ),
+            (
+                "<|\"|>key<|\"|>:\"json \\u0041\"}",
+                r#"{"key": "json \u0041"}"#,
+            ),
+        ] {
+            assert_eq!(json(&MARKED, text).as_deref(), Some(expect), "{text}");
+        }
+        for bad in ["{a:1}}", "a:<|x}", "a=1}", "a:b}", "a:<|\"|>open}"] {
+            assert_eq!(json(&MARKED, bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn nesting_is_bounded() {
+        let deep = |levels: usize| format!("a={}{})", "[".repeat(levels), "]".repeat(levels));
+        assert!(json(&PYTHON, &deep(DEPTH_MAX - 1)).is_some());
+        assert!(json(&PYTHON, &deep(DEPTH_MAX)).is_none());
+        let name = |bytes: usize| format!("{}=1)", "n".repeat(bytes));
+        assert!(json(&PYTHON, &name(limits::TOOL_NAME_BYTES)).is_some());
+        assert!(json(&PYTHON, &name(limits::TOOL_NAME_BYTES + 1)).is_none());
+    }
+}

@@ -1,0 +1,287 @@
+//! Golden outputs of each family, written from the formats that their templates and model cards describe.
+
+use super::*;
+
+/// The parser, an output, and its events.
+pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
+    // Hermes, Qwen 2.5, Qwen 3.
+    (
+        ToolParser::Hermes,
+        "<think>\nTwo sums.\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3}}\n</tool_call>",
+        &[
+            "r:Two sums.",
+            "t:Let me see.\n",
+            "c:add{\"a\":1,\"b\":2}",
+            "c:add{\"a\":3}",
+        ],
+    ),
+    // Llama 3.1: JSON alone, or after the tag; several with a semicolon.
+    (
+        ToolParser::Llama3,
+        "{\"name\": \"add\", \"parameters\": {\"a\": 1}}",
+        &["c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Llama3,
+        "<|python_tag|>{\"name\": \"add\", \"parameters\": {\"a\": 1}}; {\"name\": \"note\", \"parameters\": {\"text\": \"; {\"}}",
+        &["c:add{\"a\":1}", "c:note{\"text\":\"; {\"}"],
+    ),
+    (
+        ToolParser::Llama3,
+        "\n{\"type\": \"function\", \"name\": \"add\", \"parameters\": {}}",
+        &["c:add{}"],
+    ),
+    // An answer in JSON is no call.
+    (
+        ToolParser::Llama3,
+        "{\"name\": \"Ada\", \"parameters\": {}}",
+        &["t:{\"name\": \"Ada\", \"parameters\": {}}"],
+    ),
+    (
+        ToolParser::Llama3,
+        "{\"name\": \"add\"} is a tool",
+        &["t:{\"name\": \"add\"} is a tool"],
+    ),
+    (
+        ToolParser::Llama3,
+        "Use {\"name\": \"add\", \"parameters\": {}}",
+        &["t:Use {\"name\": \"add\", \"parameters\": {}}"],
+    ),
+    // Mistral: a list, then a marker for each call, then ids.
+    (
+        ToolParser::Mistral,
+        "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}, \"id\": \"VvvODy9mT\"}, {\"name\": \"note\", \"arguments\": {\"text\": \"]\"}}]",
+        &["c:add{\"a\":1}", "c:note{\"text\":\"]\"}"],
+    ),
+    (
+        ToolParser::Mistral,
+        "[THINK]hm[/THINK]Adding.[TOOL_CALLS]add[ARGS]{\"a\": 1}[TOOL_CALLS]note[CALL_ID]123456789[ARGS]{\"text\": \"[ARGS]\"}",
+        &[
+            "r:hm",
+            "t:Adding.",
+            "c:add{\"a\":1}",
+            "c:note#123456789{\"text\":\"[ARGS]\"}",
+        ],
+    ),
+    (
+        ToolParser::Mistral,
+        "[TOOL_CALLS]add{\"a\": 1}",
+        &["c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Mistral,
+        "[TOOL_CALLS] is a marker",
+        &["t:[TOOL_CALLS] is a marker"],
+    ),
+    // Harmony.
+    (
+        ToolParser::Harmony,
+        "<|channel|>analysis<|message|>Need a sum.<|end|><|start|>assistant<|channel|>commentary<|message|>I add.<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+        &["r:Need a sum.", "t:I add.", "c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Harmony,
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.add<|channel|>commentary json<|message|>{\"a\": 1}",
+        &["r:hm", "c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Harmony,
+        "<|channel|>final<|message|>It is 3.\n<|return|>",
+        &["t:It is 3.\n"],
+    ),
+    (
+        ToolParser::Harmony,
+        "<|channel|>commentary to=functions.add<|message|>add(1)<|end|>",
+        &["t:<|channel|>commentary to=functions.add<|message|>add(1)"],
+    ),
+    // Not in the format at all.
+    (ToolParser::Harmony, "Hello <b>", &["t:Hello <b>"]),
+    // DeepSeek R1 and V3: the arguments are fenced.
+    (
+        ToolParser::Deepseek,
+        "<think>\nhm\n</think>\n\nAdding.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>note\n```json\n{\"text\": \"```\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        &[
+            "r:hm",
+            "t:Adding.",
+            "c:add{\"a\":1}",
+            "c:note{\"text\":\"```\"}",
+        ],
+    ),
+    // V3.1: they are not.
+    (
+        ToolParser::Deepseek,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        &["c:add{\"a\":1}", "c:add{}"],
+    ),
+    (
+        ToolParser::Deepseek,
+        "<｜tool▁calls▁begin｜>none",
+        &["t:<｜tool▁calls▁begin｜>none"],
+    ),
+    // Kimi K2: the name is the id.
+    (
+        ToolParser::Kimi,
+        "Adding.<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>functions.note:1<|tool_call_argument_begin|>{\"text\": \"<|tool_call_end|>\"}<|tool_call_end|><|tool_calls_section_end|>",
+        &[
+            "t:Adding.",
+            "c:add#functions.add:0{\"a\":1}",
+            "c:note#functions.note:1{\"text\":\"<|tool_call_end|>\"}",
+        ],
+    ),
+    // GLM 4.5: values without quotes, typed by the schema.
+    (
+        ToolParser::Glm,
+        "<think>hm</think>\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>note\n<arg_key>tags</arg_key>\n<arg_value>[\"x\"]</arg_value>\n<arg_key>text</arg_key>\n<arg_value>12 </arg_value>\n</tool_call>",
+        &[
+            "r:hm",
+            "c:add{\"a\":1,\"b\":2}",
+            "c:note{\"tags\":[\"x\"],\"text\":\"12 \"}",
+        ],
+    ),
+    (
+        ToolParser::Glm,
+        "<tool_call>add</tool_call><tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        &["c:add{}", "c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Glm,
+        "the <tool_call> tag",
+        &["t:the <tool_call> tag"],
+    ),
+    // Qwen3-Coder, also without the outer tag.
+    (
+        ToolParser::Qwen3Coder,
+        "I add.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=note>\n<parameter=text>\n1 < 2\n\"a\"\n</parameter>\n</function>\n</tool_call>",
+        &[
+            "t:I add.\n",
+            "c:add{\"a\":1,\"b\":2}",
+            "c:note{\"text\":\"1 < 2\\n\\\"a\\\"\"}",
+        ],
+    ),
+    (
+        ToolParser::Qwen3Coder,
+        "<function=add>\n<parameter=a>1</parameter>\n</function>",
+        &["c:add{\"a\":1}"],
+    ),
+    // Granite 3.
+    (
+        ToolParser::Granite,
+        "<think>hm</think><|tool_call|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"add\", \"arguments\": {}}]",
+        &["r:hm", "c:add{\"a\":1}", "c:add{}"],
+    ),
+    (
+        ToolParser::Granite,
+        "<tool_call>[{\"name\": \"add\", \"arguments\": {}}]\nDone",
+        &["c:add{}", "t:Done"],
+    ),
+    // Phi-4-mini, and Phi's older form.
+    (
+        ToolParser::Phi4,
+        "<|tool_call|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]<|/tool_call|>",
+        &["c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Phi4,
+        "functools[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]",
+        &["c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Phi4,
+        "functools[0] is no call",
+        &["t:functools[0] is no call"],
+    ),
+    // Gemma 4: texts between markers, and everything else as it is.
+    (
+        ToolParser::Gemma,
+        "<|channel>thought\nTwo notes.\n<channel|>Noting.<|tool_call>call:note{tags:[<|\"|>a<|\"|>,<|\"|>b, c<|\"|>],text:<|\"|>It's {\"x\": 1}\n\"<tool_call|>\"<|\"|>}<tool_call|><|tool_call>call:add{a:1,b:-2}<tool_call|>",
+        &[
+            "r:Two notes.",
+            "t:Noting.",
+            "c:note{\"tags\":[\"a\",\"b, c\"],\"text\":\"It's {\\\"x\\\": 1}\\n\\\"<tool_call|>\\\"\"}",
+            "c:add{\"a\":1,\"b\":-2}",
+        ],
+    ),
+    (
+        ToolParser::Gemma,
+        "<|tool_call>call:note{text:None,tags:{lat:67.28,deep:[true,[]]}}\nDone",
+        &[
+            "c:note{\"text\":null,\"tags\":{\"lat\":67.28,\"deep\":[true,[]]}}",
+            "t:Done",
+        ],
+    ),
+    (
+        ToolParser::Gemma,
+        "<|tool_call>call:add{a:<|\"|>1",
+        &["b:<|tool_call>call:add{a:<|\"|>1"],
+    ),
+    (
+        ToolParser::Gemma,
+        "the <|tool_call> marker",
+        &["t:the <|tool_call> marker"],
+    ),
+    // FunctionGemma.
+    (
+        ToolParser::Gemma,
+        "<start_function_call>call:note{text:<escape>a \"b\"<escape>}<end_function_call><start_function_call>call:add{}<end_function_call>",
+        &["c:note{\"text\":\"a \\\"b\\\"\"}", "c:add{}"],
+    ),
+];
+
+#[test]
+fn d_10_each_family_is_read() {
+    for (parser, text, expect) in GOLDEN {
+        assert_eq!(parse(&bare(*parser), text), *expect, "{parser:?} {text}");
+    }
+}
+
+/// The same outputs with every marker as a control token.
+#[test]
+fn d_10_each_family_is_read_from_control_tokens() {
+    for (parser, text, expect) in GOLDEN {
+        let format = bare(*parser).format.unwrap();
+        let vocabulary = ControlNames {
+            names: format.texts.names().collect(),
+            template: None,
+        };
+        let parsers = OutputParsers {
+            tools: *parser,
+            reasoning: reasoning_beside(*parser),
+        };
+        let marked = settings(parsers, &vocabulary);
+        let mut written = (*text).to_owned();
+        let mut shown: Vec<String> = expect.iter().map(|line| (*line).to_owned()).collect();
+        for name in vocabulary.names {
+            // An EOG token is not written, and those within arguments are ordinary text.
+            if name != "<|call|>" {
+                written = mark_outside_strings(&written, name);
+            } else {
+                written = written.replace(name, "");
+            }
+            for line in &mut shown {
+                // Calls have such names in their arguments alone.
+                if !line.starts_with("c:") {
+                    *line = line.replace(name, "");
+                }
+            }
+        }
+        assert_eq!(parse(&marked, &written), shown, "{parser:?} {written}");
+    }
+}
+
+/// Puts marks around a marker, unless it stands between quotes.
+fn mark_outside_strings(text: &str, marker: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(marker) {
+        out.push_str(&rest[..at]);
+        let quoted = rest[..at].ends_with('"') && rest[at + marker.len()..].starts_with('"');
+        let is_marked = rest[..at].ends_with(MARK_OPEN);
+        if quoted || is_marked {
+            out.push_str(marker);
+        } else {
+            out.push_str(&format!("{MARK_OPEN}{marker}{MARK_CLOSE}"));
+        }
+        rest = &rest[at + marker.len()..];
+    }
+    out + rest
+}

@@ -1,0 +1,88 @@
+//! Calls as templates render them: the parser that a template chooses finds the same calls again. The templates print
+//! calls as the published ones of their families do, and nothing else; [`super::published`] has those themselves.
+
+use std::time::UNIX_EPOCH;
+
+use sapwood_engine::template::{SpecialTexts, Template, TemplatePiece};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The parser that a template chooses, its literals, and how it prints the calls of a message.
+const TEMPLATES: &[(ToolParser, &str, &str)] = &[
+    (
+        ToolParser::Gemma,
+        GEMMA,
+        r#"{% for call in calls %}{{ '<|tool_call>call:' + call.name }}{{ literal(call.arguments, '<|"|>') }}{{ '<tool_call|>' }}{% endfor %}"#,
+    ),
+    (
+        ToolParser::Gemma,
+        GEMMA,
+        r#"{% for call in calls %}{{ '<start_function_call>call:' + call.name }}{{ literal(call.arguments, '<escape>') }}{{ '<end_function_call>' }}{% endfor %}"#,
+    ),
+];
+
+/// Objects with keys as they are, and texts between markers.
+const GEMMA: &str = r#"{% macro literal(it, quote) %}
+{%- if it is string %}{{ quote + it + quote }}
+{%- elif it is boolean %}{{ 'true' if it else 'false' }}
+{%- elif it is mapping %}{{ '{' }}{% for key, value in it | dictsort %}{{ key + ':' }}{{ literal(value, quote) }}{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}
+{%- elif it is sequence %}{{ '[' }}{% for value in it %}{{ literal(value, quote) }}{{ '' if loop.last else ',' }}{% endfor %}{{ ']' }}
+{%- else %}{{ it }}{% endif %}{% endmacro %}"#;
+
+/// The arguments of one call, and of another one.
+fn arguments() -> [Value; 2] {
+    let text = "Bodø \"N\" <&>\n it's \\";
+    [
+        json!({"city": text, "days": 3, "share": 0.5, "rain": true, "wind": null,
+            "at": {"lat": 67.28, "tags": ["a", "b"]}, "none": []}),
+        json!({}),
+    ]
+}
+
+#[test]
+fn d_10_rendered_calls_are_found_again() {
+    let calls = arguments().map(|arguments| {
+        let function = json!({"name": "weather", "arguments": arguments.to_string()});
+        json!({"id": "abc123def", "type": "function", "function": function})
+    });
+    let chat = ChatRequest {
+        messages: vec![ChatMessage {
+            role: "assistant".to_owned(),
+            tool_calls: calls.into_iter().collect(),
+            ..ChatMessage::default()
+        }],
+        ..ChatRequest::default()
+    };
+    let [full, empty] = arguments().map(|arguments| arguments.to_string());
+    let expect = [format!("c:weather{full}"), format!("c:weather{empty}")];
+    for (parser, literals, printed) in TEMPLATES {
+        let source = format!(
+            "{literals}{{%- for m in messages %}}{{% set calls = m.tool_calls | map(attribute='function') | list %}}{printed}{{% endfor %}}"
+        );
+        let template = Template::new(&source, &SpecialTexts::default(), || UNIX_EPOCH).unwrap();
+        let pieces = template.render(&chat).unwrap();
+        let text = pieces.iter();
+        let text: String = text
+            .map(|(TemplatePiece::Template(text) | TemplatePiece::Plain(text))| text.as_str())
+            .collect();
+        let chosen = OutputParsers::default().for_template(&source);
+        assert_eq!(chosen.tools, *parser, "{source}");
+        let vocabulary = ControlNames {
+            template: Some(source),
+            ..ControlNames::default()
+        };
+        let mut settings = settings(OutputParsers::default(), &vocabulary);
+        settings.tools = Some(Arc::new(DeclaredTools::of(&json!([{"function": {
+            "name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}}]))));
+        let sorted = |line: &String| {
+            let json = line.strip_prefix("c:weather")?;
+            let read: Value = serde_json::from_str(json).ok()?;
+            Some(read)
+        };
+        let found = parse(&settings, &text);
+        let found: Vec<_> = found.iter().map(sorted).collect();
+        let expect: Vec<_> = expect.iter().map(sorted).collect();
+        assert_eq!(found, expect, "{text}");
+    }
+}
