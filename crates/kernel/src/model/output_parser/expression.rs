@@ -41,6 +41,18 @@ pub(super) const FUNCTION_GEMMA: ExpressionSyntax = ExpressionSyntax {
     close: "<end_function_call>",
 };
 
+/// `<|tool_call_start|>[NAME(key='value'), NAME()]<|tool_call_end|>`
+pub(super) const LFM2: ExpressionSyntax = ExpressionSyntax {
+    open: "<|tool_call_start|>",
+    prefix: None,
+    arguments: LiteralSyntax {
+        quote: None,
+        brackets: ['(', ')'],
+        assign: '=',
+    },
+    close: "<|tool_call_end|>",
+};
+
 impl ExpressionSyntax {
     /// The markers behind the opening one that may be control tokens.
     pub(super) fn markers(&self) -> impl Iterator<Item = Marker> {

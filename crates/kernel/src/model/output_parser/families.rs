@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::call::CallMachine;
 use super::envelope::{EnvelopeCalls, EnvelopeSyntax};
-use super::expression::{ExpressionCalls, ExpressionSyntax, FUNCTION_GEMMA, GEMMA};
+use super::expression::{ExpressionCalls, ExpressionSyntax, FUNCTION_GEMMA, GEMMA, LFM2};
 use super::harmony;
 use super::markers::Marker;
 use super::mistral::{self, MistralCalls};
@@ -53,6 +53,8 @@ pub enum ToolParser {
     /// `<|tool_call>call:NAME{key:<|"|>value<|"|>}<tool_call|>`: Gemma 4, and FunctionGemma with markers of its own.
     #[serde(alias = "gemma4", alias = "functiongemma")]
     Gemma,
+    /// `<|tool_call_start|>[NAME(key='value')]<|tool_call_end|>`: LFM2.
+    Lfm2,
 }
 
 /// How reasoning is found in the output of a model.
@@ -110,6 +112,7 @@ impl ToolParser {
             Self::Granite => "granite",
             Self::Phi4 => "phi4",
             Self::Gemma => "gemma",
+            Self::Lfm2 => "lfm2",
         }
     }
 }
@@ -159,13 +162,15 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 14] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 16] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DEEPSEEK.section, ToolParser::Deepseek),
     (KIMI.section, ToolParser::Kimi),
     (mistral::CALLS, ToolParser::Mistral),
     (GEMMA.open, ToolParser::Gemma),
     (FUNCTION_GEMMA.open, ToolParser::Gemma),
+    (LFM2.open, ToolParser::Lfm2),
+    ("<|tool_list_start|>", ToolParser::Lfm2),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -288,6 +293,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
                 CallSyntax::Expressions(&FUNCTION_GEMMA),
             ),
         ],
+        ToolParser::Lfm2 => &[(LFM2.open, CallSyntax::Expressions(&LFM2))],
     }
 }
 

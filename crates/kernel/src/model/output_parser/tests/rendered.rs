@@ -20,6 +20,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         GEMMA,
         r#"{% for call in calls %}{{ '<start_function_call>call:' + call.name }}{{ literal(call.arguments, '<escape>') }}{{ '<end_function_call>' }}{% endfor %}"#,
     ),
+    (
+        ToolParser::Lfm2,
+        LFM2,
+        r#"{{ '<|tool_call_start|>[' }}{% for call in calls %}{{ call.name + '(' }}{% for key, value in call.arguments.items() %}{{ key + '=' }}{{ literal(value) }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ')' }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ']<|tool_call_end|>' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
@@ -29,6 +34,12 @@ const GEMMA: &str = r#"{% macro literal(it, quote) %}
 {%- elif it is mapping %}{{ '{' }}{% for key, value in it | dictsort %}{{ key + ':' }}{{ literal(value, quote) }}{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}
 {%- elif it is sequence %}{{ '[' }}{% for value in it %}{{ literal(value, quote) }}{{ '' if loop.last else ',' }}{% endfor %}{{ ']' }}
 {%- else %}{{ it }}{% endif %}{% endmacro %}"#;
+
+/// Literals of Python, but for objects and lists.
+const LFM2: &str = r#"{% macro literal(it) %}
+{%- if it is string %}{{ "'" + (it | replace('\\', '\\\\') | replace("'", "\\'") | replace('\n', '\\n')) + "'" }}
+{%- elif it is mapping or it is iterable %}{{ it | tojson }}
+{%- else %}{{ it | string }}{% endif %}{% endmacro %}"#;
 
 /// The arguments of one call, and of another one.
 fn arguments() -> [Value; 2] {
