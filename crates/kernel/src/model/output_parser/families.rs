@@ -9,10 +9,10 @@ use super::call::CallMachine;
 use super::envelope::{EnvelopeCalls, EnvelopeSyntax};
 use super::expression::{ExpressionCalls, ExpressionSyntax, FUNCTION_GEMMA, GEMMA, LFM2};
 use super::harmony;
-use super::markers::Marker;
+use super::markers::{DSML, Marker};
 use super::mistral::{self, MistralCalls};
 use super::section::{DEEPSEEK, KIMI, SectionCalls, SectionSyntax};
-use super::tagged::{GLM, QWEN_CODER, TaggedCalls, TaggedSyntax};
+use super::tagged::{DEEPSEEK_V4, DEEPSEEK_V32, GLM, QWEN_CODER, TaggedCalls, TaggedSyntax};
 
 /// How calls of tools are found in the output of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
@@ -55,6 +55,9 @@ pub enum ToolParser {
     Gemma,
     /// `<|tool_call_start|>[NAME(key='value')]<|tool_call_end|>`: LFM2.
     Lfm2,
+    /// `<｜DSML｜invoke name="NAME">` with `<｜DSML｜parameter name="KEY" string="true">`: DeepSeek V3.2 and V4.
+    #[serde(alias = "deepseek_v4")]
+    DeepseekV32,
 }
 
 /// How reasoning is found in the output of a model.
@@ -113,6 +116,7 @@ impl ToolParser {
             Self::Phi4 => "phi4",
             Self::Gemma => "gemma",
             Self::Lfm2 => "lfm2",
+            Self::DeepseekV32 => "deepseek_v32",
         }
     }
 }
@@ -162,8 +166,9 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 16] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 17] = [
     (harmony::CHANNEL, ToolParser::Harmony),
+    (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
     (KIMI.section, ToolParser::Kimi),
     (mistral::CALLS, ToolParser::Mistral),
@@ -294,6 +299,10 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
             ),
         ],
         ToolParser::Lfm2 => &[(LFM2.open, CallSyntax::Expressions(&LFM2))],
+        ToolParser::DeepseekV32 => &[
+            (DEEPSEEK_V32.call, CallSyntax::Tagged(&DEEPSEEK_V32)),
+            (DEEPSEEK_V4.call, CallSyntax::Tagged(&DEEPSEEK_V4)),
+        ],
     }
 }
 

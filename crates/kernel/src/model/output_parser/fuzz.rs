@@ -8,6 +8,7 @@ use sapwood_engine::api::{
 use sapwood_proto::steer::Token;
 use serde_json::{Value, json};
 
+use super::markers::PARTS;
 use super::{
     DeclaredTools, OutputFormat, OutputParser, OutputParsers, OutputPart, OutputSettings,
     OutputStart, ReasoningParser, ToolParser,
@@ -15,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 13] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 14] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -29,6 +30,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 13] = [
     ToolParser::Phi4,
     ToolParser::Gemma,
     ToolParser::Lfm2,
+    ToolParser::DeepseekV32,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.
@@ -242,13 +244,20 @@ static MORE_PIECES: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     pieces
 });
 
+/// Whether a marker may be a token: one with a token in it is none itself.
+pub(super) fn is_token(marker: &&'static str) -> bool {
+    let mut parts = PARTS.iter();
+    parts.all(|part| marker == part || !marker.contains(part))
+}
+
 /// One format with control tokens, and one without, of each family.
 static FAMILIES: LazyLock<Vec<OutputSettings>> = LazyLock::new(|| {
     // The tags of Granite, which the other families ignore.
     let template = || Some("<response>".to_owned());
     let more = &MORE_PIECES[FRAGMENTS.len()..];
+    let more: Vec<&str> = more.iter().copied().filter(is_token).collect();
     let controls = ControlNames {
-        names: [&PIECES[..37], more].concat(),
+        names: [&PIECES[..37], &more].concat(),
         template: template(),
     };
     let none = ControlNames {

@@ -6,7 +6,12 @@
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN, Vocabulary};
 use sapwood_proto::steer::Token;
 
-/// A marker, by its name in model files.
+/// The tokens that markers contain which are no tokens themselves.
+pub(super) const PARTS: [Marker; 1] = [DSML];
+/// In each tag of DeepSeek V3.2.
+pub(super) const DSML: Marker = "｜DSML｜";
+
+/// A marker, by its name in model files, or with the names of tokens in it.
 pub(super) type Marker = &'static str;
 
 /// How the markers of a format look in the text of one model.
@@ -21,14 +26,32 @@ impl MarkerTexts {
     ) -> (Self, Vec<Token>) {
         let mut texts = Self::default();
         let mut tokens = Vec::new();
+        let mut markers: Vec<Marker> = markers.into_iter().collect();
+        // The tokens that they contain are markers too, so that no reader gets to see one out of place.
+        let mut parts = PARTS.to_vec();
+        parts.retain(|part| {
+            let is_part = |marker: &Marker| marker != part && marker.contains(part);
+            !markers.contains(part) && markers.iter().any(is_part)
+        });
+        markers.extend(parts);
         for marker in markers {
             let control = control_token(marker, vocabulary);
             let text = match control {
-                Some(_) => format!("{MARK_OPEN}{marker}{MARK_CLOSE}"),
+                Some(_) => marked(marker),
                 None => marker.to_owned(),
             };
             tokens.extend(control);
             texts.0.push((marker, text));
+        }
+        // A marker that is no token may contain some.
+        let controls: Vec<Marker> = texts.controls().collect();
+        for (marker, text) in &mut texts.0 {
+            if !text.starts_with(MARK_OPEN) {
+                let parts = controls.iter().filter(|part| PARTS.contains(*part));
+                *text = parts.fold((*marker).to_owned(), |text, part| {
+                    text.replace(part, &marked(part))
+                });
+            }
         }
         (texts, tokens)
     }
@@ -49,7 +72,7 @@ impl MarkerTexts {
     pub(super) fn controls(&self) -> impl Iterator<Item = Marker> {
         self.0
             .iter()
-            .filter(|(_, text)| text.starts_with(MARK_OPEN))
+            .filter(|(marker, text)| is_marked(marker, text))
             .map(|(marker, _)| *marker)
     }
 
@@ -68,6 +91,18 @@ impl MarkerTexts {
         shown.push_str(rest);
         shown
     }
+}
+
+/// Whether a marker is a control token as a whole.
+fn is_marked(marker: Marker, text: &str) -> bool {
+    text.strip_prefix(MARK_OPEN)
+        .and_then(|text| text.strip_suffix(MARK_CLOSE))
+        == Some(marker)
+}
+
+/// A control token as the engine writes it.
+fn marked(name: &str) -> String {
+    format!("{MARK_OPEN}{name}{MARK_CLOSE}")
 }
 
 /// The control token of this name.

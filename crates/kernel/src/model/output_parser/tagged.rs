@@ -1,4 +1,4 @@
-//! Calls with a tag around each argument: GLM 4.5 and Qwen3-Coder.
+//! Calls with a tag around each argument: GLM 4.5, Qwen3-Coder, and DeepSeek V3.2.
 
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
@@ -17,6 +17,8 @@ pub(super) struct TaggedSyntax {
     name_end: Option<Marker>,
     key: Marker,
     key_end: Marker,
+    /// Between a key and the type of its value, which is `true` or `string` for a text. `None`: the schema tells the type.
+    key_type: Option<&'static str>,
     /// Before the value, if it does not follow the key itself.
     value: Option<Marker>,
     value_end: Marker,
@@ -35,6 +37,7 @@ pub(super) const GLM: TaggedSyntax = TaggedSyntax {
     name_end: None,
     key: "<arg_key>",
     key_end: "</arg_key>",
+    key_type: None,
     value: Some("<arg_value>"),
     value_end: "</arg_value>",
     call_end: "</tool_call>",
@@ -49,11 +52,35 @@ pub(super) const QWEN_CODER: TaggedSyntax = TaggedSyntax {
     name_end: Some(">"),
     key: "<parameter=",
     key_end: ">",
+    key_type: None,
     value: None,
     value_end: "</parameter>",
     call_end: "</function>",
     outer_end: Some("</tool_call>"),
     own_lines: true,
+};
+
+/// `<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="K" string="true">V</｜DSML｜parameter>\n</｜DSML｜invoke>`, all calls in
+/// `<｜DSML｜function_calls>`.
+pub(super) const DEEPSEEK_V32: TaggedSyntax = TaggedSyntax {
+    call: "<｜DSML｜function_calls>",
+    function: Some("<｜DSML｜invoke name=\""),
+    name_end: Some("\">"),
+    key: "<｜DSML｜parameter name=\"",
+    key_end: "\">",
+    key_type: Some("\" string=\""),
+    value: None,
+    value_end: "</｜DSML｜parameter>",
+    call_end: "</｜DSML｜invoke>",
+    outer_end: Some("</｜DSML｜function_calls>"),
+    own_lines: false,
+};
+
+/// The same, in `<｜DSML｜tool_calls>`.
+pub(super) const DEEPSEEK_V4: TaggedSyntax = TaggedSyntax {
+    call: "<｜DSML｜tool_calls>",
+    outer_end: Some("</｜DSML｜tool_calls>"),
+    ..DEEPSEEK_V32
 };
 
 impl TaggedSyntax {
@@ -68,7 +95,7 @@ impl TaggedSyntax {
             self.call_end,
         ]
         .into_iter()
-        .filter(|marker| *marker != ">")
+        .filter(|marker| marker.contains('<'))
         .chain(outer.into_iter().flatten())
     }
 }
@@ -186,7 +213,16 @@ impl TaggedCalls {
         } else {
             value
         };
-        let json = context.tools.json(&self.name, key, value);
+        let typed = self.syntax.key_type;
+        let typed = typed.and_then(|between| key.rsplit_once(between));
+        let (key, json) = match typed {
+            Some((key, "true" | "string")) => (key, Value::from(value).to_string()),
+            Some((key, _)) if serde_json::from_str::<Value>(value).is_ok() => {
+                (key, value.trim().to_owned())
+            }
+            Some((key, _)) => (key, context.tools.json(&self.name, key, value)),
+            None => (key, context.tools.json(&self.name, key, value)),
+        };
         let begin = if self.arguments == 0 { "{" } else { ", " };
         self.arguments += 1;
         out.push_str(&format!("{begin}{}: {json}", Value::from(key)));
@@ -228,13 +264,15 @@ impl TaggedCalls {
     }
 }
 
-/// Whether the last character of a text begins or ends the name of a control token other than the one that ends it.
+/// Whether the last character of a text begins or ends the name of a control token other than the one that ends it, or
+/// stands in what ends it.
 fn is_foreign_mark(c: char, text: &str, end: &str) -> bool {
-    match c {
-        MARK_OPEN => !end.starts_with(MARK_OPEN),
-        MARK_CLOSE => !text.ends_with(end),
-        _ => false,
-    }
+    let is_mark = matches!(c, MARK_OPEN | MARK_CLOSE);
+    // Up to each of the same marks in the end.
+    let mut begun = end
+        .match_indices(c)
+        .map(|(at, _)| &end[..at + c.len_utf8()]);
+    is_mark && !begun.any(|begun| text.ends_with(begun))
 }
 
 impl CallMachine for TaggedCalls {

@@ -61,6 +61,15 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
         "<|tool_call_start|>[note(tags=",
         ["<|tool_call_start|>[", "add(a=1), "],
     ),
+    (
+        ToolParser::DeepseekV32,
+        "<｜DSML｜function_calls><｜DSML｜invoke name=\"note\"><｜DSML｜parameter name=\"text\" string=\"true\">",
+        "<｜DSML｜function_calls><｜DSML｜invoke name=\"note\"><｜DSML｜parameter name=\"tags\" string=\"false\">",
+        [
+            "<｜DSML｜function_calls>",
+            "<｜DSML｜invoke name=\"add\"></｜DSML｜invoke>",
+        ],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

