@@ -58,6 +58,9 @@ pub enum ToolParser {
     /// `<｜DSML｜invoke name="NAME">` with `<｜DSML｜parameter name="KEY" string="true">`: DeepSeek V3.2 and V4.
     #[serde(alias = "deepseek_v4")]
     DeepseekV32,
+    /// `<TOOLCALL>[{..}]</TOOLCALL>`: Nemotron Nano 2.
+    #[serde(alias = "nemotron_nano_v2")]
+    Nemotron,
 }
 
 /// How reasoning is found in the output of a model.
@@ -117,6 +120,7 @@ impl ToolParser {
             Self::Gemma => "gemma",
             Self::Lfm2 => "lfm2",
             Self::DeepseekV32 => "deepseek_v32",
+            Self::Nemotron => "nemotron",
         }
     }
 }
@@ -166,7 +170,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 17] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 18] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -176,6 +180,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 17] = [
     (FUNCTION_GEMMA.open, ToolParser::Gemma),
     (LFM2.open, ToolParser::Lfm2),
     ("<|tool_list_start|>", ToolParser::Lfm2),
+    (TOOLCALL, ToolParser::Nemotron),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -209,6 +214,7 @@ const CALL_END: Marker = "</tool_call>";
 const PYTHON: Marker = "<|python_tag|>";
 const BAR_CALL: Marker = "<|tool_call|>";
 const PHI_END: Marker = "<|/tool_call|>";
+const TOOLCALL: Marker = "<TOOLCALL>";
 const FUNCTOOLS: Marker = "functools[";
 /// The markers around reasoning. The first that occurs in a template decides; `<think>` is last, because templates of the
 /// others remove it from answers.
@@ -303,6 +309,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
             (DEEPSEEK_V32.call, CallSyntax::Tagged(&DEEPSEEK_V32)),
             (DEEPSEEK_V4.call, CallSyntax::Tagged(&DEEPSEEK_V4)),
         ],
+        ToolParser::Nemotron => &[(TOOLCALL, NEMOTRON)],
     }
 }
 
@@ -319,6 +326,7 @@ pub(super) fn label(parser: ReasoningParser) -> Option<&'static str> {
 }
 
 const HERMES: CallSyntax = CallSyntax::closed_by(CALL_END);
+const NEMOTRON: CallSyntax = CallSyntax::closed_by("</TOOLCALL>");
 const PHI: CallSyntax = CallSyntax::closed_by(PHI_END);
 pub(super) const LLAMA: EnvelopeSyntax = EnvelopeSyntax {
     close: None,

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 14] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 15] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -31,6 +31,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 14] = [
     ToolParser::Gemma,
     ToolParser::Lfm2,
     ToolParser::DeepseekV32,
+    ToolParser::Nemotron,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.

@@ -70,6 +70,12 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
             "<｜DSML｜invoke name=\"add\"></｜DSML｜invoke>",
         ],
     ),
+    (
+        ToolParser::Nemotron,
+        "<TOOLCALL>[{\"name\": \"note\", \"arguments\": {\"text\": \"",
+        "<TOOLCALL>[{\"name\": \"note\", \"arguments\": {\"tags\": ",
+        ["<TOOLCALL>[", "{\"name\": \"add\"}, "],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

@@ -110,6 +110,11 @@ fn d_10_the_family_is_chosen_by_the_template() {
         ("<|tool_call_start|>[", ToolParser::Lfm2, Think),
         ("<|tool_list_start|>", ToolParser::Lfm2, Think),
         ("{% set t = '｜DSML｜' %}", ToolParser::DeepseekV32, Think),
+        (
+            "<TOOLCALL>[{{ c }}]</TOOLCALL>",
+            ToolParser::Nemotron,
+            Think,
+        ),
     ] {
         let chosen = OutputParsers::default().for_template(template);
         assert_eq!(

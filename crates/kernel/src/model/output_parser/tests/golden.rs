@@ -287,6 +287,17 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<｜DSML｜function_calls>none",
         &["t:<｜DSML｜function_calls>none"],
     ),
+    // Nemotron Nano 2.
+    (
+        ToolParser::Nemotron,
+        "<think>hm</think>\n<TOOLCALL>[{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"add\", \"arguments\": {}}]</TOOLCALL>",
+        &["r:hm", "c:add{\"a\":1}", "c:add{}"],
+    ),
+    (
+        ToolParser::Nemotron,
+        "the <TOOLCALL> tag",
+        &["t:the <TOOLCALL> tag"],
+    ),
 ];
 
 #[test]

