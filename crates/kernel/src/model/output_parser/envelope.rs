@@ -1,5 +1,5 @@
-//! Calls as JSON objects with a name and arguments, one or a list of them: Hermes, Llama 3, Granite, Phi, and Mistral's
-//! older form.
+//! Calls as JSON objects with a name and arguments, one or a list of them: Hermes, Llama 3, Granite, Phi, Nemotron,
+//! Cohere, and Mistral's older form.
 
 use serde_json::Value;
 
@@ -112,7 +112,8 @@ impl Envelope {
             return true;
         }
         match &*self.key {
-            "\"name\"" => {
+            // Cohere's models write `tool_name`.
+            "\"name\"" | "\"tool_name\"" => {
                 let name: Option<String> = serde_json::from_str(&self.value).ok();
                 let name = name.filter(|name| is_tool_name(name));
                 // A second name would leave open which of the two is called.

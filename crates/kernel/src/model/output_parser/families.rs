@@ -61,6 +61,9 @@ pub enum ToolParser {
     /// `<TOOLCALL>[{..}]</TOOLCALL>`: Nemotron Nano 2.
     #[serde(alias = "nemotron_nano_v2")]
     Nemotron,
+    /// `<|START_ACTION|>[{"tool_name": .., "parameters": ..}]<|END_ACTION|>`: Command A and R7B; `Action: ```json` before such a list: Command R.
+    #[serde(alias = "command_a", alias = "command_r7b")]
+    Cohere,
 }
 
 /// How reasoning is found in the output of a model.
@@ -121,6 +124,7 @@ impl ToolParser {
             Self::Lfm2 => "lfm2",
             Self::DeepseekV32 => "deepseek_v32",
             Self::Nemotron => "nemotron",
+            Self::Cohere => "cohere",
         }
     }
 }
@@ -170,7 +174,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 18] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 20] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -181,6 +185,8 @@ const FAMILY_MARKERS: [(&str, ToolParser); 18] = [
     (LFM2.open, ToolParser::Lfm2),
     ("<|tool_list_start|>", ToolParser::Lfm2),
     (TOOLCALL, ToolParser::Nemotron),
+    (ACTION, ToolParser::Cohere),
+    ("Action:\\n```json", ToolParser::Cohere),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -215,6 +221,9 @@ const PYTHON: Marker = "<|python_tag|>";
 const BAR_CALL: Marker = "<|tool_call|>";
 const PHI_END: Marker = "<|/tool_call|>";
 const TOOLCALL: Marker = "<TOOLCALL>";
+const ACTION: Marker = "<|START_ACTION|>";
+/// The template writes the first; models write all.
+const ACTION_LINES: [Marker; 3] = ["Action:\n```json", "Action: ```json", "Action:```json"];
 const FUNCTOOLS: Marker = "functools[";
 /// The markers around reasoning. The first that occurs in a template decides; `<think>` is last, because templates of the
 /// others remove it from answers.
@@ -310,6 +319,12 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
             (DEEPSEEK_V4.call, CallSyntax::Tagged(&DEEPSEEK_V4)),
         ],
         ToolParser::Nemotron => &[(TOOLCALL, NEMOTRON)],
+        ToolParser::Cohere => &[
+            (ACTION, COHERE),
+            (ACTION_LINES[0], COHERE_LINE),
+            (ACTION_LINES[1], COHERE_LINE),
+            (ACTION_LINES[2], COHERE_LINE),
+        ],
     }
 }
 
@@ -327,6 +342,8 @@ pub(super) fn label(parser: ReasoningParser) -> Option<&'static str> {
 
 const HERMES: CallSyntax = CallSyntax::closed_by(CALL_END);
 const NEMOTRON: CallSyntax = CallSyntax::closed_by("</TOOLCALL>");
+const COHERE: CallSyntax = CallSyntax::closed_by("<|END_ACTION|>");
+const COHERE_LINE: CallSyntax = CallSyntax::closed_by("```");
 const PHI: CallSyntax = CallSyntax::closed_by(PHI_END);
 pub(super) const LLAMA: EnvelopeSyntax = EnvelopeSyntax {
     close: None,

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 15] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 16] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -32,6 +32,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 15] = [
     ToolParser::Lfm2,
     ToolParser::DeepseekV32,
     ToolParser::Nemotron,
+    ToolParser::Cohere,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.
@@ -104,6 +105,7 @@ pub(super) const fn reasoning_beside(tools: ToolParser) -> ReasoningParser {
         ToolParser::Mistral => ReasoningParser::Mistral,
         ToolParser::Harmony => ReasoningParser::Harmony,
         ToolParser::Gemma => ReasoningParser::Gemma,
+        ToolParser::Cohere => ReasoningParser::Cohere,
         _ => ReasoningParser::Think,
     }
 }
@@ -245,10 +247,10 @@ static MORE_PIECES: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     pieces
 });
 
-/// Whether a marker may be a token: one with a token in it is none itself.
+/// Whether a marker may be a token: one with a token in it is none itself, nor is a fence.
 pub(super) fn is_token(marker: &&'static str) -> bool {
     let mut parts = PARTS.iter();
-    parts.all(|part| marker == part || !marker.contains(part))
+    !marker.contains("```") && parts.all(|part| marker == part || !marker.contains(part))
 }
 
 /// One format with control tokens, and one without, of each family.

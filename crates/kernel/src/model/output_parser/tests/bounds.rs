@@ -76,6 +76,12 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
         "<TOOLCALL>[{\"name\": \"note\", \"arguments\": {\"tags\": ",
         ["<TOOLCALL>[", "{\"name\": \"add\"}, "],
     ),
+    (
+        ToolParser::Cohere,
+        "<|START_ACTION|>[{\"tool_name\": \"note\", \"parameters\": {\"text\": \"",
+        "<|START_ACTION|>[{\"tool_name\": \"note\", \"parameters\": {\"tags\": ",
+        ["<|START_ACTION|>[", "{\"tool_name\": \"add\"}, "],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

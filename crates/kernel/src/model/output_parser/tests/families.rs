@@ -115,6 +115,12 @@ fn d_10_the_family_is_chosen_by_the_template() {
             ToolParser::Nemotron,
             Think,
         ),
+        (
+            "<|START_THINKING|>{{ m }}<|START_ACTION|>",
+            ToolParser::Cohere,
+            Cohere,
+        ),
+        ("'Action:\\n```json\\n['", ToolParser::Cohere, Think),
     ] {
         let chosen = OutputParsers::default().for_template(template);
         assert_eq!(

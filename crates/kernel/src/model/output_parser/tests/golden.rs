@@ -298,6 +298,24 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "the <TOOLCALL> tag",
         &["t:the <TOOLCALL> tag"],
     ),
+    // Command A and R7B.
+    (
+        ToolParser::Cohere,
+        "<|START_THINKING|>I add.<|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"add\", \"parameters\": {\"a\": 1}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"add\", \"parameters\": {}}\n]<|END_ACTION|>",
+        &["r:I add.", "c:add{\"a\":1}", "c:add{}"],
+    ),
+    // Command R.
+    (
+        ToolParser::Cohere,
+        "Adding.\nAction:\n```json\n[\n    {\n        \"tool_name\": \"add\",\n        \"parameters\": {\"a\": 1}\n    }\n]```\nDone",
+        &["t:Adding.\n", "c:add{\"a\":1}", "t:Done"],
+    ),
+    (
+        ToolParser::Cohere,
+        "Action: ```json [{\"tool_name\": \"add\"}]```",
+        &["c:add{}"],
+    ),
+    (ToolParser::Cohere, "Action: none", &["t:Action: none"]),
 ];
 
 #[test]

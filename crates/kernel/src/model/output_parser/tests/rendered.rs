@@ -40,6 +40,16 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{{ '<TOOLCALL>[' }}{% for call in calls %}{{ '{"name": "' + call.name + '", "arguments": ' }}{{ call.arguments | tojson }}{{ '}' }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ']</TOOLCALL>' }}"#,
     ),
+    (
+        ToolParser::Cohere,
+        "",
+        r#"{{ '<|START_ACTION|>[' }}{% for call in calls %}{{ '\n    {"tool_call_id": "0", "tool_name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}{{ '}' }}{{ '' if loop.last else ',' }}{% endfor %}{{ '\n]<|END_ACTION|>' }}"#,
+    ),
+    (
+        ToolParser::Cohere,
+        "",
+        r#"{{ 'Action:\n```json\n[' }}{% for call in calls %}{{ '\n    {\n        "tool_name": "' + call.name + '",\n        "parameters": ' }}{{ call.arguments | tojson(indent=4) | indent(8) }}{{ '\n    }' }}{{ '' if loop.last else ',' }}{% endfor %}{{ '\n]```\n' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
