@@ -177,10 +177,9 @@ impl LiteralMachine {
         if let Some((container, has_member)) = self.open.last_mut() {
             let is_keyed = matches!(container, Container::Arguments | Container::Object);
             // The value behind a key is no member of its own.
-            if self.in_key || !is_keyed {
-                if std::mem::replace(has_member, true) {
-                    out.push_str(", ");
-                }
+            let is_member = self.in_key || !is_keyed;
+            if is_member && std::mem::replace(has_member, true) {
+                out.push_str(", ");
             }
         }
     }

@@ -59,11 +59,10 @@ fn reasoning_between_markers_of_other_families() {
     }
 }
 
-/// D-10: the template tells the family.
-#[test]
-fn d_10_the_family_is_chosen_by_the_template() {
+/// Templates, and the parsers that they choose.
+const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
     use ReasoningParser::{Cohere, Gemma, Harmony, Minimax, Mistral, Seed, Think};
-    for (template, tools, reasoning) in [
+    &[
         ("", ToolParser::Hermes, Think),
         ("<|im_start|>{{ m }}<tool_call>", ToolParser::Hermes, Think),
         (
@@ -121,7 +120,13 @@ fn d_10_the_family_is_chosen_by_the_template() {
             Cohere,
         ),
         ("'Action:\\n```json\\n['", ToolParser::Cohere, Think),
-    ] {
+    ]
+};
+
+/// D-10: the template tells the family.
+#[test]
+fn d_10_the_family_is_chosen_by_the_template() {
+    for &(template, tools, reasoning) in CHOSEN {
         let chosen = OutputParsers::default().for_template(template);
         assert_eq!(
             (chosen.tools, chosen.reasoning),
