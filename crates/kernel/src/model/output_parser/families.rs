@@ -12,7 +12,9 @@ use super::harmony;
 use super::markers::{DSML, Marker};
 use super::mistral::{self, MistralCalls};
 use super::section::{DEEPSEEK, KIMI, SectionCalls, SectionSyntax};
-use super::tagged::{DEEPSEEK_V4, DEEPSEEK_V32, GLM, QWEN_CODER, TaggedCalls, TaggedSyntax};
+use super::tagged::{
+    DEEPSEEK_V4, DEEPSEEK_V32, GLM, MINIMAX_M2, QWEN_CODER, TaggedCalls, TaggedSyntax,
+};
 
 /// How calls of tools are found in the output of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
@@ -64,6 +66,8 @@ pub enum ToolParser {
     /// `<|START_ACTION|>[{"tool_name": .., "parameters": ..}]<|END_ACTION|>`: Command A and R7B; `Action: ```json` before such a list: Command R.
     #[serde(alias = "command_a", alias = "command_r7b")]
     Cohere,
+    /// `<minimax:tool_call>` with `<invoke name="NAME">` and `<parameter name="KEY">`: MiniMax M2.
+    MinimaxM2,
 }
 
 /// How reasoning is found in the output of a model.
@@ -125,6 +129,7 @@ impl ToolParser {
             Self::DeepseekV32 => "deepseek_v32",
             Self::Nemotron => "nemotron",
             Self::Cohere => "cohere",
+            Self::MinimaxM2 => "minimax_m2",
         }
     }
 }
@@ -174,7 +179,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 20] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 21] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -187,6 +192,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 20] = [
     (TOOLCALL, ToolParser::Nemotron),
     (ACTION, ToolParser::Cohere),
     ("Action:\\n```json", ToolParser::Cohere),
+    (MINIMAX_M2.call, ToolParser::MinimaxM2),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -325,6 +331,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
             (ACTION_LINES[1], COHERE_LINE),
             (ACTION_LINES[2], COHERE_LINE),
         ],
+        ToolParser::MinimaxM2 => &[(MINIMAX_M2.call, CallSyntax::Tagged(&MINIMAX_M2))],
     }
 }
 

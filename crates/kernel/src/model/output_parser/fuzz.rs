@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 16] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 17] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -33,6 +33,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 16] = [
     ToolParser::DeepseekV32,
     ToolParser::Nemotron,
     ToolParser::Cohere,
+    ToolParser::MinimaxM2,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.

@@ -1,4 +1,4 @@
-//! Calls with a tag around each argument: GLM 4.5, Qwen3-Coder, and DeepSeek V3.2.
+//! Calls with a tag around each argument: GLM 4.5, Qwen3-Coder, DeepSeek V3.2 and MiniMax M2.
 
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
@@ -58,6 +58,21 @@ pub(super) const QWEN_CODER: TaggedSyntax = TaggedSyntax {
     call_end: "</function>",
     outer_end: Some("</tool_call>"),
     own_lines: true,
+};
+
+/// `<minimax:tool_call>\n<invoke name="NAME">\n<parameter name="K">V</parameter>\n</invoke>\n</minimax:tool_call>`
+pub(super) const MINIMAX_M2: TaggedSyntax = TaggedSyntax {
+    call: "<minimax:tool_call>",
+    function: Some("<invoke name=\""),
+    name_end: Some("\">"),
+    key: "<parameter name=\"",
+    key_end: "\">",
+    key_type: None,
+    value: None,
+    value_end: "</parameter>",
+    call_end: "</invoke>",
+    outer_end: Some("</minimax:tool_call>"),
+    own_lines: false,
 };
 
 /// `<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="K" string="true">V</｜DSML｜parameter>\n</｜DSML｜invoke>`, all calls in

@@ -82,6 +82,12 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
         "<|START_ACTION|>[{\"tool_name\": \"note\", \"parameters\": {\"tags\": ",
         ["<|START_ACTION|>[", "{\"tool_name\": \"add\"}, "],
     ),
+    (
+        ToolParser::MinimaxM2,
+        "<minimax:tool_call><invoke name=\"note\"><parameter name=\"text\">",
+        "<minimax:tool_call><invoke name=\"note\"><parameter name=\"tags\">",
+        ["<minimax:tool_call>", "<invoke name=\"add\"></invoke>"],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

@@ -120,6 +120,7 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             Cohere,
         ),
         ("'Action:\\n```json\\n['", ToolParser::Cohere, Think),
+        ("<minimax:tool_call>{{ c }}", ToolParser::MinimaxM2, Think),
     ]
 };
 

