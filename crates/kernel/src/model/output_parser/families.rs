@@ -13,7 +13,7 @@ use super::markers::{DSML, Marker};
 use super::mistral::{self, MistralCalls};
 use super::section::{DEEPSEEK, KIMI, SectionCalls, SectionSyntax};
 use super::tagged::{
-    DEEPSEEK_V4, DEEPSEEK_V32, GLM, MINIMAX_M2, QWEN_CODER, TaggedCalls, TaggedSyntax,
+    DEEPSEEK_V4, DEEPSEEK_V32, GLM, KIMI_K3, MINIMAX_M2, QWEN_CODER, TaggedCalls, TaggedSyntax,
 };
 
 /// How calls of tools are found in the output of a model.
@@ -68,6 +68,8 @@ pub enum ToolParser {
     Cohere,
     /// `<minimax:tool_call>` with `<invoke name="NAME">` and `<parameter name="KEY">`: MiniMax M2.
     MinimaxM2,
+    /// `<|open|>call tool="NAME"<|sep|>` with `<|open|>argument key="KEY" type="TYPE"<|sep|>`: Kimi K3.
+    KimiK3,
 }
 
 /// How reasoning is found in the output of a model.
@@ -105,6 +107,8 @@ pub enum ReasoningParser {
     /// `<|channel>thought..<channel|>`: Gemma 4.
     #[serde(alias = "gemma4")]
     Gemma,
+    /// `<|open|>think<|sep|>..<|close|>think<|sep|>`: Kimi K3.
+    KimiK3,
 }
 
 impl ToolParser {
@@ -130,6 +134,7 @@ impl ToolParser {
             Self::Nemotron => "nemotron",
             Self::Cohere => "cohere",
             Self::MinimaxM2 => "minimax_m2",
+            Self::KimiK3 => "kimi_k3",
         }
     }
 }
@@ -148,6 +153,7 @@ impl ReasoningParser {
             Self::Seed => "seed",
             Self::Minimax => "minimax",
             Self::Gemma => "gemma",
+            Self::KimiK3 => "kimi_k3",
         }
     }
 }
@@ -179,10 +185,11 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 21] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 22] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
+    ("<|open|>", ToolParser::KimiK3),
     (KIMI.section, ToolParser::Kimi),
     (mistral::CALLS, ToolParser::Mistral),
     (GEMMA.open, ToolParser::Gemma),
@@ -217,8 +224,8 @@ fn reasoning_of(template: &str) -> ReasoningParser {
     }
     let known = REASONING_MARKERS
         .iter()
-        .find(|(_, (open, _))| template.contains(open));
-    known.map_or(ReasoningParser::Think, |(parser, _)| *parser)
+        .find(|(_, told_by, _)| template.contains(told_by));
+    known.map_or(ReasoningParser::Think, |(parser, ..)| *parser)
 }
 
 const CALL: Marker = "<tool_call>";
@@ -231,18 +238,37 @@ const ACTION: Marker = "<|START_ACTION|>";
 /// The template writes the first; models write all.
 const ACTION_LINES: [Marker; 3] = ["Action:\n```json", "Action: ```json", "Action:```json"];
 const FUNCTOOLS: Marker = "functools[";
-/// The markers around reasoning. The first that occurs in a template decides; `<think>` is last, because templates of the
-/// others remove it from answers.
-const REASONING_MARKERS: [(ReasoningParser, (Marker, Marker)); 6] = [
-    (ReasoningParser::Mistral, ("[THINK]", "[/THINK]")),
+/// What tells the markers around reasoning in a template, and the markers. The first that occurs decides; `<think>` is last,
+/// because templates of the others remove it from answers.
+const REASONING_MARKERS: &[(ReasoningParser, &str, (Marker, Marker))] = &[
+    (ReasoningParser::Mistral, "[THINK]", ("[THINK]", "[/THINK]")),
     (
         ReasoningParser::Cohere,
+        "<|START_THINKING|>",
         ("<|START_THINKING|>", "<|END_THINKING|>"),
     ),
-    (ReasoningParser::Seed, ("<seed:think>", "</seed:think>")),
-    (ReasoningParser::Minimax, ("<mm:think>", "</mm:think>")),
-    (ReasoningParser::Gemma, ("<|channel>", "<channel|>")),
-    (ReasoningParser::Think, ("<think>", "</think>")),
+    (
+        ReasoningParser::Seed,
+        "<seed:think>",
+        ("<seed:think>", "</seed:think>"),
+    ),
+    (
+        ReasoningParser::Minimax,
+        "<mm:think>",
+        ("<mm:think>", "</mm:think>"),
+    ),
+    (
+        ReasoningParser::Gemma,
+        "<|channel>",
+        ("<|channel>", "<channel|>"),
+    ),
+    // The template puts the tags together.
+    (
+        ReasoningParser::KimiK3,
+        "<|open|>",
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ),
+    (ReasoningParser::Think, "<think>", ("<think>", "</think>")),
 ];
 
 /// How what follows an opening marker is written.
@@ -332,14 +358,30 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
             (ACTION_LINES[2], COHERE_LINE),
         ],
         ToolParser::MinimaxM2 => &[(MINIMAX_M2.call, CallSyntax::Tagged(&MINIMAX_M2))],
+        ToolParser::KimiK3 => &[
+            (KIMI_K3.call, CallSyntax::Tagged(&KIMI_K3)),
+            ("<|open|>call tool=\"", CallSyntax::Tagged(&KIMI_K3)),
+        ],
     }
 }
 
 /// The markers around the reasoning of a family.
 pub(super) fn think(parser: ReasoningParser) -> Option<(Marker, Marker)> {
     let mut known = REASONING_MARKERS.iter();
-    let found = known.find(|(known, _)| *known == parser);
-    found.map(|(_, markers)| *markers)
+    let found = known.find(|(known, ..)| *known == parser);
+    found.map(|(.., markers)| *markers)
+}
+
+/// The markers around what is neither reasoning nor a call. No reader needs to see one.
+pub(super) const fn hidden(parser: ToolParser) -> &'static [Marker] {
+    match parser {
+        ToolParser::KimiK3 => &[
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+        ],
+        _ => &[],
+    }
 }
 
 /// What may stand between the opening marker and the reasoning.

@@ -64,6 +64,7 @@ impl OutputFormat {
         if format.is_harmony() {
             markers.extend(harmony::HEADER);
         }
+        markers.extend(families::hidden(tools));
         let (texts, tokens) = MarkerTexts::find(markers, vocabulary);
         format.texts = texts;
         format.tokens = tokens.into();
@@ -129,6 +130,12 @@ impl OutputFormat {
         families::think(self.reasoning)
     }
 
+    /// The markers around what is neither reasoning nor a call.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn hidden(&self) -> &'static [Marker] {
+        families::hidden(self.tools)
+    }
+
     /// What may stand between the opening marker and the reasoning.
     pub(super) fn label(&self) -> Option<&'static str> {
         families::label(self.reasoning)
@@ -150,8 +157,9 @@ impl OutputFormat {
         }
         let think = self.think().filter(|_| reasoning);
         roles.extend(think.map(|(open, _)| (open, MarkerRole::Reasoning)));
-        // Control tokens out of place: they were never text.
-        for marker in self.texts.controls() {
+        // Control tokens out of place: they were never text. A marker that begins with one comes before it.
+        let hidden = families::hidden(self.tools).iter().copied();
+        for marker in hidden.chain(self.texts.controls()) {
             if roles.iter().all(|(known, _)| *known != marker) {
                 roles.push((marker, MarkerRole::Nothing));
             }

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 17] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 18] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -34,6 +34,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 17] = [
     ToolParser::Nemotron,
     ToolParser::Cohere,
     ToolParser::MinimaxM2,
+    ToolParser::KimiK3,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.
@@ -106,6 +107,7 @@ pub(super) const fn reasoning_beside(tools: ToolParser) -> ReasoningParser {
         ToolParser::Mistral => ReasoningParser::Mistral,
         ToolParser::Harmony => ReasoningParser::Harmony,
         ToolParser::Gemma => ReasoningParser::Gemma,
+        ToolParser::KimiK3 => ReasoningParser::KimiK3,
         ToolParser::Cohere => ReasoningParser::Cohere,
         _ => ReasoningParser::Think,
     }
@@ -361,7 +363,9 @@ fn check_loss(settings: &OutputSettings, events: &[(char, String)], whole: &str)
     };
     let opens = format.think().map(|(open, _)| format.texts.text(open));
     // Harmony drops headers, and an empty section of calls is none of the text.
+    let mut hidden = format.hidden().iter();
     let is_exempt = format.is_harmony()
+        || hidden.any(|marker| whole.contains(format.texts.text(marker)))
         || opens.is_some_and(|open| whole.contains(open))
         || events.iter().any(|(kind, _)| *kind == 'c')
         || whole.contains("calls_section_end")

@@ -7,7 +7,7 @@ use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN, Vocabulary};
 use sapwood_proto::steer::Token;
 
 /// The tokens that markers contain which are no tokens themselves.
-pub(super) const PARTS: [Marker; 1] = [DSML];
+pub(super) const PARTS: [Marker; 4] = [DSML, "<|open|>", "<|close|>", "<|sep|>"];
 /// In each tag of DeepSeek V3.2.
 pub(super) const DSML: Marker = "｜DSML｜";
 
@@ -132,7 +132,7 @@ pub(super) enum Find {
     None { safe: usize },
 }
 
-/// Finds the first of these markers, none of which may begin with another.
+/// Finds the first of these markers, none of which may begin with an earlier one.
 pub(super) fn find(text: &str, markers: &[Marker], texts: &MarkerTexts) -> Find {
     let bytes = text.as_bytes();
     for at in 0..bytes.len() {

@@ -1,4 +1,5 @@
-//! Calls with a tag around each argument: GLM 4.5, Qwen3-Coder, DeepSeek V3.2 and MiniMax M2.
+//! Calls with a tag around each argument: GLM 4.5, Qwen3-Coder, DeepSeek V3.2,
+//! MiniMax M2 and Kimi K3.
 
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
@@ -15,6 +16,8 @@ pub(super) struct TaggedSyntax {
     pub(super) function: Option<Marker>,
     /// After the name. `None`: it ends with its line, or where the next tag begins.
     name_end: Option<Marker>,
+    /// What ends the attributes after the name, if there are any.
+    name_rest: Option<Marker>,
     key: Marker,
     key_end: Marker,
     /// Between a key and the type of its value, which is `true` or `string` for a text. `None`: the schema tells the type.
@@ -28,6 +31,8 @@ pub(super) struct TaggedSyntax {
     outer_end: Option<Marker>,
     /// Line feeds around a value do not belong to it.
     own_lines: bool,
+    /// `"` and `&` are escaped in keys.
+    escapes_keys: bool,
 }
 
 /// `<tool_call>NAME\n<arg_key>K</arg_key>\n<arg_value>V</arg_value>\n</tool_call>`
@@ -35,6 +40,7 @@ pub(super) const GLM: TaggedSyntax = TaggedSyntax {
     call: "<tool_call>",
     function: None,
     name_end: None,
+    name_rest: None,
     key: "<arg_key>",
     key_end: "</arg_key>",
     key_type: None,
@@ -43,6 +49,7 @@ pub(super) const GLM: TaggedSyntax = TaggedSyntax {
     call_end: "</tool_call>",
     outer_end: None,
     own_lines: false,
+    escapes_keys: false,
 };
 
 /// `<tool_call>\n<function=NAME>\n<parameter=K>\nV\n</parameter>\n</function>\n</tool_call>`
@@ -50,6 +57,7 @@ pub(super) const QWEN_CODER: TaggedSyntax = TaggedSyntax {
     call: "<tool_call>",
     function: Some("<function="),
     name_end: Some(">"),
+    name_rest: None,
     key: "<parameter=",
     key_end: ">",
     key_type: None,
@@ -58,6 +66,7 @@ pub(super) const QWEN_CODER: TaggedSyntax = TaggedSyntax {
     call_end: "</function>",
     outer_end: Some("</tool_call>"),
     own_lines: true,
+    escapes_keys: false,
 };
 
 /// `<minimax:tool_call>\n<invoke name="NAME">\n<parameter name="K">V</parameter>\n</invoke>\n</minimax:tool_call>`
@@ -65,6 +74,7 @@ pub(super) const MINIMAX_M2: TaggedSyntax = TaggedSyntax {
     call: "<minimax:tool_call>",
     function: Some("<invoke name=\""),
     name_end: Some("\">"),
+    name_rest: None,
     key: "<parameter name=\"",
     key_end: "\">",
     key_type: None,
@@ -73,6 +83,25 @@ pub(super) const MINIMAX_M2: TaggedSyntax = TaggedSyntax {
     call_end: "</invoke>",
     outer_end: Some("</minimax:tool_call>"),
     own_lines: false,
+    escapes_keys: false,
+};
+
+/// `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="K" type="string"<|sep|>V<|close|>argument<|sep|>`
+/// `<|close|>call<|sep|>`, all calls in `<|open|>tools<|sep|>`.
+pub(super) const KIMI_K3: TaggedSyntax = TaggedSyntax {
+    call: "<|open|>tools<|sep|>",
+    function: Some("<|open|>call tool=\""),
+    name_end: Some("\""),
+    name_rest: Some("<|sep|>"),
+    key: "<|open|>argument key=\"",
+    key_end: "\"<|sep|>",
+    key_type: Some("\" type=\""),
+    value: None,
+    value_end: "<|close|>argument<|sep|>",
+    call_end: "<|close|>call<|sep|>",
+    outer_end: Some("<|close|>tools<|sep|>"),
+    own_lines: false,
+    escapes_keys: true,
 };
 
 /// `<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="K" string="true">V</｜DSML｜parameter>\n</｜DSML｜invoke>`, all calls in
@@ -81,6 +110,7 @@ pub(super) const DEEPSEEK_V32: TaggedSyntax = TaggedSyntax {
     call: "<｜DSML｜function_calls>",
     function: Some("<｜DSML｜invoke name=\""),
     name_end: Some("\">"),
+    name_rest: None,
     key: "<｜DSML｜parameter name=\"",
     key_end: "\">",
     key_type: Some("\" string=\""),
@@ -89,6 +119,7 @@ pub(super) const DEEPSEEK_V32: TaggedSyntax = TaggedSyntax {
     call_end: "</｜DSML｜invoke>",
     outer_end: Some("</｜DSML｜function_calls>"),
     own_lines: false,
+    escapes_keys: false,
 };
 
 /// The same, in `<｜DSML｜tool_calls>`.
@@ -101,7 +132,7 @@ pub(super) const DEEPSEEK_V4: TaggedSyntax = TaggedSyntax {
 impl TaggedSyntax {
     /// The markers that may be control tokens.
     pub(super) fn markers(&self) -> impl Iterator<Item = Marker> {
-        let outer = [self.outer_end, self.function, self.value];
+        let outer = [self.outer_end, self.function, self.name_rest, self.value];
         [
             self.call,
             self.key,
@@ -121,6 +152,8 @@ enum TaggedPlace {
     Function(Alternatives),
     /// In the name; the tag after it as far as it was read.
     Name(NameText, Alternatives),
+    /// In the attributes after the name.
+    NameRest(String),
     /// Before an argument, or the end of the call.
     Between(Alternatives),
     Key(String),
@@ -204,7 +237,10 @@ impl TaggedCalls {
         self.name.clone_from(&name);
         self.arguments = 0;
         out.begin(name, None);
-        self.place = TaggedPlace::Between(Alternatives::default());
+        self.place = match self.syntax.name_rest {
+            Some(_) => TaggedPlace::NameRest(String::new()),
+            None => TaggedPlace::Between(Alternatives::default()),
+        };
     }
 
     /// A tag between arguments.
@@ -240,7 +276,13 @@ impl TaggedCalls {
         };
         let begin = if self.arguments == 0 { "{" } else { ", " };
         self.arguments += 1;
-        out.push_str(&format!("{begin}{}: {json}", Value::from(key)));
+        // As in the attributes of XML.
+        let key = if self.syntax.escapes_keys {
+            Value::from(key.replace("&quot;", "\"").replace("&amp;", "&"))
+        } else {
+            Value::from(key)
+        };
+        out.push_str(&format!("{begin}{key}: {json}"));
         self.place = TaggedPlace::Between(Alternatives::default());
     }
 }
@@ -307,6 +349,17 @@ impl CallMachine for TaggedCalls {
                 Verdict::Taken
             }
             TaggedPlace::Name(name, next) => self.name(c, name, next, context, out),
+            TaggedPlace::NameRest(mut rest) => {
+                rest.push(c);
+                let end = syntax.name_rest.map_or("", |end| context.texts.text(end));
+                if is_foreign_mark(c, &rest, end) {
+                    return Verdict::Refused;
+                }
+                if !rest.ends_with(end) {
+                    self.place = TaggedPlace::NameRest(rest);
+                }
+                Verdict::Taken
+            }
             TaggedPlace::Between(mut next) => {
                 match next.push(c, &[syntax.key, syntax.call_end], context.texts) {
                     Matched::Open => {

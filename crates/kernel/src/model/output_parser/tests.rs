@@ -394,24 +394,27 @@ fn ids_of_the_conversation_are_not_used_again() {
     }
 }
 
+/// Of several markers at one place the first is found, so none may begin with an earlier one.
 #[test]
-fn no_marker_begins_with_another() {
+fn no_marker_begins_with_an_earlier_one() {
     for tools in TOOL_PARSERS {
-        let settings = bare(tools);
-        let format = settings.format.unwrap();
-        let mut markers: Vec<Marker> = format
-            .in_text(true, true)
-            .iter()
-            .map(|(marker, _)| *marker)
-            .collect();
-        markers.extend(&format.in_reasoning);
-        for one in &markers {
-            let others = markers.iter().filter(|other| *other != one);
-            for other in others {
-                assert!(
-                    !one.starts_with(other),
-                    "{tools:?}: {one} begins with {other}"
-                );
+        let reasoning = reasoning_beside(tools);
+        let parsers = OutputParsers { tools, reasoning };
+        let bare = OutputFormat::new(parsers, &ControlNames::default());
+        let controls = ControlNames {
+            names: bare.texts.names().filter(fuzz::is_token).collect(),
+            template: None,
+        };
+        for format in [OutputFormat::new(parsers, &controls), bare] {
+            let in_text = format.in_text(true, true).iter();
+            let in_text: Vec<Marker> = in_text.map(|(marker, _)| *marker).collect();
+            for markers in [&in_text, &format.in_reasoning] {
+                let texts = markers.iter().map(|marker| format.texts.text(marker));
+                let texts: Vec<&str> = texts.collect();
+                for (at, one) in texts.iter().enumerate() {
+                    let later = texts[at + 1..].iter().find(|later| later.starts_with(one));
+                    assert_eq!(later, None, "{tools:?}: it begins with {one}");
+                }
             }
         }
     }

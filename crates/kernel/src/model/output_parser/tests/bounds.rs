@@ -88,6 +88,15 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
         "<minimax:tool_call><invoke name=\"note\"><parameter name=\"tags\">",
         ["<minimax:tool_call>", "<invoke name=\"add\"></invoke>"],
     ),
+    (
+        ToolParser::KimiK3,
+        "<|open|>tools<|sep|><|open|>call tool=\"note\" index=\"1\"<|sep|><|open|>argument key=\"text\" type=\"string\"<|sep|>",
+        "<|open|>tools<|sep|><|open|>call tool=\"note\" index=\"1\"<|sep|><|open|>argument key=\"tags\" type=\"array\"<|sep|>",
+        [
+            "<|open|>tools<|sep|>",
+            "<|open|>call tool=\"add\"<|sep|><|close|>call<|sep|>",
+        ],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

@@ -61,7 +61,7 @@ fn reasoning_between_markers_of_other_families() {
 
 /// Templates, and the parsers that they choose.
 const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
-    use ReasoningParser::{Cohere, Gemma, Harmony, Minimax, Mistral, Seed, Think};
+    use ReasoningParser::{Cohere, Gemma, Harmony, KimiK3, Minimax, Mistral, Seed, Think};
     &[
         ("", ToolParser::Hermes, Think),
         ("<|im_start|>{{ m }}<tool_call>", ToolParser::Hermes, Think),
@@ -121,6 +121,11 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
         ),
         ("'Action:\\n```json\\n['", ToolParser::Cohere, Think),
         ("<minimax:tool_call>{{ c }}", ToolParser::MinimaxM2, Think),
+        (
+            "{{ '<|open|>' + tag }}<|sep|>{{ open_tag('think') }}",
+            ToolParser::KimiK3,
+            KimiK3,
+        ),
     ]
 };
 
@@ -149,9 +154,11 @@ fn parsers_are_read_by_their_names() {
     for parser in TOOL_PARSERS.into_iter().chain([ToolParser::Auto]) {
         assert_eq!(read(parser.name()), parser);
     }
-    use ReasoningParser::{Auto, Cohere, Gemma, Harmony, Minimax, Mistral, None, Seed, Think};
+    use ReasoningParser::{
+        Auto, Cohere, Gemma, Harmony, KimiK3, Minimax, Mistral, None, Seed, Think,
+    };
     for parser in [
-        Auto, None, Think, Mistral, Harmony, Cohere, Seed, Minimax, Gemma,
+        Auto, None, Think, KimiK3, Mistral, Harmony, Cohere, Seed, Minimax, Gemma,
     ] {
         let read = serde_json::from_value::<ReasoningParser>(parser.name().into());
         assert_eq!(read.unwrap(), parser);

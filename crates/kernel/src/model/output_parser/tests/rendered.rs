@@ -55,6 +55,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{{ '<minimax:tool_call>\n' }}{% for call in calls %}{{ '<invoke name="' + call.name + '">\n' }}{% for key, value in call.arguments.items() %}{{ '<parameter name="' + key + '">' }}{{ value if value is string else value | tojson }}{{ '</parameter>\n' }}{% endfor %}{{ '</invoke>\n' }}{% endfor %}{{ '</minimax:tool_call>' }}"#,
     ),
+    (
+        ToolParser::KimiK3,
+        "",
+        r#"{{ '<|open|>tools<|sep|>' }}{% for call in calls %}{{ '<|open|>call tool="' + call.name + '" index="1"<|sep|>' }}{% for key, value in call.arguments.items() %}{{ '<|open|>argument key="' + key + '" type="' + ('string' if value is string else 'object') + '"<|sep|>' }}{{ value if value is string else value | tojson }}{{ '<|close|>argument<|sep|>' }}{% endfor %}{{ '<|close|>call<|sep|>' }}{% endfor %}{{ '<|close|>tools<|sep|>' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
