@@ -70,6 +70,9 @@ pub enum ToolParser {
     MinimaxM2,
     /// `<|open|>call tool="NAME"<|sep|>` with `<|open|>argument key="KEY" type="TYPE"<|sep|>`: Kimi K3.
     KimiK3,
+    /// `<tool_calls>[{..}]</tool_calls>`: Jamba, Apriel, MiniMax M1.
+    #[serde(alias = "apriel", alias = "minimax_m1")]
+    Jamba,
 }
 
 /// How reasoning is found in the output of a model.
@@ -109,6 +112,8 @@ pub enum ReasoningParser {
     Gemma,
     /// `<|open|>think<|sep|>..<|close|>think<|sep|>`: Kimi K3.
     KimiK3,
+    /// `Here are my reasoning steps:..[BEGIN FINAL RESPONSE]`: Apriel, whose template writes the beginning.
+    Apriel,
 }
 
 impl ToolParser {
@@ -135,6 +140,7 @@ impl ToolParser {
             Self::Cohere => "cohere",
             Self::MinimaxM2 => "minimax_m2",
             Self::KimiK3 => "kimi_k3",
+            Self::Jamba => "jamba",
         }
     }
 }
@@ -154,6 +160,7 @@ impl ReasoningParser {
             Self::Minimax => "minimax",
             Self::Gemma => "gemma",
             Self::KimiK3 => "kimi_k3",
+            Self::Apriel => "apriel",
         }
     }
 }
@@ -185,7 +192,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 22] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 23] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -200,6 +207,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 22] = [
     (ACTION, ToolParser::Cohere),
     ("Action:\\n```json", ToolParser::Cohere),
     (MINIMAX_M2.call, ToolParser::MinimaxM2),
+    (TOOL_CALLS, ToolParser::Jamba),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -237,6 +245,7 @@ const TOOLCALL: Marker = "<TOOLCALL>";
 const ACTION: Marker = "<|START_ACTION|>";
 /// The template writes the first; models write all.
 const ACTION_LINES: [Marker; 3] = ["Action:\n```json", "Action: ```json", "Action:```json"];
+const TOOL_CALLS: Marker = "<tool_calls>";
 const FUNCTOOLS: Marker = "functools[";
 /// What tells the markers around reasoning in a template, and the markers. The first that occurs decides; `<think>` is last,
 /// because templates of the others remove it from answers.
@@ -261,6 +270,11 @@ const REASONING_MARKERS: &[(ReasoningParser, &str, (Marker, Marker))] = &[
         ReasoningParser::Gemma,
         "<|channel>",
         ("<|channel>", "<channel|>"),
+    ),
+    (
+        ReasoningParser::Apriel,
+        "[BEGIN FINAL RESPONSE]",
+        ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ),
     // The template puts the tags together.
     (
@@ -362,6 +376,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
             (KIMI_K3.call, CallSyntax::Tagged(&KIMI_K3)),
             ("<|open|>call tool=\"", CallSyntax::Tagged(&KIMI_K3)),
         ],
+        ToolParser::Jamba => &[(TOOL_CALLS, JAMBA)],
     }
 }
 
@@ -393,6 +408,7 @@ const HERMES: CallSyntax = CallSyntax::closed_by(CALL_END);
 const NEMOTRON: CallSyntax = CallSyntax::closed_by("</TOOLCALL>");
 const COHERE: CallSyntax = CallSyntax::closed_by("<|END_ACTION|>");
 const COHERE_LINE: CallSyntax = CallSyntax::closed_by("```");
+const JAMBA: CallSyntax = CallSyntax::closed_by("</tool_calls>");
 const PHI: CallSyntax = CallSyntax::closed_by(PHI_END);
 pub(super) const LLAMA: EnvelopeSyntax = EnvelopeSyntax {
     close: None,

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 18] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 19] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -35,6 +35,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 18] = [
     ToolParser::Cohere,
     ToolParser::MinimaxM2,
     ToolParser::KimiK3,
+    ToolParser::Jamba,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.

@@ -97,6 +97,12 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
             "<|open|>call tool=\"add\"<|sep|><|close|>call<|sep|>",
         ],
     ),
+    (
+        ToolParser::Jamba,
+        "<tool_calls>[{\"name\": \"note\", \"arguments\": {\"text\": \"",
+        "<tool_calls>[{\"name\": \"note\", \"arguments\": {\"tags\": ",
+        ["<tool_calls>[", "{\"name\": \"add\"}, "],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

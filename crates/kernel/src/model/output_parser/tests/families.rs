@@ -44,6 +44,11 @@ fn reasoning_between_markers_of_other_families() {
             "<|END_THINKING|>",
         ),
         (ReasoningParser::Seed, "<seed:think>", "</seed:think>"),
+        (
+            ReasoningParser::Apriel,
+            "Here are my reasoning steps:",
+            "[BEGIN FINAL RESPONSE]",
+        ),
         (ReasoningParser::Minimax, "<mm:think>", "</mm:think>"),
     ] {
         let parsers = OutputParsers {
@@ -61,7 +66,7 @@ fn reasoning_between_markers_of_other_families() {
 
 /// Templates, and the parsers that they choose.
 const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
-    use ReasoningParser::{Cohere, Gemma, Harmony, KimiK3, Minimax, Mistral, Seed, Think};
+    use ReasoningParser::{Apriel, Cohere, Gemma, Harmony, KimiK3, Minimax, Mistral, Seed, Think};
     &[
         ("", ToolParser::Hermes, Think),
         ("<|im_start|>{{ m }}<tool_call>", ToolParser::Hermes, Think),
@@ -126,6 +131,16 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             ToolParser::KimiK3,
             KimiK3,
         ),
+        (
+            "<tool_calls>[{{ c }}]</tool_calls>",
+            ToolParser::Jamba,
+            Think,
+        ),
+        (
+            "<tool_calls>[{{ c }}]{{ '[BEGIN FINAL RESPONSE]' }}",
+            ToolParser::Jamba,
+            Apriel,
+        ),
     ]
 };
 
@@ -155,10 +170,10 @@ fn parsers_are_read_by_their_names() {
         assert_eq!(read(parser.name()), parser);
     }
     use ReasoningParser::{
-        Auto, Cohere, Gemma, Harmony, KimiK3, Minimax, Mistral, None, Seed, Think,
+        Apriel, Auto, Cohere, Gemma, Harmony, KimiK3, Minimax, Mistral, None, Seed, Think,
     };
     for parser in [
-        Auto, None, Think, KimiK3, Mistral, Harmony, Cohere, Seed, Minimax, Gemma,
+        Auto, None, Think, Apriel, KimiK3, Mistral, Harmony, Cohere, Seed, Minimax, Gemma,
     ] {
         let read = serde_json::from_value::<ReasoningParser>(parser.name().into());
         assert_eq!(read.unwrap(), parser);

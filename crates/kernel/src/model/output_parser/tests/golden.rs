@@ -348,6 +348,17 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<|open|>response<|sep|>No <|open|> tag.",
         &["t:No <|open|> tag."],
     ),
+    // Jamba and Apriel: a list; MiniMax M1: an object on each line.
+    (
+        ToolParser::Jamba,
+        "Adding.\n<tool_calls>[{\"name\": \"add\", \"arguments\": {\"a\": 1}, \"id\": \"abc\"}, {\"name\": \"add\", \"arguments\": {}}]</tool_calls>",
+        &["t:Adding.\n", "c:add{\"a\":1}", "c:add{}"],
+    ),
+    (
+        ToolParser::Jamba,
+        "<think>hm</think><tool_calls>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n{\"name\": \"add\", \"arguments\": {}}\n</tool_calls>",
+        &["r:hm", "c:add{\"a\":1}", "c:add{}"],
+    ),
 ];
 
 #[test]

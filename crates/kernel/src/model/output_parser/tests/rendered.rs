@@ -60,6 +60,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{{ '<|open|>tools<|sep|>' }}{% for call in calls %}{{ '<|open|>call tool="' + call.name + '" index="1"<|sep|>' }}{% for key, value in call.arguments.items() %}{{ '<|open|>argument key="' + key + '" type="' + ('string' if value is string else 'object') + '"<|sep|>' }}{{ value if value is string else value | tojson }}{{ '<|close|>argument<|sep|>' }}{% endfor %}{{ '<|close|>call<|sep|>' }}{% endfor %}{{ '<|close|>tools<|sep|>' }}"#,
     ),
+    (
+        ToolParser::Jamba,
+        "",
+        r#"{{ '<tool_calls>[' }}{% for call in calls %}{{ '{"name": "' + call.name + '", "arguments": ' }}{{ call.arguments | tojson }}{{ '}' }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ']</tool_calls>' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
