@@ -13,7 +13,8 @@ use super::markers::{DSML, Marker};
 use super::mistral::{self, MistralCalls};
 use super::section::{DEEPSEEK, KIMI, SectionCalls, SectionSyntax};
 use super::tagged::{
-    DEEPSEEK_V4, DEEPSEEK_V32, GLM, KIMI_K3, MINIMAX_M2, QWEN_CODER, TaggedCalls, TaggedSyntax,
+    DEEPSEEK_V4, DEEPSEEK_V32, GLM, HY_V3, KIMI_K3, MINIMAX_M2, QWEN_CODER, TaggedCalls,
+    TaggedSyntax,
 };
 
 /// How calls of tools are found in the output of a model.
@@ -73,6 +74,8 @@ pub enum ToolParser {
     /// `<tool_calls>[{..}]</tool_calls>`: Jamba, Apriel, MiniMax M1.
     #[serde(alias = "apriel", alias = "minimax_m1")]
     Jamba,
+    /// `<tool_call:opensource>NAME<tool_sep:opensource>` with `<arg_key:opensource>` and `<arg_value:opensource>`: Hy3.
+    HyV3,
 }
 
 /// How reasoning is found in the output of a model.
@@ -112,6 +115,8 @@ pub enum ReasoningParser {
     Gemma,
     /// `<|open|>think<|sep|>..<|close|>think<|sep|>`: Kimi K3.
     KimiK3,
+    /// `<think:opensource>..</think:opensource>`: Hy3.
+    HyV3,
     /// `Here are my reasoning steps:..[BEGIN FINAL RESPONSE]`: Apriel, whose template writes the beginning.
     Apriel,
 }
@@ -141,6 +146,7 @@ impl ToolParser {
             Self::MinimaxM2 => "minimax_m2",
             Self::KimiK3 => "kimi_k3",
             Self::Jamba => "jamba",
+            Self::HyV3 => "hy_v3",
         }
     }
 }
@@ -160,6 +166,7 @@ impl ReasoningParser {
             Self::Minimax => "minimax",
             Self::Gemma => "gemma",
             Self::KimiK3 => "kimi_k3",
+            Self::HyV3 => "hy_v3",
             Self::Apriel => "apriel",
         }
     }
@@ -192,7 +199,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 23] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 24] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -208,6 +215,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 23] = [
     ("Action:\\n```json", ToolParser::Cohere),
     (MINIMAX_M2.call, ToolParser::MinimaxM2),
     (TOOL_CALLS, ToolParser::Jamba),
+    (":opensource", ToolParser::HyV3),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -276,7 +284,12 @@ const REASONING_MARKERS: &[(ReasoningParser, &str, (Marker, Marker))] = &[
         "[BEGIN FINAL RESPONSE]",
         ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ),
-    // The template puts the tags together.
+    // The templates of these put the tags together.
+    (
+        ReasoningParser::HyV3,
+        ":opensource",
+        ("<think:opensource>", "</think:opensource>"),
+    ),
     (
         ReasoningParser::KimiK3,
         "<|open|>",
@@ -377,6 +390,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
             ("<|open|>call tool=\"", CallSyntax::Tagged(&KIMI_K3)),
         ],
         ToolParser::Jamba => &[(TOOL_CALLS, JAMBA)],
+        ToolParser::HyV3 => &[(HY_V3.call, CallSyntax::Tagged(&HY_V3))],
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 19] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 20] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -36,6 +36,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 19] = [
     ToolParser::MinimaxM2,
     ToolParser::KimiK3,
     ToolParser::Jamba,
+    ToolParser::HyV3,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.
@@ -108,6 +109,7 @@ pub(super) const fn reasoning_beside(tools: ToolParser) -> ReasoningParser {
         ToolParser::Mistral => ReasoningParser::Mistral,
         ToolParser::Harmony => ReasoningParser::Harmony,
         ToolParser::Gemma => ReasoningParser::Gemma,
+        ToolParser::HyV3 => ReasoningParser::HyV3,
         ToolParser::KimiK3 => ReasoningParser::KimiK3,
         ToolParser::Cohere => ReasoningParser::Cohere,
         _ => ReasoningParser::Think,

