@@ -1,5 +1,5 @@
 //! Calls as JSON objects with a name and arguments, one or a list of them: Hermes, Llama 3, Granite, Phi, Nemotron,
-//! Cohere, and Mistral's older form.
+//! Cohere, Apertus, and Mistral's older form.
 
 use serde_json::Value;
 
@@ -10,6 +10,8 @@ use super::markers::{Alternatives, Marker, Matched};
 /// One object: `{"name": "f", "arguments": {..}}`.
 #[derive(Debug, Default)]
 struct Envelope {
+    /// It is `{"f": {..}}`.
+    keyed: bool,
     json: JsonMachine,
     key: String,
     value: String,
@@ -72,7 +74,7 @@ impl Envelope {
 
     fn is_arguments(&self) -> bool {
         // Models of the Llama family write `parameters`.
-        matches!(&*self.key, "\"arguments\"" | "\"parameters\"")
+        self.keyed || matches!(&*self.key, "\"arguments\"" | "\"parameters\"")
     }
 
     /// The value of a member begins. `false` if the object is no call.
@@ -89,6 +91,12 @@ impl Envelope {
         }
         if std::mem::replace(&mut self.has_arguments, true) {
             return false;
+        }
+        if self.keyed {
+            self.name = tool_name(&self.key);
+            if self.name.is_none() {
+                return false;
+            }
         }
         // Arguments that are no object are looked at as a whole, and those before the name wait for it.
         if c == '{'
@@ -114,8 +122,7 @@ impl Envelope {
         match &*self.key {
             // Cohere's models write `tool_name`.
             "\"name\"" | "\"tool_name\"" => {
-                let name: Option<String> = serde_json::from_str(&self.value).ok();
-                let name = name.filter(|name| is_tool_name(name));
+                let name = tool_name(&self.value);
                 // A second name would leave open which of the two is called.
                 if name.is_none() || self.name.is_some() {
                     return false;
@@ -147,6 +154,12 @@ impl Envelope {
     }
 }
 
+/// The name of a function, as JSON; `None` if it can be none.
+fn tool_name(json: &str) -> Option<String> {
+    let name: Option<String> = serde_json::from_str(json).ok();
+    name.filter(|name| is_tool_name(name))
+}
+
 /// Arguments as an object, where they are one: some models write none, and some write the text of one.
 fn as_object(arguments: Option<String>) -> String {
     let Some(json) = arguments.filter(|json| json != "null") else {
@@ -167,6 +180,8 @@ pub(super) struct EnvelopeSyntax {
     pub(super) close: Option<Marker>,
     /// What stands between two that are no list. It may be missing.
     pub(super) between: Option<Marker>,
+    /// The name of a function is the key of its arguments, and there are no other members.
+    pub(super) keyed: bool,
 }
 
 #[derive(Debug)]
@@ -215,7 +230,10 @@ impl EnvelopeCalls {
     fn inside(&mut self, c: char, context: CallContext<'_>, out: &mut CallOutput) -> Verdict {
         let mut envelope = match std::mem::replace(&mut self.place, EnvelopePlace::Before) {
             EnvelopePlace::Inside(envelope) => envelope,
-            _ => Box::default(),
+            _ => Box::new(Envelope {
+                keyed: self.syntax.keyed,
+                ..Envelope::default()
+            }),
         };
         match envelope.push(c, self.unmarked.then_some(context), out) {
             Verdict::Last => {

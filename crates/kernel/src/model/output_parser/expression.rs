@@ -116,7 +116,7 @@ impl ExpressionCalls {
     fn objects(&mut self, c: char, context: CallContext<'_>, out: &mut CallOutput) -> Verdict {
         let syntax = EnvelopeSyntax {
             close: Some(self.syntax.close),
-            between: None,
+            ..EnvelopeSyntax::default()
         };
         let mut objects = if self.in_list {
             EnvelopeCalls::in_list(syntax)

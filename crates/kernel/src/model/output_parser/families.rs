@@ -76,6 +76,8 @@ pub enum ToolParser {
     Jamba,
     /// `<tool_call:opensource>NAME<tool_sep:opensource>` with `<arg_key:opensource>` and `<arg_value:opensource>`: Hy3.
     HyV3,
+    /// `<|tools_prefix|>[{"NAME": {..}}]<|tools_suffix|>`: Apertus.
+    Apertus,
 }
 
 /// How reasoning is found in the output of a model.
@@ -147,6 +149,7 @@ impl ToolParser {
             Self::KimiK3 => "kimi_k3",
             Self::Jamba => "jamba",
             Self::HyV3 => "hy_v3",
+            Self::Apertus => "apertus",
         }
     }
 }
@@ -199,7 +202,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 24] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 25] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -216,6 +219,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 24] = [
     (MINIMAX_M2.call, ToolParser::MinimaxM2),
     (TOOL_CALLS, ToolParser::Jamba),
     (":opensource", ToolParser::HyV3),
+    (TOOLS_PREFIX, ToolParser::Apertus),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -254,6 +258,7 @@ const ACTION: Marker = "<|START_ACTION|>";
 /// The template writes the first; models write all.
 const ACTION_LINES: [Marker; 3] = ["Action:\n```json", "Action: ```json", "Action:```json"];
 const TOOL_CALLS: Marker = "<tool_calls>";
+const TOOLS_PREFIX: Marker = "<|tools_prefix|>";
 const FUNCTOOLS: Marker = "functools[";
 /// What tells the markers around reasoning in a template, and the markers. The first that occurs decides; `<think>` is last,
 /// because templates of the others remove it from answers.
@@ -315,7 +320,7 @@ impl CallSyntax {
     const fn closed_by(close: Marker) -> Self {
         Self::Objects(EnvelopeSyntax {
             close: Some(close),
-            between: None,
+            ..NEITHER
         })
     }
 
@@ -391,6 +396,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
         ],
         ToolParser::Jamba => &[(TOOL_CALLS, JAMBA)],
         ToolParser::HyV3 => &[(HY_V3.call, CallSyntax::Tagged(&HY_V3))],
+        ToolParser::Apertus => &[(TOOLS_PREFIX, APERTUS)],
     }
 }
 
@@ -423,12 +429,19 @@ const NEMOTRON: CallSyntax = CallSyntax::closed_by("</TOOLCALL>");
 const COHERE: CallSyntax = CallSyntax::closed_by("<|END_ACTION|>");
 const COHERE_LINE: CallSyntax = CallSyntax::closed_by("```");
 const JAMBA: CallSyntax = CallSyntax::closed_by("</tool_calls>");
+const APERTUS: CallSyntax = CallSyntax::Objects(EnvelopeSyntax {
+    close: Some("<|tools_suffix|>"),
+    between: None,
+    keyed: true,
+});
 const PHI: CallSyntax = CallSyntax::closed_by(PHI_END);
 pub(super) const LLAMA: EnvelopeSyntax = EnvelopeSyntax {
     close: None,
     between: Some(";"),
+    keyed: false,
 };
 const NEITHER: EnvelopeSyntax = EnvelopeSyntax {
     close: None,
     between: None,
+    keyed: false,
 };

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 20] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 21] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -37,6 +37,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 20] = [
     ToolParser::KimiK3,
     ToolParser::Jamba,
     ToolParser::HyV3,
+    ToolParser::Apertus,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.

@@ -112,6 +112,12 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
             "<tool_call:opensource>add<tool_sep:opensource></tool_call:opensource>",
         ],
     ),
+    (
+        ToolParser::Apertus,
+        "<|tools_prefix|>[{\"note\": {\"text\": \"",
+        "<|tools_prefix|>[{\"note\": {\"tags\": ",
+        ["<|tools_prefix|>[", "{\"add\": {}}, "],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

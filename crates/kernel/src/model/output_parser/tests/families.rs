@@ -148,6 +148,7 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             ToolParser::HyV3,
             HyV3,
         ),
+        ("<|tools_prefix|>[{{ c }}]", ToolParser::Apertus, Think),
     ]
 };
 

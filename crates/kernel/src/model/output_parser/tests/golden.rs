@@ -365,6 +365,22 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<think:opensource>hm</think:opensource>Noting.<tool_calls:opensource>\n<tool_call:opensource>note<tool_sep:opensource>\n<arg_key:opensource>text</arg_key:opensource>\n<arg_value:opensource>12</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>add<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
         &["r:hm", "t:Noting.", "c:note{\"text\":\"12\"}", "c:add{}"],
     ),
+    // Apertus: the key of the arguments is the name.
+    (
+        ToolParser::Apertus,
+        "Adding.<|tools_prefix|>[{\"add\": {\"a\": 1}}, {\"add\": {}}]<|tools_suffix|>",
+        &["t:Adding.", "c:add{\"a\":1}", "c:add{}"],
+    ),
+    (
+        ToolParser::Apertus,
+        "<|tools_prefix|>[{\"add\": {}, \"note\": {}}]",
+        &["b:<|tools_prefix|>[{\"add\": {}, \"note\": ", "t:{}}]"],
+    ),
+    (
+        ToolParser::Apertus,
+        "<|tools_prefix|>[{\"name of none\": {}}]",
+        &["t:<|tools_prefix|>[{\"name of none\": {}}]"],
+    ),
 ];
 
 #[test]

