@@ -13,7 +13,7 @@ use super::markers::{DSML, Marker};
 use super::mistral::{self, MistralCalls};
 use super::section::{DEEPSEEK, KIMI, SectionCalls, SectionSyntax};
 use super::tagged::{
-    DEEPSEEK_V4, DEEPSEEK_V32, GLM, HY_V3, KIMI_K3, MINIMAX_M2, QWEN_CODER, TaggedCalls,
+    DEEPSEEK_V4, DEEPSEEK_V32, GLM, HY_V3, KIMI_K3, MINICPM5, MINIMAX_M2, QWEN_CODER, TaggedCalls,
     TaggedSyntax,
 };
 
@@ -78,6 +78,8 @@ pub enum ToolParser {
     HyV3,
     /// `<|tools_prefix|>[{"NAME": {..}}]<|tools_suffix|>`: Apertus.
     Apertus,
+    /// `<function name="NAME"><param name="KEY">`: MiniCPM 5.
+    Minicpm5,
 }
 
 /// How reasoning is found in the output of a model.
@@ -150,6 +152,7 @@ impl ToolParser {
             Self::Jamba => "jamba",
             Self::HyV3 => "hy_v3",
             Self::Apertus => "apertus",
+            Self::Minicpm5 => "minicpm5",
         }
     }
 }
@@ -202,7 +205,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 25] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 26] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -220,6 +223,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 25] = [
     (TOOL_CALLS, ToolParser::Jamba),
     (":opensource", ToolParser::HyV3),
     (TOOLS_PREFIX, ToolParser::Apertus),
+    (MINICPM5.call, ToolParser::Minicpm5),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -397,6 +401,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
         ToolParser::Jamba => &[(TOOL_CALLS, JAMBA)],
         ToolParser::HyV3 => &[(HY_V3.call, CallSyntax::Tagged(&HY_V3))],
         ToolParser::Apertus => &[(TOOLS_PREFIX, APERTUS)],
+        ToolParser::Minicpm5 => &[(MINICPM5.call, CallSyntax::Tagged(&MINICPM5))],
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 21] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 22] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -38,6 +38,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 21] = [
     ToolParser::Jamba,
     ToolParser::HyV3,
     ToolParser::Apertus,
+    ToolParser::Minicpm5,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.

@@ -1,5 +1,5 @@
 //! Calls with a tag around each argument: GLM 4.5, Qwen3-Coder, DeepSeek V3.2,
-//! MiniMax M2, Kimi K3 and Hy3.
+//! MiniMax M2, Kimi K3, Hy3 and MiniCPM 5.
 
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
@@ -33,6 +33,8 @@ pub(super) struct TaggedSyntax {
     own_lines: bool,
     /// `"` and `&` are escaped in keys.
     escapes_keys: bool,
+    /// A value may stand between [`CDATA`] and [`CDATA_END`].
+    has_sections: bool,
 }
 
 /// `<tool_call>NAME\n<arg_key>K</arg_key>\n<arg_value>V</arg_value>\n</tool_call>`
@@ -50,6 +52,7 @@ pub(super) const GLM: TaggedSyntax = TaggedSyntax {
     outer_end: None,
     own_lines: false,
     escapes_keys: false,
+    has_sections: false,
 };
 
 /// `<tool_call>\n<function=NAME>\n<parameter=K>\nV\n</parameter>\n</function>\n</tool_call>`
@@ -67,6 +70,7 @@ pub(super) const QWEN_CODER: TaggedSyntax = TaggedSyntax {
     outer_end: Some("</tool_call>"),
     own_lines: true,
     escapes_keys: false,
+    has_sections: false,
 };
 
 /// `<minimax:tool_call>\n<invoke name="NAME">\n<parameter name="K">V</parameter>\n</invoke>\n</minimax:tool_call>`
@@ -84,6 +88,7 @@ pub(super) const MINIMAX_M2: TaggedSyntax = TaggedSyntax {
     outer_end: Some("</minimax:tool_call>"),
     own_lines: false,
     escapes_keys: false,
+    has_sections: false,
 };
 
 /// `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="K" type="string"<|sep|>V<|close|>argument<|sep|>`
@@ -102,6 +107,7 @@ pub(super) const KIMI_K3: TaggedSyntax = TaggedSyntax {
     outer_end: Some("<|close|>tools<|sep|>"),
     own_lines: false,
     escapes_keys: true,
+    has_sections: false,
 };
 
 /// `<tool_call:opensource>NAME<tool_sep:opensource>` with the tags of [`GLM`], whose names end as these do, all calls in
@@ -120,6 +126,25 @@ pub(super) const HY_V3: TaggedSyntax = TaggedSyntax {
     outer_end: Some("</tool_calls:opensource>"),
     own_lines: false,
     escapes_keys: false,
+    has_sections: false,
+};
+
+/// `<function name="NAME"><param name="K">V</param></function>`, where `<![CDATA[V]]>` may stand for V.
+pub(super) const MINICPM5: TaggedSyntax = TaggedSyntax {
+    call: "<function name=\"",
+    function: None,
+    name_end: Some("\">"),
+    name_rest: None,
+    key: "<param name=\"",
+    key_end: "\">",
+    key_type: None,
+    value: None,
+    value_end: "</param>",
+    call_end: "</function>",
+    outer_end: None,
+    own_lines: false,
+    escapes_keys: false,
+    has_sections: true,
 };
 
 /// `<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="K" string="true">V</｜DSML｜parameter>\n</｜DSML｜invoke>`, all calls in
@@ -138,6 +163,7 @@ pub(super) const DEEPSEEK_V32: TaggedSyntax = TaggedSyntax {
     outer_end: Some("</｜DSML｜function_calls>"),
     own_lines: false,
     escapes_keys: false,
+    has_sections: false,
 };
 
 /// The same, in `<｜DSML｜tool_calls>`.
@@ -170,6 +196,10 @@ impl TaggedSyntax {
         .filter(|marker| marker.contains('<'))
     }
 }
+
+/// What stands around a text that may contain tags.
+const CDATA: &str = "<![CDATA[";
+const CDATA_END: &str = "]]>";
 
 #[derive(Debug)]
 enum TaggedPlace {
@@ -283,6 +313,12 @@ impl TaggedCalls {
     }
 
     fn argument(&mut self, key: &str, value: &str, context: CallContext<'_>, out: &mut CallOutput) {
+        let section = value
+            .strip_prefix(CDATA)
+            .filter(|_| self.syntax.has_sections);
+        let value = section
+            .and_then(|text| text.strip_suffix(CDATA_END))
+            .unwrap_or(value);
         let value = if self.syntax.own_lines {
             let value = value.strip_prefix('\n').unwrap_or(value);
             value.strip_suffix('\n').unwrap_or(value)
@@ -344,6 +380,11 @@ impl TaggedCalls {
         };
         Verdict::Taken
     }
+}
+
+/// Whether a value is the beginning of a text that may contain tags.
+fn is_open_section(value: &str) -> bool {
+    value.starts_with(CDATA) && !value.ends_with(CDATA_END)
 }
 
 /// Whether the last character of a text begins or ends the name of a control token other than the one that ends it, or
@@ -419,8 +460,10 @@ impl CallMachine for TaggedCalls {
                     return Verdict::Refused;
                 }
                 match value.strip_suffix(context.texts.text(syntax.value_end)) {
-                    Some(value) => self.argument(key.trim(), value, context, out),
-                    None => self.place = TaggedPlace::Value(key, value),
+                    Some(text) if !syntax.has_sections || !is_open_section(text) => {
+                        self.argument(key.trim(), text, context, out);
+                    }
+                    _ => self.place = TaggedPlace::Value(key, value),
                 }
                 Verdict::Taken
             }

@@ -118,6 +118,12 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
         "<|tools_prefix|>[{\"note\": {\"tags\": ",
         ["<|tools_prefix|>[", "{\"add\": {}}, "],
     ),
+    (
+        ToolParser::Minicpm5,
+        "<function name=\"note\"><param name=\"text\"><![CDATA[",
+        "<function name=\"note\"><param name=\"tags\">",
+        ["<function name=\"", "add\"></function>"],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

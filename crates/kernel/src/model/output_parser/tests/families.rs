@@ -149,6 +149,11 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             HyV3,
         ),
         ("<|tools_prefix|>[{{ c }}]", ToolParser::Apertus, Think),
+        (
+            "{{ '<function name=\"' ~ name }}",
+            ToolParser::Minicpm5,
+            Think,
+        ),
     ]
 };
 

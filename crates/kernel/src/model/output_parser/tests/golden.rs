@@ -381,6 +381,20 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<|tools_prefix|>[{\"name of none\": {}}]",
         &["t:<|tools_prefix|>[{\"name of none\": {}}]"],
     ),
+    // MiniCPM 5: some values are quoted as in XML.
+    (
+        ToolParser::Minicpm5,
+        "<function name=\"note\"><param name=\"text\"><![CDATA[a < b\n\"</param>\"]]></param><param name=\"tags\">[\"a\"]</param></function>\n<function name=\"add\"></function>",
+        &[
+            "c:note{\"text\":\"a < b\\n\\\"</param>\\\"\",\"tags\":[\"a\"]}",
+            "c:add{}",
+        ],
+    ),
+    (
+        ToolParser::Minicpm5,
+        "the <function name=\"add\"> tag",
+        &["t:the ", "b:<function name=\"add\"> ", "t:tag"],
+    ),
 ];
 
 #[test]

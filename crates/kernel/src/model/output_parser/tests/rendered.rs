@@ -75,6 +75,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{{ '<|tools_prefix|>[' }}{% for call in calls %}{{ '{"' + call.name + '": ' }}{{ call.arguments | tojson }}{{ '}' }}{{ '' if loop.last else ', ' }}{% endfor %}{{ ']<|tools_suffix|>' }}"#,
     ),
+    (
+        ToolParser::Minicpm5,
+        "",
+        r#"{% for call in calls %}{{ '<function name="' + call.name + '">' }}{% for key, value in call.arguments.items() %}{{ '<param name="' + key + '">' }}{% if value is string %}{{ '<![CDATA[' + value + ']]>' }}{% else %}{{ value | tojson }}{% endif %}{{ '</param>' }}{% endfor %}{{ '</function>\n' }}{% endfor %}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
