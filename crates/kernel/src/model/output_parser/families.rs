@@ -80,6 +80,8 @@ pub enum ToolParser {
     Apertus,
     /// `<function name="NAME"><param name="KEY">`: MiniCPM 5.
     Minicpm5,
+    /// `function call<|role_sep|>{..}<|message_sep|>`: GigaChat 3.
+    Gigachat3,
 }
 
 /// How reasoning is found in the output of a model.
@@ -153,6 +155,7 @@ impl ToolParser {
             Self::HyV3 => "hy_v3",
             Self::Apertus => "apertus",
             Self::Minicpm5 => "minicpm5",
+            Self::Gigachat3 => "gigachat3",
         }
     }
 }
@@ -205,7 +208,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 26] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 27] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -224,6 +227,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 26] = [
     (":opensource", ToolParser::HyV3),
     (TOOLS_PREFIX, ToolParser::Apertus),
     (MINICPM5.call, ToolParser::Minicpm5),
+    ("<|role_sep|>", ToolParser::Gigachat3),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -263,6 +267,7 @@ const ACTION: Marker = "<|START_ACTION|>";
 const ACTION_LINES: [Marker; 3] = ["Action:\n```json", "Action: ```json", "Action:```json"];
 const TOOL_CALLS: Marker = "<tool_calls>";
 const TOOLS_PREFIX: Marker = "<|tools_prefix|>";
+const CALL_ROLE: Marker = "function call<|role_sep|>";
 const FUNCTOOLS: Marker = "functools[";
 /// What tells the markers around reasoning in a template, and the markers. The first that occurs decides; `<think>` is last,
 /// because templates of the others remove it from answers.
@@ -402,6 +407,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
         ToolParser::HyV3 => &[(HY_V3.call, CallSyntax::Tagged(&HY_V3))],
         ToolParser::Apertus => &[(TOOLS_PREFIX, APERTUS)],
         ToolParser::Minicpm5 => &[(MINICPM5.call, CallSyntax::Tagged(&MINICPM5))],
+        ToolParser::Gigachat3 => &[(CALL_ROLE, GIGACHAT)],
     }
 }
 
@@ -439,6 +445,7 @@ const APERTUS: CallSyntax = CallSyntax::Objects(EnvelopeSyntax {
     between: None,
     keyed: true,
 });
+const GIGACHAT: CallSyntax = CallSyntax::closed_by("<|message_sep|>");
 const PHI: CallSyntax = CallSyntax::closed_by(PHI_END);
 pub(super) const LLAMA: EnvelopeSyntax = EnvelopeSyntax {
     close: None,

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 22] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 23] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -39,6 +39,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 22] = [
     ToolParser::HyV3,
     ToolParser::Apertus,
     ToolParser::Minicpm5,
+    ToolParser::Gigachat3,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.

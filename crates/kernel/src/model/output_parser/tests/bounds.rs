@@ -124,6 +124,12 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
         "<function name=\"note\"><param name=\"tags\">",
         ["<function name=\"", "add\"></function>"],
     ),
+    (
+        ToolParser::Gigachat3,
+        "function call<|role_sep|>{\"name\": \"note\", \"arguments\": {\"text\": \"",
+        "function call<|role_sep|>{\"name\": \"note\", \"arguments\": {\"tags\": ",
+        ["function call<|role_sep|>", "{\"name\": \"add\"}"],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

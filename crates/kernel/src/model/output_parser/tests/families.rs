@@ -154,6 +154,7 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             ToolParser::Minicpm5,
             Think,
         ),
+        ("{{ role + '<|role_sep|>' }}", ToolParser::Gigachat3, Think),
     ]
 };
 

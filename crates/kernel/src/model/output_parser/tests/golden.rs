@@ -395,6 +395,17 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "the <function name=\"add\"> tag",
         &["t:the ", "b:<function name=\"add\"> ", "t:tag"],
     ),
+    // GigaChat 3: a call is a message of a role of its own.
+    (
+        ToolParser::Gigachat3,
+        "function call<|role_sep|>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}<|message_sep|>\n\n",
+        &["c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Gigachat3,
+        "A function call is an expression.",
+        &["t:A function call is an expression."],
+    ),
 ];
 
 #[test]

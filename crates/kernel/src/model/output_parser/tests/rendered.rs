@@ -80,6 +80,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{% for call in calls %}{{ '<function name="' + call.name + '">' }}{% for key, value in call.arguments.items() %}{{ '<param name="' + key + '">' }}{% if value is string %}{{ '<![CDATA[' + value + ']]>' }}{% else %}{{ value | tojson }}{% endif %}{{ '</param>' }}{% endfor %}{{ '</function>\n' }}{% endfor %}"#,
     ),
+    (
+        ToolParser::Gigachat3,
+        "",
+        r#"{% for call in calls %}{{ 'function call<|role_sep|>\n{"name": "' + call.name + '", "arguments": ' }}{{ call.arguments | tojson }}{{ '}<|message_sep|>\n\n' }}{% endfor %}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
