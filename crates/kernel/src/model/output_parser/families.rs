@@ -11,7 +11,7 @@ use super::expression::{ExpressionCalls, ExpressionSyntax, FUNCTION_GEMMA, GEMMA
 use super::harmony;
 use super::markers::{DSML, Marker};
 use super::mistral::{self, MistralCalls};
-use super::section::{DEEPSEEK, KIMI, SectionCalls, SectionSyntax};
+use super::section::{DEEPSEEK, KIMI, SOLAR_OPEN, SectionCalls, SectionSyntax};
 use super::tagged::{
     DEEPSEEK_V4, DEEPSEEK_V32, GLM, HY_V3, KIMI_K3, MINICPM5, MINIMAX_M2, QWEN_CODER, TaggedCalls,
     TaggedSyntax,
@@ -82,6 +82,8 @@ pub enum ToolParser {
     Minicpm5,
     /// `function call<|role_sep|>{..}<|message_sep|>`: GigaChat 3.
     Gigachat3,
+    /// `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{..}<|tool_call:end|>`: Solar Open.
+    SolarOpen,
 }
 
 /// How reasoning is found in the output of a model.
@@ -121,6 +123,8 @@ pub enum ReasoningParser {
     Gemma,
     /// `<|open|>think<|sep|>..<|close|>think<|sep|>`: Kimi K3.
     KimiK3,
+    /// `<|think|>..<|end|>`: Solar Open.
+    SolarOpen,
     /// `<think:opensource>..</think:opensource>`: Hy3.
     HyV3,
     /// `Here are my reasoning steps:..[BEGIN FINAL RESPONSE]`: Apriel, whose template writes the beginning.
@@ -156,6 +160,7 @@ impl ToolParser {
             Self::Apertus => "apertus",
             Self::Minicpm5 => "minicpm5",
             Self::Gigachat3 => "gigachat3",
+            Self::SolarOpen => "solar_open",
         }
     }
 }
@@ -175,6 +180,7 @@ impl ReasoningParser {
             Self::Minimax => "minimax",
             Self::Gemma => "gemma",
             Self::KimiK3 => "kimi_k3",
+            Self::SolarOpen => "solar_open",
             Self::HyV3 => "hy_v3",
             Self::Apriel => "apriel",
         }
@@ -208,7 +214,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 27] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 28] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -228,6 +234,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 27] = [
     (TOOLS_PREFIX, ToolParser::Apertus),
     (MINICPM5.call, ToolParser::Minicpm5),
     ("<|role_sep|>", ToolParser::Gigachat3),
+    (SOLAR_OPEN.call, ToolParser::SolarOpen),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -298,6 +305,11 @@ const REASONING_MARKERS: &[(ReasoningParser, &str, (Marker, Marker))] = &[
         "[BEGIN FINAL RESPONSE]",
         ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ),
+    (
+        ReasoningParser::SolarOpen,
+        SOLAR_OPEN.call,
+        ("<|think|>", "<|end|>"),
+    ),
     // The templates of these put the tags together.
     (
         ReasoningParser::HyV3,
@@ -338,7 +350,7 @@ impl CallSyntax {
         match self {
             Self::Objects(syntax) | Self::List(syntax) => syntax.close.into_iter().collect(),
             Self::Mistral => vec![mistral::ARGUMENTS, mistral::CALL_ID],
-            Self::Section(syntax) => syntax.markers().to_vec(),
+            Self::Section(syntax) => syntax.markers().collect(),
             Self::Tagged(syntax) => syntax.markers().collect(),
             Self::Expressions(syntax) => syntax.markers().collect(),
         }
@@ -408,6 +420,10 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
         ToolParser::Apertus => &[(TOOLS_PREFIX, APERTUS)],
         ToolParser::Minicpm5 => &[(MINICPM5.call, CallSyntax::Tagged(&MINICPM5))],
         ToolParser::Gigachat3 => &[(CALL_ROLE, GIGACHAT)],
+        ToolParser::SolarOpen => &[
+            (SOLAR_OPEN.section, CallSyntax::Section(&SOLAR_OPEN)),
+            (SOLAR_OPEN.call, CallSyntax::Section(&SOLAR_OPEN)),
+        ],
     }
 }
 
@@ -426,6 +442,7 @@ pub(super) const fn hidden(parser: ToolParser) -> &'static [Marker] {
             "<|close|>response<|sep|>",
             "<|close|>message<|sep|>",
         ],
+        ToolParser::SolarOpen => &["<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"],
         _ => &[],
     }
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 23] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 24] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -40,6 +40,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 23] = [
     ToolParser::Apertus,
     ToolParser::Minicpm5,
     ToolParser::Gigachat3,
+    ToolParser::SolarOpen,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.
@@ -112,6 +113,7 @@ pub(super) const fn reasoning_beside(tools: ToolParser) -> ReasoningParser {
         ToolParser::Mistral => ReasoningParser::Mistral,
         ToolParser::Harmony => ReasoningParser::Harmony,
         ToolParser::Gemma => ReasoningParser::Gemma,
+        ToolParser::SolarOpen => ReasoningParser::SolarOpen,
         ToolParser::HyV3 => ReasoningParser::HyV3,
         ToolParser::KimiK3 => ReasoningParser::KimiK3,
         ToolParser::Cohere => ReasoningParser::Cohere,
@@ -375,7 +377,8 @@ fn check_loss(settings: &OutputSettings, events: &[(char, String)], whole: &str)
         || opens.is_some_and(|open| whole.contains(open))
         || events.iter().any(|(kind, _)| *kind == 'c')
         || whole.contains("calls_section_end")
-        || whole.contains("calls▁end");
+        || whole.contains("calls▁end")
+        || whole.contains("<|calls|>");
     if is_exempt {
         return;
     }

@@ -7,7 +7,14 @@ use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN, Vocabulary};
 use sapwood_proto::steer::Token;
 
 /// The tokens that markers contain which are no tokens themselves.
-pub(super) const PARTS: [Marker; 5] = [DSML, "<|open|>", "<|close|>", "<|sep|>", "<|role_sep|>"];
+pub(super) const PARTS: [Marker; 6] = [
+    DSML,
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "<|role_sep|>",
+    "<|begin|>",
+];
 /// In each tag of DeepSeek V3.2.
 pub(super) const DSML: Marker = "｜DSML｜";
 

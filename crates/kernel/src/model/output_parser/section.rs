@@ -1,4 +1,4 @@
-//! Calls in sections of control tokens, name and arguments apart: DeepSeek R1, V3 and V3.1, Kimi K2.
+//! Calls in sections of control tokens, name and arguments apart: DeepSeek R1, V3 and V3.1, Kimi K2, Solar Open.
 
 use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
 use super::json::JsonMachine;
@@ -11,6 +11,8 @@ pub(super) struct SectionSyntax {
     pub(super) call: Marker,
     /// Between the name and the arguments.
     pub(super) separator: Marker,
+    /// The same, if `separator` stands between an id and the name.
+    pub(super) name_end: Option<Marker>,
     pub(super) call_end: Marker,
     pub(super) section_end: Marker,
     /// The name is `functions.NAME:INDEX`, and that is the id of the call.
@@ -23,6 +25,7 @@ pub(super) const DEEPSEEK: SectionSyntax = SectionSyntax {
     section: "<｜tool▁calls▁begin｜>",
     call: "<｜tool▁call▁begin｜>",
     separator: "<｜tool▁sep｜>",
+    name_end: None,
     call_end: "<｜tool▁call▁end｜>",
     section_end: "<｜tool▁calls▁end｜>",
     name_is_id: false,
@@ -33,13 +36,25 @@ pub(super) const KIMI: SectionSyntax = SectionSyntax {
     section: "<|tool_calls_section_begin|>",
     call: "<|tool_call_begin|>",
     separator: "<|tool_call_argument_begin|>",
+    name_end: None,
     call_end: "<|tool_call_end|>",
     section_end: "<|tool_calls_section_end|>",
     name_is_id: true,
 };
 
+/// `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{..}<|tool_call:end|>`
+pub(super) const SOLAR_OPEN: SectionSyntax = SectionSyntax {
+    section: "<|tool_calls|>",
+    call: "<|tool_call:begin|>",
+    separator: "<|tool_call:name|>",
+    name_end: Some("<|tool_call:args|>"),
+    call_end: "<|tool_call:end|>",
+    section_end: "<|calls|>",
+    name_is_id: false,
+};
+
 impl SectionSyntax {
-    pub(super) fn markers(&self) -> [Marker; 5] {
+    pub(super) fn markers(&self) -> impl Iterator<Item = Marker> {
         [
             self.section,
             self.call,
@@ -47,6 +62,8 @@ impl SectionSyntax {
             self.call_end,
             self.section_end,
         ]
+        .into_iter()
+        .chain(self.name_end)
     }
 }
 
@@ -64,6 +81,8 @@ enum SectionPlace {
     Separated(String),
     /// In the name after a separator.
     Line(NameText),
+    /// The same; the marker after it as far as it was read.
+    Named(NameText, Alternatives),
     Fence(Alternatives),
     Arguments(JsonMachine),
     After(Alternatives),
@@ -172,23 +191,30 @@ impl SectionCalls {
         mut next: Alternatives,
         context: CallContext<'_>,
     ) -> Verdict {
-        let begins = !next.is_begun() && context.texts.text(self.syntax.separator).starts_with(c);
-        if begins || next.is_begun() {
-            match next.push(c, &[self.syntax.separator], context.texts) {
-                Matched::Open => {}
-                Matched::Whole(_) => {
-                    let Some(name) = name.take() else {
-                        return Verdict::Refused;
-                    };
-                    self.place = SectionPlace::Separated(name);
-                    return Verdict::Taken;
-                }
-                Matched::Nothing => return Verdict::Refused,
-            }
-        } else if !name.push(c) {
-            return Verdict::Refused;
+        match name_up_to(self.syntax.separator, c, (&mut name, &mut next), context) {
+            NameStep::Open => self.place = SectionPlace::Name(name, next),
+            NameStep::Whole(name) => self.place = SectionPlace::Separated(name),
+            NameStep::None => return Verdict::Refused,
         }
-        self.place = SectionPlace::Name(name, next);
+        Verdict::Taken
+    }
+
+    fn named(
+        &mut self,
+        c: char,
+        end: Marker,
+        (mut name, mut next): (NameText, Alternatives),
+        context: CallContext<'_>,
+        out: &mut CallOutput,
+    ) -> Verdict {
+        match name_up_to(end, c, (&mut name, &mut next), context) {
+            NameStep::Open => self.place = SectionPlace::Named(name, next),
+            NameStep::Whole(name) => {
+                self.place = SectionPlace::Fence(Alternatives::default());
+                return self.begin(name, out);
+            }
+            NameStep::None => return Verdict::Refused,
+        }
         Verdict::Taken
     }
 
@@ -218,6 +244,34 @@ impl SectionCalls {
     }
 }
 
+/// What a character is to a name, and to the marker after it.
+enum NameStep {
+    Open,
+    Whole(String),
+    None,
+}
+
+/// Takes the next character of a name, or of the marker after it.
+fn name_up_to(
+    end: Marker,
+    c: char,
+    (name, next): (&mut NameText, &mut Alternatives),
+    context: CallContext<'_>,
+) -> NameStep {
+    if !next.is_begun() && !context.texts.text(end).starts_with(c) {
+        return if name.push(c) {
+            NameStep::Open
+        } else {
+            NameStep::None
+        };
+    }
+    match next.push(c, &[end], context.texts) {
+        Matched::Open => NameStep::Open,
+        Matched::Whole(_) => name.take().map_or(NameStep::None, NameStep::Whole),
+        Matched::Nothing => NameStep::None,
+    }
+}
+
 impl CallMachine for SectionCalls {
     fn push(&mut self, c: char, context: CallContext<'_>, out: &mut CallOutput) -> Verdict {
         let empty = SectionPlace::Between(Alternatives::default());
@@ -235,7 +289,17 @@ impl CallMachine for SectionCalls {
                 self.matched(matched, next, true)
             }
             SectionPlace::Name(name, next) => self.name(c, name, next, context),
-            SectionPlace::Separated(first) => self.separated(c, first, out),
+            SectionPlace::Separated(first) => match syntax.name_end {
+                Some(end) => {
+                    let begun = (NameText::default(), Alternatives::default());
+                    self.named(c, end, begun, context, out)
+                }
+                None => self.separated(c, first, out),
+            },
+            SectionPlace::Named(name, next) => {
+                let end = syntax.name_end.unwrap_or(syntax.separator);
+                self.named(c, end, (name, next), context, out)
+            }
             SectionPlace::Line(name) => self.line(c, name, out),
             SectionPlace::Fence(next) => self.fence(c, next, context, out),
             SectionPlace::Arguments(json) => self.arguments(c, json, out),

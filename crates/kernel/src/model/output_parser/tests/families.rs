@@ -67,7 +67,7 @@ fn reasoning_between_markers_of_other_families() {
 /// Templates, and the parsers that they choose.
 const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
     use ReasoningParser::{
-        Apriel, Cohere, Gemma, Harmony, HyV3, KimiK3, Minimax, Mistral, Seed, Think,
+        Apriel, Cohere, Gemma, Harmony, HyV3, KimiK3, Minimax, Mistral, Seed, SolarOpen, Think,
     };
     &[
         ("", ToolParser::Hermes, Think),
@@ -155,6 +155,11 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             Think,
         ),
         ("{{ role + '<|role_sep|>' }}", ToolParser::Gigachat3, Think),
+        (
+            "<|think|>{{ r }}<|tool_call:begin|>{{ c }}",
+            ToolParser::SolarOpen,
+            SolarOpen,
+        ),
     ]
 };
 
@@ -184,10 +189,12 @@ fn parsers_are_read_by_their_names() {
         assert_eq!(read(parser.name()), parser);
     }
     use ReasoningParser::{
-        Apriel, Auto, Cohere, Gemma, Harmony, HyV3, KimiK3, Minimax, Mistral, None, Seed, Think,
+        Apriel, Auto, Cohere, Gemma, Harmony, HyV3, KimiK3, Minimax, Mistral, None, Seed,
+        SolarOpen, Think,
     };
     for parser in [
-        Auto, None, Think, HyV3, Apriel, KimiK3, Mistral, Harmony, Cohere, Seed, Minimax, Gemma,
+        Auto, None, Think, SolarOpen, HyV3, Apriel, KimiK3, Mistral, Harmony, Cohere, Seed,
+        Minimax, Gemma,
     ] {
         let read = serde_json::from_value::<ReasoningParser>(parser.name().into());
         assert_eq!(read.unwrap(), parser);

