@@ -22,6 +22,7 @@ mod json;
 mod literal;
 mod markers;
 mod mistral;
+mod nested;
 mod open_calls;
 mod section;
 mod settings;

@@ -9,8 +9,9 @@ use super::call::CallMachine;
 use super::envelope::{EnvelopeCalls, EnvelopeSyntax};
 use super::expression::{ExpressionCalls, ExpressionSyntax, FUNCTION_GEMMA, GEMMA, LFM2};
 use super::harmony;
-use super::markers::{DSML, Marker};
+use super::markers::{DSML, MINIMAX, Marker};
 use super::mistral::{self, MistralCalls};
+use super::nested::{self, NestedCalls};
 use super::section::{DEEPSEEK, KIMI, SOLAR_OPEN, SectionCalls, SectionSyntax};
 use super::tagged::{
     DEEPSEEK_V4, DEEPSEEK_V32, GLM, HY_V3, KIMI_K3, MINICPM5, MINIMAX_M2, QWEN_CODER, TaggedCalls,
@@ -84,6 +85,8 @@ pub enum ToolParser {
     Gigachat3,
     /// `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{..}<|tool_call:end|>`: Solar Open.
     SolarOpen,
+    /// `]<]minimax[>[<invoke name="NAME">` with nested tags, each behind `]<]minimax[>[`: MiniMax M3.
+    MinimaxM3,
 }
 
 /// How reasoning is found in the output of a model.
@@ -161,6 +164,7 @@ impl ToolParser {
             Self::Minicpm5 => "minicpm5",
             Self::Gigachat3 => "gigachat3",
             Self::SolarOpen => "solar_open",
+            Self::MinimaxM3 => "minimax_m3",
         }
     }
 }
@@ -214,7 +218,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 28] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 29] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -235,6 +239,7 @@ const FAMILY_MARKERS: [(&str, ToolParser); 28] = [
     (MINICPM5.call, ToolParser::Minicpm5),
     ("<|role_sep|>", ToolParser::Gigachat3),
     (SOLAR_OPEN.call, ToolParser::SolarOpen),
+    (MINIMAX, ToolParser::MinimaxM3),
     ("<arg_key>", ToolParser::Glm),
     ("<function=", ToolParser::Qwen3Coder),
     (FUNCTOOLS, ToolParser::Phi4),
@@ -334,6 +339,7 @@ pub(super) enum CallSyntax {
     Mistral,
     Section(&'static SectionSyntax),
     Tagged(&'static TaggedSyntax),
+    Nested,
     Expressions(&'static ExpressionSyntax),
 }
 
@@ -352,6 +358,7 @@ impl CallSyntax {
             Self::Mistral => vec![mistral::ARGUMENTS, mistral::CALL_ID],
             Self::Section(syntax) => syntax.markers().collect(),
             Self::Tagged(syntax) => syntax.markers().collect(),
+            Self::Nested => nested::MARKERS.to_vec(),
             Self::Expressions(syntax) => syntax.markers().collect(),
         }
     }
@@ -364,6 +371,7 @@ impl CallSyntax {
             Self::Mistral => Box::new(MistralCalls::new()),
             Self::Section(syntax) => Box::new(SectionCalls::new(syntax, opened_by)),
             Self::Tagged(syntax) => Box::new(TaggedCalls::new(syntax, opened_by)),
+            Self::Nested => Box::new(NestedCalls::new()),
             Self::Expressions(syntax) => Box::new(ExpressionCalls::new(syntax)),
         }
     }
@@ -424,6 +432,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
             (SOLAR_OPEN.section, CallSyntax::Section(&SOLAR_OPEN)),
             (SOLAR_OPEN.call, CallSyntax::Section(&SOLAR_OPEN)),
         ],
+        ToolParser::MinimaxM3 => &[(nested::OPEN, CallSyntax::Nested)],
     }
 }
 

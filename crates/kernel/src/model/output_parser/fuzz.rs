@@ -16,7 +16,7 @@ use super::{
 use crate::chunk::Text;
 
 /// All parsers but `auto`.
-pub(super) const TOOL_PARSERS: [ToolParser; 24] = [
+pub(super) const TOOL_PARSERS: [ToolParser; 25] = [
     ToolParser::None,
     ToolParser::Hermes,
     ToolParser::Llama3,
@@ -41,6 +41,7 @@ pub(super) const TOOL_PARSERS: [ToolParser; 24] = [
     ToolParser::Minicpm5,
     ToolParser::Gigachat3,
     ToolParser::SolarOpen,
+    ToolParser::MinimaxM3,
 ];
 
 /// A vocabulary of nothing but control tokens with these names.
@@ -113,6 +114,7 @@ pub(super) const fn reasoning_beside(tools: ToolParser) -> ReasoningParser {
         ToolParser::Mistral => ReasoningParser::Mistral,
         ToolParser::Harmony => ReasoningParser::Harmony,
         ToolParser::Gemma => ReasoningParser::Gemma,
+        ToolParser::MinimaxM3 => ReasoningParser::Minimax,
         ToolParser::SolarOpen => ReasoningParser::SolarOpen,
         ToolParser::HyV3 => ReasoningParser::HyV3,
         ToolParser::KimiK3 => ReasoningParser::KimiK3,

@@ -7,8 +7,9 @@ use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN, Vocabulary};
 use sapwood_proto::steer::Token;
 
 /// The tokens that markers contain which are no tokens themselves.
-pub(super) const PARTS: [Marker; 6] = [
+pub(super) const PARTS: [Marker; 7] = [
     DSML,
+    MINIMAX,
     "<|open|>",
     "<|close|>",
     "<|sep|>",
@@ -17,6 +18,8 @@ pub(super) const PARTS: [Marker; 6] = [
 ];
 /// In each tag of DeepSeek V3.2.
 pub(super) const DSML: Marker = "｜DSML｜";
+/// Before each tag of MiniMax M3.
+pub(super) const MINIMAX: Marker = "]<]minimax[>[";
 
 /// A marker, by its name in model files, or with the names of tokens in it.
 pub(super) type Marker = &'static str;
@@ -161,6 +164,17 @@ pub(super) fn find(text: &str, markers: &[Marker], texts: &MarkerTexts) -> Find 
         }
     }
     Find::None { safe: bytes.len() }
+}
+
+/// Whether the last character of a text begins or ends the name of a control token other than the one that ends it, or
+/// stands in what ends it.
+pub(super) fn is_foreign_mark(c: char, text: &str, end: &str) -> bool {
+    let is_mark = matches!(c, MARK_OPEN | MARK_CLOSE);
+    // Up to each of the same marks in the end.
+    let mut begun = end
+        .match_indices(c)
+        .map(|(at, _)| &end[..at + c.len_utf8()]);
+    is_mark && !begun.any(|begun| text.ends_with(begun))
 }
 
 /// Matches one of several texts, character by character.

@@ -1,11 +1,10 @@
 //! Calls with a tag around each argument: GLM 4.5, Qwen3-Coder, DeepSeek V3.2,
 //! MiniMax M2, Kimi K3, Hy3 and MiniCPM 5.
 
-use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
 
 use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
-use super::markers::{Alternatives, Marker, Matched};
+use super::markers::{Alternatives, Marker, Matched, is_foreign_mark};
 
 /// The tags of one family.
 #[derive(Debug)]
@@ -385,17 +384,6 @@ impl TaggedCalls {
 /// Whether a value is the beginning of a text that may contain tags.
 fn is_open_section(value: &str) -> bool {
     value.starts_with(CDATA) && !value.ends_with(CDATA_END)
-}
-
-/// Whether the last character of a text begins or ends the name of a control token other than the one that ends it, or
-/// stands in what ends it.
-fn is_foreign_mark(c: char, text: &str, end: &str) -> bool {
-    let is_mark = matches!(c, MARK_OPEN | MARK_CLOSE);
-    // Up to each of the same marks in the end.
-    let mut begun = end
-        .match_indices(c)
-        .map(|(at, _)| &end[..at + c.len_utf8()]);
-    is_mark && !begun.any(|begun| text.ends_with(begun))
 }
 
 impl CallMachine for TaggedCalls {

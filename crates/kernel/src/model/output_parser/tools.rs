@@ -46,6 +46,9 @@ impl DeclaredTools {
             "True" if is_allowed("boolean") => "true",
             "False" if is_allowed("boolean") => "false",
             "None" if is_allowed("null") => "null",
+            // What has no items has no tags either.
+            "" if is_allowed("array") && !is_allowed("string") => "[]",
+            "" if is_allowed("object") && !is_allowed("string") => "{}",
             other => other,
         };
         if let Ok(value) = serde_json::from_str::<Value>(bare)
@@ -118,6 +121,8 @@ mod tests {
             ("maybe", "None", "null"),
             ("maybe", "5", "\"5\""),
             ("list", "[1, 2]", "[1, 2]"),
+            ("list", "", "[]"),
+            ("text", "", "\"\""),
             ("any", "5", "5"),
             ("any", "\"a\"", "\"a\""),
             ("any", "a", "\"a\""),

@@ -139,6 +139,15 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
             "<|tool_call:begin|>0<|tool_call:name|>add<|tool_call:args|>{}<|tool_call:end|>",
         ],
     ),
+    (
+        ToolParser::MinimaxM3,
+        "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"note\">]<]minimax[>[<text>",
+        "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"note\">]<]minimax[>[<tags>",
+        [
+            "]<]minimax[>[<tool_call>",
+            "]<]minimax[>[<invoke name=\"add\">]<]minimax[>[</invoke>",
+        ],
+    ),
 ];
 
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.

@@ -160,6 +160,11 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             ToolParser::SolarOpen,
             SolarOpen,
         ),
+        (
+            "{% set ns = ']<]minimax[>[' %}<mm:think>",
+            ToolParser::MinimaxM3,
+            Minimax,
+        ),
     ]
 };
 

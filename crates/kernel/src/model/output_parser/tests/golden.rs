@@ -417,6 +417,25 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<|content|>Done.<|flush|>",
         &["t:Done."],
     ),
+    // MiniMax M3: values of values are tags again.
+    (
+        ToolParser::MinimaxM3,
+        "<mm:think>hm</mm:think>Noting.]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"note\">]<]minimax[>[<text>12 < 13 </b>]<]minimax[>[</text>]<]minimax[>[<tags>]<]minimax[>[<item>a]<]minimax[>[</item>]<]minimax[>[<item>]<]minimax[>[<lat>1.5]<]minimax[>[</lat>]<]minimax[>[<far>true]<]minimax[>[</far>]<]minimax[>[</item>]<]minimax[>[</tags>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name=\"add\">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        &[
+            "r:hm",
+            "t:Noting.",
+            "c:note{\"text\":\"12 < 13 </b>\",\"tags\":[\"a\",{\"lat\":1.5,\"far\":true}]}",
+            "c:add{}",
+        ],
+    ),
+    (
+        ToolParser::MinimaxM3,
+        "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"add\">]<]minimax[>[<a>1]<]minimax[>[</b>",
+        &[
+            "b:]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"add\">]<]minimax[>[<a>1]<]minimax[>[</b",
+            "t:>",
+        ],
+    ),
 ];
 
 #[test]

