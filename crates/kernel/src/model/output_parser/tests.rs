@@ -435,6 +435,9 @@ fn the_corpus_is_replayed() {
 }
 
 proptest! {
+    // Each case is an output of some fifty formats.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn ke_111_cuts_change_nothing(
         pieces in prop::collection::vec(
@@ -444,7 +447,9 @@ proptest! {
     ) {
         fuzz::output(&pieces.concat());
     }
+}
 
+proptest! {
     /// A golden output of which a part is missing, and in which one of its markers stands where it does not belong.
     #[test]
     fn ke_111_broken_outputs_may_be_cut_anywhere(

@@ -150,6 +150,15 @@ const HOSTILE: &[(ToolParser, &str, &str, [&str; 2])] = &[
     ),
 ];
 
+/// One family for each machine, whose calls are tried up to the limit of their bytes.
+const TO_THE_LIMIT: [ToolParser; 5] = [
+    ToolParser::Gemma,
+    ToolParser::DeepseekV32,
+    ToolParser::Nemotron,
+    ToolParser::SolarOpen,
+    ToolParser::MinimaxM3,
+];
+
 /// `tool_call_bytes`, `tool_calls_max` and the nesting of JSON hold in all forms of calls, and their work is linear.
 #[test]
 fn hostile_outputs_are_bounded() {
@@ -166,13 +175,12 @@ fn hostile_outputs_are_bounded() {
             );
             found.iter().map(|(kind, _)| *kind).collect()
         };
-        let unclosed = text.to_owned() + &"x".repeat(limits::TOOL_CALL_BYTES);
-        let broken = kinds(&unclosed);
-        assert!(
-            ["cabt", "cbt", "t"].contains(&&*broken),
-            "{parser:?}: {broken}"
-        );
-        let deep = nested.to_owned() + &"[".repeat(limits::TOOL_CALL_BYTES / 2);
+        if TO_THE_LIMIT.contains(&parser) {
+            let unclosed = text.to_owned() + &"x".repeat(limits::TOOL_CALL_BYTES);
+            let broken = kinds(&unclosed);
+            assert!(["cabt", "cbt"].contains(&&*broken), "{parser:?}: {broken}");
+        }
+        let deep = nested.to_owned() + &"[".repeat(32 << 10);
         let broken = kinds(&deep);
         assert!(
             ["cabt", "cab", "cbt", "cb", "t"].contains(&&*broken),
