@@ -81,7 +81,7 @@ pub enum ToolParser {
     Apertus,
     /// `<function name="NAME"><param name="KEY">`: MiniCPM 5.
     Minicpm5,
-    /// `function call<|role_sep|>{..}<|message_sep|>`: GigaChat 3.
+    /// `function call<|role_sep|>{..}<|message_sep|>`: GigaChat 3; `<|function_call|>{..}<|message_sep|>`: GigaChat 3.1.
     Gigachat3,
     /// `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{..}<|tool_call:end|>`: Solar Open.
     SolarOpen,
@@ -279,6 +279,7 @@ const ACTION: Marker = "<|START_ACTION|>";
 const ACTION_LINES: [Marker; 3] = ["Action:\n```json", "Action: ```json", "Action:```json"];
 const TOOL_CALLS: Marker = "<tool_calls>";
 const TOOLS_PREFIX: Marker = "<|tools_prefix|>";
+const FUNCTION_CALL: Marker = "<|function_call|>";
 const CALL_ROLE: Marker = "function call<|role_sep|>";
 const FUNCTOOLS: Marker = "functools[";
 /// What tells the markers around reasoning in a template, and the markers. The first that occurs decides; `<think>` is last,
@@ -427,7 +428,7 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
         ToolParser::HyV3 => &[(HY_V3.call, CallSyntax::Tagged(&HY_V3))],
         ToolParser::Apertus => &[(TOOLS_PREFIX, APERTUS)],
         ToolParser::Minicpm5 => &[(MINICPM5.call, CallSyntax::Tagged(&MINICPM5))],
-        ToolParser::Gigachat3 => &[(CALL_ROLE, GIGACHAT)],
+        ToolParser::Gigachat3 => &[(CALL_ROLE, GIGACHAT), (FUNCTION_CALL, GIGACHAT)],
         ToolParser::SolarOpen => &[
             (SOLAR_OPEN.section, CallSyntax::Section(&SOLAR_OPEN)),
             (SOLAR_OPEN.call, CallSyntax::Section(&SOLAR_OPEN)),

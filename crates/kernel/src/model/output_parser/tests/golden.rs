@@ -403,6 +403,11 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
     ),
     (
         ToolParser::Gigachat3,
+        "Adding.<|function_call|>{\"name\": \"add\", \"arguments\": {\"a\": 1}}<|message_sep|>",
+        &["t:Adding.", "c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Gigachat3,
         "A function call is an expression.",
         &["t:A function call is an expression."],
     ),

