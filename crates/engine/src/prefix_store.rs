@@ -9,7 +9,6 @@
 //! Entries are ordered by their tokens: the entry with the longest common prefix is then next to where a prompt would
 //! be, before or behind it, as in a radix tree.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -18,6 +17,9 @@ use sapwood_proto::steer::Token;
 
 use crate::prefix_cache::common_prefix;
 use crate::saved_state::{BLOCK_TOKENS, SavedState, StateBlock};
+use held_bytes::HeldBytes;
+
+mod held_bytes;
 
 /// What an entry needs beside its tokens and its state, rounded up.
 const ENTRY_BYTES: usize = 512;
@@ -78,11 +80,7 @@ pub(crate) struct PrefixStore<S = SavedState> {
     age: u64,
     uses: u64,
     next: SavedId,
-    bytes: usize,
-    /// The bytes of each scope. Entries of two scopes have nothing in common, so they add up to all.
-    scope_bytes: HashMap<u64, usize>,
-    /// How many entries hold a block, by its address.
-    holders: HashMap<usize, usize>,
+    held: HeldBytes,
     /// Those that were not taken yet.
     evicted: Vec<EvictedEntry<S>>,
 }
@@ -138,9 +136,7 @@ impl<S: PrefixState> PrefixStore<S> {
             age: 0,
             uses: 0,
             next: 0,
-            bytes: 0,
-            scope_bytes: HashMap::new(),
-            holders: HashMap::new(),
+            held: HeldBytes::default(),
             evicted: Vec::new(),
         }
     }
@@ -152,7 +148,7 @@ impl<S: PrefixState> PrefixStore<S> {
 
     /// Returns the bytes in use.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+        self.held.all()
     }
 
     /// Returns the number of entries.
@@ -233,7 +229,7 @@ impl<S: PrefixState> PrefixStore<S> {
     fn evict_until_fits(&mut self, scope: u64, added: impl Fn(&Self) -> usize) {
         loop {
             let bytes = added(self);
-            if self.bytes.saturating_add(bytes) <= self.limit {
+            if self.held.all().saturating_add(bytes) <= self.limit {
                 return;
             }
             let Some(id) = self.next_evicted(scope, bytes) else {
@@ -252,52 +248,10 @@ impl<S: PrefixState> PrefixStore<S> {
         blocks.map(|block| block.len()).sum()
     }
 
-    /// Returns what an entry adds to the bytes in use, or takes from them as it leaves: blocks count if `holders` entries have them.
-    fn bytes_with(&self, prefix: &SavedPrefix<S>, holders: usize) -> usize {
-        let counts = |block: &&StateBlock| {
-            let held = self.holders.get(&address(block)).copied().unwrap_or(0);
-            held == holders
-        };
-        let blocks = prefix.state.blocks().iter().filter(counts);
-        let blocks = blocks.map(|block| block.len()).sum::<usize>();
-        bytes_of(prefix.tokens.len(), prefix.state.own_bytes()) + blocks
-    }
-
-    /// Counts the bytes of an entry that is added.
-    fn hold(&mut self, scope: u64, prefix: &SavedPrefix<S>) {
-        let bytes = self.bytes_with(prefix, 0);
-        for block in prefix.state.blocks() {
-            *self.holders.entry(address(block)).or_default() += 1;
-        }
-        self.bytes += bytes;
-        *self.scope_bytes.entry(scope).or_default() += bytes;
-    }
-
-    /// Counts the bytes of an entry no more.
-    fn let_go(&mut self, scope: u64, prefix: &SavedPrefix<S>) {
-        let bytes = self.bytes_with(prefix, 1);
-        for block in prefix.state.blocks() {
-            if let Entry::Occupied(mut held) = self.holders.entry(address(block)) {
-                *held.get_mut() -= 1;
-                if *held.get() == 0 {
-                    held.remove();
-                }
-            }
-        }
-        self.bytes -= bytes;
-        if let Entry::Occupied(mut held) = self.scope_bytes.entry(scope) {
-            *held.get_mut() -= bytes;
-            if *held.get() == 0 {
-                held.remove();
-            }
-        }
-    }
-
     /// Returns what makes room for an entry of so many bytes. Others keep what is in use: their entries that a turnover of the
     /// store has passed by go first.
     fn next_evicted(&self, scope: u64, bytes: usize) -> Option<SavedId> {
-        let held = self.scope_bytes.get(&scope).copied().unwrap_or(0);
-        let has_share = held.saturating_add(bytes) > self.limit / SCOPE_SHARE;
+        let has_share = self.held.of_scope(scope).saturating_add(bytes) > self.limit / SCOPE_SHARE;
         let mut ids = self.ids_by_value();
         let least = self.by_value.first();
         let is_passed_by = least.is_some_and(|((value, _), _)| *value < self.age);
@@ -328,8 +282,8 @@ impl<S: PrefixState> PrefixStore<S> {
         {
             self.take_out(id, true);
         }
-        self.evict_until_fits(scope, |store| store.bytes_with(&prefix, 0));
-        self.hold(scope, &prefix);
+        self.evict_until_fits(scope, |store| store.held.added_by(&prefix));
+        self.held.add(scope, &prefix);
         let id = self.next;
         self.next += 1;
         let value = self.value(tokens.len(), state);
@@ -433,7 +387,7 @@ impl<S: PrefixState> PrefixStore<S> {
     pub(crate) fn remove(&mut self, id: SavedId) -> Option<ScopedPrefix<S>> {
         let entry = self.entries.remove(&id)?;
         self.by_value.remove(&(entry.value, id));
-        self.let_go(entry.scope, &entry.prefix);
+        self.held.remove(entry.scope, &entry.prefix);
         if let Some(of_scope) = self.by_tokens.get_mut(&entry.scope) {
             of_scope.remove(&entry.prefix.tokens);
             if of_scope.is_empty() {
@@ -484,11 +438,6 @@ impl<S: PrefixState> PrefixStore<S> {
 /// Returns what an entry takes of the limit of its store.
 pub(crate) fn bytes_of(tokens: usize, state: usize) -> usize {
     state + tokens * size_of::<Token>() + ENTRY_BYTES
-}
-
-/// Blocks are told apart by where they are: a store holds each until no entry has it.
-fn address(block: &StateBlock) -> usize {
-    Arc::as_ptr(block).addr()
 }
 
 fn range<'a>(

@@ -139,8 +139,8 @@ fn one_scope_does_not_evict_all_others() {
         "what nobody uses is evicted by others"
     );
     assert!(count(&store, 8) >= 4 && count(&store, 9) >= 4);
-    let bytes = store.scope_bytes.values().sum::<usize>();
-    assert_eq!((bytes, store.scope_bytes.len()), (store.bytes(), 2));
+    let (bytes, scopes, _) = store.held.parts();
+    assert_eq!((bytes, scopes), (store.bytes(), 2));
 }
 
 /// What all entries need, with each block once.
@@ -148,7 +148,7 @@ fn bytes_by_hand(store: &PrefixStore) -> usize {
     let entries = store.entries.values();
     let blocks: HashMap<usize, usize> = entries
         .flat_map(|it| it.prefix.state.blocks())
-        .map(|block| (address(block), block.len()))
+        .map(|block| (held_bytes::address(block), block.len()))
         .collect();
     let own = |it: &StoredPrefix<SavedState>| {
         bytes_of(it.prefix.tokens.len(), it.prefix.state.own_bytes())
@@ -206,10 +206,7 @@ fn a_common_beginning_is_held_once() {
         assert!(prefix.state.whole().unwrap().iter().copied().eq(rows));
         assert_eq!(bytes_by_hand(&store), store.bytes());
     }
-    assert_eq!(
-        (store.bytes(), store.scope_bytes.len(), store.holders.len()),
-        (0, 0, 0)
-    );
+    assert_eq!((store.bytes(), store.held.parts()), (0, (0, 0, 0)));
 }
 
 /// Room is made for what an entry adds, not for what it has in common with another.
@@ -241,9 +238,9 @@ proptest! {
             insert_cut(&mut store, scope, &tokens);
             prop_assert!(store.bytes() <= limit);
             prop_assert_eq!(bytes_by_hand(&store), store.bytes());
-            prop_assert_eq!(store.scope_bytes.values().sum::<usize>(), store.bytes());
+            prop_assert_eq!(store.held.parts().0, store.bytes());
         }
-        let held: usize = store.holders.values().sum();
+        let held = store.held.block_uses();
         let blocks = store.entries.values().map(|it| it.prefix.state.blocks().len());
         prop_assert_eq!(blocks.sum::<usize>(), held);
     }
@@ -262,7 +259,7 @@ proptest! {
             prop_assert!(store.covers(*scope, tokens), "the last one is there");
         }
         prop_assert_eq!(bytes_by_hand(&store), store.bytes());
-        prop_assert_eq!(store.scope_bytes.values().sum::<usize>(), store.bytes());
+        prop_assert_eq!(store.held.parts().0, store.bytes());
         prop_assert_eq!(store.entries.len(), store.by_value.len());
         let indexed: usize = store.by_tokens.values().map(BTreeMap::len).sum();
         prop_assert_eq!(store.entries.len(), indexed);
