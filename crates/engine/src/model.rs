@@ -35,6 +35,7 @@
 //! [`DecodeStop::Full`]. A model with a per-slot KV cache reports so many cells that the slots run out before the count
 //! does.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -212,9 +213,18 @@ pub struct RowArea {
     pub row_bytes: usize,
 }
 
-/// Finds the areas of a saved state of so many tokens, in ascending order and without overlap; `None` if it has another
-/// form. Where the rows of two states are equal, they are kept in memory once.
-pub type RowFinder = fn(state: &[u8], tokens: usize) -> Option<Vec<RowArea>>;
+/// A saved state whose parts with rows are known.
+#[derive(Clone, Debug)]
+pub struct StateRows<'a> {
+    /// What [`Model::restore`] makes the slot of. The saved state itself, if its rows are in the order of the tokens.
+    pub state: Cow<'a, [u8]>,
+    /// In ascending order and without overlap.
+    pub areas: Vec<RowArea>,
+}
+
+/// Finds the rows in a saved state of so many tokens; `None` if it has another form. Where the rows of two states are
+/// equal, they are kept in memory once.
+pub type RowFinder = fn(state: &[u8], tokens: usize) -> Option<StateRows<'_>>;
 
 /// A model, called from the owner's thread only.
 ///

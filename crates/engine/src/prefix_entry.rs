@@ -53,13 +53,13 @@ fn file_bytes(identity: usize, tokens: usize, state: u64) -> Option<u64> {
     state.checked_add(head.checked_add(tokens)? as u64)
 }
 
-/// Returns what a file has before and behind a state.
+/// Returns what a file has before and behind the pieces of a state.
 pub(crate) fn around_state(
     identity: &str,
     kind: EntryKind,
     scope: u64,
     tokens: &[Token],
-    state: &[u8],
+    state: &[&[u8]],
 ) -> (Vec<u8>, [u8; CHECKSUM]) {
     let mut head = Vec::with_capacity(identity.len() + size_of_val(tokens) + 64);
     head.extend_from_slice(MAGIC);
@@ -68,11 +68,16 @@ pub(crate) fn around_state(
     head.push(kind as u8);
     head.extend_from_slice(&scope.to_le_bytes());
     head.extend_from_slice(&length(tokens.len()).to_le_bytes());
-    head.extend_from_slice(&(state.len() as u64).to_le_bytes());
+    let bytes: usize = state.iter().map(|piece| piece.len()).sum();
+    head.extend_from_slice(&(bytes as u64).to_le_bytes());
     head.extend(tokens.iter().flat_map(|it| it.to_le_bytes()));
     let sum = crc32fast::hash(&head);
     head.extend_from_slice(&sum.to_le_bytes());
-    (head, crc32fast::hash(state).to_le_bytes())
+    let mut of_state = Hasher::new();
+    for piece in state {
+        of_state.update(piece);
+    }
+    (head, of_state.finalize().to_le_bytes())
 }
 
 /// Neither a prompt nor an identity is longer.
@@ -187,7 +192,13 @@ mod tests {
     }
 
     fn written(kind: EntryKind) -> Vec<u8> {
-        let (head, tail) = around_state(IDENTITY, kind, 7, &TOKENS, &state());
+        let (head, tail) = around_state(
+            IDENTITY,
+            kind,
+            7,
+            &TOKENS,
+            &[&state()[..40], &state()[40..]],
+        );
         [&head, &state()[..], &tail].concat()
     }
 

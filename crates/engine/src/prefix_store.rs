@@ -219,33 +219,34 @@ impl<S: PrefixState> PrefixStore<S> {
         if bytes > self.limit {
             return false;
         }
-        self.evict_until_fits(scope, |store| {
-            bytes.saturating_sub(store.common_bytes(scope, tokens))
-        });
-        true
-    }
-
-    /// Evicts entries until one fits that adds so many bytes to those that are left.
-    fn evict_until_fits(&mut self, scope: u64, added: impl Fn(&Self) -> usize) {
+        let mut near = self.nearest(scope, tokens);
         loop {
-            let bytes = added(self);
-            if self.held.all().saturating_add(bytes) <= self.limit {
-                return;
-            }
-            let Some(id) = self.next_evicted(scope, bytes) else {
-                return;
+            let added = bytes.saturating_sub(near.map_or(0, |near| self.common_bytes(near)));
+            let Some(evicted) = self.evict_for(scope, added) else {
+                return true;
             };
-            self.evict(id);
+            // Searched again only if it has gone: among many entries that takes longer than to evict one.
+            if near.is_some_and(|near| near.id == evicted) {
+                near = self.nearest(scope, tokens);
+            }
         }
     }
 
-    /// Returns the bytes of the blocks that an entry of these tokens can have in common with another one.
-    fn common_bytes(&self, scope: u64, tokens: &[Token]) -> usize {
-        let Some((near, common)) = self.nearest(scope, tokens) else {
-            return 0;
-        };
-        let blocks = near.blocks().iter().take(common / BLOCK_TOKENS);
-        blocks.map(|block| block.len()).sum()
+    /// Evicts and returns an entry if one of this scope that adds so many bytes does not fit.
+    fn evict_for(&mut self, scope: u64, added: usize) -> Option<SavedId> {
+        if self.held.all().saturating_add(added) <= self.limit {
+            return None;
+        }
+        let id = self.next_evicted(scope, added)?;
+        self.evict(id);
+        Some(id)
+    }
+
+    /// Returns the bytes of the blocks that are of common tokens.
+    fn common_bytes(&self, near: SavedMatch) -> usize {
+        let blocks = self.state(near.id).map_or(&[][..], PrefixState::blocks);
+        let common = blocks.iter().take(near.tokens / BLOCK_TOKENS);
+        common.map(|block| block.len()).sum()
     }
 
     /// Returns what makes room for an entry of so many bytes. Others keep what is in use: their entries that a turnover of the
@@ -282,7 +283,7 @@ impl<S: PrefixState> PrefixStore<S> {
         {
             self.take_out(id, true);
         }
-        self.evict_until_fits(scope, |store| store.held.added_by(&prefix));
+        while self.evict_for(scope, self.held.added_by(&prefix)).is_some() {}
         self.held.add(scope, &prefix);
         let id = self.next;
         self.next += 1;
@@ -308,10 +309,19 @@ impl<S: PrefixState> PrefixStore<S> {
         }
     }
 
-    /// Returns the state of the entry that shares most of its first tokens with these, and their number.
-    pub(crate) fn nearest(&self, scope: u64, tokens: &[Token]) -> Option<(&S, usize)> {
-        let near = self.longest_common(scope, tokens)?;
-        Some((self.state(near.id)?, near.tokens))
+    /// Returns the entry that shares most of its first tokens with these, whether or not it can be used for them.
+    pub(crate) fn nearest(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
+        self.longest_common(scope, tokens)
+    }
+
+    /// Puts an equal state in the place of that of an entry.
+    pub(crate) fn replace_state(&mut self, id: SavedId, state: S) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            self.held.remove(entry.scope, &entry.prefix);
+            let tokens = Arc::clone(&entry.prefix.tokens);
+            entry.prefix = Arc::new(SavedPrefix { tokens, state });
+            self.held.add(entry.scope, &entry.prefix);
+        }
     }
 
     /// Returns how many of these tokens an entry begins with.

@@ -10,6 +10,9 @@
 //! ```
 //!
 //! A block is shared only if it has the same bytes, so a state is always restored as it was saved.
+//!
+//! Cutting a state copies it, and so does putting it together again, on the thread of the engine. A state that has nothing
+//! in common with another one is therefore not cut.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,6 +22,9 @@ use crate::model::RowArea;
 
 /// Tokens of a block. With fewer, less of a common prefix is stored twice; with more, longer pieces are copied at a time.
 pub(crate) const BLOCK_TOKENS: usize = 64;
+
+/// The table of areas takes at most one in so many bytes of a state.
+const AREAS_SHARE: usize = 8;
 
 /// The rows of [`BLOCK_TOKENS`] tokens, area by area.
 pub(crate) type StateBlock = Arc<Vec<u8>>;
@@ -47,7 +53,7 @@ impl From<Vec<u8>> for SavedState {
 
 impl SavedState {
     /// Cuts a state of so many tokens. Blocks of the first `common` tokens that `like` has too are shared with it. `None`
-    /// if there is no block, no memory, or the areas are not in the state.
+    /// if there is no block, no memory, the areas are not in the state, or are too many.
     pub(crate) fn cut(
         state: &[u8],
         areas: Vec<RowArea>,
@@ -55,7 +61,8 @@ impl SavedState {
         like: Option<(&Self, usize)>,
     ) -> Option<Self> {
         let count = tokens / BLOCK_TOKENS;
-        if count == 0 || areas.is_empty() {
+        // A model has two areas for each layer. A file could have a row of one byte in each of millions.
+        if count == 0 || areas.is_empty() || size_of_val(&*areas) > state.len() / AREAS_SHARE {
             return None;
         }
         let rest = rest_of(state, &areas, count)?;
@@ -96,26 +103,30 @@ impl SavedState {
 
     /// Returns the state as it was saved. `None` if there is no memory for it.
     pub(crate) fn whole(&self) -> Option<Cow<'_, [u8]>> {
-        if let Some(state) = self.as_uncut() {
-            return Some(Cow::Borrowed(state));
+        match self.as_uncut() {
+            Some(state) => Some(Cow::Borrowed(state)),
+            None => joined(&self.pieces()).map(Cow::Owned),
         }
-        let mut whole = Vec::new();
-        whole.try_reserve_exact(self.bytes).ok()?;
-        let mut rest = &*self.rest;
+    }
+
+    /// Returns the state as it was saved, piece after piece.
+    pub(crate) fn pieces(&self) -> Vec<&[u8]> {
+        let mut pieces = Vec::with_capacity(1 + self.areas.len() * (1 + self.blocks.len()));
+        let (mut rest, mut at) = (&*self.rest, 0);
         let mut taken = 0;
         for area in &self.areas {
             // The rows behind the last block of the area before, and what lies between the two.
-            let (before, behind) = rest.split_at_checked(area.start - whole.len())?;
-            whole.extend_from_slice(before);
+            let (before, behind) = rest.split_at(area.start - at);
+            pieces.push(before);
             rest = behind;
             let piece = taken..taken + BLOCK_TOKENS * area.row_bytes;
             taken = piece.end;
-            for block in &self.blocks {
-                whole.extend_from_slice(&block[piece.clone()]);
-            }
+            let of_area = self.blocks.iter().map(|block| &block[piece.clone()]);
+            pieces.extend(of_area);
+            at = rows(area, self.blocks.len()).start;
         }
-        whole.extend_from_slice(rest);
-        Some(Cow::Owned(whole))
+        pieces.push(rest);
+        pieces
     }
 
     /// Returns what other states may have in common with this one.
@@ -144,14 +155,14 @@ fn rows(area: &RowArea, block: usize) -> Range<usize> {
 
 /// Returns what is in none of the first blocks.
 fn rest_of(state: &[u8], areas: &[RowArea], blocks: usize) -> Option<Vec<u8>> {
-    let mut rest = Vec::new();
+    let mut rest = Vec::with_capacity(1 + areas.len());
     let mut at = 0;
     for area in areas {
-        rest.extend_from_slice(state.get(at..area.start)?);
-        at = rows(area, blocks - 1).end;
+        rest.push(state.get(at..area.start)?);
+        at = rows(area, blocks).start;
     }
-    rest.extend_from_slice(state.get(at..)?);
-    Some(rest)
+    rest.push(state.get(at..)?);
+    joined(&rest)
 }
 
 fn is_made_of(block: &[u8], pieces: &[&[u8]]) -> bool {
@@ -164,15 +175,15 @@ fn is_made_of(block: &[u8], pieces: &[&[u8]]) -> bool {
     all && left.is_empty()
 }
 
-/// Returns a block; `None` if there is no memory for it.
+/// Returns the pieces one after another; `None` if there is no memory for that.
 fn joined(pieces: &[&[u8]]) -> Option<Vec<u8>> {
-    let mut block = Vec::new();
+    let mut joined = Vec::new();
     let bytes = pieces.iter().map(|piece| piece.len()).sum();
-    block.try_reserve_exact(bytes).ok()?;
+    joined.try_reserve_exact(bytes).ok()?;
     for piece in pieces {
-        block.extend_from_slice(piece);
+        joined.extend_from_slice(piece);
     }
-    Some(block)
+    Some(joined)
 }
 
 #[cfg(test)]

@@ -289,8 +289,7 @@ impl KvSlots {
             EntryKind::Checkpoint => model.checkpoint(slot),
         };
         if let Some(state) = state {
-            self.copies.saved += state.len();
-            self.tiers.insert(kind, scope, tokens, state);
+            self.copies.saved += self.tiers.insert(kind, scope, tokens, state);
         }
     }
 

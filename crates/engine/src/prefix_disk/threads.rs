@@ -245,10 +245,12 @@ impl DiskThread {
     fn write_file(&self, order: WriteOrder) -> io::Result<()> {
         if let Some((file, entry)) = order.write {
             let SavedPrefix { tokens, state } = &*entry.prefix;
-            let state = state.whole().ok_or(io::ErrorKind::OutOfMemory)?;
+            // In pieces: the whole would take as much memory again, of which there may be little.
+            let state = state.pieces();
             let (head, tail) =
                 around_state(&self.identity, entry.kind, entry.scope, tokens, &state);
-            self.disk.write(file, &[&head, &state, &tail])?;
+            let parts = [&[&*head], &*state, &[&tail]].concat();
+            self.disk.write(file, &parts)?;
         }
         // Afterwards: a file that was just written has the time of now.
         if let Some((file, used)) = order.mark {

@@ -170,6 +170,7 @@ fn insert_cut(store: &mut PrefixStore, scope: u64, tokens: &[Token]) -> bool {
     };
     store.make_room(scope, tokens, rows.len());
     let near = store.nearest(scope, tokens);
+    let near = near.and_then(|near| Some((store.state(near.id)?, near.tokens)));
     let state = SavedState::cut(&rows, vec![area], tokens.len(), near).unwrap();
     assert_eq!(*state.whole().unwrap(), rows);
     let inserted = store.insert(scope, tokens, state);

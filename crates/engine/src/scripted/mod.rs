@@ -18,7 +18,7 @@ use crate::adapters::default_scales;
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
 use crate::model::{
     BatchEntry, Capacity, CheckpointTerms, DecodeStop, Model, OutputRow, RowArea, RowFinder,
-    SlotId, SlotPurpose,
+    SlotId, SlotPurpose, StateRows,
 };
 use crate::ranking::{RankedRow, ZipfDistribution, mix};
 
@@ -230,11 +230,13 @@ impl Model for Scripted {
         Some(|state, tokens| {
             let row_bytes = size_of::<u64>();
             let is_whole = state.len() == tokens * row_bytes;
-            is_whole.then(|| {
-                vec![RowArea {
-                    start: 0,
-                    row_bytes,
-                }]
+            let areas = vec![RowArea {
+                start: 0,
+                row_bytes,
+            }];
+            is_whole.then(|| StateRows {
+                state: state.into(),
+                areas,
             })
         })
     }

@@ -6,9 +6,10 @@ use crate::embedded::llama::untouched::untouched_bytes;
 
 /// Memory of this process in use, in bytes.
 fn resident() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
-    pages * 4096
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kibibytes = line.unwrap().trim().trim_end_matches(" kB");
+    kibibytes.parse::<u64>().unwrap() * 1024
 }
 
 #[test]

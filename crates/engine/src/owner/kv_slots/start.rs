@@ -209,7 +209,12 @@ impl SlotStart<'_> {
         let Some(state) = saved.state.whole() else {
             return 0;
         };
-        slots.copies.copied += state.len();
+        // One in blocks is put together before the model copies it.
+        let copies = match saved.state.as_uncut() {
+            Some(_) => 1,
+            None => 2,
+        };
+        slots.copies.copied += copies * state.len();
         let calls = slots.model.calls();
         if !calls.restore(slot, &state, length(tokens.len())) {
             // There are cells, so it would fail again.

@@ -99,6 +99,16 @@ fn saved_prefixes_have_their_common_beginning_once() {
         whole.push(slots.model.calls().save(found.slot).unwrap());
         slots.evict_all();
     }
+    // One that nothing else begins like is not cut, and a longer one in its place neither.
+    for prompt in [text(5, 200), [&text(5, 200)[..], &[400; 100]].concat()] {
+        prefill(&mut slots, &prompt);
+        slots.evict_all();
+        let found = slots.tiers.find(0, &prompt).unwrap();
+        let state = slots.tiers.store.state(found.id).unwrap();
+        assert!(found.saved == prompt.len() && state.as_uncut().is_some());
+    }
+    let own = slots.tiers.find(0, &text(5, 200)).unwrap();
+    slots.tiers.forget_prefix(own.id);
     let saved = slots.tiers.bytes();
     assert!(
         saved < 2 * bytes_of_one + USERS as usize * 4500,

@@ -12,12 +12,12 @@ use sapwood_proto::time::Time;
 
 use super::disk::{DiskGain, DiskRead, SlotDisk};
 use crate::config::{Config, PrefixDiskConfig};
-use crate::model::{Model, RowFinder};
+use crate::model::{Model, RowFinder, StateRows};
 use crate::owner::checkpoints::{Checkpoint, Checkpoints, PromptSpan};
 use crate::prefix_disk::{DiskMove, DiskWait, SavedEntry};
 use crate::prefix_entry::EntryKind;
 use crate::prefix_store::{PrefixStore, SavedId, SavedMatch, SavedPrefix, ScopedPrefix};
-use crate::saved_state::SavedState;
+use crate::saved_state::{BLOCK_TOKENS, SavedState};
 use crate::stats::EngineStats;
 
 /// Shorter prefixes are not saved: to compute so few tokens takes one step, as it does to compute a single one.
@@ -26,6 +26,9 @@ const SAVED_TOKENS_MIN: usize = 32;
 /// A saved prefix is restored if at least one in so many of its tokens are in common: all are copied, which is hundreds of times
 /// faster than computing them, but streams wait meanwhile.
 pub(super) const RESTORED_SHARE: usize = 8;
+
+/// A state is cut if it takes at most one in so many bytes of the limit: while it is, there are two of it.
+const CUT_SHARE: usize = 8;
 
 /// How long the end of an engine may wait for the disk. `docker stop` kills the process after 10 s.
 const END_MAX: Duration = Duration::from_secs(8);
@@ -129,43 +132,79 @@ impl SavedTiers {
         has_room
     }
 
-    /// Saves the state of a slot that holds these tokens.
-    pub(super) fn insert(&mut self, kind: EntryKind, scope: u64, tokens: &[Token], state: Vec<u8>) {
+    /// Saves the state of a slot that holds these tokens. Returns the bytes that were copied for that.
+    pub(super) fn insert(
+        &mut self,
+        kind: EntryKind,
+        scope: u64,
+        tokens: &[Token],
+        state: Vec<u8>,
+    ) -> usize {
+        let bytes = state.len();
         let prefix = SavedPrefix {
             tokens: tokens.into(),
             state: state.into(),
         };
-        self.keep_one(SavedEntry {
+        let copied = self.keep_one(SavedEntry {
             kind,
             scope,
             prefix: Arc::new(prefix),
         });
         self.offer_evicted();
+        bytes + copied
     }
 
-    /// Adds an entry to the memory, where it shares what it has in common with another one.
-    fn keep_one(&mut self, entry: SavedEntry) {
+    /// Adds an entry to the memory, where it shares what it has in common with another one. Returns the bytes that were copied
+    /// for that.
+    fn keep_one(&mut self, entry: SavedEntry) -> usize {
         let SavedEntry {
             kind,
             scope,
             mut prefix,
         } = entry;
+        let mut copied = 0;
         // A checkpoint has nothing of each token.
         if kind == EntryKind::Prefix
-            && let Some(state) = self.cut(scope, &prefix)
+            && let Some(state) = self.shared(scope, &prefix, &mut copied)
         {
             let tokens = Arc::clone(&prefix.tokens);
             prefix = Arc::new(SavedPrefix { tokens, state });
         }
         self.memory_mut(kind).insert_shared(scope, prefix);
+        copied
     }
 
-    /// Returns the state of a prefix in pieces that others may share; `None` if it is in pieces already, or has none.
-    fn cut(&self, scope: u64, prefix: &SavedPrefix) -> Option<SavedState> {
-        let (state, tokens) = (prefix.state.as_uncut()?, &prefix.tokens);
-        let areas = (self.row_finder?)(state, tokens.len())?;
-        let near = self.store.nearest(scope, tokens);
-        SavedState::cut(state, areas, tokens.len(), near)
+    /// Returns the state of a prefix in blocks which it shares with the nearest saved one; `None` if it stays as it is.
+    fn shared(
+        &mut self,
+        scope: u64,
+        prefix: &SavedPrefix,
+        copied: &mut usize,
+    ) -> Option<SavedState> {
+        let find = self.row_finder?;
+        let most = self.store.limit() / CUT_SHARE;
+        let uncut = |prefix: &SavedPrefix| prefix.state.as_uncut().map(<[u8]>::len);
+        uncut(prefix).filter(|&bytes| bytes <= most)?;
+        let near = self.store.nearest(scope, &prefix.tokens)?;
+        let tokens = near.tokens;
+        // It is not added if another has all of it.
+        if tokens < BLOCK_TOKENS || tokens == prefix.tokens.len() {
+            return None;
+        }
+        let (_, held) = self.store.entry(near.id)?;
+        if let Some(bytes) = uncut(&held) {
+            // One that the new entry replaces is not worth it.
+            let stays = tokens < near.saved || !self.store.is_partial();
+            if !stays || bytes > most {
+                return None;
+            }
+            let state = cut(find, &held, None)?;
+            *copied += bytes;
+            self.store.replace_state(near.id, state);
+        }
+        let like = self.store.state(near.id)?;
+        *copied += prefix.state.len();
+        cut(find, prefix, Some((like, tokens)))
     }
 
     /// Removes a prefix that the model could not restore. It would take the place of one that can be restored.
@@ -236,7 +275,7 @@ impl SavedTiers {
     /// Adds entries of the disk to the memory.
     pub(super) fn keep(&mut self, arrived: Vec<SavedEntry>) {
         for entry in arrived {
-            self.keep_one(entry);
+            let _copied = self.keep_one(entry);
         }
         self.offer_evicted();
     }
@@ -325,4 +364,15 @@ impl SavedTiers {
         let entries = disk.tier.finish(memory, used, END_MAX, stats);
         tracing::info!(entries, "cached prefixes were written to the disk");
     }
+}
+
+/// Returns a state in blocks, of which the first tokens may be those of another one.
+fn cut(
+    find: RowFinder,
+    prefix: &SavedPrefix,
+    like: Option<(&SavedState, usize)>,
+) -> Option<SavedState> {
+    let (state, tokens) = (prefix.state.as_uncut()?, prefix.tokens.len());
+    let StateRows { state, areas } = find(state, tokens)?;
+    SavedState::cut(&state, areas, tokens, like)
 }
