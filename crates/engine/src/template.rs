@@ -6,9 +6,11 @@
 //!   values ──► shield covers texts of control tokens ──► render ──► pieces: the template's text, and covered text
 //! ```
 
+mod allowed;
 mod bounds;
 mod calendar;
 mod calls;
+mod constants;
 #[cfg(test)]
 mod families;
 mod json;
@@ -26,6 +28,7 @@ mod tests;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
@@ -167,7 +170,7 @@ impl Template {
         clock: fn() -> SystemTime,
     ) -> Result<Self, TemplateError> {
         let syntax = |error: Error| TemplateError::Syntax(clipped(&error.to_string()));
-        let mut environment = Environment::new();
+        let mut environment = Environment::empty();
         let blocks = SyntaxConfig::builder()
             // Both as in Transformers, for which chat templates are written.
             .trim_blocks(true)
@@ -178,14 +181,21 @@ impl Template {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION_MAX);
+        // Errors would contain the variables.
+        environment.set_debug(false);
         bounds::install(&mut environment);
-        // In place of minijinja's own, which escapes for HTML.
-        environment.add_filter("tojson", json::filter);
-        environment.add_function("raise_exception", |why: String| -> Result<Value, Error> {
+        allowed::install(&mut environment);
+        environment.add_function("raise_exception", |why: &Value| -> Result<Value, Error> {
+            let why = bounds::printed(why)?.into_owned();
             Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(why)))
         });
-        environment.add_function("strftime_now", move |format: String| {
-            calendar::format(clock(), &format)
+        environment.add_function("strftime_now", move |format: &Value| {
+            let format = bounds::printed(format)?;
+            if format.len() > calendar::FORMAT_BYTES_MAX {
+                let message = "the format of a time is too long";
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+            Ok(calendar::format(clock(), &format))
         });
         // Before it is parsed: parsing takes time and memory in proportion to it.
         if source.len() > SOURCE_BYTES_MAX {
@@ -194,7 +204,7 @@ impl Template {
         }
         let source = without_generation_tags(&with_line_feeds(source));
         // Compiled only to find errors: the result borrows the source, so each rendering compiles it again.
-        program::compile(NAME, &source, &blocks).map_err(syntax)?;
+        caught(|| program::compile(NAME, &source, &blocks).map(drop)).map_err(syntax)?;
         let Ok(shield) = SpecialTextShield::new(&special.all) else {
             return Err(TemplateError::Syntax(
                 "the vocabulary has too many control tokens".to_owned(),
@@ -276,8 +286,12 @@ impl Template {
         let mut covered = CoveredTexts::default();
         let context = self.context(chat, arguments, &mut covered)?;
         let text = self.run(context, chat)?;
+        let pieces = |text: &str| {
+            let pieces = covered.pieces_within(text, RENDERED_BYTES_MAX);
+            pieces.ok_or(TemplateError::TooLong)
+        };
         if !chat.continue_last {
-            return Ok(covered.pieces(&text));
+            return pieces(&text);
         }
         // The last one: a template may print a message twice, and the model continues at the end.
         let Some(at) = text.rfind(shield::TAIL) else {
@@ -291,29 +305,21 @@ impl Template {
         } else {
             text[..at].trim_end()
         };
-        Ok(covered.pieces(text))
+        pieces(text)
     }
 
     /// Returns the text that the template renders for a context.
     fn run(&self, context: Value, chat: &ChatRequest) -> Result<String, TemplateError> {
-        let program = program::compile(NAME, &self.source, &self.syntax).map_err(failure)?;
         let mut text = String::new();
-        let messages = chat.messages.iter().map(|message| message.content.len());
-        bounds::within(messages.sum(), || {
+        let render = || {
+            let program = program::compile(NAME, &self.source, &self.syntax)?;
             let mut out = make_string_output(&mut text);
             let blocks = BTreeMap::new();
             let escape = AutoEscape::None;
-            eval(
-                &self.environment,
-                &program,
-                context,
-                &blocks,
-                &mut out,
-                escape,
-            )
-            .map(drop)
-        })
-        .map_err(failure)?;
+            let environment = &self.environment;
+            eval(environment, &program, context, &blocks, &mut out, escape).map(drop)
+        };
+        bounds::within(input_bytes(chat), || caught(render)).map_err(failure)?;
         if text.len() > RENDERED_BYTES_MAX {
             return Err(TemplateError::TooLong);
         }
@@ -429,6 +435,38 @@ impl Template {
 }
 
 const NAME: &str = "chat";
+
+/// What minijinja does on a template that it panics on is an error of the template: it ends this rendering, and nothing else. What a
+/// rendering changes is its own, so nothing is left half done.
+fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        let message = "the template engine panicked";
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    })
+}
+
+/// The bytes of all texts of a conversation.
+fn input_bytes(chat: &ChatRequest) -> usize {
+    let message = |message: &ChatMessage| {
+        let reasoning = message.reasoning.as_ref().map_or(0, String::len);
+        message.content.len() + reasoning + json_bytes(&message.tool_calls)
+    };
+    let messages: usize = chat.messages.iter().map(message).sum();
+    messages + json_bytes(&chat.tools) + json_bytes(&chat.template_args)
+}
+
+fn json_bytes(value: &serde_json::Value) -> usize {
+    use serde_json::Value as Json;
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(items) => items.iter().map(json_bytes).sum(),
+        Json::Object(members) => {
+            let member = |(key, value): (&String, &Json)| key.len() + json_bytes(value);
+            members.iter().map(member).sum()
+        }
+        Json::Null | Json::Bool(_) | Json::Number(_) => size_of::<Json>(),
+    }
+}
 
 /// Replaces other ends of lines by line feeds, as Jinja does: `trim_blocks` removes only those.
 fn with_line_feeds(source: &str) -> Cow<'_, str> {

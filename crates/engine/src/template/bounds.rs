@@ -1,17 +1,22 @@
 //! Limits of one rendering: bytes, elements, depth, time.
 //!
 //! A rendering runs on one thread from start to end, so its budget is a thread-local. If the caller no longer waits for
-//! the result ([`stop`]), every check fails. Every growing value passes [`hold_value`], [`stored`], [`show`] or one of
-//! the wrapped filters; see [`super::program`].
+//! the result ([`stop`]), every check fails. Three rules make the limits hold whatever a template does:
+//!
+//! - What it can name is in the tables of [`super::allowed`]; what is not there does not exist.
+//! - Before an operation, what it may need at its peak is checked against what is left ([`check`]). It follows from the size of its
+//!   operands ([`measure`]): a thousand references to one long text are as large as a thousand texts, because an operation makes those.
+//! - After it, what it made is charged ([`held`]).
+//!
+//! [`super::program`] puts the operators of the language behind the same rules.
 
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt::{self, Write};
 use std::time::{Duration, Instant};
 
-use minijinja::value::{Kwargs, Rest, Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Output, State, filters};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::value::{Tuple, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State};
 
 use super::python;
 use crate::stop;
@@ -25,15 +30,10 @@ pub(super) const RENDER_TIME_MAX: Duration = Duration::from_secs(2);
 const ELEMENTS_MAX: usize = 1 << 20;
 /// The maximum nesting depth of a value.
 const DEPTH_MAX: u32 = 64;
-/// Bytes of an element of a list, without its contents.
+/// Bytes of an element of a list, of a member of a dictionary, and of a list or dictionary, without contents.
 pub(super) const ELEMENT_BYTES: usize = 32;
-
-/// Filter names that no template can contain.
-pub(super) const BYTES_HELD: &str = "@held";
-pub(super) const STORED: &str = "@stored";
-pub(super) const SLICED: &str = "@sliced";
-pub(super) const GROWING: &str = "@growing";
-pub(super) const SETTLED: &str = "@settled";
+pub(super) const MEMBER_BYTES: usize = 128;
+const OBJECT_BYTES: usize = 64;
 
 #[derive(Clone, Copy)]
 pub(super) struct TemplateBudget {
@@ -58,7 +58,7 @@ pub(super) fn within<T>(input_bytes: usize, render: impl FnOnce() -> T) -> T {
 }
 
 /// The kind of error that [`super::failure`] reports as a rendering that takes too long.
-fn too_much() -> Error {
+pub(super) fn too_much() -> Error {
     Error::from(ErrorKind::OutOfFuel)
 }
 
@@ -80,160 +80,181 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Installs the bounded filters and the formatter in an environment.
+/// Sets the formatter, which charges what is printed.
 pub(super) fn install(environment: &mut Environment<'_>) {
-    environment.add_filter(BYTES_HELD, hold_value);
-    environment.add_filter(STORED, stored);
-    environment.add_filter(SLICED, super::slice::sliced);
-    environment.add_filter(GROWING, super::list::growing);
-    environment.add_filter(SETTLED, |value: &Value| super::list::settled(value, true));
-    let mut wrap = |name: &'static str, filter: Value, check: fn(&[Value]) -> Result<(), Error>| {
-        let wrapped = move |state: &mut State<'_, '_>, args: Rest<Value>, named: Kwargs| {
-            let mut args = args.0;
-            // The last argument of a call is those by name.
-            if named.args().next().is_some() {
-                args.push(named.into());
-            }
-            // Before the call: afterwards the memory is already used.
-            check(&args)?;
-            filter.call(state, &args)
-        };
-        environment.add_filter(name, wrapped);
-    };
-    let replace = |text: Cow<'_, str>, from: Cow<'_, str>, to: Cow<'_, str>, count| {
-        python::replace(&text, &from, &to, count)
-    };
-    wrap("replace", Value::from_function(replace), replaced);
-    wrap("join", Value::from_function(filters::join), joined);
-    wrap("indent", Value::from_function(python::indent), indented);
-    wrap("format", Value::from_function(filters::format), formatted);
-    wrap("string", Value::from_function(filters::string), printed);
-    wrap("list", Value::from_function(filters::list), listed);
-    wrap("split", Value::from_function(filters::split), listed);
-    wrap("lines", Value::from_function(filters::lines), listed);
-    // Both print values of any size without passing the formatter.
-    environment.remove_filter("pprint");
-    // They make as many lists as their argument says, or views of lists, in one instruction. No template needs them, and Jinja has no
-    // `chain`.
-    for name in ["slice", "batch", "chain"] {
-        environment.remove_filter(name);
-    }
-    environment.remove_global("debug");
-    // Python's methods do the same as the filters, so they have the same bounds.
-    environment.set_unknown_method_callback(|state, value, method, args| {
-        let of = |rest: &[Value]| [std::slice::from_ref(value), rest].concat();
-        match (method, args) {
-            ("replace", _) => replaced(&of(args))?,
-            ("join", [items, ..]) => joined(&[items.clone(), value.clone()])?,
-            ("format", _) => formatted(&of(args))?,
-            ("split" | "splitlines" | "rsplit", _) => {
-                listed(&of(args))?;
-                // Its parts are copies.
-                charge(text(&of(args), 0).len())?;
-            }
-            ("partition" | "rpartition", _) => charge(text(&of(args), 0).len())?,
-            _ => {}
-        }
-        match python::method(value, method, args) {
-            Some(result) => result,
-            None => unknown_method_callback(state, value, method, args),
-        }
-    });
-    python::install(environment);
     environment.set_formatter(show);
 }
 
-/// Charges a new value, and checks its number of elements and its depth.
-fn hold_value(value: Value) -> Result<Value, Error> {
-    // Charged after the instruction: what a single one makes is bounded by minijinja, or by the checks before the
-    // wrapped filters.
-    charge(size(&value))?;
-    charge_value(&value, false, 0, &mut 0)?;
-    Ok(value)
-}
-
-/// Checks a value that is assigned to a namespace. It must not contain a namespace, because a namespace in itself would
-/// be an endless value.
-fn stored(value: Value) -> Result<Value, Error> {
-    charge_value(&value, true, 0, &mut 0)?;
-    Ok(value)
-}
-
-/// Returns the bytes of a value without the contents of its elements: those were charged when they were created.
-fn size(value: &Value) -> usize {
-    match value.as_str() {
-        Some(text) => text.len(),
-        None => value.len().unwrap_or(0).saturating_mul(ELEMENT_BYTES),
+/// Charges a new value, and checks its number of elements and its depth. Lists that are computed when they are read become lists, so
+/// that nobody has to compute them twice, or while it counts.
+pub(super) fn held(value: Value) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        charge(text.len().saturating_add(ELEMENT_BYTES))?;
+        return Ok(value);
     }
-}
-
-pub(super) fn charge_value(
-    value: &Value,
-    sole: bool,
-    depth: u32,
-    elements: &mut usize,
-) -> Result<(), Error> {
-    if !matches!(
-        value.kind(),
-        ValueKind::Seq | ValueKind::Iterable | ValueKind::Map
-    ) {
-        return Ok(());
+    if !is_composite(&value) {
+        check(0)?;
+        return Ok(value);
     }
-    let is_namespace = |value: &Value| {
-        let object = value.as_object();
-        // The type is private to minijinja, so only its name tells.
-        object.is_some_and(|object| object.type_name().ends_with("Namespace"))
+    let value = if value.kind() == ValueKind::Iterable {
+        let items = collected(&value)?;
+        // The pairs of a dictionary are made when they are read.
+        let pairs = items.iter().filter(|item| item.is_tuple()).count();
+        charge(pairs.saturating_mul(MEMBER_BYTES))?;
+        Value::from(items)
+    } else {
+        value
     };
-    // minijinja and `Drop` recurse into values; a deep one would overflow the stack.
-    if depth > DEPTH_MAX || sole && is_namespace(value) {
-        return Err(too_much());
+    // Without the contents of its elements: those were charged when they were created.
+    let element = match value.kind() {
+        ValueKind::Map => MEMBER_BYTES,
+        _ => ELEMENT_BYTES,
+    };
+    let elements = value.len().unwrap_or(0).saturating_mul(element);
+    charge(elements.saturating_add(OBJECT_BYTES))?;
+    measure(&value)?;
+    Ok(value)
+}
+
+/// Returns the elements of a list, however long it says that it is.
+pub(super) fn collected(list: &Value) -> Result<Vec<Value>, Error> {
+    let mut items = Vec::new();
+    for item in list.try_iter()?.checked() {
+        if items.len().is_multiple_of(256) {
+            check(items.len().saturating_mul(ELEMENT_BYTES))?;
+        }
+        items.push(item?);
     }
-    for item in value.try_iter()? {
-        *elements += 1;
-        if *elements > ELEMENTS_MAX {
+    Ok(items)
+}
+
+pub(super) fn is_composite(value: &Value) -> bool {
+    value.as_object().is_some()
+}
+
+/// Returns the bytes of a value written out in full, where each part counts as often as it occurs.
+///
+/// # Errors
+/// More than is left of the budget, and more elements or more depth than a value may have.
+pub(super) fn measure(value: &Value) -> Result<usize, Error> {
+    match value.as_str() {
+        Some(text) => Ok(text.len()),
+        None if is_composite(value) => size(value, check(0)?.bytes),
+        None => Ok(ELEMENT_BYTES),
+    }
+}
+
+/// As [`measure`], outside of a rendering.
+pub(super) fn size(value: &Value, bytes_max: usize) -> Result<usize, Error> {
+    let mut measure = Measure::new(bytes_max, true);
+    measure.add(value, 0)?;
+    Ok(measure.bytes)
+}
+
+/// Checks a value that outlives the scope that it was made in: what a namespace, a list that grows or a loop keeps. A namespace or a
+/// loop in it could come to contain itself, and would never be freed.
+pub(super) fn stored(value: Value) -> Result<Value, Error> {
+    Measure::new(check(0)?.bytes, false).add(&value, 0)?;
+    Ok(value)
+}
+
+struct Measure {
+    bytes: usize,
+    bytes_max: usize,
+    elements: usize,
+    /// Whether namespaces and loops may be in it.
+    scoped: bool,
+}
+
+impl Measure {
+    fn new(bytes_max: usize, scoped: bool) -> Self {
+        Self {
+            bytes: 0,
+            bytes_max,
+            elements: 0,
+            scoped,
+        }
+    }
+
+    fn add(&mut self, value: &Value, depth: u32) -> Result<(), Error> {
+        let kind = value.kind();
+        self.bytes += match (value.as_str(), kind) {
+            (Some(text), _) => text.len(),
+            // A function is printed as the name of its type.
+            (None, ValueKind::Plain) => 1024,
+            _ => ELEMENT_BYTES,
+        };
+        let walked = matches!(kind, ValueKind::Seq | ValueKind::Iterable | ValueKind::Map);
+        // minijinja and `Drop` recurse into values; a deep one would overflow the stack.
+        if self.bytes > self.bytes_max || walked && depth > DEPTH_MAX {
             return Err(too_much());
         }
-        if value.kind() == ValueKind::Map {
-            charge_value(&value.get_item(&item)?, sole, depth + 1, elements)?;
-        } else {
-            charge_value(&item, sole, depth + 1, elements)?;
+        if !self.scoped && (is_of(value, "Namespace") || is_of(value, "Loop")) {
+            let message = "neither a namespace nor a loop can be kept in another";
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
+        if !walked {
+            return Ok(());
+        }
+        if kind == ValueKind::Map {
+            let members = value.as_object().and_then(|map| map.try_iter_pairs());
+            for (key, member) in members.into_iter().flatten() {
+                self.bytes += MEMBER_BYTES;
+                self.element(&key, depth)?;
+                self.add(&member, depth + 1)?;
+            }
+            return Ok(());
+        }
+        for item in value.try_iter()?.checked() {
+            self.element(&item?, depth)?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn element(&mut self, element: &Value, depth: u32) -> Result<(), Error> {
+        self.elements += 1;
+        if self.elements > ELEMENTS_MAX {
+            return Err(too_much());
+        }
+        self.add(element, depth + 1)
+    }
+}
+
+/// Whether it is an object of this type of minijinja's. Those are private, so only the name tells.
+pub(super) fn is_of(value: &Value, type_name: &str) -> bool {
+    value.as_object().is_some_and(|object| {
+        let name = object.type_name().rsplit("::").next();
+        name == Some(type_name)
+    })
 }
 
 /// Prints a value as Python does.
 fn show(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let text = match value.kind() {
-        ValueKind::Bool if value.is_true() => "True",
-        ValueKind::Bool => "False",
-        ValueKind::None => "None",
-        ValueKind::String => value.as_str().unwrap_or_default(),
-        _ => {
-            let text = shown(value)?;
-            charge(text.len())?;
-            return Ok(out.write_str(&text)?);
-        }
-    };
+    let text = printed(value)?;
     charge(text.len())?;
-    Ok(out.write_str(text)?)
+    Ok(out.write_str(&text)?)
 }
 
-/// Returns the text of a value, if the budget allows it.
-fn shown(value: &Value) -> Result<String, Error> {
-    let left = check(0)?.bytes;
-    charge_value(value, false, 0, &mut 0)?;
-    let mut out = Limited {
-        text: String::new(),
-        left,
-    };
-    // Into a bounded writer: the length of a printed value is not known before.
-    match value.kind() {
-        ValueKind::Number => out.write_str(&python::number(value)),
-        _ => write!(out, "{value}"),
-    }
-    .map_err(|_full| too_much())?;
-    Ok(out.text)
+/// Returns what Python's `str` makes of a value, if the budget allows it.
+pub(super) fn printed(value: &Value) -> Result<Cow<'_, str>, Error> {
+    Ok(match value.kind() {
+        ValueKind::String => Cow::Borrowed(value.as_str().unwrap_or_default()),
+        ValueKind::Bool if value.is_true() => Cow::Borrowed("True"),
+        ValueKind::Bool => Cow::Borrowed("False"),
+        ValueKind::None => Cow::Borrowed("None"),
+        ValueKind::Number => Cow::Owned(python::number(value)),
+        _ => {
+            // Bounds the depth, because printing recurses.
+            measure(value)?;
+            let mut out = Limited {
+                text: String::new(),
+                left: check(0)?.bytes,
+            };
+            // Into a bounded writer: the length of a printed value is not known before.
+            write!(out, "{value}").map_err(|_full| too_much())?;
+            Cow::Owned(out.text)
+        }
+    })
 }
 
 struct Limited {
@@ -249,78 +270,86 @@ impl Write for Limited {
     }
 }
 
-fn text(args: &[Value], index: usize) -> &str {
-    args.get(index).and_then(Value::as_str).unwrap_or_default()
+/// `left ~ right`.
+pub(super) fn concatenated(left: &Value, right: &Value) -> Result<Value, Error> {
+    let (left, right) = (printed(left)?, printed(right)?);
+    charge(left.len().saturating_add(right.len()) + ELEMENT_BYTES)?;
+    Ok(Value::from([left, right].concat()))
 }
 
-fn replaced(args: &[Value]) -> Result<(), Error> {
-    let (whole, from, to) = (text(args, 0), text(args, 1), text(args, 2));
-    // An upper bound of the result: every match could become longer.
-    let found = whole.matches(from).count();
-    check(found.saturating_mul(to.len()).saturating_add(whole.len())).map(drop)
-}
-
-fn joined(args: &[Value]) -> Result<(), Error> {
-    let Some(items) = args.first() else {
-        return Ok(());
+/// `left * right`.
+pub(super) fn multiplied(left: &Value, right: &Value) -> Result<Value, Error> {
+    let repeats = |value: &Value| value.as_str().is_some() || value.kind() == ValueKind::Seq;
+    let (repeated, times) = match (repeats(left), repeats(right)) {
+        (true, _) => (left, right),
+        (false, true) => (right, left),
+        (false, false) => return python::product(left, right),
     };
-    let mut bytes = 0_usize;
-    for item in items.try_iter()? {
-        let item = match item.as_str() {
-            Some(text) => text.len(),
-            None => shown(&item)?.len(),
-        };
-        bytes = bytes
-            .saturating_add(item)
-            .saturating_add(text(args, 1).len());
-        check(bytes)?;
+    let Some(times) = times.as_i64() else {
+        let message = "texts and lists can only be multiplied with integers";
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    };
+    // As in Python, a negative number of times is none.
+    let times = usize::try_from(times).unwrap_or(0);
+    if let Some(text) = repeated.as_str() {
+        charge(text.len().saturating_mul(times))?;
+        return Ok(Value::from(text.repeat(times)));
+    }
+    let items: Vec<Value> = collected(repeated)?;
+    let len = items.len().saturating_mul(times);
+    charge(len.saturating_mul(ELEMENT_BYTES))?;
+    let items: Vec<Value> = items.iter().cycle().take(len).cloned().collect();
+    let made = if repeated.is_tuple() {
+        Value::from(Tuple::from(items))
+    } else {
+        Value::from(items)
+    };
+    measure(&made)?;
+    Ok(made)
+}
+
+/// Checks that two values can be compared, which takes time in proportion to their size.
+pub(super) fn comparable(left: &Value, right: &Value) -> Result<(), Error> {
+    if is_composite(left) && is_composite(right) {
+        check(measure(left)?.saturating_add(measure(right)?))?;
+    } else {
+        check(0)?;
     }
     Ok(())
 }
 
-fn indented(args: &[Value]) -> Result<(), Error> {
-    // The width is a positional or a named argument, a number or the indent itself.
-    let bytes = |width: &Value| width.as_str().map(str::len).or_else(|| width.as_usize());
-    let width = |arg: &Value| {
-        let named = arg.get_attr("width").ok();
-        bytes(arg).or_else(|| bytes(&named?))
-    };
-    let width = args.iter().skip(1).filter_map(width).max().unwrap_or(4);
-    let lines = text(args, 0).split('\n').count();
-    check(
-        lines
-            .saturating_mul(width)
-            .saturating_add(text(args, 0).len()),
-    )
-    .map(drop)
-}
-
-/// The maximum of digits of a width in a format.
-const DIGITS_MAX: usize = 3;
-
-fn formatted(args: &[Value]) -> Result<(), Error> {
-    let format = text(args, 0);
-    let mut digits = format.split(|c: char| !c.is_ascii_digit());
-    if digits.any(|digits| digits.len() > DIGITS_MAX) || format.contains('*') {
-        return Err(too_much());
+/// `value in container`.
+pub(super) fn contained(value: &Value, container: &Value) -> Result<bool, Error> {
+    if let Some(text) = container.as_str() {
+        check(0)?;
+        return Ok(text.contains(&*printed(value)?));
     }
-    // The widest field that `DIGITS_MAX` allows.
-    let mut most = 1000_usize;
-    for arg in args.iter().skip(1) {
-        most = most.saturating_add(shown(arg)?.len());
-    }
-    let directives = format.matches(['%', '{']).count();
-    check(directives.saturating_mul(most).saturating_add(format.len())).map(drop)
-}
-
-fn printed(args: &[Value]) -> Result<(), Error> {
-    match args.first() {
-        Some(value) if value.as_str().is_none() => shown(value).map(drop),
-        _ => Ok(()),
+    match (container.kind(), container.as_object()) {
+        (ValueKind::Undefined, _) => Ok(false),
+        (ValueKind::Map, Some(members)) => Ok(members.get_value(&key(value.clone())?).is_some()),
+        (ValueKind::Plain, _) => Ok(false),
+        (_, Some(_)) => {
+            check(measure(value)?.saturating_add(measure(container)?))?;
+            for item in container.try_iter()?.checked() {
+                if item? == *value {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+        (_, None) => {
+            let message = "cannot perform a containment check on this value";
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        }
     }
 }
 
-/// Checks that the budget allows a list whose elements may be single characters.
-fn listed(args: &[Value]) -> Result<(), Error> {
-    check(text(args, 0).len().saturating_mul(ELEMENT_BYTES)).map(drop)
+/// Checks a value that is looked up in another, which takes time in proportion to its size.
+pub(super) fn key(key: Value) -> Result<Value, Error> {
+    check(if is_composite(&key) {
+        measure(&key)?
+    } else {
+        0
+    })?;
+    Ok(key)
 }

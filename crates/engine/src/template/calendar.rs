@@ -27,6 +27,9 @@ const DAYS: [&str; 7] = [
     "Wednesday",
 ];
 
+/// The maximum of bytes of a format.
+pub(super) const FORMAT_BYTES_MAX: usize = 1024;
+
 /// Formats `now` as `strftime` does; unknown directives are copied unchanged.
 pub(super) fn format(now: SystemTime, format: &str) -> String {
     // A time before 1970 counts as 1970.

@@ -35,8 +35,8 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     };
     // An unknown option would otherwise change nothing, and the prompt would differ from what the model was trained on.
     options.assert_all_used()?;
-    // Before writing, which recurses: bounds depth and number of elements.
-    super::bounds::charge_value(value, false, 0, &mut 0)?;
+    // Before writing, which recurses: bounds depth, number of elements and size.
+    super::bounds::measure(value)?;
     let mut out = String::new();
     style.write(value, 0, &mut out)?;
     Ok(out)
@@ -50,7 +50,7 @@ impl PythonJson<'_> {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => out.push_str(&super::python::number(value)),
-            ValueKind::String => self.text(value.as_str().unwrap_or_default(), out),
+            ValueKind::String => self.text(value.as_str().unwrap_or_default(), out)?,
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.list('[', ']', &items, depth, out, |style, item, out| {
@@ -64,8 +64,8 @@ impl PythonJson<'_> {
                 }
                 self.list('{', '}', &keys, depth, out, |style, key, out| {
                     match key.as_str() {
-                        Some(text) => style.text(text, out),
-                        None => style.text(&key.to_string(), out),
+                        Some(text) => style.text(text, out)?,
+                        None => style.text(&super::bounds::printed(key)?, out)?,
                     }
                     out.push_str(style.key);
                     style.write(&value.get_item(key)?, depth + 1, out)
@@ -111,12 +111,14 @@ impl PythonJson<'_> {
         }
     }
 
-    fn text(&self, text: &str, out: &mut String) {
+    fn text(&self, text: &str, out: &mut String) -> Result<(), Error> {
+        // A character takes six bytes at most, and is written twice.
+        super::bounds::check(out.len().saturating_add(text.len().saturating_mul(12)))?;
         // Serialising a string cannot fail.
         let quoted = serde_json::to_string(text).unwrap_or_default();
         if !self.ascii {
             out.push_str(&quoted);
-            return;
+            return Ok(());
         }
         // UTF-16 units, because Python escapes characters beyond U+FFFF as two surrogates.
         for unit in quoted.encode_utf16() {
@@ -125,5 +127,6 @@ impl PythonJson<'_> {
                 _ => out.push_str(&format!("\\u{unit:04x}")),
             }
         }
+        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Enumerator, Object, ObjectRepr, Value, ValueKind, from_args};
+use minijinja::value::{Enumerator, Object, ObjectRepr, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 
 use super::bounds;
@@ -12,8 +12,8 @@ pub(super) fn changes(source: &str) -> bool {
     source.contains(".append(")
 }
 
-/// The filter that follows each list of such a template: a list that can be changed.
-pub(super) fn growing(value: &Value) -> Result<Value, Error> {
+/// A list that can be changed.
+fn growing(value: &Value) -> Result<Value, Error> {
     // A constant is copied whenever it is loaded.
     bounds::charge(
         value
@@ -25,24 +25,16 @@ pub(super) fn growing(value: &Value) -> Result<Value, Error> {
     Ok(Value::from_object(GrowingList(Mutex::new(items))))
 }
 
-/// The filter that follows what may be a view of lists: minijinja adds and multiplies lists lazily, and a view of a list that grows
-/// afterwards would be larger than what was charged. In a template that changes lists the result is one that can be changed.
-pub(super) fn settled(value: &Value, grows: bool) -> Result<Value, Error> {
-    let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) && !value.is_tuple();
+/// The filter that follows what may make a list: in a template that changes lists the result is one that can be changed.
+pub(super) fn settled(value: &Value) -> Result<Value, Error> {
+    let is_list = value.kind() == ValueKind::Seq && !value.is_tuple();
     if !is_list || value.downcast_object_ref::<GrowingList>().is_some() {
         return Ok(value.clone());
     }
-    growing_or(value, grows)
+    growing(value)
 }
 
-fn growing_or(value: &Value, grows: bool) -> Result<Value, Error> {
-    if grows {
-        return growing(value);
-    }
-    Ok(Value::from(value.try_iter()?.collect::<Vec<Value>>()))
-}
-
-/// Its elements are never lists of this type, nor namespaces: a list in itself would be an endless value.
+/// Its elements are never lists of this type, namespaces or loops: a list in itself would be an endless value.
 #[derive(Debug)]
 struct GrowingList(Mutex<Vec<Value>>);
 
@@ -76,8 +68,7 @@ impl Object for GrowingList {
         match method {
             "append" => {
                 let (value,): (Value,) = from_args(args)?;
-                bounds::charge_value(&value, true, 0, &mut 0)?;
-                let value = copied(&value)?;
+                let value = copied(&bounds::stored(value)?)?;
                 bounds::charge(bounds::ELEMENT_BYTES)?;
                 self.with(|items| items.push(value));
                 Ok(Value::from(()))
@@ -118,8 +109,14 @@ fn copied(value: &Value) -> Result<Value, Error> {
                 .map(|item| copied(&item))
                 .collect::<Result<_, _>>()?;
             bounds::charge(items.len().saturating_mul(bounds::ELEMENT_BYTES))?;
-            Value::from(items)
+            if value.is_tuple() {
+                Value::from(Tuple::from(items))
+            } else {
+                Value::from(items)
+            }
         }
+        // It keeps no values, and its copy could not be called.
+        ValueKind::Map if bounds::is_of(value, "Macro") => value.clone(),
         ValueKind::Map => {
             let mut pairs = Vec::new();
             for key in value.try_iter()? {

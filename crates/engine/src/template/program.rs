@@ -1,86 +1,73 @@
-//! A compiled chat template (minijinja), instrumented so that everything that grows is charged to the budget.
+//! A compiled chat template (minijinja), whose operators pass the checks of [`super::bounds`].
 //!
-//! minijinja bounds how many instructions run and how deep they nest, but not the size of what one of them creates:
-//! `x ~ x`, thirty times, is gigabytes. Therefore every instruction that creates or prints a value passes a filter or
-//! the formatter of [`super::bounds`]:
+//! minijinja bounds how many instructions run and how deep they nest, but not what one of them makes: `x ~ x`, thirty times, is
+//! gigabytes. So an operator that makes, compares or prints more than a number becomes a filter of ours, or has one before or after it:
 //!
 //! ```text
-//!   raw text                          EmitRaw      ►  LoadConst, Emit
-//!   a ~ b, a + b, calls, lists        Add …        ►  Add …, held
-//!   a namespace's member              SetAttr      ►  Swap, stored, Swap, SetAttr
-//!   a[b:c:d]                          Slice        ►  sliced
-//!   each iteration of a loop          Iterate      ►  Iterate, LoadConst "", Emit
-//!   a list that may be appended to    BuildList …  ►  BuildList …, held, growing
+//!   raw text                          EmitRaw        ►  LoadConst, Emit
+//!   a ~ b, a * b, a == b, a in b ..   StringConcat … ►  concatenated, multiplied, equal, contained ..
+//!   a < b < c                         CompareAnd…    ►  comparable, Swap, comparable, Swap, CompareAnd…
+//!   a + b, calls, lists               Add …          ►  Add …, held
+//!   a dictionary                      BuildMap       ►  dictionary, held
+//!   a[b]                              GetItem        ►  key, GetItem
+//!   a[b:c:d]                          Slice          ►  sliced
+//!   a namespace's member              SetAttr        ►  Swap, stored, Swap, SetAttr
+//!   each iteration of a loop          Iterate        ►  Iterate, LoadConst "", Emit
+//!   f(*a, **b)                        UnpackLists …  ►  BuildTuple, unpacked, UnpackList, UnpackLists …
+//!   a macro, what it sees outside     BuildMacro …   ►  BuildMacro …, kept
+//!   a list that may be appended to    BuildList …    ►  BuildList …, held, settled
 //! ```
+//!
+//! Filters and tests check and charge themselves ([`super::allowed`]).
 
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::bounds::{BYTES_HELD, GROWING, SETTLED, SLICED, STORED};
-use super::list;
+use super::allowed::{
+    CHANGED, COMPARABLE, CONCATENATED, CONTAINED, CYCLE, DICTIONARY, EQUAL, HELD, KEPT, KEY, LESS,
+    MORE, MULTIPLIED, NOT_LESS, NOT_MORE, OPERATORS, SETTLED, SLICED, STORED, UNEQUAL, UNPACKED,
+};
+use super::{constants, list};
 
-/// The maximum product of all constant factors in a template: constants are multiplied when it is compiled.
-const FACTORS_MAX: u64 = 1_000_000;
 /// The maximum of operators of a tag, and of `elif` in a template. Published templates have 75 and 22 at most.
 const NESTED_MAX: usize = 500;
-/// The index that minijinja uses for a filter that is not in its lookup cache.
+/// The index that minijinja uses for a filter that is not in its lookup cache, which has places for 50.
 const UNCACHED: u8 = u8::MAX;
+/// The first place in it that is for [`OPERATORS`]. No published template has as many filters.
+const FIRST_PLACE: u8 = 50 - OPERATORS.len() as u8;
 
 /// Compiles a template under a name that error messages contain.
 ///
 /// # Errors
-/// The syntax errors of minijinja; blocks, which chat templates do not have; constants that would be huge.
+/// The syntax errors of minijinja; what chat templates do not have, such as blocks; constants that would be huge.
 pub(super) fn compile<'a>(
     name: &'a str,
     source: &'a str,
     syntax: &SyntaxConfig,
 ) -> Result<Instructions<'a>, Error> {
-    // Before compiling, which multiplies constants itself, outside of any budget.
-    check_constants(source, syntax)?;
+    // Before parsing, which recurses.
+    let mut nesting = Nesting::default();
+    for token in tokenize(source, false, syntax.clone()) {
+        nesting.add(&token?.0)?;
+    }
     let tree = parse(source, name, syntax.clone())?;
+    // Before compiling, which multiplies constants itself, outside of any budget.
+    constants::check(&tree)?;
     let mut generator = CodeGenerator::new(name, source);
     generator.compile_stmt(&tree);
     let (instructions, blocks) = generator.finish();
     // Their instructions are compiled apart and would not pass `bounded`.
     if !blocks.is_empty() {
-        let message = "chat templates cannot contain blocks";
-        return Err(Error::new(ErrorKind::SyntaxError, message));
+        return Err(refused("blocks"));
     }
-    Ok(bounded(instructions, list::changes(source)))
+    bounded(instructions, list::changes(source))
 }
 
-fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
-    let mut product = 1_u64;
-    let mut before: Option<u64> = None;
-    let mut multiplied = false;
-    let mut nesting = Nesting::default();
-    for token in tokenize(source, false, syntax.clone()) {
-        let (token, _) = token?;
-        nesting.add(&token)?;
-        let number = match &token {
-            Token::Int(number) => Some(*number),
-            // No template needs such a factor, so it counts as the largest allowed.
-            Token::Int128(_) => Some(FACTORS_MAX),
-            // minijinja repeats a text that is multiplied by a whole float, too. `as` saturates.
-            Token::Float(number) => Some(number.abs().ceil() as u64),
-            _ => None,
-        };
-        if matches!(token, Token::Mul) {
-            // Both neighbours of each `*`, over the whole source: an overestimate that no real template reaches.
-            product = product.saturating_mul(before.unwrap_or(1).max(1));
-        } else if multiplied {
-            product = product.saturating_mul(number.unwrap_or(1).max(1));
-        }
-        multiplied = matches!(token, Token::Mul);
-        before = number;
-    }
-    if product > FACTORS_MAX {
-        let message = "it multiplies by constants that are too large";
-        return Err(Error::new(ErrorKind::SyntaxError, message));
-    }
-    Ok(())
+fn refused(what: &str) -> Error {
+    let message = format!("chat templates cannot contain {what}");
+    Error::new(ErrorKind::SyntaxError, message)
 }
 
 /// What nests the tree of a template, and so everything that walks it: minijinja's parser bounds brackets and blocks, but no chains of
@@ -127,120 +114,179 @@ impl Nesting {
     }
 }
 
-/// `growing`: lists can be changed.
-fn bounded(mut from: Instructions<'_>, growing: bool) -> Instructions<'_> {
-    let mut to = Instructions::new(from.name(), from.source());
+/// Puts the instructions behind the bounds. `growing`: lists can be changed.
+fn bounded(mut from: Instructions<'_>, growing: bool) -> Result<Instructions<'_>, Error> {
+    let mut rewritten = Vec::new();
     // The new position of each instruction, for jump targets.
-    let (mut positions, mut end) = (Vec::new(), 0);
-    // A first pass, because jumps may go forwards to positions that are not known yet.
-    while let Some(instruction) = from.get(positions.len() as u32) {
-        positions.push(end);
-        end += 1
-            + added(instruction)
-            + u32::from(growing && (is_list(instruction) || is_view(instruction)));
+    let mut positions = Vec::new();
+    while let Some(instruction) = from.get_mut(positions.len() as u32) {
+        positions.push(rewritten.len() as u32);
+        let instruction = std::mem::replace(instruction, Instruction::Return);
+        rewrite(instruction, growing, &mut rewritten)?;
     }
-    let position = |target: u32| positions.get(target as usize).copied().unwrap_or(end);
-    for index in 0..positions.len() as u32 {
-        let Some(instruction) = from.get_mut(index) else {
-            break;
-        };
-        let filter = |name| Instruction::ApplyFilter(name, Some(1), UNCACHED);
-        let after = added(instruction);
-        let grows = growing && is_list(instruction);
-        let settles = growing && is_view(instruction);
-        match std::mem::replace(instruction, Instruction::Return) {
-            Instruction::EmitRaw(text) => {
-                to.add(Instruction::LoadConst(Value::from(text)));
-                to.add(Instruction::Emit);
-            }
-            Instruction::Iterate(target) => {
-                to.add(Instruction::Iterate(position(target)));
-                // Prints nothing, but passes the formatter, which checks budget and time.
-                to.add(Instruction::LoadConst(Value::from("")));
-                to.add(Instruction::Emit);
-            }
-            Instruction::SetAttr(name) => {
-                to.add(Instruction::Swap);
-                to.add(filter(STORED));
-                to.add(Instruction::Swap);
-                to.add(Instruction::SetAttr(name));
-            }
-            Instruction::Slice => {
-                to.add(Instruction::ApplyFilter(SLICED, Some(4), UNCACHED));
-                if settles {
-                    to.add(filter(SETTLED));
-                }
-            }
-            Instruction::Jump(target) => {
-                to.add(Instruction::Jump(position(target)));
-            }
-            Instruction::JumpIfFalse(target) => {
-                to.add(Instruction::JumpIfFalse(position(target)));
-            }
-            Instruction::JumpIfFalseOrPop(target) => {
-                to.add(Instruction::JumpIfFalseOrPop(position(target)));
-            }
-            Instruction::JumpIfTrueOrPop(target) => {
-                to.add(Instruction::JumpIfTrueOrPop(position(target)));
-            }
-            Instruction::BuildMacro(name, target, flags) => {
-                to.add(Instruction::BuildMacro(name, position(target), flags));
-            }
-            other => {
-                to.add(other);
-                if after > 0 {
-                    to.add(filter(BYTES_HELD));
-                }
-                if grows {
-                    to.add(filter(GROWING));
-                }
-                if settles {
-                    to.add(filter(SETTLED));
-                }
-            }
+    let end = rewritten.len() as u32;
+    let mut to = Instructions::new(from.name(), from.source());
+    for mut instruction in rewritten {
+        // After all are rewritten, because jumps may go forwards.
+        if let Instruction::Jump(target)
+        | Instruction::JumpIfFalse(target)
+        | Instruction::JumpIfFalseOrPop(target)
+        | Instruction::JumpIfTrueOrPop(target)
+        | Instruction::Iterate(target)
+        | Instruction::BuildMacro(_, target, _) = &mut instruction
+        {
+            *target = positions.get(*target as usize).copied().unwrap_or(end);
         }
+        to.add(instruction);
     }
-    to
+    Ok(to)
 }
 
-/// Whether it creates a list that is written in the template.
-fn is_list(instruction: &Instruction<'_>) -> bool {
+/// Appends what takes the place of an instruction. Every one is named, so that those which minijinja comes to have are thought about.
+fn rewrite<'a>(
+    instruction: Instruction<'a>,
+    growing: bool,
+    to: &mut Vec<Instruction<'a>>,
+) -> Result<(), Error> {
+    use Instruction as I;
+    to.extend(checks(&instruction));
+    // What follows an instruction that makes a value, and one whose result is charged already but may be a list.
+    let (made, list): (&[_], &[_]) = if growing {
+        (&[HELD, SETTLED], &[SETTLED])
+    } else {
+        (&[HELD], &[])
+    };
+    let (replaced, after) = match instruction {
+        I::EmitRaw(text) => {
+            to.push(I::LoadConst(Value::from(text)));
+            (I::Emit, NOTHING)
+        }
+        I::LoadConst(value) => {
+            // A product of constants may be a view of a list.
+            let is_view = value.kind() == ValueKind::Iterable;
+            let value = if is_view { collected(&value)? } else { value };
+            let is_list = value.kind() == ValueKind::Seq && !value.is_tuple();
+            let after = if is_list { list } else { NOTHING };
+            (I::LoadConst(value), after)
+        }
+        I::StringConcat => (filter(CONCATENATED, 2), NOTHING),
+        I::In | I::Eq | I::Ne | I::Lt | I::Lte | I::Gt | I::Gte => {
+            (filter(comparison(&instruction), 2), NOTHING)
+        }
+        I::Mul => (filter(MULTIPLIED, 2), list),
+        I::Slice => (filter(SLICED, 4), list),
+        I::Iterate(_) => {
+            // Prints nothing, but passes the formatter, which checks budget and time.
+            to.extend([instruction, I::LoadConst(Value::from(""))]);
+            (I::Emit, NOTHING)
+        }
+        I::Enclose(_) => {
+            to.extend([instruction, I::LoadConst(Value::from("")), filter(KEPT, 1)]);
+            (I::DiscardTop, NOTHING)
+        }
+        I::BuildMacro(..) => (instruction, &[KEPT][..]),
+        I::BuildMap(members) => {
+            let values = u16::try_from(members.saturating_mul(2));
+            let values = values.map_err(|_| refused("dictionaries of so many members"))?;
+            (filter(DICTIONARY, values), made)
+        }
+        I::CallMethod("changed", args) => (I::ApplyFilter(CHANGED, args, place(CHANGED)), made),
+        I::CallMethod("cycle", args) => (I::ApplyFilter(CYCLE, args, place(CYCLE)), made),
+        I::Add | I::BuildList(_) | I::BuildTuple(_) => (instruction, made),
+        I::CallFunction(..) | I::CallMethod(..) | I::CallObject(_) => (instruction, made),
+        I::ApplyFilter(name, args, at) => {
+            let at = if at < FIRST_PLACE { at } else { UNCACHED };
+            (I::ApplyFilter(name, args, at), list)
+        }
+        other => (allowed(other)?, NOTHING),
+    };
+    to.push(replaced);
+    to.extend(after.iter().map(|name| filter(name, 1)));
+    Ok(())
+}
+
+const NOTHING: &[&str] = &[];
+
+fn filter(name: &'static str, args: u16) -> Instruction<'static> {
+    Instruction::ApplyFilter(name, Some(args), place(name))
+}
+
+/// The place of one of our filters in minijinja's lookup cache; the first ones are for those of the template.
+fn place(name: &str) -> u8 {
+    let at = OPERATORS.iter().position(|operator| *operator == name);
+    at.map_or(UNCACHED, |at| FIRST_PLACE + at as u8)
+}
+
+/// Returns what goes before an instruction.
+fn checks(instruction: &Instruction<'_>) -> Vec<Instruction<'static>> {
+    use Instruction as I;
     match instruction {
-        Instruction::LoadConst(value) => value.kind() == ValueKind::Seq && !value.is_tuple(),
-        Instruction::BuildList(count) => count.is_some(),
-        _ => false,
+        I::GetItem => vec![filter(KEY, 1)],
+        I::SetAttr(_) => vec![I::Swap, filter(STORED, 1), I::Swap],
+        I::CompareAndPreserve(_) => {
+            vec![
+                filter(COMPARABLE, 1),
+                I::Swap,
+                filter(COMPARABLE, 1),
+                I::Swap,
+            ]
+        }
+        I::UnpackLists(count) | I::MergeKwargs(count) => {
+            // The filter returns them backwards, because that is how they are put on the stack.
+            let tuple = I::BuildTuple(Some(*count));
+            vec![tuple, filter(UNPACKED, 1), I::UnpackList(*count)]
+        }
+        _ => Vec::new(),
     }
 }
 
-/// Whether its result may be a view of other lists.
-fn is_view(instruction: &Instruction<'_>) -> bool {
-    matches!(
-        instruction,
-        Instruction::Add
-            | Instruction::Mul
-            | Instruction::Slice
-            | Instruction::ApplyFilter(..)
-            | Instruction::CallMethod(..)
-            | Instruction::CallFunction(..)
-    )
-}
-
-/// Returns how many instructions are added to this one.
-fn added(instruction: &Instruction<'_>) -> u32 {
+/// The filter that takes the place of a comparison.
+fn comparison(instruction: &Instruction<'_>) -> &'static str {
     match instruction {
-        Instruction::SetAttr(_) => 3,
-        Instruction::Iterate(_) => 2,
-        Instruction::EmitRaw(_)
-        | Instruction::Add
-        | Instruction::Mul
-        | Instruction::StringConcat
-        | Instruction::ApplyFilter(..)
-        | Instruction::CallFunction(..)
-        | Instruction::CallMethod(..)
-        | Instruction::CallObject(..)
-        | Instruction::BuildList(_)
-        | Instruction::BuildTuple(_)
-        | Instruction::BuildMap(_) => 1,
-        _ => 0,
+        Instruction::In => CONTAINED,
+        Instruction::Ne => UNEQUAL,
+        Instruction::Lt => LESS,
+        Instruction::Lte => NOT_MORE,
+        Instruction::Gt => MORE,
+        Instruction::Gte => NOT_LESS,
+        _ => EQUAL,
     }
+}
+
+fn collected(list: &Value) -> Result<Value, Error> {
+    let items: Result<Vec<Value>, Error> = list.try_iter()?.checked().collect();
+    items.map(Value::from)
+}
+
+/// Returns an instruction that costs no more than a number or a reference, or a test, which checks itself.
+fn allowed(instruction: Instruction<'_>) -> Result<Instruction<'_>, Error> {
+    use Instruction as I;
+    Ok(match instruction {
+        I::StoreLocal(_) | I::Lookup(_) | I::GetAttr(_) | I::UnpackList(_) => instruction,
+        I::Sub | I::Div | I::IntDiv | I::Rem | I::Pow | I::Neg | I::Not => instruction,
+        I::PerformTest(..) | I::IsUndefined | I::BuildKwargs(_) => instruction,
+        I::Emit | I::BeginCapture(_) | I::EndCapture => instruction,
+        I::PushLoop(_) | I::PushWith | I::PopFrame | I::PopLoopFrame => instruction,
+        I::PushDidNotIterate | I::FastRecurse | I::Jump(_) | I::JumpIfFalse(_) => instruction,
+        I::JumpIfFalseOrPop(_) | I::JumpIfTrueOrPop(_) => instruction,
+        I::DupTop | I::DiscardTop | I::Swap => instruction,
+        // Behind a check.
+        I::GetItem | I::SetAttr(_) | I::CompareAndPreserve(_) => instruction,
+        I::UnpackLists(_) | I::MergeKwargs(_) => instruction,
+        I::GetClosure | I::Return => instruction,
+        I::PushAutoEscape | I::PopAutoEscape => return Err(refused("`autoescape`")),
+        I::FastSuper | I::CallBlock(_) => return Err(refused("blocks")),
+        I::LoadBlocks | I::Include(_) | I::ExportLocals => {
+            return Err(refused("other templates"));
+        }
+        // All others are rewritten.
+        I::EmitRaw(_) | I::LoadConst(_) | I::StringConcat | I::In | I::Mul => instruction,
+        I::Eq | I::Ne | I::Lt | I::Lte | I::Gt | I::Gte | I::Slice => instruction,
+        I::Iterate(_) | I::Enclose(_) => instruction,
+        I::Add | I::BuildList(_) | I::BuildTuple(_) | I::BuildMap(_) | I::BuildMacro(..) => {
+            instruction
+        }
+        I::CallFunction(..) | I::CallMethod(..) | I::CallObject(_) => instruction,
+        I::ApplyFilter(..) => instruction,
+    })
 }

@@ -2,26 +2,34 @@
 
 use std::borrow::Cow;
 
-use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, filters};
+use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State, filters};
 
-/// Installs tests and filters in place of minijinja's own.
-pub(super) fn install(environment: &mut Environment<'_>) {
-    environment.add_test("iterable", is_iterable);
-    environment.add_test("sequence", is_sequence);
-    environment.add_filter("length", length);
-    environment.add_filter("count", length);
-    environment.add_filter("default", default);
-    environment.add_filter("d", default);
-}
+use super::bounds;
 
 /// minijinja iterates over `none`, so it counts it as iterable: templates ask before they take the length of `tools`.
-fn is_iterable(value: &Value) -> bool {
+pub(super) fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
+/// minijinja's divides by zero.
+pub(super) fn is_divisible(value: &Value, by: &Value) -> bool {
+    match (i128::try_from(value.clone()), i128::try_from(by.clone())) {
+        (Ok(value), Ok(by)) => value.checked_rem(by) == Some(0),
+        _ => matches!((float(value), float(by)), (Some(value), Some(by)) if value % by == 0.0),
+    }
+}
+
+/// Nothing is in what has no elements.
+pub(super) fn is_in(value: &Value, container: &Value) -> Result<bool, Error> {
+    match bounds::contained(value, container) {
+        Err(error) if error.kind() == ErrorKind::InvalidOperation => Ok(false),
+        found => found,
+    }
+}
+
 /// What has a length and an index, in Python: texts, dictionaries and undefined values too.
-fn is_sequence(value: &Value) -> bool {
+pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
         ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined
@@ -29,7 +37,7 @@ fn is_sequence(value: &Value) -> bool {
 }
 
 /// An undefined value is empty.
-fn length(value: &Value) -> Result<usize, Error> {
+pub(super) fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() {
         return Ok(0);
     }
@@ -37,7 +45,7 @@ fn length(value: &Value) -> Result<usize, Error> {
 }
 
 /// With its second argument by name, too.
-fn default(
+pub(super) fn default(
     state: &State<'_, '_>,
     value: &Value,
     args: Rest<Value>,
@@ -55,6 +63,35 @@ fn default(
     }
     named.assert_all_used()?;
     filters::default(state, value, Rest(args))
+}
+
+/// As minijinja's, but what is no number is 0.
+pub(super) fn int(
+    state: &State<'_, '_>,
+    value: &Value,
+    default: Option<Value>,
+    base: Option<u32>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    or(filters::int(state, value, default, base, named), 0)
+}
+
+/// As minijinja's, but what is no number is 0.0.
+pub(super) fn to_float(
+    state: &State<'_, '_>,
+    value: &Value,
+    default: Option<Value>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    or(filters::float(state, value, default, named), 0.0)
+}
+
+/// It fails on what is no number if there is no other default.
+fn or(converted: Result<Value, Error>, default: impl Into<Value>) -> Result<Value, Error> {
+    match converted {
+        Err(error) if error.kind() == ErrorKind::InvalidOperation => Ok(default.into()),
+        converted => converted,
+    }
 }
 
 /// minijinja's removes a last line feed, takes no text as the indent, and nothing by name behind a width.
@@ -101,11 +138,137 @@ pub(super) fn indent(
 }
 
 /// Replaces the first `count` occurrences, or all.
-pub(super) fn replace(text: &str, from: &str, to: &str, count: Option<i64>) -> String {
+pub(super) fn replace(
+    text: Cow<'_, str>,
+    from: Cow<'_, str>,
+    to: Cow<'_, str>,
+    count: Option<i64>,
+) -> String {
     match count.map(usize::try_from) {
-        Some(Ok(count)) => text.replacen(from, to, count),
+        Some(Ok(count)) => text.replacen(&*from, &to, count),
         // None or negative: all.
-        _ => text.replace(from, to),
+        _ => text.replace(&*from, &to),
+    }
+}
+
+/// `items | join(separator, attribute=..)`: minijinja's prints numbers in its own way, and whatever their length.
+pub(super) fn join(items: &Value, args: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
+    let argument = |index: usize, name| match args.get(index) {
+        Some(value) => Ok(Some(value.clone())),
+        None => named.get::<Option<Value>>(name),
+    };
+    let separator = argument(0, "d")?.unwrap_or_default();
+    let attribute = argument(1, "attribute")?.filter(|attribute| !attribute.is_none());
+    named.assert_all_used()?;
+    let separator = bounds::printed(&separator)?;
+    let mut out = String::new();
+    for (index, item) in items.try_iter()?.checked().enumerate() {
+        let item = match &attribute {
+            Some(attribute) => member(item?, attribute)?,
+            None => item?,
+        };
+        let item = bounds::printed(&item)?;
+        // Twice: a text that grows is copied.
+        bounds::check(2 * (out.len() + separator.len() + item.len()))?;
+        if index > 0 {
+            out.push_str(&separator);
+        }
+        out.push_str(&item);
+    }
+    Ok(out.into())
+}
+
+/// The member of a value at a path such as `function.name`.
+fn member(value: Value, path: &Value) -> Result<Value, Error> {
+    let Some(path) = path.as_str() else {
+        return value.get_item(path);
+    };
+    path.split('.')
+        .try_fold(value, |value, part| match part.parse::<usize>() {
+            Ok(index) => value.get_item_by_index(index),
+            Err(_) => value.get_attr(part),
+        })
+}
+
+/// `values | sum(attribute=.., start=..)`. minijinja's copies what it has at each step, if that is a text or a tuple.
+pub(super) fn sum(
+    state: &State<'_, '_>,
+    values: Value,
+    args: Rest<Value>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    let start = match args.get(1) {
+        Some(start) => Some(start.clone()),
+        None => named.get("start")?,
+    };
+    let attribute = match args.first() {
+        Some(attribute) => Some(attribute.clone()),
+        None => named.get("attribute")?,
+    };
+    named.assert_all_used()?;
+    let start = start.unwrap_or_else(|| Value::from(0));
+    let attribute = attribute.filter(|attribute| !attribute.is_none());
+    if start.as_str().is_some() {
+        let message = "texts are joined, and not summed up";
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    if !bounds::is_composite(&start) {
+        let attribute = attribute.as_ref().and_then(Value::as_str);
+        return filters::sum(state, values, attribute, Some(start), unnamed());
+    }
+    let mut items = bounds::collected(&start)?;
+    for value in values.try_iter()?.checked() {
+        let value = match &attribute {
+            Some(attribute) => member(value?, attribute)?,
+            None => value?,
+        };
+        if value.kind() != ValueKind::Seq || value.is_tuple() != start.is_tuple() {
+            let message = format!("a value of type {} is summed with a list", value.kind());
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
+        }
+        items.extend(bounds::collected(&value)?);
+        bounds::check(items.len().saturating_mul(bounds::ELEMENT_BYTES))?;
+    }
+    Ok(if start.is_tuple() {
+        Value::from(Tuple::from(items))
+    } else {
+        Value::from(items)
+    })
+}
+
+/// No arguments by name.
+pub(super) fn unnamed() -> Kwargs {
+    std::iter::empty::<(&str, Value)>().collect()
+}
+
+/// The product of two numbers.
+pub(super) fn product(left: &Value, right: &Value) -> Result<Value, Error> {
+    let failed = |why: &str| {
+        let (left, right) = (left.kind(), right.kind());
+        let message = format!("{why}: {left} * {right}");
+        Error::new(ErrorKind::InvalidOperation, message)
+    };
+    let whole = |value: &Value| {
+        let is_whole = value.is_integer() || value.kind() == ValueKind::Bool;
+        is_whole
+            .then(|| i128::try_from(value.clone()).ok())
+            .flatten()
+    };
+    if let (Some(left), Some(right)) = (whole(left), whole(right)) {
+        let product = left.checked_mul(right);
+        let product = product.ok_or_else(|| failed("the product is too large"))?;
+        return Ok(i64::try_from(product).map_or_else(|_| product.into(), Value::from));
+    }
+    match (float(left), float(right)) {
+        (Some(left), Some(right)) => Ok((left * right).into()),
+        _ => Err(failed("these cannot be multiplied")),
+    }
+}
+
+fn float(value: &Value) -> Option<f64> {
+    match value.kind() {
+        ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        _ => f64::try_from(value.clone()).ok(),
     }
 }
 
@@ -128,10 +291,11 @@ pub(super) fn method(value: &Value, name: &str, args: &[Value]) -> Option<Result
             Some((before, after)) => parts([before, by, after]),
             None => parts(["", "", text]),
         }),
-        ("rsplit", Some(text), Some(by), _) if !by.is_empty() => Ok(rsplit(text, by, args.get(1))),
+        ("split", Some(text), _, _) => split(text, args),
+        ("rsplit", Some(text), _, _) => rsplit(text, args),
         // Lists that change have one of their own.
         ("copy", None, None, ValueKind::Seq | ValueKind::Map) => Ok(value.clone()),
-        ("index", None, _, ValueKind::Seq) => index(value, args.first()),
+        ("index", None, _, ValueKind::Seq) => index(value, args),
         ("index", Some(text), Some(part), _) => text
             .find(part)
             .map(|at| Value::from(text[..at].chars().count()))
@@ -144,24 +308,82 @@ fn parts(parts: [&str; 3]) -> Value {
     Value::from(Tuple::from(parts.map(Value::from).to_vec()))
 }
 
-fn rsplit(text: &str, by: &str, most: Option<&Value>) -> Value {
-    let most = most.and_then(Value::as_usize);
-    let mut found: Vec<Value> = match most {
-        Some(most) => text
+/// The separator and the maximum of splits, of which both may be given by name. No separator: white space.
+fn split_by(args: &[Value]) -> Result<(Option<Value>, Option<usize>), Error> {
+    let (by, most, named): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
+    let by = match by {
+        Some(by) => Some(by),
+        None => named.get::<Option<Value>>("sep")?,
+    };
+    let by = by.filter(|by| !by.is_none());
+    let most = match most {
+        Some(most) => Some(most),
+        None => named.get("maxsplit")?,
+    };
+    named.assert_all_used()?;
+    if by
+        .as_ref()
+        .is_some_and(|by| by.as_str().is_none_or(str::is_empty))
+    {
+        let message = "the separator of a split is a text, and not empty";
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    // Negative: as often as it can be split.
+    Ok((by, most.and_then(|most| usize::try_from(most).ok())))
+}
+
+fn split(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (by, most) = split_by(args)?;
+    let most = most.map(|most| i64::try_from(most).unwrap_or(i64::MAX - 1));
+    filters::split(&text.into(), by.and_then(|by| by.to_str()), most)
+}
+
+fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (by, most) = split_by(args)?;
+    let most = most.unwrap_or(usize::MAX);
+    let mut found: Vec<Value> = match by.as_ref().and_then(Value::as_str) {
+        Some(by) => text
             .rsplitn(most.saturating_add(1), by)
             .map(Value::from)
             .collect(),
-        None => text.rsplit(by).map(Value::from).collect(),
+        None => rsplit_white(text, most),
     };
     found.reverse();
-    found.into()
+    Ok(found.into())
 }
 
-fn index(list: &Value, wanted: Option<&Value>) -> Result<Value, Error> {
-    let found = list.try_iter()?.position(|item| Some(&item) == wanted);
+/// The words of a text from its end, and what is left after `most` splits.
+fn rsplit_white(text: &str, most: usize) -> Vec<Value> {
+    let mut found = Vec::new();
+    let mut rest = text.trim_end();
+    while !rest.is_empty() {
+        let space = rest.char_indices().rfind(|(_, c)| c.is_whitespace());
+        let Some((at, space)) = space.filter(|_| found.len() < most) else {
+            found.push(Value::from(rest));
+            break;
+        };
+        found.push(Value::from(&rest[at + space.len_utf8()..]));
+        rest = rest[..at].trim_end();
+    }
     found
-        .map(Value::from)
-        .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "the value is not in the list"))
+}
+
+/// `list.index(value, start, stop)`.
+fn index(list: &Value, args: &[Value]) -> Result<Value, Error> {
+    let (wanted, start, stop): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
+    let len = list.len().unwrap_or(0);
+    // A negative bound counts from the end.
+    let bound = |given: i64| match usize::try_from(given) {
+        Ok(given) => given,
+        Err(_) => len.saturating_sub(usize::try_from(given.unsigned_abs()).unwrap_or(usize::MAX)),
+    };
+    let (start, stop) = (start.map_or(0, bound), stop.map_or(len, bound));
+    let items = list.try_iter()?.enumerate().take(stop).skip(start);
+    let found = items
+        .filter(|(_, item)| item == wanted)
+        .map(|(at, _)| Value::from(at))
+        .next();
+    found.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "the value is not in the list"))
 }
 
 /// Returns the text of a number as Python's `repr` writes it.
@@ -245,12 +467,39 @@ mod tests {
             "[1.5e+300, -0.0, 3, 12345678901234567890]",
         );
         check("3 * 0.5", "1.5");
+        check("[whole, big, small]|join(',')", "4.0,1e+22,1e-07");
+        check("big ~ '' ~ whole", "1e+224.0");
+        check("big|string|length", "5");
+        check("[big]|map('string')|join", "1e+22");
+        check("(1, 'a')|string ~ (1,)", "(1, 'a')(1,)");
+        check("true * 3 ~ 2 * 'ab' ~ [0] * 2 ~ 'a' * -1", "3abab[0, 0]");
+        check(
+            "[3 is divisibleby 0, 6 is divisibleby 3, 6.0 is divisibleby 4]",
+            "[False, True, False]",
+        );
     }
 
     #[test]
     fn methods_and_arguments_of_python() {
         check("'a,b,c'.rsplit(',', 1)", "['a,b', 'c']");
         check("'a,b,c'.rsplit(',')", "['a', 'b', 'c']");
+        check("'a,b,c'.rsplit(',', maxsplit=1)", "['a,b', 'c']");
+        check("'a,b,c'.split(',', maxsplit=1)", "['a', 'b,c']");
+        check("'a,b,c'.split(sep=',')", "['a', 'b', 'c']");
+        check(
+            "'a,b,c'.split(',', 0) ~ ' a  b '.split()",
+            "['a,b,c']['a', 'b']",
+        );
+        check(
+            "['x'|int, [1]|int, 'x'|int(default=7), '3'|int]",
+            "[0, 0, 7, 3]",
+        );
+        check("['x'|float, '1.5'|float, 'x'|float(2)]", "[0.0, 1.5, 2]");
+        check("'a,b,c'.rsplit(',', -1)", "['a', 'b', 'c']");
+        check("' a b  c '.rsplit()", "['a', 'b', 'c']");
+        check("' a b  c '.rsplit(None, 1)", "[' a b', 'c']");
+        check("''.rsplit()", "[]");
+        check("[1, 2, 1].index(1, 1) ~ [1, 2, 1].index(1, -1)", "22");
         check("'a-b-c'.partition('-')", "('a', '-', 'b-c')");
         check("'a-b-c'.rpartition('-')", "('a-b', '-', 'c')");
         check("'abc'.partition('-')", "('abc', '', '')");
@@ -279,6 +528,10 @@ mod tests {
         check_source(
             "{% for i in [1, 2] %}{% set l = [] %}{% set _ = l.append(i) %}{{ l }}{% endfor %}",
             "[1][2]",
+        );
+        check_source(
+            "{% macro m(x) %}<{{ x }}>{% endmacro %}{% set l = [m] %}{% set _ = l.append(m) %}{% set _ = l.append((1, 2)) %}{{ l[1](l[2]) }}",
+            "<(1, 2)>",
         );
         // It holds a copy of itself, and not itself.
         check_source(

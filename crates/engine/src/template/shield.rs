@@ -19,6 +19,9 @@ const CLOSE: char = '\u{fdd1}';
 /// Marks the end of the message that is to be continued.
 pub(super) const TAIL: &str = "\u{fdd0}tail\u{fdd1}";
 
+/// The maximum of pieces of a rendering. A template can print a mark of few bytes a million times.
+const PIECES_MAX: usize = 1 << 19;
+
 /// Finds the texts to cover.
 #[derive(Clone, Debug)]
 pub(super) struct SpecialTextShield(AhoCorasick);
@@ -67,8 +70,29 @@ impl CoveredTexts {
     /// Returns the rendered text with the covered texts restored. Broken marks (a template cut a value in the middle of
     /// one) are removed.
     pub(super) fn pieces(&self, rendered: &str) -> Vec<TemplatePiece> {
+        // There is none only where there is a limit.
+        let pieces = self.restored(rendered, usize::MAX, usize::MAX);
+        pieces.unwrap_or_default()
+    }
+
+    /// As [`Self::pieces`], or `None` if they are more than `bytes_max`, or too many.
+    pub(super) fn pieces_within(
+        &self,
+        rendered: &str,
+        bytes_max: usize,
+    ) -> Option<Vec<TemplatePiece>> {
+        self.restored(rendered, bytes_max, PIECES_MAX)
+    }
+
+    fn restored(
+        &self,
+        rendered: &str,
+        bytes_max: usize,
+        pieces_max: usize,
+    ) -> Option<Vec<TemplatePiece>> {
         let mut pieces = Vec::new();
         let mut text = String::new();
+        let mut left = bytes_max.checked_sub(rendered.len())?;
         let mut rest = rendered;
         while let Some(start) = rest.find(OPEN) {
             text.push_str(&rest[..start]);
@@ -78,6 +102,10 @@ impl CoveredTexts {
             let original = index.parse().ok().and_then(|at: usize| self.0.get(at));
             rest = match (original, after.strip_prefix(CLOSE)) {
                 (Some(original), Some(after)) => {
+                    left = left.checked_sub(original.len())?;
+                    if pieces.len() > pieces_max {
+                        return None;
+                    }
                     let before = std::mem::take(&mut text);
                     push(&mut pieces, TemplatePiece::Template(before));
                     push(&mut pieces, TemplatePiece::Plain(original.clone()));
@@ -89,7 +117,7 @@ impl CoveredTexts {
         }
         text.push_str(rest);
         push(&mut pieces, TemplatePiece::Template(text));
-        pieces
+        Some(pieces)
     }
 }
 

@@ -34,9 +34,7 @@ pub(super) fn sliced(
         }
         ValueKind::Undefined | ValueKind::None => Ok(Value::from(Vec::<Value>::new())),
         ValueKind::Seq | ValueKind::Iterable => {
-            // An iterator that is evaluated lazily may be endless.
-            bounds::charge_value(value, false, 0, &mut 0)?;
-            let items: Vec<Value> = value.try_iter()?.collect();
+            let items = bounds::collected(value)?;
             bounds::charge(items.len().saturating_mul(size_of::<Value>()))?;
             let taken = indices(items.len(), start, stop, step).map(|index| items[index].clone());
             let taken: Vec<Value> = taken.collect();

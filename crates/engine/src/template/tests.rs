@@ -342,6 +342,13 @@ fn every_growing_value_is_bounded() {
         "{{ []|slice(100000000)|list|length }}".into(),
         "{{ [1]|batch(100000000, 0)|list|length }}".into(),
         "{{ [1]|map('chain', [2])|list }}".into(),
+        // One long text in many places is as large as many.
+        "{% set k = 1000 %}{% set s = 'x' * (k * k) %}{{ ([s] * (2 * k))|map('upper')|list|length }}".into(),
+        "{% set k = 1000 %}{% set s = 'x' * (k * k) %}{{ (([s] * (2 * k)) ~ '')|length }}".into(),
+        "{% set k = 1000 %}{% set s = 'x' * (k * k) %}{{ (s ~ 'a') in ([s ~ 'b'] * (500 * k)) }}".into(),
+        "{% set k = 1000 %}{{ ((0,) * (100 * k * k))|length }}".into(),
+        "{% set k = 1000 %}{{ strftime_now('%c' * (15 * k * k))|length }}".into(),
+        "{% set k = 1000 %}{% set s = 'x' * (30 * k * k) %}{{ s|trim('y' * (k * k)) }}".into(),
     ];
     for source in hostile {
         let made = Template::new(&source, &specials(), || UNIX_EPOCH);
@@ -351,6 +358,135 @@ fn every_growing_value_is_bounded() {
         let rendered = std::thread::spawn(move || template.render(&chat(&[("user", "x")])));
         let rendered = rendered.join().unwrap();
         assert!(rendered.is_err(), "{short}: {rendered:?}");
+    }
+}
+
+/// minijinja divides by the number of values of `loop.cycle`. Whatever else it panics on ends the rendering alone.
+#[test]
+fn a_panic_ends_one_rendering() {
+    let failed = |source: &str| {
+        let failed = template(source).render(&chat(&[("user", "x")]));
+        failed.unwrap_err().to_string()
+    };
+    let cycle = failed("{% for m in messages %}{{ loop.cycle() }}{% endfor %}");
+    assert!(cycle.contains("loop.cycle is called without"), "{cycle}");
+    let panics = || -> Result<(), Error> { panic!("in the engine") };
+    let panicked = bounds::within(0, || caught(panics)).unwrap_err();
+    assert!(panicked.to_string().contains("panicked"), "{panicked}");
+    assert!(bounds::check(0).is_err(), "its budget is over");
+    check("{{ messages[0].content }}", &[("user", "x")], "x");
+}
+
+/// A loop that comes to contain itself would never be freed, and a long chain of them would overflow the stack when it is.
+#[test]
+fn loops_and_namespaces_are_kept_by_none_of_them() {
+    for source in [
+        "{% set ns = namespace() %}{% for m in messages %}{% set ns.l = loop %}{% endfor %}",
+        "{% set ns = namespace() %}{% for m in messages %}{% set ns.l = [[loop]] %}{% endfor %}",
+        "{% set ns = namespace() %}{% set ns.l = {'a': ns} %}",
+        "{% for m in messages %}{{ loop.changed(loop) }}{% endfor %}",
+        "{% set ns = namespace() %}{% for m in messages %}{{ loop.changed([ns]) }}{% endfor %}",
+        "{% set l = [] %}{% for m in messages %}{% set _ = l.append(loop) %}{% endfor %}",
+    ] {
+        let kept = template(source)
+            .render(&chat(&[("user", "x")]))
+            .unwrap_err();
+        let why = kept.to_string();
+        assert!(
+            why.contains("neither a namespace nor a loop"),
+            "{source}: {why}"
+        );
+    }
+    check(
+        "{% for m in messages %}{{ loop.changed(m.role) }}{{ loop.cycle('a', 'b') }}{% endfor %}",
+        &[("user", "x"), ("user", "y"), ("assistant", "z")],
+        "TrueaFalsebTruea",
+    );
+}
+
+#[test]
+fn what_is_not_in_the_tables_is_refused() {
+    for source in [
+        "{{ messages|pprint }}",
+        "{{ messages|batch(2) }}",
+        "{{ messages|slice(2) }}",
+        "{{ messages|chain(messages) }}",
+        "{{ messages|zip(messages) }}",
+        "{{ messages|map('@held')|list }}",
+        "{{ debug() }}",
+        "{{ messages.clear() }}",
+    ] {
+        let refused = template(source).render(&chat(&[("user", "x")]));
+        let Err(TemplateError::Failed(why)) = refused else {
+            panic!("{source}: {refused:?}");
+        };
+        assert!(why.contains("unknown"), "{source}: {why}");
+    }
+    for source in [
+        "{% include 'chat' %}",
+        "{% import 'chat' as c %}",
+        "{% from 'chat' import c %}",
+        "{% extends 'chat' %}",
+        "{% block b %}{% endblock %}",
+        "{{ self.b() }}",
+        "{% autoescape true %}{% endautoescape %}",
+    ] {
+        let refused = Template::new(source, &specials(), || UNIX_EPOCH).unwrap_err();
+        let why = refused.to_string();
+        assert!(
+            why.contains("chat templates cannot contain"),
+            "{source}: {why}"
+        );
+    }
+}
+
+#[test]
+fn arguments_are_unpacked_in_order() {
+    let source = "{% macro m(a, b, c, d) %}{{ a }}{{ b }}{{ c }}{{ d }}{% endmacro %}\
+                  {{ m(*[1, 2], *(3,), d=4) }}{{ m(1, *[2], **{'c': 3, 'd': 5}) }}{{ m(**{'a': 1}, **{'b': 2}, c=3) }}";
+    check(source, &[("user", "x")], "12341235123");
+}
+
+/// minijinja computes them when it compiles a template, which happens before there is a budget.
+#[test]
+fn large_constants_are_refused_before_they_are_computed() {
+    for source in [
+        "{{ 'x' * 100000000 }}",
+        "{{ 'x' * (100000000) }}",
+        "{{ ((('x' * 1000) * 1000) * 1000) }}",
+        "{{ 'x' * (50000000 + 50000000) }}",
+        "{% if false %}{{ [0] * 10 ** 8 }}{% endif %}",
+        "{% for x in (0,) * 100000000 %}{% endfor %}",
+        "{% set x = f(a=('x' * 100000000)) %}",
+        "{% macro m(a=('x' * 100000000)) %}{% endmacro %}",
+    ] {
+        let refused = Template::new(source, &specials(), || UNIX_EPOCH).unwrap_err();
+        let why = refused.to_string();
+        assert!(
+            why.contains("constants that are too large"),
+            "{source}: {why}"
+        );
+    }
+    check(
+        "{{ ('ab' * 2) * 3 }}{{ ([0] * 2) * 2 }}",
+        &[("user", "x")],
+        "abababababab[0, 0, 0, 0]",
+    );
+}
+
+/// A mark of few bytes stands for the text of a control token.
+#[test]
+fn a_mark_that_is_printed_often_is_bounded_as_what_it_stands_for() {
+    let token = "<|a token with a long text|>".repeat(100);
+    let special = SpecialTexts {
+        all: vec![token.clone(), "<s>".to_owned()],
+        ..SpecialTexts::default()
+    };
+    let source = "{{ (messages[0].content ~ ' ') * 400000 }}";
+    let template = Template::new(source, &special, || UNIX_EPOCH).unwrap();
+    for content in [token.as_str(), "<s>"] {
+        let rendered = template.render(&chat(&[("user", content)]));
+        assert!(matches!(rendered, Err(TemplateError::TooLong)), "{content}");
     }
 }
 
