@@ -110,7 +110,7 @@ impl LiteralMachine {
     ) -> Result<(), NotLiteral> {
         match std::mem::replace(&mut self.lexeme, Lexeme::None) {
             Lexeme::None => self.structure(c, texts, out),
-            Lexeme::Bare(mut word) if is_bare(c) => {
+            Lexeme::Bare(mut word) if self.is_bare(c) => {
                 word.push(c);
                 // No number and no word is that long, and names are as bounded as those of functions.
                 let fits = word.len() <= limits::TOOL_NAME_BYTES;
@@ -153,7 +153,7 @@ impl LiteralMachine {
     fn word(&mut self, word: &str, out: &mut CallOutput) -> Result<(), NotLiteral> {
         if self.in_key {
             self.text_begins(Lexeme::None, out);
-            for c in word.chars() {
+            for c in word.trim_end().chars() {
                 push_escaped(c, out);
             }
             self.text_ends(out);
@@ -352,7 +352,7 @@ impl LiteralMachine {
             self.lexeme = Lexeme::Opening(c.to_string());
         } else if matches!(c, '"' | '\'') {
             self.text_begins(Lexeme::Quoted(c, Escape::None), out);
-        } else if is_bare(c) {
+        } else if self.is_bare(c) {
             self.lexeme = Lexeme::Bare(c.to_string());
         } else {
             return Err(NotLiteral);
@@ -365,6 +365,15 @@ impl LiteralMachine {
         out.push(if is_keyed { '}' } else { ']' });
         self.open.pop();
         self.expected = Expected::CommaOrEnd;
+    }
+
+    /// Whether a key, a number or a word may have this character.
+    fn is_bare(&self, c: char) -> bool {
+        // Templates with texts between markers print keys as they are.
+        let in_any_key = self.in_key && self.syntax.quote.is_some();
+        let ends_key =
+            c.is_control() || matches!(c, ':' | ',' | '{' | '}' | '"' | MARK_OPEN | MARK_CLOSE);
+        is_bare(c) || in_any_key && !ends_key
     }
 
     const fn close(&self, container: Container) -> char {
@@ -520,10 +529,23 @@ mod tests {
                 "<|\"|>key<|\"|>:\"json \\u0041\"}",
                 r#"{"key": "json \u0041"}"#,
             ),
+            (
+                "first name :1,@type:{it's [0]:<|\"|>x<|\"|>},\n 'a b':2}",
+                r#"{"first name": 1, "@type": {"it's [0]": "x"}, "a b": 2}"#,
+            ),
         ] {
             assert_eq!(json(&MARKED, text).as_deref(), Some(expect), "{text}");
         }
-        for bad in ["{a:1}}", "a:<|x}", "a=1}", "a:b}", "a:<|\"|>open}"] {
+        for bad in [
+            "{a:1}}",
+            "a b,c:1}",
+            "a\nb:1}",
+            "a:x y}",
+            "a:<|x}",
+            "a=1}",
+            "a:b}",
+            "a:<|\"|>open}",
+        ] {
             assert_eq!(json(&MARKED, bad), None, "{bad}");
         }
     }
