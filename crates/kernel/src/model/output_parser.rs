@@ -105,6 +105,8 @@ pub(super) struct OutputParser {
     at: usize,
     /// Nothing was emitted but reasoning.
     at_start: bool,
+    /// There was reasoning.
+    has_reasoned: bool,
     /// Complete calls.
     calls: usize,
     response: ResponseTags,
@@ -138,6 +140,7 @@ impl OutputParser {
             input: String::new(),
             at: 0,
             at_start: true,
+            has_reasoned: matches!(start, OutputStart::Reasoning | OutputStart::Labelled),
             calls: 0,
             response: ResponseTags::None,
         };
@@ -177,6 +180,7 @@ impl OutputParser {
             );
         // The usual step: no marker can begin here, so the text is passed on without a copy.
         if is_plain && !self.may_hold_marker(&format, &text) {
+            self.at_start &= text.trim_ascii().is_empty();
             return emit_text(text, out);
         }
         self.input.push_str(&text);
@@ -251,8 +255,9 @@ impl OutputParser {
     }
 
     fn in_text<'f>(&self, format: &'f OutputFormat) -> &'f [(Marker, MarkerRole)] {
+        let may_reason = !format.reasons_first() || self.at_start && !self.has_reasoned;
         format.in_text(
-            format.finds_reasoning(),
+            format.finds_reasoning() && may_reason,
             self.settings.finds_calls(format) && self.calls < limits::TOOL_CALLS_MAX,
         )
     }
@@ -310,8 +315,13 @@ impl OutputParser {
             Find::Marker { at, end, marker } => (&rest[..at], Some((&rest[at..end], marker))),
         };
         let holds_tag = next.is_some_and(|(_, marker)| marker == format::RESPONSE[1]);
+        let is_text = |tag: &str, marker| {
+            let is_reasoning = format.think().is_some_and(|(open, _)| open == marker);
+            let is_late = format.reasons_first() && !text.trim_ascii().is_empty();
+            holds_tag && !ends_output(&rest[text.len() + tag.len()..]) || is_reasoning && is_late
+        };
         let (text, next) = match next {
-            Some((tag, _)) if holds_tag && !ends_output(&rest[text.len() + tag.len()..]) => {
+            Some((tag, marker)) if is_text(tag, marker) => {
                 // It is text after all; what follows it is looked at next.
                 self.at += text.len() + tag.len();
                 self.at_start = false;
@@ -342,7 +352,10 @@ impl OutputParser {
     /// Begins what a marker in text begins.
     fn enter(&mut self, format: &OutputFormat, role: MarkerRole, marker: Marker, written: String) {
         match role {
-            MarkerRole::Reasoning => self.state = ParserState::Label,
+            MarkerRole::Reasoning => {
+                self.has_reasoned = true;
+                self.state = ParserState::Label;
+            }
             MarkerRole::Calls => {
                 self.at_start = false;
                 self.enter_calls(format.machine(marker), written);

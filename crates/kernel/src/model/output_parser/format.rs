@@ -100,6 +100,11 @@ impl OutputFormat {
         self.reasoning != ReasoningParser::None
     }
 
+    /// Whether an output has reasoning at its start or nowhere: these markers are words that an answer may have too.
+    pub(super) fn reasons_first(&self) -> bool {
+        self.reasoning == ReasoningParser::Apriel
+    }
+
     /// Whether calls are found.
     pub(super) fn finds_calls(&self) -> bool {
         self.tools != ToolParser::None

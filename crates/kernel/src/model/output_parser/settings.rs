@@ -53,7 +53,11 @@ impl OutputSettings {
         let is_reasoning = continued
             .zip(format.think())
             // Its contents are plain text, whatever its markers are in the output.
-            .is_some_and(|(last, (open, end))| last.content.rfind(open) > last.content.rfind(end));
+            .is_some_and(|(last, (open, end))| {
+                let may_reason =
+                    !format.reasons_first() || last.content.trim_start().starts_with(open);
+                may_reason && last.content.rfind(open) > last.content.rfind(end)
+            });
         let last = chat.messages.last().filter(|_| !chat.continue_last);
         let last = last.map(|last| last.content.trim_end());
         let label = format.label().unwrap_or_default().trim_end();

@@ -64,6 +64,63 @@ fn reasoning_between_markers_of_other_families() {
     }
 }
 
+/// The words before Apriel's reasoning are such words only where an output begins.
+#[test]
+fn the_words_before_reasoning_may_be_those_of_an_answer() {
+    let parsers = OutputParsers {
+        tools: ToolParser::Jamba,
+        reasoning: ReasoningParser::Apriel,
+    };
+    let bare = settings(parsers, &ControlNames::default());
+    let open = "Here are my reasoning steps:";
+    let close = "[BEGIN FINAL RESPONSE]";
+    for (text, expect) in [
+        (
+            format!("{open}\nhm{close}Hi"),
+            vec!["r:hm".to_owned(), "t:Hi".to_owned()],
+        ),
+        (
+            format!("\n {open}hm"),
+            vec!["t:\n ".to_owned(), "r:hm".to_owned()],
+        ),
+        (
+            format!("Sure. {open}\n1. {open}"),
+            vec![format!("t:Sure. {open}\n1. {open}")],
+        ),
+        (
+            format!("{open}hm{close}{open}\n1."),
+            vec!["r:hm".to_owned(), format!("t:{open}\n1.")],
+        ),
+    ] {
+        assert_eq!(parse(&bare, &text), expect, "{text}");
+    }
+    let mut begun = bare.clone();
+    begun.continue_prompt(&format!("assistant {open}\n"));
+    let text = format!("hm{close}\n{open} none");
+    assert_eq!(
+        parse(&begun, &text),
+        ["r:hm".to_owned(), format!("t:{open} none")]
+    );
+    let chat = |content: String| ChatRequest {
+        messages: vec![ChatMessage {
+            role: "assistant".to_owned(),
+            content,
+            ..ChatMessage::default()
+        }],
+        continue_last: true,
+        ..ChatRequest::default()
+    };
+    let format = bare.format.expect("it parses");
+    for (content, expect) in [
+        (format!("{open}\n1."), "r:a"),
+        (format!("Well. {open}\n1."), "t:a"),
+        (format!("{open}\n1.{close}"), "t:a"),
+    ] {
+        let settings = OutputSettings::of_chat(Arc::clone(&format), None, &chat(content.clone()));
+        assert_eq!(parse(&settings, "a"), [expect], "{content}");
+    }
+}
+
 /// Templates, and the parsers that they choose.
 const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
     use ReasoningParser::{
