@@ -444,15 +444,20 @@ pub(super) fn think(parser: ReasoningParser) -> Option<(Marker, Marker)> {
     found.map(|(.., markers)| *markers)
 }
 
-/// The markers around what is neither reasoning nor a call. No reader needs to see one.
-pub(super) const fn hidden(parser: ToolParser) -> &'static [Marker] {
-    match parser {
-        ToolParser::KimiK3 => &[
+/// The markers around what is neither reasoning nor a call. No reader needs to see one, whichever of the two is looked for.
+pub(super) const fn hidden(parsers: OutputParsers) -> &'static [Marker] {
+    match (parsers.tools, parsers.reasoning) {
+        (ToolParser::KimiK3, _) | (_, ReasoningParser::KimiK3) => &[
             "<|open|>response<|sep|>",
             "<|close|>response<|sep|>",
             "<|close|>message<|sep|>",
+            // Where reasoning is text, and where it ends out of place.
+            "<|open|>think<|sep|>",
+            "<|close|>think<|sep|>",
         ],
-        ToolParser::SolarOpen => &["<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"],
+        (ToolParser::SolarOpen, _) | (_, ReasoningParser::SolarOpen) => {
+            &["<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"]
+        }
         _ => &[],
     }
 }

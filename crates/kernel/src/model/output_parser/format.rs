@@ -64,7 +64,11 @@ impl OutputFormat {
         if format.is_harmony() {
             markers.extend(harmony::HEADER);
         }
-        markers.extend(families::hidden(tools));
+        for marker in format.hidden() {
+            if !markers.contains(marker) {
+                markers.push(marker);
+            }
+        }
         let (texts, tokens) = MarkerTexts::find(markers, vocabulary);
         format.texts = texts;
         format.tokens = tokens.into();
@@ -136,9 +140,11 @@ impl OutputFormat {
     }
 
     /// The markers around what is neither reasoning nor a call.
-    #[cfg(any(test, fuzzing))]
     pub(super) fn hidden(&self) -> &'static [Marker] {
-        families::hidden(self.tools)
+        families::hidden(OutputParsers {
+            tools: self.tools,
+            reasoning: self.reasoning,
+        })
     }
 
     /// What may stand between the opening marker and the reasoning.
@@ -163,7 +169,7 @@ impl OutputFormat {
         let think = self.think().filter(|_| reasoning);
         roles.extend(think.map(|(open, _)| (open, MarkerRole::Reasoning)));
         // Control tokens out of place: they were never text. A marker that begins with one comes before it.
-        let hidden = families::hidden(self.tools).iter().copied();
+        let hidden = self.hidden().iter().copied();
         for marker in hidden.chain(self.texts.controls()) {
             if roles.iter().all(|(known, _)| *known != marker) {
                 roles.push((marker, MarkerRole::Nothing));

@@ -264,6 +264,57 @@ fn parsers_are_read_by_their_names() {
     assert_eq!(read("kimi_k2"), ToolParser::Kimi);
 }
 
+/// The words between control tokens are parts of markers, whether calls and reasoning are looked for or not.
+#[test]
+fn the_words_of_markers_are_hidden_from_every_reader() {
+    let kimi = &["<|open|>", "<|close|>", "<|sep|>"][..];
+    let solar = &["<|think|>", "<|end|>", "<|begin|>", "<|content|>"];
+    let kimi_output = "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>Hi<|close|>response<|sep|><|close|>message<|sep|>";
+    let solar_output = "<|think|>hm<|end|><|begin|>assistant<|content|>Hi<|end|>";
+    let both = &["r:hm", "t:Hi"][..];
+    for (tools, reasoning, names, output, expect) in [
+        (
+            ToolParser::KimiK3,
+            ReasoningParser::KimiK3,
+            kimi,
+            kimi_output,
+            both,
+        ),
+        (
+            ToolParser::None,
+            ReasoningParser::KimiK3,
+            kimi,
+            kimi_output,
+            both,
+        ),
+        (
+            ToolParser::KimiK3,
+            ReasoningParser::None,
+            kimi,
+            kimi_output,
+            &["t:hmHi"],
+        ),
+        (
+            ToolParser::None,
+            ReasoningParser::SolarOpen,
+            solar,
+            solar_output,
+            both,
+        ),
+    ] {
+        let vocabulary = ControlNames {
+            names: names.to_vec(),
+            template: None,
+        };
+        let settings = settings(OutputParsers { tools, reasoning }, &vocabulary);
+        let mark = |text: String, name: &&str| {
+            text.replace(name, &format!("{MARK_OPEN}{name}{MARK_CLOSE}"))
+        };
+        let output = names.iter().fold(output.to_owned(), mark);
+        assert_eq!(parse(&settings, &output), expect, "{tools:?} {reasoning:?}");
+    }
+}
+
 /// Gemma's reasoning begins with the name of its channel, which is no part of it.
 #[test]
 fn the_label_of_a_channel_is_no_reasoning() {
