@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
+use super::json::JsonMachine;
 use super::markers::{Alternatives, Marker, Matched, is_foreign_mark};
 
 /// The tags of one family.
@@ -34,6 +35,8 @@ pub(super) struct TaggedSyntax {
     escapes_keys: bool,
     /// A value may stand between [`CDATA`] and [`CDATA_END`].
     has_sections: bool,
+    /// What stands around arguments that are written as one JSON object instead.
+    object: Option<[Marker; 2]>,
 }
 
 /// `<tool_call>NAME\n<arg_key>K</arg_key>\n<arg_value>V</arg_value>\n</tool_call>`
@@ -52,6 +55,7 @@ pub(super) const GLM: TaggedSyntax = TaggedSyntax {
     own_lines: false,
     escapes_keys: false,
     has_sections: false,
+    object: None,
 };
 
 /// `<tool_call>\n<function=NAME>\n<parameter=K>\nV\n</parameter>\n</function>\n</tool_call>`
@@ -70,6 +74,7 @@ pub(super) const QWEN_CODER: TaggedSyntax = TaggedSyntax {
     own_lines: true,
     escapes_keys: false,
     has_sections: false,
+    object: None,
 };
 
 /// `<minimax:tool_call>\n<invoke name="NAME">\n<parameter name="K">V</parameter>\n</invoke>\n</minimax:tool_call>`
@@ -88,6 +93,7 @@ pub(super) const MINIMAX_M2: TaggedSyntax = TaggedSyntax {
     own_lines: false,
     escapes_keys: false,
     has_sections: false,
+    object: None,
 };
 
 /// `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="K" type="string"<|sep|>V<|close|>argument<|sep|>`
@@ -107,6 +113,10 @@ pub(super) const KIMI_K3: TaggedSyntax = TaggedSyntax {
     own_lines: false,
     escapes_keys: true,
     has_sections: false,
+    object: Some([
+        "<|open|>json type=\"object\"<|sep|>",
+        "<|close|>json<|sep|>",
+    ]),
 };
 
 /// `<tool_call:opensource>NAME<tool_sep:opensource>` with the tags of [`GLM`], whose names end as these do, all calls in
@@ -126,6 +136,7 @@ pub(super) const HY_V3: TaggedSyntax = TaggedSyntax {
     own_lines: false,
     escapes_keys: false,
     has_sections: false,
+    object: None,
 };
 
 /// `<function name="NAME"><param name="K">V</param></function>`, where `<![CDATA[V]]>` may stand for V.
@@ -144,6 +155,7 @@ pub(super) const MINICPM5: TaggedSyntax = TaggedSyntax {
     own_lines: false,
     escapes_keys: false,
     has_sections: true,
+    object: None,
 };
 
 /// `<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="K" string="true">V</｜DSML｜parameter>\n</｜DSML｜invoke>`, all calls in
@@ -163,6 +175,7 @@ pub(super) const DEEPSEEK_V32: TaggedSyntax = TaggedSyntax {
     own_lines: false,
     escapes_keys: false,
     has_sections: false,
+    object: None,
 };
 
 /// The same, in `<｜DSML｜tool_calls>`.
@@ -191,6 +204,7 @@ impl TaggedSyntax {
         ]
         .into_iter()
         .chain(outer.into_iter().flatten())
+        .chain(self.object.into_iter().flatten())
         // Those of punctuation alone are no tokens of their own.
         .filter(|marker| marker.contains('<'))
     }
@@ -214,6 +228,10 @@ enum TaggedPlace {
     /// Between a key and the tag of its value.
     BeforeValue(String, Alternatives),
     Value(String, String),
+    /// In arguments that are one object, from its bracket on.
+    Object(Option<JsonMachine>),
+    /// Behind them.
+    ObjectEnd(Alternatives),
     After(Alternatives),
 }
 
@@ -224,6 +242,8 @@ pub(super) struct TaggedCalls {
     place: TaggedPlace,
     name: String,
     arguments: usize,
+    /// The arguments were one object.
+    has_object: bool,
 }
 
 impl TaggedCalls {
@@ -240,6 +260,7 @@ impl TaggedCalls {
             place,
             name: String::new(),
             arguments: 0,
+            has_object: false,
         }
     }
 
@@ -290,6 +311,7 @@ impl TaggedCalls {
     fn named(&mut self, name: String, out: &mut CallOutput) {
         self.name.clone_from(&name);
         self.arguments = 0;
+        self.has_object = false;
         out.begin(name, None);
         self.place = match self.syntax.name_rest {
             Some(_) => TaggedPlace::NameRest(String::new()),
@@ -303,7 +325,14 @@ impl TaggedCalls {
             self.place = TaggedPlace::Key(String::new());
             return Verdict::Taken;
         }
-        out.push_str(if self.arguments == 0 { "{}" } else { "}" });
+        if self.syntax.object.is_some_and(|[begin, _]| begin == marker) {
+            self.has_object = true;
+            self.place = TaggedPlace::Object(None);
+            return Verdict::Taken;
+        }
+        if !self.has_object {
+            out.push_str(if self.arguments == 0 { "{}" } else { "}" });
+        }
         self.place = TaggedPlace::After(Alternatives::default());
         match (out.end(), self.syntax.outer_end) {
             (Verdict::Taken, None) => Verdict::Last,
@@ -364,6 +393,61 @@ impl TaggedCalls {
         Verdict::Taken
     }
 
+    fn between(
+        &mut self,
+        c: char,
+        mut next: Alternatives,
+        context: CallContext<'_>,
+        out: &mut CallOutput,
+    ) -> Verdict {
+        let mut options = vec![self.syntax.call_end];
+        if !self.has_object {
+            options.push(self.syntax.key);
+            let object = self.syntax.object.filter(|_| self.arguments == 0);
+            options.extend(object.map(|[begin, _]| begin));
+        }
+        match next.push(c, &options, context.texts) {
+            Matched::Open => {
+                self.place = TaggedPlace::Between(next);
+                Verdict::Taken
+            }
+            Matched::Whole(marker) => self.tag(marker, out),
+            Matched::Nothing => Verdict::Refused,
+        }
+    }
+
+    fn object(&mut self, c: char, json: Option<JsonMachine>, out: &mut CallOutput) -> Verdict {
+        if json.is_none() && c.is_ascii_whitespace() {
+            self.place = TaggedPlace::Object(None);
+            return Verdict::Taken;
+        }
+        if json.is_none() && c != '{' {
+            return Verdict::Refused;
+        }
+        let mut json = json.unwrap_or_default();
+        if json.push(c).is_err() {
+            return Verdict::Refused;
+        }
+        out.push(c);
+        self.place = if json.is_complete() {
+            TaggedPlace::ObjectEnd(Alternatives::default())
+        } else {
+            TaggedPlace::Object(Some(json))
+        };
+        Verdict::Taken
+    }
+
+    fn object_end(&mut self, c: char, mut next: Alternatives, context: CallContext<'_>) -> Verdict {
+        let end = self.syntax.object.map(|[_, end]| end);
+        let options: Vec<Marker> = end.into_iter().collect();
+        self.place = match next.push(c, &options, context.texts) {
+            Matched::Open => TaggedPlace::ObjectEnd(next),
+            Matched::Whole(_) => TaggedPlace::Between(Alternatives::default()),
+            Matched::Nothing => return Verdict::Refused,
+        };
+        Verdict::Taken
+    }
+
     fn after(&mut self, c: char, mut next: Alternatives, context: CallContext<'_>) -> Verdict {
         let TaggedSyntax {
             outer_end,
@@ -414,16 +498,9 @@ impl CallMachine for TaggedCalls {
                 }
                 Verdict::Taken
             }
-            TaggedPlace::Between(mut next) => {
-                match next.push(c, &[syntax.key, syntax.call_end], context.texts) {
-                    Matched::Open => {
-                        self.place = TaggedPlace::Between(next);
-                        Verdict::Taken
-                    }
-                    Matched::Whole(marker) => self.tag(marker, out),
-                    Matched::Nothing => Verdict::Refused,
-                }
-            }
+            TaggedPlace::Between(next) => self.between(c, next, context, out),
+            TaggedPlace::Object(json) => self.object(c, json, out),
+            TaggedPlace::ObjectEnd(next) => self.object_end(c, next, context),
             TaggedPlace::Key(mut key) => {
                 key.push(c);
                 if is_foreign_mark(c, &key, context.texts.text(syntax.key_end)) {

@@ -315,6 +315,28 @@ fn the_words_of_markers_are_hidden_from_every_reader() {
     }
 }
 
+/// Kimi K3 writes arguments as tags or as one object, and not as both.
+#[test]
+fn arguments_of_kimi_are_tags_or_one_object() {
+    let kimi = bare(ToolParser::KimiK3);
+    let tag = "<|open|>argument key=\"a\" type=\"number\"<|sep|>1<|close|>argument<|sep|>";
+    let object = "<|open|>json type=\"object\"<|sep|>{\"b\": 2}<|close|>json<|sep|>";
+    let none = String::new();
+    let kinds = |arguments: [&str; 2]| -> String {
+        let call = format!(
+            "<|open|>call tool=\"add\"<|sep|>{}<|close|>call<|sep|>",
+            arguments.concat()
+        );
+        let found = events(&kimi, &[&call]);
+        found.iter().map(|(kind, _)| *kind).collect()
+    };
+    assert_eq!(kinds([tag, tag]), "cae");
+    assert_eq!(kinds([object, &none]), "cae");
+    for both in [[tag, object], [object, tag], [object, object]] {
+        assert_eq!(kinds(both), "cabt", "{both:?}");
+    }
+}
+
 /// Gemma's reasoning begins with the name of its channel, which is no part of it.
 #[test]
 fn the_label_of_a_channel_is_no_reasoning() {

@@ -343,6 +343,28 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
             "c:add{}",
         ],
     ),
+    // Its arguments may be one object.
+    (
+        ToolParser::KimiK3,
+        "<|open|>tools<|sep|><|open|>call tool=\"note\" index=\"1\"<|sep|><|open|>json type=\"object\"<|sep|>\n{\"text\": \"a }\", \"tags\": [{}]}\n<|close|>json<|sep|><|close|>call<|sep|><|open|>call tool=\"add\" index=\"2\"<|sep|><|open|>argument key=\"a\" type=\"number\"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        &["c:note{\"text\":\"a }\",\"tags\":[{}]}", "c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::KimiK3,
+        "<|open|>tools<|sep|><|open|>call tool=\"add\" index=\"1\"<|sep|><|open|>json type=\"object\"<|sep|>{}<|close|>json<|sep|>x",
+        &[
+            "b:<|open|>tools<|sep|><|open|>call tool=\"add\" index=\"1\"<|sep|><|open|>json type=\"object\"<|sep|>{}<|close|>json<|sep|>",
+            "t:x",
+        ],
+    ),
+    (
+        ToolParser::KimiK3,
+        "<|open|>tools<|sep|><|open|>call tool=\"add\" index=\"1\"<|sep|><|open|>json type=\"object\"<|sep|>[1]",
+        &[
+            "b:<|open|>tools<|sep|><|open|>call tool=\"add\" index=\"1\"<|sep|><|open|>json type=\"object\"<|sep|>",
+            "t:[1]",
+        ],
+    ),
     (
         ToolParser::KimiK3,
         "<|open|>response<|sep|>No <|open|> tag.",
