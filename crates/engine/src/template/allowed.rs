@@ -256,7 +256,7 @@ fn dictionary(members: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     for key in members.iter().step_by(2) {
         keys = keys.saturating_add(bounds::measure(key)?);
     }
-    bounds::check(keys)?;
+    bounds::check(keys.max(bounds::alike(members.iter().step_by(2))))?;
     let pairs = members.chunks_exact(2);
     let pairs = pairs.map(|pair| (pair[0].clone(), pair[1].clone()));
     Ok(Value::from_pairs(pairs))
@@ -267,6 +267,12 @@ fn unpacked(values: &Value) -> Result<Value, Error> {
     let mut values = bounds::collected(values)?;
     let lens = values.iter().map(|value| value.len().unwrap_or(0));
     bounds::check(lens.sum::<usize>().saturating_mul(MEMBER_BYTES))?;
+    let dictionaries = values.iter().filter(|value| value.kind() == ValueKind::Map);
+    let keys: Vec<Value> = dictionaries
+        .filter_map(|it| it.try_iter().ok())
+        .flatten()
+        .collect();
+    bounds::check(bounds::alike(keys.iter()))?;
     values.reverse();
     Ok(values.into())
 }

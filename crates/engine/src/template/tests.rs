@@ -474,6 +474,71 @@ fn large_constants_are_refused_before_they_are_computed() {
     );
 }
 
+/// minijinja computes constants anew at each level above them, of which the outermost here are none: each took seconds to compile,
+/// or minutes, and is compiled for each rendering.
+#[test]
+fn constants_that_take_long_to_compute_are_refused() {
+    let nested = |constant: &str| {
+        let (open, close) = ("[".repeat(60), "]".repeat(60));
+        format!("{{% if false %}}{{{{ {open}{constant}, x{close} }}}}{{% endif %}}")
+    };
+    let wide: String = (0..5000_u128)
+        .map(|at| format!("{}:0,", at + (1 << 64)))
+        .collect();
+    for source in [
+        nested(&format!("'x' * 1000000 {}", "~ 'y'".repeat(300))),
+        nested(&format!("[{}]", "0,".repeat(100_000))),
+        nested(&format!("{{{wide}}}")),
+        format!("{{% set a = {{{wide}}} %}}"),
+        format!(
+            "{{{{ [{}] {} + x }}}}",
+            "0,".repeat(100_000),
+            "+ []".repeat(200)
+        ),
+    ] {
+        let refused = Template::new(&source, &specials(), || UNIX_EPOCH).unwrap_err();
+        let why = refused.to_string();
+        assert!(
+            why.contains("take too long to compute"),
+            "{}: {why}",
+            &source[..40]
+        );
+    }
+    let (long, x) = ("0,".repeat(10_000), "x".repeat(200_000));
+    let tools =
+        format!("{{% set tools = [{{'a': [{long}], 'b': ['{x}', {{'c': messages}}]}}] %}}x");
+    check(&tools, &[("user", "x")], "x");
+}
+
+/// Those are hashed as floats, of which one stands for thousands of them, so that each is compared with all before it.
+#[test]
+fn dictionaries_whose_keys_have_one_hash_are_bounded() {
+    // Variables, because an expression has a maximum of operators.
+    let source = |count: usize| {
+        let set: String = (0..count)
+            .map(|at| format!("{{%set a{at}=b+{at}%}}"))
+            .collect();
+        let keys: String = (0..count).map(|at| format!("a{at}:0,")).collect();
+        format!("{{% set b = 2 ** 64 %}}{set}{{% set d = {{{keys}}} %}}{{{{ d|length }}}}")
+    };
+    check(&source(1000), &[("user", "x")], "1000");
+    let parts: String = (0..40_usize)
+        .map(|at| {
+            let keys = (0..200).map(|key| format!("b+{}:0,", at * 200 + key));
+            format!("{{% set d{at} = {{{}}} %}}", keys.collect::<String>())
+        })
+        .collect();
+    let all: String = (0..40).map(|at| format!("**d{at},")).collect();
+    let merged = format!("{{% set b = 2 ** 70 %}}{parts}{{{{ dict({all}) }}}}");
+    for source in [source(5000), merged] {
+        let rendered = template(&source).render(&chat(&[("user", "x")]));
+        assert!(
+            matches!(rendered, Err(TemplateError::TooLong)),
+            "{rendered:?}"
+        );
+    }
+}
+
 /// A mark of few bytes stands for the text of a control token.
 #[test]
 fn a_mark_that_is_printed_often_is_bounded_as_what_it_stands_for() {
