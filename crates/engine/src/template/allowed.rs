@@ -67,13 +67,16 @@ enum Cost {
     Texts(usize),
     /// This many times the size of its first argument, and the others for each element of it.
     Elements(usize),
+    /// A list of what it picks from its first argument, and the others for each element of it. What a test of an element needs, the
+    /// test checks.
+    Picked,
     /// What a check of its own finds.
     Checked(fn(&[Value]) -> Result<(), Error>),
     /// Likewise, of arguments that are converted into texts.
     CheckedTexts(fn(&[Value]) -> Result<(), Error>),
 }
 
-use Cost::{Checked, CheckedTexts, Elements, Own, Texts};
+use Cost::{Checked, CheckedTexts, Elements, Own, Picked, Texts};
 
 impl Cost {
     /// Checks the arguments of a call, and returns what it is called with.
@@ -88,6 +91,11 @@ impl Cost {
             }
             Elements(times) => {
                 bounds::check(compared(&args)?.saturating_mul(times))?;
+            }
+            Picked => {
+                let elements = args.first().and_then(Value::len).unwrap_or(0);
+                let each = others(&args)?.saturating_add(2 * bounds::ELEMENT_BYTES);
+                bounds::check(elements.saturating_mul(each))?;
             }
             Checked(check) => {
                 bounds::check(0)?;
@@ -117,15 +125,20 @@ fn texts(args: Vec<Value>) -> Result<Vec<Value>, Error> {
 
 /// The size of the first argument, and of the others for each of its elements: with paths and tests as arguments.
 fn compared(args: &[Value]) -> Result<usize, Error> {
-    let Some((first, rest)) = args.split_first() else {
+    let Some(first) = args.first() else {
         return Ok(0);
     };
-    let mut each = 0_usize;
-    for arg in rest {
-        each = each.saturating_add(bounds::measure(arg)?);
-    }
     let elements = first.len().unwrap_or(1).max(1);
-    Ok(bounds::measure(first)?.saturating_add(each.saturating_mul(elements)))
+    Ok(bounds::measure(first)?.saturating_add(others(args)?.saturating_mul(elements)))
+}
+
+/// The size of all arguments but the first.
+fn others(args: &[Value]) -> Result<usize, Error> {
+    let mut bytes = 0_usize;
+    for arg in args.iter().skip(1) {
+        bytes = bytes.saturating_add(bounds::measure(arg)?);
+    }
+    Ok(bytes)
 }
 
 /// Fills an empty environment.
@@ -157,6 +170,21 @@ where
         let args = cost.check(args.into_values())?;
         // Here, and not by an instruction after it: `map` calls a filter for each element.
         bounds::held(call.call(state, &args)?)
+    };
+    environment.add_filter(name, checked);
+}
+
+/// A filter whose result has elements of its first argument, or is one.
+fn picking<F, R, A>(environment: &mut Environment<'_>, name: &'static str, cost: Cost, call: F)
+where
+    F: Function<R, A>,
+    R: FunctionResult,
+    A: for<'a> FunctionArgs<'a>,
+{
+    let call = Value::from_function(call);
+    let checked = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+        let args = cost.check(args.into_values())?;
+        bounds::picked(call.call(state, &args)?)
     };
     environment.add_filter(name, checked);
 }
@@ -309,20 +337,20 @@ fn list_filters(to: &mut Environment<'_>) {
     filter(to, "d", Own, python::default);
     filter(to, "default", Own, python::default);
     parts(to, "dictsort", Elements(4), filters::dictsort);
-    filter(to, "first", Own, filters::first);
+    picking(to, "first", Own, filters::first);
     parts(to, "groupby", Elements(4), filters::groupby);
     filter(to, "items", Elements(1), filters::items);
-    filter(to, "last", Own, filters::last);
+    picking(to, "last", Own, filters::last);
     filter(to, "length", Own, python::length);
-    filter(to, "list", Checked(listed), filters::list);
+    picking(to, "list", Checked(listed), filters::list);
     filter(to, "map", Checked(mapped), filters::map);
     filter(to, "max", Elements(2), filters::max);
     filter(to, "min", Elements(2), filters::min);
-    filter(to, "reject", Elements(1), filters::reject);
-    filter(to, "rejectattr", Elements(1), filters::rejectattr);
+    picking(to, "reject", Picked, filters::reject);
+    picking(to, "rejectattr", Picked, filters::rejectattr);
     filter(to, "reverse", Elements(4), filters::reverse);
-    filter(to, "select", Elements(1), filters::select);
-    filter(to, "selectattr", Elements(1), filters::selectattr);
+    picking(to, "select", Picked, filters::select);
+    picking(to, "selectattr", Picked, filters::selectattr);
     filter(to, "sort", Checked(sorted), filters::sort);
     filter(to, "sum", Elements(1), python::sum);
     filter(to, "unique", Elements(4), filters::unique);

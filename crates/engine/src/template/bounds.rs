@@ -85,9 +85,18 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.set_formatter(show);
 }
 
-/// Charges a new value, and checks its number of elements and its depth. Lists that are computed when they are read become lists, so
-/// that nobody has to compute them twice, or while it counts.
+/// Charges a new value, and checks its number of elements and its depth.
 pub(super) fn held(value: Value) -> Result<Value, Error> {
+    let value = picked(value)?;
+    if is_composite(&value) {
+        measure(&value)?;
+    }
+    Ok(value)
+}
+
+/// Charges a new value that consists of elements of another, so that it is no deeper. Lists that are computed when they are read become
+/// lists, so that nobody has to compute them twice, or while it counts.
+pub(super) fn picked(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         charge(text.len().saturating_add(ELEMENT_BYTES))?;
         return Ok(value);
@@ -112,7 +121,6 @@ pub(super) fn held(value: Value) -> Result<Value, Error> {
     };
     let elements = value.len().unwrap_or(0).saturating_mul(element);
     charge(elements.saturating_add(OBJECT_BYTES))?;
-    measure(&value)?;
     Ok(value)
 }
 
