@@ -1,6 +1,6 @@
 //! [`PrefixStore`]: the second tier of the prefix cache. It holds the state of evicted slots as bytes in memory, from
-//! which the model can fill a slot again. What entries have in common is held once ([`crate::saved_state`]). The index of the third tier, which is on a disk, is one too
-//! ([`crate::prefix_disk`]).
+//! which the model can fill a slot again. What entries have in common is held once ([`crate::saved_state`]). The index of
+//! the third tier, which is on a disk, is a store too ([`crate::prefix_disk`]).
 //!
 //! Cached prefixes in KV cells are free to use, but they are few, and where all slots share the cells, every token that
 //! is decoded scans them. Bytes in memory cost nothing until they are copied back, which is hundreds of times faster
@@ -303,15 +303,10 @@ impl<S: PrefixState> PrefixStore<S> {
     /// Returns the entry that shares most of its first tokens with these.
     pub(crate) fn find(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
         if self.partial {
-            self.longest_common(scope, tokens)
+            self.nearest(scope, tokens)
         } else {
             self.longest_whole(scope, tokens)
         }
-    }
-
-    /// Returns the entry that shares most of its first tokens with these, whether or not it can be used for them.
-    pub(crate) fn nearest(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
-        self.longest_common(scope, tokens)
     }
 
     /// Puts an equal state in the place of that of an entry.
@@ -326,11 +321,12 @@ impl<S: PrefixState> PrefixStore<S> {
 
     /// Returns how many of these tokens an entry begins with.
     pub(crate) fn common_tokens(&self, scope: u64, tokens: &[Token]) -> usize {
-        let longest = self.longest_common(scope, tokens);
+        let longest = self.nearest(scope, tokens);
         longest.map_or(0, |found| found.tokens)
     }
 
-    fn longest_common(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
+    /// Returns the entry that shares most of its first tokens with these, whether or not it can be used for them.
+    pub(crate) fn nearest(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
         let of_scope = self.by_tokens.get(&scope)?;
         let before = range(of_scope, Bound::Unbounded, Bound::Excluded(tokens)).next_back();
         let behind = range(of_scope, Bound::Included(tokens), Bound::Unbounded).next();

@@ -4,7 +4,8 @@
 // 1.5 GiB for eight slots of a model of 90 MiB. Here the pages are given back instead. The kernel has zeros in them when they are read,
 // and memory for them when they are written.
 //
-// The declarations of ggml must be those of the pinned release (`ggml-backend-impl.h`); a test compares what is made with them.
+// The declarations of ggml must be those of the pinned release (`ggml-backend-impl.h`). A test loads a model, and looks at the memory of
+// its cache before and after it is used.
 
 #include "cpu_hooks.h"
 
