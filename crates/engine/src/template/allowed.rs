@@ -159,8 +159,14 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.set_unknown_method_callback(method);
 }
 
-fn filter<F, R, A>(environment: &mut Environment<'_>, name: &'static str, cost: Cost, call: F)
-where
+/// Adds a filter whose operands are checked before, and whose result is charged.
+fn charged<F, R, A>(
+    environment: &mut Environment<'_>,
+    name: &'static str,
+    cost: Cost,
+    call: F,
+    charge: fn(Value) -> Result<Value, Error>,
+) where
     F: Function<R, A>,
     R: FunctionResult,
     A: for<'a> FunctionArgs<'a>,
@@ -169,9 +175,18 @@ where
     let checked = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
         let args = cost.check(args.into_values())?;
         // Here, and not by an instruction after it: `map` calls a filter for each element.
-        bounds::held(call.call(state, &args)?)
+        charge(call.call(state, &args)?)
     };
     environment.add_filter(name, checked);
+}
+
+fn filter<F, R, A>(environment: &mut Environment<'_>, name: &'static str, cost: Cost, call: F)
+where
+    F: Function<R, A>,
+    R: FunctionResult,
+    A: for<'a> FunctionArgs<'a>,
+{
+    charged(environment, name, cost, call, bounds::held);
 }
 
 /// A filter whose result has elements of its first argument, or is one.
@@ -181,12 +196,7 @@ where
     R: FunctionResult,
     A: for<'a> FunctionArgs<'a>,
 {
-    let call = Value::from_function(call);
-    let checked = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-        let args = cost.check(args.into_values())?;
-        bounds::picked(call.call(state, &args)?)
-    };
-    environment.add_filter(name, checked);
+    charged(environment, name, cost, call, bounds::picked);
 }
 
 /// A filter that makes the elements of its result, and not only a list of what there is.
@@ -196,14 +206,10 @@ where
     R: FunctionResult,
     A: for<'a> FunctionArgs<'a>,
 {
-    let call = Value::from_function(call);
-    let checked = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-        let args = cost.check(args.into_values())?;
-        let made = call.call(state, &args)?;
+    charged(environment, name, cost, call, |made| {
         bounds::charge(bounds::measure(&made)?)?;
         bounds::held(made)
-    };
-    environment.add_filter(name, checked);
+    });
 }
 
 fn test<F, R, A>(environment: &mut Environment<'_>, name: &'static str, cost: Cost, call: F)
