@@ -47,10 +47,12 @@ pub(crate) fn lane() -> Result<()> {
         bytes <= YES_BYTES_MAX,
         "yes.wasm has {bytes} bytes; a hello-world module has at most {YES_BYTES_MAX}"
     );
+    // The whole workspace, so that nothing is built again that the tests have built.
     let mut tests = process::cargo(&[
         "test",
-        "--package",
-        "sapwood-control",
+        "--workspace",
+        "--features",
+        ci::TESTED,
         "--test",
         "examples",
         "--",

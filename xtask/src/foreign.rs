@@ -6,6 +6,7 @@
 //! `tests/foreign/sapwood.toml`; a client that has a `sapwood.toml` of its own has a server of its own.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 
 use anyhow::{Context, Result, bail};
 
@@ -18,37 +19,31 @@ pub(crate) fn run() -> Result<Outcome> {
     let folder = root().join("tests/foreign");
     let server = Server::start(&folder.join("sapwood.toml"))?;
     let binary = ci::build_server()?.display().to_string();
+    let clients = clients(&folder)?;
     let (mut skipped, mut failed) = (Vec::new(), Vec::new());
-    for client in clients(&folder)? {
-        let name = client
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        let position = root().join("target/foreign").join(&name);
-        let prepared = if client.join("check.py").exists() {
-            python(&client, &position)
-        } else {
-            node(&client, &position)
-        };
-        let Ok((program, script)) = prepared else {
-            skipped.push(name);
-            continue;
-        };
-        let own = client.join("sapwood.toml");
-        let own = own.exists().then(|| Server::start(&own)).transpose()?;
-        let address = &own.as_ref().unwrap_or(&server).address;
-        let mut arguments = vec![script.as_str(), "--server", address];
-        if STARTERS.contains(&name.as_str()) {
-            arguments.extend(["--sapwood", binary.as_str()]);
+    std::thread::scope(|scope| {
+        let (installed, ready) = mpsc::channel();
+        // Installing waits for the network, and a check for the server: the next clients are installed meanwhile.
+        scope.spawn(move || {
+            for client in clients {
+                if installed.send(Client::install(client)).is_err() {
+                    break;
+                }
+            }
+        });
+        for client in ready {
+            match client {
+                // The clients are independent: a failure of one must not hide the failure of the next.
+                Ok(client) => {
+                    if let Err(error) = client.check(&server, &binary) {
+                        process::print_line(&format!("{}: {error:#}", client.name));
+                        failed.push(client.name);
+                    }
+                }
+                Err(name) => skipped.push(name),
+            }
         }
-        let checked = process::run(&mut process::program(&program, &arguments));
-        // The clients are independent: a failure of one must not hide the failure of the next.
-        if let Err(error) = checked {
-            process::print_line(&format!("{name}: {error:#}"));
-            failed.push(name);
-        }
-    }
+    });
     match templates::run() {
         Ok(true) => {}
         Ok(false) => skipped.push("chat templates".to_owned()),
@@ -67,6 +62,56 @@ pub(crate) fn run() -> Result<Outcome> {
         "packages could not be installed for: {}",
         skipped.join(", ")
     )))
+}
+
+/// A client whose packages are installed.
+struct Client {
+    name: String,
+    folder: PathBuf,
+    /// What runs the script.
+    program: String,
+    script: String,
+}
+
+impl Client {
+    /// Installs the packages of the client in this folder; its name if that is not possible.
+    fn install(folder: PathBuf) -> Result<Self, String> {
+        let name = folder.file_name().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        let position = root().join("target/foreign").join(&name);
+        let installed = if folder.join("check.py").exists() {
+            python(&folder, &position)
+        } else {
+            node(&folder, &position)
+        };
+        match installed {
+            Ok((program, script)) => Ok(Self {
+                name,
+                folder,
+                program,
+                script,
+            }),
+            Err(error) => {
+                process::print_line(&format!("{name}: {error:#}"));
+                Err(name)
+            }
+        }
+    }
+
+    /// Runs the script against `server`, or against a server of its own.
+    ///
+    /// # Errors
+    /// It found something, or its own server does not start.
+    fn check(&self, server: &Server, binary: &str) -> Result<()> {
+        let own = self.folder.join("sapwood.toml");
+        let own = own.exists().then(|| Server::start(&own)).transpose()?;
+        let address = &own.as_ref().unwrap_or(server).address;
+        let mut arguments = vec![self.script.as_str(), "--server", address];
+        if STARTERS.contains(&self.name.as_str()) {
+            arguments.extend(["--sapwood", binary]);
+        }
+        process::run(&mut process::program(&self.program, &arguments))
+    }
 }
 
 /// The clients that start the binary themselves.

@@ -17,6 +17,8 @@ import pages
 README = "README.md"
 EXAMPLE = "crates/sapwood/examples/evergreen.rs"
 BUILD_TIMEOUT_S = 900
+# The features of the lane `test`, which has built the example too.
+TESTED = "sapwood/cli,sapwood/stores,sapwood/tower"
 
 
 class World:
@@ -45,8 +47,7 @@ def tools_at_the_client(world):
 def the_rust_client_of_the_page(world):
     program = pages.block(pages.EVERGREEN, "rust,no_run", "std::env::args()")
     assert program == (pages.ROOT / EXAMPLE).read_text(), f"{EXAMPLE} differs from the page"
-    # The features of the `test` lane, so that nothing is built twice.
-    command = ["cargo", "build", "--workspace", "--features", "sapwood/cli", "--example", "evergreen"]
+    command = ["cargo", "build", "--workspace", "--features", TESTED, "--example", "evergreen"]
     subprocess.run(command, check=True, cwd=pages.ROOT, timeout=BUILD_TIMEOUT_S)
     said = pages.printed(["target/debug/examples/evergreen", f"http://{world.server}"])
     assert "the sky blue" in said, said
