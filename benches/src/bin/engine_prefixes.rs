@@ -4,7 +4,8 @@
 //! `cargo xtask bench-engine --bench prefixes` builds both programs, installs a model and runs this.
 //!
 //! ```text
-//! engine_prefixes --sapwood PROGRAM --llama-server PROGRAM --model FILE [--conversations N] [--users N] [--rounds N] [--json]
+//! engine_prefixes --sapwood PROGRAM --llama-server PROGRAM --model FILE [--conversations N] [--history WORDS,WORDS..]
+//!                 [--users N] [--rounds N] [--json]
 //! ```
 
 use std::fmt::Write as _;
@@ -34,6 +35,14 @@ struct Args {
     /// Conversations that take turns
     #[arg(long, default_value = "40")]
     conversations: usize,
+    /// Words of the first turn of those conversations, and of those that go on after a restart; each number is a scenario
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "150,600",
+        value_delimiter = ','
+    )]
+    history: Vec<usize>,
     /// Users of one system prompt
     #[arg(long, default_value = "16")]
     users: usize,
@@ -118,10 +127,12 @@ async fn main() -> Result<()> {
         for side in &sides {
             ask(&args, side, &[numbers.prompt(60)]).await?;
         }
-        report.add(
-            "conversations in turns",
-            &conversations(&args, &sides, &mut numbers).await?,
-        )?;
+        for &words in &args.history {
+            report.add(
+                &format!("conversations in turns, {words} words"),
+                &conversations(&args, &sides, &mut numbers, words).await?,
+            )?;
+        }
         report.add(
             "one system prompt",
             &users(&args, &sides, &mut numbers).await?,
@@ -134,7 +145,11 @@ async fn main() -> Result<()> {
             writeln!(std::io::stderr(), "{}: {resident} MiB resident", side.name)?;
         }
     }
-    report.add("after a restart", &restarted(&args).await?)
+    for &words in &args.history {
+        let figures = restarted(&args, words).await?;
+        report.add(&format!("after a restart, {words} words"), &figures)?;
+    }
+    Ok(())
 }
 
 /// The numbers of prompts, of four digits each, so that all have equally many tokens.
@@ -204,10 +219,15 @@ fn whole(count: f64) -> u64 {
 }
 
 /// Each of some conversations has a turn, then each the next.
-async fn conversations(args: &Args, sides: &Pair, numbers: &mut Numbers) -> Result<[Figures; 2]> {
+async fn conversations(
+    args: &Args,
+    sides: &Pair,
+    numbers: &mut Numbers,
+    words: usize,
+) -> Result<[Figures; 2]> {
     let mut figures = [Figures::default(), Figures::default()];
     let histories: Vec<String> = (0..args.conversations)
-        .map(|_| numbers.prompt(HISTORY_WORDS) + QUESTIONS[0])
+        .map(|_| numbers.prompt(words) + QUESTIONS[0])
         .collect();
     let mut prompts = [histories.clone(), histories];
     for turn in 0..TURNS {
@@ -258,7 +278,7 @@ async fn again(args: &Args, sides: &Pair, numbers: &mut Numbers) -> Result<[[Fig
     let mut edited = [Figures::default(), Figures::default()];
     for _ in 0..args.rounds {
         let histories: Vec<String> = (0..CONVERSATIONS_AGAIN)
-            .map(|_| numbers.prompt(LONG_HISTORY_WORDS))
+            .map(|_| numbers.prompt(AGAIN_WORDS))
             .collect();
         let with = |question: &str| -> Vec<String> {
             histories.iter().map(|it| it.clone() + question).collect()
@@ -279,7 +299,7 @@ async fn again(args: &Args, sides: &Pair, numbers: &mut Numbers) -> Result<[[Fig
 /// Conversations go on after the servers have ended and started again. Ours keeps prefixes in a file by itself;
 /// llama-server saves a slot when its client asks for it after an answer, and restores it when its client asks for that
 /// before the next request.
-async fn restarted(args: &Args) -> Result<[Figures; 2]> {
+async fn restarted(args: &Args, words: usize) -> Result<[Figures; 2]> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().to_str().context("the folder is not text")?;
     // One slot: what is saved and restored is then the conversation that is asked.
@@ -299,7 +319,7 @@ async fn restarted(args: &Args) -> Result<[Figures; 2]> {
         ask(args, side, &[numbers.prompt(60)]).await?;
     }
     for conversation in 0..CONVERSATIONS_AGAIN {
-        let first = numbers.prompt(LONG_HISTORY_WORDS) + QUESTIONS[0];
+        let first = numbers.prompt(words) + QUESTIONS[0];
         for (place, side) in sides.iter().enumerate() {
             let (cold, texts) = ask(args, side, std::slice::from_ref(&first)).await?;
             figures[place].cold.add(cold);
@@ -394,10 +414,8 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|---|---|---|---|---|---|---|";
 /// Before the number of the first prompt.
 const FIRST_NUMBER: usize = 1000;
-/// Words of a short history, about as many tokens.
-const HISTORY_WORDS: usize = 150;
-/// Words of a longer one.
-const LONG_HISTORY_WORDS: usize = 300;
+/// Words of a conversation that is regenerated and edited, about as many tokens.
+const AGAIN_WORDS: usize = 300;
 /// Words of a system prompt.
 const SYSTEM_WORDS: usize = 1000;
 /// Turns of a conversation.
