@@ -196,6 +196,18 @@ fn statements() -> Vec<String> {
         "{{ 'x' * (50000000 + 50000000) }}{{ 'x' * 10 ** 8 }}{{ 'x' * -(-100000000) }}".to_owned(),
         "{{ 'x' * 1000000 }}".repeat(1000),
         format!("{{{{ '{}' * 500 }}}}", "x".repeat(200_000)),
+        // What a format or an option makes of what nobody has measured.
+        "{% for x in [big ~ 'y', 1] %}{% if loop.last %}{{ ('{0.previtem}' * (k * 50)).format(loop) }}{% endif %}{% endfor %}".to_owned(),
+        "{% for x in [big ~ 'y', 1] %}{% if loop.last %}{{ ('%(previtem)s' * (k * 50))|format(loop) }}{{ ('{a[0]}' * (k * 50)).format(a=[loop.previtem]) }}{% endif %}{% endfor %}".to_owned(),
+        "{% set q = [] %}{% for i in range(9000) %}{% set _ = q.append(big) %}{% endfor %}{{ 1|tojson(separators=q) }}".to_owned(),
+        format!("{{{{ 'a'|upper({}0) }}}}", "l,".repeat(1900)),
+        format!("{{{{ 'a'|upper({}[big]) }}}}", "[big, big],".repeat(6)),
+        format!("{{% macro m({}z) %}}{{% endmacro %}}{}", "a,".repeat(60_000), "{%set b=m.arguments%}".repeat(4000)),
+        format!("{{% for i in range(100000) %}}{{% for j in [1] %}}{{% set n = namespace() %}}{{% macro m() %}}{{{{ n }}}}{{% endmacro %}}{{% set n.{} = 1 %}}{{% endfor %}}{{% endfor %}}", "n".repeat(100_000)),
+        format!("{{% set t = range(60000)|list %}}{{% for i in [0] recursive %}}{{% set {}z = t %}}{{{{ loop([0]) }}}}{{% endfor %}}", (0..59_999).map(|i| format!("a{i},")).collect::<String>()),
+        "{% set ns.d = {} %}{% for i in range(50) %}{% set ns.d = {'a': ns.d} %}{% endfor %}{% set m = [ns.d] * 500 %}{% set q = [] %}{% for i in range(99) %}{% set _ = q.append(m) %}{% endfor %}".to_owned(),
+        "{% set a = big ~ '' %}{% set b = big ~ '' %}{% set p = [] %}{% set q = [] %}{% for i in range(50000) %}{% set _ = p.append(a) %}{% set _ = q.append(b) %}{% endfor %}{% for x in [1, 2] %}{% if loop.changed(*(p if loop.first else q)) %}{% endif %}{% endfor %}".to_owned(),
+        format!("{}{{{{[{}a]}}}}{}", "{%macro m(b)%}".repeat(140), "a,".repeat(100_000), "{%endmacro%}".repeat(140)),
         // What a loop keeps.
         "{% for x in [1] %}{{ loop.cycle() }}{% endfor %}".to_owned(),
         "{% for i in range(500) %}{% for x in [1] %}{{ loop.changed(loop, big ~ 'y') }}{% endfor %}{% endfor %}".to_owned(),

@@ -111,12 +111,22 @@ impl Cost {
     }
 }
 
-/// Converts lists and dictionaries among the arguments, as the call would, but no more of them than the budget allows.
+/// The maximum of arguments of a call that converts them into texts.
+const TEXTS_MAX: usize = 8;
+
+/// Converts lists and dictionaries among the arguments, as the call would, but no more of all of them than the budget allows.
 fn texts(args: Vec<Value>) -> Result<Vec<Value>, Error> {
-    bounds::check(0)?;
+    if args.len() > TEXTS_MAX {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let mut converted = 0_usize;
     let text = |arg: Value| {
+        bounds::check(converted)?;
         if bounds::is_composite(&arg) && !arg.is_kwargs() {
-            return Ok(Value::from(bounds::printed(&arg)?.into_owned()));
+            let text = bounds::printed(&arg)?.into_owned();
+            converted = converted.saturating_add(text.len());
+            bounds::check(converted)?;
+            return Ok(Value::from(text));
         }
         Ok(arg)
     };
@@ -470,6 +480,8 @@ fn loop_method(state: &mut State<'_, '_>, name: &str, args: &[Value]) -> Result<
         for value in values {
             bounds::stored(value.clone())?;
         }
+        // All of them are compared with those of the call before.
+        measured(values)?;
     }
     object.call_method(state, name, values)
 }
@@ -516,17 +528,29 @@ fn indented(args: &[Value]) -> Result<(), Error> {
     bounds::check(bytes.saturating_add(text(args, 0).len())).map(drop)
 }
 
-/// The maximum of digits of a width in a format.
-const DIGITS_MAX: usize = 3;
+/// The maximum of digits of a width in a format, or of a year in its text.
+const DIGITS_MAX: usize = 4;
 
 fn formatted(args: &[Value]) -> Result<(), Error> {
     let format = text(args, 0);
     let mut digits = format.split(|c: char| !c.is_ascii_digit());
-    if digits.any(|digits| digits.len() > DIGITS_MAX) || format.contains('*') {
+    let any_width = format.contains('%') && format.contains('*');
+    if digits.any(|digits| digits.len() > DIGITS_MAX) || any_width {
         return Err(bounds::too_much());
     }
+    // What a loop or a macro prints says nothing of its members, which a field may name.
+    let is_opaque = |arg: &Value| bounds::is_of(arg, "Loop") || bounds::is_of(arg, "Macro");
+    let mut fields = format.split('{').skip(1);
+    let names_member = |field: &str| {
+        let name = field.split(['}', ':', '!']).next().unwrap_or_default();
+        name.contains(['.', '['])
+    };
+    if args.iter().any(is_opaque) || fields.any(names_member) {
+        let message = "a format cannot name members of its arguments";
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
     // The widest field that `DIGITS_MAX` allows.
-    let mut most = 1000_usize;
+    let mut most = 10_000_usize;
     for arg in args.iter().skip(1) {
         most = most.saturating_add(bounds::printed(arg)?.len());
     }

@@ -33,7 +33,7 @@ const DEPTH_MAX: u32 = 64;
 /// Bytes of an element of a list, of a member of a dictionary, and of a list or dictionary, without contents.
 pub(super) const ELEMENT_BYTES: usize = 32;
 pub(super) const MEMBER_BYTES: usize = 128;
-const OBJECT_BYTES: usize = 64;
+pub(super) const OBJECT_BYTES: usize = 64;
 
 #[derive(Clone, Copy)]
 pub(super) struct TemplateBudget {

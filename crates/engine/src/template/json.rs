@@ -14,16 +14,12 @@ struct PythonJson<'a> {
 /// `value | tojson(indent=.., separators=.., ensure_ascii=.., sort_keys=..)`.
 pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    let (item, key) = match separators.as_deref() {
+    let separators = separators(options.get("separators")?)?;
+    let (item, key) = match &separators {
         // As Python's `json.dumps`: with an indent a line ends at the comma.
         None if indent.is_some() => (",", ": "),
         None => (", ", ": "),
         Some([item, key]) => (item.as_str(), key.as_str()),
-        Some(_) => {
-            let message = "separators must be two strings";
-            return Err(Error::new(ErrorKind::InvalidOperation, message));
-        }
     };
     let flag = |name| Ok::<_, Error>(options.get::<Option<bool>>(name)?.unwrap_or(false));
     let style = PythonJson {
@@ -40,6 +36,28 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     let mut out = String::new();
     style.write(value, 0, &mut out)?;
     Ok(out)
+}
+
+/// The maximum of a separator, in bytes: each is written for each element.
+const SEPARATOR_BYTES_MAX: usize = 16;
+
+/// Two short texts. They are looked at where they are: a list of any length would be copied with all that is in it.
+fn separators(given: Option<Value>) -> Result<Option<[String; 2]>, Error> {
+    let Some(given) = given.filter(|given| !given.is_none()) else {
+        return Ok(None);
+    };
+    let separator = |index: usize| {
+        let separator = given.get_item(&Value::from(index)).ok()?;
+        let text = separator.as_str()?;
+        (text.len() <= SEPARATOR_BYTES_MAX).then(|| text.to_owned())
+    };
+    match (given.len(), separator(0), separator(1)) {
+        (Some(2), Some(item), Some(key)) => Ok(Some([item, key])),
+        _ => {
+            let message = "separators must be two short strings";
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        }
+    }
 }
 
 impl PythonJson<'_> {

@@ -108,7 +108,8 @@ fn copied(value: &Value) -> Result<Value, Error> {
                 .try_iter()?
                 .map(|item| copied(&item))
                 .collect::<Result<_, _>>()?;
-            bounds::charge(items.len().saturating_mul(bounds::ELEMENT_BYTES))?;
+            let elements = items.len().saturating_mul(bounds::ELEMENT_BYTES);
+            bounds::charge(elements.saturating_add(bounds::OBJECT_BYTES))?;
             if value.is_tuple() {
                 Value::from(Tuple::from(items))
             } else {
@@ -119,8 +120,9 @@ fn copied(value: &Value) -> Result<Value, Error> {
         ValueKind::Map if bounds::is_of(value, "Macro") => value.clone(),
         ValueKind::Map => {
             let mut pairs = Vec::new();
+            bounds::charge(bounds::OBJECT_BYTES)?;
             for key in value.try_iter()? {
-                bounds::charge(bounds::ELEMENT_BYTES)?;
+                bounds::charge(bounds::MEMBER_BYTES)?;
                 let member = copied(&value.get_item(&key)?)?;
                 pairs.push((key, member));
             }

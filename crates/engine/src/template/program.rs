@@ -20,6 +20,8 @@
 //!
 //! Filters and tests check and charge themselves ([`super::allowed`]).
 
+use std::collections::BTreeSet;
+
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
@@ -78,10 +80,28 @@ struct Nesting {
     operators: usize,
     /// Branches of all conditions.
     branches: usize,
+    /// Macros and call blocks that are open.
+    macros: usize,
+    /// Arguments of the macro that this tag begins, or makes.
+    arguments: Option<usize>,
+    /// Whether the next word says what kind of block it is.
+    block_begins: bool,
 }
+
+/// Macros in macros: minijinja looks for the variables of each again in those around it.
+const MACROS_NESTED_MAX: usize = 4;
+/// Arguments of a macro, of which `arguments` makes a new list each time.
+const MACRO_ARGUMENTS_MAX: usize = 64;
+/// Bytes of a name, which are copied where a namespace's member is set.
+const NAME_BYTES_MAX: usize = 256;
+/// Names that are set: each loop that is open may have all of them.
+const NAMES_MAX: usize = 6000;
 
 impl Nesting {
     fn add(&mut self, token: &Token<'_>) -> Result<(), Error> {
+        let block_begins =
+            std::mem::replace(&mut self.block_begins, matches!(token, Token::BlockStart));
+        self.add_macro(token, block_begins)?;
         match token {
             Token::VariableStart | Token::BlockStart => self.operators = 0,
             Token::Ident("elif") => self.branches += 1,
@@ -114,14 +134,46 @@ impl Nesting {
     }
 }
 
+impl Nesting {
+    /// Macros and names. `block_begins`: this is the first token of a block.
+    fn add_macro(&mut self, token: &Token<'_>, block_begins: bool) -> Result<(), Error> {
+        match token {
+            Token::BlockStart => self.arguments = None,
+            Token::Ident("macro" | "call") if block_begins => {
+                self.macros += 1;
+                self.arguments = Some(0);
+            }
+            Token::Ident("endmacro" | "endcall") if block_begins => {
+                self.macros = self.macros.saturating_sub(1);
+            }
+            Token::Comma => self.arguments = self.arguments.map(|arguments| arguments + 1),
+            _ => {}
+        }
+        let refused = match token {
+            Token::Ident(name) if name.len() > NAME_BYTES_MAX => "a name is too long",
+            _ if self.macros > MACROS_NESTED_MAX => "macros are nested too deeply",
+            _ if self.arguments > Some(MACRO_ARGUMENTS_MAX) => "a macro has too many arguments",
+            _ => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::SyntaxError, refused))
+    }
+}
+
 /// Puts the instructions behind the bounds. `growing`: lists can be changed.
 fn bounded(mut from: Instructions<'_>, growing: bool) -> Result<Instructions<'_>, Error> {
     let mut rewritten = Vec::new();
     // The new position of each instruction, for jump targets.
     let mut positions = Vec::new();
+    let mut names = BTreeSet::new();
     while let Some(instruction) = from.get_mut(positions.len() as u32) {
         positions.push(rewritten.len() as u32);
         let instruction = std::mem::replace(instruction, Instruction::Return);
+        if let Instruction::StoreLocal(name) = instruction {
+            names.insert(name);
+        }
+        if names.len() > NAMES_MAX {
+            return Err(refused("so many names that are set"));
+        }
         rewrite(instruction, growing, &mut rewritten)?;
     }
     let end = rewritten.len() as u32;
