@@ -270,6 +270,17 @@ pub trait Model: Send {
         true
     }
 
+    /// Returns whether a fork is made by the next decode call only. Until then, its two slots can be neither saved nor rewound, nor
+    /// be restored after they were released ([`Model::is_copied_later`]).
+    fn forks_later(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the next decode call copies from this slot, or to it, whatever it then holds.
+    fn is_copied_later(&self, _slot: SlotId) -> bool {
+        false
+    }
+
     /// Returns how many bytes a fork of this slot copies; 0 if the copy shares the cells of its source.
     fn fork_bytes(&self, _from: SlotId) -> usize {
         0

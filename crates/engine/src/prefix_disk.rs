@@ -26,10 +26,10 @@ use crate::prefix_store::{SavedId, SavedMatch, SavedPrefix};
 use crate::stats::EngineStats;
 use index::{DiskIndex, DiskState};
 pub(crate) use moving::DiskMove;
-use reads::{PendingRead, PendingReads, READ_TIMEOUT};
+use reads::{PendingRead, PendingReads};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
-use threads::{DiskReply, DiskThreads, WriteOrder};
+use threads::{DiskReply, DiskThreads, QueuedEntry, WriteOrder};
 use writes::PendingWrites;
 
 mod ending;
@@ -141,7 +141,6 @@ impl DiskTier {
     /// Takes what the threads have done, and returns what was read, for the memory.
     pub(crate) fn poll(&mut self, stats: &EngineStats, now: Time) -> Vec<SavedEntry> {
         while let Some(reply) = self.threads.try_reply() {
-            self.reads.answered();
             self.take(reply, stats);
         }
         self.watch(stats, now);
@@ -151,10 +150,15 @@ impl DiskTier {
         self.take_arrived()
     }
 
-    /// Gives up a disk that does not answer: each prompt that begins with a file would wait in vain.
+    /// Gives up a disk that does not answer: each prompt that begins with a file would wait in vain, and what waits to be written
+    /// takes memory.
     fn watch(&mut self, stats: &EngineStats, now: Time) {
-        if self.reads.is_late(now) {
-            tracing::warn!(limit = ?READ_TIMEOUT, "the disk with cached prefixes does not answer: they are kept in memory alone until the model is loaded again");
+        let reads = self.reads.is_late(now);
+        if self.writes.is_late(now) || reads {
+            tracing::warn!(
+                reads,
+                "the disk with cached prefixes does not answer: they are kept in memory alone until the model is loaded again"
+            );
             stats.prefix_disk_failures.add(1);
             self.give_up();
         }
@@ -163,6 +167,7 @@ impl DiskTier {
     fn give_up(&mut self) {
         self.phase = DiskPhase::Off;
         self.reads.clear();
+        self.writes.clear();
         self.ahead.clear();
         self.index.clear();
     }
@@ -311,12 +316,11 @@ impl DiskTier {
                 self.phase = DiskPhase::Off;
                 stats.prefix_disk_failures.add(1);
             }
-            DiskReply::Read { file, result, took } => self.was_read(file, result, took, stats),
-            DiskReply::Wrote {
-                file,
-                result,
-                unremoved,
-            } => self.was_written(file, result, unremoved, stats),
+            DiskReply::Read { file, result, took } => {
+                self.reads.answered();
+                self.was_read(file, result, took, stats);
+            }
+            DiskReply::Wrote { file, outcome } => self.was_written(file, outcome, stats),
         }
     }
 
@@ -330,10 +334,13 @@ impl DiskTier {
     /// The caller has checked that there is room for an order.
     fn order(&mut self, write: Option<(FileId, SavedEntry)>, mark: Option<(FileId, SystemTime)>) {
         self.writes.begin(write.as_ref());
-        let remove = self.index.take_removed();
+        let (remove, replaces) = (self.index.take_removed(), self.index.take_replaced());
+        let write = write.as_ref();
+        let write = write.map(|(file, entry)| (*file, QueuedEntry::from(entry)));
         self.threads.write(WriteOrder {
             remove,
             write,
+            replaces,
             mark,
         });
     }

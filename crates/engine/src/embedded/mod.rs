@@ -166,6 +166,14 @@ impl Model for Embedded {
         self.context.cells_held(slot) == tokens
     }
 
+    fn forks_later(&self) -> bool {
+        self.context.forks_later()
+    }
+
+    fn is_copied_later(&self, slot: SlotId) -> bool {
+        self.context.is_copied_later(slot)
+    }
+
     fn fork_bytes(&self, from: SlotId) -> usize {
         self.context.fork_bytes(from)
     }

@@ -34,6 +34,8 @@ pub(super) struct DiskIndex {
     useless_bytes: usize,
     /// Files to be removed before the next one is written.
     removing: Vec<FileId>,
+    /// Files that the next one replaces, and their bytes.
+    replaced: Vec<(FileId, usize)>,
 }
 
 impl DiskIndex {
@@ -46,6 +48,7 @@ impl DiskIndex {
             useless: Vec::new(),
             useless_bytes: 0,
             removing: Vec::new(),
+            replaced: Vec::new(),
         }
     }
 
@@ -130,8 +133,13 @@ impl DiskIndex {
     pub(super) fn make_room(&mut self) {
         for kind in EntryKind::ALL {
             let evicted = self.of_mut(kind).take_evicted();
-            let files = evicted.into_iter().map(|it| it.prefix.state.file);
-            self.removing.extend(files);
+            for evicted in evicted {
+                let DiskState { file, charge, .. } = evicted.prefix.state;
+                match evicted.superseded {
+                    true => self.replaced.push((file, charge)),
+                    false => self.removing.push(file),
+                }
+            }
         }
         while self.bytes() > self.limit
             && let Some((file, bytes)) = self.useless.pop()
@@ -148,12 +156,17 @@ impl DiskIndex {
 
     /// Returns whether there are files to be removed.
     pub(super) fn has_removed(&self) -> bool {
-        !self.removing.is_empty()
+        !self.removing.is_empty() || !self.replaced.is_empty()
     }
 
     /// Takes the files that are to be removed.
     pub(super) fn take_removed(&mut self) -> Vec<FileId> {
         std::mem::take(&mut self.removing)
+    }
+
+    /// Takes the files that the next one replaces.
+    pub(super) fn take_replaced(&mut self) -> Vec<(FileId, usize)> {
+        std::mem::take(&mut self.replaced)
     }
 
     /// Drops all entries, and leaves their files.

@@ -13,7 +13,7 @@ pub(super) const READS_MAX: usize = 64;
 /// Bytes that may be read at a time, except for a single state.
 const READING_BYTES_MAX: usize = 256 << 20;
 /// A disk that answers no read for so long is given up.
-pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes per second before anything was read. Rather too many: a disk that is too slow for a prompt is known after that one, and
 /// one that is never read would never be known.
 const SPEED_UNMEASURED: f64 = 1e9;

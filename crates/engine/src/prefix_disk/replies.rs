@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::threads::ReadFile;
+use super::threads::{ReadFile, WriteOutcome};
 use super::{DiskPhase, DiskTier, SavedEntry};
 use crate::prefix_entry::damaged;
 use crate::prefix_folder::FileId;
@@ -66,12 +66,20 @@ impl DiskTier {
     pub(super) fn was_written(
         &mut self,
         file: Option<FileId>,
-        result: io::Result<()>,
-        unremoved: Vec<FileId>,
+        outcome: WriteOutcome,
         stats: &EngineStats,
     ) {
+        let WriteOutcome {
+            result,
+            unremoved,
+            unreplaced,
+        } = outcome;
         // Before the next one is written; when nothing is, they may stay.
         self.index.remove_files(unremoved);
+        // The next start finds them.
+        for (file, bytes) in unreplaced {
+            self.index.add_useless(file, bytes);
+        }
         let written = self.writes.end(file);
         let bytes = written.as_ref().map(|(_, entry)| entry.prefix.state.len());
         let Err(error) = result else {
@@ -84,7 +92,7 @@ impl DiskTier {
         stats.prefix_disk_failures.add(1);
         self.failures += 1;
         if self.phase == DiskPhase::Open {
-            let ends = ends_writing(&error) || self.failures >= FAILURES_MAX;
+            let ends = takes_no_more(&error) || self.failures >= FAILURES_MAX;
             tracing::warn!(%error, until_loaded_again = ends, "a cached prefix cannot be written to the disk");
             if ends {
                 self.phase = DiskPhase::ReadOnly;
@@ -103,7 +111,7 @@ pub(super) fn is_useless(error: &io::Error) -> bool {
 }
 
 /// Returns whether a disk with this error takes nothing more.
-fn ends_writing(error: &io::Error) -> bool {
+pub(super) fn takes_no_more(error: &io::Error) -> bool {
     use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(
         error.kind(),

@@ -1,17 +1,17 @@
 //! [`DiskThreads`]: the thread that reads files and the one that writes them. They wait for the disk; nobody waits for them.
 
-use std::io;
-use std::sync::Arc;
+use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::SavedEntry;
 use super::reads::READS_MAX;
-use super::replies::is_useless;
+use super::replies::{is_useless, takes_no_more};
 use super::writes::ORDERS_MAX;
-use crate::prefix_entry::{EntryHead, around_state, damaged, read_head, read_state};
+use crate::prefix_entry::{EntryHead, EntryKind, around_state, damaged, read_head, read_state};
 use crate::prefix_folder::{FileId, ListedFile, PrefixDisk};
 use crate::prefix_store::SavedPrefix;
 
@@ -38,18 +38,46 @@ pub(super) enum DiskReply {
     /// The files of an order were removed, and one may have been written.
     Wrote {
         file: Option<FileId>,
-        result: io::Result<()>,
-        /// Files that are still there.
-        unremoved: Vec<FileId>,
+        outcome: WriteOutcome,
     },
+}
+
+/// What became of an order.
+#[derive(Debug)]
+pub(super) struct WriteOutcome {
+    pub(super) result: io::Result<()>,
+    /// Files that are still there.
+    pub(super) unremoved: Vec<FileId>,
+    /// Files that were not replaced, and their bytes.
+    pub(super) unreplaced: Vec<(FileId, usize)>,
 }
 
 /// Files to be removed, then one to be written, and one that was used at this time, which may be the same.
 #[derive(Debug)]
 pub(super) struct WriteOrder {
     pub(super) remove: Vec<FileId>,
-    pub(super) write: Option<(FileId, SavedEntry)>,
+    pub(super) write: Option<(FileId, QueuedEntry)>,
+    /// Files whose prompts the written one serves, with their bytes.
+    pub(super) replaces: Vec<(FileId, usize)>,
     pub(super) mark: Option<(FileId, SystemTime)>,
+}
+
+/// An entry to be written. The owner holds its state, and lets go of it where the disk does not answer.
+#[derive(Debug)]
+pub(super) struct QueuedEntry {
+    kind: EntryKind,
+    scope: u64,
+    prefix: Weak<SavedPrefix>,
+}
+
+impl From<&SavedEntry> for QueuedEntry {
+    fn from(entry: &SavedEntry) -> Self {
+        Self {
+            kind: entry.kind,
+            scope: entry.scope,
+            prefix: Arc::downgrade(&entry.prefix),
+        }
+    }
 }
 
 /// The owner's end of both threads, which are joined when it is dropped.
@@ -211,29 +239,63 @@ impl DiskThread {
     }
 
     fn write(self, next: &Receiver<WriteOrder>) {
+        let mut is_full = false;
         while let Ok(order) = next.recv()
             && !self.stops()
         {
             let file = order.write.as_ref().map(|(file, _)| *file);
-            let (removed, unremoved) = self.remove_files(&order.remove);
-            // Not where what should have made room is still there.
-            let result = removed.and_then(|()| self.write_file(order));
-            let reply = DiskReply::Wrote {
-                file,
-                result,
-                unremoved,
+            let outcome = match is_full {
+                // The owner gives no more orders once it knows.
+                true => WriteOutcome {
+                    result: Err(ErrorKind::StorageFull.into()),
+                    unremoved: order.remove,
+                    unreplaced: order.replaces,
+                },
+                false => self.carry_out(order),
             };
-            if !self.reply(reply) {
+            is_full |= outcome.result.as_ref().is_err_and(takes_no_more);
+            if !self.reply(DiskReply::Wrote { file, outcome }) {
                 return;
             }
         }
     }
 
+    /// What is replaced is removed after it is, unless there is no room for both.
+    fn carry_out(&self, order: WriteOrder) -> WriteOutcome {
+        let (removed, mut unremoved) = self.remove_files(order.remove);
+        let mut unreplaced = order.replaces;
+        let write = |()| self.write_file(order.write.as_ref());
+        // Not where what should have made room is still there.
+        let mut result = removed.and_then(write);
+        let is_full = result.as_ref().is_err_and(takes_no_more) && unremoved.is_empty();
+        if result.is_ok() || is_full {
+            let replaced = std::mem::take(&mut unreplaced);
+            let files = replaced.into_iter().map(|(file, _)| file).collect();
+            let (removed, still_there) = self.remove_files(files);
+            unremoved.extend(still_there);
+            result = match is_full {
+                true => removed.and_then(write),
+                false => removed,
+            };
+        }
+        // Afterwards: a file that was just written has the time of now.
+        if let Some((file, used)) = order.mark
+            && result.is_ok()
+        {
+            self.disk.mark_used(file, used);
+        }
+        WriteOutcome {
+            result,
+            unremoved,
+            unreplaced,
+        }
+    }
+
     /// Removes all of them, whatever happens to one, and returns those that are still there.
-    fn remove_files(&self, files: &[FileId]) -> (io::Result<()>, Vec<FileId>) {
+    fn remove_files(&self, files: Vec<FileId>) -> (io::Result<()>, Vec<FileId>) {
         let mut result = Ok(());
         let mut unremoved = Vec::new();
-        for &file in files {
+        for file in files {
             if let Err(error) = self.disk.remove(file) {
                 result = Err(error);
                 unremoved.push(file);
@@ -242,21 +304,20 @@ impl DiskThread {
         (result, unremoved)
     }
 
-    fn write_file(&self, order: WriteOrder) -> io::Result<()> {
-        if let Some((file, entry)) = order.write {
-            let SavedPrefix { tokens, state } = &*entry.prefix;
-            // In pieces: the whole would take as much memory again, of which there may be little.
-            let state = state.pieces();
-            let (head, tail) =
-                around_state(&self.identity, entry.kind, entry.scope, tokens, &state);
-            let parts = [&[&*head], &*state, &[&tail]].concat();
-            self.disk.write(file, &parts)?;
-        }
-        // Afterwards: a file that was just written has the time of now.
-        if let Some((file, used)) = order.mark {
-            self.disk.mark_used(file, used);
-        }
-        Ok(())
+    fn write_file(&self, write: Option<&(FileId, QueuedEntry)>) -> io::Result<()> {
+        let Some((file, entry)) = write else {
+            return Ok(());
+        };
+        // The owner has given up the disk.
+        let Some(prefix) = entry.prefix.upgrade() else {
+            return Ok(());
+        };
+        let SavedPrefix { tokens, state } = &*prefix;
+        // In pieces: the whole would take as much memory again, of which there may be little.
+        let state = state.pieces();
+        let (head, tail) = around_state(&self.identity, entry.kind, entry.scope, tokens, &state);
+        let parts = [&[&*head], &*state, &[&tail]].concat();
+        self.disk.write(*file, &parts)
     }
 
     fn stops(&self) -> bool {

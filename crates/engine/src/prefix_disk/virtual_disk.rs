@@ -25,6 +25,8 @@ struct DiskContents {
 pub(crate) struct DiskFaults {
     /// Calls wait until this is false again.
     pub(crate) held: bool,
+    /// Calls to read wait until this is false again.
+    pub(crate) reads_held: bool,
     pub(crate) opens_fail: bool,
     pub(crate) reads_fail: bool,
     pub(crate) writes_fail: bool,
@@ -39,6 +41,7 @@ impl DiskFaults {
     /// A disk that hangs.
     pub(crate) const HELD: Self = Self {
         held: true,
+        reads_held: false,
         opens_fail: false,
         reads_fail: false,
         writes_fail: false,
@@ -109,6 +112,10 @@ impl PrefixDisk for VirtualDisk {
 
     fn read(&self, file: FileId) -> io::Result<(Box<dyn Read>, u64)> {
         let state = self.begin();
+        let state = self
+            .released
+            .wait_while(state, |it| it.faults.reads_held)
+            .unwrap();
         let (mut bytes, _) = state.files.get(&file).cloned().ok_or(ErrorKind::NotFound)?;
         if state.faults.reads_fail {
             return Err(failed());

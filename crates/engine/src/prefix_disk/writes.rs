@@ -2,13 +2,21 @@
 
 use std::collections::HashMap;
 
+use std::time::Duration;
+
 use super::SavedEntry;
 use crate::prefix_folder::FileId;
+use sapwood_proto::time::Time;
 
 /// Orders that may wait to be written: more is dropped.
 pub(super) const ORDERS_MAX: usize = 64;
 /// Bytes that may wait to be written, except for a single state.
 pub(super) const WRITING_BYTES_MAX: usize = 64 << 20;
+
+/// A disk that has done no order for so long is given up, if it could have written the states at [`SPEED_MIN`] meanwhile.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes per second of the slowest disk that is of use.
+const SPEED_MIN: usize = 4 << 20;
 
 /// Orders to the writing thread whose reply has not come.
 #[derive(Debug, Default)]
@@ -18,6 +26,8 @@ pub(super) struct PendingWrites {
     orders: usize,
     /// Bytes of the states of `entries`.
     bytes: usize,
+    /// Since when the present order is known to wait; `None` if that is not known yet, or no state waits.
+    since: Option<Time>,
 }
 
 impl PendingWrites {
@@ -60,9 +70,26 @@ impl PendingWrites {
         }
     }
 
+    /// Returns whether an order has taken too long.
+    pub(super) fn is_late(&mut self, now: Time) -> bool {
+        if self.entries.is_empty() {
+            self.since = None;
+            return false;
+        }
+        let most = WRITE_TIMEOUT + Duration::from_secs((self.bytes / SPEED_MIN) as u64);
+        now >= *self.since.get_or_insert(now) + most
+    }
+
+    /// Lets go of all states. Orders whose state is gone write nothing.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+        self.bytes = 0;
+    }
+
     /// Notes the reply to an order, and returns the entry that it wrote.
     pub(super) fn end(&mut self, file: Option<FileId>) -> Option<(FileId, SavedEntry)> {
         self.orders -= 1;
+        self.since = None;
         let file = file?;
         let entry = self.entries.remove(&file)?;
         self.bytes -= entry.prefix.state.len();

@@ -591,8 +591,7 @@ impl LlamaContext {
         if tokens == 0 {
             return Ok(());
         }
-        // Of a slot with a window, a saved state has only the last one: the copy could not be truncated as its source can.
-        if self.cells_per_slot.is_some() && self.window == 0 {
+        if self.cells_per_slot.is_some() && !self.forks_later() {
             return self.copy(from, to, tokens);
         }
         self.finish_fork();
@@ -616,6 +615,17 @@ impl LlamaContext {
         } else {
             Err(DecodeError::Invalid("this model cannot truncate a slot"))
         }
+    }
+
+    /// Returns whether llama.cpp makes the copy of a fork in its next decode call. Of a slot with a window, a saved state has only the
+    /// last one: a copy by way of that could not be truncated as its source can.
+    pub(in super::super) fn forks_later(&self) -> bool {
+        self.cells_per_slot.is_some() && self.window != 0
+    }
+
+    /// Returns whether the next decode call copies from this slot, or to it.
+    pub(in super::super) fn is_copied_later(&self, slot: u32) -> bool {
+        self.uncopied.contains(&slot)
     }
 
     /// Copies a slot between KV caches of their own. llama.cpp's own copy is made by the next decode call, from and to whatever

@@ -44,8 +44,12 @@ impl SlotStart<'_> {
             }
         }
         // Before `acquire`, which takes the first free slot: that is then the one which the move has emptied. The
-        // wanted prefix does not move, because `shared` names its slot.
-        if let Some((cached, free)) = self.slots.cache.misplaced_prefix(spare) {
+        // wanted prefix does not move, because `shared` names its slot. A saved one cannot be restored where something is
+        // still to be copied from.
+        let movable = saved.is_none() || !self.slots.model.facts().forks_later();
+        if let Some((cached, free)) = self.slots.cache.misplaced_prefix(spare)
+            && movable
+        {
             self.move_cached(cached, free);
         }
         let slot = self.slots.cache.acquire(self.scope)?;
@@ -167,8 +171,9 @@ impl SlotStart<'_> {
 
     /// Rewinds a slot to a checkpoint, and then to `tokens` tokens, in the model alone.
     fn rewind(&mut self, slot: SlotId, checkpoint: &Checkpoint, tokens: usize) -> bool {
+        let later = self.slots.model.facts().is_copied_later(slot);
         let rewound = self.slots.model.rewind(slot, checkpoint, tokens);
-        if !rewound {
+        if !rewound && !later {
             self.slots.tiers.forget_checkpoint(checkpoint);
         }
         rewound
@@ -216,9 +221,13 @@ impl SlotStart<'_> {
         };
         slots.copies.copied += copies * state.len();
         let calls = slots.model.calls();
+        // A request before this one may have forked the prefix that was in the slot.
+        let later = calls.is_copied_later(slot);
         if !calls.restore(slot, &state, length(tokens.len())) {
-            // There are cells, so it would fail again.
-            slots.tiers.forget_prefix(id);
+            if !later {
+                // There are cells, so it would fail again.
+                slots.tiers.forget_prefix(id);
+            }
             return 0;
         }
         slots.cache.append(slot, tokens);

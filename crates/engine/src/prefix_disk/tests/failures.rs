@@ -152,6 +152,90 @@ fn a_disk_that_answers_no_read_is_given_up() {
     assert_eq!(bench.settle().len(), 0, "it comes too late");
 }
 
+/// A disk may take what is written, for a while, and read nothing.
+#[test]
+fn what_is_written_does_not_prolong_the_wait_for_what_is_read() {
+    let disk = Arc::<VirtualDisk>::default();
+    let mut bench = Bench::new(&disk, terms());
+    bench.offer(PREFIX, 0, &tokens(1));
+    bench.settle();
+    disk.set(DiskFaults {
+        reads_held: true,
+        ..DiskFaults::default()
+    });
+    let id = bench.tier.find(PREFIX, 0, &tokens(1)).unwrap().id;
+    let wait = DiskWait::Files([bench.tier.read(PREFIX, id), None]);
+    for (number, (seconds, waits)) in (2..).zip([(0, true), (9, true), (10, false)]) {
+        bench.offer(PREFIX, 0, &tokens(number));
+        while disk.files() < number as usize {
+            std::thread::yield_now();
+        }
+        let now = Time::ZERO + Duration::from_secs(seconds);
+        bench.tier.poll(&bench.stats, now);
+        assert_eq!(bench.tier.is_pending(wait), waits, "{seconds}");
+    }
+    disk.set(DiskFaults::default());
+}
+
+/// What waits for it would take memory that nothing could free.
+#[test]
+fn a_disk_that_takes_no_file_is_given_up_with_what_waits_for_it() {
+    let disk = Arc::<VirtualDisk>::default();
+    let mut bench = Bench::new(&disk, terms());
+    disk.set(DiskFaults::HELD);
+    let waiting: Vec<_> = (1..4).map(|of| entry(PREFIX, 0, &tokens(of))).collect();
+    let held: Vec<_> = waiting
+        .iter()
+        .map(|it| Arc::downgrade(&it.prefix))
+        .collect();
+    for entry in waiting {
+        bench.tier.offer(entry);
+    }
+    for (seconds, waits) in [(0, true), (59, true), (60, false)] {
+        bench
+            .tier
+            .poll(&bench.stats, Time::ZERO + Duration::from_secs(seconds));
+        let found = bench.tier.find(PREFIX, 0, &tokens(1)).is_some();
+        assert_eq!((bench.tier.queued_bytes() > 0, found), (waits, waits));
+    }
+    assert_eq!(bench.stats.prefix_disk_failures.get(), 1);
+    // The one that the disk has is not waiting.
+    assert!(held[1..].iter().all(|state| state.upgrade().is_none()));
+    disk.set(DiskFaults::default());
+    bench.settle();
+    assert!(disk.files() <= 1, "what was let go of is not written");
+}
+
+/// Until the longer one is there, the shorter one serves.
+#[test]
+fn a_file_is_removed_only_once_another_has_taken_its_place() {
+    let longer = [tokens(1), tokens(2)].concat();
+    let disk = Arc::<VirtualDisk>::default();
+    let mut bench = Bench::new(&disk, terms());
+    bench.offer(PREFIX, 0, &tokens(1));
+    bench.settle();
+    disk.set(DiskFaults {
+        writes_fail: true,
+        ..DiskFaults::default()
+    });
+    bench.offer(PREFIX, 0, &longer);
+    bench.settle();
+    assert_eq!((bench.entries(), disk.files()), (0, 1));
+    drop(bench);
+    disk.set(DiskFaults::default());
+    let mut bench = Bench::new(&disk, terms());
+    assert_eq!(bench.read(PREFIX, 0, &longer), Some(tokens(1)));
+    // A disk without room for both has room for one.
+    disk.set(DiskFaults {
+        room: Some(2 * disk.bytes()),
+        ..DiskFaults::default()
+    });
+    bench.offer(PREFIX, 0, &longer);
+    bench.settle();
+    assert_eq!(bench.read(PREFIX, 0, &longer), Some(longer));
+    assert_eq!(disk.files(), 1);
+}
+
 /// Too many open files, for example.
 #[test]
 fn errors_that_may_pass_cost_no_files() {

@@ -72,7 +72,7 @@ impl LlamaContext {
     }
 
     fn part_size(&self, slot: u32, part: StatePart) -> usize {
-        match self.uncopied.contains(&slot) {
+        match self.is_copied_later(slot) {
             true => 0,
             false => self.part_bytes(slot, part),
         }
@@ -114,7 +114,7 @@ impl LlamaContext {
         state: &[u8],
         tokens: u32,
     ) -> bool {
-        if self.cells_held.get(slot as usize) != Some(&0) || self.uncopied.contains(&slot) {
+        if self.cells_held.get(slot as usize) != Some(&0) || self.is_copied_later(slot) {
             return false;
         }
         self.finish_fork();
@@ -140,7 +140,7 @@ impl LlamaContext {
         tokens: u32,
     ) -> bool {
         let held = self.cells_held(slot);
-        if tokens == 0 || tokens > held || self.uncopied.contains(&slot) {
+        if tokens == 0 || tokens > held || self.is_copied_later(slot) {
             return false;
         }
         // The other slot of the pair keeps the cells that this one gives up.
