@@ -22,7 +22,7 @@ pub(crate) fn run() -> Result<Outcome> {
     let clients = clients(&folder)?;
     let (mut skipped, mut failed) = (Vec::new(), Vec::new());
     std::thread::scope(|scope| {
-        let (installed, ready) = mpsc::channel();
+        let (installed, ready) = mpsc::sync_channel(INSTALLED_MAX);
         // Installing waits for the network, and a check for the server: the next clients are installed meanwhile.
         scope.spawn(move || {
             for client in clients {
@@ -63,6 +63,9 @@ pub(crate) fn run() -> Result<Outcome> {
         skipped.join(", ")
     )))
 }
+
+/// Clients that are installed before they are checked.
+const INSTALLED_MAX: usize = 8;
 
 /// A client whose packages are installed.
 struct Client {
