@@ -101,7 +101,7 @@ impl Default for Config {
             queue_tokens: 4_194_304,
             queue_timeout_ms: 60_000,
             outbox_events: 256,
-            step_ms: 200,
+            step_ms: 100,
             steer_ms: 25,
             fuel_tokens: None,
             ageing_turns: 8,

@@ -9,7 +9,7 @@
 //! Entries are ordered by their tokens: the entry with the longest common prefix is then next to where a prompt would
 //! be, before or behind it, as in a radix tree.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -73,7 +73,8 @@ pub(crate) struct PrefixStore<S = SavedState> {
     /// Whether an entry serves prompts that share only a part of it. If not, they must begin with the whole entry.
     partial: bool,
     entries: HashMap<SavedId, StoredPrefix<S>>,
-    by_tokens: BTreeMap<u64, BTreeMap<Arc<[Token]>, SavedId>>,
+    /// Without empty ones.
+    scopes: HashMap<u64, ScopeIndex>,
     /// The first is evicted first.
     by_value: BTreeSet<(EntryValue, SavedId)>,
     /// The value of the entry that was evicted last: what was used since counts for more than what was not.
@@ -83,6 +84,26 @@ pub(crate) struct PrefixStore<S = SavedState> {
     held: HeldBytes,
     /// Those that were not taken yet.
     evicted: Vec<EvictedEntry<S>>,
+}
+
+/// The entries of a scope.
+#[derive(Debug, Default)]
+struct ScopeIndex {
+    by_tokens: BTreeMap<Arc<[Token]>, SavedId>,
+    /// The first is evicted first. A scope that makes room for its own entries finds them here: among those of all others, each
+    /// eviction would look at every entry of less value.
+    by_value: BTreeSet<(EntryValue, SavedId)>,
+}
+
+impl ScopeIndex {
+    /// Returns the entries whose tokens are in a range, in the order of those.
+    fn range<'a>(
+        &'a self,
+        from: Bound<&[Token]>,
+        until: Bound<&[Token]>,
+    ) -> btree_map::Range<'a, Arc<[Token]>, SavedId> {
+        self.by_tokens.range::<[Token], _>((from, until))
+    }
 }
 
 /// What an entry saves for each byte, and when it was last used. Greedy dual: as least recently used if all entries have
@@ -131,7 +152,7 @@ impl<S: PrefixState> PrefixStore<S> {
             limit,
             partial,
             entries: HashMap::new(),
-            by_tokens: BTreeMap::new(),
+            scopes: HashMap::new(),
             by_value: BTreeSet::new(),
             age: 0,
             uses: 0,
@@ -194,8 +215,10 @@ impl<S: PrefixState> PrefixStore<S> {
     }
 
     fn covering(&self, scope: u64, tokens: &[Token]) -> Option<SavedId> {
-        let of_scope = self.by_tokens.get(&scope)?;
-        let (other, &id) = range(of_scope, Bound::Included(tokens), Bound::Unbounded).next()?;
+        let of_scope = self.scopes.get(&scope)?;
+        let (other, &id) = of_scope
+            .range(Bound::Included(tokens), Bound::Unbounded)
+            .next()?;
         let covers = other.starts_with(tokens) && (self.partial || other.len() == tokens.len());
         covers.then_some(id)
     }
@@ -256,11 +279,12 @@ impl<S: PrefixState> PrefixStore<S> {
         let mut ids = self.ids_by_value();
         let least = self.by_value.first();
         let is_passed_by = least.is_some_and(|((value, _), _)| *value < self.age);
-        let own = (has_share && !is_passed_by).then(|| {
-            let is_own = |id: &SavedId| self.entries.get(id).is_some_and(|it| it.scope == scope);
-            self.ids_by_value().find(is_own)
-        });
-        own.flatten().or_else(|| ids.next())
+        let own = self
+            .scopes
+            .get(&scope)
+            .filter(|_| has_share && !is_passed_by);
+        let own = own.and_then(|own| own.by_value.first());
+        own.map(|&(_, id)| id).or_else(|| ids.next())
     }
 
     /// Adds an entry and evicts others until all fit. Returns false if it does not fit alone, or is covered already.
@@ -288,8 +312,9 @@ impl<S: PrefixState> PrefixStore<S> {
         let id = self.next;
         self.next += 1;
         let value = self.value(tokens.len(), state);
-        let of_scope = self.by_tokens.entry(scope).or_default();
-        of_scope.insert(tokens, id);
+        let of_scope = self.scopes.entry(scope).or_default();
+        of_scope.by_tokens.insert(tokens, id);
+        of_scope.by_value.insert((value, id));
         self.by_value.insert((value, id));
         let entry = StoredPrefix {
             scope,
@@ -327,9 +352,13 @@ impl<S: PrefixState> PrefixStore<S> {
 
     /// Returns the entry that shares most of its first tokens with these, whether or not it can be used for them.
     pub(crate) fn nearest(&self, scope: u64, tokens: &[Token]) -> Option<SavedMatch> {
-        let of_scope = self.by_tokens.get(&scope)?;
-        let before = range(of_scope, Bound::Unbounded, Bound::Excluded(tokens)).next_back();
-        let behind = range(of_scope, Bound::Included(tokens), Bound::Unbounded).next();
+        let of_scope = self.scopes.get(&scope)?;
+        let before = of_scope
+            .range(Bound::Unbounded, Bound::Excluded(tokens))
+            .next_back();
+        let behind = of_scope
+            .range(Bound::Included(tokens), Bound::Unbounded)
+            .next();
         let matches = before
             .into_iter()
             .chain(behind)
@@ -355,12 +384,14 @@ impl<S: PrefixState> PrefixStore<S> {
 
     /// Returns the longest entry with which these tokens begin.
     fn beginning_of(&self, scope: u64, tokens: &[Token]) -> Option<SavedId> {
-        let of_scope = self.by_tokens.get(&scope)?;
+        let of_scope = self.scopes.get(&scope)?;
         let mut until = tokens;
         // Each round is shorter: whatever lies between a beginning and these tokens shares the beginning with them. With many
         // entries that differ from these tokens one after another, a shorter beginning is not worth the search.
         for _ in 0..ROUNDS_MAX {
-            let before = range(of_scope, Bound::Unbounded, Bound::Included(until)).next_back();
+            let before = of_scope
+                .range(Bound::Unbounded, Bound::Included(until))
+                .next_back();
             let (saved, &id) = before?;
             let common = common_prefix(saved, until);
             if common == saved.len() {
@@ -394,10 +425,11 @@ impl<S: PrefixState> PrefixStore<S> {
         let entry = self.entries.remove(&id)?;
         self.by_value.remove(&(entry.value, id));
         self.held.remove(entry.scope, &entry.prefix);
-        if let Some(of_scope) = self.by_tokens.get_mut(&entry.scope) {
-            of_scope.remove(&entry.prefix.tokens);
-            if of_scope.is_empty() {
-                self.by_tokens.remove(&entry.scope);
+        if let Some(of_scope) = self.scopes.get_mut(&entry.scope) {
+            of_scope.by_tokens.remove(&entry.prefix.tokens);
+            of_scope.by_value.remove(&(entry.value, id));
+            if of_scope.by_tokens.is_empty() {
+                self.scopes.remove(&entry.scope);
             }
         }
         Some((entry.scope, entry.prefix))
@@ -427,9 +459,13 @@ impl<S: PrefixState> PrefixStore<S> {
         let prefix = Arc::clone(&entry.prefix);
         let value = self.value(prefix.tokens.len(), prefix.state.bytes());
         if let Some(entry) = self.entries.get_mut(&id) {
-            self.by_value.remove(&(entry.value, id));
+            let of_scope = self.scopes.get_mut(&entry.scope);
+            let of_scope = of_scope.map(|it| &mut it.by_value);
+            for by_value in of_scope.into_iter().chain([&mut self.by_value]) {
+                by_value.remove(&(entry.value, id));
+                by_value.insert((value, id));
+            }
             entry.value = value;
-            self.by_value.insert((value, id));
         }
     }
 
@@ -444,14 +480,6 @@ impl<S: PrefixState> PrefixStore<S> {
 /// Returns what an entry takes of the limit of its store.
 pub(crate) fn bytes_of(tokens: usize, state: usize) -> usize {
     state + tokens * size_of::<Token>() + ENTRY_BYTES
-}
-
-fn range<'a>(
-    of_scope: &'a BTreeMap<Arc<[Token]>, SavedId>,
-    from: Bound<&[Token]>,
-    until: Bound<&[Token]>,
-) -> std::collections::btree_map::Range<'a, Arc<[Token]>, SavedId> {
-    of_scope.range::<[Token], _>((from, until))
 }
 
 #[cfg(test)]

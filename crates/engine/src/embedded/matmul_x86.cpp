@@ -31,6 +31,8 @@ namespace {
 // What a thread takes at most at a time: few enough tokens that they stay in its cache while all its rows pass.
 constexpr int64_t PART_ROWS = 32;
 constexpr int64_t PART_GROUPS = 16;
+// With so few groups of tokens at most, it takes as many rows as are fair.
+constexpr int64_t LONG_PART_GROUPS = 2;
 
 // A tile reads four rows at once. Where they are short, a processor sees four streams that end before it has found out where they go
 // on, and each tile begins by waiting for the memory: for half of its time, with rows of 576 values. So rows of tiles up to this size are
@@ -95,13 +97,13 @@ template <typename Weights> struct Plan {
         : weights(operation->src[0]), tokens(operation->src[1]), result(operation), blocks(weights->ne[0] / BLOCK),
           rows(weights->ne[1]), count(tokens->ne[1]), groups((count + TOKENS - 1) / TOKENS) {}
 
-    // Each thread gets several parts where there are rows for it, so that all end at about the same time. Of few tokens they are long:
-    // a row takes some 30 ns, and what two threads take in turns has to come from the other's cache line.
+    // Each thread gets several parts where there are rows for it, so that all end at about the same time. With few tokens they are
+    // long: a row takes some 30 ns then, and what the threads take in turns has to come from the other's cache.
     int64_t part_rows(int threads) const {
-        const int64_t parts = is_few() ? 2 * threads : 4 * threads;
-        const int64_t fair = (rows + parts - 1) / parts;
-        const int64_t most = is_few() ? INT64_MAX - ROWS : PART_ROWS;
-        return std::clamp<int64_t>((fair + ROWS - 1) / ROWS * ROWS, ROWS, most);
+        const bool are_long = groups <= LONG_PART_GROUPS;
+        const int64_t parts = are_long ? 2 * threads : 4 * threads;
+        const int64_t fair = ((rows + parts - 1) / parts + ROWS - 1) / ROWS * ROWS;
+        return are_long ? std::max<int64_t>(fair, ROWS) : std::clamp<int64_t>(fair, ROWS, PART_ROWS);
     }
 
     const char * row(int64_t at) const { return static_cast<const char *>(weights->data) + static_cast<size_t>(at) * weights->nb[1]; }

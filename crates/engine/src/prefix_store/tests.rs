@@ -262,8 +262,14 @@ proptest! {
         prop_assert_eq!(bytes_by_hand(&store), store.bytes());
         prop_assert_eq!(store.held.parts().0, store.bytes());
         prop_assert_eq!(store.entries.len(), store.by_value.len());
-        let indexed: usize = store.by_tokens.values().map(BTreeMap::len).sum();
+        let indexed: usize = store.scopes.values().map(|it| it.by_tokens.len()).sum();
         prop_assert_eq!(store.entries.len(), indexed);
+        for (scope, of_scope) in &store.scopes {
+            let is_own = |&(_, id): &(EntryValue, SavedId)| store.entries[&id].scope == *scope;
+            let own: BTreeSet<_> = store.by_value.iter().copied().filter(is_own).collect();
+            prop_assert_eq!(&own, &of_scope.by_value);
+            prop_assert!(!own.is_empty());
+        }
         for (scope, prompt) in &prompts {
             let of_scope = store.entries.values().filter(|it| it.scope == *scope);
             let lengths = of_scope.map(|it| (common_prefix(&it.prefix.tokens, prompt), it.prefix.tokens.len()));

@@ -101,7 +101,7 @@ impl Default for EngineConfig {
             ctx: 0,
             threads: 0,
             threads_batch: 0,
-            step_ms: 200,
+            step_ms: 100,
             parallel: 8,
             kept_prefixes: 32,
             cache_tokens: 0,

@@ -503,3 +503,58 @@ fn a_saved_prefix_that_cannot_be_restored_goes() {
     assert_eq!((shared, slots.find(0, &longer)), (0, None));
     fill(&mut slots, slot, &longer);
 }
+
+/// The next decode call makes the forks, and copies from these slots or to them.
+struct ForksLater(Vec<SlotId>);
+
+impl ModelHooks for ForksLater {
+    fn forks_later(&self, _: &Scripted) -> bool {
+        true
+    }
+
+    fn is_copied_later(&self, _: &Scripted, slot: SlotId) -> bool {
+        self.0.contains(&slot)
+    }
+}
+
+/// Slots of a model that forks later, with a saved state of 100 tokens.
+fn forks_later(copied_later: Vec<SlotId>, state: Vec<u8>) -> KvSlots {
+    let script = Script {
+        saves: true,
+        ..Script::default()
+    };
+    let model = HookedModel::new(script, ForksLater(copied_later));
+    let mut slots = KvSlots::new(Box::new(model), &Config::default());
+    slots.tiers.store.insert(0, &text(0, 100), state);
+    slots
+}
+
+/// A request before this one may have forked what the slot held. The state is no worse for that.
+#[test]
+fn a_saved_prefix_whose_slot_waits_for_a_copy_stays() {
+    let longer = [text(0, 100), vec![300; 5]].concat();
+    for (copied_later, stays) in [(vec![0], true), (vec![1], false)] {
+        // The model refuses a state of five bytes, and one that comes too early.
+        let mut slots = forks_later(copied_later, vec![1; 5]);
+        let found = slots.find(0, &longer);
+        let (_, shared) = slots.acquire(0, found, &PURPOSE).unwrap();
+        assert_eq!((shared, slots.find(0, &longer).is_some()), (0, stays));
+    }
+}
+
+/// A move would leave its slot waiting for the copy.
+#[test]
+fn nothing_is_moved_out_of_the_way_of_a_saved_prefix_where_forks_are_made_later() {
+    let longer = [text(0, 100), vec![300; 5]].concat();
+    for (saved, expected) in [(true, 2), (false, 0)] {
+        let mut slots = forks_later(Vec::new(), vec![1; 800]);
+        let cached = slots.acquire(0, None, &PURPOSE).unwrap().0;
+        let live = slots.acquire(0, None, &PURPOSE).unwrap().0;
+        fill(&mut slots, cached, &text(1, 60));
+        fill(&mut slots, live, &text(2, 60));
+        slots.retain(cached, 60, None);
+        let found = slots.find(0, &longer).filter(|_| saved);
+        let (slot, shared) = slots.acquire(0, found, &PURPOSE).unwrap();
+        assert_eq!((slot, shared), (expected, if saved { 100 } else { 0 }));
+    }
+}

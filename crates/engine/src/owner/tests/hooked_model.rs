@@ -34,6 +34,14 @@ pub(in crate::owner) trait ModelHooks: Send {
         model.finish_fork(slot, tokens)
     }
 
+    fn forks_later(&self, model: &Scripted) -> bool {
+        model.forks_later()
+    }
+
+    fn is_copied_later(&self, model: &Scripted, slot: SlotId) -> bool {
+        model.is_copied_later(slot)
+    }
+
     fn fork_bytes(&self, model: &Scripted, from: SlotId) -> usize {
         model.fork_bytes(from)
     }
@@ -157,6 +165,14 @@ impl<H: ModelHooks> Model for HookedModel<H> {
 
     fn finish_fork(&mut self, slot: SlotId, tokens: u32) -> bool {
         self.hooks.finish_fork(&mut self.model, slot, tokens)
+    }
+
+    fn forks_later(&self) -> bool {
+        self.hooks.forks_later(&self.model)
+    }
+
+    fn is_copied_later(&self, slot: SlotId) -> bool {
+        self.hooks.is_copied_later(&self.model, slot)
     }
 
     fn fork_bytes(&self, from: SlotId) -> usize {

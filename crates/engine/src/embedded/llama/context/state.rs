@@ -186,7 +186,15 @@ impl LlamaContext {
     /// Returns how many bytes a fork of a slot copies.
     pub(in super::super::super) fn fork_bytes(&self, from: u32) -> usize {
         match (self.cells_per_slot, self.few_window_cells) {
-            (Some(_), _) => self.part_bytes(from, StatePart::Whole),
+            (Some(cells), _) => {
+                let used = self.part_bytes(from, StatePart::Whole);
+                let unused = match self.forks_later() {
+                    // llama.cpp's own copy.
+                    true => cells.saturating_sub(self.cells_held(from)) as usize,
+                    false => 0,
+                };
+                used + used / (self.cells_held(from).max(1) as usize) * unused
+            }
             (None, true) => self.part_bytes(from, StatePart::Checkpoint),
             (None, false) => 0,
         }

@@ -115,8 +115,8 @@ fn speeds(takes: Takes, streams: &[bool]) -> Vec<f64> {
         "{} streams: {speeds:.2?}, steps of {step:.3} s and {longest:.3} s",
         streams.len()
     );
-    // By default a step may take 200 ms.
-    let most = (step * 1.5).max(0.2);
+    // By default a step may take 100 ms.
+    let most = (step * 1.5).max(0.1);
     assert!(longest <= most * 1.01, "{longest} of {most}");
     speeds
 }
