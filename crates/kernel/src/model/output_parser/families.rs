@@ -218,7 +218,7 @@ impl OutputParsers {
 }
 
 /// Markers that only one family has; the first that occurs decides.
-const FAMILY_MARKERS: [(&str, ToolParser); 29] = [
+const FAMILY_MARKERS: [(&str, ToolParser); 30] = [
     (harmony::CHANNEL, ToolParser::Harmony),
     (DSML, ToolParser::DeepseekV32),
     (DEEPSEEK.section, ToolParser::Deepseek),
@@ -229,6 +229,8 @@ const FAMILY_MARKERS: [(&str, ToolParser); 29] = [
     (FUNCTION_GEMMA.open, ToolParser::Gemma),
     (LFM2.open, ToolParser::Lfm2),
     ("<|tool_list_start|>", ToolParser::Lfm2),
+    // LFM2.5 prints neither the marker nor calls.
+    ("List of tools: [", ToolParser::Lfm2),
     (TOOLCALL, ToolParser::Nemotron),
     (ACTION, ToolParser::Cohere),
     ("Action:\\n```json", ToolParser::Cohere),

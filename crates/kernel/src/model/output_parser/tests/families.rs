@@ -172,6 +172,11 @@ const CHOSEN: &[(&str, ToolParser, ReasoningParser)] = {
         ("<start_function_call>call:", ToolParser::Gemma, Think),
         ("<|tool_call_start|>[", ToolParser::Lfm2, Think),
         ("<|tool_list_start|>", ToolParser::Lfm2, Think),
+        (
+            "<|im_start|>{{ 'List of tools: [' }}",
+            ToolParser::Lfm2,
+            Think,
+        ),
         ("{% set t = '｜DSML｜' %}", ToolParser::DeepseekV32, Think),
         (
             "<TOOLCALL>[{{ c }}]</TOOLCALL>",
