@@ -4,8 +4,9 @@
 //! of JSON among them, and no text is both JSON and another literal, so one machine reads all.
 
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
+use serde::de::IgnoredAny;
 
-use super::call::CallOutput;
+use super::call::{CallOutput, CallPart};
 use super::markers::{Marker, MarkerTexts};
 use crate::limits;
 
@@ -394,6 +395,30 @@ impl LiteralMachine {
     }
 }
 
+/// The JSON text of a literal of Python; `None` if it is none.
+pub(super) fn python_json(text: &str) -> Option<String> {
+    const ARGUMENT: LiteralSyntax = LiteralSyntax {
+        quote: None,
+        brackets: ['(', ')'],
+        assign: '=',
+    };
+    let mut out = CallOutput::new(1);
+    out.begin(String::new(), None);
+    let mut machine = LiteralMachine::new(&ARGUMENT, &mut out);
+    let texts = MarkerTexts::default();
+    for c in "a=".chars().chain(text.chars()).chain([')']) {
+        // After the last bracket it takes nothing.
+        machine.push(c, &texts, &mut out).ok()?;
+    }
+    let Some(CallPart::Arguments(json)) = out.take().pop() else {
+        return None;
+    };
+    let json = json.strip_prefix("{\"a\": ")?.strip_suffix('}')?;
+    // With a second argument it is none.
+    let is_json = machine.is_complete() && serde_json::from_str::<IgnoredAny>(json).is_ok();
+    is_json.then(|| json.to_owned())
+}
+
 /// What keys, numbers and words consist of.
 fn is_bare(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '-' | '+' | '/' | '$')
@@ -432,7 +457,6 @@ fn push_unescaped(c: char, out: &mut CallOutput) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::call::CallPart;
     use super::*;
 
     const PYTHON: LiteralSyntax = LiteralSyntax {
@@ -547,6 +571,27 @@ mod tests {
             "a:<|\"|>open}",
         ] {
             assert_eq!(json(&MARKED, bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_literal_of_python_becomes_json() {
+        for (text, expect) in [
+            (
+                "{'a': True, \"b\": [None, 'it\\'s']}",
+                Some(r#"{"a": true, "b": [null, "it's"]}"#),
+            ),
+            (" ['a', ('b', 1)]\n", Some(r#"["a", ["b", 1]]"#)),
+            ("{}", Some("{}")),
+            ("[]", Some("[]")),
+            ("", None),
+            ("'a', b=1", None),
+            ("[1), a=(1]", None),
+            ("{'a'}", None),
+            ("[a]", None),
+            ("[1]) ", None),
+        ] {
+            assert_eq!(python_json(text).as_deref(), expect, "{text}");
         }
     }
 

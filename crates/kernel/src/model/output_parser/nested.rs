@@ -6,13 +6,15 @@
 //!   ]<]minimax[>[</tool_call>
 //! ```
 //!
-//! A value is a text, members (`<KEY>..</KEY>`) or the items of a list (`<item>..</item>`).
+//! A value is a text, members (`<KEY>..</KEY>`) or the items of a list (`<item>..</item>`), unless its schema says that it
+//! is an object with such a member.
 
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
 
 use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
 use super::markers::{Alternatives, MINIMAX, Marker, Matched, is_foreign_mark};
+use super::tools::Schema;
 use crate::limits;
 
 /// Opens calls.
@@ -193,27 +195,35 @@ impl NestedCalls {
 
     fn value_ends(&mut self, value: OpenValue, context: CallContext<'_>, out: &mut CallOutput) {
         let OpenValue { key, text, members } = value;
-        let is_list = members.iter().all(|(key, _)| key == ITEM);
+        let schema = self.schema(&key, context);
+        let is_list = members.iter().all(|(key, _)| key == ITEM)
+            && !schema.as_ref().is_some_and(Schema::is_object);
         let members = match members.len() {
             0 => None,
             _ if is_list => Some(members.into_iter().map(|(_, item)| item).collect()),
             _ => Some(Value::Object(members.into_iter().collect())),
         };
+        let text = || Schema::json_of(schema.as_ref(), &text);
         if let Some(parent) = self.open.last_mut() {
-            // Schemas are known of the arguments themselves.
-            let text = || {
-                let json = context.tools.json("", &key, &text);
-                serde_json::from_str(&json).unwrap_or(Value::String(text.clone()))
-            };
-            let value = members.unwrap_or_else(text);
+            let value =
+                members.unwrap_or_else(|| serde_json::from_str(&text()).unwrap_or_default());
             parent.members.push((key, value));
             return;
         }
-        let text = || context.tools.json(&self.name, &key, &text);
-        let json = members.map_or_else(text, |members| members.to_string());
+        let json = members.map_or_else(text, |members: Value| members.to_string());
         let begin = if self.arguments == 0 { "{" } else { ", " };
         self.arguments += 1;
         out.push_str(&format!("{begin}{}: {json}", Value::from(key)));
+    }
+
+    /// The schema of a value in those that are open.
+    fn schema<'a>(&self, key: &str, context: CallContext<'a>) -> Option<Schema<'a>> {
+        let arguments = context.tools.arguments(&self.name)?;
+        let mut path = self.open.iter().map(|open| &*open.key).chain([key]);
+        path.try_fold(arguments, |schema, key| match schema.member(key) {
+            None if key == ITEM => schema.item(),
+            member => member,
+        })
     }
 }
 

@@ -4,15 +4,33 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// The names of the tools, and the types of their parameters.
+use super::literal::python_json;
+
+/// The schemas of the arguments of the tools, by the names of these.
 ///
 /// Formats that write arguments without quotes do not tell the text `5` from the number; the schema does.
 #[derive(Debug, Default)]
-pub(crate) struct DeclaredTools(HashMap<String, HashMap<String, ParameterTypes>>);
+pub(crate) struct DeclaredTools(HashMap<String, Value>);
 
-/// The JSON types that a schema allows; empty if it does not say.
-#[derive(Debug, Default)]
-struct ParameterTypes(Vec<String>);
+/// What a schema allows, as far as a parser needs to know: the alternatives of which it consists, behind all references.
+#[derive(Debug)]
+pub(super) struct Schema<'a> {
+    /// What references refer to.
+    root: &'a Value,
+    alternatives: Vec<&'a Value>,
+}
+
+/// Schemas that are looked at to find the alternatives of one, because references may lead in circles; and values, of
+/// which most are of one type.
+const SCHEMAS_MAX: usize = 64;
+/// Bytes of a reference. They are read for every argument.
+const POINTER_BYTES_MAX: usize = 1_024;
+/// Up to here, numbers with a fraction are those that they seem to be.
+const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+/// The types of JSON Schema.
+const KINDS: [&str; 7] = [
+    "null", "boolean", "integer", "number", "string", "array", "object",
+];
 
 impl DeclaredTools {
     /// Reads definitions in OpenAI's shape.
@@ -21,11 +39,8 @@ impl DeclaredTools {
         let all = tools.iter().filter_map(|tool| {
             let function = tool.get("function")?;
             let name = function.get("name")?.as_str()?;
-            let properties = function.pointer("/parameters/properties");
-            let properties = properties.and_then(Value::as_object);
-            let types = properties.into_iter().flatten();
-            let types = types.map(|(name, schema)| (name.clone(), ParameterTypes::of(schema)));
-            Some((name.to_owned(), types.collect()))
+            let parameters = function.get("parameters").cloned().unwrap_or_default();
+            Some((name.to_owned(), parameters))
         });
         Self(all.collect())
     }
@@ -35,56 +50,155 @@ impl DeclaredTools {
         self.0.contains_key(name)
     }
 
+    /// The schema of a function's arguments.
+    pub(super) fn arguments(&self, function: &str) -> Option<Schema<'_>> {
+        self.0.get(function).map(|root| Schema::new(root, [root]))
+    }
+
     /// The JSON text of an argument that was written as bare text.
     pub(super) fn json(&self, function: &str, parameter: &str, text: &str) -> String {
-        let types = self.0.get(function).and_then(|all| all.get(parameter));
-        let allowed = types.map(|types| &types.0[..]).unwrap_or_default();
-        let is_allowed = |kind: &str| allowed.iter().any(|allowed| allowed == kind);
-        let bare = text.trim();
-        // Python's spellings, which models fall into.
-        let bare = match bare {
-            "True" if is_allowed("boolean") => "true",
-            "False" if is_allowed("boolean") => "false",
-            "None" if is_allowed("null") => "null",
-            // What has no items has no tags either.
-            "" if is_allowed("array") && !is_allowed("string") => "[]",
-            "" if is_allowed("object") && !is_allowed("string") => "{}",
-            other => other,
-        };
-        if let Ok(value) = serde_json::from_str::<Value>(bare)
-            && (allowed.is_empty() || kinds(&value).iter().any(|kind| is_allowed(kind)))
-            // A text that may be a text stays as it is, with its quotes.
-            && (allowed.is_empty() || !value.is_string())
-        {
-            return bare.to_owned();
-        }
-        Value::from(text).to_string()
+        let arguments = self.arguments(function);
+        let schema = arguments.and_then(|all| all.member(parameter));
+        Schema::json_of(schema.as_ref(), text)
     }
 }
 
-impl ParameterTypes {
-    fn of(schema: &Value) -> Self {
-        let named = |of: &Value| -> Vec<String> {
-            let list = of.as_array().map(Vec::as_slice);
-            let list = list.unwrap_or_else(|| std::slice::from_ref(of));
-            let names = list.iter().filter_map(Value::as_str);
-            names.map(str::to_owned).collect()
-        };
-        if let Some(kind) = schema.get("type") {
-            return Self(named(kind));
+impl<'a> Schema<'a> {
+    /// What any of these allows.
+    fn new(root: &'a Value, schemas: impl IntoIterator<Item = &'a Value>) -> Self {
+        let mut alternatives = Vec::new();
+        let mut open: Vec<&Value> = schemas.into_iter().collect();
+        for _ in 0..SCHEMAS_MAX {
+            let Some(schema) = open.pop() else {
+                return Self { root, alternatives };
+            };
+            let reference = schema.get("$ref").and_then(Value::as_str);
+            let pointer = reference.and_then(|reference| reference.strip_prefix('#'));
+            let pointer = pointer.filter(|pointer| pointer.len() <= POINTER_BYTES_MAX);
+            let mut lists = ["anyOf", "oneOf", "allOf"].iter();
+            if let Some(target) = pointer.and_then(|pointer| root.pointer(pointer)) {
+                open.push(target);
+            } else if named_kinds(schema).is_empty()
+                && let Some(list) = lists.find_map(|key| schema.get(key)?.as_array())
+            {
+                // One more is too many, and so are all others.
+                open.extend(list.iter().take(SCHEMAS_MAX + 1));
+            } else {
+                alternatives.push(schema);
+            }
         }
-        let any = ["anyOf", "oneOf"].iter().find_map(|key| schema.get(key));
-        let any = any.and_then(Value::as_array).into_iter().flatten();
-        Self(
-            any.filter_map(|one| one.get("type"))
-                .flat_map(named)
-                .collect(),
-        )
+        // What was not looked at may be anything.
+        alternatives.push(&Value::Null);
+        Self { root, alternatives }
     }
+
+    /// The schema of a member.
+    pub(super) fn member(&self, name: &str) -> Option<Self> {
+        self.within(|schema| schema.get("properties")?.get(name))
+    }
+
+    /// The schema of what a list has.
+    pub(super) fn item(&self) -> Option<Self> {
+        self.within(|schema| schema.get("items"))
+    }
+
+    fn within(&self, find: impl Fn(&'a Value) -> Option<&'a Value>) -> Option<Self> {
+        let mut found = self
+            .alternatives
+            .iter()
+            .copied()
+            .filter_map(find)
+            .peekable();
+        found.peek()?;
+        Some(Self::new(self.root, found))
+    }
+
+    /// Whether a list is no value of it, but an object is.
+    pub(super) fn is_object(&self) -> bool {
+        let (kinds, is_open) = self.kinds();
+        kinds.contains(&"object") && !kinds.contains(&"array") && !is_open
+    }
+
+    /// The types that it names, and whether others are allowed too, because an alternative names none.
+    fn kinds(&self) -> (Vec<&'static str>, bool) {
+        let each = self.alternatives.iter().map(|schema| named_kinds(schema));
+        let each: Vec<_> = each.collect();
+        (each.concat(), each.iter().any(Vec::is_empty))
+    }
+
+    /// The JSON text of a value that was written as bare text.
+    pub(super) fn json_of(schema: Option<&Self>, text: &str) -> String {
+        let (kinds, is_open) = schema.map_or((Vec::new(), true), Self::kinds);
+        let names = |kind: &str| kinds.contains(&kind);
+        let bare = match text.trim() {
+            // Python's spellings, which models fall into.
+            "True" if names("boolean") => "true",
+            "False" if names("boolean") => "false",
+            "None" if names("null") => "null",
+            // What has no items has no tags either.
+            "" if names("array") && !names("string") => "[]",
+            "" if names("object") && !names("string") => "{}",
+            other => other,
+        };
+        let Ok(value) = serde_json::from_str::<Value>(bare) else {
+            // A model that has read much Python writes `{'a': True}`.
+            let is_text = is_open || names("string");
+            let literal = Some(bare).filter(|_| !is_text && bare.starts_with(['[', '{', '(']));
+            let json = literal.and_then(python_json).filter(|json| {
+                let value: Option<Value> = serde_json::from_str(json).ok();
+                value.is_some_and(|value| kinds_of(&value).iter().any(|kind| names(kind)))
+            });
+            return json.unwrap_or_else(|| Value::from(text).to_string());
+        };
+        // A text that may be a text stays as it is, with its quotes.
+        let keeps_quotes = value.is_string() && (!is_open || names("string"));
+        if !keeps_quotes && (is_open || kinds_of(&value).iter().any(|kind| names(kind))) {
+            return bare.to_owned();
+        }
+        let whole = names("integer").then(|| whole_number(&value, bare));
+        whole
+            .flatten()
+            .unwrap_or_else(|| Value::from(text).to_string())
+    }
+}
+
+/// A number that was written with a fraction, or is too large for an integer of 64 bits, as an integer if it is whole.
+fn whole_number(value: &Value, bare: &str) -> Option<String> {
+    let number = value.as_f64()?;
+    let digits = bare.strip_prefix('-').unwrap_or(bare);
+    if digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(bare.to_owned());
+    }
+    let is_whole = number.fract() == 0.0 && number.abs() <= EXACT_MAX;
+    // Zero has a sign otherwise.
+    is_whole.then(|| format!("{:.0}", number + 0.0))
+}
+
+/// The types that a schema names, or that its values have; empty if it does not say.
+fn named_kinds(schema: &Value) -> Vec<&'static str> {
+    let is_named = |kind: &&str| match (schema.get("type"), schema.get("enum")) {
+        (Some(Value::Array(named)), _) => {
+            let mut named = named.iter().take(SCHEMAS_MAX);
+            named.any(|named| named == *kind)
+        }
+        (Some(named), _) => named == *kind,
+        (None, Some(Value::Array(values))) => {
+            let mut values = values.iter().take(SCHEMAS_MAX);
+            values.any(|value| kinds_of(value).contains(kind))
+        }
+        (None, _) => match *kind {
+            "array" if schema.get("items").is_some() => true,
+            "object" if schema.get("properties").is_some() => true,
+            kind => schema
+                .get("const")
+                .is_some_and(|value| kinds_of(value).contains(&kind)),
+        },
+    };
+    KINDS.into_iter().filter(is_named).collect()
 }
 
 /// The names of a value's type in JSON Schema.
-fn kinds(value: &Value) -> &'static [&'static str] {
+fn kinds_of(value: &Value) -> &'static [&'static str] {
     match value {
         Value::Null => &["null"],
         Value::Bool(_) => &["boolean"],
@@ -107,6 +221,7 @@ mod tests {
         let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"properties": {
             "text": {"type": "string"}, "count": {"type": "integer"}, "flag": {"type": "boolean"},
             "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "list": {"type": ["array", "null"]}, "any": {},
+            "share": {"type": "number"},
         }}}}]);
         let tools = DeclaredTools::of(&tools);
         for (parameter, text, expect) in [
@@ -122,11 +237,23 @@ mod tests {
             ("maybe", "5", "\"5\""),
             ("list", "[1, 2]", "[1, 2]"),
             ("list", "", "[]"),
+            ("list", "['a', True]", "[\"a\", true]"),
+            ("list", "{'a': 1}", "\"{'a': 1}\""),
+            ("list", "['a'", "\"['a'\""),
+            ("maybe", "['a']", "\"['a']\""),
+            ("any", "['a']", "\"['a']\""),
             ("text", "", "\"\""),
             ("any", "5", "5"),
             ("any", "\"a\"", "\"a\""),
             ("any", "a", "\"a\""),
             ("unknown", "{\"a\": 1}", "{\"a\": 1}"),
+            // Whole numbers are integers, however they are written.
+            ("count", "5.0", "5"),
+            ("count", "-5e1", "-50"),
+            ("count", "-0.0", "0"),
+            ("count", "5.5", "\"5.5\""),
+            ("count", "123456789012345678901", "123456789012345678901"),
+            ("share", "5.0", "5.0"),
         ] {
             assert_eq!(
                 tools.json("f", parameter, text),
@@ -136,5 +263,57 @@ mod tests {
         }
         assert_eq!(tools.json("g", "text", "5"), "5");
         assert!(tools.has("f") && !tools.has("g"));
+    }
+
+    /// Schemas as generators of them write them: with references, and with alternatives that name no type.
+    #[test]
+    fn references_and_alternatives_are_followed() {
+        let parameters = json!({
+            "$defs": {
+                "Point": {"properties": {"x": {"type": "integer"}, "name": {"type": "string"}}},
+                "Colour": {"enum": ["1", "2"]},
+                "Loop": {"$ref": "#/$defs/Loop"},
+                "Wide": {"anyOf": [{"$ref": "#/$defs/Wide"}, {"$ref": "#/$defs/Wide"}, {"$ref": "#/$defs/Wide"}]},
+            },
+            "properties": {
+                "at": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+                "elsewhere": {"anyOf": [{"$ref": "other.json"}, {"type": "null"}]},
+                "either": {"anyOf": [{"$ref": "other.json"}, {"type": "string"}]},
+                "colour": {"allOf": [{"$ref": "#/$defs/Colour"}]},
+                "one": {"const": 1},
+                "points": {"items": {"$ref": "#/$defs/Point"}},
+                "loop": {"$ref": "#/$defs/Loop"},
+                "wide": {"$ref": "#/$defs/Wide"},
+            },
+        });
+        let tools = json!([{"function": {"name": "f", "parameters": parameters}}]);
+        let tools = DeclaredTools::of(&tools);
+        for (parameter, text, expect) in [
+            ("at", "{\"x\": 1}", "{\"x\": 1}"),
+            ("at", "None", "null"),
+            ("at", "5", "\"5\""),
+            ("elsewhere", "{\"x\": 1}", "{\"x\": 1}"),
+            ("elsewhere", "null", "null"),
+            ("elsewhere", "None", "null"),
+            ("elsewhere", "\"a\"", "\"a\""),
+            ("elsewhere", "far", "\"far\""),
+            ("either", "[1]", "[1]"),
+            ("either", "\"a\"", "\"\\\"a\\\"\""),
+            ("colour", "1", "\"1\""),
+            ("one", "1", "1"),
+            ("points", "[{}]", "[{}]"),
+            ("points", "", "[]"),
+            ("loop", "5", "5"),
+            ("wide", "{}", "{}"),
+        ] {
+            let found = tools.json("f", parameter, text);
+            assert_eq!(found, expect, "{parameter} {text:?}");
+        }
+        let arguments = tools.arguments("f").unwrap();
+        let point = arguments.member("points").and_then(|points| points.item());
+        let x = point.and_then(|point| point.member("x"));
+        assert_eq!(Schema::json_of(x.as_ref(), "1.0"), "1");
+        let is_object = |name: &str| arguments.member(name).is_some_and(|it| it.is_object());
+        assert!(is_object("at") && !is_object("elsewhere") && !is_object("points"));
     }
 }

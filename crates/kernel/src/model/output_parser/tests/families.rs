@@ -422,3 +422,33 @@ fn a_header_of_harmony_that_is_cut_off_is_no_text() {
         "without a marker it is none"
     );
 }
+
+/// MiniMax M3 writes the items of a list as it writes a member of this name; the schema tells which it is.
+#[test]
+fn an_object_with_a_member_named_item_is_no_list() {
+    let mut minimax = bare(ToolParser::MinimaxM3);
+    let parameters = serde_json::json!({"properties": {
+        "order": {"type": "object", "properties": {"item": {"type": "string"}}},
+        "orders": {"type": "array", "items": {"type": "object", "properties": {"item": {"type": "string"}}}},
+        "any": {},
+    }});
+    let tools = serde_json::json!([{"function": {"name": "buy", "parameters": parameters}}]);
+    minimax.tools = Some(Arc::new(DeclaredTools::of(&tools)));
+    let tag = |key: &str, value: &str| format!("]<]minimax[>[<{key}>{value}]<]minimax[>[</{key}>");
+    let item = tag("item", "5");
+    for (arguments, expect) in [
+        (tag("order", &item), "{\"order\":{\"item\":\"5\"}}"),
+        (
+            tag("orders", &tag("item", &item)),
+            "{\"orders\":[{\"item\":\"5\"}]}",
+        ),
+        (tag("any", &item), "{\"any\":[5]}"),
+        (tag("other", &item), "{\"other\":[5]}"),
+        (tag("order", ""), "{\"order\":{}}"),
+        (tag("orders", ""), "{\"orders\":[]}"),
+    ] {
+        let begin = "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"buy\">";
+        let text = format!("{begin}{arguments}]<]minimax[>[</invoke>]<]minimax[>[</tool_call>");
+        assert_eq!(parse(&minimax, &text), [format!("c:buy{expect}")], "{text}");
+    }
+}
