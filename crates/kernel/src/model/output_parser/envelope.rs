@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::call::{CallContext, CallMachine, CallOutput, Verdict, is_tool_name};
 use super::json::{JsonMachine, JsonPlace};
 use super::markers::{Alternatives, Marker, Matched};
+use crate::limits;
 
 /// One object: `{"name": "f", "arguments": {..}}`.
 #[derive(Debug, Default)]
@@ -40,7 +41,7 @@ impl Envelope {
         };
         if self.in_value && place != JsonPlace::Value {
             self.in_value = false;
-            if !self.member() {
+            if !self.member(unmarked) {
                 return Verdict::Refused;
             }
         }
@@ -65,11 +66,38 @@ impl Envelope {
             JsonPlace::Frame => {}
         }
         self.in_key = place == JsonPlace::Key;
+        if unmarked.is_some_and(|context| !self.may_be_call(place, context)) {
+            return Verdict::Refused;
+        }
         if self.json.is_complete() {
             self.ends(unmarked, out)
         } else {
             Verdict::Taken
         }
+    }
+
+    /// Whether an object that no marker opened may be a call so far. An answer in JSON is none: it is text as soon as it has
+    /// a member that no call has before its name, or another name.
+    fn may_be_call(&self, place: JsonPlace, context: CallContext<'_>) -> bool {
+        match place {
+            _ if self.name.is_some() => true,
+            _ if !self.is_arguments() && self.value.len() > MEMBER_BYTES_MAX => false,
+            JsonPlace::Key => CALL_KEYS.iter().any(|key| key.starts_with(&self.key)),
+            JsonPlace::Value if self.is_name() => {
+                let Some(name) = self.value.strip_prefix('"') else {
+                    return false;
+                };
+                let is_whole = name.ends_with('"');
+                // What is escaped is looked at as a whole.
+                is_whole || name.contains('\\') || context.tools.has_prefix(name)
+            }
+            JsonPlace::Value | JsonPlace::Frame => true,
+        }
+    }
+
+    fn is_name(&self) -> bool {
+        // Cohere's models write `tool_name`.
+        matches!(&*self.key, "\"name\"" | "\"tool_name\"")
     }
 
     fn is_arguments(&self) -> bool {
@@ -112,25 +140,23 @@ impl Envelope {
     }
 
     /// A member is complete. `false` if the object is no call.
-    fn member(&mut self) -> bool {
+    fn member(&mut self, unmarked: Option<CallContext<'_>>) -> bool {
         if self.is_arguments() {
             if !self.streams {
                 self.arguments = Some(std::mem::take(&mut self.value));
             }
             return true;
         }
-        match &*self.key {
-            // Cohere's models write `tool_name`.
-            "\"name\"" | "\"tool_name\"" => {
-                let name = tool_name(&self.value);
-                // A second name would leave open which of the two is called.
-                if name.is_none() || self.name.is_some() {
-                    return false;
-                }
-                self.name = name;
+        if self.is_name() {
+            let name = tool_name(&self.value);
+            let is_known = |name: &str| unmarked.is_none_or(|context| context.tools.has(name));
+            // A second name would leave open which of the two is called.
+            if self.name.is_some() || !name.as_deref().is_some_and(is_known) {
+                return false;
             }
-            "\"id\"" => self.id = serde_json::from_str(&self.value).ok(),
-            _ => {}
+            self.name = name;
+        } else if self.key == "\"id\"" {
+            self.id = serde_json::from_str(&self.value).ok();
         }
         true
     }
@@ -153,6 +179,18 @@ impl Envelope {
         }
     }
 }
+
+/// Bytes of a member of a call before its name that is not its arguments: of a name, all of whose characters are escaped.
+const MEMBER_BYTES_MAX: usize = 6 * limits::TOOL_NAME_BYTES;
+/// The members of calls, up to their names.
+const CALL_KEYS: [&str; 6] = [
+    "\"name\"",
+    "\"tool_name\"",
+    "\"type\"",
+    "\"id\"",
+    "\"parameters\"",
+    "\"arguments\"",
+];
 
 /// The name of a function, as JSON; `None` if it can be none.
 fn tool_name(json: &str) -> Option<String> {

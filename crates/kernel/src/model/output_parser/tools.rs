@@ -50,6 +50,11 @@ impl DeclaredTools {
         self.0.contains_key(name)
     }
 
+    /// Whether the name of a tool begins so.
+    pub(super) fn has_prefix(&self, prefix: &str) -> bool {
+        self.0.keys().any(|name| name.starts_with(prefix))
+    }
+
     /// The schema of a function's arguments.
     pub(super) fn arguments(&self, function: &str) -> Option<Schema<'_>> {
         self.0.get(function).map(|root| Schema::new(root, [root]))
@@ -263,6 +268,7 @@ mod tests {
         }
         assert_eq!(tools.json("g", "text", "5"), "5");
         assert!(tools.has("f") && !tools.has("g"));
+        assert!(tools.has_prefix("") && !tools.has_prefix("fg"));
     }
 
     /// Schemas as generators of them write them: with references, and with alternatives that name no type.

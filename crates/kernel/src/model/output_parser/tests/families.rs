@@ -452,3 +452,41 @@ fn an_object_with_a_member_named_item_is_no_list() {
         assert_eq!(parse(&minimax, &text), [format!("c:buy{expect}")], "{text}");
     }
 }
+
+/// An answer in JSON comes as soon as it can be no call.
+#[test]
+fn an_answer_of_llama_in_json_is_not_held_back() {
+    let shown = |text: &str| {
+        let mut parser = OutputParser::new(bare(ToolParser::Llama3));
+        let mut shown = String::new();
+        parser.push(Text::from(text), &mut |part| match part {
+            OutputPart::Text(text) => shown.push_str(&text),
+            part => panic!("{part:?}"),
+        });
+        shown
+    };
+    for text in [
+        "{\"answer\": 42",
+        "{\"an",
+        "{\"name\": \"Ada",
+        "{\"name\": 5",
+        "{\"name\": {\"first\"",
+        "{\"type\": \"object\", \"pro",
+        "{\"parameters\": {}, \"x",
+    ] {
+        assert_eq!(shown(text), text);
+    }
+    let long = format!("{{\"type\": \"{}", "x".repeat(2_000));
+    assert_eq!(shown(&long), long);
+    for text in [
+        "{\"",
+        "{\"n",
+        "{\"name\": \"ad",
+        "{\"type\": \"function\", \"id\": \"1\", \"name\": \"add\", \"title\": 1",
+    ] {
+        assert_eq!(shown(text), "", "{text} may be a call");
+    }
+    // What follows the name of a declared tool is as free as it was.
+    let text = "{\"name\": \"add\", \"why\": 1, \"parameters\": {}}";
+    assert_eq!(parse(&bare(ToolParser::Llama3), text), ["c:add{}"]);
+}
