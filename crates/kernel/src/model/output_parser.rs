@@ -463,7 +463,7 @@ impl OutputParser {
             return true;
         }
         let source = std::mem::take(&mut header.source) + written;
-        let message = header.message();
+        let message = header.message(self.settings.tools.as_deref());
         self.state = ParserState::Text {
             after_marker: false,
         };

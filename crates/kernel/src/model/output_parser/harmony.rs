@@ -9,6 +9,7 @@
 use super::call::{CallContext, CallMachine, CallOutput, Verdict};
 use super::json::JsonMachine;
 use super::markers::Marker;
+use super::tools::DeclaredTools;
 
 pub(super) const START: Marker = "<|start|>";
 pub(super) const CHANNEL: Marker = "<|channel|>";
@@ -102,18 +103,24 @@ impl HarmonyHeader {
         self.has_marker
     }
 
-    /// What message follows.
-    pub(super) fn message(&self) -> HarmonyMessage {
+    /// What message follows. Only a caller that declares tools has any.
+    pub(super) fn message(&self, tools: Option<&DeclaredTools>) -> HarmonyMessage {
         let words = self
             .channel
             .split_whitespace()
             .chain(self.other.split_whitespace());
         let recipient = words.clone().find_map(|word| word.strip_prefix("to="));
-        match recipient.map(|name| name.strip_prefix("functions.").unwrap_or(name)) {
+        let channel = self.channel.split_whitespace().next();
+        let is_declared = |name: &str| tools.is_some_and(|tools| tools.has(name));
+        let function = recipient.and_then(|name| match name.strip_prefix("functions.") {
+            // The built-in tools are called while it reasons, and an answer goes to the user.
+            None if matches!(channel, Some("analysis" | "final")) && !is_declared(name) => None,
+            None => Some(name),
+            function => function,
+        });
+        match function {
             Some(name) if !name.is_empty() => HarmonyMessage::Call(name.to_owned()),
-            _ if self.channel.split_whitespace().next() == Some("analysis") => {
-                HarmonyMessage::Reasoning
-            }
+            _ if channel == Some("analysis") => HarmonyMessage::Reasoning,
             _ => HarmonyMessage::Text,
         }
     }

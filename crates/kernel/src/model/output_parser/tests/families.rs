@@ -490,3 +490,24 @@ fn an_answer_of_llama_in_json_is_not_held_back() {
     let text = "{\"name\": \"add\", \"why\": 1, \"parameters\": {}}";
     assert_eq!(parse(&bare(ToolParser::Llama3), text), ["c:add{}"]);
 }
+
+/// The built-in tools of gpt-oss are called on the channel of its reasoning; only a call of a function is a call there.
+#[test]
+fn calls_of_tools_that_harmony_has_built_in_are_reasoning() {
+    let harmony = bare(ToolParser::Harmony);
+    for (header, content, expect) in [
+        ("analysis to=python code", "print(1)", "r:print(1)"),
+        (
+            "analysis to=browser.search",
+            "{\"query\": \"a\"}",
+            "r:{\"query\": \"a\"}",
+        ),
+        ("analysis to=functions.add", "{}", "c:add{}"),
+        ("analysis to=add", "{}", "c:add{}"),
+        ("commentary to=add", "{}", "c:add{}"),
+        ("final to=user", "Hi", "t:Hi"),
+    ] {
+        let text = format!("<|channel|>{header}<|message|>{content}<|end|>");
+        assert_eq!(parse(&harmony, &text), [expect], "{header}");
+    }
+}
