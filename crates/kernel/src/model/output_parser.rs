@@ -123,7 +123,8 @@ enum ResponseTags {
     Open,
 }
 
-/// White space that is held back: before a call without a marker, and behind the tag that ends a response.
+/// White space that is held back: before a call without a marker, behind the tag that ends a response, and before the
+/// text of an argument.
 const BLANK_BYTES_MAX: usize = 64;
 
 type Out<'a> = &'a mut dyn FnMut(OutputPart);
@@ -521,16 +522,17 @@ impl OutputParser {
                 self.state = ParserState::Text {
                     after_marker: false,
                 };
-                let mark = calls.take_open_mark();
+                let roles = self.in_text(format).iter();
+                let markers: Vec<Marker> = roles.map(|(marker, _)| *marker).collect();
+                let begun = calls.take_open_marker(&markers, &format.texts);
                 calls.give_back(format, out);
-                self.read_again(&mark);
+                self.read_again(&begun);
             }
             Verdict::Over => {
                 // White space, and what may have begun a marker: it is short.
                 #[cfg(test)]
                 work::add(calls.source.len());
-                self.input.replace_range(..self.at, &calls.source);
-                self.at = 0;
+                self.read_again(&calls.source);
             }
         }
         true

@@ -51,6 +51,8 @@ pub(super) struct CallOutput {
     /// How many there may be, and whether one more began.
     calls_max: usize,
     is_full: bool,
+    /// What was read of the next call when the last one ended.
+    next: Option<String>,
 }
 
 impl CallOutput {
@@ -105,6 +107,22 @@ impl CallOutput {
         Verdict::Taken
     }
 
+    /// Ends the open call, whose own end is missing, where the next one begins. `read` is what was read of that before
+    /// this character.
+    #[must_use]
+    pub(super) fn end_before(&mut self, read: String) -> Verdict {
+        let verdict = self.end();
+        if verdict == Verdict::Taken {
+            self.next = Some(read);
+        }
+        verdict
+    }
+
+    /// Removes what was read of the next call when the last one ended, if it did not end by itself.
+    pub(super) fn take_next(&mut self) -> Option<String> {
+        self.next.take()
+    }
+
     /// Whether a call has begun and not ended.
     pub(super) fn is_open(&self) -> bool {
         self.open
@@ -132,7 +150,7 @@ pub(super) trait CallMachine: std::fmt::Debug + Send + Sync {
     fn push(&mut self, c: char, context: CallContext<'_>, out: &mut CallOutput) -> Verdict;
 }
 
-/// A name, up to what follows it.
+/// A name, up to what follows it. There may be white space around it.
 #[derive(Debug, Default)]
 pub(super) struct NameText(String);
 
@@ -140,11 +158,13 @@ impl NameText {
     /// Takes a character of a name; `false` if it can be in none.
     #[must_use]
     pub(super) fn push(&mut self, c: char) -> bool {
-        if self.0.is_empty() && c.is_ascii_whitespace() {
+        let is_blank = c.is_ascii_whitespace();
+        if self.0.is_empty() && is_blank {
             return true;
         }
+        let has_ended = self.0.ends_with(|last: char| last.is_ascii_whitespace());
         self.0.push(c);
-        is_name(c) && self.0.len() <= limits::TOOL_NAME_BYTES
+        (is_blank || is_name(c) && !has_ended) && self.0.len() <= limits::TOOL_NAME_BYTES
     }
 
     /// Takes the name, without white space around it; `None` if there is none.

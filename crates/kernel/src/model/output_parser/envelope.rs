@@ -274,6 +274,14 @@ impl EnvelopeCalls {
             }),
         };
         match envelope.push(c, self.unmarked.then_some(context), out) {
+            // Some models forget the last bracket.
+            Verdict::Refused if envelope.json.may_end() && self.closes(c, context, out) => {
+                let mut next = Alternatives::default();
+                let close = self.syntax.close.unwrap_or_default();
+                next.push(c, &[close], context.texts);
+                self.place = EnvelopePlace::After(next);
+                out.end_before(String::new())
+            }
             Verdict::Last => {
                 self.place = EnvelopePlace::After(Alternatives::default());
                 Verdict::Taken
@@ -283,6 +291,12 @@ impl EnvelopeCalls {
                 verdict
             }
         }
+    }
+
+    /// Whether the closing marker begins behind all arguments of a call.
+    fn closes(&self, c: char, context: CallContext<'_>, out: &CallOutput) -> bool {
+        let close = self.syntax.close.map(|close| context.texts.text(close));
+        out.is_open() && !self.in_list && close.is_some_and(|close| close.starts_with(c))
     }
 
     fn after(&mut self, c: char, context: CallContext<'_>, out: &mut CallOutput) -> Verdict {

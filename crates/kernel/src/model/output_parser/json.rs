@@ -90,6 +90,11 @@ impl JsonMachine {
         self.expected == Expected::Nothing
     }
 
+    /// Whether only the last bracket is missing.
+    pub(super) fn may_end(&self) -> bool {
+        self.open.len() == 1 && self.expected == Expected::CommaOrEnd && self.lexeme == Lexeme::None
+    }
+
     /// Takes the next character.
     pub(super) fn push(&mut self, c: char) -> Result<JsonPlace, NotJson> {
         let lexeme = self.lexeme;

@@ -166,6 +166,17 @@ pub(super) fn find(text: &str, markers: &[Marker], texts: &MarkerTexts) -> Find 
     Find::None { safe: bytes.len() }
 }
 
+/// Where a marker begins that a text ends within; the length of the text if none does.
+pub(super) fn begun_marker(text: &str, markers: &[Marker], texts: &MarkerTexts) -> usize {
+    let begins = |marker: &Marker| {
+        let wanted = texts.text(marker);
+        let mut ends = (1..wanted.len()).rev();
+        let longest = ends.find(|&at| wanted.is_char_boundary(at) && text.ends_with(&wanted[..at]));
+        longest.unwrap_or_default()
+    };
+    text.len() - markers.iter().map(begins).max().unwrap_or_default()
+}
+
 /// Whether the last character of a text begins or ends the name of a control token other than the one that ends it, or
 /// stands in what ends it.
 pub(super) fn is_foreign_mark(c: char, text: &str, end: &str) -> bool {

@@ -120,7 +120,8 @@ impl MistralCalls {
 impl CallMachine for MistralCalls {
     fn push(&mut self, c: char, context: CallContext<'_>, out: &mut CallOutput) -> Verdict {
         match std::mem::replace(&mut self.0, MistralPlace::Before) {
-            MistralPlace::Before if c == '[' => {
+            // Some write one object without a list.
+            MistralPlace::Before if matches!(c, '[' | '{') => {
                 let mut list = EnvelopeCalls::new(EnvelopeSyntax::default());
                 let verdict = list.push(c, context, out);
                 self.0 = MistralPlace::List(list);

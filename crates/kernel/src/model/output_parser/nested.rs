@@ -12,7 +12,7 @@
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde_json::Value;
 
-use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
+use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict, is_tool_name};
 use super::markers::{Alternatives, MINIMAX, Marker, Matched, is_foreign_mark};
 use super::tools::Schema;
 use crate::limits;
@@ -22,8 +22,10 @@ pub(super) const OPEN: Marker = "]<]minimax[>[<tool_call>";
 const CLOSE: Marker = "]<]minimax[>[</tool_call>";
 const INVOKE: Marker = "]<]minimax[>[<invoke name=\"";
 const NAME_END: Marker = "\">";
-/// What a call ends with, behind the token.
+/// What begins and ends a call, and ends all, behind the token and a bracket.
+const INVOKE_TAG: &str = "invoke name=\"";
 const INVOKE_END: &str = "/invoke";
+const CLOSE_TAG: &str = "/tool_call";
 /// The key of what stands in a list.
 const ITEM: &str = "item";
 /// Levels of nesting; `serde_json` reads a few more.
@@ -111,10 +113,7 @@ impl NestedCalls {
                 let Some(name) = name.take() else {
                     return Verdict::Refused;
                 };
-                self.name.clone_from(&name);
-                self.arguments = 0;
-                out.begin(name, None);
-                self.place = NestedPlace::Text(String::new());
+                self.call_begins(name, out);
             }
             Matched::Nothing => return Verdict::Refused,
         }
@@ -164,19 +163,56 @@ impl NestedCalls {
             return Verdict::Taken;
         }
         self.place = NestedPlace::Text(String::new());
+        if self.open.is_empty()
+            && let Some(verdict) = self.call_ends(&tag, context, out)
+        {
+            return verdict;
+        }
         let Some(closed) = tag.strip_prefix('/') else {
             return self.value_begins(tag);
         };
         match self.open.pop() {
             Some(value) if value.key == closed => self.value_ends(value, context, out),
-            None if tag == INVOKE_END => {
-                out.push_str(if self.arguments == 0 { "{}" } else { "}" });
-                self.place = NestedPlace::After(Alternatives::default());
-                return out.end();
-            }
             _ => return Verdict::Refused,
         }
         Verdict::Taken
+    }
+
+    /// Ends the call if a tag between its arguments ends it. Its own end may be missing before the next one, and at the end
+    /// of all.
+    fn call_ends(
+        &mut self,
+        tag: &str,
+        context: CallContext<'_>,
+        out: &mut CallOutput,
+    ) -> Option<Verdict> {
+        let next = tag.strip_prefix(INVOKE_TAG);
+        let next = next.and_then(|name| name.strip_suffix('"'));
+        let next = next.filter(|name| is_tool_name(name));
+        if next.is_none() && !matches!(tag, INVOKE_END | CLOSE_TAG) {
+            return None;
+        }
+        out.push_str(if self.arguments == 0 { "{}" } else { "}" });
+        let Some(name) = next else {
+            self.place = NestedPlace::After(Alternatives::default());
+            return Some(match out.end() {
+                Verdict::Taken if tag == CLOSE_TAG => Verdict::Last,
+                verdict => verdict,
+            });
+        };
+        let token = context.texts.text(MINIMAX);
+        let verdict = out.end_before(format!("{token}<{tag}"));
+        if verdict == Verdict::Taken {
+            self.call_begins(name.to_owned(), out);
+        }
+        Some(verdict)
+    }
+
+    fn call_begins(&mut self, name: String, out: &mut CallOutput) {
+        self.name.clone_from(&name);
+        self.arguments = 0;
+        out.begin(name, None);
+        self.place = NestedPlace::Text(String::new());
     }
 
     fn value_begins(&mut self, key: String) -> Verdict {

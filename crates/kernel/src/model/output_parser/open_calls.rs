@@ -4,9 +4,10 @@ use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 
 use super::call::{CallContext, CallMachine, CallOutput, CallPart, Verdict};
 use super::format::OutputFormat;
+use super::markers::{MarkerTexts, begun_marker};
 #[cfg(test)]
 use super::work;
-use super::{Out, OutputPart, emit_text};
+use super::{Marker, Out, OutputPart, emit_text};
 use crate::chunk::Text;
 use crate::limits;
 
@@ -30,17 +31,21 @@ impl OpenCalls {
             }
             let before = self.output.ended();
             let verdict = self.machine.push(c, context, &mut self.output);
+            let mut ends_call = false;
+            if self.output.ended() > before {
+                let next = self.output.take_next();
+                ends_call = next.is_none();
+                self.source = next.unwrap_or_default();
+            }
             if self.output.is_full() {
                 return (at, Verdict::Refused);
             }
             match verdict {
+                Verdict::Taken if ends_call => {}
                 Verdict::Taken => self.source.push(c),
                 Verdict::Settled => self.source.clear(),
                 Verdict::Last => return (at + c.len_utf8(), Verdict::Last),
                 Verdict::Refused | Verdict::Over => return (at, verdict),
-            }
-            if self.output.ended() > before {
-                self.source.clear();
             }
         }
         (text.len(), Verdict::Taken)
@@ -56,12 +61,20 @@ impl OpenCalls {
         }
     }
 
-    /// Removes the name of a control token that has begun and not ended: it is no part of the call.
-    pub(super) fn take_open_mark(&mut self) -> String {
-        match self.source.rfind([MARK_OPEN, MARK_CLOSE]) {
-            Some(at) if self.source[at..].starts_with(MARK_OPEN) => self.source.split_off(at),
-            _ => String::new(),
+    /// Removes a marker that has begun and not ended: it is no part of the call. Any control token is one.
+    pub(super) fn take_open_marker(&mut self, markers: &[Marker], texts: &MarkerTexts) -> String {
+        if let Some(at) = self.source.rfind([MARK_OPEN, MARK_CLOSE])
+            && self.source[at..].starts_with(MARK_OPEN)
+        {
+            return self.source.split_off(at);
         }
+        // What opened the calls was read as a marker already.
+        let is_opening = self.output.ended() == 0;
+        let at = begun_marker(&self.source, markers, texts);
+        if is_opening && at == 0 {
+            return String::new();
+        }
+        self.source.split_off(at)
     }
 
     /// What came since the last complete call is text.

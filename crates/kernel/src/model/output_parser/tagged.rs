@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use super::BLANK_BYTES_MAX;
 use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
 use super::json::JsonMachine;
 use super::markers::{Alternatives, Marker, Matched, is_foreign_mark};
@@ -235,6 +236,17 @@ enum TaggedPlace {
     After(Alternatives),
 }
 
+impl TaggedPlace {
+    /// Behind a tag that opens a call.
+    fn behind(opened_by: Marker, syntax: &TaggedSyntax) -> Self {
+        if opened_by == syntax.call && syntax.function.is_some() {
+            Self::Function(Alternatives::default())
+        } else {
+            Self::Name(NameText::default(), Alternatives::default())
+        }
+    }
+}
+
 /// The calls after an opening tag.
 #[derive(Debug)]
 pub(super) struct TaggedCalls {
@@ -249,15 +261,9 @@ pub(super) struct TaggedCalls {
 impl TaggedCalls {
     /// What follows this tag: the one of a call, or of a function without a call around it.
     pub(super) fn new(syntax: &'static TaggedSyntax, opened_by: Marker) -> Self {
-        let is_call = opened_by == syntax.call;
-        let place = if is_call && syntax.function.is_some() {
-            TaggedPlace::Function(Alternatives::default())
-        } else {
-            TaggedPlace::Name(NameText::default(), Alternatives::default())
-        };
         Self {
             syntax,
-            place,
+            place: TaggedPlace::behind(opened_by, syntax),
             name: String::new(),
             arguments: 0,
             has_object: false,
@@ -291,7 +297,7 @@ impl TaggedCalls {
             return if Some(marker) == syntax.name_end {
                 Verdict::Taken
             } else {
-                self.tag(marker, out)
+                self.tag(marker, context, out)
             };
         }
         if c == '\n' && syntax.name_end.is_none() {
@@ -319,13 +325,14 @@ impl TaggedCalls {
         };
     }
 
-    /// A tag between arguments.
-    fn tag(&mut self, marker: Marker, out: &mut CallOutput) -> Verdict {
-        if marker == self.syntax.key {
+    /// A tag between arguments, or behind the last one.
+    fn tag(&mut self, marker: Marker, context: CallContext<'_>, out: &mut CallOutput) -> Verdict {
+        let syntax = self.syntax;
+        if marker == syntax.key {
             self.place = TaggedPlace::Key(String::new());
             return Verdict::Taken;
         }
-        if self.syntax.object.is_some_and(|[begin, _]| begin == marker) {
+        if syntax.object.is_some_and(|[begin, _]| begin == marker) {
             self.has_object = true;
             self.place = TaggedPlace::Object(None);
             return Verdict::Taken;
@@ -333,17 +340,21 @@ impl TaggedCalls {
         if !self.has_object {
             out.push_str(if self.arguments == 0 { "{}" } else { "}" });
         }
+        if marker == syntax.call || Some(marker) == syntax.function {
+            self.place = TaggedPlace::behind(marker, syntax);
+            let mut read = context.texts.text(marker).to_owned();
+            read.pop();
+            return out.end_before(read);
+        }
         self.place = TaggedPlace::After(Alternatives::default());
-        match (out.end(), self.syntax.outer_end) {
-            (Verdict::Taken, None) => Verdict::Last,
-            (verdict, _) => verdict,
+        match out.end() {
+            Verdict::Taken if syntax.outer_end.is_none_or(|end| end == marker) => Verdict::Last,
+            verdict => verdict,
         }
     }
 
     fn argument(&mut self, key: &str, value: &str, context: CallContext<'_>, out: &mut CallOutput) {
-        let section = value
-            .strip_prefix(CDATA)
-            .filter(|_| self.syntax.has_sections);
+        let section = section(value).filter(|_| self.syntax.has_sections);
         let value = section
             .and_then(|text| text.strip_suffix(CDATA_END))
             .unwrap_or(value);
@@ -400,10 +411,13 @@ impl TaggedCalls {
         context: CallContext<'_>,
         out: &mut CallOutput,
     ) -> Verdict {
-        let mut options = vec![self.syntax.call_end];
+        let syntax = self.syntax;
+        // The end of a call may be missing at the end of all, and before the next one.
+        let mut options = vec![syntax.call_end, syntax.call];
+        options.extend(syntax.outer_end.into_iter().chain(syntax.function));
         if !self.has_object {
-            options.push(self.syntax.key);
-            let object = self.syntax.object.filter(|_| self.arguments == 0);
+            options.push(syntax.key);
+            let object = syntax.object.filter(|_| self.arguments == 0);
             options.extend(object.map(|[begin, _]| begin));
         }
         match next.push(c, &options, context.texts) {
@@ -411,7 +425,7 @@ impl TaggedCalls {
                 self.place = TaggedPlace::Between(next);
                 Verdict::Taken
             }
-            Matched::Whole(marker) => self.tag(marker, out),
+            Matched::Whole(marker) => self.tag(marker, context, out),
             Matched::Nothing => Verdict::Refused,
         }
     }
@@ -465,9 +479,18 @@ impl TaggedCalls {
     }
 }
 
+/// What follows [`CDATA`] in a value, but for white space; `None` if it does not begin so.
+fn section(value: &str) -> Option<&str> {
+    // It is looked for at every end of a value, so white space before it has a bound.
+    let blank = value.bytes().take(BLANK_BYTES_MAX);
+    let blank = blank.take_while(u8::is_ascii_whitespace).count();
+    let text = value[blank..].strip_prefix(CDATA)?;
+    Some(text.trim_ascii_end())
+}
+
 /// Whether a value is the beginning of a text that may contain tags.
 fn is_open_section(value: &str) -> bool {
-    value.starts_with(CDATA) && !value.ends_with(CDATA_END)
+    section(value).is_some_and(|text| !text.ends_with(CDATA_END))
 }
 
 impl CallMachine for TaggedCalls {

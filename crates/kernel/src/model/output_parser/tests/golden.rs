@@ -15,6 +15,12 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
             "c:add{\"a\":3}",
         ],
     ),
+    // The last bracket is missing.
+    (
+        ToolParser::Hermes,
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}\n</tool_call>\n<tool_call>{\"name\": \"add\", \"arguments\": {}</tool_call>Done",
+        &["c:add{\"a\":1}", "c:add{}", "t:Done"],
+    ),
     // Llama 3.1: JSON alone, or after the tag; several with a semicolon.
     (
         ToolParser::Llama3,
@@ -66,6 +72,11 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
     (
         ToolParser::Mistral,
         "[TOOL_CALLS]add{\"a\": 1}",
+        &["c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Mistral,
+        "[TOOL_CALLS] {\"name\": \"add\", \"arguments\": {\"a\": 1}}",
         &["c:add{\"a\":1}"],
     ),
     (
@@ -128,6 +139,11 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
             "c:note#functions.note:1{\"text\":\"<|tool_call_end|>\"}",
         ],
     ),
+    (
+        ToolParser::Kimi,
+        "<|tool_call_begin|> functions.add:0 <|tool_call_argument_begin|> {\"a\": 1} <|tool_call_end|>",
+        &["c:add#functions.add:0{\"a\":1}"],
+    ),
     // GLM 4.5: values without quotes, typed by the schema.
     (
         ToolParser::Glm,
@@ -148,6 +164,23 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "the <tool_call> tag",
         &["t:the <tool_call> tag"],
     ),
+    // The first call lacks its end.
+    (
+        ToolParser::Glm,
+        "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<tool_call>add\n<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n</tool_call>",
+        &["c:add{\"a\":1}", "c:add{}", "c:note{\"text\":\"x\"}"],
+    ),
+    (
+        ToolParser::Glm,
+        "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<tool_call>sum of",
+        &["c:add{\"a\":1}", "t:<tool_call>sum of"],
+    ),
+    // A name alone is no call, and does not hide the next one.
+    (
+        ToolParser::Glm,
+        "the <tool_call><tool_call>add<tool_call>add</tool_call>",
+        &["t:the <tool_call><tool_call>add", "c:add{}"],
+    ),
     // Qwen3-Coder, also without the outer tag.
     (
         ToolParser::Qwen3Coder,
@@ -162,6 +195,17 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         ToolParser::Qwen3Coder,
         "<function=add>\n<parameter=a>1</parameter>\n</function>",
         &["c:add{\"a\":1}"],
+    ),
+    (
+        ToolParser::Qwen3Coder,
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n</tool_call>\n<tool_call>\n<function=add>\n<function=note>\n</function>\n</tool_call>\nDone",
+        &[
+            "c:add{\"a\":1}",
+            "c:add{\"a\":2}",
+            "c:add{}",
+            "c:note{}",
+            "t:Done",
+        ],
     ),
     // Granite 3.
     (
@@ -414,6 +458,14 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
     ),
     (
         ToolParser::Minicpm5,
+        "<function name=\"note\"><param name=\"text\">\n<![CDATA[a \"</param>\"]]>\n</param><param name=\"tags\">[]</param>\n<function name=\"add\"></function>",
+        &[
+            "c:note{\"text\":\"a \\\"</param>\\\"\",\"tags\":[]}",
+            "c:add{}",
+        ],
+    ),
+    (
+        ToolParser::Minicpm5,
         "the <function name=\"add\"> tag",
         &["t:the ", "b:<function name=\"add\"> ", "t:tag"],
     ),
@@ -454,6 +506,12 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
             "c:note{\"text\":\"12 < 13 </b>\",\"tags\":[\"a\",{\"lat\":1.5,\"far\":true}]}",
             "c:add{}",
         ],
+    ),
+    // The ends of both calls are missing.
+    (
+        ToolParser::MinimaxM3,
+        "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"add\">]<]minimax[>[<a>1]<]minimax[>[</a>\n]<]minimax[>[<invoke name=\"add\">]<]minimax[>[</tool_call>Done",
+        &["c:add{\"a\":1}", "c:add{}", "t:Done"],
     ),
     (
         ToolParser::MinimaxM3,
