@@ -72,7 +72,8 @@ pub enum Delta {
         choice: u32,
         /// Which call.
         index: u32,
-        /// What the model wrote, markers and all: text of the answer, in place of the call.
+        /// What the model wrote, markers and all: text of the answer, in place of the call. It is empty in reasoning, which
+        /// has that text behind it.
         text: String,
     },
     /// A choice ended.

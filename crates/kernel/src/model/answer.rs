@@ -343,7 +343,7 @@ impl<S> AnswerChunks<S> {
                 self.text(choice, Port::REASONING, text);
             }
             // Who reads the text has not seen the beginning of this call.
-            OutputPart::CallBroken { source } if self.wants.main => {
+            OutputPart::CallBroken { source } if self.wants.main && !source.is_empty() => {
                 self.text(choice, Port::MAIN, Text::from(source));
             }
             _ => {}

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   text ── <think> ──► reasoning ── </think> ──► text ── <tool_call> ──► calls ── </tool_call> ──► text
+//!                       reasoning ── <tool_call> ──► calls ──► reasoning
 //!                       (harmony)  <|channel|> ──► header ── <|message|> ──► text | reasoning | call
 //! ```
 //!
@@ -11,6 +12,7 @@
 //! back.
 
 mod call;
+mod draft;
 mod envelope;
 mod expression;
 mod families;
@@ -24,6 +26,7 @@ mod markers;
 mod mistral;
 mod nested;
 mod open_calls;
+mod reasoning;
 mod section;
 mod settings;
 mod tagged;
@@ -34,12 +37,14 @@ mod tools;
 mod work;
 
 use self::call::{CallContext, CallMachine, CallOutput, Verdict};
+use self::draft::DraftCalls;
 pub use self::families::{OutputParsers, ReasoningParser, ToolParser};
 use self::format::MarkerRole;
 pub(crate) use self::format::OutputFormat;
 use self::harmony::{HarmonyCall, HarmonyHeader, HarmonyMessage};
 use self::markers::{Find, Marker, find};
 use self::open_calls::OpenCalls;
+use self::reasoning::ReasoningText;
 pub(crate) use self::settings::OutputSettings;
 use self::settings::OutputStart;
 pub(crate) use self::tools::DeclaredTools;
@@ -75,22 +80,25 @@ enum ParserState {
     Text {
         after_marker: bool,
     },
-    /// So do those directly before one: so many were not emitted yet.
-    Reasoning {
-        after_marker: bool,
-        line_feeds: usize,
-    },
+    Reasoning(ReasoningText),
     /// Before reasoning, whose label may come first.
     Label,
     Header(HarmonyHeader),
     Calls(Box<OpenCalls>),
+    /// In reasoning, what may be calls.
+    Draft(Box<DraftCalls>),
 }
 
 impl ParserState {
-    const fn begun_reasoning() -> Self {
-        Self::Reasoning {
-            after_marker: true,
-            line_feeds: 0,
+    const TEXT: Self = Self::Text {
+        after_marker: false,
+    };
+
+    /// Behind calls, in what they stand in.
+    fn behind_calls(reasoning: Option<ReasoningText>) -> Self {
+        match reasoning {
+            Some(reasoning) => Self::Reasoning(reasoning.behind_call()),
+            None => Self::Text { after_marker: true },
         }
     }
 }
@@ -103,6 +111,9 @@ pub(super) struct OutputParser {
     /// Text that is not parsed yet: all from `at`.
     input: String,
     at: usize,
+    /// Bytes at the end of the input that were not taken for a draft yet. No draft begins before them: each byte is in one
+    /// at most.
+    fresh: usize,
     /// Nothing was emitted but reasoning.
     at_start: bool,
     /// There was reasoning.
@@ -135,11 +146,10 @@ impl OutputParser {
         let start = settings.start.clone();
         let mut parser = Self {
             settings,
-            state: ParserState::Text {
-                after_marker: false,
-            },
+            state: ParserState::TEXT,
             input: String::new(),
             at: 0,
+            fresh: 0,
             at_start: true,
             has_reasoned: matches!(start, OutputStart::Reasoning | OutputStart::Labelled),
             calls: 0,
@@ -148,7 +158,9 @@ impl OutputParser {
         match start {
             OutputStart::Text => {}
             OutputStart::Reasoning => parser.state = ParserState::Label,
-            OutputStart::Labelled => parser.state = ParserState::begun_reasoning(),
+            OutputStart::Labelled => {
+                parser.state = ParserState::Reasoning(ReasoningText::begun());
+            }
             OutputStart::Header(prompt) => {
                 parser.state = ParserState::Header(HarmonyHeader::default());
                 // Its text is that of the prompt, and not the model's.
@@ -184,8 +196,14 @@ impl OutputParser {
             self.at_start &= text.trim_ascii().is_empty();
             return emit_text(text, out);
         }
-        self.input.push_str(&text);
-        while self.step(&format, out) {}
+        self.feed(&text, &format, out);
+    }
+
+    /// Parses text that may hold a marker.
+    fn feed(&mut self, text: &str, format: &OutputFormat, out: Out<'_>) {
+        self.fresh = self.fresh.saturating_add(text.len());
+        self.input.push_str(text);
+        while self.step(format, out) {}
         // Once for each piece and not for each marker, of which a piece may have many.
         self.input.drain(..self.at);
         self.at = 0;
@@ -196,14 +214,9 @@ impl OutputParser {
         let Some(format) = self.settings.format.clone() else {
             return;
         };
+        self.end_draft(&format, out);
         let rest = std::mem::take(&mut self.input);
-        let state = std::mem::replace(
-            &mut self.state,
-            ParserState::Text {
-                after_marker: false,
-            },
-        );
-        match state {
+        match std::mem::replace(&mut self.state, ParserState::TEXT) {
             ParserState::Text { .. } => {
                 let is_tag = self.response == ResponseTags::Open
                     && rest.trim_ascii_end() == format::RESPONSE[1];
@@ -211,16 +224,11 @@ impl OutputParser {
                     emit_text(Text::from(format.texts.visible(rest)), out);
                 }
             }
-            ParserState::Reasoning { line_feeds, .. } => {
-                let rest = format.texts.visible(rest);
-                let rest = rest.trim_end_matches('\n');
-                if !rest.is_empty() {
-                    let before = "\n".repeat(line_feeds);
-                    out(OutputPart::Reasoning(Text::from(before + rest)));
-                }
+            ParserState::Reasoning(mut reasoning) => {
+                reasoning.emit(&format.texts.visible(rest), out);
             }
-            // Where it is held back, it is a label that was cut off.
-            ParserState::Label => {}
+            // Where it is held back, it is a label that was cut off. Drafts have ended.
+            ParserState::Label | ParserState::Draft(_) => {}
             ParserState::Header(mut header) => {
                 header.source.push_str(&rest);
                 // The words of a header that was cut off are no answer.
@@ -256,11 +264,26 @@ impl OutputParser {
     }
 
     fn in_text<'f>(&self, format: &'f OutputFormat) -> &'f [(Marker, MarkerRole)] {
-        let may_reason = !format.reasons_first() || self.at_start && !self.has_reasoned;
+        let is_first = self.at_start && !(self.has_reasoned && format.reasons_once());
         format.in_text(
-            format.finds_reasoning() && may_reason,
-            self.settings.finds_calls(format) && self.calls < limits::TOOL_CALLS_MAX,
+            format.finds_reasoning() && (is_first || format.reasons_anywhere()),
+            self.may_call(format),
         )
+    }
+
+    /// Whether a call may begin.
+    fn may_call(&self, format: &OutputFormat) -> bool {
+        self.settings.finds_calls(format) && self.calls < limits::TOOL_CALLS_MAX
+    }
+
+    /// Whether what comes next is text.
+    fn is_in_text(&self) -> bool {
+        matches!(self.state, ParserState::Text { .. })
+    }
+
+    /// Whether it is text or a call, and no reasoning.
+    fn is_in_answer(&self) -> bool {
+        self.is_in_text() || matches!(self.state, ParserState::Calls(_))
     }
 
     /// Parses what comes next. `true` if there may be more to parse.
@@ -270,16 +293,14 @@ impl OutputParser {
                 let after_marker = *after_marker;
                 self.step_text(format, after_marker, out)
             }
-            ParserState::Reasoning {
-                after_marker,
-                line_feeds,
-            } => {
-                let (after_marker, line_feeds) = (*after_marker, *line_feeds);
-                self.step_reasoning(format, after_marker, line_feeds, out)
+            ParserState::Reasoning(reasoning) => {
+                let reasoning = *reasoning;
+                self.step_reasoning(format, reasoning, out)
             }
             ParserState::Label => self.step_label(format),
             ParserState::Header(_) => self.step_header(format, out),
             ParserState::Calls(_) => self.step_calls(format, out),
+            ParserState::Draft(_) => self.step_draft(format),
         }
     }
 
@@ -287,15 +308,12 @@ impl OutputParser {
         if after_marker && !self.skip_line_feeds() {
             return false;
         }
-        self.state = ParserState::Text {
-            after_marker: false,
-        };
+        self.state = ParserState::TEXT;
         if self.may_be_unmarked(format) {
             match self.first_character() {
                 Some(None) => return false,
                 Some(Some('{')) => {
-                    self.at_start = false;
-                    self.enter_calls(format.unmarked_machine(), String::new());
+                    self.enter_calls(format.unmarked_machine(), String::new(), None);
                     return true;
                 }
                 Some(Some(_)) => {}
@@ -318,7 +336,7 @@ impl OutputParser {
         let holds_tag = next.is_some_and(|(_, marker)| marker == format::RESPONSE[1]);
         let is_text = |tag: &str, marker| {
             let is_reasoning = format.think().is_some_and(|(open, _)| open == marker);
-            let is_late = format.reasons_first() && !text.trim_ascii().is_empty();
+            let is_late = !format.reasons_anywhere() && !text.trim_ascii().is_empty();
             holds_tag && !ends_output(&rest[text.len() + tag.len()..]) || is_reasoning && is_late
         };
         let (text, next) = match next {
@@ -358,8 +376,7 @@ impl OutputParser {
                 self.state = ParserState::Label;
             }
             MarkerRole::Calls => {
-                self.at_start = false;
-                self.enter_calls(format.machine(marker), written);
+                self.enter_calls(format.machine(marker), written, None);
             }
             MarkerRole::Header => self.enter_header(marker, &written),
             MarkerRole::Nothing => {}
@@ -375,40 +392,35 @@ impl OutputParser {
                 return false;
             }
         }
-        self.state = ParserState::begun_reasoning();
+        self.state = ParserState::Reasoning(ReasoningText::begun());
         true
     }
 
     fn step_reasoning(
         &mut self,
         format: &OutputFormat,
-        after_marker: bool,
-        mut line_feeds: usize,
+        mut reasoning: ReasoningText,
         out: Out<'_>,
     ) -> bool {
-        if after_marker && !self.skip_line_feeds() {
+        if reasoning.after_marker && !self.skip_line_feeds() {
             return false;
         }
+        reasoning.after_marker = false;
         let rest = &self.input[self.at..];
-        let found = find(rest, &format.in_reasoning, &format.texts);
+        let found = find(
+            rest,
+            format.in_reasoning(self.may_call(format)),
+            &format.texts,
+        );
         let (Find::Marker { at: text, .. } | Find::None { safe: text }) = found;
-        let text = &rest[..text];
-        let kept = text.trim_end_matches('\n');
-        if !kept.is_empty() {
-            let before = "\n".repeat(std::mem::take(&mut line_feeds));
-            out(OutputPart::Reasoning(Text::from(before + kept)));
-        }
-        // Counted instead of kept, so that a model that writes nothing else costs no memory.
-        line_feeds += text.len() - kept.len();
+        reasoning.emit(&rest[..text], out);
         let Find::Marker { at, end, marker } = found else {
-            self.at += text.len();
-            self.state = ParserState::Reasoning {
-                after_marker: false,
-                line_feeds,
-            };
+            self.at += text;
+            self.state = ParserState::Reasoning(reasoning);
             return false;
         };
         let written = rest[at..end].to_owned();
+        let is_fresh = rest.len() - at <= self.fresh;
         self.at += end;
         if format.think().is_some_and(|(_, end)| end == marker) {
             self.state = ParserState::Text { after_marker: true };
@@ -417,14 +429,58 @@ impl OutputParser {
             }
         } else if harmony::BORDERS.contains(&marker) {
             self.enter_header(marker, &written);
-        } else {
+        } else if !format.opens_calls(marker) {
             // A control token out of place.
-            self.state = ParserState::Reasoning {
-                after_marker: false,
-                line_feeds,
-            };
+            self.state = ParserState::Reasoning(reasoning);
+        } else if format.is_unmistakable(marker) {
+            self.enter_calls(format.machine(marker), written, Some(reasoning));
+        } else if is_fresh && reasoning.is_line_blank() {
+            let draft = DraftCalls::new(&self.settings, self.calls, reasoning);
+            self.state = ParserState::Draft(Box::new(draft));
+            self.read_again(&written);
+        } else {
+            reasoning.emit(&written, out);
+            self.state = ParserState::Reasoning(reasoning);
         }
         true
+    }
+
+    fn step_draft(&mut self, format: &OutputFormat) -> bool {
+        let ParserState::Draft(draft) = &mut self.state else {
+            return false;
+        };
+        let mut rest = self.input[self.at..].char_indices();
+        let Some((at, c)) = rest.find(|(_, c)| !draft.push(*c, format)) else {
+            self.at = self.input.len();
+            return false;
+        };
+        self.at += at + c.len_utf8();
+        self.reject_draft();
+        true
+    }
+
+    /// What was taken for calls is reasoning, and is read again as that.
+    fn reject_draft(&mut self) {
+        if let ParserState::Draft(draft) = std::mem::replace(&mut self.state, ParserState::TEXT) {
+            let (source, reasoning) = draft.into_source();
+            self.fresh = self.input.len() - self.at;
+            self.read_again(&source);
+            self.state = ParserState::Reasoning(reasoning);
+        }
+    }
+
+    /// The end of the output: what may be calls are calls, if they are complete.
+    fn end_draft(&mut self, format: &OutputFormat, out: Out<'_>) {
+        let ParserState::Draft(draft) = &mut self.state else {
+            return;
+        };
+        if !draft.end() {
+            self.reject_draft();
+            return self.feed("", format, out);
+        }
+        if let ParserState::Draft(draft) = std::mem::replace(&mut self.state, ParserState::TEXT) {
+            draft.emit(out);
+        }
     }
 
     /// A message of harmony ended, or begins.
@@ -447,9 +503,7 @@ impl OutputParser {
         self.at += text;
         if !is_header {
             let source = std::mem::take(&mut header.source);
-            self.state = ParserState::Text {
-                after_marker: false,
-            };
+            self.state = ParserState::TEXT;
             emit_text(Text::from(format.texts.visible(source)), out);
             return true;
         }
@@ -465,22 +519,13 @@ impl OutputParser {
         }
         let source = std::mem::take(&mut header.source) + written;
         let message = header.message(self.settings.tools.as_deref());
-        self.state = ParserState::Text {
-            after_marker: false,
-        };
+        self.state = ParserState::TEXT;
         match message {
             HarmonyMessage::Reasoning if format.finds_reasoning() => {
-                self.state = ParserState::Reasoning {
-                    after_marker: false,
-                    line_feeds: 0,
-                };
+                self.state = ParserState::Reasoning(ReasoningText::in_message());
             }
-            HarmonyMessage::Call(name)
-                if call::is_tool_name(&name)
-                    && self.settings.finds_calls(format)
-                    && self.calls < limits::TOOL_CALLS_MAX =>
-            {
-                self.enter_calls(Box::new(HarmonyCall::new(name)), source);
+            HarmonyMessage::Call(name) if call::is_tool_name(&name) && self.may_call(format) => {
+                self.enter_calls(Box::new(HarmonyCall::new(name)), source, None);
             }
             HarmonyMessage::Call(_) => emit_text(Text::from(format.texts.visible(source)), out),
             HarmonyMessage::Reasoning | HarmonyMessage::Text => {}
@@ -488,17 +533,25 @@ impl OutputParser {
         true
     }
 
-    fn enter_calls(&mut self, machine: Box<dyn CallMachine>, source: String) {
+    /// Begins calls, in an answer or in reasoning.
+    fn enter_calls(
+        &mut self,
+        machine: Box<dyn CallMachine>,
+        source: String,
+        reasoning: Option<ReasoningText>,
+    ) {
+        self.at_start = false;
         self.state = ParserState::Calls(Box::new(OpenCalls {
             machine,
             output: CallOutput::new(limits::TOOL_CALLS_MAX.saturating_sub(self.calls)),
             source,
+            reasoning,
         }));
     }
 
     fn step_calls(&mut self, format: &OutputFormat, out: Out<'_>) -> bool {
-        let text = ParserState::Text { after_marker: true };
-        let ParserState::Calls(mut calls) = std::mem::replace(&mut self.state, text) else {
+        let ParserState::Calls(mut calls) = std::mem::replace(&mut self.state, ParserState::TEXT)
+        else {
             return false;
         };
         let tools = self.settings.tools.clone().unwrap_or_default();
@@ -516,26 +569,35 @@ impl OutputParser {
                 self.state = ParserState::Calls(calls);
                 return false;
             }
-            Verdict::Last => {}
+            Verdict::Last => self.state = ParserState::behind_calls(calls.reasoning),
             Verdict::Refused => {
-                // What was refused ended with no marker, whatever stood before it.
-                self.state = ParserState::Text {
-                    after_marker: false,
-                };
-                let roles = self.in_text(format).iter();
-                let markers: Vec<Marker> = roles.map(|(marker, _)| *marker).collect();
+                let markers = self.in_place(format, &calls);
                 let begun = calls.take_open_marker(&markers, &format.texts);
                 calls.give_back(format, out);
+                // What was refused ended with no marker, whatever stood before it.
+                self.state = calls
+                    .reasoning
+                    .map_or(ParserState::TEXT, ParserState::Reasoning);
                 self.read_again(&begun);
             }
             Verdict::Over => {
                 // White space, and what may have begun a marker: it is short.
                 #[cfg(test)]
                 work::add(calls.source.len());
+                self.state = ParserState::behind_calls(calls.reasoning);
                 self.read_again(&calls.source);
             }
         }
         true
+    }
+
+    /// The markers to look for where calls stand.
+    fn in_place(&self, format: &OutputFormat, calls: &OpenCalls) -> Vec<Marker> {
+        if calls.reasoning.is_some() {
+            return format.in_reasoning(self.may_call(format)).to_vec();
+        }
+        let roles = self.in_text(format).iter();
+        roles.map(|(marker, _)| *marker).collect()
     }
 
     /// Reads again, as text, what was taken last.

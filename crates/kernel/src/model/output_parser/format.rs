@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sapwood_engine::api::Vocabulary;
+use sapwood_engine::api::{MARK_OPEN, Vocabulary};
 use sapwood_proto::steer::Token;
 
 use super::call::CallMachine;
@@ -34,8 +34,8 @@ pub(crate) struct OutputFormat {
     tokens: Arc<[Token]>,
     /// Markers to look for in text, for each value of "finds reasoning" and "finds calls".
     in_text: [[Vec<(Marker, MarkerRole)>; 2]; 2],
-    /// Markers to look for in reasoning.
-    pub(super) in_reasoning: Vec<Marker>,
+    /// Markers to look for in reasoning, for each value of "finds calls".
+    in_reasoning: [Vec<Marker>; 2],
     /// What follows reasoning may stand between [`RESPONSE`].
     pub(super) tags_response: bool,
 }
@@ -51,7 +51,7 @@ impl OutputFormat {
             texts: MarkerTexts::default(),
             tokens: Arc::new([]),
             in_text: <[[Vec<(Marker, MarkerRole)>; 2]; 2]>::default(),
-            in_reasoning: Vec::new(),
+            in_reasoning: <[Vec<Marker>; 2]>::default(),
             tags_response: false,
         };
         let mut markers = format.call_markers();
@@ -80,17 +80,8 @@ impl OutputFormat {
                 format.in_text[row][column] = format.roles(finds_reasoning, finds_calls);
             }
         }
-        format.in_reasoning = if format.is_harmony() {
-            harmony::BORDERS.to_vec()
-        } else {
-            format.think().into_iter().map(|(_, end)| end).collect()
-        };
-        let hidden: Vec<Marker> = format.texts.controls().collect();
-        let missing = hidden
-            .into_iter()
-            .filter(|marker| !format.in_reasoning.contains(marker));
-        let missing: Vec<Marker> = missing.collect();
-        format.in_reasoning.extend(missing);
+        format.in_reasoning =
+            [false, true].map(|finds_calls| format.ends_of_reasoning(finds_calls));
         format
     }
 
@@ -104,8 +95,15 @@ impl OutputFormat {
         self.reasoning != ReasoningParser::None
     }
 
-    /// Whether an output has reasoning at its start or nowhere: these markers are words that an answer may have too.
-    pub(super) fn reasons_first(&self) -> bool {
+    /// Whether reasoning may begin behind an answer too. A marker that is no control token may be a word of the answer there,
+    /// unless it is hidden from all readers.
+    pub(super) fn reasons_anywhere(&self) -> bool {
+        self.think()
+            .is_some_and(|(open, _)| self.has_control(open) || self.hidden().contains(&open))
+    }
+
+    /// Whether an output has reasoning once or not at all: these markers are words that an answer may begin with.
+    pub(super) fn reasons_once(&self) -> bool {
         self.reasoning == ReasoningParser::Apriel
     }
 
@@ -155,6 +153,44 @@ impl OutputFormat {
     /// What to look for in text.
     pub(super) fn in_text(&self, reasoning: bool, calls: bool) -> &[(Marker, MarkerRole)] {
         &self.in_text[usize::from(reasoning)][usize::from(calls)]
+    }
+
+    /// What to look for in reasoning.
+    pub(super) fn in_reasoning(&self, calls: bool) -> &[Marker] {
+        &self.in_reasoning[usize::from(calls)]
+    }
+
+    /// Whether a marker opens calls.
+    pub(super) fn opens_calls(&self, marker: Marker) -> bool {
+        let mut opening = families::calls(self.tools).iter();
+        opening.any(|(known, _)| *known == marker)
+    }
+
+    /// Whether no model writes a marker unless it means it: it is a control token, has one in it, or looks like one.
+    pub(super) fn is_unmistakable(&self, marker: Marker) -> bool {
+        self.has_control(marker) || marker.contains(['|', '｜'])
+    }
+
+    /// Whether there is a control token in a marker.
+    fn has_control(&self, marker: Marker) -> bool {
+        self.texts.text(marker).contains(MARK_OPEN)
+    }
+
+    /// What ends reasoning, and what has no place in it.
+    fn ends_of_reasoning(&self, calls: bool) -> Vec<Marker> {
+        let mut markers = if self.is_harmony() {
+            harmony::BORDERS.to_vec()
+        } else {
+            self.think().into_iter().map(|(_, end)| end).collect()
+        };
+        let opening = families::calls(self.tools).iter().filter(|_| calls);
+        let opening = opening.map(|(marker, _)| *marker);
+        for marker in opening.chain(self.texts.controls()) {
+            if !markers.contains(&marker) {
+                markers.push(marker);
+            }
+        }
+        markers
     }
 
     fn roles(&self, reasoning: bool, calls: bool) -> Vec<(Marker, MarkerRole)> {

@@ -5,6 +5,7 @@ use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use super::call::{CallContext, CallMachine, CallOutput, CallPart, Verdict};
 use super::format::OutputFormat;
 use super::markers::{MarkerTexts, begun_marker};
+use super::reasoning::ReasoningText;
 #[cfg(test)]
 use super::work;
 use super::{Marker, Out, OutputPart, emit_text};
@@ -18,6 +19,8 @@ pub(super) struct OpenCalls {
     pub(super) output: CallOutput,
     /// What came since the last complete call, in case it is no call.
     pub(super) source: String,
+    /// The reasoning in which they stand, which goes on behind them.
+    pub(super) reasoning: Option<ReasoningText>,
 }
 
 impl OpenCalls {
@@ -77,13 +80,21 @@ impl OpenCalls {
         self.source.split_off(at)
     }
 
-    /// What came since the last complete call is text.
-    pub(super) fn give_back(self, format: &OutputFormat, out: Out<'_>) {
-        let source = format.texts.visible(self.source);
-        if self.output.is_open() {
-            out(OutputPart::CallBroken { source });
-        } else {
-            emit_text(Text::from(source), out);
+    /// What came since the last complete call is text, or reasoning.
+    pub(super) fn give_back(&mut self, format: &OutputFormat, out: Out<'_>) {
+        let source = format.texts.visible(std::mem::take(&mut self.source));
+        match &mut self.reasoning {
+            Some(reasoning) => {
+                if self.output.is_open() {
+                    // Its source is no part of the answer.
+                    out(OutputPart::CallBroken {
+                        source: String::new(),
+                    });
+                }
+                reasoning.emit(&source, out);
+            }
+            None if self.output.is_open() => out(OutputPart::CallBroken { source }),
+            None => emit_text(Text::from(source), out),
         }
     }
 }

@@ -54,9 +54,11 @@ impl OutputSettings {
             .zip(format.think())
             // Its contents are plain text, whatever its markers are in the output.
             .is_some_and(|(last, (open, end))| {
-                let may_reason =
-                    !format.reasons_first() || last.content.trim_start().starts_with(open);
-                may_reason && last.content.rfind(open) > last.content.rfind(end)
+                let ended = last.content.rsplit_once(end).map(|(_, answer)| answer);
+                let may_reason = ended.is_none() || !format.reasons_once();
+                // Elsewhere the marker is a word of the answer.
+                let rest = ended.unwrap_or(&last.content).trim_start();
+                may_reason && rest.starts_with(open)
             });
         let last = chat.messages.last().filter(|_| !chat.continue_last);
         let last = last.map(|last| last.content.trim_end());

@@ -12,6 +12,7 @@ mod bounds;
 mod families;
 mod golden;
 mod published;
+mod reasoning;
 mod rendered;
 
 /// Settings of a family whose vocabulary has its markers as ordinary text.
@@ -99,7 +100,7 @@ fn text_without_a_marker_is_passed_on_uncopied_and_at_once() {
     };
     assert_eq!(same.as_bytes().as_ptr(), text.as_bytes().as_ptr());
     let mut seen = Vec::new();
-    parser.push(Text::from("a <thin"), &mut |part| seen.push(part));
+    parser.push(Text::from("a <tool_c"), &mut |part| seen.push(part));
     assert_eq!(
         seen,
         [OutputPart::Text("a ".into())],
@@ -274,6 +275,8 @@ fn templates_that_open_the_reasoning_themselves_are_recognised() {
         (&chat("<think>I see"), "I see", &inside),
         (&chat("<think>a</think>b"), "b", &outside),
         (&chat("plain"), "plain", &outside),
+        (&chat("The <think> tag"), "tag", &outside),
+        (&chat("<think>a</think>The <think> tag"), "tag", &outside),
     ] {
         assert_eq!(begun(chat, tail), expect, "{tail:?}");
     }
@@ -408,7 +411,8 @@ fn no_marker_begins_with_an_earlier_one() {
         for format in [OutputFormat::new(parsers, &controls), bare] {
             let in_text = format.in_text(true, true).iter();
             let in_text: Vec<Marker> = in_text.map(|(marker, _)| *marker).collect();
-            for markers in [&in_text, &format.in_reasoning] {
+            let in_reasoning = [false, true].map(|calls| format.in_reasoning(calls));
+            for markers in [&*in_text, in_reasoning[0], in_reasoning[1]] {
                 let texts = markers.iter().map(|marker| format.texts.text(marker));
                 let texts: Vec<&str> = texts.collect();
                 for (at, one) in texts.iter().enumerate() {
@@ -450,7 +454,8 @@ proptest! {
 }
 
 proptest! {
-    /// A golden output of which a part is missing, and in which one of its markers stands where it does not belong.
+    /// A golden output of which a part is missing, and in which one of its markers stands where it does not belong; also in
+    /// reasoning.
     #[test]
     fn ke_111_broken_outputs_may_be_cut_anywhere(
         family in 0..golden::GOLDEN.len(),
@@ -458,6 +463,7 @@ proptest! {
         marker in any::<prop::sample::Index>(),
         at in any::<prop::sample::Index>(),
         cut in any::<prop::sample::Index>(),
+        reasons in any::<bool>(),
     ) {
         let (parser, text, _) = golden::GOLDEN[family];
         let settings = bare(parser);
@@ -468,6 +474,9 @@ proptest! {
         let markers: Vec<Marker> = format.texts.names().collect();
         if !markers.is_empty() {
             text.insert_str(border(&text, at), markers[marker.index(markers.len())]);
+        }
+        if let Some((open, _)) = format.think().filter(|_| reasons) {
+            text.insert_str(0, &format!("{open}hm\n"));
         }
         let (begin, rest) = text.split_at(border(&text, cut));
         fuzz::check_cuts(&settings, &[begin.to_owned(), rest.to_owned()]);

@@ -423,33 +423,24 @@ fn a_header_of_harmony_that_is_cut_off_is_no_text() {
     );
 }
 
-/// MiniMax M3 writes the items of a list as it writes a member of this name; the schema tells which it is.
+/// The built-in tools of gpt-oss are called on the channel of its reasoning; only a call of a function is a call there.
 #[test]
-fn an_object_with_a_member_named_item_is_no_list() {
-    let mut minimax = bare(ToolParser::MinimaxM3);
-    let parameters = serde_json::json!({"properties": {
-        "order": {"type": "object", "properties": {"item": {"type": "string"}}},
-        "orders": {"type": "array", "items": {"type": "object", "properties": {"item": {"type": "string"}}}},
-        "any": {},
-    }});
-    let tools = serde_json::json!([{"function": {"name": "buy", "parameters": parameters}}]);
-    minimax.tools = Some(Arc::new(DeclaredTools::of(&tools)));
-    let tag = |key: &str, value: &str| format!("]<]minimax[>[<{key}>{value}]<]minimax[>[</{key}>");
-    let item = tag("item", "5");
-    for (arguments, expect) in [
-        (tag("order", &item), "{\"order\":{\"item\":\"5\"}}"),
+fn calls_of_tools_that_harmony_has_built_in_are_reasoning() {
+    let harmony = bare(ToolParser::Harmony);
+    for (header, content, expect) in [
+        ("analysis to=python code", "print(1)", "r:print(1)"),
         (
-            tag("orders", &tag("item", &item)),
-            "{\"orders\":[{\"item\":\"5\"}]}",
+            "analysis to=browser.search",
+            "{\"query\": \"a\"}",
+            "r:{\"query\": \"a\"}",
         ),
-        (tag("any", &item), "{\"any\":[5]}"),
-        (tag("other", &item), "{\"other\":[5]}"),
-        (tag("order", ""), "{\"order\":{}}"),
-        (tag("orders", ""), "{\"orders\":[]}"),
+        ("analysis to=functions.add", "{}", "c:add{}"),
+        ("analysis to=add", "{}", "c:add{}"),
+        ("commentary to=add", "{}", "c:add{}"),
+        ("final to=user", "Hi", "t:Hi"),
     ] {
-        let begin = "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"buy\">";
-        let text = format!("{begin}{arguments}]<]minimax[>[</invoke>]<]minimax[>[</tool_call>");
-        assert_eq!(parse(&minimax, &text), [format!("c:buy{expect}")], "{text}");
+        let text = format!("<|channel|>{header}<|message|>{content}<|end|>");
+        assert_eq!(parse(&harmony, &text), [expect], "{header}");
     }
 }
 
@@ -491,23 +482,32 @@ fn an_answer_of_llama_in_json_is_not_held_back() {
     assert_eq!(parse(&bare(ToolParser::Llama3), text), ["c:add{}"]);
 }
 
-/// The built-in tools of gpt-oss are called on the channel of its reasoning; only a call of a function is a call there.
+/// MiniMax M3 writes the items of a list as it writes a member of this name; the schema tells which it is.
 #[test]
-fn calls_of_tools_that_harmony_has_built_in_are_reasoning() {
-    let harmony = bare(ToolParser::Harmony);
-    for (header, content, expect) in [
-        ("analysis to=python code", "print(1)", "r:print(1)"),
+fn an_object_with_a_member_named_item_is_no_list() {
+    let mut minimax = bare(ToolParser::MinimaxM3);
+    let parameters = serde_json::json!({"properties": {
+        "order": {"type": "object", "properties": {"item": {"type": "string"}}},
+        "orders": {"type": "array", "items": {"type": "object", "properties": {"item": {"type": "string"}}}},
+        "any": {},
+    }});
+    let tools = serde_json::json!([{"function": {"name": "buy", "parameters": parameters}}]);
+    minimax.tools = Some(Arc::new(DeclaredTools::of(&tools)));
+    let tag = |key: &str, value: &str| format!("]<]minimax[>[<{key}>{value}]<]minimax[>[</{key}>");
+    let item = tag("item", "5");
+    for (arguments, expect) in [
+        (tag("order", &item), "{\"order\":{\"item\":\"5\"}}"),
         (
-            "analysis to=browser.search",
-            "{\"query\": \"a\"}",
-            "r:{\"query\": \"a\"}",
+            tag("orders", &tag("item", &item)),
+            "{\"orders\":[{\"item\":\"5\"}]}",
         ),
-        ("analysis to=functions.add", "{}", "c:add{}"),
-        ("analysis to=add", "{}", "c:add{}"),
-        ("commentary to=add", "{}", "c:add{}"),
-        ("final to=user", "Hi", "t:Hi"),
+        (tag("any", &item), "{\"any\":[5]}"),
+        (tag("other", &item), "{\"other\":[5]}"),
+        (tag("order", ""), "{\"order\":{}}"),
+        (tag("orders", ""), "{\"orders\":[]}"),
     ] {
-        let text = format!("<|channel|>{header}<|message|>{content}<|end|>");
-        assert_eq!(parse(&harmony, &text), [expect], "{header}");
+        let begin = "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"buy\">";
+        let text = format!("{begin}{arguments}]<]minimax[>[</invoke>]<]minimax[>[</tool_call>");
+        assert_eq!(parse(&minimax, &text), [format!("c:buy{expect}")], "{text}");
     }
 }

@@ -52,7 +52,15 @@ fn parsed(template: &Value, answered: &str, asked: [&str; 2]) -> Option<Vec<(cha
     }
     // The template opens reasoning at the end of a prompt alone.
     let before = text(template, asked[1])?;
-    Some(events(&settings, &[whole.strip_prefix(before)?]))
+    let answer = whole.strip_prefix(before)?;
+    // What both have before the reasoning is no output.
+    let header = prompt.strip_prefix(before).unwrap_or_default();
+    let shared = answer.bytes().zip(header.bytes());
+    let shared = shared.take_while(|(a, b)| a == b).count();
+    let think = settings.format.as_ref().and_then(|format| format.think());
+    let think = think.and_then(|(open, _)| answer.find(open));
+    let begin = think.filter(|at| *at <= shared).unwrap_or_default();
+    Some(events(&settings, &[&answer[begin..]]))
 }
 
 fn called_with(template: &Value) -> Option<&Value> {
