@@ -14,12 +14,14 @@ mod constants;
 #[cfg(test)]
 mod families;
 mod json;
+mod jumps;
 mod list;
 mod program;
 #[cfg(test)]
 mod published;
 mod python;
 mod rerank;
+mod scopes;
 mod shield;
 mod slice;
 #[cfg(test)]

@@ -18,6 +18,9 @@ pub(super) const STORED: &str = "@stored";
 pub(super) const SLICED: &str = "@sliced";
 pub(super) const SETTLED: &str = "@settled";
 pub(super) const KEPT: &str = "@kept";
+pub(super) const RETAINED: &str = "@retained";
+pub(super) const TIMELY: &str = "@timely";
+pub(super) const ADDENDS: &str = "@addends";
 pub(super) const DICTIONARY: &str = "@dictionary";
 pub(super) const UNPACKED: &str = "@unpacked";
 pub(super) const COMPARABLE: &str = "@comparable";
@@ -35,12 +38,15 @@ pub(super) const CHANGED: &str = "@changed";
 pub(super) const CYCLE: &str = "@cycle";
 
 /// All of them.
-pub(super) const OPERATORS: [&str; 20] = [
+pub(super) const OPERATORS: [&str; 23] = [
     HELD,
     STORED,
     SLICED,
     SETTLED,
     KEPT,
+    RETAINED,
+    TIMELY,
+    ADDENDS,
     DICTIONARY,
     UNPACKED,
     COMPARABLE,
@@ -262,6 +268,17 @@ fn operators(to: &mut Environment<'_>) {
         let bytes = bounds::measure(&value)?.saturating_add(MEMBER_BYTES * 4);
         bounds::charge(bytes).map(|()| value)
     });
+    to.add_filter(RETAINED, |value: Value| {
+        // A reference to it is kept until the rendering ends.
+        bounds::charge(MEMBER_BYTES).map(|()| value)
+    });
+    to.add_filter(TIMELY, |value: Value| bounds::check(0).map(|_| value));
+    to.add_filter(ADDENDS, |left: Value, right: Value| {
+        let bytes = |value: &Value| value.as_str().map_or(0, str::len);
+        bounds::check_text(bytes(&left).saturating_add(bytes(&right)))?;
+        // Backwards, as `unpacked`.
+        Ok::<_, Error>(Value::from(vec![right, left]))
+    });
     to.add_filter(DICTIONARY, dictionary);
     to.add_filter(UNPACKED, unpacked);
     to.add_filter(COMPARABLE, |value: Value| {
@@ -352,9 +369,9 @@ fn list_filters(to: &mut Environment<'_>) {
     filter(to, "count", Own, python::length);
     filter(to, "d", Own, python::default);
     filter(to, "default", Own, python::default);
-    parts(to, "dictsort", Elements(4), filters::dictsort);
+    parts(to, "dictsort", Checked(sorted), filters::dictsort);
     picking(to, "first", Own, filters::first);
-    parts(to, "groupby", Elements(4), filters::groupby);
+    parts(to, "groupby", Checked(sorted), filters::groupby);
     filter(to, "items", Elements(1), filters::items);
     picking(to, "last", Own, filters::last);
     filter(to, "length", Own, python::length);
@@ -369,7 +386,7 @@ fn list_filters(to: &mut Environment<'_>) {
     picking(to, "selectattr", Picked, filters::selectattr);
     filter(to, "sort", Checked(sorted), filters::sort);
     filter(to, "sum", Elements(1), python::sum);
-    filter(to, "unique", Elements(4), filters::unique);
+    filter(to, "unique", Checked(sorted), filters::unique);
 }
 
 fn number_filters(to: &mut Environment<'_>) {
@@ -511,7 +528,7 @@ fn replaced(args: &[Value]) -> Result<(), Error> {
     // An upper bound of the result: every match could become longer.
     let found = whole.matches(from).count();
     let bytes = found.saturating_mul(to.len()).saturating_add(whole.len());
-    bounds::check(bytes).map(drop)
+    bounds::check_text(bytes)
 }
 
 fn indented(args: &[Value]) -> Result<(), Error> {
@@ -525,7 +542,7 @@ fn indented(args: &[Value]) -> Result<(), Error> {
     let lines = text(args, 0).split('\n').count();
     // The indent itself is made as well.
     let bytes = lines.saturating_add(1).saturating_mul(width);
-    bounds::check(bytes.saturating_add(text(args, 0).len())).map(drop)
+    bounds::check_text(bytes.saturating_add(text(args, 0).len()))
 }
 
 /// The maximum of digits of a width in a format, or of a year in its text.
@@ -562,7 +579,7 @@ fn formatted(args: &[Value]) -> Result<(), Error> {
     };
     let directives = format.matches(['%', '{']).count().saturating_mul(escaped);
     let bytes = directives.saturating_mul(most).saturating_add(format.len());
-    bounds::check(bytes).map(drop)
+    bounds::check_text(bytes)
 }
 
 /// Checks that the budget allows the parts of a text, in a list that grows.
@@ -585,14 +602,18 @@ fn listed(args: &[Value]) -> Result<(), Error> {
     bounds::check(characters).map(drop)
 }
 
-/// Each element is compared with some others, by each of the attributes that are named.
+/// Each element is compared with as many others as its place in a tree is deep, by each of the attributes that are named. All of them may
+/// be equal up to their last byte.
 fn sorted(args: &[Value]) -> Result<(), Error> {
     let attributes = args
         .last()
         .and_then(|named| named.get_attr("attribute").ok());
     let attributes = attributes.as_ref().and_then(Value::as_str);
     let attributes = attributes.map_or(1, |names| names.split(',').count());
-    bounds::check(compared(args)?.saturating_mul(attributes.saturating_add(1))).map(drop)
+    let elements = args.first().and_then(Value::len).unwrap_or(0);
+    let depth = elements.checked_ilog2().unwrap_or(0) as usize;
+    let times = attributes.saturating_add(3).max(depth);
+    bounds::check(compared(args)?.saturating_mul(times)).map(drop)
 }
 
 /// The maximum of arguments of `map`, each of which may be another `map`, and recurse.

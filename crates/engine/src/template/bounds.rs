@@ -24,6 +24,8 @@ use crate::stop;
 /// Bytes that one rendering may allocate, intermediate values included, in addition to a multiple of its input.
 pub(super) const MADE_BYTES_MAX: usize = 64 << 20;
 const MADE_TIMES_MAX: usize = 16;
+/// The maximum of both. A rendering may take half as much again at its peak, beside what nobody has charged.
+const BUDGET_BYTES_MAX: usize = 128 << 20;
 /// The time limit of one rendering.
 pub(super) const RENDER_TIME_MAX: Duration = Duration::from_secs(2);
 /// The maximum of elements of a value, nested ones included.
@@ -49,6 +51,7 @@ thread_local! {
 pub(super) fn within<T>(input_bytes: usize, render: impl FnOnce() -> T) -> T {
     // In proportion to the input, because a template may copy each message several times.
     let bytes = MADE_BYTES_MAX.saturating_add(input_bytes.saturating_mul(MADE_TIMES_MAX));
+    let bytes = bytes.min(BUDGET_BYTES_MAX);
     let until = Instant::now() + RENDER_TIME_MAX;
     BUDGET.set(Some(TemplateBudget { bytes, until }));
     let rendered = render();
@@ -71,6 +74,11 @@ pub(super) fn check(bytes: usize) -> Result<TemplateBudget, Error> {
         return Err(too_much());
     }
     Ok(budget)
+}
+
+/// Checks that the budget allows a text that is made, which is copied where it becomes a value.
+pub(super) fn check_text(bytes: usize) -> Result<(), Error> {
+    check(bytes.saturating_mul(2)).map(drop)
 }
 
 pub(super) fn charge(bytes: usize) -> Result<(), Error> {
@@ -239,7 +247,8 @@ pub(super) fn is_of(value: &Value, type_name: &str) -> bool {
 /// Prints a value as Python does.
 fn show(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let text = printed(value)?;
-    charge(text.len())?;
+    // Twice: what a block or a macro prints is copied at its end.
+    charge(text.len().saturating_mul(2))?;
     Ok(out.write_str(&text)?)
 }
 
@@ -253,10 +262,10 @@ pub(super) fn printed(value: &Value) -> Result<Cow<'_, str>, Error> {
         ValueKind::Number => Cow::Owned(python::number(value)),
         _ => {
             // Bounds the depth, because printing recurses.
-            measure(value)?;
+            check_text(measure(value)?)?;
             let mut out = Limited {
                 text: String::new(),
-                left: check(0)?.bytes,
+                left: check(0)?.bytes / 2,
             };
             // Into a bounded writer: the length of a printed value is not known before.
             write!(out, "{value}").map_err(|_full| too_much())?;
@@ -281,6 +290,7 @@ impl Write for Limited {
 /// `left ~ right`.
 pub(super) fn concatenated(left: &Value, right: &Value) -> Result<Value, Error> {
     let (left, right) = (printed(left)?, printed(right)?);
+    check_text(left.len().saturating_add(right.len()))?;
     charge(left.len().saturating_add(right.len()) + ELEMENT_BYTES)?;
     Ok(Value::from([left, right].concat()))
 }
@@ -300,7 +310,9 @@ pub(super) fn multiplied(left: &Value, right: &Value) -> Result<Value, Error> {
     // As in Python, a negative number of times is none.
     let times = usize::try_from(times).unwrap_or(0);
     if let Some(text) = repeated.as_str() {
-        charge(text.len().saturating_mul(times))?;
+        let bytes = text.len().saturating_mul(times);
+        check_text(bytes)?;
+        charge(bytes)?;
         return Ok(Value::from(text.repeat(times)));
     }
     let items: Vec<Value> = collected(repeated)?;
@@ -352,8 +364,17 @@ pub(super) fn contained(value: &Value, container: &Value) -> Result<bool, Error>
     }
 }
 
+/// The member of a macro that is made whenever it is looked up, a list of its arguments, and what that takes.
+pub(super) const ARGUMENTS: &str = "arguments";
+const ARGUMENTS_BYTES: usize = MACRO_ARGUMENTS_MAX * ELEMENT_BYTES;
+/// The maximum of arguments of a macro.
+pub(super) const MACRO_ARGUMENTS_MAX: usize = 64;
+
 /// Checks a value that is looked up in another, which takes time in proportion to its size.
 pub(super) fn key(key: Value) -> Result<Value, Error> {
+    if key.as_str() == Some(ARGUMENTS) {
+        charge(ARGUMENTS_BYTES)?;
+    }
     check(if is_composite(&key) {
         measure(&key)?
     } else {

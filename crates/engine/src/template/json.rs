@@ -63,7 +63,7 @@ fn separators(given: Option<Value>) -> Result<Option<[String; 2]>, Error> {
 impl PythonJson<'_> {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         // At each value, so that the output stops growing at the limit; the finished text is charged by `@held`.
-        super::bounds::check(out.len())?;
+        super::bounds::check_text(out.len())?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -131,7 +131,7 @@ impl PythonJson<'_> {
 
     fn text(&self, text: &str, out: &mut String) -> Result<(), Error> {
         // A character takes six bytes at most, and is written twice.
-        super::bounds::check(out.len().saturating_add(text.len().saturating_mul(12)))?;
+        super::bounds::check_text(out.len().saturating_add(text.len().saturating_mul(6)))?;
         // Serialising a string cannot fail.
         let quoted = serde_json::to_string(text).unwrap_or_default();
         if !self.ascii {

@@ -7,7 +7,9 @@
 //!   raw text                          EmitRaw        ►  LoadConst, Emit
 //!   a ~ b, a * b, a == b, a in b ..   StringConcat … ►  concatenated, multiplied, equal, contained ..
 //!   a < b < c                         CompareAnd…    ►  comparable, Swap, comparable, Swap, CompareAnd…
-//!   a + b, calls, lists               Add …          ►  Add …, held
+//!   a + b                             Add            ►  addends, UnpackList, Add, held
+//!   calls, lists                      CallFunction … ►  CallFunction …, held
+//!   whether a                         JumpIfFalse …  ►  timely, JumpIfFalse …
 //!   a dictionary                      BuildMap       ►  dictionary, held
 //!   a[b]                              GetItem        ►  key, GetItem
 //!   a[b:c:d]                          Slice          ►  sliced
@@ -18,7 +20,7 @@
 //!   a list that may be appended to    BuildList …    ►  BuildList …, held, settled
 //! ```
 //!
-//! Filters and tests check and charge themselves ([`super::allowed`]).
+//! Filters and tests check and charge themselves ([`super::allowed`]). Before that, [`super::scopes`] adds what minijinja leaves out.
 
 use std::collections::BTreeSet;
 
@@ -28,13 +30,15 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
 use super::allowed::{
-    CHANGED, COMPARABLE, CONCATENATED, CONTAINED, CYCLE, DICTIONARY, EQUAL, HELD, KEPT, KEY, LESS,
-    MORE, MULTIPLIED, NOT_LESS, NOT_MORE, OPERATORS, SETTLED, SLICED, STORED, UNEQUAL, UNPACKED,
+    ADDENDS, CHANGED, COMPARABLE, CONCATENATED, CONTAINED, CYCLE, DICTIONARY, EQUAL, HELD, KEPT,
+    KEY, LESS, MORE, MULTIPLIED, NOT_LESS, NOT_MORE, OPERATORS, SETTLED, SLICED, STORED, TIMELY,
+    UNEQUAL, UNPACKED,
 };
-use super::{constants, list};
+use super::{bounds, constants, jumps, list, scopes};
 
-/// The maximum of operators of a tag, and of `elif` in a template. Published templates have 75 and 22 at most.
-const NESTED_MAX: usize = 500;
+/// The maximum of operators of a tag, and of `elif` in a template, which may be within as many blocks as minijinja allows. Published
+/// templates have 75 and 22 at most.
+pub(super) const NESTED_MAX: usize = 200;
 /// The index that minijinja uses for a filter that is not in its lookup cache, which has places for 50.
 const UNCACHED: u8 = u8::MAX;
 /// The first place in it that is for [`OPERATORS`]. No published template has as many filters.
@@ -72,6 +76,13 @@ fn refused(what: &str) -> Error {
     Error::new(ErrorKind::SyntaxError, message)
 }
 
+/// Macros in macros: minijinja looks for the variables of each again in those around it.
+const MACROS_NESTED_MAX: usize = 4;
+/// Bytes of a name, which are copied where a namespace's member is set.
+const NAME_BYTES_MAX: usize = 256;
+/// Names that are set: each loop that is open may have all of them.
+const NAMES_MAX: usize = 6000;
+
 /// What nests the tree of a template, and so everything that walks it: minijinja's parser bounds brackets and blocks, but no chains of
 /// operators, and a template of some thousand minus signs ended the process.
 #[derive(Default)]
@@ -87,15 +98,6 @@ struct Nesting {
     /// Whether the next word says what kind of block it is.
     block_begins: bool,
 }
-
-/// Macros in macros: minijinja looks for the variables of each again in those around it.
-const MACROS_NESTED_MAX: usize = 4;
-/// Arguments of a macro, of which `arguments` makes a new list each time.
-const MACRO_ARGUMENTS_MAX: usize = 64;
-/// Bytes of a name, which are copied where a namespace's member is set.
-const NAME_BYTES_MAX: usize = 256;
-/// Names that are set: each loop that is open may have all of them.
-const NAMES_MAX: usize = 6000;
 
 impl Nesting {
     fn add(&mut self, token: &Token<'_>) -> Result<(), Error> {
@@ -132,9 +134,7 @@ impl Nesting {
         }
         Ok(())
     }
-}
 
-impl Nesting {
     /// Macros and names. `block_begins`: this is the first token of a block.
     fn add_macro(&mut self, token: &Token<'_>, block_begins: bool) -> Result<(), Error> {
         match token {
@@ -152,7 +152,9 @@ impl Nesting {
         let refused = match token {
             Token::Ident(name) if name.len() > NAME_BYTES_MAX => "a name is too long",
             _ if self.macros > MACROS_NESTED_MAX => "macros are nested too deeply",
-            _ if self.arguments > Some(MACRO_ARGUMENTS_MAX) => "a macro has too many arguments",
+            _ if self.arguments > Some(bounds::MACRO_ARGUMENTS_MAX) => {
+                "a macro has too many arguments"
+            }
             _ => return Ok(()),
         };
         Err(Error::new(ErrorKind::SyntaxError, refused))
@@ -161,34 +163,22 @@ impl Nesting {
 
 /// Puts the instructions behind the bounds. `growing`: lists can be changed.
 fn bounded(mut from: Instructions<'_>, growing: bool) -> Result<Instructions<'_>, Error> {
-    let mut rewritten = Vec::new();
-    // The new position of each instruction, for jump targets.
-    let mut positions = Vec::new();
+    let mut generated = Vec::new();
+    while let Some(instruction) = from.get_mut(generated.len() as u32) {
+        generated.push(std::mem::replace(instruction, Instruction::Return));
+    }
     let mut names = BTreeSet::new();
-    while let Some(instruction) = from.get_mut(positions.len() as u32) {
-        positions.push(rewritten.len() as u32);
-        let instruction = std::mem::replace(instruction, Instruction::Return);
+    let rewritten = jumps::replaced(scopes::mended(generated)?, |_, instruction, to| {
         if let Instruction::StoreLocal(name) = instruction {
             names.insert(name);
         }
         if names.len() > NAMES_MAX {
             return Err(refused("so many names that are set"));
         }
-        rewrite(instruction, growing, &mut rewritten)?;
-    }
-    let end = rewritten.len() as u32;
+        rewrite(instruction, growing, to)
+    })?;
     let mut to = Instructions::new(from.name(), from.source());
-    for mut instruction in rewritten {
-        // After all are rewritten, because jumps may go forwards.
-        if let Instruction::Jump(target)
-        | Instruction::JumpIfFalse(target)
-        | Instruction::JumpIfFalseOrPop(target)
-        | Instruction::JumpIfTrueOrPop(target)
-        | Instruction::Iterate(target)
-        | Instruction::BuildMacro(_, target, _) = &mut instruction
-        {
-            *target = positions.get(*target as usize).copied().unwrap_or(end);
-        }
+    for instruction in rewritten {
         to.add(instruction);
     }
     Ok(to)
@@ -274,6 +264,15 @@ fn checks(instruction: &Instruction<'_>) -> Vec<Instruction<'static>> {
     use Instruction as I;
     match instruction {
         I::GetItem => vec![filter(KEY, 1)],
+        I::GetAttr(bounds::ARGUMENTS) => {
+            let name = I::LoadConst(Value::from(bounds::ARGUMENTS));
+            vec![name, filter(KEY, 1), I::DiscardTop]
+        }
+        // Whether a namespace is empty takes a list of its members.
+        I::Not | I::JumpIfFalse(_) | I::JumpIfFalseOrPop(_) | I::JumpIfTrueOrPop(_) => {
+            vec![filter(TIMELY, 1)]
+        }
+        I::Add => vec![filter(ADDENDS, 2), I::UnpackList(2)],
         I::SetAttr(_) => vec![I::Swap, filter(STORED, 1), I::Swap],
         I::CompareAndPreserve(_) => {
             vec![

@@ -28,6 +28,7 @@ pub(super) fn sliced(
             let text = value.as_str().unwrap_or_default();
             // Python counts characters, so they are collected; four bytes each, charged before that happens.
             bounds::charge(text.len().saturating_mul(size_of::<char>()))?;
+            bounds::check_text(text.len())?;
             let letters: Vec<char> = text.chars().collect();
             let taken = indices(letters.len(), start, stop, step).map(|index| letters[index]);
             Ok(Value::from(taken.collect::<String>()))

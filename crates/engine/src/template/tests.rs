@@ -571,13 +571,25 @@ fn long_chains_are_refused_before_they_are_parsed() {
             format!("{{% if x %}}{elif}{{% endif %}}"),
         ]
     };
-    for source in of(10_000).iter().chain(&of(501)) {
+    let most = program::NESTED_MAX;
+    for source in of(10_000).iter().chain(&of(most + 1)) {
         let refused = Template::new(source, &specials(), || UNIX_EPOCH).unwrap_err();
         let why = refused.to_string();
         assert!(why.contains("too long"), "{}: {why}", &source[..40]);
     }
-    // The longest that are accepted fit in a stack as small as in production, whether they render or not.
-    for source in of(500) {
+    // The longest that are accepted fit in a stack as small as in production, whether they render or not, and within as many blocks.
+    let blocks = [
+        ("{% if x %}", "{% endif %}"),
+        ("{% for a in b %}", "{% endfor %}"),
+        ("{% with a = b %}", "{% endwith %}"),
+        ("{% set a %}", "{% endset %}"),
+        ("{% filter trim %}", "{% endfilter %}"),
+    ];
+    let nested = blocks.iter().flat_map(|(begin, end)| {
+        let (begin, end) = (begin.repeat(145), end.repeat(145));
+        of(most).map(|it| format!("{begin}{it}{end}"))
+    });
+    for source in of(most).into_iter().chain(nested) {
         let made = std::thread::spawn(move || {
             let made = Template::new(&source, &specials(), || UNIX_EPOCH);
             made.map(|template| template.render(&chat(&[("user", "x")])).is_ok())
