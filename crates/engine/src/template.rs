@@ -11,6 +11,7 @@ mod bounds;
 mod calendar;
 mod calls;
 mod constants;
+mod context;
 #[cfg(test)]
 mod families;
 mod json;
@@ -45,6 +46,7 @@ use sapwood_proto::steer::Token;
 use crate::api::{ChatMessage, ChatRequest, EngineError, Vocabulary};
 use crate::stop;
 use calls::CallArguments;
+use context::ContextBuilder;
 pub use rerank::RerankTemplate;
 use shield::{CoveredTexts, SpecialTextShield};
 
@@ -188,7 +190,7 @@ impl Template {
         bounds::install(&mut environment);
         allowed::install(&mut environment);
         environment.add_function("raise_exception", |why: &Value| -> Result<Value, Error> {
-            let why = bounds::printed(why)?.into_owned();
+            let why = clipped(&bounds::printed(why)?);
             Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(why)))
         });
         environment.add_function("strftime_now", move |format: &Value| {
@@ -207,11 +209,7 @@ impl Template {
         let source = without_generation_tags(&with_line_feeds(source));
         // Compiled only to find errors: the result borrows the source, so each rendering compiles it again.
         caught(|| program::compile(NAME, &source, &blocks).map(drop)).map_err(syntax)?;
-        let Ok(shield) = SpecialTextShield::new(&special.all) else {
-            return Err(TemplateError::Syntax(
-                "the vocabulary has too many control tokens".to_owned(),
-            ));
-        };
+        let shield = SpecialTextShield::new(&special.all)?;
         let (bos, end) = (special.bos.clone(), special.end.clone());
         Ok(Self {
             environment,
@@ -285,9 +283,11 @@ impl Template {
         chat: &ChatRequest,
         arguments: CallArguments,
     ) -> Result<Vec<TemplatePiece>, TemplateError> {
-        let mut covered = CoveredTexts::default();
-        let context = self.context(chat, arguments, &mut covered)?;
-        let text = self.run(context, chat)?;
+        let continues = |last: &ChatMessage| last.role == "assistant";
+        if chat.continue_last && !chat.messages.last().is_some_and(continues) {
+            return Err(TemplateError::NothingToContinue);
+        }
+        let (text, covered) = self.run(chat, arguments)?;
         let pieces = |text: &str| {
             let pieces = covered.pieces_within(text, RENDERED_BYTES_MAX);
             pieces.ok_or(TemplateError::TooLong)
@@ -310,129 +310,28 @@ impl Template {
         pieces(text)
     }
 
-    /// Returns the text that the template renders for a context.
-    fn run(&self, context: Value, chat: &ChatRequest) -> Result<String, TemplateError> {
+    /// Returns the text that the template renders, and what its marks stand for.
+    fn run(
+        &self,
+        chat: &ChatRequest,
+        arguments: CallArguments,
+    ) -> Result<(String, CoveredTexts), TemplateError> {
         let mut text = String::new();
+        let mut context = ContextBuilder::new(&self.shield, arguments);
         let render = || {
+            let variables = context.variables(chat, &self.bos, &self.end)?;
             let program = program::compile(NAME, &self.source, &self.syntax)?;
             let mut out = make_string_output(&mut text);
             let blocks = BTreeMap::new();
             let escape = AutoEscape::None;
             let environment = &self.environment;
-            eval(environment, &program, context, &blocks, &mut out, escape).map(drop)
+            eval(environment, &program, variables, &blocks, &mut out, escape).map(drop)
         };
         bounds::within(input_bytes(chat), || caught(render)).map_err(failure)?;
         if text.len() > RENDERED_BYTES_MAX {
             return Err(TemplateError::TooLong);
         }
-        Ok(text)
-    }
-
-    fn context(
-        &self,
-        chat: &ChatRequest,
-        arguments: CallArguments,
-        covered: &mut CoveredTexts,
-    ) -> Result<Value, TemplateError> {
-        let mut pairs = Vec::new();
-        if let serde_json::Value::Object(arguments) = &chat.template_args {
-            for (name, value) in arguments {
-                pairs.push((Value::from(name.as_str()), self.value(value, covered)));
-            }
-        }
-        // A template argument may override this variable, but never the ones set below.
-        if !pairs
-            .iter()
-            .any(|(name, _)| name.as_str() == Some("add_generation_prompt"))
-        {
-            pairs.push(("add_generation_prompt".into(), (!chat.continue_last).into()));
-        }
-        // Without messages no index is equal to it.
-        let last = chat.messages.len().wrapping_sub(1);
-        if chat.continue_last
-            && chat
-                .messages
-                .last()
-                .is_none_or(|last| last.role != "assistant")
-        {
-            return Err(TemplateError::NothingToContinue);
-        }
-        let messages = chat.messages.iter().enumerate().map(|(index, message)| {
-            let tail = chat.continue_last && index == last;
-            self.message(message, arguments, tail, covered)
-        });
-        let messages: Vec<Value> = messages.collect();
-        pairs.push(("messages".into(), messages.into()));
-        pairs.push(("tools".into(), self.value(&chat.tools, covered)));
-        pairs.push(("documents".into(), ().into()));
-        pairs.push(("bos_token".into(), self.bos.as_str().into()));
-        pairs.push(("eos_token".into(), self.end.as_str().into()));
-        Ok(Value::from_pairs(pairs))
-    }
-
-    fn message(
-        &self,
-        message: &ChatMessage,
-        arguments: CallArguments,
-        tail: bool,
-        covered: &mut CoveredTexts,
-    ) -> Value {
-        let mut content = self.shield.cover(&message.content, covered).into_owned();
-        if tail {
-            content.push_str(shield::TAIL);
-            // A space after the mark shows whether the template trims contents; see `render`.
-            content.push(' ');
-        }
-        let text = |text: &str, covered: &mut CoveredTexts| {
-            Value::from(self.shield.cover(text, covered).as_ref())
-        };
-        let mut pairs = vec![
-            ("role", text(&message.role, covered)),
-            ("content", content.into()),
-        ];
-        if let Some(name) = &message.name {
-            pairs.push(("name", text(name, covered)));
-        }
-        if let Some(reasoning) = &message.reasoning {
-            // The names of most templates, and that of gpt-oss, whose template refuses it beside content and calls.
-            pairs.push(("reasoning_content", text(reasoning, covered)));
-            pairs.push(("reasoning", text(reasoning, covered)));
-            if message.content.is_empty() || message.tool_calls.is_null() {
-                pairs.push(("thinking", text(reasoning, covered)));
-            }
-        }
-        if !message.tool_calls.is_null() {
-            let calls = arguments.of(&message.tool_calls);
-            pairs.push(("tool_calls", self.value(&calls, covered)));
-        }
-        if let Some(id) = &message.tool_call_id {
-            pairs.push(("tool_call_id", text(id, covered)));
-        }
-        Value::from_pairs(pairs)
-    }
-
-    /// Converts a JSON value, with all its texts covered. Its depth is bounded by the decoders that produced it.
-    fn value(&self, json: &serde_json::Value, covered: &mut CoveredTexts) -> Value {
-        use serde_json::Value as Json;
-        match json {
-            Json::Null => ().into(),
-            Json::Bool(value) => (*value).into(),
-            Json::Number(number) => match (number.as_i64(), number.as_u64()) {
-                (Some(value), _) => value.into(),
-                (None, Some(value)) => value.into(),
-                (None, None) => number.as_f64().into(),
-            },
-            Json::String(text) => self.shield.cover(text, covered).as_ref().into(),
-            Json::Array(items) => items
-                .iter()
-                .map(|item| self.value(item, covered))
-                .collect::<Vec<_>>()
-                .into(),
-            Json::Object(pairs) => Value::from_pairs(pairs.iter().map(|(key, value)| {
-                let key = Value::from(self.shield.cover(key, covered).as_ref());
-                (key, self.value(value, covered))
-            })),
-        }
+        Ok((text, context.into_covered()))
     }
 }
 
@@ -504,7 +403,7 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// The message of a template's `raise_exception`.
+/// The message of a template's `raise_exception`, clipped.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -517,7 +416,7 @@ fn failure(error: Error) -> TemplateError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(inner) = cause {
         if let Some(Raised(why)) = inner.downcast_ref() {
-            return TemplateError::Rejected(clipped(why));
+            return TemplateError::Rejected(why.clone());
         }
         cause = inner.source();
     }
@@ -525,7 +424,8 @@ fn failure(error: Error) -> TemplateError {
 }
 
 fn clipped(message: &str) -> String {
-    // A template may quote a value in its error, and marks are internal.
+    // A template may quote a value in its error, of any length, and marks are internal.
+    let message = &message[..message.floor_char_boundary(4 * MESSAGE_BYTES_MAX)];
     let message = shield::without_marks(message);
     match message
         .char_indices()

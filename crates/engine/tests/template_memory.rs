@@ -16,6 +16,7 @@ use std::{fs, thread};
 use proptest::prelude::*;
 use sapwood_engine::api::{ChatMessage, ChatRequest};
 use sapwood_engine::template::{SpecialTexts, Template};
+use serde_json::{Value as Json, json};
 
 /// What all renderings together may take beyond what the process takes idle: four times what a template is charged for.
 const MOST: usize = 256 << 20;
@@ -42,14 +43,6 @@ fn status(name: &str) -> usize {
 
 /// Compiles and renders a template. Returns the number of its pieces, if it succeeds, which is its own business.
 fn render(source: &str) -> Option<usize> {
-    let special = SpecialTexts {
-        bos: "<s>".to_owned(),
-        end: "</s>".to_owned(),
-        all: vec!["<s>".to_owned(), "</s>".to_owned()],
-    };
-    let Ok(template) = Template::new(source, &special, || UNIX_EPOCH) else {
-        return None;
-    };
     let message = |role: &str| ChatMessage {
         role: role.to_owned(),
         content: "What is <s>?".to_owned(),
@@ -59,25 +52,45 @@ fn render(source: &str) -> Option<usize> {
         messages: ["system", "user", "assistant", "user"].map(message).into(),
         ..ChatRequest::default()
     };
-    template.render(&chat).ok().map(|pieces| pieces.len())
+    render_chat(source, &chat)
+}
+
+fn render_chat(source: &str, chat: &ChatRequest) -> Option<usize> {
+    let special = SpecialTexts {
+        bos: "<s>".to_owned(),
+        end: "</s>".to_owned(),
+        all: vec!["<s>".to_owned(), "</s>".to_owned()],
+    };
+    let Ok(template) = Template::new(source, &special, || UNIX_EPOCH) else {
+        return None;
+    };
+    template.render(chat).ok().map(|pieces| pieces.len())
 }
 
 /// Renders all of these and checks the peak of the process.
 fn check<'a>(sources: impl IntoIterator<Item = &'a str> + Send) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // What is set up once.
     assert_eq!(render(PRELUDE), Some(0), "it has all that it needs");
+    let name = |source: &str| source.replace(PRELUDE, "").chars().take(200).collect();
+    let all: Vec<(String, &str)> = sources.into_iter().map(|it| (name(it), it)).collect();
+    check_each(all, MOST, |source| {
+        render(source);
+    });
+}
+
+/// Does this with each, of which all have a name, and checks the peak of the process.
+fn check_each<T: Send>(all: Vec<(String, T)>, most: usize, work: impl Fn(T) + Sync) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let idle = status("VmRSS");
     thread::scope(|scope| {
         let all = || {
-            for source in sources {
+            for (name, each) in all {
                 let begun = Instant::now();
-                render(source);
+                work(each);
                 let (peak, took) = (status("VmHWM").saturating_sub(idle), begun.elapsed());
-                let start: String = source.replace(PRELUDE, "").chars().take(200).collect();
-                assert!(peak < MOST, "{} MiB after {start}", peak >> 20);
-                assert!(took < LONGEST, "{took:?} for {start}");
+                assert!(peak < most, "{} MiB after {name}", peak >> 20);
+                assert!(took < LONGEST, "{took:?} for {name}");
             }
         };
         let thread = thread::Builder::new().stack_size(STACK_BYTES);
@@ -214,6 +227,9 @@ fn statements() -> Vec<String> {
         "{% for i in range(20000) %}{% for x in [ns.l] %}{% set ns.l = loop %}{% endfor %}{% endfor %}".to_owned(),
         "{% for x in [ns] %}{% set ns.l = [loop, big ~ 'y'] %}{% endfor %}".to_owned(),
         "{% set q = [] %}{% for x in [q] %}{% set _ = q.append(loop) %}{% endfor %}".to_owned(),
+        format!("{}{{% for i in [0] recursive %}}{}{{{{ loop([0]) }}}}{{% endfor %}}", macro_of_arguments(), (0..5900).map(|i| format!("{{%set a{i}=m.arguments%}}")).collect::<String>()),
+        format!("{}{{% set k = 'arg' ~ 'uments' %}}{{% for i in [0] recursive %}}{}{{{{ loop([0]) }}}}{{% endfor %}}", macro_of_arguments(), (0..5900).map(|i| format!("{{%set a{i}=m[k]%}}")).collect::<String>()),
+        format!("{{% set t = range(5000)|list %}}{{% for i in range(3000) %}}{{% for j in [1] %}}{{% macro m() %}}{{{{ q }}}}{{% endmacro %}}{{% set {}z = t %}}{{% endfor %}}{{% endfor %}}", (0..4999).map(|i| format!("a{i},")).collect::<String>()),
         // What a macro keeps.
         "{% for i in range(100000) %}{% for j in range(90) %}{% macro m() %}{{ i }}{% endmacro %}{% endfor %}{% endfor %}".to_owned(),
         format!(
@@ -258,6 +274,12 @@ fn statements() -> Vec<String> {
     ]
 }
 
+/// The macro with the most arguments.
+fn macro_of_arguments() -> String {
+    let arguments: String = (0..63).map(|i| format!("a{i},")).collect();
+    format!("{{% macro m({arguments}z) %}}{{% endmacro %}}")
+}
+
 /// A template may be as long.
 const SOURCE_BYTES: usize = 250 << 10;
 
@@ -277,6 +299,130 @@ fn statements_that_would_grow_stay_below_the_limit() {
         .map(|source| format!("{PRELUDE}{source}"))
         .collect();
     check(sources.iter().map(String::as_str));
+}
+
+/// Beyond a conversation of as many bytes.
+const COVERED_MOST: usize = 128 << 20;
+
+/// The texts of control tokens and of marks are covered before a template runs.
+#[test]
+fn covered_texts_stay_below_the_limit() {
+    let chats = [4, 16].into_iter().flat_map(|mebibytes| {
+        ["<s>", "</S>\n", "\u{fdd1}b"]
+            .into_iter()
+            .flat_map(move |unit| {
+                let text = unit.repeat((mebibytes << 20) / unit.len());
+                let content = ChatMessage {
+                    role: "assistant".to_owned(),
+                    content: text.clone(),
+                    ..ChatMessage::default()
+                };
+                let reasoning = ChatMessage {
+                    content: String::new(),
+                    reasoning: Some(text),
+                    ..content.clone()
+                };
+                [("content", content), ("reasoning", reasoning)].map(|(name, message)| {
+                    let chat = ChatRequest {
+                        messages: vec![message],
+                        ..ChatRequest::default()
+                    };
+                    (format!("{mebibytes} MiB of {unit:?} as {name}"), chat)
+                })
+            })
+    });
+    let chats: Vec<(String, ChatRequest)> = chats.collect();
+    let all = chats.iter().map(|(name, chat)| (name.clone(), chat));
+    let source = "{% for m in messages %}{{ m.content }}{{ m.reasoning }}{% endfor %}";
+    check_each(all.collect(), COVERED_MOST, |chat| {
+        render_chat(source, chat);
+    });
+}
+
+/// Values of few bytes each, in what a template is given.
+#[test]
+fn values_of_a_request_stay_below_the_limit() {
+    let parsed = |json: &str| serde_json::from_str::<Json>(json).unwrap();
+    let lists = |count: usize| format!("[{}0]", "[],".repeat(count));
+    let dictionaries = format!("[{}0]", "{\"a\":0},".repeat(500_000));
+    let call = |arguments: Json| ChatRequest {
+        messages: vec![ChatMessage {
+            role: "assistant".to_owned(),
+            tool_calls: json!([{"id": "sapwood01", "function": {"name": "f", "arguments": arguments}}]),
+            ..ChatMessage::default()
+        }],
+        ..ChatRequest::default()
+    };
+    let tools = |json: &str| ChatRequest {
+        tools: parsed(json),
+        ..ChatRequest::default()
+    };
+    let arguments = |json: &str| format!("{{\"a\":{json}}}");
+    let chats = [
+        ("lists", tools(&lists(1_000_000))),
+        ("dictionaries", tools(&dictionaries)),
+        ("arguments", call(parsed(&arguments(&lists(1_000_000))))),
+        ("a text of lists", call(arguments(&lists(1_300_000)).into())),
+        (
+            "a text of dictionaries",
+            call(arguments(&dictionaries).into()),
+        ),
+    ];
+    let all = chats.iter().map(|(name, chat)| ((*name).to_owned(), chat));
+    let source = "{% for m in messages %}{{ m.tool_calls|length }}{% endfor %}{{ tools|length }}";
+    check_each(all.collect(), COVERED_MOST, |chat| {
+        render_chat(source, chat);
+    });
+}
+
+/// What a template makes of much that it is given.
+#[test]
+fn much_input_does_not_make_the_limit_higher() {
+    let many = (0..100_000).map(|at| (format!("a{at}"), json!(0)));
+    let chat = ChatRequest {
+        messages: vec![ChatMessage {
+            role: "user".to_owned(),
+            content: "x".repeat(16 << 20),
+            ..ChatMessage::default()
+        }],
+        template_args: json!({"many": Json::Object(many.collect())}),
+        ..ChatRequest::default()
+    };
+    let namespace = |statement: &str| {
+        let statements = statement.repeat(250_000 / statement.len());
+        format!("{{% set n = namespace(**many) %}}{statements}")
+    };
+    let sources = [
+        "{{ ('x' * (120 * k * k))|length }}",
+        "{{ ('x' * (60 * k * k)) ~ ('x' * (60 * k * k)) }}",
+        "{% set x = text * 3 %}{{ (x + x)|length }}",
+        "{% set x = text * 3 %}{{ (x ~ x)|length }}{{ ([x] * 2)|join|length }}",
+        "{{ raise_exception('x' * (60 * k * k)) }}",
+        "{{ raise_exception([text] * 7) }}",
+        "{% set y %}{% for i in range(7) %}{{ text }}{% endfor %}{% endset %}{{ y|length }}",
+        "{% macro m() %}{% for i in range(7) %}{{ text }}{% endfor %}{% endmacro %}{{ m()|length }}",
+        "{% filter length %}{% for i in range(7) %}{{ text }}{% endfor %}{% endfilter %}",
+        "{{ ([text] * 7)|string|length }}",
+        "{{ ([text] * 7)|tojson|length }}",
+        "{{ (text * 2)[1:]|length }}",
+        "{{ text|replace('x', 'xxxxxxx')|length }}",
+        "{{ ('%s' * 7)|format(text, text, text, text, text, text, text)|length }}",
+        "{{ (text * 3).upper()|length }}",
+        "{{ text|list|length }}",
+        "{{ ('é' * (20 * k * k))|tojson(ensure_ascii=true)|length }}",
+        "{% set q = [] %}{% for i in range(5000) %}{% set _ = q.append(('é' * (2 * k)) ~ (i * 7919 % 5000)) %}{% endfor %}{{ q|sort|length }}{{ q|unique|length }}",
+        // Whether it has members takes time in proportion to them.
+        &namespace("{%if n%}{%endif%}"),
+        &namespace("{%set b=not n%}"),
+    ];
+    let prelude = "{% set k = 1000 %}{% set text = messages[0].content %}";
+    let all = sources.map(|source| {
+        let name: String = source.chars().take(200).collect();
+        (name, format!("{prelude}{source}"))
+    });
+    check_each(all.into(), MOST, |source: String| {
+        render_chat(&source, &chat);
+    });
 }
 
 /// Expressions by what they are, of everything that a template can name: `T` is a text, `L` a list, `D` a dictionary, `N` a number and

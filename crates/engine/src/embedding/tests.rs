@@ -461,7 +461,9 @@ fn texts_in_a_rerank_template_are_plain() {
         text("{document}<|end|>", "a{query}"),
         "{Q: {document}<|end|>\nD: a{query}<|end|>"
     );
-    for source in ["{query}", "{document}", ""] {
+    let most = "{query}{document}".repeat(4);
+    assert!(RerankTemplate::new(&most, &special).is_ok());
+    for source in ["{query}", "{document}", "", &format!("{most}{{query}}")] {
         assert!(RerankTemplate::new(source, &special).is_err(), "{source}");
     }
 }

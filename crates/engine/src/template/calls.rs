@@ -3,9 +3,12 @@
 //! On the wire they are JSON texts. Most templates iterate over the members or print them with `tojson`, so they need
 //! objects; those of DeepSeek append them to a text.
 
+use std::borrow::Cow;
+
+use minijinja::Error;
 use serde_json::{Value, json};
 
-use super::{Template, TemplateError, TemplatePiece};
+use super::{Template, TemplateError, TemplatePiece, bounds};
 use crate::api::{ChatMessage, ChatRequest};
 
 /// The form of the arguments of calls.
@@ -16,26 +19,28 @@ pub(super) enum CallArguments {
 }
 
 impl CallArguments {
-    /// Returns the calls with their arguments in this form.
-    pub(super) fn of(self, calls: &Value) -> Value {
-        let mut calls = calls.clone();
-        for call in calls.as_array_mut().into_iter().flatten() {
-            let Some(arguments) = call.pointer_mut("/function/arguments") else {
-                continue;
-            };
-            match (self, &*arguments) {
-                (Self::Objects, Value::String(text)) => {
-                    let parsed = serde_json::from_str::<Value>(text);
-                    // Anything else stays a text: templates iterate over the members.
-                    if let Ok(parsed @ Value::Object(_)) = parsed {
-                        *arguments = parsed;
-                    }
-                }
-                (Self::Texts, Value::Object(_)) => *arguments = arguments.to_string().into(),
-                _ => {}
+    /// Returns the arguments of a call in this form.
+    ///
+    /// # Errors
+    /// They are more than the budget allows.
+    pub(super) fn of(self, arguments: &Value) -> Result<Cow<'_, Value>, Error> {
+        match (self, arguments) {
+            (Self::Objects, Value::String(text)) if text.trim_start().starts_with('{') => {
+                // Each element or member takes one of these.
+                let begins = |byte: &u8| matches!(byte, b',' | b':' | b'[' | b'{');
+                let parts = text.bytes().filter(begins).count();
+                bounds::check(parts.saturating_mul(bounds::MEMBER_BYTES))?;
+                // Anything else stays a text: templates iterate over the members.
+                let parsed = serde_json::from_str(text).ok();
+                let parsed = parsed.filter(Value::is_object);
+                Ok(parsed.map_or(Cow::Borrowed(arguments), Cow::Owned))
             }
+            (Self::Texts, Value::Object(_)) => {
+                bounds::check(0)?;
+                Ok(Cow::Owned(arguments.to_string().into()))
+            }
+            _ => Ok(Cow::Borrowed(arguments)),
         }
-        calls
     }
 }
 

@@ -8,6 +8,8 @@ use crate::api::Vocabulary;
 
 const QUERY: &str = "{query}";
 const DOCUMENT: &str = "{document}";
+/// The maximum of places for either: what is written into them may be long.
+const PLACES_MAX: usize = 4;
 
 /// A text with places for a query and a document, as GGUF files have it under the name `rerank`. Texts of control tokens
 /// become those tokens in the template, and never in what is written into it.
@@ -21,7 +23,7 @@ impl RerankTemplate {
     /// Reads a template.
     ///
     /// # Errors
-    /// If it is too long, or has no place for a query or a document.
+    /// If it is too long, or has no place for a query or a document, or too many.
     pub fn new(source: &str, special: &SpecialTexts) -> Result<Self, TemplateError> {
         let wrong = |why: &str| Err(TemplateError::Syntax(why.to_owned()));
         if source.len() > SOURCE_BYTES_MAX {
@@ -30,8 +32,13 @@ impl RerankTemplate {
         if !source.contains(QUERY) || !source.contains(DOCUMENT) {
             return wrong("it has no {query} or no {document}");
         }
-        let shield = SpecialTextShield::new(&special.all)
-            .map_err(|error| TemplateError::Syntax(error.to_string()))?;
+        if [QUERY, DOCUMENT]
+            .iter()
+            .any(|it| source.matches(it).count() > PLACES_MAX)
+        {
+            return wrong("it has too many {query} or {document}");
+        }
+        let shield = SpecialTextShield::new(&special.all)?;
         Ok(Self {
             source: source.to_owned(),
             shield,
@@ -46,8 +53,8 @@ impl RerankTemplate {
         vocabulary: &(impl Vocabulary + ?Sized),
     ) -> Vec<Token> {
         let mut covered = CoveredTexts::default();
-        let query = self.shield.cover(query, &mut covered);
-        let document = self.shield.cover(document, &mut covered);
+        let query = self.shield.cover_all(query, &mut covered);
+        let document = self.shield.cover_all(document, &mut covered);
         let mut text = String::new();
         let mut rest = self.source.as_str();
         // In one pass: a query may contain the mark of the document.

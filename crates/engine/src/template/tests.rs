@@ -555,6 +555,53 @@ fn a_mark_that_is_printed_often_is_bounded_as_what_it_stands_for() {
     }
 }
 
+/// A template prints each of them between other text, and so in twice as many pieces.
+#[test]
+fn covered_texts_are_counted_before_a_rendering() {
+    let template = template("{{ messages[0].content }}");
+    let render = |content: &str| template.render(&chat(&[("user", content)]));
+    let most = "<s>a".repeat(shield::MARKS_MAX);
+    assert_eq!(render(&most).unwrap().len(), 2 * shield::MARKS_MAX);
+    let refused = render(&format!("{most}<s>")).unwrap_err().to_string();
+    assert!(
+        refused.contains("texts of control tokens occur"),
+        "{refused}"
+    );
+    // Those that follow one another are one.
+    let many = "<s></S>".repeat(shield::MARKS_MAX);
+    assert_eq!(render(&many).unwrap(), [TemplatePiece::Plain(many)]);
+}
+
+#[test]
+fn the_texts_of_control_tokens_have_a_maximum() {
+    let all: Vec<String> = (0..4096).map(|at| format!("{at:0256}")).collect();
+    let new = |all: Vec<String>| {
+        let special = SpecialTexts {
+            all,
+            ..SpecialTexts::default()
+        };
+        Template::new("", &special, || UNIX_EPOCH).map(drop)
+    };
+    assert_eq!(new(all.clone()), Ok(()));
+    let refused = new([all, vec!["a".to_owned()]].concat()).unwrap_err();
+    assert!(refused.to_string().contains("too many control tokens"));
+}
+
+/// What is searched for is read again from each byte where it may begin.
+#[test]
+fn a_long_control_token_is_covered_in_time() {
+    let text = "a".repeat(1 << 19);
+    let special = SpecialTexts {
+        all: vec!["a".to_owned(), format!("{text}b"), format!("c{text}")],
+        ..SpecialTexts::default()
+    };
+    let template = Template::new("{{ messages[0].content }}", &special, || UNIX_EPOCH).unwrap();
+    let render = |content: &str| template.render(&chat(&[("user", content)])).unwrap();
+    assert_eq!(render(&text), [TemplatePiece::Plain(text.clone())]);
+    let whole = format!("c{text}");
+    assert_eq!(render(&whole), [TemplatePiece::Plain(whole)]);
+}
+
 /// Each operator nests the tree of the template, and a long chain overflowed the stack when it was compiled.
 #[test]
 fn long_chains_are_refused_before_they_are_parsed() {
