@@ -17,6 +17,7 @@ mod families;
 mod json;
 mod jumps;
 mod list;
+mod names;
 mod program;
 #[cfg(test)]
 mod published;
@@ -35,7 +36,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-use minijinja::machinery::{eval, make_string_output};
+use minijinja::machinery::{Instructions, eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
@@ -150,6 +151,8 @@ pub struct Template {
     environment: Environment<'static>,
     syntax: SyntaxConfig,
     source: String,
+    /// The source compiled; `None` if it cannot be kept, so that each rendering compiles it.
+    program: Option<Instructions<'static>>,
     shield: SpecialTextShield,
     bos: String,
     end: String,
@@ -207,14 +210,15 @@ impl Template {
             return Err(TemplateError::Syntax(why));
         }
         let source = without_generation_tags(&with_line_feeds(source));
-        // Compiled only to find errors: the result borrows the source, so each rendering compiles it again.
-        caught(|| program::compile(NAME, &source, &blocks).map(drop)).map_err(syntax)?;
+        let program = caught(|| program::compile(NAME, &source, &blocks)).map_err(syntax)?;
+        let program = names::kept(program);
         let shield = SpecialTextShield::new(&special.all)?;
         let (bos, end) = (special.bos.clone(), special.end.clone());
         Ok(Self {
             environment,
             syntax: blocks,
             source,
+            program,
             shield,
             bos,
             end,
@@ -320,12 +324,19 @@ impl Template {
         let mut context = ContextBuilder::new(&self.shield, arguments);
         let render = || {
             let variables = context.variables(chat, &self.bos, &self.end)?;
-            let program = program::compile(NAME, &self.source, &self.syntax)?;
+            let compiled;
+            let program = match &self.program {
+                Some(program) => program,
+                None => {
+                    compiled = program::compile(NAME, &self.source, &self.syntax)?;
+                    &compiled
+                }
+            };
             let mut out = make_string_output(&mut text);
             let blocks = BTreeMap::new();
             let escape = AutoEscape::None;
             let environment = &self.environment;
-            eval(environment, &program, variables, &blocks, &mut out, escape).map(drop)
+            eval(environment, program, variables, &blocks, &mut out, escape).map(drop)
         };
         bounds::within(input_bytes(chat), || caught(render)).map_err(failure)?;
         if text.len() > RENDERED_BYTES_MAX {
