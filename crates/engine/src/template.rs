@@ -211,7 +211,7 @@ impl Template {
         }
         let source = without_generation_tags(&with_line_feeds(source));
         let program = caught(|| program::compile(NAME, &source, &blocks)).map_err(syntax)?;
-        let program = names::kept(program);
+        let program = names::kept(&program);
         let shield = SpecialTextShield::new(&special.all)?;
         let (bos, end) = (special.bos.clone(), special.end.clone());
         Ok(Self {

@@ -230,6 +230,7 @@ fn statements() -> Vec<String> {
         format!("{}{{% for i in [0] recursive %}}{}{{{{ loop([0]) }}}}{{% endfor %}}", macro_of_arguments(), (0..5900).map(|i| format!("{{%set a{i}=m.arguments%}}")).collect::<String>()),
         format!("{}{{% set k = 'arg' ~ 'uments' %}}{{% for i in [0] recursive %}}{}{{{{ loop([0]) }}}}{{% endfor %}}", macro_of_arguments(), (0..5900).map(|i| format!("{{%set a{i}=m[k]%}}")).collect::<String>()),
         format!("{{% set t = range(5000)|list %}}{{% for i in range(3000) %}}{{% for j in [1] %}}{{% macro m() %}}{{{{ q }}}}{{% endmacro %}}{{% set {}z = t %}}{{% endfor %}}{{% endfor %}}", (0..4999).map(|i| format!("a{i},")).collect::<String>()),
+        format!("{{% set g = (messages|groupby('role'))[0] %}}{{% set h = big * 6 %}}{{% for i in [0] recursive %}}{}{{{{ loop([0]) }}}}{{% endfor %}}", (0..5900).map(|i| format!("{{%set a{i}=g.list%}}")).collect::<String>()),
         // What a macro keeps.
         "{% for i in range(100000) %}{% for j in range(90) %}{% macro m() %}{{ i }}{% endmacro %}{% endfor %}{% endfor %}".to_owned(),
         format!(

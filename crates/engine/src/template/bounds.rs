@@ -24,7 +24,7 @@ use crate::stop;
 /// Bytes that one rendering may allocate, intermediate values included, in addition to a multiple of its input.
 pub(super) const MADE_BYTES_MAX: usize = 64 << 20;
 const MADE_TIMES_MAX: usize = 16;
-/// The maximum of both. A rendering may take half as much again at its peak, beside what nobody has charged.
+/// The maximum of both together: a text that becomes a value is there twice for a moment.
 const BUDGET_BYTES_MAX: usize = 128 << 20;
 /// The time limit of one rendering.
 pub(super) const RENDER_TIME_MAX: Duration = Duration::from_secs(2);

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use minijinja::machinery::{Instruction, Instructions};
 
-/// The maximum of bytes of the names that one template adds; published templates have some 2000.
+/// The maximum of bytes of the names that one template adds. The longest templates in use have some 30,000, text and repeated names included.
 const ADDED_BYTES_MAX: usize = 16 << 10;
 /// The maximum of bytes of all names.
 const BYTES_MAX: usize = 1 << 20;
@@ -25,40 +25,38 @@ struct Names {
 }
 
 /// Returns the program with names that stay, if there is room for them.
-pub(super) fn kept(mut program: Instructions<'_>) -> Option<Instructions<'static>> {
+pub(super) fn kept(program: &Instructions<'_>) -> Option<Instructions<'static>> {
     // No panic leaves a name half added.
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    let bytes_max = BYTES_MAX.min(names.bytes + ADDED_BYTES_MAX);
+    let all = || (0..).map_while(|at| program.get(at)).cloned();
+    // Before any is added: none would be removed again.
+    let mut added = BTreeSet::new();
+    for instruction in all() {
+        owned(instruction, |name| {
+            added.insert(name);
+            Some("")
+        })?;
+    }
+    added.retain(|name| !names.all.contains(name));
+    let bytes: usize = added.iter().map(|name| name.len()).sum();
+    if bytes > ADDED_BYTES_MAX || bytes > BYTES_MAX - names.bytes {
+        return None;
+    }
+    names.bytes += bytes;
+    for name in added {
+        names.all.insert(Box::leak(Box::<str>::from(name)));
+    }
     let mut kept = Instructions::new(super::NAME, "");
-    let mut at = 0;
-    while let Some(instruction) = program.get_mut(at) {
-        let instruction = std::mem::replace(instruction, Instruction::Return);
-        kept.add(owned(instruction, |name| names.kept(name, bytes_max))?);
-        at += 1;
+    for instruction in all() {
+        kept.add(owned(instruction, |name| names.all.get(name).copied())?);
     }
     Some(kept)
 }
 
-impl Names {
-    fn kept(&mut self, name: &str, bytes_max: usize) -> Option<&'static str> {
-        if let Some(kept) = self.all.get(name) {
-            return Some(*kept);
-        }
-        let bytes = self.bytes + name.len();
-        if bytes > bytes_max {
-            return None;
-        }
-        let kept: &'static str = Box::leak(name.into());
-        self.all.insert(kept);
-        self.bytes = bytes;
-        Some(kept)
-    }
-}
-
 /// `None`: a name is not kept, or [`super::program`] leaves no such instruction in a program.
-fn owned(
-    instruction: Instruction<'_>,
-    mut kept: impl FnMut(&str) -> Option<&'static str>,
+fn owned<'a>(
+    instruction: Instruction<'a>,
+    mut kept: impl FnMut(&'a str) -> Option<&'static str>,
 ) -> Option<Instruction<'static>> {
     use Instruction as I;
     Some(match instruction {
@@ -116,16 +114,20 @@ fn owned(
 
 #[cfg(test)]
 mod tests {
-    use minijinja::syntax::SyntaxConfig;
+    use std::time::UNIX_EPOCH;
 
-    use super::super::program;
+    use minijinja::syntax::SyntaxConfig;
+    use serde_json::json;
+
+    use super::super::{SpecialTexts, Template, TemplatePiece, program};
     use super::*;
+    use crate::api::ChatRequest;
 
     #[test]
     fn a_program_is_kept_if_its_names_are_not_too_many() {
         let kept = |source: &str| {
             let program = program::compile(super::super::NAME, source, &SyntaxConfig::default());
-            kept(program.unwrap()).is_some()
+            kept(&program.unwrap()).is_some()
         };
         let statements = "{% macro m(x, y=1) %}{{ x }}{{ caller() }}{% endmacro %}{% call m(*[2], **{'y': 3}) %}{% endcall %}\
              {% for i in l if i is not none recursive %}{% with a = -i %}{% if a in l and not i or i < 2 < 3 %}{% continue %}{% endif %}\
@@ -136,5 +138,14 @@ mod tests {
         let many: String = (0..3000).map(|at| format!("{{{{ name{at} }}}}")).collect();
         assert!(!kept(&many), "they have 22,890 bytes");
         assert!(kept("{{ name0 }}"));
+        let template = Template::new(&many, &SpecialTexts::default(), || UNIX_EPOCH).unwrap();
+        assert!(template.program.is_none());
+        let template_args = json!({"name2999": "x"});
+        let chat = ChatRequest {
+            template_args,
+            ..ChatRequest::default()
+        };
+        let pieces = template.render(&chat);
+        assert_eq!(pieces, Ok(vec![TemplatePiece::Template("x".to_owned())]));
     }
 }
