@@ -209,6 +209,7 @@ pub fn open(source: &dyn SteerSource, controller: &str, arg: &str) -> Result<Box
         controller,
         arg,
         watched: false,
+        stops: false,
         sharer: None,
     };
     source.open(call).context("open a steerer")

@@ -384,6 +384,7 @@ impl HostLauncher {
             controller: launch.controller,
             arg: launch.arg,
             watched: true,
+            stops: false,
             sharer: None,
         })?;
         let request = Group::new(self.forks, VariablesLimits::default()).enter();

@@ -229,7 +229,7 @@ impl SteerSource for ConstraintSource {
             automaton,
             argument.ending(),
             Arc::clone(&self.workers),
-            self.config.fast_forward,
+            self.config.fast_forward && !call.stops,
         );
         Ok(Box::new(steer))
     }

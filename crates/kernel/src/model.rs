@@ -172,10 +172,15 @@ async fn begin(
         token_charge.prompt(STEER_TOKENS)?;
     }
     let hold = model.steering.as_ref().map(|steering| steering.hold);
+    let is_constrained = steer.is_constrained();
     let submitted = submit(model, request, steer, rights.cloned().unwrap_or_default()).await?;
     let handle = submitted.handle;
     asked.prompt_tokens = handle.prompt_tokens();
-    asked.output.continue_prompt(handle.prompt_tail());
+    if is_constrained {
+        asked.output.begin_constrained();
+    } else {
+        asked.output.continue_prompt(handle.prompt_tail());
+    }
     asked.hold = hold.filter(|_| submitted.backtracks);
     if let Some(token_charge) = token_charge {
         // An error drops the handle, and with it the request.
@@ -234,7 +239,9 @@ async fn submit(
     }
     let opened = BlockingPool::compiling().run(turn, TaskSize::Large, move || {
         let steering = model.steering.as_ref();
-        let steerer = steering.map(|steering| steer.open(steering, &rights));
+        let params = &request.params;
+        let stops = !params.stop.is_empty() || !params.stop_sequences.is_empty();
+        let steerer = steering.map(|steering| steer.open(steering, &rights, stops));
         request.steer = steerer.transpose()?.flatten();
         let backtracks = request.steer.as_ref();
         let backtracks = backtracks.is_some_and(|steerer| steerer.may_backtrack());
@@ -244,12 +251,21 @@ async fn submit(
     opened.await?
 }
 
-/// The size of the work to tokenise a prompt and the texts among the biases; `None` if it is negligible.
+/// A prompt of tokens below so many is taken inline: penalties count them, and DRY looks for repetitions in them.
+const INLINE_TOKENS: usize = 4 << 10;
+
+/// The size of the work to prepare a request: its prompt and the texts among the biases are tokenised, its bad words are looked for in the
+/// whole vocabulary, and penalties count the tokens of a prompt that comes as such. `None` if it is negligible.
 pub(crate) fn size(prompt: &Prompt, params: &GenerationParams) -> Option<TaskSize> {
+    if !params.bad_words.is_empty() {
+        return Some(TaskSize::Large);
+    }
     let biases = &params.logit_bias_texts;
     let bias_bytes: usize = biases.iter().map(|(text, _)| text.len()).sum();
     let (texts, is_plain) = match prompt {
-        Prompt::Tokens(_) if biases.is_empty() => return None,
+        Prompt::Tokens(tokens) if biases.is_empty() => {
+            return (tokens.len() >= INLINE_TOKENS).then_some(TaskSize::Small);
+        }
         Prompt::Tokens(_) => (0, true),
         Prompt::Text(_) => (1, true),
         Prompt::Infill { .. } => (2, true),

@@ -131,6 +131,9 @@ pub struct GenerationParams {
     pub priority: Option<i32>,
 }
 
+/// The largest bias. Beside it no other token has a chance, and sums of several stay finite.
+pub const BIAS_MOST: f32 = 1e30;
+
 /// The ranges that one protocol accepts; see the table of the module.
 #[derive(Clone, Debug)]
 pub struct ParamRanges {
@@ -163,7 +166,7 @@ impl ParamRanges {
         temperature: Interval::closed(0.0, 100.0),
         penalty: Interval::closed(-100.0, 100.0),
         // Biases add up, so a finite bound keeps their sum finite. Minus infinity forbids a token.
-        bias: Interval::closed(f32::NEG_INFINITY, 1e30),
+        bias: Interval::closed(f32::NEG_INFINITY, BIAS_MOST),
         biases: usize::MAX,
         top_k_least: -1,
         n: CHOICES_MAX,
@@ -175,6 +178,7 @@ impl ParamRanges {
     /// GenerateConfig of Evergreen (EV-602).
     pub const EVERGREEN: Self = Self {
         temperature: Interval::closed(0.0, 2.0),
+        biases: 1_024,
         top_k_least: 0,
         texts: 16,
         text_bytes: 256,

@@ -112,6 +112,7 @@ impl Setup {
             controller: "m1",
             arg: "a",
             watched: true,
+            stops: false,
             sharer: None,
         };
         std::thread::scope(|scope| {

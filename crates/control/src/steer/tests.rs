@@ -40,6 +40,7 @@ const CALL: SteerCall<'static> = SteerCall {
     controller: "it",
     arg: "",
     watched: true,
+    stops: false,
     sharer: None,
 };
 
@@ -539,6 +540,7 @@ fn reports_are_made_only_for_those_who_watch() {
     let source = source(&text.text(), RequestLimits::default());
     let unwatched = SteerCall {
         watched: false,
+        stops: false,
         ..CALL
     };
     let mut player = Player {

@@ -50,6 +50,7 @@ pub fn constraint(bytes: &[u8]) {
         controller: KINDS[usize::from(*kind) % KINDS.len()],
         arg: &text,
         watched: false,
+        stops: false,
         sharer: None,
     });
     match opened {

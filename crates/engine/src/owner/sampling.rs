@@ -101,6 +101,8 @@ struct RowLimits {
     forbidden: Vec<Token>,
     /// The tokens that both bad words and the steerer's mask allow; `None` without bad words.
     good: Option<Mask>,
+    /// The steerer's mask allows nothing but EOG tokens.
+    is_over: bool,
 }
 
 impl RowLimits {
@@ -122,7 +124,14 @@ impl RowLimits {
             mask.iter().for_each(|mask| good.intersect(mask));
             good
         });
-        Self { forbidden, good }
+        // Counted only where it matters: a mask has a bit for each token.
+        let has_biases = !request.sampling.logit_bias.is_empty();
+        let is_over = has_biases && mask.is_some_and(|mask| allows_only(mask, ends));
+        Self {
+            forbidden,
+            good,
+            is_over,
+        }
     }
 
     /// Returns everything that decides the token of the sequence's next row, beside the row.
@@ -146,6 +155,11 @@ impl RowLimits {
             mirostat: sequence.mirostat,
             forbidden: &self.forbidden,
             mask: self.good.as_ref().or(steered.mask.as_deref()),
+            logit_bias: match self.is_over {
+                // The mask wins here too: a bias that forbids EOG tokens would fail a complete output.
+                true => &[],
+                false => &request.sampling.logit_bias,
+            },
             bias: &steered.bias,
             temperature: steering.and_then(|steering| steering.temperature),
             top_logprobs: request.top_logprobs,
@@ -464,8 +478,8 @@ fn settle(
                 ends.contains(&sample.token) && mask.is_some_and(|mask| allows_only(mask, ends));
             RowOutcome::Sampled(sample, sole)
         }
-        // The steerer is at fault if it gave a mask, the request otherwise.
-        Err(error @ SampleError::NothingAllowed) if mask.is_some() => {
+        // The steerer is at fault if its mask alone allows nothing, the request otherwise.
+        Err(error @ SampleError::NothingAllowed) if mask.is_some_and(|mask| mask.count() == 0) => {
             RowOutcome::SteerFailed(EngineError::new(
                 Code::ControllerFailed,
                 ErrorReason::CONSTRAINT_FAILED,

@@ -53,6 +53,8 @@ pub(crate) struct SampleParams<'a> {
     /// EOG and stop tokens that are masked below `min_tokens`.
     pub(crate) forbidden: &'a [Token],
     pub(crate) mask: Option<&'a Mask>,
+    /// The request's bias.
+    pub(crate) logit_bias: &'a [(Token, f32)],
     /// A steerer's bias, added to the request's.
     pub(crate) bias: &'a [(Token, f32)],
     /// A steerer's temperature, which replaces the request's.
@@ -495,7 +497,7 @@ fn nucleus(sorted: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f
 /// Applies bias and masks, which also affect the reported log-probabilities.
 fn constrain(row: &mut [f32], draw: &SampleParams<'_>) {
     // Several biases for one token add up; ids outside the row are ignored (LM-305).
-    for &(token, bias) in draw.sampling.logit_bias.iter().chain(draw.bias) {
+    for &(token, bias) in draw.logit_bias.iter().chain(draw.bias) {
         if let Some(logit) = row.get_mut(token as usize) {
             *logit += bias;
         }

@@ -35,6 +35,7 @@ impl Case {
             mirostat: self.mirostat,
             forbidden: &self.forbidden,
             mask: self.mask.as_ref(),
+            logit_bias: &self.sampling.logit_bias,
             bias: &self.bias,
             temperature: None,
             top_logprobs: self.top_logprobs,

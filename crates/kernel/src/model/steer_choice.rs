@@ -34,6 +34,11 @@ impl SteerChoice {
         self.controller.is_none() && self.constraint.is_none()
     }
 
+    /// Whether the request itself gives the form of the output.
+    pub(super) const fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
+    }
+
     /// Fails if there is something to open, where nothing can be steered (AI-827).
     ///
     /// # Errors
@@ -47,7 +52,8 @@ impl SteerChoice {
         Err(Error::Unimplemented { what: what.into() })
     }
 
-    /// Opens them; `None` if there is nothing to open. May take as long as a grammar takes to compile.
+    /// Opens them, for a request that has `stops` or not; `None` if there is nothing to open. May take as long as a grammar takes to
+    /// compile.
     ///
     /// # Errors
     /// There is no such controller, the caller may not run it, or its argument is wrong.
@@ -55,6 +61,7 @@ impl SteerChoice {
         &self,
         steering: &Steering,
         rights: &SteerRights,
+        stops: bool,
     ) -> Result<Option<Box<dyn Steer>>> {
         let open = |controller: &str, arg: &str, sharer: Option<&dyn VariablesSharer>| {
             let call = SteerCall {
@@ -62,6 +69,7 @@ impl SteerChoice {
                 controller,
                 arg,
                 watched: self.watched,
+                stops,
                 sharer,
             };
             steering.source.open(call).map_err(refusal)

@@ -42,7 +42,7 @@ pub struct Settings {
 }
 
 /// The fields of a request, most of them of sampling. If several names set the same value, the later name wins.
-const FIELDS: [&str; 54] = joined(&[
+const FIELDS: [&str; 58] = joined(&[
     &[
         "max_tokens",
         "max_new_tokens",
@@ -75,6 +75,10 @@ const FIELDS: [&str; 54] = joined(&[
         "n",
         "num_return_sequences",
         "beam_width",
+        "best_of",
+        "use_beam_search",
+        "guided_decoding",
+        "structured_outputs",
         "logprobs",
         "prompt_logprobs",
         "logit_bias",
@@ -91,6 +95,19 @@ const FIELDS: [&str; 54] = joined(&[
 
 /// The fields that are patterns: a request has one of them at most.
 const PATTERNS: [&str; 3] = ["json_schema", "regex", "grammar"];
+
+/// The parameters that count beside the object of sampling too: they are none of its fields in vLLM, so that nobody sends them there,
+/// and without them the text would be another one, or come at another time.
+const BESIDE_SAMPLING: [&str; 8] = [
+    "suffix",
+    "controller",
+    "controller_arg",
+    "json_schema",
+    "regex",
+    "grammar",
+    "timeout",
+    "priority",
+];
 
 /// Whether a parameter of this name has a meaning for a text model.
 pub(super) fn is_field(name: &str) -> bool {
@@ -262,6 +279,7 @@ fn fields(
             InputRole::Sampling(field) => {
                 let values = tensor.data.values();
                 let values = values.ok_or_else(|| InvalidRequest::Utf8(input.name.clone()))?;
+                finite(field, tensor)?;
                 declared.push((field, only(values, input.shape != [1])));
             }
             // A neutral value asks for nothing: only one that would have an effect is refused (TR-401).
@@ -274,9 +292,8 @@ fn fields(
             _ => {}
         }
     }
-    // vLLM's backend ignores the parameters as soon as the object is there (TR-403). The suffix is none of sampling, and
-    // without it the text is another one.
-    let counts = |name: &str| json.is_none() || name == "suffix";
+    // vLLM's backend ignores the parameters as soon as the object is there (TR-403).
+    let counts = |name: &str| json.is_none() || BESIDE_SAMPLING.contains(&name);
     let parameters = mapped.parameters.iter().filter(|(name, _)| counts(name));
     let parameters = parameters.map(|(name, value)| (name.clone(), value.to_json()));
     fields.extend(parameters.filter(hides));
@@ -287,6 +304,21 @@ fn fields(
     let declared = declared.map(|(field, value)| (field.clone(), value));
     fields.extend(declared.filter(hides));
     Ok(fields)
+}
+
+/// Refuses NaN and infinity, which have no JSON form: as `null` they would count as absent.
+fn finite(name: &str, tensor: &Tensor) -> Result<(), InvalidRequest> {
+    let TensorData::Float(numbers) = &tensor.data else {
+        return Ok(());
+    };
+    match numbers.iter().find(|number| !number.is_finite()) {
+        None => Ok(()),
+        Some(number) => Err(Field {
+            name,
+            value: &Value::String(number.to_string()),
+        }
+        .wrong("a finite number")),
+    }
 }
 
 /// Whether a field replaces one of its name from a place that counts less. An empty suffix is none (TR-401).
@@ -479,6 +511,8 @@ impl Field<'_> {
                     Err(InvalidRequest::Beam)
                 };
             }
+            "best_of" => self.integer("1", i128::from(i64::MIN), i128::from(u64::MAX))? == 1,
+            "use_beam_search" => self.value == &Value::Bool(false),
             "prompt_logprobs" => {
                 self.integer("0", i128::from(i64::MIN), i128::from(u64::MAX))? == 0
             }

@@ -593,6 +593,58 @@ fn asking(members: &str) -> Result<Settings, String> {
     settings(&format!(r#"{{"text_input":"a",{members}}}"#))
 }
 
+/// What is no field of vLLM's sampling counts beside that, and what would make another text of it is refused.
+#[test]
+fn tr_403_a_pattern_counts_beside_sampling_parameters() {
+    let asked = asking(
+        r#""sampling_parameters":"{\"temperature\":0}","regex":"[0-9]{2}","timeout":5,"dry_multiplier":3"#,
+    );
+    let asked = asked.unwrap();
+    assert!(asked.constraint.is_some() && asked.timeout.is_some());
+    assert_eq!(
+        asked.params.dry_multiplier, None,
+        "a field of sampling counts there"
+    );
+    for (members, field) in [
+        (r#"{\"guided_decoding\":{\"json\":{}}}"#, "guided_decoding"),
+        (
+            r#"{\"structured_outputs\":{\"regex\":\"a\"}}"#,
+            "structured_outputs",
+        ),
+        (r#"{\"best_of\":2}"#, "best_of"),
+        (r#"{\"use_beam_search\":true}"#, "use_beam_search"),
+    ] {
+        let refused = asking(&format!(r#""sampling_parameters":"{members}""#)).unwrap_err();
+        assert!(refused.contains(field), "{refused}");
+    }
+    let neutral = r#"{\"best_of\":1,\"use_beam_search\":false,\"guided_decoding\":null}"#;
+    asking(&format!(r#""sampling_parameters":"{neutral}""#)).unwrap();
+}
+
+/// As a JSON value they would be `null`, which is as if nothing had been sent.
+#[test]
+fn tr_404_numbers_without_a_json_form_are_refused() {
+    let union = Signature::union();
+    for number in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let mut mapped = map(&union, r#"{"text_input":"a","temperature":1}"#).unwrap();
+        let temperature = union
+            .inputs
+            .iter()
+            .position(|input| input.name == "temperature");
+        for (location, tensor) in &mut mapped.tensors {
+            if Some(*location) == temperature {
+                *tensor = Arc::new(Tensor::flat(TensorData::Float(vec![number])));
+            }
+        }
+        let read = Settings::of(&union, &mapped, &RequestLimits::default());
+        let refused = read.unwrap_err().to_string();
+        assert!(
+            refused.contains("temperature") && refused.contains("finite"),
+            "{refused}"
+        );
+    }
+}
+
 /// TR-401, TR-402
 #[test]
 fn tr_403_inputs_override_sampling_parameters_and_these_override_parameters() {

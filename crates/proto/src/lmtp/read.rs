@@ -12,8 +12,8 @@ use super::{
 };
 use crate::bounded_json::{self, JsonBounds};
 use crate::params::{
-    Domain, GenerationParams, Interval, JsonCoercion, LORA_USES_MAX, LoraUse, ParamField,
-    ParamRanges, ParamSpec, SamplerOrder, SamplerStep,
+    BIAS_MOST, Domain, GenerationParams, Interval, JsonCoercion, LORA_USES_MAX, LoraUse,
+    ParamField, ParamRanges, ParamSpec, SamplerOrder, SamplerStep,
 };
 use crate::steer::Token;
 
@@ -306,8 +306,8 @@ fn biases(
             .filter(|bias| !bias.is_nan() && *bias < f64::INFINITY)
             .ok_or_else(|| refused("'logit_bias' must have numbers below Infinity as values"))?;
         if let Some(token) = key.parse().ok().filter(|token| model.has_token(*token)) {
-            // A value beyond the range of f32 is treated as the largest f32.
-            biases.push((token, (bias as f32).min(f32::MAX)));
+            // Any number is accepted (LM-305), and one above what the core takes counts as that.
+            biases.push((token, (bias as f32).min(BIAS_MOST)));
         }
     }
     // Sorted once, because an object may have a million entries (LM-1307). The sort is stable: of repeated ids the last

@@ -26,6 +26,9 @@ pub struct SteerCall<'a> {
     pub arg: &'a str,
     /// The request asks for the reports of every step ([`Steer::take_report`]).
     pub watched: bool,
+    /// The request has stop texts or stop tokens, which are looked for in sampled tokens alone: a native constraint then has what
+    /// it forces sampled too, so that its text ends where it would without [`Pre::Run`](super::Pre::Run) (AI-843).
+    pub stops: bool,
     /// Shares the variables of the request.
     pub sharer: Option<&'a dyn VariablesSharer>,
 }

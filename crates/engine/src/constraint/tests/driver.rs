@@ -39,6 +39,16 @@ pub(super) fn open(
     controller: &str,
     arg: &str,
 ) -> Result<Box<dyn Steer>, SteerRefusal> {
+    open_for(source, controller, arg, false)
+}
+
+/// The same for a request that has stops or not.
+pub(super) fn open_for(
+    source: &ConstraintSource,
+    controller: &str,
+    arg: &str,
+    stops: bool,
+) -> Result<Box<dyn Steer>, SteerRefusal> {
     source.open(SteerCall {
         user: SteerUser {
             name: "localhost",
@@ -48,6 +58,7 @@ pub(super) fn open(
         controller,
         arg,
         watched: false,
+        stops,
         sharer: None,
     })
 }

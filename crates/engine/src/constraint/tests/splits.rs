@@ -3,7 +3,7 @@
 use sapwood_proto::steer::{SharedMask, Token};
 
 use super::super::ConstraintConfig;
-use super::driver::{Random, Sequence, Step, config, open, source, source_of};
+use super::driver::{Random, Sequence, Step, config, open, open_for, source, source_of};
 use super::vocabulary::{END, small};
 
 const SCHEMA: &str = r#"{"type":"object","properties":{"name":{"enum":["hello world","abc","né"]},
@@ -73,6 +73,24 @@ fn ai_843_single_tokens_and_fast_forward_are_equal() {
             );
         }
     }
+}
+
+/// Stops are looked for in sampled tokens alone.
+#[test]
+fn ai_843_with_stops_nothing_is_appended_unsampled() {
+    let (fast, slow) = (source(), source_of(small(), without_fast_forward()));
+    let mut forced = 0;
+    for (controller, arg) in CASES {
+        let mut plain = Sequence::new(open(&fast, controller, arg).unwrap());
+        plain.pre();
+        forced += plain.tokens.len();
+        let mut stops = Sequence::new(open_for(&fast, controller, arg, true).unwrap());
+        stops.pre();
+        assert_eq!(stops.tokens, [], "{controller}");
+        let mut slow = Sequence::new(open(&slow, controller, arg).unwrap());
+        assert_eq!(finish(&mut stops, 1), finish(&mut slow, 1), "{controller}");
+    }
+    assert!(forced > 0, "some begin with a forced text");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sapwood_proto::code::Code;
 use sapwood_proto::steer::{
     Branch, ConditionalSplice, Mask, Mid, Post, Sample, Splice, StepReport, Token,
 };
@@ -224,6 +225,26 @@ fn lm_307_min_tokens_do_not_fail_a_constraint_that_is_complete() {
         request.params.min_tokens = Some(3);
         let answer = echo().answer(request);
         assert!(answer.text().starts_with("qqq"), "{}", answer.text());
+    }
+}
+
+/// What the request has against EOG tokens does not fail an output that the mask ends. Where a bias leaves nothing of what a mask allows,
+/// the request is at fault.
+#[test]
+fn ai_804_a_bias_against_eog_tokens_does_not_fail_a_complete_output() {
+    for ends_at_eos in [true, false] {
+        let mut probe = Probe::new();
+        probe.ends_at_eos = ends_at_eos;
+        probe.mid = |round| Ok(Some(if round < 2 { free() } else { masked(eos()) }));
+        let mut request = steered("abcdef", &probe);
+        request.params.logit_bias = vec![(EOS, f32::NEG_INFINITY)].into();
+        let answer = echo().answer(request);
+        assert_eq!((answer.text(), answer.error.as_ref()), ("ab", None));
+        probe.mid = |_| Ok(Some(masked(letters(b"q"))));
+        let mut request = steered("", &probe);
+        request.params.logit_bias = vec![(Token::from(b'q'), f32::NEG_INFINITY)].into();
+        let error = echo().answer(request).error.unwrap();
+        assert_eq!(error.code, Code::InvalidRequest, "{error:?}");
     }
 }
 

@@ -150,7 +150,7 @@ fn tr_401_bad_words_apply_with_masks_and_after_forced_tokens() {
         "{}",
         answer.text()
     );
-    // If a mask and bad words together allow no token, the controller fails.
+    // If a mask and bad words together allow no token, the request is at fault: the mask alone allows one.
     let mut probe = Probe::new();
     probe.mid = |_| {
         let mut mask = Mask::none(258);
@@ -162,7 +162,7 @@ fn tr_401_bad_words_apply_with_masks_and_after_forced_tokens() {
     let cause = echo().answer(request).error.unwrap();
     assert_eq!(
         (cause.code.name(), cause.reason.name()),
-        ("controller-failed", "constraint_failed")
+        ("invalid-request", "constraint_failed")
     );
 }
 

@@ -52,6 +52,7 @@ impl Draws {
             mirostat: self.mirostat,
             forbidden: &[],
             mask: None,
+            logit_bias: &self.sampling.logit_bias,
             bias: &[],
             temperature: None,
             top_logprobs: None,

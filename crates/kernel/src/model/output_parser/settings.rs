@@ -116,6 +116,12 @@ impl OutputSettings {
         }
     }
 
+    /// The output has a form that the request asks for, from its first token on. So there is neither reasoning before it nor a header,
+    /// although the template may have opened one: the constrained text would be all reasoning, and the answer empty.
+    pub(crate) fn begin_constrained(&mut self) {
+        self.start = OutputStart::Text;
+    }
+
     /// Whether the prompt ends with the last message, and not with what the template writes for the answer.
     fn is_message(&self, tail: &str, open: &str) -> bool {
         self.deceptive.as_deref().is_some_and(|message| {

@@ -247,6 +247,22 @@ fn control_tokens_are_markers_and_their_names_are_not() {
     );
 }
 
+/// A constraint gives the form of the whole output, which is no reasoning although the template opens that.
+#[test]
+fn a_constrained_output_begins_with_the_answer() {
+    for parser in [ToolParser::Hermes, ToolParser::Harmony] {
+        let format = bare(parser).format.unwrap();
+        let mut settings = OutputSettings::of_chat(format, None, &ChatRequest::default());
+        settings.begin_constrained();
+        let answer = r#"{"city": "Paris"}"#;
+        assert_eq!(
+            parse(&settings, answer),
+            [format!("t:{answer}")],
+            "{parser:?}"
+        );
+    }
+}
+
 #[test]
 fn templates_that_open_the_reasoning_themselves_are_recognised() {
     let format = bare(ToolParser::Hermes).format.unwrap();

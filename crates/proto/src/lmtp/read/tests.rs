@@ -2,7 +2,7 @@ use super::*;
 use crate::lmtp::Features;
 use crate::lmtp::ModelLookup as _;
 use crate::lmtp::fuzz::FuzzModels;
-use crate::params::GenerationParams;
+use crate::params::{BIAS_MOST, GenerationParams};
 
 fn with(
     word: &str,
@@ -388,7 +388,7 @@ fn lm_305_biases_are_added_by_id() {
             r#"{"1":-Infinity,"2":1e39,"3":-1e39}"#,
             vec![
                 (1, f32::NEG_INFINITY),
-                (2, f32::MAX),
+                (2, BIAS_MOST),
                 (3, f32::NEG_INFINITY),
             ],
         ),

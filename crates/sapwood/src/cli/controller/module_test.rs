@@ -147,6 +147,7 @@ impl TestCase {
             controller: "module",
             arg: &arg,
             watched: false,
+            stops: false,
             sharer: None,
         });
         let times = StepTimes::default();
