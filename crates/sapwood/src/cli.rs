@@ -13,6 +13,7 @@ mod embedding_flags;
 mod engine_flags;
 mod key;
 mod llama_flags;
+mod llama_names;
 mod lmtp;
 mod mock;
 mod models;
@@ -308,7 +309,9 @@ impl Common {
 
 /// Runs the command that the arguments name.
 pub(crate) fn main() -> Result<Exit, CliError> {
-    let cli = match Cli::try_parse_from(arguments(std::env::args_os())) {
+    let arguments = arguments(std::env::args_os());
+    llama_names::check(&arguments)?;
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version go to standard output and are no error.
@@ -355,7 +358,7 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     }
     // Its flags are those of the reference runtime, and not of models.
     if arguments.get(1).is_none_or(|first| first != "aicirt") {
-        llama_flags::expand(&mut arguments);
+        llama_names::expand(&mut arguments);
     }
     arguments
 }

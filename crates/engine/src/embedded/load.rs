@@ -192,11 +192,12 @@ struct MeasuredModel {
 impl MeasuredModel {
     fn new(source: &ModelSource, options: &LoadOptions) -> Result<Self, LoadError> {
         let header = source.header(&options.llama)?;
-        // All that the header decides comes before llama.cpp is involved: its own errors are less clear, and some of them
+        // The plan asks for the GPUs, which are known from here on.
+        let backend = llama::LlamaBackend::start(options.llama.numa)?;
+        // All that the header decides comes before llama.cpp sees the model: its own errors are less clear, and some of them
         // end the process.
         let mut plan = LoadPlan::new(&header, options)?;
         let adapter_bytes = lora::check(&header, options)?;
-        let backend = llama::LlamaBackend::start(options.llama.numa)?;
         let draft = match &options.draft {
             Some(draft) => {
                 let options = draft.load_options(plan.context_tokens, options);

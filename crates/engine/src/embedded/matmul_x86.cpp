@@ -41,23 +41,24 @@ constexpr size_t FETCHED_TILE_BYTES = 6144;
 constexpr int64_t FETCHED_AHEAD = 2 * ROWS;
 constexpr size_t CACHE_LINE_BYTES = 64;
 
-// What differs between the types of weights: the fewest tokens at which a product is faster here than in ggml.
+// What differs between the types of weights: the fewest tokens at which a product is faster here than in ggml without AVX-512. With it, any
+// number is.
 template <typename Weights> struct TypeOf;
 template <> struct TypeOf<Q4_1> {
     static constexpr ggml_type TYPE = GGML_TYPE_Q4_1, TOKENS_TYPE = GGML_TYPE_Q8_1;
-    static constexpr int64_t TOKENS_MIN_AVX512 = 1, TOKENS_MIN_AVX2 = 4;
+    static constexpr int64_t TOKENS_MIN_AVX2 = 4;
 };
 template <> struct TypeOf<Q5_1> {
     static constexpr ggml_type TYPE = GGML_TYPE_Q5_1, TOKENS_TYPE = GGML_TYPE_Q8_1;
-    static constexpr int64_t TOKENS_MIN_AVX512 = 1, TOKENS_MIN_AVX2 = 4;
+    static constexpr int64_t TOKENS_MIN_AVX2 = 4;
 };
 template <> struct TypeOf<Q5_0> {
     static constexpr ggml_type TYPE = GGML_TYPE_Q5_0, TOKENS_TYPE = GGML_TYPE_Q8_0;
-    static constexpr int64_t TOKENS_MIN_AVX512 = 1, TOKENS_MIN_AVX2 = INT64_MAX;
+    static constexpr int64_t TOKENS_MIN_AVX2 = INT64_MAX;
 };
 template <> struct TypeOf<Q8_0> {
     static constexpr ggml_type TYPE = GGML_TYPE_Q8_0, TOKENS_TYPE = GGML_TYPE_Q8_0;
-    static constexpr int64_t TOKENS_MIN_AVX512 = 1, TOKENS_MIN_AVX2 = INT64_MAX;
+    static constexpr int64_t TOKENS_MIN_AVX2 = INT64_MAX;
 };
 
 template <typename Weights> using Multiply = void (*)(const RowBlock *, const TokenBlock<Weights> *, int64_t, Tile &);
@@ -170,7 +171,7 @@ template <typename Weights> class Products final : public ggml::cpu::tensor_trai
     }
 
     bool takes(const ggml_tensor & weights, const ggml_tensor & tokens) const {
-        const int64_t tokens_min = is_wide() ? TypeOf<Weights>::TOKENS_MIN_AVX512 : TypeOf<Weights>::TOKENS_MIN_AVX2;
+        const int64_t tokens_min = is_wide() ? 1 : TypeOf<Weights>::TOKENS_MIN_AVX2;
         return is_agreed && weights.type == TypeOf<Weights>::TYPE && tokens.ne[1] >= tokens_min;
     }
 

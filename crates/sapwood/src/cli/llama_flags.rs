@@ -1,7 +1,5 @@
 //! Flags of llama.cpp's options, by the names of `llama-server`'s.
 
-use std::ffi::OsString;
-
 use clap::Args;
 use figment::value::{Dict, Value};
 
@@ -234,32 +232,4 @@ impl Switch {
 fn all(values: impl Iterator<Item = Value>) -> Option<Value> {
     let mut values = values.peekable();
     values.peek().is_some().then(|| list(values))
-}
-
-/// Short names of `llama-server` with several letters, which are several flags to a parser that knows only single ones.
-const SHORT: [(&str, &str); 14] = [
-    ("-md", "--draft-model"),
-    ("-ngld", "--draft-gpu-layers"),
-    ("-cd", "--draft-ctx"),
-    ("-ngl", "--gpu-layers"),
-    ("-sm", "--split-mode"),
-    ("-ts", "--tensor-split"),
-    ("-mg", "--main-gpu"),
-    ("-ot", "--override-tensor"),
-    ("-ctk", "--cache-type-k"),
-    ("-ctv", "--cache-type-v"),
-    ("-fa", "--flash-attn"),
-    ("-ub", "--ubatch-size"),
-    ("-tb", "--threads-batch"),
-    ("-np", "--parallel"),
-];
-
-/// Replaces these short names by the long ones, up to `--`.
-pub(super) fn expand(arguments: &mut [OsString]) {
-    let options = arguments.iter_mut().take_while(|it| *it != "--");
-    for argument in options {
-        if let Some((_, long)) = SHORT.iter().find(|(short, _)| argument == short) {
-            *argument = (*long).into();
-        }
-    }
 }

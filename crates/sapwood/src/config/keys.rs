@@ -193,10 +193,8 @@ impl KeyEntry {
 pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), CliError> {
     let mut random = [0_u8; 32];
     // From the system, because this is a credential: `RandomState` is not made for that.
-    let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
-    if got != Ok(random.len()) {
-        return Err(CliError::new("the operating system provides no randomness"));
-    }
+    getrandom::fill(&mut random)
+        .map_err(|_| CliError::new("the operating system provides no randomness"))?;
     let secret = random.iter().fold(String::from("sw_"), |secret, byte| {
         format!("{secret}{byte:02x}")
     });
