@@ -9,6 +9,8 @@ use tokio::time::Instant;
 pub(super) struct LoadBackoff {
     failures: u32,
     until: Option<Instant>,
+    /// The wait is for a reason outside of it, and nobody has been told of its end.
+    is_postponed: bool,
     loaded: Option<Instant>,
 }
 
@@ -28,19 +30,29 @@ impl LoadBackoff {
             .min(LONGEST);
         self.failures = self.failures.saturating_add(1);
         self.until = Some(now + wait);
+        self.is_postponed = false;
         wait
     }
 
     /// Records that it cannot be loaded now, for a reason outside of it. Returns the time until the next try.
     pub(super) fn postponed(&mut self, now: Instant) -> Duration {
         self.until = Some(now + FIRST);
+        self.is_postponed = true;
         FIRST
+    }
+
+    /// Whether a wait after [`Self::postponed`] is over; true once.
+    pub(super) fn take_end_of_postponement(&mut self, now: Instant) -> bool {
+        let is_over = self.is_postponed && self.wait(now).is_none();
+        self.is_postponed &= !is_over;
+        is_over
     }
 
     /// Records that it was loaded.
     pub(super) fn loaded(&mut self, now: Instant) {
         self.loaded = Some(now);
         self.until = None;
+        self.is_postponed = false;
     }
 
     /// The time until the next try; `None` if it may be tried now.
@@ -88,6 +100,8 @@ mod tests {
             assert_eq!(backoff.postponed(at(1601)).as_secs(), 1);
         }
         assert_eq!(backoff.wait(at(1601)), Some(Duration::from_secs(1)));
+        let ends = [1601, 1602, 1602].map(|now| backoff.take_end_of_postponement(at(now)));
+        assert_eq!(ends, [false, true, false]);
         assert!(!backoff.is_hopeless());
         assert_eq!(backoff.failed(at(1602)).as_secs(), 2);
     }

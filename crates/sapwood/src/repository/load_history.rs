@@ -43,6 +43,14 @@ impl LoadHistory {
         self.change(name, |model| model.backoff.postponed(now))
     }
 
+    /// Whether the wait of a model that was [postponed](Self::postponed) is over; true once.
+    pub(super) fn take_end_of_postponement(&self, name: &str, now: Instant) -> bool {
+        let mut models = self.models();
+        models
+            .get_mut(name)
+            .is_some_and(|it| it.backoff.take_end_of_postponement(now))
+    }
+
     /// The time until a model may be loaded again; `None` if it may be now.
     pub(super) fn wait(&self, name: &str, now: Instant) -> Option<Duration> {
         self.models().get(name)?.backoff.wait(now)
@@ -94,12 +102,5 @@ impl LoadHistory {
 
     fn models(&self) -> MutexGuard<'_, BTreeMap<String, ModelHistory>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-impl LoadHistory {
-    pub(super) fn forget(&self, name: &str) {
-        self.models().remove(name);
     }
 }

@@ -78,9 +78,15 @@ impl RepositoryInner {
             let Some(change) = self.locks.try_change(name) else {
                 continue;
             };
-            if self.shared.health.state(name) == Some(HealthState::Failed)
-                && self.history.wait(name, now).is_none()
-            {
+            let is_due = match self.shared.health.state(name) {
+                // One look early: a retry at the end of the wait, which was named to the caller, must find a model that can be
+                // called. Until then the model's function refuses calls with the rest of the wait.
+                Some(HealthState::Failed) => self.history.wait(name, now + LOOK).is_none(),
+                // Again: streams that wait for the model notice changes of its state only, and demand it then.
+                Some(HealthState::OnDemand) => self.history.take_end_of_postponement(name, now),
+                _ => false,
+            };
+            if is_due {
                 self.await_demand(name);
             }
             if model.withdraw_idle(now) {
@@ -145,7 +151,11 @@ impl RepositoryInner {
         if let Err(failure) = self.bring_up(&plan).await {
             let wait = self.failed(name, Some(&failure));
             tracing::error!(model = name, %failure, "a model could not be loaded for a call");
-            self.shared.health.failed(name);
+            // Without memory nothing is wrong with the model: it stays on demand, because faces do not pass calls on to a
+            // model that has failed, and the retry that this error asks for would find no model.
+            if matches!(failure, LoadFailure::Broken(_)) {
+                self.shared.health.failed(name);
+            }
             return Err(model.unavailable(failed, Some(wait)));
         }
         Ok(())

@@ -54,7 +54,7 @@ fn planned(text: &str) -> (ServedModels, Vec<PlannedModel>, Kernel, ServerContex
 }
 
 /// The models for which the memory is always too little.
-const LACKING: [&str; 2] = ["bad", "huge"];
+const LACKING: [&str; 2] = ["large", "huge"];
 
 async fn begun() -> (ServedModels, Kernel, ServerContext) {
     let (models, planned, kernel, shared) = planned(FILE);
@@ -252,6 +252,10 @@ mod residence {
         mock = { script = "steps", rules = [{ steps = [{ text = "a" }, { hang = true }] }] }
         [[models]]
         name = "bad"
+        backend = "mock"
+        mock = { gap = 99 }
+        [[models]]
+        name = "large"
         backend = "mock"
         mock = { gap = 99 }
         [[models]]
@@ -464,24 +468,45 @@ mod residence {
     #[tokio::test]
     async fn a_model_that_cannot_be_loaded_is_not_tried_for_each_call() {
         let (models, kernel, shared) = begun().await;
-        let ask = || async {
-            let run = kernel.run::<String>("bad", args! { prompt: "x" });
+        let ask = async |name: &str| {
+            let run = kernel.run::<String>(name, args! { prompt: "x" });
             run.await.unwrap_err()
         };
-        let first = ask().await;
+        let first = ask("bad").await;
         assert_eq!(first.code().name(), "unavailable");
         assert_eq!(first.retry_after(), Some(Duration::from_secs(1)));
         assert_eq!(shared.health.state("bad"), Some(HealthState::Failed));
-        let second = ask().await;
+        let second = ask("bad").await;
         assert!(second.retry_after().unwrap() < Duration::from_secs(1));
         assert!(shared.health.ready().is_ok());
-        models.0.look(later(1));
+        models.0.look(Instant::now() + Duration::from_millis(300));
+        assert_eq!(shared.health.state("bad"), Some(HealthState::Failed));
+        // A look before the end of the wait: the retry at its end finds a model.
+        models.0.look(Instant::now() + Duration::from_millis(700));
         assert_eq!(shared.health.state("bad"), Some(HealthState::OnDemand));
-        // It lacks memory, which is no fault of its own: it does not wait longer each time.
-        models.0.history.forget("bad");
+        assert!(ask("bad").await.retry_after().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_model_that_lacks_memory_is_asked_again_and_found() {
+        let (models, kernel, shared) = begun().await;
+        // It is no fault of its own: it does not wait longer each time, and faces pass every call on.
         for _ in 0..3 {
+            let run = kernel.run::<String>("large", args! { prompt: "x" });
+            let refused = run.await.unwrap_err();
+            assert_eq!(refused.retry_after(), Some(Duration::from_secs(1)));
+            assert_eq!(shared.health.state("large"), Some(HealthState::OnDemand));
+            // Streams of LMTP are not called again, and demand it when its state changes.
+            let mut changes = shared.health.changes();
+            changes.mark_unchanged();
+            models.0.look(Instant::now());
+            assert!(!changes.has_changed().unwrap());
             pass(1).await;
-            assert_eq!(ask().await.retry_after(), Some(Duration::from_secs(1)));
+            models.0.look(Instant::now());
+            assert!(changes.has_changed().unwrap());
+            changes.mark_unchanged();
+            models.0.look(Instant::now());
+            assert!(!changes.has_changed().unwrap(), "once");
         }
     }
 
