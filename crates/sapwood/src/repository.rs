@@ -204,6 +204,10 @@ impl Repository for ServedModels {
             if !inner.planned.contains_key(&name) {
                 return Err(ModelControlError::Unknown);
             }
+            // Before the lock, which a load for a call may hold for as long as a download takes: this stops it.
+            if let Some(model) = inner.on_demand.get(&name) {
+                model.close();
+            }
             let _changing = inner.locks.change(&name).await;
             inner.unload(&name).await;
             Ok(())

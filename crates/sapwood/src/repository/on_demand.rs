@@ -21,6 +21,7 @@ use futures::{Stream, StreamExt, TryStreamExt, stream};
 use sapwood_kernel::{Call, Chunk, Chunks, Error, Fun, ModelFacts, Result, Spec, raw};
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::model_loading;
@@ -36,6 +37,8 @@ pub(super) struct OnDemand {
     /// Whether it is configured to embed.
     embeds: bool,
     state: Mutex<OnDemandState>,
+    /// Notified when it is closed.
+    closed: Notify,
 }
 
 struct OnDemandState {
@@ -76,6 +79,7 @@ impl OnDemand {
                 outline: None,
                 last_spec: None,
             }),
+            closed: Notify::new(),
         })
     }
 
@@ -226,6 +230,20 @@ impl OnDemand {
         let mut state = self.state();
         state.is_closed = true;
         state.function = None;
+        drop(state);
+        self.closed.notify_waiters();
+    }
+
+    /// Waits until it is [closed](Self::close).
+    pub(super) async fn until_closed(&self) {
+        loop {
+            // Before the check: it is notified of what happens from here on.
+            let closed = self.closed.notified();
+            if self.state().is_closed {
+                return;
+            }
+            closed.await;
+        }
     }
 
     /// Lets no call enter that does not load it again.

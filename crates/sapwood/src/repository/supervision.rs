@@ -148,7 +148,15 @@ impl RepositoryInner {
         if let Some(wait) = self.history.wait(name, Instant::now()) {
             return Err(model.unavailable(failed, Some(wait)));
         }
-        if let Err(failure) = self.bring_up(&plan).await {
+        let brought = tokio::select! {
+            brought = self.bring_up(&plan) => brought,
+            // An unload by request waits for this lock, and not for gigabytes. Dropping the load stops it.
+            () = model.until_closed() => {
+                self.cache.release(name);
+                return Err(model.unavailable("is unloaded", None));
+            }
+        };
+        if let Err(failure) = brought {
             let wait = self.failed(name, Some(&failure));
             tracing::error!(model = name, %failure, "a model could not be loaded for a call");
             // Without memory nothing is wrong with the model: it stays on demand, because faces do not pass calls on to a
@@ -203,7 +211,13 @@ impl RepositoryInner {
                 return;
             };
             has_evicted = true;
-            self.retire(&model, "memory", change).await;
+            let Some(me) = self.me.upgrade() else { return };
+            // In a task of its own: a load that is stopped meanwhile must not leave the other model's engine half ended.
+            let retired =
+                tokio::spawn(async move { me.retire(&model, "memory", change).await }).await;
+            if let Err(why) = retired {
+                tracing::error!(%why, "unloading a model ended unexpectedly");
+            }
         }
     }
 

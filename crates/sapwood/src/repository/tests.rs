@@ -1,6 +1,7 @@
 //! Loading and unloading on scripted models.
 
 use std::collections::BTreeSet;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use futures::StreamExt;
 use futures::future::join_all;
@@ -41,7 +42,15 @@ fn planned(text: &str) -> (ServedModels, Vec<PlannedModel>, Kernel, ServerContex
     let shared = builder.shared().clone();
     let controllers = ProcessControllers::new(&config.controllers).unwrap();
     // Scripted models need no memory, unless their description says so.
-    let lacks_memory = |model: &PlannedModel| LACKING.contains(&model.name.as_str());
+    let lacks_memory = |model: &PlannedModel| {
+        let name = model.name.as_str();
+        let gate = GATE.lock().unwrap().take_if(|_| name == "stalled");
+        if let Some(gate) = gate {
+            // Until the other end is dropped.
+            let _ = gate.recv();
+        }
+        LACKING.contains(&name)
+    };
     let models = ServedModels::with_memory(
         &kernel,
         &shared,
@@ -55,6 +64,8 @@ fn planned(text: &str) -> (ServedModels, Vec<PlannedModel>, Kernel, ServerContex
 
 /// The models for which the memory is always too little.
 const LACKING: [&str; 2] = ["large", "huge"];
+/// Holds up the load of the model `stalled`.
+static GATE: Mutex<Option<Receiver<()>>> = Mutex::new(None);
 
 async fn begun() -> (ServedModels, Kernel, ServerContext) {
     let (models, planned, kernel, shared) = planned(FILE);
@@ -258,6 +269,9 @@ mod residence {
         name = "large"
         backend = "mock"
         mock = { gap = 99 }
+        [[models]]
+        name = "stalled"
+        backend = "mock"
         [[models]]
         name = "eager"
         backend = "mock"
@@ -508,6 +522,27 @@ mod residence {
             models.0.look(Instant::now());
             assert!(!changes.has_changed().unwrap(), "once");
         }
+    }
+
+    /// It may be a download of hours.
+    #[tokio::test]
+    async fn tr_706_an_unload_stops_the_load_for_a_call() {
+        let (models, kernel, shared) = begun().await;
+        let (open, gate) = sync_channel::<()>(0);
+        *GATE.lock().unwrap() = Some(gate);
+        let mut call = Box::pin(kernel.run::<String>("stalled", args! { prompt: "x" }));
+        assert!(futures::poll!(call.next()).is_pending());
+        while GATE.lock().unwrap().is_some() {
+            tokio::task::yield_now().await;
+        }
+        let unloading = timeout(CHANGES_MAX, models.unload("stalled"));
+        unloading.await.expect("it waits for the load").unwrap();
+        let refused = call.next().await.unwrap().unwrap_err();
+        assert!(refused.to_string().contains("is unloaded"), "{refused}");
+        assert_eq!(shared.health.state("stalled"), Some(HealthState::Unloaded));
+        drop(open);
+        models.load("stalled", None).await.unwrap();
+        assert_eq!(shared.health.state("stalled"), Some(HealthState::Ok));
     }
 
     #[tokio::test]
