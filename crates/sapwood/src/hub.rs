@@ -162,6 +162,15 @@ impl ModelCache {
         matches!(self.there(source), Ok(Some(_)))
     }
 
+    /// The first file of a model that is there. It is not locked: another process may replace or remove it.
+    #[cfg_attr(
+        not(feature = "embedded"),
+        allow(dead_code, reason = "no model is loaded from a file")
+    )]
+    pub(crate) fn find(&self, source: &ModelSource) -> Option<PathBuf> {
+        self.there(source).ok()??.into_iter().next()
+    }
+
     /// Downloads the newest version of a model unless it is there; returns its files, and whether any was downloaded.
     ///
     /// # Errors

@@ -64,6 +64,23 @@ impl PlannedModel {
         Ok(self)
     }
 
+    /// The same model with its file, if that is on this machine already, for a look at it: nothing is downloaded or locked.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn found(mut self, cache: &ModelCache) -> Self {
+        if let PlannedSource::Named(source) = &self.source
+            && let Some(path) = cache.find(source)
+        {
+            self.source = PlannedSource::File(path);
+        }
+        self
+    }
+
+    /// Without llama.cpp no model has a file.
+    #[cfg(not(feature = "embedded"))]
+    pub(crate) fn found(self, _: &ModelCache) -> Self {
+        self
+    }
+
     /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` gets the share done
     /// and stops the load by returning false.
     ///

@@ -78,7 +78,7 @@ impl RepositoryInner {
     ) -> Vec<PlannedModel> {
         let mut embedding = Vec::new();
         for model in first_use {
-            if model_loading::embeds(&model).await {
+            if model_loading::embeds(&model.clone().found(&self.cache)).await {
                 embedding.push(model);
                 continue;
             }
@@ -143,7 +143,8 @@ impl RepositoryInner {
         if model.is_described() {
             return;
         }
-        let Some(outline) = model_loading::outline(plan).await else {
+        let there = plan.clone().found(&self.cache);
+        let Some(outline) = model_loading::outline(&there).await else {
             return;
         };
         model.describe(outline);

@@ -625,4 +625,33 @@ mod residence {
         let refused = ask("eager").await.unwrap_err();
         assert!(refused.retry_after().is_some(), "{refused}");
     }
+
+    /// A model that embeds has other inputs than one that generates, and its first call must be right.
+    #[cfg(feature = "embedded")]
+    #[tokio::test]
+    async fn what_is_downloaded_already_is_looked_at_before_its_first_call() {
+        use sapwood_engine::embedded::random::{RandomModelShape, write};
+        let folder = tempfile::tempdir().unwrap();
+        for (path, shape) in [
+            ("hf/o/r/main/e.gguf", RandomModelShape::tiny_encoder(1)),
+            ("web/https/h/g.gguf", RandomModelShape::tiny()),
+        ] {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let file = std::fs::File::create(path).unwrap();
+            write(std::io::BufWriter::new(file), &shape, 7).unwrap();
+        }
+        let text = format!(
+            "[hub]\ndir = {:?}\noffline = true\n[engine]\nload = \"first_use\"\n[[models]]\nname = \"e\"\npath = \
+             \"hf:o/r:e.gguf\"\n[[models]]\nname = \"g\"\npath = \"https://h/g.gguf\"\n",
+            folder.path()
+        );
+        let (models, planned, kernel, _) = planned(&text);
+        models.begin(planned).await.unwrap();
+        assert!(models.0.engines.contains("e") && !models.0.engines.contains("g"));
+        let rows = kernel.embed("e", ["the text"]).await.unwrap();
+        assert_eq!(rows[0].len(), 64);
+        assert!(kernel.get("g").unwrap().spec().facts.is_some());
+        models.0.engines.get("e").end();
+    }
 }
