@@ -333,15 +333,45 @@ impl Part {
             }
             return Err(self.discard(&what));
         }
+        let begin = match content.offset {
+            0 => self.begin(&mut content).await?,
+            _ => Bytes::new(),
+        };
         if content.offset != self.bytes {
             self.restart()?;
         }
         bar.set(self.bytes);
-        self.write(&mut content, version, bar).await
+        self.write(begin, &mut content, version, bar).await
     }
 
+    /// Receives the first bytes of a whole file, before they replace what was received before: a body without a length may be
+    /// any page.
+    async fn begin(&self, content: &mut FileContent) -> Result<Bytes, DownloadError> {
+        let mut begin = Bytes::new();
+        while begin.len() < MAGIC.len() {
+            let Some(chunk) = content.next().await? else {
+                break;
+            };
+            begin = match begin.is_empty() {
+                true => chunk,
+                false => [begin, chunk].concat().into(),
+            };
+        }
+        match begin.starts_with(MAGIC) {
+            true => Ok(begin),
+            // Too few bytes to know.
+            false if MAGIC.starts_with(&begin) => Err(HubError::Cut.into()),
+            false if self.bytes > 0 => Err(DownloadError::Refused(format!(
+                "{NO_GGUF}; what was received before stays, try again later"
+            ))),
+            false => Err(self.discard(NO_GGUF)),
+        }
+    }
+
+    /// Writes `begin` and the rest of the content.
     async fn write(
         &mut self,
+        begin: Bytes,
         content: &mut FileContent,
         version: &FileRecord,
         bar: &DownloadBar,
@@ -352,13 +382,13 @@ impl Part {
             .file
             .try_clone()
             .map_err(|error| io(&self.path, error))?;
-        let (hash, begin) = (self.hash.clone(), self.bytes);
+        let (hash, offset) = (self.hash.clone(), self.bytes);
         // Hashing and writing are as slow as the network, and beside it: a full queue stops the reading.
         let (tx, mut rx) = mpsc::channel::<Bytes>(CHUNKS_QUEUED);
         let writing = tokio::task::spawn_blocking(move || {
             let mut hash = HashWriter(hash);
-            let mut bytes = begin;
-            let written = output.seek(SeekFrom::Start(begin)).and_then(|_| {
+            let mut bytes = offset;
+            let written = output.seek(SeekFrom::Start(offset)).and_then(|_| {
                 while let Some(chunk) = rx.blocking_recv() {
                     output.write_all(&chunk)?;
                     hash.write_all(&chunk)?;
@@ -368,13 +398,18 @@ impl Part {
             });
             (hash.0, bytes, written)
         });
-        let mut received = begin;
+        let mut begin = Some(begin).filter(|begin| !begin.is_empty());
+        let mut received = offset;
         let ended = loop {
             if received == version.bytes {
                 // Not a byte more is read, whatever else the server sends.
                 break Ok(());
             }
-            match content.next().await {
+            let next = match begin.take() {
+                Some(begin) => Ok(Some(begin)),
+                None => content.next().await,
+            };
+            match next {
                 Ok(Some(chunk)) => {
                     received += chunk.len() as u64;
                     // A closed queue: the writer has failed, and says so below.
@@ -424,9 +459,9 @@ impl Part {
         let mut file = self.lock.file.try_clone().map_err(io)?;
         // Writing gigabytes out takes its time.
         let checking = tokio::task::spawn_blocking(move || {
-            let mut magic = [0; 4];
+            let mut magic = [0; MAGIC.len()];
             file.seek(SeekFrom::Start(0))?;
-            let is_gguf = file.read_exact(&mut magic).is_ok() && &magic == b"GGUF";
+            let is_gguf = file.read_exact(&mut magic).is_ok() && magic == *MAGIC;
             if is_gguf {
                 file.sync_all()?;
             }
@@ -436,7 +471,7 @@ impl Part {
         if checked.and_then(|checked| checked).map_err(io)? {
             Ok(())
         } else {
-            Err(self.discard("it is not a GGUF file"))
+            Err(self.discard(NO_GGUF))
         }
     }
 
@@ -520,6 +555,8 @@ pub(crate) fn shown_bytes(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
 }
 
+const MAGIC: &[u8; 4] = b"GGUF";
+const NO_GGUF: &str = "it is not a GGUF file";
 /// Chunks between the network and the disk.
 const CHUNKS_QUEUED: usize = 16;
 /// How often a part that another process writes is looked at.

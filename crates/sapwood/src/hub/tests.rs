@@ -400,6 +400,35 @@ async fn a_part_survives_an_answer_of_another_length() {
     assert_eq!(std::fs::metadata(part).unwrap().len(), 1_000);
 }
 
+/// The same page without its length.
+#[tokio::test]
+async fn a_part_survives_a_page_of_no_known_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let of_hub = |request: &hub_server::Request| {
+        let is_file = request.path.contains("resolve");
+        is_file.then(|| Reply {
+            chunked: true,
+            ..Reply::new(200, "<html>".repeat(300))
+        })
+    };
+    let hub = FakeHub::with(&[(Q4, gguf(5_000))], of_hub, |_| None);
+    let below = folder.path().join("hf/o/r/main");
+    std::fs::create_dir_all(&below).unwrap();
+    let part = folder::part_path(&below.join(Q4), &sha256(&gguf(5_000))[..16]);
+    std::fs::write(&part, &gguf(5_000)[..1_000]).unwrap();
+    let online = cache(folder.path(), &hub.hub.url);
+    let refused = online.pull(&source("hf:o/r")).await.unwrap_err();
+    for what in ["not a GGUF file", "before stays"] {
+        assert!(refused.message.contains(what), "{refused}");
+    }
+    assert_eq!(std::fs::read(&part).unwrap(), gguf(5_000)[..1_000]);
+    // It never becomes a part itself.
+    std::fs::remove_file(&part).unwrap();
+    let refused = online.pull(&source("hf:o/r")).await.unwrap_err();
+    assert!(refused.message.contains("not a GGUF file"), "{refused}");
+    assert!(!part.exists());
+}
+
 #[tokio::test]
 async fn texts_of_a_hub_have_no_control_characters() {
     let folder = tempfile::tempdir().unwrap();
