@@ -168,6 +168,17 @@ pub(super) fn is_there(path: &Path, version: &FileRecord) -> bool {
     is_same && there.fits(path)
 }
 
+/// Whether a server says that what it sends belongs to another version of a file. What is proven by a checksum need not match.
+fn is_of_another_version(content: &FileContent, version: &FileRecord) -> bool {
+    match (&content.validator, &version.validator, &version.sha256) {
+        // An `etag` and a date say nothing of each other.
+        (Some(it), Some(known), None) if it.starts_with('"') == known.starts_with('"') => {
+            it != known
+        }
+        _ => false,
+    }
+}
+
 /// What a server says of the file that it sends.
 fn version(content: &FileContent) -> Result<FileRecord, DownloadError> {
     let unknown = || DownloadError::Refused("the server does not say how large the file is".into());
@@ -332,6 +343,11 @@ impl Part {
                 return Err(DownloadError::Refused(what));
             }
             return Err(self.discard(&what));
+        }
+        if content.offset > 0 && is_of_another_version(&content, version) {
+            // A server that takes no notice of `if-range`: the rest of another version would be appended.
+            self.restart()?;
+            return Err(HubError::Cut.into());
         }
         let begin = match content.offset {
             0 => self.begin(&mut content).await?,

@@ -6,7 +6,7 @@ use super::*;
 #[allow(dead_code, reason = "the tests of the command use the rest")]
 mod hub_server;
 
-use hub_server::{FakeHub, Reply, gguf, listing, sha256};
+use hub_server::{FakeHub, HttpServer, Reply, gguf, listing, ranged, sha256};
 
 const Q4: &str = "m-Q4_K_M.gguf";
 
@@ -427,6 +427,32 @@ async fn a_part_survives_a_page_of_no_known_length() {
     let refused = online.pull(&source("hf:o/r")).await.unwrap_err();
     assert!(refused.message.contains("not a GGUF file"), "{refused}");
     assert!(!part.exists());
+}
+
+/// A server that takes no notice of `if-range`, and whose file was replaced by one of the same length.
+#[tokio::test]
+async fn the_rest_of_another_version_is_not_appended() {
+    let newer: Vec<u8> = gguf(6_000).split_off(1_000);
+    let newer = [b"GGUF", &newer[4..]].concat();
+    let expect = newer.clone();
+    let web = HttpServer::start(move |request| match request.before {
+        0 => Reply {
+            cut: Some(2_500),
+            ..Reply::new(200, gguf(5_000)).header("etag", "\"v1\"")
+        },
+        _ => ranged(request, &newer).header("etag", "\"v2\""),
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let cache = ModelCache::new(&HubConfig {
+        dir: Some(folder.path().to_owned()),
+        retries: 2,
+        retry_wait: Duration::from_millis(1),
+        ..HubConfig::default()
+    });
+    let url = source(&format!("{}/m.gguf", web.url));
+    let path = cache.pull(&url).await.unwrap().0.remove(0);
+    assert_eq!(std::fs::read(path).unwrap(), expect);
+    assert_eq!(web.requests()[1].headers["range"], "bytes=2500-");
 }
 
 #[tokio::test]
