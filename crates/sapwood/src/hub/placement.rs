@@ -5,6 +5,7 @@
 //!   identify all ─► room? ─► receive all as parts ─► lock all old files ─► rename all ─► records
 //! ```
 
+use std::io;
 use std::path::Path;
 
 use sapwood_net::hub::HubClient;
@@ -104,22 +105,30 @@ fn place(ready: &[ReadyFile<'_>]) -> Result<(), DownloadError> {
     let old: Vec<Option<FileLock>> = received()
         .map(|one| replaceable(&one.file.path))
         .collect::<Result<_, _>>()?;
-    for (one, old) in received().zip(&old) {
-        let path = &one.file.path;
-        // A record of the old file must not be taken for that of the new one.
-        let written = match old {
-            Some(_) => FileRecord::replacing().write(path),
-            None => match std::fs::remove_file(record_path(path)) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            },
-        };
-        written.map_err(|error| DownloadError::at(path, error))?;
-    }
-    for one in received() {
-        let path = &one.file.path;
-        let part = part_path(path, &id(one.file, &one.version));
-        std::fs::rename(&part, path).map_err(|error| DownloadError::at(path, error))?;
+    let known: Vec<_> = received()
+        .zip(&old)
+        .filter(|(_, old)| old.is_some())
+        .map(|(one, _)| (one.file.path.as_path(), FileRecord::read(&one.file.path)))
+        .collect();
+    let mut is_intact = true;
+    let moved = received()
+        .zip(&old)
+        .try_for_each(|(one, old)| invalidate(&one.file.path, old.is_some()))
+        .and_then(|()| {
+            received().try_for_each(|one| {
+                let path = &one.file.path;
+                let part = part_path(path, &id(one.file, &one.version));
+                std::fs::rename(&part, path).map_err(|error| DownloadError::at(path, error))?;
+                is_intact = false;
+                Ok(())
+            })
+        });
+    if let Err(error) = moved {
+        // As long as no file was replaced, the old model is whole, and is to stay usable.
+        if is_intact {
+            restore(&known);
+        }
+        return Err(error);
     }
     // Those of unchanged files first: as long as one of the others is missing, so is the model.
     let unchanged = ready.iter().filter(|one| one.part.is_none());
@@ -146,6 +155,38 @@ fn place(ready: &[ReadyFile<'_>]) -> Result<(), DownloadError> {
         }
     }
     Ok(())
+}
+
+/// Removes what is recorded of a file that is about to be replaced, or of one that is not there: it must not be taken for
+/// that of the new file.
+fn invalidate(path: &Path, is_there: bool) -> Result<(), DownloadError> {
+    let written = match is_there {
+        true => FileRecord::replacing().write(path),
+        false => remove_record(path),
+    };
+    written.map_err(|error| DownloadError::at(path, error))
+}
+
+/// Writes the records of old files again, none of which was replaced.
+fn restore(known: &[(&Path, Option<FileRecord>)]) {
+    for (path, record) in known {
+        let written = match record {
+            Some(record) => record.write(path),
+            None => remove_record(path),
+        };
+        if let Err(error) = written {
+            tracing::warn!(path = %path.display(), %error, "what is known of a file cannot be recorded");
+            // Without a record it counts as a file that was copied here, which is better than as one that is being replaced.
+            let _ = remove_record(path);
+        }
+    }
+}
+
+fn remove_record(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(record_path(path)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Bytes that are left free on the disk.

@@ -455,6 +455,36 @@ async fn the_rest_of_another_version_is_not_appended() {
     assert_eq!(web.requests()[1].headers["range"], "bytes=2500-");
 }
 
+/// As on a disk that is full at the second record, or where the first part cannot be moved.
+#[tokio::test]
+async fn a_model_stays_usable_if_it_cannot_be_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |part| folder.path().join("hf/o/r/main").join(part);
+    let named = source("hf:o/r");
+    let old = FakeHub::new(&split(5_000, 6_000));
+    let online = cache(folder.path(), &old.hub.url);
+    online.pull(&named).await.unwrap();
+    let newer = FakeHub::new(&split(7_000, 8_000));
+    let online = cache(folder.path(), &newer.hub.url);
+    // Files that were copied here; a folder in the place of a record cannot be replaced by one.
+    let copied = FileRecord {
+        commit: None,
+        ..FileRecord::read(&file(PARTS[0])).unwrap()
+    };
+    copied.write(&file(PARTS[0])).unwrap();
+    let record = folder::record_path(&file(PARTS[1]));
+    std::fs::remove_file(&record).unwrap();
+    std::fs::create_dir(&record).unwrap();
+    assert!(online.has(&named));
+    let refused = online.pull(&named).await.unwrap_err();
+    assert!(refused.message.contains("cannot write"), "{refused}");
+    assert!(online.has(&named), "it is the old one");
+    assert_eq!(FileRecord::read(&file(PARTS[0])), Some(copied));
+    std::fs::remove_dir(&record).unwrap();
+    online.pull(&named).await.unwrap();
+    assert_eq!(std::fs::read(file(PARTS[0])).unwrap(), gguf(7_000));
+}
+
 #[tokio::test]
 async fn texts_of_a_hub_have_no_control_characters() {
     let folder = tempfile::tempdir().unwrap();
