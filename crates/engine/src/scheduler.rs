@@ -8,7 +8,8 @@
 //!                 └───────────────── unpark ─────────────┘        remove: from anywhere
 //! ```
 //!
-//! Order of admission: sequences that have yielded their slot are last. Otherwise the higher priority is first; then
+//! Order of admission: a sequence that has yielded its slot is last until as many were admitted as waited when it yielded; then
+//! it counts as a new one, so that newcomers do not keep it waiting for ever. Otherwise the higher priority is first; then
 //! sequences that have run before (preempted or parked); then callers take turns, and the connections of one caller
 //! take turns within the caller's turns (D-54); then first come, first served.
 //!
@@ -62,8 +63,10 @@ enum WaitingFrom {
     /// It was preempted or parked.
     Ran,
     New,
-    /// It yielded its slot to other sequences.
-    Yielded,
+    /// It yielded its slot to other sequences, and is last until the scheduler's clock of admissions has reached `until`.
+    Yielded {
+        until: u64,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +92,7 @@ pub(crate) struct Scheduler {
     turns: u64,
     /// One in this many admissions of new sequences goes to the priority of the one that waits longest; 0: none.
     ageing: u32,
-    /// Number of new sequences admitted so far.
+    /// Number of sequences admitted so far that were new, or had yielded their slot.
     new_admitted: u64,
     /// The turns of each caller with waiting sequences, and of each of their connections.
     turns_of: HashMap<FairKey, FairTurns>,
@@ -157,23 +160,31 @@ impl Scheduler {
         if self.ageing == 0 || !(self.new_admitted + 1).is_multiple_of(self.ageing.into()) {
             return None;
         }
-        // Only new sequences age. Those that ran before come first within their priority anyway.
-        let new = waiting.filter(|member| member.stage == SequenceStage::Waiting(WaitingFrom::New));
+        // Only new sequences age, and those that count as new. Those that ran before come first within their priority anyway.
+        let new = waiting.filter(|member| self.waiting_from(member) == WaitingFrom::New);
         let oldest = new.min_by_key(|member| member.arrival)?;
         Some(oldest.priority)
     }
 
-    /// The sort key of a waiting sequence; the lowest is admitted first.
-    fn rank(&self, member: &QueueMember, aged: Option<i32>) -> impl Ord + use<> {
-        let waiting = match member.stage {
+    /// How a sequence waits now.
+    fn waiting_from(&self, member: &QueueMember) -> WaitingFrom {
+        match member.stage {
+            SequenceStage::Waiting(WaitingFrom::Yielded { until }) if until <= self.turns => {
+                WaitingFrom::New
+            }
             SequenceStage::Waiting(waiting) => waiting,
             // Cannot occur: only waiting members are ranked.
             SequenceStage::Running | SequenceStage::Parked => WaitingFrom::Ran,
-        };
+        }
+    }
+
+    /// The sort key of a waiting sequence; the lowest is admitted first.
+    fn rank(&self, member: &QueueMember, aged: Option<i32>) -> impl Ord + use<> {
+        let waiting = self.waiting_from(member);
         let last_turns = match waiting {
             // It had its caller's turn when it was first admitted.
             WaitingFrom::Ran => [0; 2],
-            WaitingFrom::New | WaitingFrom::Yielded => {
+            WaitingFrom::New | WaitingFrom::Yielded { .. } => {
                 let last = |fair_key| self.turns_of.get(&fair_key).map_or(0, |turns| turns.last);
                 member.turn.fair_keys().map(last)
             }
@@ -183,7 +194,7 @@ impl Scheduler {
         let urgency = (aged == Some(member.priority), member.priority);
         (
             // Before the priority: a sequence of high priority would otherwise get its slot back at once.
-            waiting == WaitingFrom::Yielded,
+            matches!(waiting, WaitingFrom::Yielded { .. }),
             std::cmp::Reverse(urgency),
             waiting,
             last_turns,
@@ -205,10 +216,12 @@ impl Scheduler {
         let Some(mut member) = self.dequeue(key) else {
             return;
         };
+        if member.stage != SequenceStage::Waiting(WaitingFrom::Ran) {
+            self.new_admitted += 1;
+        }
         // A sequence that comes back was counted at its first admission; counting it again would cost its caller a
         // turn.
         if member.stage == SequenceStage::Waiting(WaitingFrom::New) {
-            self.new_admitted += 1;
             for fair_key in member.turn.fair_keys() {
                 // Only those with other waiting sequences have turns left to take.
                 if let Some(turns) = self.turns_of.get_mut(&fair_key) {
@@ -229,9 +242,12 @@ impl Scheduler {
         self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Ran));
     }
 
-    /// Moves a running sequence to waiting, after all others.
+    /// Moves a running sequence to waiting, after all others that wait.
     pub(crate) fn yield_slot(&mut self, key: SequenceKey) {
-        self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Yielded));
+        // At least one: it does not get the slot back that it has just yielded.
+        let others = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX).max(1);
+        let until = self.turns.saturating_add(others);
+        self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Yielded { until }));
     }
 
     /// Moves a running sequence to parked until its reader has caught up.

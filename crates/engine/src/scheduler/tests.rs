@@ -121,6 +121,29 @@ fn d_49_a_sequence_that_yields_its_slot_is_admitted_last() {
     assert_eq!(scheduler.next(|_| true), Some(1));
 }
 
+/// Newcomers of any priority, one for each admission, with a yielded sequence among them.
+#[test]
+fn d_49_newcomers_do_not_keep_a_sequence_that_has_yielded_its_slot_waiting() {
+    for (ageing, newcomer_priority, expect) in [(0, 0, Some(3)), (0, 5, None), (8, 5, Some(6))] {
+        let mut scheduler = Scheduler::new(1, ageing);
+        scheduler.submit(0, 0, of(0));
+        scheduler.admit(0);
+        for key in 1..4 {
+            scheduler.submit(key, newcomer_priority, of(key as u64));
+        }
+        scheduler.yield_slot(0);
+        let admitted = (10..40).position(|newcomer| {
+            let key = scheduler.next(|_| true).unwrap();
+            assert_eq!(scheduler.admission_order()[0], key);
+            scheduler.admit(key);
+            scheduler.remove(key);
+            scheduler.submit(newcomer, newcomer_priority, of(newcomer as u64));
+            key == 0
+        });
+        assert_eq!(admitted, expect, "{ageing} {newcomer_priority}");
+    }
+}
+
 #[test]
 fn a_new_caller_does_not_overtake_callers_that_take_turns() {
     let mut scheduler = Scheduler::new(1, 0);
