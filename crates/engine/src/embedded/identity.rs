@@ -4,14 +4,14 @@
 use std::fmt::Write;
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use crc32fast::Hasher;
 
 use super::llama;
 use super::load::LoadOptions;
-use super::source::ModelSource;
+use super::source::{ModelSource, parts};
 use crate::llama_options::LlamaOptions;
 
 /// Blocks of a file that are looked at, spread evenly over it, and their size: the weights of a fine-tuned model differ
@@ -119,19 +119,6 @@ impl ModelOrigin {
     }
 }
 
-/// The files of a model: those of a split one are named by their numbers.
-fn parts(path: &Path, count: u64) -> Vec<PathBuf> {
-    let all = path.to_str().and_then(|name| {
-        let (start, _) = name.rsplit_once("-00001-of-")?;
-        let name = |part: u64| format!("{start}-{part:05}-of-{count:05}.gguf").into();
-        (count <= PARTS_MAX).then(|| (1..=count).map(name).collect())
-    });
-    all.unwrap_or_else(|| vec![path.to_owned()])
-}
-
-/// Far more than any model has.
-const PARTS_MAX: u64 = 1000;
-
 impl OriginFile {
     fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
@@ -175,21 +162,6 @@ fn sample(mut file: &File) -> io::Result<u32> {
 mod tests {
     use super::*;
     use crate::llama_options::CacheType;
-
-    #[test]
-    fn all_parts_of_a_split_model_count() {
-        let named = |name: &str, count| {
-            let parts = parts(Path::new(name), count);
-            parts
-                .iter()
-                .map(|it| it.display().to_string())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(named("/m/a.gguf", 1), ["/m/a.gguf"]);
-        let both = ["/m/a-00001-of-00002.gguf", "/m/a-00002-of-00002.gguf"];
-        assert_eq!(named(both[0], 2), both);
-        assert_eq!(named(both[0], u64::MAX), [both[0]]);
-    }
 
     #[test]
     fn weights_and_settings_that_matter_make_another_identity() {

@@ -169,10 +169,8 @@ impl Estimate {
         let masks = product(&[batch, u64::from(size.reach()), 4]);
         let rows = u64::from(size.slots.saturating_add(SCORED_ROWS));
         let logits = product(&[rows, vocabulary, 8]);
-        // The header describes the first part of a split model; the others are assumed to be as large.
-        let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
-            weights: header.tensor_bytes.saturating_mul(parts),
+            weights: header.tensor_bytes,
             cache: cache_bytes(header, size, types)
                 .saturating_add(state_bytes(header).saturating_mul(u64::from(size.slots))),
             pass: [activations, masks, logits]

@@ -26,10 +26,17 @@ impl ModelSource {
         }
     }
 
-    /// Reads the header, replaces what the options override, as llama.cpp will, and checks it.
+    /// Reads the header, replaces what the options override, as llama.cpp will, and checks it. The bytes of its tensors are those
+    /// of all parts of a split model.
     pub(super) fn header(&self, options: &LlamaOptions) -> Result<GgufHeader, LoadError> {
         let mut header = match self {
-            Self::File(path) => header_of_file(path)?,
+            Self::File(path) => {
+                let mut header = header_of_file(path)?;
+                // It describes the tensors of the first part alone, which may have none.
+                let others = bytes_of_other_parts(path, &header);
+                header.tensor_bytes = header.tensor_bytes.saturating_add(others);
+                header
+            }
             Self::Bytes(bytes) => header_of(*bytes, bytes.len() as u64, self.path())?,
         };
         for (key, value) in options.overrides().map_err(LoadError::Option)? {
@@ -49,6 +56,30 @@ impl ModelSource {
         }
     }
 }
+
+/// Returns the bytes of the parts of a split model after the first. Their headers are small beside their tensors, and count too.
+fn bytes_of_other_parts(first: &Path, header: &GgufHeader) -> u64 {
+    let count = header.number("split.count").unwrap_or(1);
+    let others = parts(first, count).into_iter().skip(1);
+    others
+        // llama.cpp reports a part that is missing when it is loaded.
+        .filter_map(|part| std::fs::metadata(part).ok())
+        .map(|metadata| metadata.len())
+        .fold(0, u64::saturating_add)
+}
+
+/// The files of a model: those of a split one are named by their numbers.
+pub(super) fn parts(path: &Path, count: u64) -> Vec<PathBuf> {
+    let all = path.to_str().and_then(|name| {
+        let (start, _) = name.rsplit_once("-00001-of-")?;
+        let name = |part: u64| format!("{start}-{part:05}-of-{count:05}.gguf").into();
+        (count <= PARTS_MAX).then(|| (1..=count).map(name).collect())
+    });
+    all.unwrap_or_else(|| vec![path.to_owned()])
+}
+
+/// Far more than any model has.
+const PARTS_MAX: u64 = 1000;
 
 pub(super) fn header_of_file(path: &Path) -> Result<GgufHeader, LoadError> {
     let unreadable = |error: io::Error| match error.kind() {
@@ -118,5 +149,48 @@ impl StagedFile {
         file.write_all(bytes)?;
         let path = file.path().to_owned();
         Ok(Self { _file: file, path })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random::{RandomModelShape, write};
+    use super::*;
+
+    #[test]
+    fn all_parts_of_a_split_model_count() {
+        let named = |name: &str, count| {
+            let parts = parts(Path::new(name), count);
+            parts
+                .iter()
+                .map(|it| it.display().to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(named("/m/a.gguf", 1), ["/m/a.gguf"]);
+        let both = ["/m/a-00001-of-00002.gguf", "/m/a-00002-of-00002.gguf"];
+        assert_eq!(named(both[0], 2), both);
+        assert_eq!(named(both[0], u64::MAX), [both[0]]);
+    }
+
+    #[test]
+    fn the_weights_of_a_split_model_are_those_of_all_its_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = folder.path().join("m-00001-of-00003.gguf");
+        let written = |numbers| {
+            let shape = RandomModelShape {
+                numbers,
+                ..RandomModelShape::tiny()
+            };
+            write(File::create(&first).unwrap(), &shape, 1).unwrap();
+            let source = ModelSource::File(first.clone());
+            let header = source.header(&LlamaOptions::default()).unwrap();
+            header.tensor_bytes
+        };
+        for (part, bytes) in [(2, 1_000), (3, 500)] {
+            let path = folder.path().join(format!("m-{part:05}-of-00003.gguf"));
+            std::fs::write(path, vec![0; bytes]).unwrap();
+        }
+        let whole = written(Vec::new());
+        assert_eq!(written(vec![("split.count".to_owned(), 3)]), whole + 1_500);
     }
 }
