@@ -127,6 +127,14 @@ impl TensorShape {
         self.dimensions[1..].iter().any(|&size| size > 1)
     }
 
+    /// Returns its bytes; none for an unknown type.
+    #[cfg(feature = "embedded")]
+    pub(super) fn bytes(self) -> u64 {
+        let (block, bytes) = layout(self.kind).unwrap_or((1, 0));
+        let elements = self.dimensions.iter().copied().fold(1, u64::saturating_mul);
+        (elements / block).saturating_mul(bytes)
+    }
+
     /// Returns ggml's number of its type.
     pub(super) fn kind(self) -> u32 {
         self.kind

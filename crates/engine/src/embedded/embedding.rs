@@ -13,7 +13,7 @@ use super::kind::{
 };
 use super::llama;
 use super::llama::{DecodeError, EncoderContext, EncoderSize, SLOTS_MAX, ThreadLimits};
-use super::load::{LoadOptions, weights};
+use super::load::{LoadOptions, shared_weights, weights};
 use super::load_error::LoadError;
 use super::memory::{CacheTypes, Estimate};
 use super::plan::{batch_tokens, check_blocks, check_options, layers, offload, reserve};
@@ -120,7 +120,9 @@ impl MeasuredEncoder {
         }
         let estimate = Estimate::of_encoder(&header, size, is_encoder, cache_types);
         let backend = llama::LlamaBackend::start(options.llama.numa)?;
-        let (gpu_layers, estimate) = offload(estimate, layers(&header), &options.llama);
+        let (gpu_layers, mut estimate) = offload(estimate, layers(&header), &options.llama);
+        let shared = shared_weights(source, &header, options, gpu_layers);
+        estimate.weights = estimate.weights.saturating_sub(shared);
         Ok(Self {
             header,
             size,

@@ -8,6 +8,7 @@ use super::identity::ModelOrigin;
 use super::kind::{architecture, is_encoder};
 use super::llama::ContextSize;
 use super::load_error::LoadError;
+use super::mapped::{self, MappedFile};
 use super::memory;
 use super::plan::LoadPlan;
 use super::source::{ModelSource, StagedFile};
@@ -143,17 +144,40 @@ pub(super) fn weights(
             &staged.path
         }
     };
+    let mapped = match source {
+        ModelSource::File(path) => MappedFile::new(path, &options.llama, gpu_layers),
+        ModelSource::Bytes(_) => None,
+    };
     let params = llama::ModelParams::new(backend, &options.llama, gpu_layers);
     let params = params.map_err(LoadError::Option)?;
     let loaded = llama::LlamaModel::load(path, params, &mut received);
     match loaded {
-        Ok(model) => Ok(model),
+        Ok(mut model) => {
+            model.keep(mapped);
+            Ok(model)
+        }
         Err(_) if stopped => Err(LoadError::Stopped),
         // llama.cpp has no code for this, only its log message.
         Err(why) if why.contains("unknown model architecture") => {
             Err(LoadError::Architecture(architecture(header).to_owned()))
         }
         Err(why) => Err(LoadError::Llama(why)),
+    }
+}
+
+/// Returns how many bytes of its weights a model shares with those that are loaded.
+pub(super) fn shared_weights(
+    source: &ModelSource,
+    header: &GgufHeader,
+    options: &LoadOptions,
+    gpu_layers: u32,
+) -> u64 {
+    match source {
+        // A configured limit is for the model by itself.
+        ModelSource::File(path) if options.memory_bytes.is_none() => {
+            mapped::shared_bytes(path, header, &options.llama, gpu_layers)
+        }
+        _ => 0,
     }
 }
 
@@ -212,9 +236,11 @@ impl MeasuredModel {
         let taken = draft.as_ref().map_or(0, |draft| draft.gpu_bytes);
         plan.suit_gpu(&header, options, adapter_bytes, taken);
         let measure = |plan: &LoadPlan| {
-            let (gpu_layers, own) = plan.offload(&header, options, adapter_bytes, taken);
+            let (gpu_layers, mut own) = plan.offload(&header, options, adapter_bytes, taken);
             let gpu_bytes = plan.estimate(&header, options, adapter_bytes).total();
             let gpu_bytes = gpu_bytes.saturating_sub(own.total());
+            let shared = shared_weights(source, &header, options, gpu_layers);
+            own.weights = own.weights.saturating_sub(shared);
             let mut estimate = own;
             if let Some(draft) = &draft {
                 estimate = estimate.with(draft.estimate);
@@ -402,4 +428,44 @@ fn missing_prefixes(options: &LoadOptions, size: ContextSize) -> Option<u32> {
     // More than `SLOTS_MAX` is not missing cells: no cache would be large enough.
     let missing = asked.min(llama::SLOTS_MAX).saturating_sub(size.slots);
     (missing > 0).then(|| missing.saturating_mul(size.cells / size.slots.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random::{RandomModelShape, write};
+    use super::*;
+
+    #[test]
+    fn a_second_model_of_a_file_needs_no_memory_for_its_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        write(
+            std::fs::File::create(&path).unwrap(),
+            &RandomModelShape::tiny(),
+            1,
+        )
+        .unwrap();
+        let source = ModelSource::File(path);
+        let options = LoadOptions {
+            context_tokens: Some(64),
+            parallel: 1,
+            ..LoadOptions::default()
+        };
+        let of = |options: &LoadOptions| MeasuredModel::new(&source, options).unwrap().estimate;
+        let first = of(&options);
+        let loaded = load("m", &source, &options, &mut |_| true).unwrap();
+        let second = of(&options);
+        let header = source.header(&options.llama).unwrap();
+        let shared = shared_weights(&source, &header, &options, 0);
+        assert!(shared > 0);
+        assert_eq!(first.weights - second.weights, shared);
+        assert_eq!((first.cache, first.pass), (second.cache, second.pass));
+        let limited = LoadOptions {
+            memory_bytes: Some(1 << 30),
+            ..options.clone()
+        };
+        assert_eq!(of(&limited).weights, first.weights);
+        drop(loaded);
+        assert_eq!(of(&options), first);
+    }
 }

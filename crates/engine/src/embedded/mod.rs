@@ -20,6 +20,7 @@ mod llama;
 mod load;
 mod load_error;
 mod lora;
+mod mapped;
 mod marks;
 mod memory;
 mod outline;

@@ -10,6 +10,7 @@ use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
 
 use super::super::guard::{guarded, throwing};
+use super::super::mapped::MappedFile;
 use super::compute_pool::{ComputePool, TurnTaking};
 use super::params::ModelParams;
 use super::{LAST_ERROR, take_last_error};
@@ -25,6 +26,8 @@ pub(in super::super) struct LlamaModel {
     params: ModelParams,
     /// LoRA adapters. The model frees them.
     adapters: Vec<NonNull<sys::llama_adapter_lora>>,
+    /// Dropped after the model is freed.
+    _mapped: Option<MappedFile>,
 }
 
 // SAFETY: see "Threads" above; nothing in a loaded model is bound to the thread that loaded it.
@@ -111,6 +114,7 @@ impl LlamaModel {
             size: 0,
             params: kept,
             adapters: Vec::new(),
+            _mapped: None,
         };
         // SAFETY: the vocabulary is live. A model without a tokenizer (type NONE) would abort in its functions.
         let size = unsafe {
@@ -125,6 +129,11 @@ impl LlamaModel {
         } else {
             Ok(this)
         }
+    }
+
+    /// Keeps the record of its file until it is freed.
+    pub(in super::super) fn keep(&mut self, mapped: Option<MappedFile>) {
+        self._mapped = mapped;
     }
 
     /// Loads a LoRA adapter, for the contexts that are created later.
