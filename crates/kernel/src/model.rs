@@ -172,14 +172,15 @@ async fn begin(
         token_charge.prompt(STEER_TOKENS)?;
     }
     let hold = model.steering.as_ref().map(|steering| steering.hold);
-    let is_constrained = steer.is_constrained();
+    let pattern = steer.pattern().map(str::to_owned);
     let submitted = submit(model, request, steer, rights.cloned().unwrap_or_default()).await?;
     let handle = submitted.handle;
     asked.prompt_tokens = handle.prompt_tokens();
-    if is_constrained {
-        asked.output.begin_constrained();
-    } else {
-        asked.output.continue_prompt(handle.prompt_tail());
+    match pattern {
+        Some(pattern) => asked
+            .output
+            .begin_constrained(&pattern, handle.prompt_tail()),
+        None => asked.output.continue_prompt(handle.prompt_tail()),
     }
     asked.hold = hold.filter(|_| submitted.backtracks);
     if let Some(token_charge) = token_charge {

@@ -106,6 +106,11 @@ struct RowLimits {
 }
 
 impl RowLimits {
+    /// Whether the request itself may be why no token is left.
+    fn may_blame(&self, request: &RequestTerms) -> bool {
+        self.good.is_some() || !self.forbidden.is_empty() || !request.sampling.logit_bias.is_empty()
+    }
+
     #[inline]
     fn of(sequence: &RunningSequence, terms: &RowTerms<'_>, mask: Option<&Mask>) -> Self {
         let RowTerms { request, ends } = *terms;
@@ -458,6 +463,20 @@ impl RowSampling {
             Logits::Whole(row) => self.sampler.sample(row, &params),
             Logits::Ranked(ranking) => self.sampler.sample_ranked(&ranking, &params),
         };
+        // The steerer is at fault if it alone leaves no token, the request otherwise.
+        let forbids = |bias: &(Token, f32)| bias.1 == f32::NEG_INFINITY;
+        let by_steerer = |mask: &Mask| {
+            mask.count() == 0
+                || !limits.may_blame(terms.request)
+                || steered.bias.iter().any(forbids)
+        };
+        if matches!(sampled, Err(SampleError::NothingAllowed)) && mask.is_some_and(by_steerer) {
+            return RowOutcome::SteerFailed(EngineError::new(
+                Code::ControllerFailed,
+                ErrorReason::CONSTRAINT_FAILED,
+                SampleError::NothingAllowed.to_string(),
+            ));
+        }
         settle(sequence, terms.ends, mask, sampled)
     }
 }
@@ -477,14 +496,6 @@ fn settle(
             let sole =
                 ends.contains(&sample.token) && mask.is_some_and(|mask| allows_only(mask, ends));
             RowOutcome::Sampled(sample, sole)
-        }
-        // The steerer is at fault if its mask alone allows nothing, the request otherwise.
-        Err(error @ SampleError::NothingAllowed) if mask.is_some_and(|mask| mask.count() == 0) => {
-            RowOutcome::SteerFailed(EngineError::new(
-                Code::ControllerFailed,
-                ErrorReason::CONSTRAINT_FAILED,
-                error.to_string(),
-            ))
         }
         Err(error) => RowOutcome::Error(sample_error(&error)),
     }

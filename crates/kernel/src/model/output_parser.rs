@@ -42,7 +42,7 @@ pub use self::families::{OutputParsers, ReasoningParser, ToolParser};
 use self::format::MarkerRole;
 pub(crate) use self::format::OutputFormat;
 use self::harmony::{HarmonyCall, HarmonyHeader, HarmonyMessage};
-use self::markers::{Find, Marker, find};
+use self::markers::{Find, Marker, begun_marker, find};
 use self::open_calls::OpenCalls;
 use self::reasoning::ReasoningText;
 pub(crate) use self::settings::OutputSettings;
@@ -406,12 +406,9 @@ impl OutputParser {
             return false;
         }
         reasoning.after_marker = false;
+        let may_call = self.may_call(format);
         let rest = &self.input[self.at..];
-        let found = find(
-            rest,
-            format.in_reasoning(self.may_call(format)),
-            &format.texts,
-        );
+        let found = find(rest, format.in_reasoning(may_call), &format.texts);
         let (Find::Marker { at: text, .. } | Find::None { safe: text }) = found;
         reasoning.emit(&rest[..text], out);
         let Find::Marker { at, end, marker } = found else {
@@ -429,7 +426,7 @@ impl OutputParser {
             }
         } else if harmony::BORDERS.contains(&marker) {
             self.enter_header(marker, &written);
-        } else if !format.opens_calls(marker) {
+        } else if !may_call || !format.opens_calls(marker) {
             // A control token out of place.
             self.state = ParserState::Reasoning(reasoning);
         } else if format.is_unmistakable(marker) {
@@ -455,15 +452,18 @@ impl OutputParser {
             return false;
         };
         self.at += at + c.len_utf8();
-        self.reject_draft();
+        self.reject_draft(format);
         true
     }
 
-    /// What was taken for calls is reasoning, and is read again as that.
-    fn reject_draft(&mut self) {
+    /// What was taken for calls is reasoning, and is read again as that. It may end with the beginning of a marker, on which it broke
+    /// off: that one was in no draft yet.
+    fn reject_draft(&mut self, format: &OutputFormat) {
         if let ParserState::Draft(draft) = std::mem::replace(&mut self.state, ParserState::TEXT) {
             let (source, reasoning) = draft.into_source();
-            self.fresh = self.input.len() - self.at;
+            let markers = format.in_reasoning(self.may_call(format));
+            let begun = source.len() - begun_marker(&source, markers, &format.texts);
+            self.fresh = self.input.len() - self.at + begun;
             self.read_again(&source);
             self.state = ParserState::Reasoning(reasoning);
         }
@@ -475,7 +475,7 @@ impl OutputParser {
             return;
         };
         if !draft.end() {
-            self.reject_draft();
+            self.reject_draft(format);
             return self.feed("", format, out);
         }
         if let ParserState::Draft(draft) = std::mem::replace(&mut self.state, ParserState::TEXT) {

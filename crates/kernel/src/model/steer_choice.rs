@@ -34,9 +34,13 @@ impl SteerChoice {
         self.controller.is_none() && self.constraint.is_none()
     }
 
-    /// Whether the request itself gives the form of the output.
-    pub(super) const fn is_constrained(&self) -> bool {
-        self.constraint.is_some()
+    /// The pattern of a native constraint, which gives the form of the output; it may be named as a controller too.
+    pub(super) fn pattern(&self) -> Option<&str> {
+        let constraint = self.constraint.as_ref();
+        let pattern = constraint.map(|choice| &*choice.value);
+        let controller = self.controller.as_ref();
+        let native = controller.filter(|choice| choice.is_native());
+        pattern.or_else(|| native.map(|choice| &*choice.arg))
     }
 
     /// Fails if there is something to open, where nothing can be steered (AI-827).

@@ -74,11 +74,11 @@ const FIELDS: [&str; 58] = joined(&[
         "skip_special_tokens",
         "n",
         "num_return_sequences",
-        "beam_width",
         "best_of",
         "use_beam_search",
         "guided_decoding",
         "structured_outputs",
+        "beam_width",
         "logprobs",
         "prompt_logprobs",
         "logit_bias",
@@ -211,6 +211,16 @@ impl Settings {
                 let priority = lower_first.saturating_neg();
                 let clamped = priority.clamp(i32::MIN.into(), i32::MAX.into());
                 self.params.priority = i32::try_from(clamped).ok();
+            }
+            // The best of as many as are asked for are all of them. `n` was set before.
+            "best_of" => {
+                let most = i128::from(self.params.n.unwrap_or(1));
+                let range = "an integer";
+                if !field.is_empty()
+                    && field.integer(range, i128::from(i64::MIN), i128::from(u64::MAX))? > most
+                {
+                    return Err(InvalidRequest::Unsupported(name.into()));
+                }
             }
             // Read together, once all fields are known.
             "controller" | "controller_arg" => {}
@@ -499,6 +509,27 @@ impl Field<'_> {
         }
     }
 
+    /// Whether it says nothing: clients send empty strings for fields that they do not use (TR-401).
+    fn is_empty(self) -> bool {
+        match self.value {
+            Value::Null => true,
+            Value::String(text) => text.is_empty(),
+            Value::Array(list) => list.is_empty(),
+            Value::Object(members) => members.is_empty(),
+            Value::Bool(_) | Value::Number(_) => false,
+        }
+    }
+
+    /// Whether it is false, in the spellings of clients that send everything as texts or numbers.
+    fn is_false(self) -> bool {
+        match self.value {
+            Value::Bool(flag) => !flag,
+            Value::Number(number) => number.as_f64() == Some(0.0),
+            Value::String(text) => ["false", "False", "0"].contains(&&**text),
+            _ => false,
+        }
+    }
+
     /// Accepts a field without effect here, unless its value would require one.
     fn harmless(self) -> Result<(), InvalidRequest> {
         let nothing = match self.name {
@@ -511,13 +542,11 @@ impl Field<'_> {
                     Err(InvalidRequest::Beam)
                 };
             }
-            "best_of" => self.integer("1", i128::from(i64::MIN), i128::from(u64::MAX))? == 1,
-            "use_beam_search" => self.value == &Value::Bool(false),
+            "use_beam_search" => self.is_empty() || self.is_false(),
             "prompt_logprobs" => {
                 self.integer("0", i128::from(i64::MIN), i128::from(u64::MAX))? == 0
             }
-            // Clients send empty strings for fields that they do not use (TR-401).
-            _ => self.value.as_str() == Some(""),
+            _ => self.is_empty(),
         };
         if nothing {
             Ok(())

@@ -617,8 +617,13 @@ fn tr_403_a_pattern_counts_beside_sampling_parameters() {
         let refused = asking(&format!(r#""sampling_parameters":"{members}""#)).unwrap_err();
         assert!(refused.contains(field), "{refused}");
     }
-    let neutral = r#"{\"best_of\":1,\"use_beam_search\":false,\"guided_decoding\":null}"#;
-    asking(&format!(r#""sampling_parameters":"{neutral}""#)).unwrap();
+    for neutral in [
+        r#"{\"best_of\":1,\"use_beam_search\":false,\"guided_decoding\":null}"#,
+        r#"{\"best_of\":2,\"n\":2,\"use_beam_search\":\"false\",\"guided_decoding\":{}}"#,
+        r#"{\"best_of\":\"\",\"use_beam_search\":0,\"structured_outputs\":\"\"}"#,
+    ] {
+        asking(&format!(r#""sampling_parameters":"{neutral}""#)).unwrap();
+    }
 }
 
 /// As a JSON value they would be `null`, which is as if nothing had been sent.

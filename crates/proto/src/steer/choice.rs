@@ -61,6 +61,12 @@ pub struct InvalidChoice {
 type Read<T> = Result<T, InvalidChoice>;
 
 impl ControllerChoice {
+    /// Whether it names a native constraint (AI-840), which gives the form of the output.
+    #[must_use]
+    pub fn is_native(&self) -> bool {
+        self.id.starts_with("sapwood:")
+    }
+
     /// Reads the members `controller` and `controller_arg` of a request: a name with the argument beside it, or an object
     /// of `id` (Evergreen's `module`) and `arg`. An argument that is a string is taken as it is, other JSON as its text
     /// (AI-911).

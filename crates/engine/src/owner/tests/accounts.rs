@@ -245,6 +245,16 @@ fn ai_804_a_bias_against_eog_tokens_does_not_fail_a_complete_output() {
         request.params.logit_bias = vec![(Token::from(b'q'), f32::NEG_INFINITY)].into();
         let error = echo().answer(request).error.unwrap();
         assert_eq!(error.code, Code::InvalidRequest, "{error:?}");
+        // A steerer that forbids all that its mask allows has failed by itself.
+        probe.mid = |_| {
+            Ok(Some(sample(Sample {
+                mask: Some(Arc::new(letters(b"q"))),
+                bias: vec![(Token::from(b'q'), f32::NEG_INFINITY)],
+                ..Sample::default()
+            })))
+        };
+        let answer = echo().answer(steered("", &probe));
+        assert_eq!(error_of(&answer).code, Code::ControllerFailed);
     }
 }
 

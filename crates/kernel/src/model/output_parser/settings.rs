@@ -117,9 +117,22 @@ impl OutputSettings {
     }
 
     /// The output has a form that the request asks for, from its first token on. So there is neither reasoning before it nor a header,
-    /// although the template may have opened one: the constrained text would be all reasoning, and the answer empty.
-    pub(crate) fn begin_constrained(&mut self) {
-        self.start = OutputStart::Text;
+    /// although the template may have opened one: the constrained text would be all reasoning, and the answer empty. A pattern that writes
+    /// the end of the reasoning begins with it.
+    pub(crate) fn begin_constrained(&mut self, pattern: &str, tail: &str) {
+        let end = self
+            .format
+            .as_ref()
+            .and_then(|format| match format.is_harmony() {
+                true => Some(harmony::MESSAGE),
+                false => format.think().map(|(_, end)| end),
+            });
+        // Patterns may escape what the marker is made of.
+        if end.is_some_and(|end| pattern.replace('\\', "").contains(end)) {
+            self.continue_prompt(tail);
+        } else {
+            self.start = OutputStart::Text;
+        }
     }
 
     /// Whether the prompt ends with the last message, and not with what the template writes for the answer.

@@ -253,12 +253,24 @@ fn a_constrained_output_begins_with_the_answer() {
     for parser in [ToolParser::Hermes, ToolParser::Harmony] {
         let format = bare(parser).format.unwrap();
         let mut settings = OutputSettings::of_chat(format, None, &ChatRequest::default());
-        settings.begin_constrained();
+        settings.begin_constrained(r#"{"type": "object"}"#, "assistant\n<think>\n");
         let answer = r#"{"city": "Paris"}"#;
         assert_eq!(
             parse(&settings, answer),
             [format!("t:{answer}")],
             "{parser:?}"
+        );
+    }
+    // A pattern that writes the reasoning too.
+    let format = bare(ToolParser::Hermes).format.unwrap();
+    for pattern in [r"[^<]*</think>[0-9]+", r"[^<]*<\/think>[0-9]+"] {
+        let mut settings =
+            OutputSettings::of_chat(Arc::clone(&format), None, &ChatRequest::default());
+        settings.begin_constrained(pattern, "assistant\n<think>\n");
+        assert_eq!(
+            parse(&settings, "hm</think>42"),
+            ["r:hm", "t:42"],
+            "{pattern}"
         );
     }
 }

@@ -107,6 +107,22 @@ fn calls_that_end_reasoning_without_an_end_are_found() {
     assert_eq!(parse(&begun, text), [format!("r:{text}")]);
 }
 
+/// What a draft broke off on may be the next call.
+#[test]
+fn the_call_behind_a_broken_draft_is_found() {
+    for broken in [
+        "<tool_call>\n",
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \n",
+    ] {
+        let text = format!("<think>hm\n{broken}{CALL}");
+        let expect = [
+            format!("r:hm\n{}", broken.trim_end()),
+            "c:add{\"a\":1}".to_owned(),
+        ];
+        assert_eq!(parse(&bare(ToolParser::Hermes), &text), expect, "{text}");
+    }
+}
+
 /// Markers that no model writes without meaning it: calls come as they are written, and the reasoning goes on behind them.
 #[test]
 fn unmistakable_calls_in_reasoning_are_calls_at_once() {
