@@ -456,13 +456,17 @@ impl OutputParser {
         true
     }
 
-    /// What was taken for calls is reasoning, and is read again as that. It may end with the beginning of a marker, on which it broke
-    /// off: that one was in no draft yet.
+    /// What was taken for calls is reasoning, and is read again as that. A call that broke off may end with the beginning of a marker, which
+    /// was in no draft yet.
     fn reject_draft(&mut self, format: &OutputFormat) {
         if let ParserState::Draft(draft) = std::mem::replace(&mut self.state, ParserState::TEXT) {
+            let is_broken = !draft.has_call();
             let (source, reasoning) = draft.into_source();
             let markers = format.in_reasoning(self.may_call(format));
-            let begun = source.len() - begun_marker(&source, markers, &format.texts);
+            let begun = match is_broken {
+                true => source.len() - begun_marker(&source, markers, &format.texts),
+                false => 0,
+            };
             self.fresh = self.input.len() - self.at + begun;
             self.read_again(&source);
             self.state = ParserState::Reasoning(reasoning);

@@ -69,6 +69,11 @@ impl DraftCalls {
         self.complete > 0
     }
 
+    /// Whether there is a complete call in it.
+    pub(super) fn has_call(&self) -> bool {
+        self.complete > 0
+    }
+
     /// All that was read, and the reasoning in which it stands.
     pub(super) fn into_source(self) -> (String, ReasoningText) {
         (self.source, self.reasoning)

@@ -116,7 +116,7 @@ fn the_call_behind_a_broken_draft_is_found() {
     ] {
         let text = format!("<think>hm\n{broken}{CALL}");
         let expect = [
-            format!("r:hm\n{}", broken.trim_end()),
+            format!("r:hm\n{}", broken.trim_end_matches('\n')),
             "c:add{\"a\":1}".to_owned(),
         ];
         assert_eq!(parse(&bare(ToolParser::Hermes), &text), expect, "{text}");
