@@ -14,6 +14,7 @@ mod constants;
 mod context;
 #[cfg(test)]
 mod families;
+mod guard;
 mod json;
 mod jumps;
 mod list;
@@ -332,17 +333,20 @@ impl Template {
                     &compiled
                 }
             };
+            guard::install(&self.shield, context.take_covered());
             let mut out = make_string_output(&mut text);
             let blocks = BTreeMap::new();
             let escape = AutoEscape::None;
             let environment = &self.environment;
             eval(environment, program, variables, &blocks, &mut out, escape).map(drop)
         };
-        bounds::within(input_bytes(chat), || caught(render)).map_err(failure)?;
+        let rendered = bounds::within(input_bytes(chat), || caught(render));
+        let covered = guard::remove();
+        rendered.map_err(failure)?;
         if text.len() > RENDERED_BYTES_MAX {
             return Err(TemplateError::TooLong);
         }
-        Ok((text, context.into_covered()))
+        Ok((text, covered))
     }
 }
 

@@ -10,7 +10,7 @@ use minijinja::{Environment, Error, ErrorKind, State, filters, tests};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::bounds::{self, MEMBER_BYTES};
-use super::{list, python, slice};
+use super::{guard, list, python, slice};
 
 /// Filters of [`super::program`], with names that no template can contain.
 pub(super) const HELD: &str = "@held";
@@ -181,7 +181,7 @@ fn charged<F, R, A>(
     name: &'static str,
     cost: Cost,
     call: F,
-    charge: fn(Value) -> Result<Value, Error>,
+    charge: impl Fn(&[Value], Value) -> Result<Value, Error> + Send + Sync + 'static,
 ) where
     F: Function<R, A>,
     R: FunctionResult,
@@ -191,7 +191,7 @@ fn charged<F, R, A>(
     let checked = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
         let args = cost.check(args.into_values())?;
         // Here, and not by an instruction after it: `map` calls a filter for each element.
-        charge(call.call(state, &args)?)
+        charge(&args, call.call(state, &args)?)
     };
     environment.add_filter(name, checked);
 }
@@ -202,7 +202,7 @@ where
     R: FunctionResult,
     A: for<'a> FunctionArgs<'a>,
 {
-    charged(environment, name, cost, call, bounds::held);
+    charged(environment, name, cost, call, |_, made| bounds::held(made));
 }
 
 /// A filter whose result has elements of its first argument, or is one.
@@ -212,7 +212,9 @@ where
     R: FunctionResult,
     A: for<'a> FunctionArgs<'a>,
 {
-    charged(environment, name, cost, call, bounds::picked);
+    charged(environment, name, cost, call, |_, made| {
+        bounds::picked(made)
+    });
 }
 
 /// A filter that makes the elements of its result, and not only a list of what there is.
@@ -222,9 +224,21 @@ where
     R: FunctionResult,
     A: for<'a> FunctionArgs<'a>,
 {
-    charged(environment, name, cost, call, |made| {
+    charged(environment, name, cost, call, |_, made| {
         bounds::charge(bounds::measure(&made)?)?;
         bounds::held(made)
+    });
+}
+
+/// A filter that changes the letters of its first argument.
+fn changing<F, R, A>(environment: &mut Environment<'_>, name: &'static str, cost: Cost, call: F)
+where
+    F: Function<R, A>,
+    R: FunctionResult,
+    A: for<'a> FunctionArgs<'a>,
+{
+    charged(environment, name, cost, call, |args, made| {
+        bounds::held(guard::changed(args, made)?)
     });
 }
 
@@ -276,6 +290,10 @@ fn operators(to: &mut Environment<'_>) {
     to.add_filter(ADDENDS, |left: Value, right: Value| {
         let bytes = |value: &Value| value.as_str().map_or(0, str::len);
         bounds::check_text(bytes(&left).saturating_add(bytes(&right)))?;
+        let right = match (left.as_str(), right.as_str()) {
+            (Some(left), Some(next)) => guard::joined(left, next)?.map_or(right, Value::from),
+            _ => right,
+        };
         // Backwards, as `unpacked`.
         Ok::<_, Error>(Value::from(vec![right, left]))
     });
@@ -340,17 +358,18 @@ fn unpacked(values: &Value) -> Result<Value, Error> {
 
 fn text_filters(to: &mut Environment<'_>) {
     // A letter becomes three at most, in a buffer that grows, which is copied.
-    filter(to, "capitalize", Texts(9), filters::capitalize);
-    filter(to, "lower", Texts(9), filters::lower);
-    filter(to, "title", Texts(9), filters::title);
-    filter(to, "upper", Texts(9), filters::upper);
-    filter(to, "e", Texts(12), filters::escape);
-    filter(to, "escape", Texts(12), filters::escape);
+    changing(to, "capitalize", Texts(9), filters::capitalize);
+    changing(to, "lower", Texts(9), filters::lower);
+    changing(to, "title", Texts(9), filters::title);
+    changing(to, "upper", Texts(9), filters::upper);
+    changing(to, "e", Texts(12), filters::escape);
+    changing(to, "escape", Texts(12), filters::escape);
     filter(to, "safe", Texts(2), filters::safe);
     filter(to, "trim", CheckedTexts(trimmed), filters::trim);
     filter(to, "replace", CheckedTexts(replaced), python::replace);
-    filter(to, "indent", CheckedTexts(indented), python::indent);
-    filter(to, "format", Checked(formatted), filters::format);
+    changing(to, "indent", CheckedTexts(indented), python::indent);
+    let format = |args: &[Value], made| bounds::held(guard::formatted(args, made)?);
+    charged(to, "format", Checked(formatted), filters::format, format);
     parts(to, "lines", Checked(split), filters::lines);
     parts(to, "split", Checked(split), filters::split);
     filter(to, "join", Elements(1), python::join);
@@ -381,7 +400,7 @@ fn list_filters(to: &mut Environment<'_>) {
     filter(to, "min", Elements(2), filters::min);
     picking(to, "reject", Picked, filters::reject);
     picking(to, "rejectattr", Picked, filters::rejectattr);
-    filter(to, "reverse", Elements(4), filters::reverse);
+    changing(to, "reverse", Elements(4), filters::reverse);
     picking(to, "select", Picked, filters::select);
     picking(to, "selectattr", Picked, filters::selectattr);
     filter(to, "sort", Checked(sorted), filters::sort);
@@ -478,9 +497,14 @@ fn method(
         }
         _ => return Err(Error::from(ErrorKind::UnknownMethod)),
     }
-    match python::method(value, name, args) {
+    let made = match python::method(value, name, args) {
         Some(result) => result,
         None => unknown_method_callback(state, value, name, args),
+    };
+    match name {
+        "capitalize" | "lower" | "title" | "upper" => guard::changed(&all, made?),
+        "format" => guard::formatted(&all, made?),
+        _ => made,
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use minijinja::value::{Tuple, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
-use super::python;
+use super::{guard, python};
 use crate::stop;
 
 /// Bytes that one rendering may allocate, intermediate values included, in addition to a multiple of its input.
@@ -246,7 +246,7 @@ pub(super) fn is_of(value: &Value, type_name: &str) -> bool {
 
 /// Prints a value as Python does.
 fn show(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let text = printed(value)?;
+    let text = guard::emitted(printed(value)?)?;
     // Twice: what a block or a macro prints is copied at its end.
     charge(text.len().saturating_mul(2))?;
     Ok(out.write_str(&text)?)
@@ -289,7 +289,10 @@ impl Write for Limited {
 
 /// `left ~ right`.
 pub(super) fn concatenated(left: &Value, right: &Value) -> Result<Value, Error> {
-    let (left, right) = (printed(left)?, printed(right)?);
+    let (left, mut right) = (printed(left)?, printed(right)?);
+    if let Some(other) = guard::joined(&left, &right)? {
+        right = other.into();
+    }
     check_text(left.len().saturating_add(right.len()))?;
     charge(left.len().saturating_add(right.len()) + ELEMENT_BYTES)?;
     Ok(Value::from([left, right].concat()))
@@ -313,7 +316,10 @@ pub(super) fn multiplied(left: &Value, right: &Value) -> Result<Value, Error> {
         let bytes = text.len().saturating_mul(times);
         check_text(bytes)?;
         charge(bytes)?;
-        return Ok(Value::from(text.repeat(times)));
+        return Ok(Value::from(match guard::joined(text, text)? {
+            Some(next) if times > 1 => [text, &next.repeat(times - 1)].concat(),
+            _ => text.repeat(times),
+        }));
     }
     let items: Vec<Value> = collected(repeated)?;
     let len = items.len().saturating_mul(times);

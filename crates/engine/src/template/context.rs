@@ -31,9 +31,9 @@ impl<'a> ContextBuilder<'a> {
         }
     }
 
-    /// Returns the texts that were covered.
-    pub(super) fn into_covered(self) -> CoveredTexts {
-        self.covered
+    /// Takes the texts that were covered.
+    pub(super) fn take_covered(&mut self) -> CoveredTexts {
+        std::mem::take(&mut self.covered)
     }
 
     /// Returns the variables of a conversation, and those of the vocabulary.
@@ -192,6 +192,7 @@ impl<'a> ContextBuilder<'a> {
     /// Covers a text, and charges what is kept beside it.
     fn cover<'t>(&mut self, text: &'t str) -> Result<Cow<'t, str>, Error> {
         let before = self.covered.bytes();
+        self.shield.note(text, &mut self.covered);
         let Some(covered) = self.shield.cover(text, &mut self.covered) else {
             let most = shield::MARKS_MAX;
             let message = format!("texts of control tokens occur in it more than {most} times");

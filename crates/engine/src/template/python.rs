@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, filters};
 
-use super::bounds;
+use super::{bounds, guard};
 
 /// minijinja iterates over `none`, so it counts it as iterable: templates ask before they take the length of `tools`.
 pub(super) fn is_iterable(value: &Value) -> bool {
@@ -143,12 +143,22 @@ pub(super) fn replace(
     from: Cow<'_, str>,
     to: Cow<'_, str>,
     count: Option<i64>,
-) -> String {
-    match count.map(usize::try_from) {
-        Some(Ok(count)) => text.replacen(&*from, &to, count),
-        // None or negative: all.
-        _ => text.replace(&*from, &to),
+) -> Result<String, Error> {
+    // None or negative: all.
+    let count = count.and_then(|count| usize::try_from(count).ok());
+    let mut out = String::new();
+    let mut copied = 0;
+    let found = text.match_indices(&*from).take(count.unwrap_or(usize::MAX));
+    for (index, (at, replaced)) in found.enumerate() {
+        if index.is_multiple_of(1024) {
+            bounds::check(0)?;
+        }
+        guard::push(&mut out, &text[copied..at])?;
+        guard::push(&mut out, &to)?;
+        copied = at + replaced.len();
     }
+    guard::push(&mut out, &text[copied..])?;
+    Ok(out)
 }
 
 /// `items | join(separator, attribute=..)`: minijinja's prints numbers in its own way, and whatever their length.
@@ -171,9 +181,9 @@ pub(super) fn join(items: &Value, args: Rest<Value>, named: Kwargs) -> Result<Va
         // Twice: a text that grows is copied.
         bounds::check(2 * (out.len() + separator.len() + item.len()))?;
         if index > 0 {
-            out.push_str(&separator);
+            guard::push(&mut out, &separator)?;
         }
-        out.push_str(&item);
+        guard::push(&mut out, &item)?;
     }
     Ok(out.into())
 }
@@ -291,6 +301,8 @@ pub(super) fn method(value: &Value, name: &str, args: &[Value]) -> Option<Result
             Some((before, after)) => parts([before, by, after]),
             None => parts(["", "", text]),
         }),
+        ("replace", Some(text), _, _) => from_args(args)
+            .and_then(|(from, to, count)| replace(text.into(), from, to, count).map(Value::from)),
         ("split", Some(text), _, _) => split(text, args),
         ("rsplit", Some(text), _, _) => rsplit(text, args),
         // Lists that change have one of their own.

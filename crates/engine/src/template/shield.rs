@@ -5,8 +5,13 @@
 //! occurrence, which is nearly every text, is unchanged. The search ignores letter case, so that a template that
 //! lower-cases its input cannot complete a forgery. The characters of marks are themselves covered, so a value cannot
 //! contain a mark.
+//!
+//! Some templates write the brackets of a token around a value: `'<|' + message.role + '|>'`. So a text that lacks only those at one side
+//! or both (`<|im_end`, `im_end|>`, `|im_end|`) is covered as well. What is completed in other ways is [`super::guard`]'s.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
@@ -31,7 +36,23 @@ const SPECIALS_BYTES_MAX: usize = 1 << 20;
 
 /// Finds the texts to cover.
 #[derive(Clone, Debug)]
-pub(super) struct SpecialTextShield(AhoCorasick);
+pub(super) struct SpecialTextShield(Arc<Finders>);
+
+#[derive(Debug)]
+struct Finders {
+    /// Of texts of control tokens, their parts, and the characters of marks: the longest of each place.
+    covered: AhoCorasick,
+    /// Of texts of control tokens: all of them.
+    tokens: AhoCorasick,
+    /// The bytes of the longest one.
+    longest: usize,
+    /// The bytes that they begin with.
+    begin: [bool; 256],
+    /// Their words, in lower case.
+    words: BTreeSet<String>,
+    /// Whether the parts of all of them are covered, and not only those of roles.
+    has_all_parts: bool,
+}
 
 /// The texts that one rendering has covered, by index.
 #[derive(Debug, Default)]
@@ -40,6 +61,8 @@ pub(super) struct CoveredTexts {
     texts: String,
     /// Where each of them ends.
     ends: Vec<usize>,
+    /// Words of control tokens that are texts of the request.
+    given: BTreeSet<String>,
 }
 
 impl SpecialTextShield {
@@ -52,19 +75,93 @@ impl SpecialTextShield {
         };
         // Of a longer one its beginning is covered: what is left of it is no control token.
         let begins = |text: &String| text.floor_char_boundary(SPECIAL_BYTES_MAX);
-        if specials.iter().map(begins).sum::<usize>() > SPECIALS_BYTES_MAX {
+        let texts = specials.iter().map(|text| &text[..begins(text)]);
+        let texts: Vec<&str> = texts.filter(|text| !text.is_empty()).collect();
+        let marks = [OPEN.to_string(), CLOSE.to_string()];
+        let bytes = |texts: &[&str]| texts.iter().map(|text| text.len()).sum::<usize>();
+        if bytes(&texts) > SPECIALS_BYTES_MAX {
             return Err(too_many());
         }
-        let marks = [OPEN.to_string(), CLOSE.to_string()];
-        let specials = specials.iter().chain(&marks);
-        let specials = specials.map(|text| &text[..begins(text)]);
-        let specials = specials.filter(|text| !text.is_empty());
-        let finder = AhoCorasick::builder()
-            .ascii_case_insensitive(true)
+        let with_parts = |of: &dyn Fn(&str) -> bool| -> Vec<&str> {
+            let of = texts.iter().copied().filter(|text| of(text));
+            texts.iter().copied().chain(of.flat_map(parts)).collect()
+        };
+        let mut covered = with_parts(&|_| true);
+        // Vocabularies of speech have tens of thousands of them.
+        let has_all_parts = bytes(&covered) <= SPECIALS_BYTES_MAX;
+        if !has_all_parts {
+            covered = with_parts(&is_role);
+        }
+        let finder = |kind, texts: &[&str]| {
+            let mut builder = AhoCorasick::builder();
+            builder.ascii_case_insensitive(true).match_kind(kind);
+            builder.build(texts).map_err(|_too_many| too_many())
+        };
+        let marks = marks.iter().map(String::as_str);
+        let covered: Vec<&str> = covered.into_iter().chain(marks).collect();
+        let mut begin = [false; 256];
+        for byte in texts.iter().filter_map(|text| text.bytes().next()) {
+            begin[usize::from(byte.to_ascii_lowercase())] = true;
+            begin[usize::from(byte.to_ascii_uppercase())] = true;
+        }
+        let words = texts.iter().map(|text| word(text).to_ascii_lowercase());
+        Ok(Self(Arc::new(Finders {
             // The longest, so that a token's text that begins with another's is covered as a whole.
-            .match_kind(MatchKind::LeftmostLongest)
-            .build(specials);
-        finder.map(Self).map_err(|_too_many| too_many())
+            covered: finder(MatchKind::LeftmostLongest, &covered)?,
+            tokens: finder(MatchKind::Standard, &texts)?,
+            longest: texts.iter().map(|text| text.len()).max().unwrap_or(0),
+            begin,
+            words: words.filter(|word| !word.is_empty()).collect(),
+            has_all_parts,
+        })))
+    }
+
+    /// The bytes of the longest text of a control token.
+    pub(super) fn longest(&self) -> usize {
+        self.0.longest
+    }
+
+    /// Whether no value has a text that is this token but for its brackets.
+    pub(super) fn has_parts_covered(&self, token: &str) -> bool {
+        self.0.has_all_parts && bar(token).is_some()
+    }
+
+    /// Returns all texts of control tokens in a text, which may overlap.
+    pub(super) fn tokens<'a>(&'a self, text: &'a str) -> impl Iterator<Item = &'a str> {
+        let found = self.0.tokens.find_overlapping_iter(text);
+        found.map(|found| &text[found.range()])
+    }
+
+    /// Returns the bytes that `right` has of texts of control tokens that `left` begins. `on_purpose`: whether one, joined at this byte of
+    /// it, is not counted.
+    pub(super) fn completed(
+        &self,
+        left: &str,
+        right: &str,
+        on_purpose: impl Fn(&str, usize) -> bool,
+    ) -> Option<usize> {
+        let most = self.0.longest.saturating_sub(1);
+        let left = &left[left.ceil_char_boundary(left.len().saturating_sub(most))..];
+        // Nearly all texts end here.
+        let first = |byte: &u8| self.0.begin[usize::from(*byte)];
+        let left = &left[left.as_bytes().iter().position(first)?..];
+        let right = &right[..right.floor_char_boundary(most)];
+        let both = [left, right].concat();
+        let found = self.0.tokens.find_overlapping_iter(&both);
+        let across = found.filter(|it| it.start() < left.len() && left.len() < it.end());
+        let counted = across.filter(|it| !on_purpose(&both[it.range()], left.len() - it.start()));
+        counted.map(|it| it.end() - left.len()).max()
+    }
+
+    /// Keeps in mind whether a text of the request is the word of a control token.
+    pub(super) fn note(&self, text: &str, covered: &mut CoveredTexts) {
+        if text.len() > self.0.longest {
+            return;
+        }
+        let word = word(text).to_ascii_lowercase();
+        if self.0.words.contains(&word) {
+            covered.given.insert(word);
+        }
     }
 
     /// Returns `text` with marks in place of the texts of control tokens, or `None` if all those of `covered` would be more than
@@ -76,7 +173,7 @@ impl SpecialTextShield {
     ) -> Option<Cow<'a, str>> {
         let mut out = String::new();
         let mut from = 0;
-        let mut all = self.0.find_iter(text).peekable();
+        let mut all = self.0.covered.find_iter(text).peekable();
         while let Some(first) = all.next() {
             let mut end = first.end();
             // Those that follow one another have one mark, as they are one piece.
@@ -115,7 +212,7 @@ impl CoveredTexts {
     }
 
     /// Appends the mark of one more text, or returns `None` if there are too many.
-    fn mark(&mut self, text: &str, out: &mut String) -> Option<()> {
+    pub(super) fn mark(&mut self, text: &str, out: &mut String) -> Option<()> {
         (self.ends.len() < MARKS_MAX).then(|| self.add(text, out))
     }
 
@@ -128,6 +225,11 @@ impl CoveredTexts {
         self.ends.push(self.texts.len());
     }
 
+    /// Whether the request has the word of this token as a text of its own.
+    pub(super) fn is_given(&self, token: &str) -> bool {
+        self.given.contains(&word(token).to_ascii_lowercase())
+    }
+
     fn get(&self, index: usize) -> Option<&str> {
         let end = *self.ends.get(index)?;
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -135,7 +237,7 @@ impl CoveredTexts {
     }
 
     /// Returns the rendered text with the covered texts restored. Broken marks (a template cut a value in the middle of
-    /// one) are removed.
+    /// one) are removed, and a piece ends where they were: what they have kept apart stays apart.
     pub(super) fn pieces(&self, rendered: &str) -> Vec<TemplatePiece> {
         // There is none only where there is a limit.
         let pieces = self.restored(rendered, usize::MAX, usize::MAX);
@@ -179,7 +281,14 @@ impl CoveredTexts {
                     after
                 }
                 // Only the opening character is removed; what follows it may be the rest of another mark.
-                _ => inside,
+                _ => {
+                    if pieces.len() > pieces_max {
+                        return None;
+                    }
+                    let before = std::mem::take(&mut text);
+                    push(&mut pieces, TemplatePiece::Template(before));
+                    inside
+                }
             };
         }
         text.push_str(rest);
@@ -195,6 +304,73 @@ fn push(pieces: &mut Vec<TemplatePiece>, piece: TemplatePiece) {
         (Some(TemplatePiece::Plain(before)), TemplatePiece::Plain(text)) => before.push_str(&text),
         (_, piece) => pieces.push(piece),
     }
+}
+
+/// The bars in the brackets of control tokens: `<|im_end|>`, and those of DeepSeek.
+const BARS: [char; 2] = ['|', '｜'];
+
+/// Returns the bar that a token has within its angle brackets.
+fn bar(token: &str) -> Option<char> {
+    let inside = token.strip_prefix('<')?.strip_suffix('>')?;
+    let is_bar = |bar: &char| inside.starts_with(*bar) && inside.ends_with(*bar);
+    // Two letters at least: the parts of a shorter one are in many texts.
+    let bar = BARS.into_iter().find(is_bar)?;
+    (inside.chars().count() > 3).then_some(bar)
+}
+
+/// The roles that templates put into brackets.
+const ROLES: &[&str] = &[
+    "assistant",
+    "context",
+    "developer",
+    "environment",
+    "function",
+    "ipython",
+    "model",
+    "observation",
+    "system",
+    "tool",
+    "tool_response",
+    "user",
+];
+
+/// Whether a token is a role in brackets.
+pub(super) fn is_role(token: &str) -> bool {
+    ROLES.contains(&word(token).to_ascii_lowercase().as_str())
+}
+
+/// Returns what lacks nothing of a token but brackets. None of tokens without bars: `INST` and `s>` are in many texts.
+fn parts(token: &str) -> impl Iterator<Item = &str> {
+    let parts = bar(token).map(|bar| {
+        let (first, last) = (1 + bar.len_utf8(), token.len() - 1 - bar.len_utf8());
+        [&token[..last], &token[first..], &token[1..token.len() - 1]]
+    });
+    parts.into_iter().flatten()
+}
+
+/// Returns a token's text without its brackets.
+pub(super) fn word(token: &str) -> &str {
+    token.trim_matches(|c: char| !c.is_alphanumeric())
+}
+
+/// Returns the brackets that a token begins with.
+pub(super) fn opening(token: &str) -> &str {
+    let word = word(token);
+    token
+        .split(word)
+        .next()
+        .filter(|_| !word.is_empty())
+        .unwrap_or(token)
+}
+
+/// Returns the brackets that a token ends with.
+pub(super) fn closing(token: &str) -> &str {
+    let word = word(token);
+    token
+        .rsplit(word)
+        .next()
+        .filter(|_| !word.is_empty())
+        .unwrap_or(token)
 }
 
 /// Returns a message for people, without marks.

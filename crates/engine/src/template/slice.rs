@@ -6,7 +6,7 @@
 use minijinja::value::{Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::bounds;
+use super::{bounds, guard};
 
 /// The filter that replaces the slice instruction: returns the slice, charged to the budget.
 ///
@@ -31,7 +31,11 @@ pub(super) fn sliced(
             bounds::check_text(text.len())?;
             let letters: Vec<char> = text.chars().collect();
             let taken = indices(letters.len(), start, stop, step).map(|index| letters[index]);
-            Ok(Value::from(taken.collect::<String>()))
+            let taken = Value::from(taken.collect::<String>());
+            if step == 1 {
+                return Ok(taken);
+            }
+            guard::changed(std::slice::from_ref(value), taken)
         }
         ValueKind::Undefined | ValueKind::None => Ok(Value::from(Vec::<Value>::new())),
         ValueKind::Seq | ValueKind::Iterable => {

@@ -226,7 +226,8 @@ fn a_template_may_transform_covered_text() {
     let cut = "{{ messages[0].content[:4] }}!";
     let pieces = template(cut).render(&chat(&[("user", "a <s> b")])).unwrap();
     assert!(
-        matches!(&pieces[..], [TemplatePiece::Template(text)] if text.starts_with("a ") && text.ends_with('!'))
+        matches!(&pieces[..], [TemplatePiece::Template(text), TemplatePiece::Template(rest)] if text == "a " && rest.ends_with('!')),
+        "a piece ends where the mark was: {pieces:?}"
     );
 }
 
@@ -583,6 +584,9 @@ fn the_texts_of_control_tokens_have_a_maximum() {
         Template::new("", &special, || UNIX_EPOCH).map(drop)
     };
     assert_eq!(new(all.clone()), Ok(()));
+    // Their parts do not fit, so only those of roles are covered.
+    let speech = (0..60_000).map(|at| format!("<|s_{at}|>"));
+    assert_eq!(new(speech.collect()), Ok(()));
     let refused = new([all, vec!["a".to_owned()]].concat()).unwrap_err();
     assert!(refused.to_string().contains("too many control tokens"));
 }
