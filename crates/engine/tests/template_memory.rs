@@ -302,6 +302,26 @@ fn statements_that_would_grow_stay_below_the_limit() {
     check(sources.iter().map(String::as_str));
 }
 
+/// Each of them ends all blocks around it.
+#[test]
+fn breaks_in_many_blocks_stay_below_the_limit() {
+    let source = |breaks: usize| {
+        let (begin, end) = ("{%set a%}".repeat(145), "{%endset%}".repeat(145));
+        let breaks = "{%break%}".repeat(breaks);
+        format!("{{%for i in [1]%}}{begin}{breaks}{end}{{%endfor%}}")
+    };
+    let refused = |source: &str| {
+        let made = Template::new(source, &SpecialTexts::default(), || UNIX_EPOCH);
+        made.is_err_and(|why| why.to_string().contains("too many instructions"))
+    };
+    assert!(!refused(&source(500)));
+    check_each(
+        vec![("28,000 breaks".to_owned(), source(28_000))],
+        64 << 20,
+        |source| assert!(refused(&source)),
+    );
+}
+
 /// Beyond a conversation of as many bytes.
 const COVERED_MOST: usize = 128 << 20;
 

@@ -21,10 +21,13 @@ use minijinja::{Error, ErrorKind};
 use super::allowed::RETAINED;
 use super::jumps;
 
+/// The maximum of instructions. A template of many bytes has no more, but each `break` ends as many blocks as may be nested.
+const INSTRUCTIONS_MAX: usize = 1 << 18;
+
 /// Adds what is left out.
 ///
 /// # Errors
-/// A `break` that is in no loop.
+/// A `break` that is in no loop; too many instructions.
 pub(super) fn mended(instructions: Vec<Instruction<'_>>) -> Result<Vec<Instruction<'_>>, Error> {
     let scopes = Scopes::of(&instructions)?;
     let mut before = scopes.before();
@@ -61,6 +64,8 @@ struct Scopes<'a> {
     stores: Vec<(usize, usize)>,
     /// What goes before an instruction.
     before: BTreeMap<usize, Vec<Instruction<'a>>>,
+    /// The number of all instructions.
+    count: usize,
 }
 
 impl<'a> Scopes<'a> {
@@ -71,7 +76,10 @@ impl<'a> Scopes<'a> {
             _ => None,
         });
         let starts: BTreeSet<usize> = starts.collect();
-        let mut it = Self::default();
+        let mut it = Self {
+            count: instructions.len(),
+            ..Self::default()
+        };
         for (at, instruction) in instructions.iter().enumerate() {
             if starts.contains(&at) {
                 it.begin(Scope::Macro);
@@ -87,16 +95,13 @@ impl<'a> Scopes<'a> {
                 I::GetClosure => {
                     it.frames_with_macros.insert(it.frame());
                     let enclosed = outside(instructions, at).into_iter().map(I::Enclose);
-                    it.before.insert(at, enclosed.collect());
+                    it.insert(at, enclosed.collect())?;
                 }
                 I::Jump(target) => match instructions.get(*target as usize) {
                     // All other jumps stay in their scope.
-                    Some(I::Iterate(_) | I::PushDidNotIterate | I::PopLoopFrame) => it.leave(at),
+                    Some(I::Iterate(_) | I::PushDidNotIterate | I::PopLoopFrame) => it.leave(at)?,
                     // The generator has no loop to give as the target.
-                    _ if *target as usize <= at => {
-                        let message = "`break` is in no loop";
-                        return Err(Error::new(ErrorKind::SyntaxError, message));
-                    }
+                    _ if *target as usize <= at => return Err(in_no_loop()),
                     _ => {}
                 },
                 _ => {}
@@ -120,19 +125,29 @@ impl<'a> Scopes<'a> {
     }
 
     /// Ends the scopes within the innermost loop, before a jump to its next element or its end.
-    fn leave(&mut self, at: usize) {
+    fn leave(&mut self, at: usize) -> Result<(), Error> {
         use Instruction as I;
-        let scopes = self.open.iter().rev().map(|(scope, _)| *scope);
         let mut ends = Vec::new();
-        for scope in scopes.take_while(|scope| *scope != Scope::Loop) {
+        for (scope, _) in self.open.iter().rev() {
             match scope {
                 Scope::With => ends.push(I::PopFrame),
                 Scope::Capture => ends.extend([I::EndCapture, I::DiscardTop]),
+                Scope::Loop => break,
                 // The parser refuses both in a macro that is in a loop.
-                Scope::Loop | Scope::Macro => {}
+                Scope::Macro => {}
             }
         }
-        self.before.insert(at, ends);
+        self.insert(at, ends)
+    }
+
+    fn insert(&mut self, at: usize, added: Vec<Instruction<'a>>) -> Result<(), Error> {
+        self.count = self.count.saturating_add(added.len());
+        if self.count > INSTRUCTIONS_MAX {
+            let message = "the chat template has too many instructions";
+            return Err(Error::new(ErrorKind::SyntaxError, message));
+        }
+        self.before.insert(at, added);
+        Ok(())
     }
 
     /// What goes before each instruction.
@@ -147,6 +162,11 @@ impl<'a> Scopes<'a> {
         }
         before
     }
+}
+
+fn in_no_loop() -> Error {
+    let message = "`break` is in no loop";
+    Error::new(ErrorKind::SyntaxError, message)
 }
 
 /// The names that a macro looks up, but for its arguments. `at`: the `GetClosure` that follows its body.
