@@ -132,12 +132,12 @@ impl<'a> Scopes<'a> {
             match scope {
                 Scope::With => ends.push(I::PopFrame),
                 Scope::Capture => ends.extend([I::EndCapture, I::DiscardTop]),
-                Scope::Loop => break,
-                // The parser refuses both in a macro that is in a loop.
-                Scope::Macro => {}
+                Scope::Loop => return self.insert(at, ends),
+                // The loop around a macro is not the macro's.
+                Scope::Macro => break,
             }
         }
-        self.insert(at, ends)
+        Err(in_no_loop())
     }
 
     fn insert(&mut self, at: usize, added: Vec<Instruction<'a>>) -> Result<(), Error> {
@@ -341,7 +341,14 @@ mod tests {
 
     #[test]
     fn a_break_outside_of_loops_is_refused() {
-        let refused = render("{% for i in [] %}{% else %}{% break %}{% endfor %}").unwrap_err();
-        assert!(refused.to_string().contains("in no loop"), "{refused}");
+        for source in [
+            "{% for i in [] %}{% else %}{% break %}{% endfor %}",
+            "{% for i in [1] %}{% macro m() %}{% for j in [] %}{% else %}{% break %}{% endfor %}{% endmacro %}{{ m() }}{% endfor %}",
+            "{% for i in [1] %}{% macro m() %}{% for j in [] %}{% else %}{% continue %}{% endfor %}{% endmacro %}{{ m() }}{% endfor %}",
+            "{% for i in [1] %}{% call m() %}{% for j in [] %}{% else %}{% set x %}{% break %}{% endset %}{% endfor %}{% endcall %}{% endfor %}",
+        ] {
+            let refused = render(source).unwrap_err();
+            assert!(refused.to_string().contains("in no loop"), "{refused}");
+        }
     }
 }
