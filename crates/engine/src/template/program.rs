@@ -138,7 +138,7 @@ impl Nesting {
     /// Macros and names. `block_begins`: this is the first token of a block.
     fn add_macro(&mut self, token: &Token<'_>, block_begins: bool) -> Result<(), Error> {
         match token {
-            Token::BlockStart => self.arguments = None,
+            Token::BlockStart | Token::BlockEnd => self.arguments = None,
             Token::Ident("macro" | "call") if block_begins => {
                 self.macros += 1;
                 self.arguments = Some(0);

@@ -290,6 +290,19 @@ fn endless_and_huge_renderings_are_refused() {
     );
 }
 
+/// Its arguments end with its tag.
+#[test]
+fn a_macro_may_contain_a_long_list() {
+    let list = "0,".repeat(100);
+    let source =
+        format!("{{% macro m(a) %}}{{{{ [{list}]|length }}}}{{% endmacro %}}{{{{ m() }}}}");
+    check(&source, &[("user", "x")], "100");
+    let many: String = (0..100).map(|at| format!("a{at},")).collect();
+    let source = format!("{{% macro m({many}b) %}}{{% endmacro %}}");
+    let refused = Template::new(&source, &specials(), || UNIX_EPOCH).unwrap_err();
+    assert!(refused.to_string().contains("too many arguments"));
+}
+
 #[test]
 fn syntax_errors_name_the_line() {
     let error = Template::new("{% if %}", &specials(), || UNIX_EPOCH).unwrap_err();
