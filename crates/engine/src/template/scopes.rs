@@ -5,11 +5,13 @@
 //! - A macro sees those variables outside of it that the generator finds in the macro's tree. It overlooks what is only sliced, a namespace
 //!   whose member is set, arguments of filters of blocks, and the value in `set x = x + 1`. So a macro gets each name that its
 //!   instructions look up.
-//! - A frame in which macros are built keeps what is set in it until the rendering ends, for those macros to see.
+//! - A frame in which macros are built keeps what is set in it until the rendering ends, for those macros to see. What is not set in it is
+//!   looked up for the first of them only, so in a loop its values were those of an earlier iteration.
 //!
 //! ```text
 //!   continue, break        Jump              ►  PopFrame (a `with`), EndCapture, DiscardTop (a capture) .., Jump
 //!   a macro                Enclose .., GetClosure  ►  Enclose .., GetClosure
+//!   .. in a loop's frame   Enclose .., GetClosure  ►  Enclose, Lookup, StoreLocal .., GetClosure
 //!   set, beside a macro    StoreLocal        ►  retained, StoreLocal
 //! ```
 
@@ -94,8 +96,17 @@ impl<'a> Scopes<'a> {
                 I::StoreLocal(_) => it.stores.push((at, it.frame())),
                 I::GetClosure => {
                     it.frames_with_macros.insert(it.frame());
-                    let enclosed = outside(instructions, at).into_iter().map(I::Enclose);
-                    it.insert(at, enclosed.collect())?;
+                    let names = outside(instructions, at).into_iter();
+                    let enclosed = if it.is_in_loop() {
+                        names
+                            .flat_map(|name| {
+                                [I::Enclose(name), I::Lookup(name), I::StoreLocal(name)]
+                            })
+                            .collect()
+                    } else {
+                        names.map(I::Enclose).collect()
+                    };
+                    it.insert(at, enclosed)?;
                 }
                 I::Jump(target) => match instructions.get(*target as usize) {
                     // All other jumps stay in their scope.
@@ -122,6 +133,13 @@ impl<'a> Scopes<'a> {
 
     fn frame(&self) -> usize {
         self.open.last().map_or(OUTERMOST, |(_, frame)| *frame)
+    }
+
+    /// Whether the innermost scope is a loop, whose frame each iteration empties.
+    fn is_in_loop(&self) -> bool {
+        self.open
+            .last()
+            .is_some_and(|(scope, _)| *scope == Scope::Loop)
     }
 
     /// Ends the scopes within the innermost loop, before a jump to its next element or its end.
@@ -349,6 +367,34 @@ mod tests {
         ] {
             let refused = render(source).unwrap_err();
             assert!(refused.to_string().contains("in no loop"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_macro_in_a_loop_sees_the_present_iteration() {
+        for (source, expect) in [
+            (
+                "{% for m in [1,2] %}{% if m==1 %}{% set extra='S' %}{% endif %}{% macro p() %}[{{extra}}]{% endmacro %}{{ p() }}{% endfor %}",
+                "[S][]",
+            ),
+            (
+                "{% set o = 0 %}{% for m in [1,2] %}{% macro p() %}[{{ m }}{{ x }}{{ o }}{{ loop.index }}]{% endmacro %}{% set x = m * 3 %}{{ p() }}{% endfor %}",
+                "[1301][2602]",
+            ),
+            (
+                "{% macro w() %}<{{ caller() }}>{% endmacro %}{% for m in [1,2] %}{% if m==1 %}{% set x='S' %}{% endif %}{% call w() %}{{ x }}{{ m }}{% endcall %}{% endfor %}",
+                "<S1><2>",
+            ),
+            (
+                "{% set x = 'o' %}{% for m in [1,2] %}{% macro p() %}{{ x }}{% endmacro %}{{ p() }}{% if m==1 %}{% set x='S' %}{% endif %}{{ p() }}{{ x }} {% endfor %}{{ x }}",
+                "oSS ooo o",
+            ),
+            (
+                "{% for m in [1,2] %}{% for n in [1,2] %}{% macro p() %}{{ m }}{{ n }}{% if n == 1 %}{{ q is defined }}{% endif %}{% endmacro %}{{ p() }} {% endfor %}{% endfor %}",
+                "11False 12 21False 22 ",
+            ),
+        ] {
+            check(source, expect);
         }
     }
 }
