@@ -52,8 +52,11 @@ use context::ContextBuilder;
 pub use rerank::RerankTemplate;
 use shield::{CoveredTexts, SpecialTextShield};
 
-/// The maximum of instructions of one rendering.
+/// Instructions of one rendering, in addition to a multiple of the bytes of its input, and the maximum of both together. Some templates
+/// look through all messages for each of them.
 const FUEL: u64 = 10_000_000;
+const FUEL_TIMES: u64 = 1024;
+const FUEL_MAX: u64 = 100_000_000;
 /// The maximum nesting of macros and loops; minijinja counts a macro as several. A thread has a stack of 2 MiB.
 const RECURSION_MAX: usize = 150;
 /// The maximum of bytes of a template; the longest in use have some 30,000.
@@ -117,7 +120,7 @@ pub enum TemplateError {
     Failed(String),
     /// The rendering took too long or became too long.
     #[error(
-        "the chat template needed more than {FUEL} steps, {} bytes or {} s: send less, or use another template",
+        "the chat template needed more than {FUEL_MAX} steps, {} bytes or {} s: send less, or use another template",
         bounds::MADE_BYTES_MAX, bounds::RENDER_TIME_MAX.as_secs()
     )]
     TooLong,
@@ -187,7 +190,6 @@ impl Template {
         let blocks = blocks.map_err(syntax)?;
         // A prompt is not HTML.
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION_MAX);
         // Errors would contain the variables.
         environment.set_debug(false);
@@ -322,6 +324,9 @@ impl Template {
         arguments: CallArguments,
     ) -> Result<(String, CoveredTexts), TemplateError> {
         let mut text = String::new();
+        let input = input_bytes(chat);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel(input)));
         let mut context = ContextBuilder::new(&self.shield, arguments);
         let render = || {
             let variables = context.variables(chat, &self.bos, &self.end)?;
@@ -337,10 +342,9 @@ impl Template {
             let mut out = make_string_output(&mut text);
             let blocks = BTreeMap::new();
             let escape = AutoEscape::None;
-            let environment = &self.environment;
-            eval(environment, program, variables, &blocks, &mut out, escape).map(drop)
+            eval(&environment, program, variables, &blocks, &mut out, escape).map(drop)
         };
-        let rendered = bounds::within(input_bytes(chat), || caught(render));
+        let rendered = bounds::within(input, || caught(render));
         let covered = guard::remove();
         rendered.map_err(failure)?;
         if text.len() > RENDERED_BYTES_MAX {
@@ -359,6 +363,12 @@ fn caught<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let message = "the template engine panicked";
         Err(Error::new(ErrorKind::InvalidOperation, message))
     })
+}
+
+/// The maximum of instructions of a rendering of as many bytes of input.
+fn fuel(input_bytes: usize) -> u64 {
+    let more = FUEL_TIMES.saturating_mul(input_bytes as u64);
+    FUEL.saturating_add(more).min(FUEL_MAX)
 }
 
 /// The bytes of all texts of a conversation.

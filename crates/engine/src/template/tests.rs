@@ -290,6 +290,14 @@ fn endless_and_huge_renderings_are_refused() {
     );
 }
 
+/// The template of gpt-oss looks through the rest of the messages for each of them.
+#[test]
+fn steps_grow_with_the_conversation() {
+    assert_eq!(fuel(0), FUEL);
+    assert!(fuel(1600 * 100) > 40_000_000);
+    assert_eq!(fuel(usize::MAX), FUEL_MAX);
+}
+
 /// Its arguments end with its tag.
 #[test]
 fn a_macro_may_contain_a_long_list() {
