@@ -142,6 +142,10 @@ impl PythonJson<'_> {
         for unit in quoted.encode_utf16() {
             match u8::try_from(unit) {
                 Ok(byte) if byte.is_ascii() => out.push(char::from(byte)),
+                // Escaped, a mark would no longer stand for a text.
+                _ if super::shield::MARKS.contains(&unit) => {
+                    out.extend(char::from_u32(u32::from(unit)));
+                }
                 _ => out.push_str(&format!("\\u{unit:04x}")),
             }
         }

@@ -20,6 +20,8 @@ use super::{TemplateError, TemplatePiece};
 /// Noncharacters: they are not used in text, but every text may contain them.
 const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
+/// Both, in UTF-16.
+pub(super) const MARKS: [u16; 2] = [0xfdd0, 0xfdd1];
 
 /// Marks the end of the message that is to be continued.
 pub(super) const TAIL: &str = "\u{fdd0}tail\u{fdd1}";

@@ -273,6 +273,17 @@ fn tojson_equals_json_dumps_of_python() {
             .unwrap(),
     );
     assert_eq!(printed, "True None False");
+    let covered = template("{{ messages[0].content | tojson(ensure_ascii=true) }}")
+        .render(&chat(&[("user", "é<s>é")]));
+    let piece = |text: &str| TemplatePiece::Template(text.to_owned());
+    assert_eq!(
+        covered,
+        Ok(vec![
+            piece("\"\\u00e9"),
+            TemplatePiece::Plain("<s>".to_owned()),
+            piece("\\u00e9\"")
+        ])
+    );
 }
 
 #[test]
