@@ -172,15 +172,15 @@ async fn begin(
         token_charge.prompt(STEER_TOKENS)?;
     }
     let hold = model.steering.as_ref().map(|steering| steering.hold);
-    let pattern = steer.pattern().map(str::to_owned);
+    let writes_reasoning = steer
+        .pattern()
+        .map(|pattern| asked.output.ends_reasoning(pattern));
     let submitted = submit(model, request, steer, rights.cloned().unwrap_or_default()).await?;
     let handle = submitted.handle;
     asked.prompt_tokens = handle.prompt_tokens();
-    match pattern {
-        Some(pattern) => asked
-            .output
-            .begin_constrained(&pattern, handle.prompt_tail()),
-        None => asked.output.continue_prompt(handle.prompt_tail()),
+    match writes_reasoning {
+        Some(false) => asked.output.begin_with_answer(),
+        Some(true) | None => asked.output.continue_prompt(handle.prompt_tail()),
     }
     asked.hold = hold.filter(|_| submitted.backtracks);
     if let Some(token_charge) = token_charge {

@@ -216,8 +216,9 @@ mod tests {
 
     use serde_json::{Value as Json, json};
 
+    use super::super::tests::chat;
     use super::super::{SpecialTexts, Template, TemplateError, TemplatePiece, shield};
-    use crate::api::{ChatMessage, ChatRequest};
+    use crate::api::ChatRequest;
 
     /// Control tokens of families of models.
     const TOKENS: &[&str] = &[
@@ -266,18 +267,6 @@ mod tests {
         });
         // Between two pieces of the template as well.
         Ok(templated.collect::<Vec<_>>().join("·"))
-    }
-
-    fn chat(messages: &[(&str, &str)]) -> ChatRequest {
-        let message = |&(role, content): &(&str, &str)| ChatMessage {
-            role: role.to_owned(),
-            content: content.to_owned(),
-            ..ChatMessage::default()
-        };
-        ChatRequest {
-            messages: messages.iter().map(message).collect(),
-            ..ChatRequest::default()
-        }
     }
 
     fn has_token(text: &str) -> bool {

@@ -83,7 +83,7 @@ fn template(source: &str) -> Template {
     .unwrap()
 }
 
-fn chat(messages: &[(&str, &str)]) -> ChatRequest {
+pub(super) fn chat(messages: &[(&str, &str)]) -> ChatRequest {
     let message = |&(role, content): &(&str, &str)| ChatMessage {
         role: role.to_owned(),
         content: content.to_owned(),

@@ -116,10 +116,8 @@ impl OutputSettings {
         }
     }
 
-    /// The output has a form that the request asks for, from its first token on. So there is neither reasoning before it nor a header,
-    /// although the template may have opened one: the constrained text would be all reasoning, and the answer empty. A pattern that writes
-    /// the end of the reasoning begins with it.
-    pub(crate) fn begin_constrained(&mut self, pattern: &str, tail: &str) {
+    /// Whether the pattern of a constraint writes the end of the reasoning, so that the output begins with that.
+    pub(crate) fn ends_reasoning(&self, pattern: &str) -> bool {
         let end = self
             .format
             .as_ref()
@@ -128,11 +126,13 @@ impl OutputSettings {
                 false => format.think().map(|(_, end)| end),
             });
         // Patterns may escape what the marker is made of.
-        if end.is_some_and(|end| pattern.replace('\\', "").contains(end)) {
-            self.continue_prompt(tail);
-        } else {
-            self.start = OutputStart::Text;
-        }
+        end.is_some_and(|end| pattern.replace('\\', "").contains(end))
+    }
+
+    /// The output has a form that the request asks for, from its first token on. So there is neither reasoning before it nor a header,
+    /// although the template may have opened one: the constrained text would be all reasoning, and the answer empty.
+    pub(crate) fn begin_with_answer(&mut self) {
+        self.start = OutputStart::Text;
     }
 
     /// Whether the prompt ends with the last message, and not with what the template writes for the answer.

@@ -253,7 +253,8 @@ fn a_constrained_output_begins_with_the_answer() {
     for parser in [ToolParser::Hermes, ToolParser::Harmony] {
         let format = bare(parser).format.unwrap();
         let mut settings = OutputSettings::of_chat(format, None, &ChatRequest::default());
-        settings.begin_constrained(r#"{"type": "object"}"#, "assistant\n<think>\n");
+        assert!(!settings.ends_reasoning(r#"{"type": "object"}"#));
+        settings.begin_with_answer();
         let answer = r#"{"city": "Paris"}"#;
         assert_eq!(
             parse(&settings, answer),
@@ -266,7 +267,8 @@ fn a_constrained_output_begins_with_the_answer() {
     for pattern in [r"[^<]*</think>[0-9]+", r"[^<]*<\/think>[0-9]+"] {
         let mut settings =
             OutputSettings::of_chat(Arc::clone(&format), None, &ChatRequest::default());
-        settings.begin_constrained(pattern, "assistant\n<think>\n");
+        assert!(settings.ends_reasoning(pattern), "{pattern}");
+        settings.continue_prompt("assistant\n<think>\n");
         assert_eq!(
             parse(&settings, "hm</think>42"),
             ["r:hm", "t:42"],
