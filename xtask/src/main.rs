@@ -97,8 +97,16 @@ fn codegen(check: bool) -> anyhow::Result<()> {
 }
 
 /// The root of the checkout.
+///
+/// Cargo says at run time which one it is. What it was at compile time may be another one: checkouts that share a
+/// target folder share this binary.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "cargo's variable, not one of the server"
+)]
 fn root() -> PathBuf {
-    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest
         .parent()
         .map_or_else(|| manifest.clone(), PathBuf::from)

@@ -75,6 +75,19 @@ const JSON_CHOICE: &str = "ModelVersionPolicy.policy_choice";
 const INCLUDE: &str = "crates/proto/proto";
 const MESSAGES: &str = "crates/proto/src/generated";
 
+/// The folder of this package.
+///
+/// It is not the one at compile time: checkouts that share a target folder share this binary.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "cargo's variable, not one of the server"
+)]
+fn package() -> Result<PathBuf> {
+    std::env::var_os("CARGO_MANIFEST_DIR")
+        .map(PathBuf::from)
+        .context("start it with `cargo xtask codegen`")
+}
+
 /// Writes the generated files; with `--check`, only compares and names the stale ones.
 ///
 /// # Errors
@@ -86,7 +99,7 @@ fn main() -> Result<()> {
         ["--check"] => true,
         _ => bail!("usage: cargo xtask codegen [--check]"),
     };
-    let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = &package()?.join("../..");
     let files = generate(root)?;
     let mut stale = Vec::new();
     for (path, wanted) in &files {
