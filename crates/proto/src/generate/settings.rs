@@ -82,22 +82,15 @@ const FIELDS: [&str; 58] = joined(&[
         "logprobs",
         "prompt_logprobs",
         "logit_bias",
-        "timeout",
-        "priority",
-        "suffix",
-        "controller",
-        "controller_arg",
-        "json_schema",
-        "regex",
-        "grammar",
     ],
+    &BESIDE_SAMPLING,
 ]);
 
 /// The fields that are patterns: a request has one of them at most.
 const PATTERNS: [&str; 3] = ["json_schema", "regex", "grammar"];
 
-/// The parameters that count beside the object of sampling too: they are none of its fields in vLLM, so that nobody sends them there,
-/// and without them the text would be another one, or come at another time.
+/// The fields that count as parameters beside the object of sampling too: they are none of its fields in vLLM, so that nobody sends
+/// them there, and without them the text would be another one, or come at another time.
 const BESIDE_SAMPLING: [&str; 8] = [
     "suffix",
     "controller",

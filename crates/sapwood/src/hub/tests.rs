@@ -1,5 +1,7 @@
 use std::time::UNIX_EPOCH;
 
+use tempfile::TempDir;
+
 use super::*;
 
 #[path = "../../tests/cli/hub_server.rs"]
@@ -141,14 +143,20 @@ fn names(below: &Path) -> Vec<String> {
     names
 }
 
+/// A folder that has a split model, with parts of 5,000 and 6,000 bytes, and the model's source.
+async fn pulled_split() -> (TempDir, ModelSource) {
+    let folder = tempfile::tempdir().unwrap();
+    let named = source("hf:o/r");
+    let hub = FakeHub::new(&split(5_000, 6_000));
+    let cache = cache(folder.path(), &hub.hub.url);
+    cache.pull(&named).await.unwrap();
+    (folder, named)
+}
+
 #[tokio::test]
 async fn a_split_model_is_never_one_of_two_versions() {
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, named) = pulled_split().await;
     let file = |part| folder.path().join("hf/o/r/main").join(part);
-    let named = source("hf:o/r");
-    let old = FakeHub::new(&split(5_000, 6_000));
-    let first = cache(folder.path(), &old.hub.url);
-    first.pull(&named).await.unwrap();
     // Only the first part of the newer version can be received.
     let lacks = FakeHub::with(
         &split(7_000, 8_000),
@@ -458,12 +466,8 @@ async fn the_rest_of_another_version_is_not_appended() {
 /// As on a disk that is full at the second record, or where the first part cannot be moved.
 #[tokio::test]
 async fn a_model_stays_usable_if_it_cannot_be_replaced() {
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, named) = pulled_split().await;
     let file = |part| folder.path().join("hf/o/r/main").join(part);
-    let named = source("hf:o/r");
-    let old = FakeHub::new(&split(5_000, 6_000));
-    let online = cache(folder.path(), &old.hub.url);
-    online.pull(&named).await.unwrap();
     let newer = FakeHub::new(&split(7_000, 8_000));
     let online = cache(folder.path(), &newer.hub.url);
     // Files that were copied here; a folder in the place of a record cannot be replaced by one.

@@ -6,6 +6,7 @@ use sapwood_engine::embedding::{
 
 use super::*;
 use crate::name::{Mime, Port};
+use crate::node::Node;
 use crate::want::{RequestedPorts, Want};
 
 /// A kernel with the models `embeds` and `ranks`, and with one that generates.

@@ -1,6 +1,6 @@
 //! Inputs of conversations.
 
-use super::*;
+use super::sampling::asking;
 
 /// TR-401: clients send empty values for fields that they do not use.
 #[test]
