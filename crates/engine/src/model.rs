@@ -184,6 +184,9 @@ pub enum DecodeStop {
     /// The batch failed. The owner ends the requests with a sequence in it and releases their slots; the others
     /// continue.
     Failed(EngineError),
+    /// The batch failed, and what any slot holds is undefined, also of those without an entry in it. The owner ends the requests
+    /// that have a slot, and releases every slot; nothing of them is saved.
+    SlotsLost(EngineError),
     /// The model is lost. The owner ends every request and refuses new ones.
     Dead(EngineError),
 }

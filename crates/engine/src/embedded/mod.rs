@@ -265,11 +265,13 @@ impl Model for Embedded {
             }
             Err(failure) => failure,
         };
-        let failed = |message: &str| {
-            Err(DecodeStop::Failed(EngineError::internal(
-                ErrorReason::NONE,
-                message,
-            )))
+        let moves_states = self.context.moves_states();
+        let failed = |message: &str, has_begun: bool| {
+            let error = EngineError::internal(ErrorReason::NONE, message);
+            Err(match has_begun && moves_states {
+                true => DecodeStop::SlotsLost(error),
+                false => DecodeStop::Failed(error),
+            })
         };
         match failure {
             llama::DecodeError::Full => Err(DecodeStop::Full),
@@ -277,14 +279,14 @@ impl Model for Embedded {
             // The slots are as they were before the call, so the same batch may be tried again.
             llama::DecodeError::Aborted if self.info.truncates => Err(DecodeStop::Aborted),
             // The state of a model that does not truncate has advanced and cannot be rolled back.
-            llama::DecodeError::Aborted => failed("the model was interrupted"),
+            llama::DecodeError::Aborted => failed("the model was interrupted", true),
             llama::DecodeError::Invalid(what) => {
                 tracing::error!(what, "the batch is invalid, and its requests fail");
-                failed("the model refused the batch")
+                failed("the model refused the batch", false)
             }
             llama::DecodeError::Broken(code) => {
                 tracing::error!(code, "llama.cpp failed to decode a batch");
-                failed("the model failed")
+                failed("the model failed", true)
             }
         }
     }

@@ -139,7 +139,9 @@ impl Embedded {
         self.decode(batch, Time::ZERO).map_err(|stop| match stop {
             DecodeStop::Full => "its cache has no room for a few tokens".to_owned(),
             DecodeStop::Aborted => "it was interrupted at its first tokens".to_owned(),
-            DecodeStop::Failed(error) | DecodeStop::Dead(error) => error.to_string(),
+            DecodeStop::Failed(error) | DecodeStop::SlotsLost(error) | DecodeStop::Dead(error) => {
+                error.to_string()
+            }
         })?;
         for (index, entry) in batch.iter().enumerate() {
             if !entry.row {

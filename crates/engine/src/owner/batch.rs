@@ -1,5 +1,6 @@
 //! [`Batch`]: plans the batch of a step, decodes it, and handles failures of the model.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
@@ -221,6 +222,11 @@ impl Batch {
                 Err(DecodeStop::Aborted) => return Decoded::Tokens(0),
                 Err(DecodeStop::Failed(error)) => {
                     self.fail(requests, &error);
+                    return Decoded::Tokens(0);
+                }
+                Err(DecodeStop::SlotsLost(error)) => {
+                    fail_running(requests, &error);
+                    requests.slots.discard_cached();
                     return Decoded::Tokens(0);
                 }
                 Err(DecodeStop::Dead(error)) => {
@@ -469,6 +475,18 @@ fn make_room(requests: &mut Requests) -> bool {
     };
     requests.preempt(victim);
     true
+}
+
+/// Fails every request that has a slot, and frees the slots.
+fn fail_running(requests: &mut Requests, error: &EngineError) {
+    let holders = requests
+        .sequences
+        .iter()
+        .filter(|(_, it)| it.slot.is_some());
+    let jobs: BTreeSet<usize> = holders.map(|(_, holder)| holder.job).collect();
+    for job in jobs {
+        requests.fail(job, error.clone(), false);
+    }
 }
 
 fn fail_all(requests: &mut Requests, error: &EngineError) {

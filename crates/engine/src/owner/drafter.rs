@@ -393,7 +393,9 @@ impl DraftStep<'_> {
             Ok(()) => {}
             // The count of cells says otherwise, or the engine ends: without drafts.
             Err(DecodeStop::Full | DecodeStop::Aborted) => return Ok(None),
-            Err(DecodeStop::Failed(error) | DecodeStop::Dead(error)) => return Err(error),
+            Err(
+                DecodeStop::Failed(error) | DecodeStop::SlotsLost(error) | DecodeStop::Dead(error),
+            ) => return Err(error),
         }
         let took = self.clock.now_or(self.now).since(before);
         let took = took.saturating_sub(self.model.waited());

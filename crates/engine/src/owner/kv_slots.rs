@@ -355,6 +355,13 @@ impl KvSlots {
         any
     }
 
+    /// Drops every cached prefix of a slot without saving it, as what it holds is undefined.
+    pub(super) fn discard_cached(&mut self) {
+        while let Some(evicted) = self.cache.evict(None) {
+            self.model.calls().release(evicted.slot);
+        }
+    }
+
     /// Releases every slot after a panic. Returns false if the model cannot: then it is lost.
     #[must_use]
     pub(super) fn reset(&mut self) -> bool {

@@ -365,6 +365,13 @@ impl LlamaContext {
         self.cells_per_slot.is_none() && !self.recurrent
     }
 
+    /// Returns whether a decode call may move the states of slots without an entry in its batch. llama.cpp does that for
+    /// recurrent models, so that the states of a batch are adjacent, one layer after the other: if it ends early, each of
+    /// these slots may have layers of another one.
+    pub(in super::super) fn moves_states(&self) -> bool {
+        self.recurrent
+    }
+
     /// Returns the number of KV cells of each slot, with a per-slot KV cache.
     #[cfg(test)]
     pub(in super::super) fn cells_per_slot(&self) -> Option<u32> {
@@ -450,7 +457,10 @@ impl LlamaContext {
             );
             THROWN
         });
-        self.uncopied.clear();
+        // A call that fails before it computes leaves them for the next one.
+        if code != -1 && code != THROWN {
+            self.uncopied.clear();
+        }
         if code == 0 {
             // Rows are read at once, so nothing is lost by waiting for a device that computes by itself, and times are
             // those of the work.

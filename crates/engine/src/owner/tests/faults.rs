@@ -19,6 +19,7 @@ enum Trouble {
     Full,
     Aborted,
     Failed,
+    SlotsLost,
     Dead,
     PanicInPass,
     PanicInRow,
@@ -71,6 +72,7 @@ impl ModelHooks for Faulty {
             Trouble::Full => Err(DecodeStop::Full),
             Trouble::Aborted => Err(DecodeStop::Aborted),
             Trouble::Failed => Err(DecodeStop::Failed(error())),
+            Trouble::SlotsLost => Err(DecodeStop::SlotsLost(error())),
             Trouble::Dead => Err(DecodeStop::Dead(error())),
             Trouble::PanicInPass => panic!("broken"),
             _ => model.decode(batch, now),
@@ -147,6 +149,10 @@ fn model_failures_end_only_the_affected_requests() {
             Trouble::Failed,
             ["internal broken", "internal broken", "third"],
         ),
+        (
+            Trouble::SlotsLost,
+            ["internal broken", "internal broken", "third"],
+        ),
         (Trouble::Dead, ["internal broken"; 3]),
         (
             Trouble::PanicInPass,
@@ -163,6 +169,27 @@ fn model_failures_end_only_the_affected_requests() {
     ];
     for (trouble, expected) in cases {
         assert_eq!(play(trouble), expected, "{trouble:?}");
+    }
+}
+
+/// As recurrent models do whose states were being moved: also a prefix without a part in the batch is not to be used again.
+#[test]
+fn nothing_is_kept_of_slots_whose_contents_are_lost() {
+    for (trouble, is_cached) in [(Trouble::Failed, true), (Trouble::SlotsLost, false)] {
+        let (model, switch) = faulty(false);
+        let mut bench = Bench::over(Box::new(model), Config::default());
+        let cached = |bench: &mut Bench| {
+            let mut handle = bench.submit(request_for("an earlier conversation"));
+            bench.settle();
+            read(&mut handle).usage.unwrap().cached_tokens
+        };
+        assert_eq!(cached(&mut bench), 0);
+        let mut running = bench.submit(request_for("runs"));
+        bench.step();
+        *switch.lock().unwrap() = trouble;
+        bench.settle();
+        assert_eq!(read(&mut running).error.unwrap().reason, "broken");
+        assert_eq!(cached(&mut bench) > 0, is_cached, "{trouble:?}");
     }
 }
 
