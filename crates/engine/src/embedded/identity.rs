@@ -4,7 +4,8 @@
 use std::fmt::Write;
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use crc32fast::Hasher;
@@ -32,12 +33,13 @@ enum OriginFiles {
     Bytes(&'static [u8]),
     /// The parts of the model and the adapters.
     Files(Vec<OriginFile>),
-    /// One of them cannot be opened.
+    /// One of them cannot be opened, or was replaced.
     Unknown,
 }
 
 #[derive(Debug)]
 struct OriginFile {
+    path: PathBuf,
     file: File,
     /// Length and time of the last change when it was opened.
     stamp: (u64, u128),
@@ -88,6 +90,20 @@ impl ModelOrigin {
         }
     }
 
+    /// Returns whether another file has taken the name of one of them since they were opened. llama.cpp opens files by their
+    /// names.
+    pub(super) fn is_replaced(&self) -> bool {
+        match &self.weights {
+            OriginFiles::Files(files) => files.iter().any(OriginFile::is_replaced),
+            OriginFiles::Bytes(_) | OriginFiles::Unknown => false,
+        }
+    }
+
+    /// From now on there is no identity: llama.cpp may have read other files.
+    pub(super) fn forget(&mut self) {
+        self.weights = OriginFiles::Unknown;
+    }
+
     /// Returns the text that identifies saved slots of a context with so many KV caches. `long_rope`: whether it is so long that
     /// llama.cpp computes positions by the factors for long contexts, if the model has any. Reads parts of the files.
     ///
@@ -112,7 +128,9 @@ impl ModelOrigin {
                 }
             }
             OriginFiles::Unknown => {
-                return Err(io::Error::other("not all of its files could be opened"));
+                return Err(io::Error::other(
+                    "its files could not be opened, or were replaced while it was loaded",
+                ));
             }
         }
         Ok(identity)
@@ -123,7 +141,18 @@ impl OriginFile {
     fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let stamp = stamp(&file.metadata()?)?;
-        Ok(Self { file, stamp })
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            stamp,
+        })
+    }
+
+    fn is_replaced(&self) -> bool {
+        let id = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        let opened = self.file.metadata().map(id);
+        let named = std::fs::metadata(&self.path).map(id);
+        !matches!((opened, named), (Ok(opened), Ok(named)) if opened == named)
     }
 
     fn sample(&self) -> io::Result<u32> {
@@ -175,6 +204,7 @@ mod tests {
         let mut bytes = vec![7; 8 << 20];
         std::fs::write(&path, &bytes).unwrap();
         let loaded = origin(&usual);
+        assert!(!loaded.is_replaced());
         let first = loaded.identity(1, false).unwrap();
         assert_ne!(loaded.identity(4, false).unwrap(), first);
         assert_ne!(loaded.identity(1, true).unwrap(), first);
@@ -197,6 +227,7 @@ mod tests {
         let other = folder.path().join("other.gguf");
         std::fs::write(&other, &bytes).unwrap();
         std::fs::rename(&other, &path).unwrap();
+        assert!(loaded.is_replaced());
         assert_ne!(identity(&usual).unwrap(), first);
         assert_eq!(loaded.identity(1, false).unwrap(), first);
         // The file itself is changed: nobody knows what is in memory.

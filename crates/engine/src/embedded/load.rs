@@ -202,6 +202,7 @@ pub fn lacks_memory(source: &ModelSource, options: &LoadOptions) -> bool {
 /// A model whose header was read and checked, and what it will need.
 struct MeasuredModel {
     header: GgufHeader,
+    origin: ModelOrigin,
     plan: LoadPlan,
     backend: llama::LlamaBackend,
     gpu_layers: u32,
@@ -216,6 +217,9 @@ struct MeasuredModel {
 impl MeasuredModel {
     fn new(source: &ModelSource, options: &LoadOptions) -> Result<Self, LoadError> {
         let header = source.header(&options.llama)?;
+        let parts = header.number("split.count").unwrap_or(1);
+        // Before anything waits: these are the files that are looked at here.
+        let origin = ModelOrigin::new(source, parts, options);
         // The plan asks for the GPUs, which are known from here on.
         let backend = llama::LlamaBackend::start(options.llama.numa)?;
         // All that the header decides comes before llama.cpp sees the model: its own errors are less clear, and some of them
@@ -258,6 +262,7 @@ impl MeasuredModel {
         }
         Ok(Self {
             header,
+            origin,
             plan,
             backend,
             gpu_layers,
@@ -278,18 +283,23 @@ impl MeasuredModel {
     ) -> Result<Embedded, LoadError> {
         let Self {
             header,
+            mut origin,
             plan,
             backend,
             gpu_layers,
             ..
         } = self;
-        // Opened before llama.cpp opens them, in case that others take their names meanwhile.
-        let parts = header.number("split.count").unwrap_or(1);
-        let origin = ModelOrigin::new(source, parts, options);
+        // A load may have waited for others. Of files that nobody has looked at, llama.cpp ends the process for some.
+        if origin.is_replaced() {
+            return Err(LoadError::Replaced);
+        }
         let mut model = weights(source, &header, options, backend, gpu_layers, progress)?;
         for adapter in &options.lora {
             let added = model.add_adapter(&adapter.path);
             added.map_err(|why| lora::refused(&adapter.path, &why))?;
+        }
+        if origin.is_replaced() {
+            origin.forget();
         }
         serve(name, &header, Arc::new(model), &plan, options, origin)
     }

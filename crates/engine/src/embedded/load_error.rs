@@ -51,6 +51,9 @@ pub enum LoadError {
         /// Bytes it needs at least.
         need: u64,
     },
+    /// Another file took the name of one of its files.
+    #[error("a file of the model was replaced while it was loaded: load it again")]
+    Replaced,
     /// llama.cpp does not support the architecture.
     #[error(
         "the architecture {0:?} is not supported by this build: choose another model, or a newer release"

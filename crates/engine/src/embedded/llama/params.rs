@@ -344,6 +344,7 @@ fn single(number: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gguf::TensorShape;
     use crate::llama_options::Numa;
 
     fn options(text: &str) -> LlamaOptions {
@@ -395,6 +396,24 @@ mod tests {
             let block = unsafe { (sys::ggml_blck_size(of_ggml), sys::ggml_type_size(of_ggml)) };
             let (numbers, bytes) = kind.block();
             assert_eq!(block, (numbers.cast_signed(), bytes as usize), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_tensors_are_those_of_ggml() {
+        // A whole number of blocks of any type.
+        let elements: u64 = 1 << 10;
+        for kind in 0..sys::GGML_TYPE_COUNT {
+            // Of activations alone: no file has them.
+            if [sys::GGML_TYPE_Q8_1, sys::GGML_TYPE_Q8_K].contains(&kind) {
+                continue;
+            }
+            // SAFETY: both read tables of constants.
+            let (block, bytes) = unsafe { (sys::ggml_blck_size(kind), sys::ggml_type_size(kind)) };
+            // Types that ggml has given up have no blocks.
+            let blocks = elements / block.cast_unsigned().max(1);
+            let counted = TensorShape::new([elements, 1, 1, 1], kind).bytes();
+            assert_eq!(counted, blocks * bytes as u64, "{kind}");
         }
     }
 
