@@ -13,6 +13,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
 use crate::api::{EngineError, Vocabulary};
+use crate::control_names::cut;
 
 pub(crate) mod tokens;
 
@@ -93,30 +94,6 @@ fn name(vocabulary: &dyn Vocabulary, token: Token) -> String {
         Cow::Owned,
     );
     name.trim_start().to_owned()
-}
-
-/// Cuts each occurrence of a name in two: neither part is found as the token.
-fn cut<'a>(text: &'a str, names: &[String]) -> Vec<&'a str> {
-    let mut parts = Vec::new();
-    let (mut start, mut at) = (0, 0);
-    while let Some(letter) = text[at..].chars().next() {
-        let found = names.iter().find(|name| {
-            // A name of one letter cannot be cut.
-            name.chars().nth(1).is_some() && text[at..].starts_with(name.as_str())
-        });
-        at += match found {
-            Some(name) => {
-                let half = name.chars().count() / 2;
-                let half: usize = name.chars().take(half).map(char::len_utf8).sum();
-                parts.push(&text[start..at + half]);
-                start = at + half;
-                half
-            }
-            None => letter.len_utf8(),
-        };
-    }
-    parts.push(&text[start..]);
-    parts
 }
 
 // Half of the vocabularies there are read from files.

@@ -17,6 +17,11 @@ mod config;
 #[cfg(feature = "constraints")]
 pub mod constraint;
 mod continuation;
+#[cfg_attr(
+    not(any(feature = "embedded", feature = "tokenizer")),
+    allow(dead_code, reason = "asked where vocabularies are read")
+)]
+mod control_names;
 mod draft_model;
 #[cfg(feature = "embedded")]
 pub mod embedded;

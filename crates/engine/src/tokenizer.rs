@@ -11,10 +11,11 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use sapwood_proto::steer::Token;
 use serde_json::Value;
-use tokenizers::Tokenizer as Machine;
+use tokenizers::{AddedToken, Tokenizer as Machine};
 
 use self::pieces::TokenPieces;
 use crate::api::{ChatRequest, EngineError, Vocabulary};
+use crate::control_names;
 use crate::infill::InfillTokens;
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, no_template};
@@ -165,6 +166,7 @@ impl FileTokenizer {
             .with_truncation(None)
             .map_err(|error| syntax(&error))?;
         plain.with_padding(None);
+        mark_control_tokens(&mut plain).map_err(|error| syntax(&error))?;
         let pieces = TokenPieces::of(&plain, &files.tokenizer)?;
         // The server that runs the model knows its tokens better than files beside it.
         let bos = match reported.bos {
@@ -223,6 +225,22 @@ impl FileTokenizer {
     pub fn has_template(&self) -> bool {
         self.template.is_some()
     }
+}
+
+/// Makes control tokens of added tokens that look like one. Files do not call all of them special, and others would be found in
+/// every text.
+fn mark_control_tokens(machine: &mut Machine) -> Result<(), tokenizers::Error> {
+    let added = machine.get_added_tokens_decoder().into_values();
+    let unmarked = added
+        .filter(|token| !token.special && control_names::looks_like_one(token.content.as_bytes()));
+    let marked: Vec<AddedToken> = unmarked
+        .map(|token| AddedToken {
+            special: true,
+            ..token
+        })
+        .collect();
+    machine.add_special_tokens(marked)?;
+    Ok(())
 }
 
 /// Returns the BOS token as `add_bos_token` in the configuration decides; without it, the one that the tokenizer adds

@@ -9,6 +9,7 @@ use sapwood_proto::steer::Token;
 use super::marks::MarkFinder;
 use super::{llama, tokenizer_json};
 use crate::api::{self, ChatRequest, EngineError};
+use crate::control_names::cut;
 use crate::gguf::GgufHeader;
 use crate::infill::InfillTokens;
 use crate::stop;
@@ -16,7 +17,7 @@ use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
 use crate::token_bytes::TokenBytes;
 use crate::tokenizer_json::AddedToken;
 
-/// The maximum of characters between two white spaces (or of white space) that are passed to the tokenizer at once.
+/// The maximum of characters of a run, of which a pre-tokenizer may make one match, that are passed to the tokenizer at once.
 ///
 /// llama.cpp splits texts for some byte-pair vocabularies with a regular expression that recurses once per character of
 /// a match; some thousand characters overflow the thread's stack and end the process. Ordinary text has no such runs,
@@ -38,6 +39,9 @@ pub(super) struct LlamaVocabulary {
     added: MarkFinder,
     /// Added tokens and control tokens.
     fixed: MarkFinder,
+    /// The names of control tokens that llama.cpp finds in plain text too.
+    found_in_text: Vec<String>,
+    splitting: Splitting,
     /// Its `tokenizer.json`.
     file: Option<Bytes>,
 }
@@ -61,13 +65,14 @@ impl LlamaVocabulary {
         let (adds_bos, bos) = model.bos();
         special.bos = text(bos);
         special.end = text(model.end());
-        let (mut kinds, mut fixed) = (Vec::new(), Vec::new());
+        let (mut kinds, mut fixed, mut found_in_text) = (Vec::new(), Vec::new(), Vec::new());
         for token in 0..model.size() {
             let kind = model.kind(token);
             // Control tokens get no bytes, so that they add nothing to the text of an output.
             if kind.control {
                 special.all.push(text(Some(token)));
                 bytes.push(&[]);
+                found_in_text.extend(model.is_user_defined(token).then(|| model.text(token)));
             } else {
                 bytes.push(&model.piece(token, false));
             }
@@ -96,12 +101,14 @@ impl LlamaVocabulary {
         Ok(Self {
             added: marks(&|how| !how.control),
             fixed: marks(&|_| true),
+            found_in_text,
             file: file.ok(),
             bytes,
             kinds,
             bos: bos.filter(|_| adds_bos),
             end_of_turn: end_of_turn(&model, header, &special.end),
             infill: infill(&model, bos.filter(|_| adds_bos)),
+            splitting: Splitting::of(header),
             template,
             special,
             model,
@@ -139,13 +146,17 @@ impl api::Vocabulary for LlamaVocabulary {
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
         // Without `special` the texts of control tokens are plain text, so they are no border at which llama.cpp
         // splits.
-        let marks = if special { &self.fixed } else { &self.added };
+        let (marks, names) = match special {
+            true => (&self.fixed, &[][..]),
+            false => (&self.added, &self.found_in_text[..]),
+        };
         let mut tokens = Vec::new();
-        for part in marks.parts(text) {
+        let parts = marks.parts(text).into_iter();
+        for part in parts.flat_map(|part| cut(part, names)) {
             // Other kinds of vocabularies do not recurse, and some add a space before each text, so their parts are not
             // cut further.
             if self.model.is_byte_pair() {
-                for run in parts(part) {
+                for run in self.splitting.runs(part) {
                     if stop::stopped() {
                         return tokens;
                     }
@@ -236,37 +247,118 @@ fn end_of_turn(model: &llama::LlamaModel, header: &GgufHeader, eos_text: &str) -
     }
 }
 
-/// Cuts a text within runs longer than [`RUN_CHARS_MAX`], and nowhere else: ordinary text is one part.
-fn parts(text: &str) -> impl Iterator<Item = &str> {
-    let mut rest = text;
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
+/// How a pre-tokenizer treats white space, as far as texts must be cut for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Splitting {
+    Usual,
+    /// It makes one match of several words.
+    JoinsWords,
+    /// It drops spaces. llama.cpp does not, and ends the process at two in a row, which it takes for letters to merge.
+    DropsSpaces,
+}
+
+impl Splitting {
+    fn of(header: &GgufHeader) -> Self {
+        match header.text("tokenizer.ggml.pre") {
+            Some("exaone-moe") => Self::JoinsWords,
+            Some("whitespace") => Self::DropsSpaces,
+            _ => Self::Usual,
         }
-        let (part, after) = rest.split_at(run_border(rest));
-        rest = after;
-        Some(part)
-    })
+    }
+
+    /// Cuts a text within runs longer than [`RUN_CHARS_MAX`], and nowhere else but at spaces that are dropped: ordinary text is one
+    /// part.
+    fn runs(self, text: &str) -> impl Iterator<Item = &str> {
+        let mut rest = text;
+        std::iter::from_fn(move || {
+            if self == Self::DropsSpaces {
+                rest = rest.trim_start_matches(' ');
+            }
+            if rest.is_empty() {
+                return None;
+            }
+            let end = match rest.find(' ') {
+                Some(space) if self == Self::DropsSpaces => space,
+                _ => rest.len(),
+            };
+            let border = run_border(&rest[..end], self == Self::JoinsWords);
+            let (part, after) = rest.split_at(border);
+            rest = after;
+            Some(part)
+        })
+    }
 }
 
 /// Returns where the first overlong run of `text` is to be cut, or its end.
-fn run_border(text: &str) -> usize {
-    let (mut length, mut border) = (0, None);
+fn run_border(text: &str, joins_words: bool) -> usize {
+    let mut runs = [Run::of_a_kind(), Run::of_line_ends_and_slashes()];
+    let mut joined = joins_words.then(Run::of_joined_words);
     let mut before: Option<char> = None;
     for (at, c) in text.char_indices() {
-        if before.is_none_or(|before| before.is_whitespace() != c.is_whitespace()) {
-            (length, border) = (0, None);
-        } else if length == RUN_CHARS_MAX {
-            // The last change between letters and other characters is the better place: fewer pieces of the pre-tokenizer
-            // cross it.
-            return border.unwrap_or(at);
-        } else if before.is_some_and(|before| before.is_alphabetic() != c.is_alphabetic()) {
-            border = Some(at);
+        let mut all = runs.iter_mut().chain(&mut joined);
+        if let Some(border) = all.find_map(|run| run.cut(before, at, c)) {
+            return border;
         }
-        length += 1;
         before = Some(c);
     }
     text.len()
+}
+
+/// Successive characters of which a pre-tokenizer may make one match.
+struct Run {
+    /// Whether a run goes on from one character to the next.
+    goes_on: fn(char, char) -> bool,
+    /// Whether it is better to cut between these than anywhere, as fewer matches cross such places.
+    is_border: fn(char, char) -> bool,
+    length: usize,
+    border: Option<usize>,
+}
+
+impl Run {
+    fn new(goes_on: fn(char, char) -> bool, is_border: fn(char, char) -> bool) -> Self {
+        Self {
+            goes_on,
+            is_border,
+            length: 0,
+            border: None,
+        }
+    }
+
+    /// White space, or none: few matches have both.
+    fn of_a_kind() -> Self {
+        Self::new(
+            |before, c| before.is_whitespace() == c.is_whitespace(),
+            |before, c| before.is_alphabetic() != c.is_alphabetic(),
+        )
+    }
+
+    /// `[\r\n/]*`, which ends punctuation in the patterns of Tekken, GPT-4o and others.
+    fn of_line_ends_and_slashes() -> Self {
+        fn is_one(c: char) -> bool {
+            matches!(c, '\r' | '\n' | '/')
+        }
+        Self::new(|before, c| is_one(before) && is_one(c), |_, _| false)
+    }
+
+    /// `\p{L}\p{M}*(?: \p{L}\p{M}*)*`: the words of EXAONE's mixtures of experts.
+    fn of_joined_words() -> Self {
+        fn is_one(c: char) -> bool {
+            c == ' ' || c.is_ascii_alphabetic() || !c.is_ascii()
+        }
+        Self::new(|before, c| is_one(before) && is_one(c), |_, c| c == ' ')
+    }
+
+    /// Counts a character. Returns where the run is to be cut, if it is too long with it.
+    fn cut(&mut self, before: Option<char>, at: usize, c: char) -> Option<usize> {
+        match before.filter(|&before| (self.goes_on)(before, c)) {
+            None => (self.length, self.border) = (0, None),
+            Some(_) if self.length == RUN_CHARS_MAX => return Some(self.border.unwrap_or(at)),
+            Some(before) if (self.is_border)(before, c) => self.border = Some(at),
+            Some(_) => {}
+        }
+        self.length += 1;
+        None
+    }
 }
 
 #[cfg(test)]
@@ -275,7 +367,12 @@ mod tests {
 
     #[test]
     fn only_overlong_runs_are_cut() {
-        let lengths = |text: &str| parts(text).map(str::len).collect::<Vec<_>>();
+        let lengths = |text: &str| {
+            Splitting::Usual
+                .runs(text)
+                .map(str::len)
+                .collect::<Vec<_>>()
+        };
         assert!(lengths("").is_empty());
         assert_eq!(lengths("ordinary text"), [13]);
         let words = "word ".repeat(10_000);
@@ -293,5 +390,22 @@ mod tests {
             cut.len() == 3 && cut[0] % sentences.len() == 0,
             "after a full stop: {cut:?}"
         );
+    }
+
+    #[test]
+    fn runs_that_cross_white_space_are_cut_where_a_pre_tokenizer_has_them() {
+        let lengths = |text: &str, of: Splitting| of.runs(text).map(str::len).collect::<Vec<_>>();
+        let lines = "/\n".repeat(RUN_CHARS_MAX);
+        assert_eq!(lengths(&lines, Splitting::Usual), [RUN_CHARS_MAX; 2]);
+        let words = "word ".repeat(400);
+        assert_eq!(lengths(&words, Splitting::Usual), [2_000]);
+        // The last part begins with the space before a word.
+        assert_eq!(lengths(&words, Splitting::JoinsWords), [999, 995, 6]);
+        let sentences = "Some words, and others. ".repeat(400);
+        assert_eq!(
+            lengths(&sentences, Splitting::JoinsWords),
+            [sentences.len()]
+        );
+        assert_eq!(lengths("  a  bc ", Splitting::DropsSpaces), [1, 2]);
     }
 }

@@ -165,6 +165,24 @@ fn lm_712_conversations_need_a_template_and_forge_no_control_tokens() {
     }
 }
 
+/// EV-607: as in files of DeepSeek, which do not call the tokens of roles special.
+#[test]
+fn added_tokens_that_look_like_control_tokens_are_some() {
+    let mut file = byte_level();
+    let added = file["added_tokens"].as_array_mut().unwrap();
+    for (id, content) in [(261, "<|user|>"), (262, "<think>")] {
+        added.push(
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": false}),
+        );
+    }
+    let tokenizer = FileTokenizer::new(&files(&file), SpecialTokens::default()).unwrap();
+    assert_eq!(tokenizer.tokenize("<|user|><think>", true), [261, 262]);
+    assert!(tokenizer.is_special(261) && !tokenizer.is_special(262));
+    let plain = tokenizer.tokenize("<|user|><think>", false);
+    assert!(!plain.contains(&261) && plain.contains(&262), "{plain:?}");
+}
+
 /// Pieces that begin with `▁` for a space, bytes as texts, and `<s>` as id 1.
 fn sentencepiece(normalizer: &Value) -> Value {
     let mut vocab = serde_json::Map::new();

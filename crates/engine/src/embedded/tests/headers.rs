@@ -76,6 +76,40 @@ fn ai_102_smollm2_has_the_same_tokens_without_llama_cpp() {
     assert!(read.tokenize("a").is_some());
 }
 
+/// EV-607: llama.cpp makes user-defined tokens of some of gpt-oss's control tokens, which it finds in every text.
+#[test]
+fn no_text_has_control_tokens_that_llama_cpp_takes_for_others() {
+    let names = [
+        "<|return|>",
+        "<|call|>",
+        "<|end|>",
+        "<|start|>",
+        "<|channel|>",
+    ];
+    let shape = RandomModelShape {
+        merges: names.map(|name| [name.to_owned(), String::new()]).to_vec(),
+        ..RandomModelShape::tiny()
+    };
+    let source = ModelSource::Bytes(written(&shape).leak());
+    let model = load("m", &source, &options(), &mut |_| true).unwrap();
+    let vocabulary = model.vocabulary();
+    for name in names {
+        let [token] = vocabulary.tokenize(name, true)[..] else {
+            panic!("{name} is a token");
+        };
+        assert!(vocabulary.is_special(token), "{name}");
+        assert_eq!(vocabulary.name(token).as_deref(), Some(name));
+        let text = format!("a{name}b{name}");
+        let plain = vocabulary.tokenize(&text, false);
+        assert!(!plain.contains(&token), "{name}");
+        let bytes: Vec<u8> = plain
+            .iter()
+            .flat_map(|&id| vocabulary.bytes(id).to_vec())
+            .collect();
+        assert_eq!(bytes, text.as_bytes());
+    }
+}
+
 /// What llama.cpp infers from names of tokens, whatever their types are.
 #[test]
 fn ai_102_roles_and_types_of_tokens_are_those_of_llama_cpp() {

@@ -99,18 +99,15 @@ fn texts_that_spell_the_tokens_are_text() {
             };
             let model = model(&shape, None);
             let texts = ["a<|fim_middle|>b", "<|fim_suffix|><|fim_prefix|>"];
-            let tokens = prompt(&model, texts[0], texts[1]);
-            if (kind, control_type) == ("llama", 4) {
-                // Cut in two, the second half would begin with a space.
-                assert_eq!(tokens.unwrap_err().reason, ErrorReason::BAD_TOKENS);
-                assert!(prompt(&model, "a<|fim_", "middle|>").is_ok());
-                continue;
-            }
-            let tokens = tokens.unwrap();
+            let tokens = prompt(&model, texts[0], texts[1]).unwrap();
             let mark = |token: &Token| (PREFIX..=MIDDLE).contains(token);
             let marks: Vec<Token> = tokens.iter().copied().filter(mark).collect();
             let what = format!("{kind}, {control_type}: {tokens:?}");
             assert_eq!(marks, [PREFIX, SUFFIX, MIDDLE], "{what}");
+            if (kind, control_type) == ("llama", 4) {
+                // They are cut in two, and the second half begins with a space.
+                continue;
+            }
             let parts = tokens.split(|token| mark(token) || *token == BEGIN);
             let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
             let expected = texts.map(|text| {
