@@ -316,11 +316,8 @@ impl<S> AnswerChunks<S> {
             id.take_if(|id| !self.asked.output.takes_id(id));
         }
         let (events, reads_calls) = (self.wants.events, self.wants.tool_calls);
-        let ids = ToolCallIds {
-            call: self.asked.call,
-            choice,
-            short: self.asked.output.has_short_ids(),
-        };
+        let short = self.asked.output.has_short_ids();
+        let ids = ToolCallIds::new(self.asked.call, choice, short);
         let Ok(state) = self.choice(choice) else {
             return;
         };

@@ -1,6 +1,7 @@
 //! [`ChoiceCalls`]: the calls of tools in one choice, their indices and ids, and the deltas of its output.
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, RandomState};
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
@@ -11,34 +12,59 @@ use crate::delta::{Delta, ToolCallRecord};
 /// How the ids of calls are made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ToolCallIds {
-    pub(super) call: CallId,
-    pub(super) choice: u32,
+    call: CallId,
+    choice: u32,
     /// Nine letters and digits.
-    pub(super) short: bool,
+    short: bool,
+    /// Tells the ids of one process from those of another.
+    process: u64,
 }
 
+/// Drawn once: numbers of calls begin anew in each process, and a conversation outlives a restart and is answered by many servers.
+static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
+/// Letters and digits of a short id, and of what tells a process in a long one.
+const SHORT_LETTERS: usize = 9;
+const PROCESS_LETTERS: usize = 8;
+
 impl ToolCallIds {
-    /// The id of a call, unique over the calls of this process: clients send these ids back beside those of earlier turns.
+    pub(super) fn new(call: CallId, choice: u32, short: bool) -> Self {
+        Self {
+            call,
+            choice,
+            short,
+            process: *PROCESS,
+        }
+    }
+
+    /// The id of a call, unique over the calls of all processes: clients send these ids back beside those of earlier turns.
     fn id(self, index: u32) -> String {
         let Self {
             call,
             choice,
             short,
+            process,
         } = self;
-        let long = format!("call_{call}_{choice}_{index}");
-        if !short {
-            return long;
+        if short {
+            let hasher = BuildHasherDefault::<DefaultHasher>::new();
+            return letters(
+                hasher.hash_one((process, call, choice, index)),
+                SHORT_LETTERS,
+            );
         }
-        let hasher = BuildHasherDefault::<DefaultHasher>::new();
-        let mut number = hasher.hash_one(long);
-        let digit = |_| {
-            let digit = number % 36;
-            number /= 36;
-            // Below 36.
-            char::from_digit(digit as u32, 36).unwrap_or('0')
-        };
-        (0..9).map(digit).collect()
+        let process = letters(process, PROCESS_LETTERS);
+        format!("call_{process}_{call}_{choice}_{index}")
     }
+}
+
+/// The lowest digits of a number, in base 36.
+fn letters(mut number: u64, count: usize) -> String {
+    let digit = |_| {
+        let digit = number % 36;
+        number /= 36;
+        // Below 36.
+        char::from_digit(digit as u32, 36).unwrap_or('0')
+    };
+    (0..count).map(digit).collect()
 }
 
 /// The calls of one choice.
@@ -153,5 +179,49 @@ impl ChoiceCalls {
                 text: source.clone(),
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// A conversation goes on behind a restart, and on another server.
+    #[test]
+    fn no_two_processes_give_calls_the_same_ids() {
+        let call = CallId::next();
+        for (short, form) in [(false, "call_"), (true, "")] {
+            let ids = |process| {
+                let of = |(choice, index): (u32, u32)| {
+                    let ids = ToolCallIds {
+                        process,
+                        ..ToolCallIds::new(call, choice, short)
+                    };
+                    ids.id(index)
+                };
+                [(0, 0), (0, 1), (1, 0)].map(of)
+            };
+            assert_eq!(ids(1), ids(1));
+            let all: HashSet<String> = [ids(1), ids(2), ids(u64::MAX)]
+                .concat()
+                .into_iter()
+                .collect();
+            assert_eq!(all.len(), 9, "{all:?}");
+            assert!(all.iter().all(|id| id.starts_with(form)), "{all:?}");
+            if short {
+                let is_short = |id: &String| {
+                    id.len() == SHORT_LETTERS && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
+                };
+                assert!(all.iter().all(is_short), "{all:?}");
+            }
+        }
+        let long = ToolCallIds::new(call, 2, false).id(3);
+        assert!(long.ends_with(&format!("_{call}_2_3")), "{long}");
+        assert_eq!(
+            long.split('_').nth(1),
+            Some(&*letters(*PROCESS, PROCESS_LETTERS))
+        );
     }
 }

@@ -79,7 +79,7 @@ fn ke_307_the_port_events_has_the_deltas_in_order() {
         .run::<Json<ToolCallRecord>>("m", args! { prompt: "x", tools: tools() })
         .port("tool_calls");
     let call = whole(run).unwrap().remove(0);
-    let ids = |call: &ToolCallRecord| call.id.splitn(3, '_').nth(2).map(str::to_owned);
+    let ids = |call: &ToolCallRecord| call.id.splitn(4, '_').nth(3).map(str::to_owned);
     assert_eq!(
         (&call.name, &call.arguments),
         (&calls[0].name, &calls[0].arguments)
