@@ -1,8 +1,11 @@
 //! [`Delta`]: the typed form of what a model writes, in order, with calls of tools as they come (KE-306).
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
+
+use crate::tool_arguments::ToolArguments;
 
 /// One event of a chat: a line of the port `events` (KE-307).
 ///
@@ -10,8 +13,8 @@ use serde_json::{Value, json};
 /// not interleave. The texts of a choice's deltas are those of its other ports; that of a `ToolBroken` is text of the main
 /// port.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, JsonSchema)]
+#[schemars(tag = "type", rename_all = "snake_case")]
 pub enum Delta {
     /// Text of the answer.
     Text {
@@ -88,9 +91,16 @@ pub enum Delta {
 }
 
 impl Delta {
-    /// The JSON object of its line.
-    pub(crate) fn to_json(&self) -> Value {
-        match self {
+    /// The JSON text of its line.
+    pub(crate) fn to_line(&self) -> String {
+        let value = match self {
+            // A value would round the numbers of its arguments.
+            Self::ToolReady { turn, choice, call } => {
+                let call = call.to_line();
+                return format!(
+                    r#"{{"type":"tool_ready","turn":{turn},"choice":{choice},"call":{call}}}"#
+                );
+            }
             Self::Text { turn, choice, text } => {
                 json!({"type": "text", "turn": turn, "choice": choice, "text": text})
             }
@@ -114,9 +124,6 @@ impl Delta {
             } => json!({
                 "type": "tool_args", "turn": turn, "choice": choice, "index": index, "json": json,
             }),
-            Self::ToolReady { turn, choice, call } => json!({
-                "type": "tool_ready", "turn": turn, "choice": choice, "call": call.to_json(),
-            }),
             Self::ToolBroken {
                 turn,
                 choice,
@@ -130,14 +137,106 @@ impl Delta {
                 choice,
                 reason,
             } => json!({"type": "finish", "turn": turn, "choice": choice, "reason": reason}),
-        }
+        };
+        value.to_string()
     }
 }
 
 impl ToolCallRecord {
-    /// The JSON object of its line.
-    pub(crate) fn to_json(&self) -> Value {
-        json!({"index": self.index, "id": self.id, "name": self.name, "arguments": self.arguments})
+    /// The JSON text of its line.
+    pub(crate) fn to_line(&self) -> String {
+        let Self {
+            index, arguments, ..
+        } = self;
+        let [id, name] = [&self.id, &self.name].map(|text| Value::from(text.as_str()));
+        format!(r#"{{"index":{index},"id":{id},"name":{name},"arguments":{arguments}}}"#)
+    }
+}
+
+/// The members of all kinds of lines.
+///
+/// A derived reader of [`Delta`] would look for the type first and hold the rest as values, with rounded numbers.
+#[derive(Deserialize)]
+struct DeltaLine {
+    #[serde(rename = "type")]
+    kind: DeltaKind,
+    turn: u32,
+    choice: u32,
+    index: Option<u32>,
+    id: Option<String>,
+    name: Option<String>,
+    text: Option<String>,
+    json: Option<String>,
+    call: Option<ToolCallRecord>,
+    reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum DeltaKind {
+    Text,
+    Reasoning,
+    ToolCall,
+    ToolArgs,
+    ToolReady,
+    ToolBroken,
+    Finish,
+}
+
+impl DeltaLine {
+    /// The name of a member that is missing otherwise.
+    fn into_delta(self) -> Result<Delta, &'static str> {
+        let (turn, choice) = (self.turn, self.choice);
+        let index = self.index.ok_or("index");
+        let text = self.text.ok_or("text");
+        Ok(match self.kind {
+            DeltaKind::Text => Delta::Text {
+                turn,
+                choice,
+                text: text?,
+            },
+            DeltaKind::Reasoning => Delta::Reasoning {
+                turn,
+                choice,
+                text: text?,
+            },
+            DeltaKind::ToolCall => Delta::ToolCall {
+                turn,
+                choice,
+                index: index?,
+                id: self.id.ok_or("id")?,
+                name: self.name.ok_or("name")?,
+            },
+            DeltaKind::ToolArgs => Delta::ToolArgs {
+                turn,
+                choice,
+                index: index?,
+                json: self.json.ok_or("json")?,
+            },
+            DeltaKind::ToolReady => Delta::ToolReady {
+                turn,
+                choice,
+                call: self.call.ok_or("call")?,
+            },
+            DeltaKind::ToolBroken => Delta::ToolBroken {
+                turn,
+                choice,
+                index: index?,
+                text: text?,
+            },
+            DeltaKind::Finish => Delta::Finish {
+                turn,
+                choice,
+                reason: self.reason.ok_or("reason")?,
+            },
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Delta {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let line = DeltaLine::deserialize(deserializer)?;
+        line.into_delta().map_err(D::Error::missing_field)
     }
 }
 
@@ -151,7 +250,8 @@ pub struct ToolCallRecord {
     /// The name of the tool.
     pub name: String,
     /// Its arguments; an object, unless the model wrote something else.
-    pub arguments: Value,
+    #[schemars(with = "Value")]
+    pub arguments: ToolArguments,
 }
 
 #[cfg(test)]
@@ -166,7 +266,7 @@ mod tests {
             index,
             id: text(),
             name: text(),
-            arguments: json!({"a": 1}),
+            arguments: json!({"a": 1}).into(),
         };
         for delta in [
             Delta::Text {
@@ -205,8 +305,14 @@ mod tests {
                 reason: text(),
             },
         ] {
-            let read: Delta = serde_json::from_value(delta.to_json()).unwrap();
-            assert_eq!(read, delta);
+            let line = delta.to_line();
+            assert_eq!(serde_json::from_str::<Delta>(&line).unwrap(), delta);
+            // As it comes in a message of JSON.
+            let value: Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(serde_json::from_value::<Delta>(value).unwrap(), delta);
         }
+        let short = r#"{"type": "tool_args", "turn": 0, "choice": 0, "index": 0}"#;
+        let error = serde_json::from_str::<Delta>(short).unwrap_err();
+        assert_eq!(error.to_string(), "missing field `json`");
     }
 }

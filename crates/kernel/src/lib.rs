@@ -76,6 +76,7 @@ mod state;
 mod steering;
 mod sync;
 mod token_charge;
+mod tool_arguments;
 #[cfg(feature = "tower")]
 mod tower;
 mod want;
@@ -109,6 +110,7 @@ pub use self::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
 pub use self::state::{NeededState, State};
 pub use self::steering::{HoldPolicy, SteerRights, Steering};
 pub use self::token_charge::TokenCharge;
+pub use self::tool_arguments::ToolArguments;
 #[cfg(feature = "tower")]
 pub use self::tower::{Head, tower_layer};
 pub use self::want::{RequestedPorts, Want};

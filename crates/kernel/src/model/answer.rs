@@ -285,8 +285,13 @@ impl<S> AnswerChunks<S> {
         }
         if self.wants.logprobs {
             for token in &tokens.tokens {
-                let line = self.logprob_line(choice, token);
-                self.push(choice, Port::LOGPROBS, Mime::NDJSON, json_line(&line));
+                let found = self.logprob_line(choice, token);
+                self.push(
+                    choice,
+                    Port::LOGPROBS,
+                    Mime::NDJSON,
+                    line(found.to_string()),
+                );
             }
         }
         // The first chunk of the step carries what the step sampled.
@@ -327,12 +332,7 @@ impl<S> AnswerChunks<S> {
             self.event(&delta);
         }
         if reads_calls && let Some(call) = &call {
-            self.push(
-                choice,
-                Port::TOOL_CALLS,
-                Mime::NDJSON,
-                json_line(&call.to_json()),
-            );
+            self.push(choice, Port::TOOL_CALLS, Mime::NDJSON, line(call.to_line()));
         }
         match part {
             OutputPart::Text(text) if self.wants.main => self.text(choice, Port::MAIN, text),
@@ -349,7 +349,7 @@ impl<S> AnswerChunks<S> {
 
     /// Emits a line of the port `events`. It is one output, whatever the number of choices.
     fn event(&mut self, delta: &Delta) {
-        self.push(0, Port::EVENTS, Mime::NDJSON, json_line(&delta.to_json()));
+        self.push(0, Port::EVENTS, Mime::NDJSON, line(delta.to_line()));
     }
 
     /// Builds a text chunk; the first one of a port carries the role.
@@ -592,8 +592,7 @@ fn stop_json(stop: StopCause) -> Value {
     }
 }
 
-fn json_line(value: &Value) -> Bytes {
-    let mut line = value.to_string();
-    line.push('\n');
-    line.into()
+fn line(mut text: String) -> Bytes {
+    text.push('\n');
+    text.into()
 }

@@ -3,8 +3,6 @@
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, RandomState};
 use std::sync::LazyLock;
 
-use serde_json::Value;
-
 use super::output_parser::OutputPart;
 use crate::call::CallId;
 use crate::delta::{Delta, ToolCallRecord};
@@ -103,12 +101,11 @@ impl ChoiceCalls {
             OutputPart::CallEnd { arguments } => {
                 self.complete += 1;
                 let (index, id, name) = self.last.clone()?;
-                let arguments: Value = arguments.clone();
                 Some(ToolCallRecord {
                     index,
                     id,
                     name,
-                    arguments,
+                    arguments: arguments.clone(),
                 })
             }
             _ => None,

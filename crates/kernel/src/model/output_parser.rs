@@ -50,6 +50,7 @@ use self::settings::OutputStart;
 pub(crate) use self::tools::DeclaredTools;
 use crate::chunk::Text;
 use crate::limits;
+use crate::tool_arguments::ToolArguments;
 
 /// The events that the parser emits, in order.
 #[derive(Debug, PartialEq)]
@@ -66,7 +67,7 @@ pub(super) enum OutputPart {
     CallArguments(String),
     /// The call is complete; its whole arguments.
     CallEnd {
-        arguments: serde_json::Value,
+        arguments: ToolArguments,
     },
     /// What began as a call is none. `source` is all of it, for readers who have not seen its beginning.
     CallBroken {

@@ -1,10 +1,9 @@
 //! What the machines of all call syntaxes have in common: their verdicts and what they emit.
 
-use serde_json::Value;
-
 use super::markers::MarkerTexts;
 use super::tools::DeclaredTools;
 use crate::limits;
+use crate::tool_arguments::ToolArguments;
 
 /// What a machine needs to know.
 #[derive(Clone, Copy)]
@@ -36,7 +35,7 @@ pub(super) enum CallPart {
     /// JSON text to append to its arguments.
     Arguments(String),
     /// It is complete; its whole arguments.
-    End { arguments: Value },
+    End { arguments: ToolArguments },
 }
 
 /// The parts that a machine emits.
@@ -97,7 +96,7 @@ impl CallOutput {
     /// [`JsonMachine`]: super::json::JsonMachine
     #[must_use]
     pub(super) fn end(&mut self) -> Verdict {
-        let Ok(arguments) = serde_json::from_str(&self.arguments) else {
+        let Some(arguments) = ToolArguments::of_text(&self.arguments) else {
             return Verdict::Refused;
         };
         self.open = false;

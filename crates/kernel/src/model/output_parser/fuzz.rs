@@ -349,7 +349,9 @@ fn check(events: &[(char, String)], whole: &str) {
             ('a', Some(arguments)) => arguments.push_str(text),
             ('e', Some(arguments)) => {
                 let read: Value = serde_json::from_str(arguments).expect("arguments are JSON");
-                assert_eq!(read.to_string(), *text);
+                let end: Value = serde_json::from_str(text).expect("arguments are JSON");
+                assert_eq!(read, end);
+                assert!(!text.contains('\n'), "it is one line: {text}");
                 open = None;
             }
             ('b', Some(_)) => open = None,

@@ -128,7 +128,7 @@ fn ke_306_a_call_is_emitted_while_it_is_written() {
     assert_eq!(push("xt\": \"a}"), [arguments("xt\": \"a}")]);
     assert_eq!(push("\"}"), [arguments("\"}")]);
     let end = OutputPart::CallEnd {
-        arguments: serde_json::json!({"text": "a}"}),
+        arguments: serde_json::json!({"text": "a}"}).into(),
     };
     assert_eq!(push("}"), [end]);
     assert_eq!(push("</tool_call>"), []);
