@@ -2,10 +2,16 @@
 //!
 //! On the wire they are JSON texts. Most templates iterate over the members or print them with `tojson`, so they need
 //! objects; those of DeepSeek append them to a text.
+//!
+//! A [`Value`] has no integers of more than 64 bits, which arguments have where they are amounts or ids. So a text with such a one is
+//! read as [`JsonMembers`] and [`serde_json::value::RawValue`], which keep the texts of numbers.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use minijinja::Error;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::{Template, TemplateError, TemplatePiece, bounds};
@@ -18,12 +24,25 @@ pub(super) enum CallArguments {
     Texts,
 }
 
+/// The arguments of one call, in the form that a template expects.
+pub(super) enum FormedArguments<'a> {
+    Value(Cow<'a, Value>),
+    /// The text of an object with integers that no [`Value`] has.
+    Exact(&'a RawValue),
+}
+
+/// The members of a JSON object, in order, with their texts.
+pub(super) struct JsonMembers<'a>(pub(super) Vec<(String, &'a RawValue)>);
+
+/// Digits of an integer that may be too large for a [`Value`].
+const WIDE_DIGITS: usize = 19;
+
 impl CallArguments {
     /// Returns the arguments of a call in this form.
     ///
     /// # Errors
     /// They are more than the budget allows.
-    pub(super) fn of(self, arguments: &Value) -> Result<Cow<'_, Value>, Error> {
+    pub(super) fn of(self, arguments: &Value) -> Result<FormedArguments<'_>, Error> {
         match (self, arguments) {
             (Self::Objects, Value::String(text)) if text.trim_start().starts_with('{') => {
                 // Each element or member takes one of these.
@@ -32,15 +51,52 @@ impl CallArguments {
                 bounds::check(parts.saturating_mul(bounds::MEMBER_BYTES))?;
                 // Anything else stays a text: templates iterate over the members.
                 let parsed = serde_json::from_str(text).ok();
-                let parsed = parsed.filter(Value::is_object);
-                Ok(parsed.map_or(Cow::Borrowed(arguments), Cow::Owned))
+                let Some(parsed) = parsed.filter(Value::is_object) else {
+                    return Ok(FormedArguments::Value(Cow::Borrowed(arguments)));
+                };
+                // A raw value is looked at again at each level, so only few are read as such. A value is stricter, so it is read in any case.
+                let exact = has_wide_integer(text)
+                    .then(|| serde_json::from_str(text).ok())
+                    .flatten();
+                Ok(exact.map_or_else(
+                    || FormedArguments::Value(Cow::Owned(parsed)),
+                    FormedArguments::Exact,
+                ))
             }
             (Self::Texts, Value::Object(_)) => {
                 bounds::check(0)?;
-                Ok(Cow::Owned(arguments.to_string().into()))
+                let text = arguments.to_string();
+                Ok(FormedArguments::Value(Cow::Owned(text.into())))
             }
-            _ => Ok(Cow::Borrowed(arguments)),
+            _ => Ok(FormedArguments::Value(Cow::Borrowed(arguments))),
         }
+    }
+}
+
+fn has_wide_integer(text: &str) -> bool {
+    let runs = text.as_bytes().split(|byte| !byte.is_ascii_digit());
+    runs.into_iter().any(|digits| digits.len() >= WIDE_DIGITS)
+}
+
+impl<'de> Deserialize<'de> for JsonMembers<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = JsonMembers<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(JsonMembers(members))
+            }
+        }
+        deserializer.deserialize_map(Members)
     }
 }
 

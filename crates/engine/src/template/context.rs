@@ -8,9 +8,10 @@ use std::borrow::Cow;
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
+use serde_json::value::RawValue;
 
 use super::bounds::{self, ELEMENT_BYTES, MEMBER_BYTES, OBJECT_BYTES};
-use super::calls::CallArguments;
+use super::calls::{CallArguments, FormedArguments, JsonMembers};
 use super::shield::{self, CoveredTexts, SpecialTextShield};
 use crate::api::{ChatMessage, ChatRequest};
 
@@ -119,8 +120,10 @@ impl<'a> ContextBuilder<'a> {
         self.list(calls, |it, call| {
             it.with_member(call, "function", |it, function| {
                 it.with_member(function, "arguments", |it, arguments| {
-                    let arguments = it.arguments.of(arguments)?;
-                    it.value(&arguments)
+                    match it.arguments.of(arguments)? {
+                        FormedArguments::Value(arguments) => it.value(&arguments),
+                        FormedArguments::Exact(arguments) => it.exact(arguments),
+                    }
                 })
             })
         })
@@ -137,7 +140,7 @@ impl<'a> ContextBuilder<'a> {
             return self.value(json);
         };
         self.object(members, |it, key, value| {
-            if key == name {
+            if *key == name {
                 convert(it, value)
             } else {
                 it.value(value)
@@ -161,25 +164,50 @@ impl<'a> ContextBuilder<'a> {
         })
     }
 
-    fn list(
+    /// As [`Self::value`] for the text of a value, whose integers may have up to 128 bits. It was read as a [`Json`] before, which bounds its
+    /// depth.
+    fn exact(&mut self, json: &RawValue) -> Result<Value, Error> {
+        let unreadable =
+            |error: serde_json::Error| Error::new(ErrorKind::InvalidOperation, error.to_string());
+        let text = json.get();
+        // Each level reads all of those within it again.
+        bounds::check(0)?;
+        if text.starts_with('{') {
+            let JsonMembers(members) = serde_json::from_str(text).map_err(unreadable)?;
+            return self.object(members, |it, _, value| it.exact(value));
+        }
+        if text.starts_with('[') {
+            let items: Vec<&RawValue> = serde_json::from_str(text).map_err(unreadable)?;
+            return self.list(items, Self::exact);
+        }
+        let value: Json = serde_json::from_str(text).map_err(unreadable)?;
+        match text.parse::<i128>() {
+            Ok(integer) if value.is_f64() => Ok(integer.into()),
+            _ => self.value(&value),
+        }
+    }
+
+    fn list<T>(
         &mut self,
-        items: &[Json],
-        convert: impl Fn(&mut Self, &Json) -> Result<Value, Error>,
+        items: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator>,
+        convert: impl Fn(&mut Self, T) -> Result<Value, Error>,
     ) -> Result<Value, Error> {
+        let items = items.into_iter();
         bounds::charge(items.len().saturating_mul(ELEMENT_BYTES) + OBJECT_BYTES)?;
-        let items: Result<Vec<Value>, Error> = items.iter().map(|it| convert(self, it)).collect();
+        let items: Result<Vec<Value>, Error> = items.map(|it| convert(self, it)).collect();
         Ok(items?.into())
     }
 
-    fn object(
+    fn object<K: AsRef<str>, T>(
         &mut self,
-        members: &serde_json::Map<String, Json>,
-        convert: impl Fn(&mut Self, &str, &Json) -> Result<Value, Error>,
+        members: impl IntoIterator<Item = (K, T), IntoIter: ExactSizeIterator>,
+        convert: impl Fn(&mut Self, &K, T) -> Result<Value, Error>,
     ) -> Result<Value, Error> {
+        let members = members.into_iter();
         bounds::charge(members.len().saturating_mul(MEMBER_BYTES) + OBJECT_BYTES)?;
-        let pairs = members.iter().map(|(key, value)| {
-            let name = self.text(key)?;
-            Ok::<_, Error>((name, convert(self, key, value)?))
+        let pairs = members.map(|(key, value)| {
+            let name = self.text(key.as_ref())?;
+            Ok::<_, Error>((name, convert(self, &key, value)?))
         });
         let pairs: Vec<(Value, Value)> = pairs.collect::<Result<_, _>>()?;
         Ok(Value::from_pairs(pairs))

@@ -247,6 +247,29 @@ fn tools_and_calls_reach_the_template_as_objects() {
     );
 }
 
+/// As Python prints them, which has integers of any length, and reads numbers with a fraction to their last digit.
+#[test]
+fn numbers_in_arguments_of_calls_keep_their_digits() {
+    let printed = |arguments: &str| {
+        let mut talk = chat(&[("user", "Pay."), ("assistant", "")]);
+        let function = json!({"name": "pay", "arguments": arguments});
+        talk.messages[1].tool_calls = json!([{"function": function}]);
+        text(&template(HEADERS).render(&talk).unwrap())
+    };
+    for arguments in [
+        r#"{"wei": 123456789012345678901, "share": 51.248178375505404, "small": 2.0030397744267762e-253}"#,
+        r#"{"b": [{"low": -170141183460469231731687303715884105728}, 1.5], "a": ["é<s>", true, null], "id": 18446744073709551615}"#,
+    ] {
+        let printed = printed(arguments);
+        assert!(printed.contains(arguments), "{printed}");
+    }
+    let beyond = printed(r#"{"most": 1234567890123456789012345678901234567890}"#);
+    assert!(beyond.contains("1.2345678901234568e+39"), "{beyond}");
+    // Half a surrogate pair is no text.
+    let bad = r#"{"wei": 123456789012345678901, "text": "\ud800"}"#;
+    assert!(!printed(bad).contains("{\"wei\": 123"));
+}
+
 #[test]
 fn tojson_equals_json_dumps_of_python() {
     let spelt = |arguments: &str| {
