@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use super::choice_calls::{ChoiceCalls, ToolCallIds};
 use super::held_output::{HeldOutput, too_late};
-use super::output_parser::{OutputParser, OutputPart, OutputSettings};
+use super::output_parser::{OutputEnd, OutputParser, OutputPart, OutputSettings};
 use crate::Result;
 use crate::call::{CallId, Instant};
 use crate::chunk::{Chunk, Text};
@@ -379,7 +379,7 @@ impl<S> AnswerChunks<S> {
     /// Ends a choice whose controller failed while others go on (AI-915). Most callers read the first choice alone, so
     /// its failure is that of the call as well.
     fn fail(&mut self, choice: u32, error: Error) -> Result<()> {
-        self.release(choice)?;
+        self.release(choice, OutputEnd::Cut)?;
         self.ended(choice, ChoiceFinish::Failed, None)?;
         if choice == 0 {
             self.failed = Some(error);
@@ -388,21 +388,28 @@ impl<S> AnswerChunks<S> {
     }
 
     /// Emits what is held back of a choice that ends.
-    fn release(&mut self, choice: u32) -> Result<()> {
+    fn release(&mut self, choice: u32, end: OutputEnd) -> Result<()> {
         if let Some(held) = self.choice(choice)?.held.finish() {
             self.tokens(choice, held)?;
         }
-        self.parse(choice, |parser, out| parser.end(out))
+        self.parse(choice, |parser, out| parser.end(end, out))
     }
 
     fn finish(&mut self, choice: u32, finish: api::ChoiceEnd) -> Result<()> {
+        let odd = self.choice(choice)?.odd.take();
+        let end = match (&odd, finish.reason, &finish.stop) {
+            (Some(_), ..) | (None, _, Some(StopCause::Text(_))) => OutputEnd::Cut,
+            // Tokens that a request names as stops are those that end the answers of its model.
+            (None, api::FinishReason::Stop, _) => OutputEnd::Model,
+            (None, ..) => OutputEnd::Cut,
+        };
         // First: text that was held back, or a call that ends here, comes before the finish and may decide it.
-        self.release(choice)?;
-        let state = self.choice(choice)?;
-        if let Some(name) = state.odd.take() {
+        self.release(choice, end)?;
+        if let Some(name) = odd {
             return self.ended(choice, ChoiceFinish::Other(name), finish.stop);
         }
-        let reason = reason(finish.reason, state.calls.complete());
+        let calls = self.choice(choice)?.calls.complete();
+        let reason = reason(finish.reason, calls);
         self.ended(choice, reason, finish.stop)
     }
 

@@ -139,6 +139,15 @@ enum ResponseTags {
 /// text of an argument.
 const BLANK_BYTES_MAX: usize = 64;
 
+/// Who ended the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OutputEnd {
+    /// The model: it has written all that it was going to.
+    Model,
+    /// A limit, a stop string, a controller or the caller: the model might have gone on.
+    Cut,
+}
+
 type Out<'a> = &'a mut dyn FnMut(OutputPart);
 
 impl OutputParser {
@@ -211,11 +220,11 @@ impl OutputParser {
     }
 
     /// The end of the output: what is still held back is text after all, unless it is a complete call.
-    pub(super) fn end(&mut self, out: Out<'_>) {
+    pub(super) fn end(&mut self, end: OutputEnd, out: Out<'_>) {
         let Some(format) = self.settings.format.clone() else {
             return;
         };
-        self.end_draft(&format, out);
+        self.end_draft(&format, end, out);
         let rest = std::mem::take(&mut self.input);
         match std::mem::replace(&mut self.state, ParserState::TEXT) {
             ParserState::Text { .. } => {
@@ -474,12 +483,12 @@ impl OutputParser {
         }
     }
 
-    /// The end of the output: what may be calls are calls, if they are complete.
-    fn end_draft(&mut self, format: &OutputFormat, out: Out<'_>) {
+    /// The end of the output: what may be calls are calls, if they are complete and the model stopped after them.
+    fn end_draft(&mut self, format: &OutputFormat, end: OutputEnd, out: Out<'_>) {
         let ParserState::Draft(draft) = &mut self.state else {
             return;
         };
-        if !draft.end() {
+        if end == OutputEnd::Cut || !draft.end() {
             self.reject_draft(format);
             return self.feed("", format, out);
         }

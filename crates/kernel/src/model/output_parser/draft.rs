@@ -1,7 +1,8 @@
 //! [`DraftCalls`]: calls in reasoning whose markers are ordinary text.
 //!
 //! Models draft calls while they reason, and some make them there and never end the reasoning. A model stops after its
-//! calls: those that end the output are calls, and those that anything follows are drafts, which are reasoning.
+//! calls: those at which it ends the output are calls. Those that anything follows are drafts, which are reasoning, and so are those
+//! at which something else ends the output: the model might have gone on.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::format::OutputFormat;
 use super::reasoning::ReasoningText;
 use super::settings::{OutputSettings, OutputStart};
 use super::tools::DeclaredTools;
-use super::{Out, OutputParser, OutputPart};
+use super::{Out, OutputEnd, OutputParser, OutputPart};
 use crate::limits;
 
 /// Calls in reasoning, from an opening marker on.
@@ -62,10 +63,10 @@ impl DraftCalls {
         self.parser.is_in_text() && end.is_some_and(|end| self.source.ends_with(end))
     }
 
-    /// The end of the output. `false` if all of it is reasoning.
+    /// The model ended the output. `false` if all of it is reasoning.
     #[must_use]
     pub(super) fn end(&mut self) -> bool {
-        self.collect(|parser, out| parser.end(out));
+        self.collect(|parser, out| parser.end(OutputEnd::Model, out));
         self.complete > 0
     }
 

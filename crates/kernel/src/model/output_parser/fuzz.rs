@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::markers::PARTS;
 use super::{
-    DeclaredTools, OutputFormat, OutputParser, OutputParsers, OutputPart, OutputSettings,
-    OutputStart, ReasoningParser, ToolParser,
+    DeclaredTools, OutputEnd, OutputFormat, OutputParser, OutputParsers, OutputPart,
+    OutputSettings, OutputStart, ReasoningParser, ToolParser,
 };
 use crate::chunk::Text;
 
@@ -133,8 +133,17 @@ pub(super) fn settings(parsers: OutputParsers, vocabulary: &dyn Vocabulary) -> O
     }
 }
 
-/// The events of pieces, with adjacent ones of one kind joined: where text is cut carries no meaning.
+/// The events of an output that the model ended.
 pub(super) fn events(settings: &OutputSettings, pieces: &[&str]) -> Vec<(char, String)> {
+    events_until(settings, pieces, OutputEnd::Model)
+}
+
+/// The events of pieces, with adjacent ones of one kind joined: where text is cut carries no meaning.
+pub(super) fn events_until(
+    settings: &OutputSettings,
+    pieces: &[&str],
+    end: OutputEnd,
+) -> Vec<(char, String)> {
     let mut found: Vec<(char, String)> = Vec::new();
     let mut out = |part: OutputPart| {
         let (kind, text) = match part {
@@ -163,7 +172,7 @@ pub(super) fn events(settings: &OutputSettings, pieces: &[&str]) -> Vec<(char, S
     for piece in pieces {
         parser.push(Text::from(*piece), &mut out);
     }
-    parser.end(&mut out);
+    parser.end(end, &mut out);
     found
 }
 
@@ -338,6 +347,10 @@ pub(super) fn check_cuts(settings: &OutputSettings, pieces: &[String]) {
     }
     check(&expect, &whole);
     check_loss(settings, &expect, &whole);
+    // Where something else ended it, too.
+    let cut = events_until(settings, &[&whole], OutputEnd::Cut);
+    check(&cut, &whole);
+    check_loss(settings, &cut, &whole);
 }
 
 /// Calls are whole, and nothing comes out that was not there.

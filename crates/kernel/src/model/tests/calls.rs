@@ -2,7 +2,7 @@
 
 use futures::stream;
 use sapwood_engine::api::{
-    ChatRequest, ChoiceEnd, EngineEvent, EventKind, FinishReason, MARK_CLOSE, MARK_OPEN,
+    ChatRequest, ChoiceEnd, EngineEvent, EventKind, FinishReason, MARK_CLOSE, MARK_OPEN, StopCause,
     TokenUsage, Tokens,
 };
 
@@ -151,6 +151,14 @@ fn the_numbers_of_arguments_keep_their_digits() {
 
 /// The chunks of an answer whose vocabulary has the markers of its family as control tokens.
 fn answer(template: &str, names: &[&'static str], text: &str) -> Vec<Chunk> {
+    let end = ChoiceEnd {
+        reason: FinishReason::Stop,
+        stop: None,
+    };
+    answer_until(template, names, text, end)
+}
+
+fn answer_until(template: &str, names: &[&'static str], text: &str, end: ChoiceEnd) -> Vec<Chunk> {
     let vocabulary = ControlNames {
         names: names.to_vec(),
         template: Some(template.to_owned()),
@@ -188,10 +196,6 @@ fn answer(template: &str, names: &[&'static str], text: &str) -> Vec<Chunk> {
         text: text.into(),
         ..Tokens::default()
     };
-    let end = ChoiceEnd {
-        reason: FinishReason::Stop,
-        stop: None,
-    };
     let events = [
         event(EventKind::Tokens(tokens)),
         event(EventKind::Finish(end)),
@@ -199,6 +203,34 @@ fn answer(template: &str, names: &[&'static str], text: &str) -> Vec<Chunk> {
     ];
     let chunks = AnswerChunks::new(asked, stream::iter(events));
     block_on(chunks.try_collect::<Vec<Chunk>>()).unwrap()
+}
+
+/// A model that is cut off in its reasoning has made no call, although it drafted one.
+#[test]
+fn a_draft_of_a_call_is_a_call_only_if_the_model_stopped_there() {
+    let text = "<think>hm\n<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+    let stop = |stop| (FinishReason::Stop, stop);
+    for ((reason, stop), calls) in [
+        (stop(None), 1),
+        (stop(Some(StopCause::Tokens(vec![2]))), 1),
+        (stop(Some(StopCause::Text("\n\n".to_owned()))), 0),
+        ((FinishReason::Length, None), 0),
+        ((FinishReason::Cancelled, None), 0),
+        ((FinishReason::Controller, None), 0),
+        ((FinishReason::Fuel, None), 0),
+    ] {
+        let end = ChoiceEnd { reason, stop };
+        let chunks = answer_until("<tool_call>", &[], text, end.clone());
+        let found = chunks.iter().filter(|chunk| chunk.port == *"tool_calls");
+        assert_eq!(found.count(), calls, "{end:?}");
+        let thought = chunks.iter().filter(|chunk| chunk.port == *"reasoning");
+        let thought: String = thought.map(ToString::to_string).collect();
+        assert_eq!(
+            thought.contains("<tool_call>"),
+            calls == 0,
+            "{end:?}: {thought}"
+        );
+    }
 }
 
 /// Control tokens are for the parser: no reader gets to see their names, in `inner` neither.

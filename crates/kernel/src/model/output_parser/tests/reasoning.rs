@@ -107,6 +107,30 @@ fn calls_that_end_reasoning_without_an_end_are_found() {
     assert_eq!(parse(&begun, text), [format!("r:{text}")]);
 }
 
+/// A limit, a stop string or the caller ended the output: the model might have gone on, so its draft is none of its calls.
+#[test]
+fn a_draft_at_which_the_output_is_cut_is_reasoning() {
+    let hermes = bare(ToolParser::Hermes);
+    let cut = |settings: &OutputSettings, text: &str| {
+        fuzz::events_until(settings, &[text], OutputEnd::Cut)
+    };
+    for draft in [
+        format!("hm\n\n{CALL}"),
+        format!("hm\n{CALL}\n{CALL}\n"),
+        format!("hm\n{CALL}\n<tool_call>{{\"name\": \"note\", \"arguments\": {{\"te"),
+        format!("hm\n{CALL}\n</thi"),
+        format!("hm\n{}", &CALL[..CALL.len() - 1]),
+        "hm\n<tool_call>\n{\"name\": \"add\", \"argu".to_owned(),
+    ] {
+        let expect = [('r', draft.trim_end_matches('\n').to_owned())];
+        assert_eq!(cut(&hermes, &format!("<think>{draft}")), expect, "{draft}");
+    }
+    // Behind the reasoning they are calls: the model wrote them as its answer.
+    let answer = cut(&hermes, &format!("<think>hm</think>{CALL}"));
+    let kinds: String = answer.iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, "rcae");
+}
+
 /// What a draft broke off on may be the next call.
 #[test]
 fn the_call_behind_a_broken_draft_is_found() {
