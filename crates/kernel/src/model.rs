@@ -174,7 +174,7 @@ async fn begin(
     let hold = model.steering.as_ref().map(|steering| steering.hold);
     let writes_reasoning = steer
         .pattern()
-        .map(|pattern| asked.output.ends_reasoning(pattern));
+        .map(|(kind, pattern)| asked.output.ends_reasoning(kind, pattern));
     let submitted = submit(model, request, steer, rights.cloned().unwrap_or_default()).await?;
     let handle = submitted.handle;
     asked.prompt_tokens = handle.prompt_tokens();

@@ -1,7 +1,8 @@
 //! Opens the steerers that a request asks for.
 
 use sapwood_proto::steer::{
-    Combined, ConstraintChoice, ControllerChoice, Steer, SteerCall, SteerRefusal, VariablesSharer,
+    Combined, ConstraintChoice, ConstraintKind, ControllerChoice, Steer, SteerCall, SteerRefusal,
+    VariablesSharer,
 };
 
 use super::config::{GenerateConfig, VariablesSharing};
@@ -34,13 +35,14 @@ impl SteerChoice {
         self.controller.is_none() && self.constraint.is_none()
     }
 
-    /// The pattern of a native constraint, which gives the form of the output; it may be named as a controller too.
-    pub(super) fn pattern(&self) -> Option<&str> {
+    /// The kind and the pattern of a native constraint, which gives the form of the output; it may be named as a controller too.
+    pub(super) fn pattern(&self) -> Option<(ConstraintKind, &str)> {
         let constraint = self.constraint.as_ref();
-        let pattern = constraint.map(|choice| &*choice.value);
-        let controller = self.controller.as_ref();
-        let native = controller.filter(|choice| choice.is_native());
-        pattern.or_else(|| native.map(|choice| &*choice.arg))
+        let pattern = constraint.map(|choice| (choice.kind, &*choice.value));
+        pattern.or_else(|| {
+            let controller = self.controller.as_ref()?;
+            Some((controller.native()?, &*controller.arg))
+        })
     }
 
     /// Fails if there is something to open, where nothing can be steered (AI-827).

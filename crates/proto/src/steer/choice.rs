@@ -61,10 +61,10 @@ pub struct InvalidChoice {
 type Read<T> = Result<T, InvalidChoice>;
 
 impl ControllerChoice {
-    /// Whether it names a native constraint (AI-840), which gives the form of the output.
+    /// The native constraint that it names (AI-840), which gives the form of the output.
     #[must_use]
-    pub fn is_native(&self) -> bool {
-        self.id.starts_with("sapwood:")
+    pub fn native(&self) -> Option<ConstraintKind> {
+        ConstraintKind::from_name(self.id.strip_prefix("sapwood:")?)
     }
 
     /// Reads the members `controller` and `controller_arg` of a request: a name with the argument beside it, or an object

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use sapwood_engine::api::{ChatMessage, ChatRequest, MARK_OPEN, Tokens};
-use sapwood_proto::steer::Token;
+use sapwood_proto::steer::{ConstraintKind, Token};
 
 use super::format::OutputFormat;
 use super::harmony;
@@ -117,7 +117,14 @@ impl OutputSettings {
     }
 
     /// Whether the pattern of a constraint writes the end of the reasoning, so that the output begins with that.
-    pub(crate) fn ends_reasoning(&self, pattern: &str) -> bool {
+    pub(crate) fn ends_reasoning(&self, kind: ConstraintKind, pattern: &str) -> bool {
+        // The others are answers alone: a schema has words for people too, which may speak of the marker.
+        if !matches!(
+            kind,
+            ConstraintKind::Regex | ConstraintKind::Lark | ConstraintKind::Gbnf
+        ) {
+            return false;
+        }
         let end = self
             .format
             .as_ref()

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use sapwood_engine::api::{ChatMessage, ChatRequest, MARK_CLOSE, MARK_OPEN};
+use sapwood_proto::steer::ConstraintKind;
 
 use super::fuzz::{ControlNames, TOOL_PARSERS, events, reasoning_beside, settings, tools};
 use super::*;
@@ -253,7 +254,18 @@ fn a_constrained_output_begins_with_the_answer() {
     for parser in [ToolParser::Hermes, ToolParser::Harmony] {
         let format = bare(parser).format.unwrap();
         let mut settings = OutputSettings::of_chat(format, None, &ChatRequest::default());
-        assert!(!settings.ends_reasoning(r#"{"type": "object"}"#));
+        for (kind, pattern) in [
+            (ConstraintKind::JsonSchema, r#"{"type": "object"}"#),
+            (
+                ConstraintKind::JsonSchema,
+                r#"{"description": "no <think></think> tags, no <|message|>"}"#,
+            ),
+            (ConstraintKind::Options, r#"["a</think>", "<|message|>b"]"#),
+            (ConstraintKind::Substring, "a</think> <|message|>"),
+            (ConstraintKind::Regex, "[a-z]+"),
+        ] {
+            assert!(!settings.ends_reasoning(kind, pattern), "{pattern}");
+        }
         settings.begin_with_answer();
         let answer = r#"{"city": "Paris"}"#;
         assert_eq!(
@@ -264,10 +276,18 @@ fn a_constrained_output_begins_with_the_answer() {
     }
     // A pattern that writes the reasoning too.
     let format = bare(ToolParser::Hermes).format.unwrap();
-    for pattern in [r"[^<]*</think>[0-9]+", r"[^<]*<\/think>[0-9]+"] {
+    for (kind, pattern) in [
+        (ConstraintKind::Regex, r"[^<]*</think>[0-9]+"),
+        (ConstraintKind::Regex, r"[^<]*<\/think>[0-9]+"),
+        (
+            ConstraintKind::Lark,
+            r#"start: /[^<]*/ "</think>" /[0-9]+/"#,
+        ),
+        (ConstraintKind::Gbnf, r#"root ::= [^<]* "</think>" [0-9]+"#),
+    ] {
         let mut settings =
             OutputSettings::of_chat(Arc::clone(&format), None, &ChatRequest::default());
-        assert!(settings.ends_reasoning(pattern), "{pattern}");
+        assert!(settings.ends_reasoning(kind, pattern), "{pattern}");
         settings.continue_prompt("assistant\n<think>\n");
         assert_eq!(
             parse(&settings, "hm</think>42"),
