@@ -17,7 +17,14 @@ pub(crate) struct DeclaredTools(HashMap<String, Value>);
 pub(super) struct Schema<'a> {
     /// What references refer to.
     root: &'a Value,
-    alternatives: Vec<&'a Value>,
+    alternatives: Vec<Alternative<'a>>,
+}
+
+#[derive(Clone, Debug)]
+struct Alternative<'a> {
+    schema: &'a Value,
+    /// The types that it names. None: it may be anything.
+    kinds: Vec<&'static str>,
 }
 
 /// Schemas that are looked at to find the alternatives of one, because references may lead in circles; and values, of
@@ -71,29 +78,7 @@ impl DeclaredTools {
 impl<'a> Schema<'a> {
     /// What any of these allows.
     fn new(root: &'a Value, schemas: impl IntoIterator<Item = &'a Value>) -> Self {
-        let mut alternatives = Vec::new();
-        let mut open: Vec<&Value> = schemas.into_iter().collect();
-        for _ in 0..SCHEMAS_MAX {
-            let Some(schema) = open.pop() else {
-                return Self { root, alternatives };
-            };
-            let reference = schema.get("$ref").and_then(Value::as_str);
-            let pointer = reference.and_then(|reference| reference.strip_prefix('#'));
-            let pointer = pointer.filter(|pointer| pointer.len() <= POINTER_BYTES_MAX);
-            let mut lists = ["anyOf", "oneOf", "allOf"].iter();
-            if let Some(target) = pointer.and_then(|pointer| root.pointer(pointer)) {
-                open.push(target);
-            } else if named_kinds(schema).is_empty()
-                && let Some(list) = lists.find_map(|key| schema.get(key)?.as_array())
-            {
-                // One more is too many, and so are all others.
-                open.extend(list.iter().take(SCHEMAS_MAX + 1));
-            } else {
-                alternatives.push(schema);
-            }
-        }
-        // What was not looked at may be anything.
-        alternatives.push(&Value::Null);
+        let alternatives = each(root, schemas, &mut { SCHEMAS_MAX }).concat();
         Self { root, alternatives }
     }
 
@@ -108,12 +93,8 @@ impl<'a> Schema<'a> {
     }
 
     fn within(&self, find: impl Fn(&'a Value) -> Option<&'a Value>) -> Option<Self> {
-        let mut found = self
-            .alternatives
-            .iter()
-            .copied()
-            .filter_map(find)
-            .peekable();
+        let schemas = self.alternatives.iter().map(|one| one.schema);
+        let mut found = schemas.filter_map(find).peekable();
         found.peek()?;
         Some(Self::new(self.root, found))
     }
@@ -126,9 +107,9 @@ impl<'a> Schema<'a> {
 
     /// The types that it names, and whether others are allowed too, because an alternative names none.
     fn kinds(&self) -> (Vec<&'static str>, bool) {
-        let each = self.alternatives.iter().map(|schema| named_kinds(schema));
-        let each: Vec<_> = each.collect();
-        (each.concat(), each.iter().any(Vec::is_empty))
+        let kinds = self.alternatives.iter().flat_map(|one| &one.kinds);
+        let is_open = self.alternatives.iter().any(|one| one.kinds.is_empty());
+        (kinds.copied().collect(), is_open)
     }
 
     /// The JSON text of a value that was written as bare text.
@@ -164,6 +145,84 @@ impl<'a> Schema<'a> {
         whole
             .flatten()
             .unwrap_or_else(|| Value::from(text).to_string())
+    }
+}
+
+/// The alternatives of which a schema consists. So many schemas may be looked at, which bounds the depth too.
+fn alternatives<'a>(root: &'a Value, schema: &'a Value, left: &mut usize) -> Vec<Alternative<'a>> {
+    let Some(rest) = left.checked_sub(1) else {
+        return vec![Alternative::of(&Value::Null)];
+    };
+    *left = rest;
+    let reference = schema.get("$ref").and_then(Value::as_str);
+    let pointer = reference.and_then(|reference| reference.strip_prefix('#'));
+    let pointer = pointer.filter(|pointer| pointer.len() <= POINTER_BYTES_MAX);
+    if let Some(target) = pointer.and_then(|pointer| root.pointer(pointer)) {
+        return alternatives(root, target, left);
+    }
+    let own = Alternative::of(schema);
+    let list = |key: &str| schema.get(key)?.as_array();
+    if !own.kinds.is_empty() {
+        vec![own]
+    } else if let Some(list) = list("anyOf").or_else(|| list("oneOf")) {
+        each(root, list, left).concat()
+    } else if let Some(list) = list("allOf") {
+        intersection(each(root, list, left))
+    } else {
+        vec![own]
+    }
+}
+
+/// The alternatives of each of these.
+fn each<'a>(
+    root: &'a Value,
+    schemas: impl IntoIterator<Item = &'a Value>,
+    left: &mut usize,
+) -> Vec<Vec<Alternative<'a>>> {
+    let mut parts = Vec::new();
+    for schema in schemas {
+        let is_over = *left == 0;
+        parts.push(alternatives(root, schema, left));
+        // What is not looked at may be anything, and so are all others together.
+        if is_over {
+            break;
+        }
+    }
+    parts
+}
+
+/// What all parts allow. Of those that are objects all remain: each may have some of the properties.
+fn intersection(parts: Vec<Vec<Alternative<'_>>>) -> Vec<Alternative<'_>> {
+    // A part that names no types, such as a description, allows what the others do.
+    let is_closed = |part: &&Vec<Alternative<'_>>| part.iter().all(|one| !one.kinds.is_empty());
+    let closed: Vec<Vec<&str>> = parts
+        .iter()
+        .filter(is_closed)
+        .map(|part| part.iter().flat_map(|one| &one.kinds).copied().collect())
+        .collect();
+    let has = |kinds: &[&str], kind: &str| {
+        kinds.contains(&kind) || kind == "integer" && kinds.contains(&"number")
+    };
+    let is_allowed = |one: &Alternative<'_>| {
+        let mut kinds = one.kinds.iter();
+        kinds.any(|kind| closed.iter().all(|part| has(part, kind)))
+    };
+    let all = parts.concat();
+    let allowed = all.iter().filter(|one| is_allowed(one)).cloned();
+    let allowed: Vec<Alternative<'_>> = allowed.collect();
+    // Where no part is closed, or nothing is allowed, what the model wrote tells more than the schema.
+    if closed.is_empty() || allowed.is_empty() {
+        return all;
+    }
+    allowed
+}
+
+impl<'a> Alternative<'a> {
+    fn of(schema: &'a Value) -> Self {
+        Self {
+            schema,
+            kinds: named_kinds(schema),
+        }
     }
 }
 
@@ -278,6 +337,7 @@ mod tests {
             "$defs": {
                 "Point": {"properties": {"x": {"type": "integer"}, "name": {"type": "string"}}},
                 "Colour": {"enum": ["1", "2"]},
+                "Zip": {"type": "string", "pattern": "[0-9]{5}"},
                 "Loop": {"$ref": "#/$defs/Loop"},
                 "Wide": {"anyOf": [{"$ref": "#/$defs/Wide"}, {"$ref": "#/$defs/Wide"}, {"$ref": "#/$defs/Wide"}]},
             },
@@ -290,6 +350,14 @@ mod tests {
                 "points": {"items": {"$ref": "#/$defs/Point"}},
                 "loop": {"$ref": "#/$defs/Loop"},
                 "wide": {"$ref": "#/$defs/Wide"},
+                "zip": {"allOf": [{"$ref": "#/$defs/Zip"}, {"description": "zip code"}]},
+                "short": {"allOf": [{"type": "string"}, {"maxLength": 5}]},
+                "some": {"allOf": [{"anyOf": [{"type": "string"}, {"type": "null"}]}, {"type": "string"}]},
+                "known": {"allOf": [{"anyOf": [{"type": "string"}, {"$ref": "other.json"}]}, {"type": "boolean"}]},
+                "whole": {"allOf": [{"type": "number"}, {"type": "integer"}]},
+                "both": {"allOf": [{"$ref": "#/$defs/Point"}, {"properties": {"z": {"type": "string"}}}]},
+                "said": {"allOf": [{"description": "anything"}, {"maxLength": 5}]},
+                "never": {"allOf": [{"type": "string"}, {"type": "boolean"}]},
             },
         });
         let tools = json!([{"function": {"name": "f", "parameters": parameters}}]);
@@ -311,6 +379,18 @@ mod tests {
             ("points", "", "[]"),
             ("loop", "5", "5"),
             ("wide", "{}", "{}"),
+            // All of its schemas hold at once.
+            ("zip", "90210", "\"90210\""),
+            ("short", "90210", "\"90210\""),
+            ("some", "None", "\"None\""),
+            ("known", "True", "true"),
+            ("known", "5", "\"5\""),
+            ("whole", "5.0", "5"),
+            ("both", "{\"x\": 1}", "{\"x\": 1}"),
+            ("both", "5", "\"5\""),
+            ("said", "5", "5"),
+            ("never", "5", "\"5\""),
+            ("never", "true", "true"),
         ] {
             let found = tools.json("f", parameter, text);
             assert_eq!(found, expect, "{parameter} {text:?}");
@@ -319,6 +399,9 @@ mod tests {
         let point = arguments.member("points").and_then(|points| points.item());
         let x = point.and_then(|point| point.member("x"));
         assert_eq!(Schema::json_of(x.as_ref(), "1.0"), "1");
+        let both = arguments.member("both").expect("it is declared");
+        let json = |name: &str| Schema::json_of(both.member(name).as_ref(), "1");
+        assert_eq!((json("x"), json("z")), ("1".to_owned(), "\"1\"".to_owned()));
         let is_object = |name: &str| arguments.member(name).is_some_and(|it| it.is_object());
         assert!(is_object("at") && !is_object("elsewhere") && !is_object("points"));
     }
