@@ -12,9 +12,11 @@ use crate::limits;
 
 /// Levels of nesting, those that `serde_json` reads.
 const DEPTH_MAX: usize = 120;
-/// Bytes of a `\u` escape's digits, and of a `\x` escape's.
+/// Bytes of a `\u` escape's digits, of a `\U` escape's, of a `\x` escape's, and the maximum of an octal one's.
 const UNICODE_DIGITS: u8 = 4;
+const LONG_DIGITS: usize = 8;
 const BYTE_DIGITS: u8 = 2;
+const OCTAL_DIGITS: u8 = 3;
 
 /// The character is no part of the arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,10 @@ enum Escape {
     Begun,
     /// Hexadecimal digits that are left.
     Digits(u8),
+    /// Those behind `\U`, as far as they were read, and how many these are.
+    Long([u8; LONG_DIGITS], usize),
+    /// The number so far, and the octal digits that may follow.
+    Octal(u32, u8),
 }
 
 /// The state of one list of arguments, from behind its opening bracket.
@@ -82,6 +88,13 @@ pub(super) struct LiteralMachine {
     lexeme: Lexeme,
     /// The lexeme is a key.
     in_key: bool,
+}
+
+impl Escape {
+    /// Behind one more digit of an octal number, of which so many may come with this one.
+    fn octal(digit: char, before: u32, left: u8) -> Self {
+        Self::Octal(before * 8 + digit.to_digit(8).unwrap_or_default(), left - 1)
+    }
 }
 
 impl LiteralMachine {
@@ -231,9 +244,31 @@ impl LiteralMachine {
                 out.push_str("\\u00");
                 Escape::Digits(BYTE_DIGITS)
             }
+            (Escape::Begun, 'U') => Escape::Long([0; LONG_DIGITS], 0),
+            (Escape::Begun, '0'..='7') => Escape::octal(c, 0, OCTAL_DIGITS),
             (Escape::Begun, c) => {
                 push_unescaped(c, out);
                 Escape::None
+            }
+            (Escape::Long(mut digits, count), c) if c.is_ascii_hexdigit() => {
+                digits[count] = c as u8;
+                match count + 1 {
+                    LONG_DIGITS => {
+                        push_long(&digits, out);
+                        Escape::None
+                    }
+                    more => Escape::Long(digits, more),
+                }
+            }
+            // It is `C:\Users`, whose backslash should have had one before it.
+            (Escape::Long(digits, count), c) => {
+                push_long(&digits[..count], out);
+                return self.quoted(c, quote, Escape::None, out);
+            }
+            (Escape::Octal(number, left), '0'..='7') if left > 0 => Escape::octal(c, number, left),
+            (Escape::Octal(number, _), c) => {
+                push_code(number, out);
+                return self.quoted(c, quote, Escape::None, out);
             }
             (Escape::Digits(left), c) if c.is_ascii_hexdigit() => {
                 out.push(c);
@@ -445,12 +480,34 @@ fn push_unescaped(c: char, out: &mut CallOutput) {
             out.push(c);
         }
         '\'' | '/' => out.push(c),
+        'a' => push_escaped('\u{7}', out),
+        'v' => push_escaped('\u{b}', out),
         // A line that goes on.
         '\n' => {}
-        // To Python it is a backslash, and what follows it.
+        // To Python it is a backslash, and what follows it; but for `\N{BULLET}`, which takes the names of all characters.
         c => {
             out.push_str("\\\\");
             push_escaped(c, out);
+        }
+    }
+}
+
+/// Writes the character of this number.
+fn push_code(number: u32, out: &mut CallOutput) {
+    // Octal escapes are below the surrogates.
+    push_escaped(char::from_u32(number).unwrap_or_default(), out);
+}
+
+/// Writes what `\U` and these digits stand for: a character, or themselves if there is none.
+fn push_long(digits: &[u8], out: &mut CallOutput) {
+    let digits = str::from_utf8(digits).unwrap_or_default();
+    let number = u32::from_str_radix(digits, 16).ok();
+    let number = number.filter(|_| digits.len() == LONG_DIGITS);
+    match number.and_then(char::from_u32) {
+        Some(c) => push_escaped(c, out),
+        None => {
+            out.push_str("\\\\U");
+            out.push_str(digits);
         }
     }
 }
@@ -505,6 +562,15 @@ mod tests {
                 r#"{"a": "it's\n\\", "b": "\u0041\u00e9\\d"}"#,
             ),
             ("a='two\nlines\u{1}')", r#"{"a": "two\nlines\u0001"}"#),
+            (
+                r"a='\U0001F600\U0000000a', b='\a\v\b', c='\0\41\1012\78\377')",
+                "{\"a\": \"😀\\n\", \"b\": \"\\u0007\\u000b\\b\", \"c\": \"\\u0000!A2\\u00078ÿ\"}",
+            ),
+            // These are none, or not known.
+            (
+                r"a='C:\Users\N{BULLET}\8', b='\Uffffffff\U00', c='\0')",
+                r#"{"a": "C:\\Users\\N{BULLET}\\8", "b": "\\Uffffffff\\U00", "c": "\u0000"}"#,
+            ),
             (
                 r#"a={"b": [1, 'c', (True,)], 'd': {}})"#,
                 r#"{"a": {"b": [1, "c", [true]], "d": {}}}"#,
