@@ -157,10 +157,12 @@ impl SpecialTextShield {
 
     /// Keeps in mind whether a text of the request is the word of a control token.
     pub(super) fn note(&self, text: &str, covered: &mut CoveredTexts) {
-        if text.len() > self.0.longest {
+        // Without what a template may trim: white space, and more than that.
+        let word = word(text);
+        if word.len() > self.0.longest {
             return;
         }
-        let word = word(text).to_ascii_lowercase();
+        let word = word.to_ascii_lowercase();
         if self.0.words.contains(&word) {
             covered.given.insert(word);
         }
