@@ -54,14 +54,18 @@ impl ChoiceDelta {
         if line.len() > CALL_MAX {
             return;
         }
-        // What is no object would make the list unreadable.
-        let Ok(call) = serde_json::from_slice::<Map<String, Value>>(&line) else {
+        let Ok(call) = str::from_utf8(&line) else {
             return;
         };
+        // What is no object would make the list unreadable. It is read to be checked and sent as it is, because a value has
+        // numbers of 64 bits, and arguments may have longer ones.
+        if serde_json::from_str::<Map<String, Value>>(call).is_err() {
+            return;
+        }
         if !self.calls.is_empty() {
             self.calls.push(',');
         }
-        self.calls.push_str(&Value::Object(call).to_string());
+        self.calls.push_str(call.trim_ascii());
     }
 
     /// The calls as one list in JSON; an empty text if there are none.
@@ -136,6 +140,14 @@ mod tests {
             assert_eq!(delta.calls_list(), r#"[{"name":"a"},{"name":"é"}]"#);
         }
         assert_eq!(ChoiceDelta::default().calls_list(), "");
+    }
+
+    #[test]
+    fn numbers_of_arguments_keep_their_digits() {
+        let call = r#"{"arguments":{"wei":123456789012345678901,"share":0.1234567890123456789}}"#;
+        let mut delta = ChoiceDelta::default();
+        delta.call(format!("{call}\n").as_bytes());
+        assert_eq!(delta.calls_list(), format!("[{call}]"));
     }
 
     #[test]
