@@ -62,6 +62,10 @@ impl SentText {
         let rest = self.after.len().saturating_sub(tokens);
         self.after.truncate(rest);
         self.length = self.length.saturating_sub(bytes);
+        // Of two tokens of one step, the last one had the text of both.
+        if let Some(last) = self.after.last_mut() {
+            *last = self.length;
+        }
     }
 
     /// The text of a step is that of its tokens together, so the last one has it.
@@ -135,6 +139,15 @@ pub(crate) mod tests {
         assert_eq!(texts.take(0, &backtrack).text, "xy");
         let forked = fork(0, 3, "axyZ");
         assert_eq!(texts.take(1, &forked).text, "Z");
+        // Nothing follows what was taken back.
+        let backtrack = Tokens {
+            backtrack: 2,
+            withdrawn: 2,
+            ..step("")
+        };
+        assert_eq!(texts.take(0, &backtrack).text, "");
+        let forked = fork(0, 1, "aZ");
+        assert_eq!(texts.take(2, &forked).text, "Z");
         // Counts beyond what there is change nothing else.
         let wild = Tokens {
             backtrack: 99,
