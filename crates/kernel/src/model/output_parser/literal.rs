@@ -3,6 +3,8 @@
 //! The literals are those of Python, and those of Gemma, whose texts stand between markers. A model writes both with pieces
 //! of JSON among them, and no text is both JSON and another literal, so one machine reads all.
 
+use std::borrow::Cow;
+
 use sapwood_engine::api::{MARK_CLOSE, MARK_OPEN};
 use serde::de::IgnoredAny;
 
@@ -56,8 +58,14 @@ enum Lexeme {
     None,
     /// A key, a number or a word, which the next character ends.
     Bare(String),
+    /// Behind the quote that begins a text.
+    Begun(char),
     /// A text between quotes.
     Quoted(char, Escape),
+    /// Behind two quotes, which are an empty text or two of three.
+    Empty(char),
+    /// A text between three quotes each, and how many of those that may end it were read.
+    Tripled(char, Escape, usize),
     /// Behind a quote that ends a text, unless it is an apostrophe.
     Closing,
     /// The opening marker of a text, as far as it was read.
@@ -94,6 +102,69 @@ impl Escape {
     /// Behind one more digit of an octal number, of which so many may come with this one.
     fn octal(digit: char, before: u32, left: u8) -> Self {
         Self::Octal(before * 8 + digit.to_digit(8).unwrap_or_default(), left - 1)
+    }
+
+    /// Writes the character of a number that ends before this character.
+    fn ended_by(self, c: char, out: &mut CallOutput) -> Self {
+        match self {
+            Self::Octal(_, left) if left > 0 && matches!(c, '0'..='7') => self,
+            Self::Octal(number, _) => {
+                push_code(number, out);
+                Self::None
+            }
+            // It is `C:\Users`, whose backslash should have had one before it.
+            Self::Long(digits, count) if !c.is_ascii_hexdigit() => {
+                push_long(&digits[..count], out);
+                Self::None
+            }
+            other => other,
+        }
+    }
+
+    /// Takes the next character of a text, which does not end it.
+    fn next(self, c: char, out: &mut CallOutput) -> Result<Self, NotLiteral> {
+        Ok(match (self, c) {
+            // The name of a control token is no part of a text.
+            (_, MARK_OPEN | MARK_CLOSE) => return Err(NotLiteral),
+            (Self::None, '\\') => Self::Begun,
+            (Self::None, c) => {
+                push_escaped(c, out);
+                Self::None
+            }
+            (Self::Begun, 'u') => {
+                out.push_str("\\u");
+                Self::Digits(UNICODE_DIGITS)
+            }
+            (Self::Begun, 'x') => {
+                out.push_str("\\u00");
+                Self::Digits(BYTE_DIGITS)
+            }
+            (Self::Begun, 'U') => Self::Long([0; LONG_DIGITS], 0),
+            (Self::Begun, '0'..='7') => Self::octal(c, 0, OCTAL_DIGITS),
+            (Self::Begun, c) => {
+                push_unescaped(c, out);
+                Self::None
+            }
+            (Self::Octal(number, left), _) => Self::octal(c, number, left),
+            (Self::Digits(left), c) if c.is_ascii_hexdigit() => {
+                out.push(c);
+                match left {
+                    1 => Self::None,
+                    _ => Self::Digits(left - 1),
+                }
+            }
+            (Self::Digits(_), _) => return Err(NotLiteral),
+            (Self::Long(mut digits, count), c) => {
+                digits[count] = c as u8;
+                match count + 1 {
+                    LONG_DIGITS => {
+                        push_long(&digits, out);
+                        Self::None
+                    }
+                    more => Self::Long(digits, more),
+                }
+            }
+        })
     }
 }
 
@@ -135,14 +206,24 @@ impl LiteralMachine {
                 self.word(&word, out)?;
                 self.structure(c, texts, out)
             }
+            Lexeme::Begun(quote) if c == quote => {
+                self.lexeme = Lexeme::Empty(quote);
+                Ok(())
+            }
+            Lexeme::Begun(quote) => self.quoted(c, quote, Escape::None, out),
             Lexeme::Quoted(quote, escape) => self.quoted(c, quote, escape, out),
+            Lexeme::Empty(quote) if c == quote => {
+                self.lexeme = Lexeme::Tripled(quote, Escape::None, 0);
+                Ok(())
+            }
+            Lexeme::Tripled(quote, escape, seen) => self.tripled(c, (quote, escape, seen), out),
             // Templates write texts between quotes without escaping those within.
-            Lexeme::Closing if c.is_alphanumeric() => {
+            Lexeme::Closing | Lexeme::Empty('\'') if c.is_alphanumeric() => {
                 out.push('\'');
                 self.lexeme = Lexeme::Quoted('\'', Escape::None);
                 self.quoted(c, '\'', Escape::None, out)
             }
-            Lexeme::Closing => {
+            Lexeme::Closing | Lexeme::Empty(_) => {
                 self.text_ends(out);
                 self.structure(c, texts, out)
             }
@@ -177,8 +258,7 @@ impl LiteralMachine {
             "true" | "True" => "true",
             "false" | "False" => "false",
             "null" | "None" => "null",
-            number if serde_json::from_str::<serde_json::Number>(number).is_ok() => number,
-            _ => return Err(NotLiteral),
+            number => &*number_json(number).ok_or(NotLiteral)?,
         };
         self.member(out);
         out.push_str(json);
@@ -220,66 +300,34 @@ impl LiteralMachine {
         escape: Escape,
         out: &mut CallOutput,
     ) -> Result<(), NotLiteral> {
-        let escape = match (escape, c) {
-            // The name of a control token is no part of a text.
-            (_, MARK_OPEN | MARK_CLOSE) => return Err(NotLiteral),
-            (Escape::None, '\'') if quote == c => {
-                self.lexeme = Lexeme::Closing;
-                return Ok(());
+        let escape = escape.ended_by(c, out);
+        match (escape, quote) {
+            (Escape::None, '\'') if quote == c => self.lexeme = Lexeme::Closing,
+            (Escape::None, _) if quote == c => self.text_ends(out),
+            _ => self.lexeme = Lexeme::Quoted(quote, escape.next(c, out)?),
+        }
+        Ok(())
+    }
+
+    /// In a text between three quotes, of which so many were just read.
+    fn tripled(
+        &mut self,
+        c: char,
+        (quote, escape, seen): (char, Escape, usize),
+        out: &mut CallOutput,
+    ) -> Result<(), NotLiteral> {
+        let escape = escape.ended_by(c, out);
+        if escape == Escape::None && c == quote {
+            match seen {
+                2 => self.text_ends(out),
+                _ => self.lexeme = Lexeme::Tripled(quote, escape, seen + 1),
             }
-            (Escape::None, c) if quote == c => {
-                self.text_ends(out);
-                return Ok(());
-            }
-            (Escape::None, '\\') => Escape::Begun,
-            (Escape::None, c) => {
-                push_escaped(c, out);
-                Escape::None
-            }
-            (Escape::Begun, 'u') => {
-                out.push_str("\\u");
-                Escape::Digits(UNICODE_DIGITS)
-            }
-            (Escape::Begun, 'x') => {
-                out.push_str("\\u00");
-                Escape::Digits(BYTE_DIGITS)
-            }
-            (Escape::Begun, 'U') => Escape::Long([0; LONG_DIGITS], 0),
-            (Escape::Begun, '0'..='7') => Escape::octal(c, 0, OCTAL_DIGITS),
-            (Escape::Begun, c) => {
-                push_unescaped(c, out);
-                Escape::None
-            }
-            (Escape::Long(mut digits, count), c) if c.is_ascii_hexdigit() => {
-                digits[count] = c as u8;
-                match count + 1 {
-                    LONG_DIGITS => {
-                        push_long(&digits, out);
-                        Escape::None
-                    }
-                    more => Escape::Long(digits, more),
-                }
-            }
-            // It is `C:\Users`, whose backslash should have had one before it.
-            (Escape::Long(digits, count), c) => {
-                push_long(&digits[..count], out);
-                return self.quoted(c, quote, Escape::None, out);
-            }
-            (Escape::Octal(number, left), '0'..='7') if left > 0 => Escape::octal(c, number, left),
-            (Escape::Octal(number, _), c) => {
-                push_code(number, out);
-                return self.quoted(c, quote, Escape::None, out);
-            }
-            (Escape::Digits(left), c) if c.is_ascii_hexdigit() => {
-                out.push(c);
-                match left {
-                    1 => Escape::None,
-                    _ => Escape::Digits(left - 1),
-                }
-            }
-            (Escape::Digits(_), _) => return Err(NotLiteral),
-        };
-        self.lexeme = Lexeme::Quoted(quote, escape);
+            return Ok(());
+        }
+        for _ in 0..seen {
+            push_escaped(quote, out);
+        }
+        self.lexeme = Lexeme::Tripled(quote, escape.next(c, out)?, 0);
         Ok(())
     }
 
@@ -387,7 +435,7 @@ impl LiteralMachine {
         if quote.is_some_and(|quote| texts.text(quote).starts_with(c)) {
             self.lexeme = Lexeme::Opening(c.to_string());
         } else if matches!(c, '"' | '\'') {
-            self.text_begins(Lexeme::Quoted(c, Escape::None), out);
+            self.text_begins(Lexeme::Begun(c), out);
         } else if self.is_bare(c) {
             self.lexeme = Lexeme::Bare(c.to_string());
         } else {
@@ -452,6 +500,25 @@ pub(super) fn python_json(text: &str) -> Option<String> {
     // With a second argument it is none.
     let is_json = machine.is_complete() && serde_json::from_str::<IgnoredAny>(json).is_ok();
     is_json.then(|| json.to_owned())
+}
+
+/// A number as JSON, without the underscores that Python has between digits; `None` if it is none.
+fn number_json(word: &str) -> Option<Cow<'_, str>> {
+    let json = if word.contains('_') {
+        let is_digit = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_digit);
+        let bytes = word.as_bytes();
+        let between =
+            |at: usize| is_digit(bytes.get(at.wrapping_sub(1))) && is_digit(bytes.get(at + 1));
+        let mut underscores = word.match_indices('_');
+        if !underscores.all(|(at, _)| between(at)) {
+            return None;
+        }
+        Cow::Owned(word.replace('_', ""))
+    } else {
+        Cow::Borrowed(word)
+    };
+    let is_number = serde_json::from_str::<serde_json::Number>(&json).is_ok();
+    is_number.then_some(json)
 }
 
 /// What keys, numbers and words consist of.
@@ -566,6 +633,11 @@ mod tests {
                 r"a='\U0001F600\U0000000a', b='\a\v\b', c='\0\41\1012\78\377')",
                 "{\"a\": \"😀\\n\", \"b\": \"\\u0007\\u000b\\b\", \"c\": \"\\u0000!A2\\u00078ÿ\"}",
             ),
+            ("a=1_000, b=-1_0.2_5e1_0)", r#"{"a": 1000, "b": -10.25e10}"#),
+            (
+                "a=\"\"\"it's \"so\"\n\\\"\"\"\", b='''''x''', c=\"\", d='')",
+                r#"{"a": "it's \"so\"\n\"", "b": "''x", "c": "", "d": ""}"#,
+            ),
             // These are none, or not known.
             (
                 r"a='C:\Users\N{BULLET}\8', b='\Uffffffff\U00', c='\0')",
@@ -594,6 +666,12 @@ mod tests {
             "a=[1)",
             "a='b' 'c')",
             "a=f(1))",
+            "a=_1)",
+            "a=1_)",
+            "a=1__0)",
+            "a=1_.5)",
+            "a='''b''c')",
+            "a=\"\"\"b\"\"\"\")",
             "a=1})",
             "a='\\u12g4')",
             "a=1))",

@@ -304,6 +304,11 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
         "<|tool_call_start|>[add(a=b)]",
         &["b:<|tool_call_start|>[add(a=b", "t:)]"],
     ),
+    (
+        ToolParser::Lfm2,
+        "<|tool_call_start|>[add(a=1_000), note(text=\"\"\"two\nlines \\U0001F600\"\"\")]<|tool_call_end|>",
+        &["c:add{\"a\":1000}", "c:note{\"text\":\"two\\nlines 😀\"}"],
+    ),
     // DeepSeek V3.2 and V4: the type of a value is written beside its key.
     (
         ToolParser::DeepseekV32,
