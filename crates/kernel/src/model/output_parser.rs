@@ -322,11 +322,12 @@ impl OutputParser {
         if self.may_be_unmarked(format) {
             match self.first_character() {
                 Some(None) => return false,
-                Some(Some('{')) => {
-                    self.enter_calls(format.unmarked_machine(), String::new(), None);
-                    return true;
+                Some(Some(first)) => {
+                    if let Some(machine) = format.unmarked_machine(first) {
+                        self.enter_calls(machine, String::new(), None);
+                        return true;
+                    }
                 }
-                Some(Some(_)) => {}
                 None => self.at_start = false,
             }
         }

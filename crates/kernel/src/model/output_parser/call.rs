@@ -166,6 +166,11 @@ impl NameText {
         (is_blank || is_name(c) && !has_ended) && self.0.len() <= limits::TOOL_NAME_BYTES
     }
 
+    /// The name so far, without white space around it.
+    pub(super) fn text(&self) -> &str {
+        self.0.trim()
+    }
+
     /// Takes the name, without white space around it; `None` if there is none.
     pub(super) fn take(&mut self) -> Option<String> {
         let name = std::mem::take(&mut self.0);

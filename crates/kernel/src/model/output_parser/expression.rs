@@ -1,4 +1,4 @@
-//! Calls as expressions: `[NAME(key='value')]` of LFM2, and `call:NAME{key:..}` of Gemma.
+//! Calls as expressions: `[NAME(key='value')]` of LFM2 and Llama, and `call:NAME{key:..}` of Gemma.
 
 use super::call::{CallContext, CallMachine, CallOutput, NameText, Verdict};
 use super::envelope::{EnvelopeCalls, EnvelopeSyntax};
@@ -53,6 +53,13 @@ pub(super) const LFM2: ExpressionSyntax = ExpressionSyntax {
     close: "<|tool_call_end|>",
 };
 
+/// `[NAME(key='value'), NAME()]`, which Llama 3.2 and 4 write if their template asks for it; Llama 4 also between these markers.
+pub(super) const LLAMA_PYTHON: ExpressionSyntax = ExpressionSyntax {
+    open: "<|python_start|>",
+    close: "<|python_end|>",
+    ..LFM2
+};
+
 impl ExpressionSyntax {
     /// The markers behind the opening one that may be control tokens.
     pub(super) fn markers(&self) -> impl Iterator<Item = Marker> {
@@ -75,6 +82,8 @@ enum ExpressionPlace {
 #[derive(Debug)]
 pub(super) struct ExpressionCalls {
     syntax: &'static ExpressionSyntax,
+    /// No marker opened them, so only those of declared tools are calls.
+    unmarked: bool,
     in_list: bool,
     place: ExpressionPlace,
 }
@@ -83,8 +92,17 @@ impl ExpressionCalls {
     pub(super) fn new(syntax: &'static ExpressionSyntax) -> Self {
         Self {
             syntax,
+            unmarked: false,
             in_list: false,
             place: ExpressionPlace::Before(Alternatives::default()),
+        }
+    }
+
+    /// Calls that no marker opened, from the bracket of their list on.
+    pub(super) fn unmarked(syntax: &'static ExpressionSyntax) -> Self {
+        Self {
+            unmarked: true,
+            ..Self::new(syntax)
         }
     }
 
@@ -105,9 +123,10 @@ impl ExpressionCalls {
         }
         match c {
             '[' if !self.in_list => self.in_list = true,
-            '{' => return self.objects(c, context, out),
+            // A list of objects that no marker opened is an answer.
+            '{' if !self.unmarked => return self.objects(c, context, out),
             _ if c.is_ascii_whitespace() => {}
-            _ => return self.name(c, NameText::default(), out),
+            _ => return self.name(c, NameText::default(), context, out),
         }
         self.place = ExpressionPlace::Before(next);
         Verdict::Taken
@@ -128,9 +147,16 @@ impl ExpressionCalls {
         verdict
     }
 
-    fn name(&mut self, c: char, mut name: NameText, out: &mut CallOutput) -> Verdict {
+    fn name(
+        &mut self,
+        c: char,
+        mut name: NameText,
+        context: CallContext<'_>,
+        out: &mut CallOutput,
+    ) -> Verdict {
+        let is_known = |name: &str| !self.unmarked || context.tools.has(name);
         if c == self.syntax.arguments.brackets[0] {
-            let Some(name) = name.take() else {
+            let Some(name) = name.take().filter(|name| is_known(name)) else {
                 return Verdict::Refused;
             };
             out.begin(name, None);
@@ -138,7 +164,8 @@ impl ExpressionCalls {
             self.place = ExpressionPlace::Arguments(arguments);
             return Verdict::Taken;
         }
-        if !name.push(c) {
+        // At once, so that an answer which is a list comes as it is written.
+        if !name.push(c) || self.unmarked && !context.tools.has_prefix(name.text()) {
             return Verdict::Refused;
         }
         self.place = ExpressionPlace::Name(name);
@@ -197,7 +224,7 @@ impl CallMachine for ExpressionCalls {
         let empty = ExpressionPlace::Before(Alternatives::default());
         match std::mem::replace(&mut self.place, empty) {
             ExpressionPlace::Before(next) => self.before(c, next, context, out),
-            ExpressionPlace::Name(name) => self.name(c, name, out),
+            ExpressionPlace::Name(name) => self.name(c, name, context, out),
             ExpressionPlace::Arguments(arguments) => self.arguments(c, arguments, context, out),
             ExpressionPlace::After(next) => self.after(c, next, context),
             ExpressionPlace::Objects(mut objects) => {

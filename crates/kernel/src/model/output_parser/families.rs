@@ -7,7 +7,9 @@ use serde::Deserialize;
 
 use super::call::CallMachine;
 use super::envelope::{EnvelopeCalls, EnvelopeSyntax};
-use super::expression::{ExpressionCalls, ExpressionSyntax, FUNCTION_GEMMA, GEMMA, LFM2};
+use super::expression::{
+    ExpressionCalls, ExpressionSyntax, FUNCTION_GEMMA, GEMMA, LFM2, LLAMA_PYTHON,
+};
 use super::harmony;
 use super::markers::{DSML, MINIMAX, Marker};
 use super::mistral::{self, MistralCalls};
@@ -29,7 +31,8 @@ pub enum ToolParser {
     None,
     /// `<tool_call>{"name": .., "arguments": ..}</tool_call>`: ChatML, Hermes, Qwen 2.5 and Qwen 3.
     Hermes,
-    /// `<|python_tag|>{"name": .., "parameters": ..}`, also without the marker at the start of the output: Llama 3 and 4.
+    /// `<|python_tag|>{"name": .., "parameters": ..}`, also without the marker at the start of the output, or `[NAME(key='value')]` there if the
+    /// template asks for it: Llama 3 and 4.
     #[serde(alias = "llama3_json", alias = "llama4_json")]
     Llama3,
     /// `[TOOL_CALLS][{..}]` and `[TOOL_CALLS]NAME[ARGS]{..}`: Mistral.
@@ -385,7 +388,10 @@ pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)]
     match parser {
         ToolParser::Auto | ToolParser::None | ToolParser::Harmony => &[],
         ToolParser::Hermes => &[(CALL, HERMES)],
-        ToolParser::Llama3 => &[(PYTHON, CallSyntax::Objects(LLAMA))],
+        ToolParser::Llama3 => &[
+            (PYTHON, CallSyntax::Objects(LLAMA)),
+            (LLAMA_PYTHON.open, CallSyntax::Expressions(&LLAMA_PYTHON)),
+        ],
         ToolParser::Mistral => &[(mistral::CALLS, CallSyntax::Mistral)],
         ToolParser::Deepseek => &[
             (DEEPSEEK.section, CallSyntax::Section(&DEEPSEEK)),
@@ -462,6 +468,11 @@ pub(super) const fn hidden(parsers: OutputParsers) -> &'static [Marker] {
         }
         _ => &[],
     }
+}
+
+/// Whether a template tells Llama to write its calls as a list of Python. Published ones have these words, and go on in several ways.
+pub(super) fn asks_for_python(template: &str) -> bool {
+    template.contains("[func_name1(")
 }
 
 /// What may stand between the opening marker and the reasoning.

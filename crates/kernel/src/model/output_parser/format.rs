@@ -7,6 +7,7 @@ use sapwood_proto::steer::Token;
 
 use super::call::CallMachine;
 use super::envelope::EnvelopeCalls;
+use super::expression::{ExpressionCalls, LLAMA_PYTHON};
 use super::families::{self, OutputParsers, ReasoningParser, ToolParser};
 use super::harmony;
 use super::markers::{Marker, MarkerTexts};
@@ -38,6 +39,8 @@ pub(crate) struct OutputFormat {
     in_reasoning: [Vec<Marker>; 2],
     /// What follows reasoning may stand between [`RESPONSE`].
     pub(super) tags_response: bool,
+    /// A call without a marker may be an expression.
+    python: bool,
 }
 
 impl OutputFormat {
@@ -53,6 +56,7 @@ impl OutputFormat {
             in_text: <[[Vec<(Marker, MarkerRole)>; 2]; 2]>::default(),
             in_reasoning: <[Vec<Marker>; 2]>::default(),
             tags_response: false,
+            python: tools == ToolParser::Llama3 && families::asks_for_python(template),
         };
         let mut markers = format.call_markers();
         markers.extend(
@@ -233,13 +237,17 @@ impl OutputFormat {
         let mut rows = families::calls(self.tools).iter();
         let row = rows.find(|(marker, _)| *marker == opened_by);
         row.map_or_else(
-            || self.unmarked_machine(),
+            || Box::new(EnvelopeCalls::unmarked(families::LLAMA)) as Box<dyn CallMachine>,
             |(_, syntax)| syntax.machine(opened_by),
         )
     }
 
-    /// The machine for calls without a marker.
-    pub(super) fn unmarked_machine(&self) -> Box<dyn CallMachine> {
-        Box::new(EnvelopeCalls::unmarked(families::LLAMA))
+    /// The machine for calls without a marker that begin with this character; `None` if none do.
+    pub(super) fn unmarked_machine(&self, first: char) -> Option<Box<dyn CallMachine>> {
+        match first {
+            '{' => Some(Box::new(EnvelopeCalls::unmarked(families::LLAMA))),
+            '[' if self.python => Some(Box::new(ExpressionCalls::unmarked(&LLAMA_PYTHON))),
+            _ => None,
+        }
     }
 }

@@ -482,6 +482,68 @@ fn an_answer_of_llama_in_json_is_not_held_back() {
     assert_eq!(parse(&bare(ToolParser::Llama3), text), ["c:add{}"]);
 }
 
+/// The words of the templates that vLLM has for Llama 3.2 and 4, whose calls are lists of Python without a marker.
+#[test]
+fn llama_writes_python_where_its_template_asks_for_it() {
+    let python = |begin: &str| {
+        let vocabulary = ControlNames {
+            names: vec!["<|python_start|>", "<|python_end|>"],
+            template: Some(format!(
+                "{begin}Respond in the format [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)] "
+            )),
+        };
+        settings(OutputParsers::default(), &vocabulary)
+    };
+    let token = |name: &str| format!("{MARK_OPEN}{name}{MARK_CLOSE}");
+    let (start, end) = (token("<|python_start|>"), token("<|python_end|>"));
+    for begin in ["<|start_header_id|>", "<|header_start|>"] {
+        for (text, expect) in [
+            (
+                "[add(a=1, b=-2), note(text=\"it's\", tags=['x', True])]".to_owned(),
+                vec![
+                    "c:add{\"a\":1,\"b\":-2}",
+                    "c:note{\"text\":\"it's\",\"tags\":[\"x\",true]}",
+                ],
+            ),
+            ("\n[ add() ]\n".to_owned(), vec!["c:add{}"]),
+            (format!("{start}[add(a=1)]{end}"), vec!["c:add{\"a\":1}"]),
+            (
+                "[add(a=1)]\nDone.".to_owned(),
+                vec!["c:add{\"a\":1}", "t:Done."],
+            ),
+            (
+                "{\"name\": \"add\", \"parameters\": {}}".to_owned(),
+                vec!["c:add{}"],
+            ),
+            // Answers that are lists, and other functions.
+            ("[1, 2]".to_owned(), vec!["t:[1, 2]"]),
+            ("[]".to_owned(), vec!["t:[]"]),
+            (
+                "[{\"name\": \"add\", \"parameters\": {}}]".to_owned(),
+                vec!["t:[{\"name\": \"add\", \"parameters\": {}}]"],
+            ),
+            ("[sum(a=1)]".to_owned(), vec!["t:[sum(a=1)]"]),
+            ("[ad(a=1)]".to_owned(), vec!["t:[ad(a=1)]"]),
+            ("[add] is it".to_owned(), vec!["t:[add] is it"]),
+            ("So: [add(a=1)]".to_owned(), vec!["t:So: [add(a=1)]"]),
+        ] {
+            assert_eq!(parse(&python(begin), &text), expect, "{text}");
+        }
+    }
+    let text = "[add(a=1)]";
+    assert_eq!(
+        parse(&bare(ToolParser::Llama3), text),
+        [format!("t:{text}")]
+    );
+    let mut parser = OutputParser::new(python("<|header_start|>"));
+    let mut shown = String::new();
+    parser.push(Text::from_static("[ax"), &mut |part| match part {
+        OutputPart::Text(text) => shown.push_str(&text),
+        part => panic!("{part:?}"),
+    });
+    assert_eq!(shown, "[ax", "it can be no call");
+}
+
 /// MiniMax M3 writes the items of a list as it writes a member of this name; the schema tells which it is.
 #[test]
 fn an_object_with_a_member_named_item_is_no_list() {
