@@ -430,7 +430,7 @@ impl OutputParser {
         let written = rest[at..end].to_owned();
         let is_fresh = rest.len() - at <= self.fresh;
         self.at += end;
-        if format.think().is_some_and(|(_, end)| end == marker) {
+        if format.ends_reasoning(marker) {
             self.state = ParserState::Text { after_marker: true };
             if format.tags_response {
                 self.response = ResponseTags::MayOpen;

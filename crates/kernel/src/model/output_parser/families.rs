@@ -274,6 +274,8 @@ fn reasoning_of(template: &str) -> ReasoningParser {
 }
 
 const CALL: Marker = "<tool_call>";
+/// Kimi K3's.
+const RESPONSE_OPEN: Marker = "<|open|>response<|sep|>";
 const CALL_END: Marker = "</tool_call>";
 const PYTHON: Marker = "<|python_tag|>";
 const BAR_CALL: Marker = "<|tool_call|>";
@@ -456,7 +458,7 @@ pub(super) fn think(parser: ReasoningParser) -> Option<(Marker, Marker)> {
 pub(super) const fn hidden(parsers: OutputParsers) -> &'static [Marker] {
     match (parsers.tools, parsers.reasoning) {
         (ToolParser::KimiK3, _) | (_, ReasoningParser::KimiK3) => &[
-            "<|open|>response<|sep|>",
+            RESPONSE_OPEN,
             "<|close|>response<|sep|>",
             "<|close|>message<|sep|>",
             // Where reasoning is text, and where it ends out of place.
@@ -473,6 +475,11 @@ pub(super) const fn hidden(parsers: OutputParsers) -> &'static [Marker] {
 /// Whether a template tells Llama to write its calls as a list of Python. Published ones have these words, and go on in several ways.
 pub(super) fn asks_for_python(template: &str) -> bool {
     template.contains("[func_name1(")
+}
+
+/// What opens the answer, and ends the reasoning whose own end is missing.
+pub(super) fn answer(parser: ReasoningParser) -> Option<Marker> {
+    (parser == ReasoningParser::KimiK3).then_some(RESPONSE_OPEN)
 }
 
 /// What may stand between the opening marker and the reasoning.

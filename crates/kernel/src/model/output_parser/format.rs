@@ -164,6 +164,12 @@ impl OutputFormat {
         &self.in_reasoning[usize::from(calls)]
     }
 
+    /// Whether a marker ends reasoning, and an answer follows.
+    pub(super) fn ends_reasoning(&self, marker: Marker) -> bool {
+        let end = self.think().map(|(_, end)| end);
+        end == Some(marker) || families::answer(self.reasoning) == Some(marker)
+    }
+
     /// Whether a marker opens calls.
     pub(super) fn opens_calls(&self, marker: Marker) -> bool {
         let mut opening = families::calls(self.tools).iter();
@@ -185,7 +191,10 @@ impl OutputFormat {
         let mut markers = if self.is_harmony() {
             harmony::BORDERS.to_vec()
         } else {
-            self.think().into_iter().map(|(_, end)| end).collect()
+            let end = self.think().map(|(_, end)| end);
+            end.into_iter()
+                .chain(families::answer(self.reasoning))
+                .collect()
         };
         let opening = families::calls(self.tools).iter().filter(|_| calls);
         let opening = opening.map(|(marker, _)| *marker);

@@ -414,6 +414,12 @@ pub(super) const GOLDEN: &[(ToolParser, &str, &[&str])] = &[
             "t:[1]",
         ],
     ),
+    // The end of the reasoning is missing.
+    (
+        ToolParser::KimiK3,
+        "<|open|>think<|sep|>hm<|open|>response<|sep|>Noting.<|close|>response<|sep|><|close|>message<|sep|>",
+        &["r:hm", "t:Noting."],
+    ),
     (
         ToolParser::KimiK3,
         "<|open|>response<|sep|>No <|open|> tag.",
