@@ -126,10 +126,13 @@ pub struct GenerationParams {
     pub lora: Option<Vec<LoraUse>>,
     /// The number of choices.
     pub n: Option<u32>,
-    /// Of the requests that wait, one with a higher priority is scheduled first. It is in no table: protocols disagree
+    /// Of a caller's requests that wait, one with a higher priority is scheduled first. It is in no table: protocols disagree
     /// about its sign, so each reads it for itself.
     pub priority: Option<i32>,
 }
+
+/// The highest priority of a request, and negated the lowest (LM-962): the same at every face, so that none outranks another.
+pub const PRIORITY_MOST: i32 = 10;
 
 /// The largest bias. Beside it no other token has a chance, and sums of several stay finite.
 pub const BIAS_MOST: f32 = 1e30;

@@ -13,7 +13,9 @@ use super::signature::{InputRole, Signature};
 use super::tensor::{Tensor, TensorData};
 use crate::bounded_json::{self, JsonBounds, JsonUnread};
 use crate::clip::shown;
-use crate::params::{GenerationParams, JsonCoercion, ParamSpec, SAMPLER_PARAMS, joined};
+use crate::params::{
+    GenerationParams, JsonCoercion, PRIORITY_MOST, ParamSpec, SAMPLER_PARAMS, joined,
+};
 use crate::steer::{ConstraintChoice, ConstraintKind, ControllerChoice, Token};
 
 /// The settings of a request to a text model; fields that are not set have the model's defaults.
@@ -200,9 +202,10 @@ impl Settings {
                 let range = "an integer of 64 bits";
                 let least = i128::from(i64::MIN);
                 let lower_first = field.integer(range, least, i128::from(u64::MAX))?;
-                // The protocol runs the lowest value first, the core the highest.
-                let priority = lower_first.saturating_neg();
-                let clamped = priority.clamp(i32::MIN.into(), i32::MAX.into());
+                // The protocol runs the lowest value first, the core the highest. It has no bounds; what is beyond ours counts
+                // as the bound, because its clients may send any number.
+                let most = i128::from(PRIORITY_MOST);
+                let clamped = lower_first.saturating_neg().clamp(-most, most);
                 self.params.priority = i32::try_from(clamped).ok();
             }
             // The best of as many as are asked for are all of them. `n` was set before.

@@ -212,6 +212,25 @@ fn tr_404_values_out_of_range_are_refused_with_the_range() {
     }
 }
 
+/// The lowest is first, and what is beyond the range of the other faces counts as its end.
+#[test]
+fn tr_404_any_priority_of_64_bits_is_accepted() {
+    for (sent, expect) in [
+        ("0", 0),
+        ("10", -10),
+        ("11", -10),
+        ("9223372036854775807", -10),
+        (r#""18446744073709551615""#, -10),
+        ("-10", 10),
+        ("-11", 10),
+        ("-9223372036854775808", 10),
+        (r#""-2147483647""#, 10),
+    ] {
+        let written = asking(&format!(r#""priority":{sent}"#)).unwrap();
+        assert_eq!(written.params.priority, Some(expect), "{sent}");
+    }
+}
+
 #[test]
 fn tr_1305_patterns_and_controllers_are_read_wherever_they_are_sent() {
     use crate::steer::ConstraintKind::{Gbnf, JsonSchema, Lark, Regex};

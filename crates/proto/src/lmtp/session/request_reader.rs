@@ -17,6 +17,7 @@ use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::{
     Feature, Features, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, Score, StreamId,
 };
+use crate::params::PRIORITY_MOST;
 use crate::steer::Token;
 use crate::time::Time;
 
@@ -133,7 +134,8 @@ impl RequestReader<'_, '_> {
         let n = members.integer("n", "at least 1 and not above the limit", |n| {
             (1..=i128::from(max)).contains(&n)
         })?;
-        let priority = members.integer("priority", "-10 to 10", |p| (-10..=10).contains(&p))?;
+        let most = i128::from(PRIORITY_MOST);
+        let priority = members.integer("priority", "-10 to 10", |p| (-most..=most).contains(&p))?;
         let mut work = work(
             self.request.word,
             members,
