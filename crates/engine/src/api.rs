@@ -230,7 +230,7 @@ pub struct GenerationRequest {
     /// The generation parameters, in the core's ranges ([`ParamRanges::CORE`](sapwood_proto::params::ParamRanges::CORE)); a
     /// value out of range is refused, never clipped. Without `max_tokens` the rest of the context may be generated.
     pub params: GenerationParams,
-    /// The caller's identity: among equal priorities, callers take turns. 0 is an anonymous caller.
+    /// The caller's identity: callers take turns, and a priority orders the requests of one of them. 0 is an anonymous caller.
     pub caller: u64,
     /// The caller's connection or session: these take turns within the caller's turns (D-54).
     pub connection: u64,

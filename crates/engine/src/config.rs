@@ -65,8 +65,8 @@ pub struct Config {
     pub steer_ms: u64,
     /// Bounds 2 x sampled + processed tokens of a steered request, forks included (AI-825). `None`: ten times the context.
     pub fuel_tokens: Option<u64>,
-    /// Ageing: of this many requests that start to run, one is taken from the priority of the request that has waited
-    /// longest, whatever the priorities of the others. 0 disables it, and requests of low priority may wait forever.
+    /// Ageing: of this many admissions of a caller, one goes to the priority of its oldest request that waits, one that was
+    /// preempted included, whatever the priorities of the others. 0 disables it, and requests of low priority may wait forever.
     pub ageing_turns: u32,
     /// Which requests share cached prefixes (LM-609).
     pub prefix_sharing: PrefixSharing,

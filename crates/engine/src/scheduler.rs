@@ -8,17 +8,24 @@
 //!                 └───────────────── unpark ─────────────┘        remove: from anywhere
 //! ```
 //!
-//! Order of admission: a sequence that has yielded its slot is last until as many were admitted as waited when it yielded; then
-//! it counts as a new one, so that newcomers do not keep it waiting for ever. Otherwise the higher priority is first; then
-//! sequences that have run before (preempted or parked); then callers take turns, and the connections of one caller
-//! take turns within the caller's turns (D-54); then first come, first served.
+//! Order of admission ([`waiting`]): callers take turns (D-54), so that nothing that one caller sends, its priorities included,
+//! delays another by more than a turn. Within a caller the higher priority is first (LM-962); then sequences that have run before
+//! (preempted or parked); then its connections take turns; then first come, first served. A sequence that has yielded its
+//! slot is last until as many were admitted as waited when it yielded; then it waits like one that was preempted.
 //!
-//! Ageing: one admission in [`crate::config::Config::ageing_turns`] goes to the priority of the new sequence that has
-//! waited longest, so that no priority starves. If the sequence that is next does not fit, no other is admitted before
+//! Ageing: one admission of a caller in [`crate::config::Config::ageing_turns`] goes to the priority of its sequence that is
+//! oldest, so that none of its streams starves. If the sequence that is next does not fit, no other is admitted before
 //! it, so that small requests do not starve a large one.
+//!
+//! Preemption ([`Scheduler::victim`]) cannot go on for ever. A sequence that waits never displaces one that runs: only
+//! a step that needs more cells preempts, and whatever is left advances in that step. Of the sequences that each caller would lose
+//! last, the oldest is never preempted, so it ends, and then the next one is the oldest.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+
+mod waiting;
+
+use waiting::WaitingSequences;
 
 /// The key of a sequence in its owner's slab.
 pub(crate) type SequenceKey = usize;
@@ -31,25 +38,6 @@ pub(crate) struct SchedulerTurn {
     pub(crate) connection: u64,
 }
 
-impl SchedulerTurn {
-    /// The keys that take turns: the caller among callers, the connection among those of the same caller.
-    const fn fair_keys(self) -> [FairKey; 2] {
-        [(self.caller, None), (self.caller, Some(self.connection))]
-    }
-}
-
-/// The key of a caller (`None`), or of one of its connections.
-type FairKey = (u64, Option<u64>);
-
-/// The turns of a caller, or of one of its connections.
-#[derive(Clone, Copy, Debug)]
-struct FairTurns {
-    /// When it last had one.
-    last: u64,
-    /// Its waiting sequences.
-    waiting: usize,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SequenceStage {
     Waiting(WaitingFrom),
@@ -57,13 +45,13 @@ enum SequenceStage {
     Parked,
 }
 
-/// How a sequence came to wait; the derived order is the order of admission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// How a sequence came to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitingFrom {
     /// It was preempted or parked.
     Ran,
     New,
-    /// It yielded its slot to other sequences, and is last until the scheduler's clock of admissions has reached `until`.
+    /// It yielded its slot to other sequences, and is last until `until` sequences were admitted in all.
     Yielded {
         until: u64,
     },
@@ -83,19 +71,10 @@ struct QueueMember {
 pub(crate) struct Scheduler {
     /// Running and parked sequences, oldest first.
     begun: Vec<QueueMember>,
-    /// Waiting sequences. By key, and not among the others: a caller may queue a hundred thousand and drop all of them at
-    /// once, and a step must not look at those that wait.
-    waiting: BTreeMap<SequenceKey, QueueMember>,
+    waiting: WaitingSequences,
     slots: usize,
     running: usize,
     arrivals: u64,
-    turns: u64,
-    /// One in this many admissions of new sequences goes to the priority of the one that waits longest; 0: none.
-    ageing: u32,
-    /// Number of sequences admitted so far that were new, or had yielded their slot.
-    new_admitted: u64,
-    /// The turns of each caller with waiting sequences, and of each of their connections.
-    turns_of: HashMap<FairKey, FairTurns>,
 }
 
 impl Scheduler {
@@ -103,26 +82,23 @@ impl Scheduler {
     pub(crate) fn new(slots: usize, ageing: u32) -> Self {
         Self {
             begun: Vec::new(),
-            waiting: BTreeMap::new(),
+            waiting: WaitingSequences::new(ageing),
             slots: slots.max(1),
             running: 0,
             arrivals: 0,
-            turns: 0,
-            ageing,
-            new_admitted: 0,
-            turns_of: HashMap::new(),
         }
     }
 
     /// Returns a scheduler without sequences, with the same limits.
     pub(crate) fn emptied(&self) -> Self {
-        Self::new(self.slots, self.ageing)
+        Self::new(self.slots, self.waiting.ageing())
     }
 
     /// Adds a new waiting sequence.
     pub(crate) fn submit(&mut self, key: SequenceKey, priority: i32, turn: SchedulerTurn) {
         self.arrivals += 1;
-        self.enqueue(QueueMember {
+        self.waiting.join(turn.caller);
+        self.waiting.insert(QueueMember {
             key,
             priority,
             turn,
@@ -131,104 +107,60 @@ impl Scheduler {
         });
     }
 
-    /// Returns the eligible sequence to admit next; `None` if no slot is left or none is eligible.
-    pub(crate) fn next(&self, eligible: impl Fn(SequenceKey) -> bool) -> Option<SequenceKey> {
-        if self.running >= self.slots {
-            return None;
-        }
-        // A sequence that is not eligible is passed over and does not block others: it waits for a sequence, not for a
-        // slot.
-        let waiting = || self.waiting.values().filter(|member| eligible(member.key));
-        let aged = self.aged(waiting());
-        waiting()
-            .min_by_key(|member| self.rank(member, aged))
-            .map(|member| member.key)
+    /// Returns whether another sequence may run.
+    pub(crate) fn has_slot(&self) -> bool {
+        self.running < self.slots
     }
 
-    /// Returns the waiting sequences in the order in which they would be admitted now. Callers take turns, so each
-    /// admission may change the order.
+    /// Returns the sequence to admit next, of those that are not passed over; `None` if no slot is left.
+    pub(crate) fn next(&self) -> Option<SequenceKey> {
+        if !self.has_slot() {
+            return None;
+        }
+        self.waiting.next()
+    }
+
+    /// Passes a waiting sequence over until it is restored: it waits for something else than a slot, and does not block others.
+    pub(crate) fn set_aside(&mut self, key: SequenceKey) {
+        self.waiting.set_aside(key);
+    }
+
+    /// The waiting sequences that are passed over, oldest first.
+    pub(crate) fn aside(&self) -> impl Iterator<Item = SequenceKey> + '_ {
+        self.waiting.aside()
+    }
+
+    /// Passes a sequence over no longer.
+    pub(crate) fn restore(&mut self, key: SequenceKey) {
+        self.waiting.restore(key);
+    }
+
+    /// Returns the waiting sequences in the order in which they would be admitted if nothing changed, those that are
+    /// passed over included. It costs about as much as their admissions.
     pub(crate) fn admission_order(&self) -> Vec<SequenceKey> {
-        let mut order: Vec<_> = self.waiting.values().collect();
-        let aged = self.aged(self.waiting.values());
-        // Cached, because a rank looks up the turns of its caller and connection, and there may be thousands to sort.
-        order.sort_by_cached_key(|member| self.rank(member, aged));
-        order.into_iter().map(|member| member.key).collect()
-    }
-
-    /// Returns the priority that ageing prefers, if the next admission is one of those that ageing decides.
-    fn aged<'a>(&self, waiting: impl Iterator<Item = &'a QueueMember>) -> Option<i32> {
-        if self.ageing == 0 || !(self.new_admitted + 1).is_multiple_of(self.ageing.into()) {
-            return None;
+        // A copy admits them all: each turn changes the order of those that follow.
+        let mut waiting = self.waiting.clone();
+        for key in self.waiting.aside() {
+            waiting.restore(key);
         }
-        // Only new sequences age, and those that count as new. Those that ran before come first within their priority anyway.
-        let new = waiting.filter(|member| self.waiting_from(member) == WaitingFrom::New);
-        let oldest = new.min_by_key(|member| member.arrival)?;
-        Some(oldest.priority)
-    }
-
-    /// How a sequence waits now.
-    fn waiting_from(&self, member: &QueueMember) -> WaitingFrom {
-        match member.stage {
-            SequenceStage::Waiting(WaitingFrom::Yielded { until }) if until <= self.turns => {
-                WaitingFrom::New
-            }
-            SequenceStage::Waiting(waiting) => waiting,
-            // Cannot occur: only waiting members are ranked.
-            SequenceStage::Running | SequenceStage::Parked => WaitingFrom::Ran,
-        }
-    }
-
-    /// The sort key of a waiting sequence; the lowest is admitted first.
-    fn rank(&self, member: &QueueMember, aged: Option<i32>) -> impl Ord + use<> {
-        let waiting = self.waiting_from(member);
-        let last_turns = match waiting {
-            // It had its caller's turn when it was first admitted.
-            WaitingFrom::Ran => [0; 2],
-            WaitingFrom::New | WaitingFrom::Yielded { .. } => {
-                let last = |fair_key| self.turns_of.get(&fair_key).map_or(0, |turns| turns.last);
-                member.turn.fair_keys().map(last)
-            }
+        let next = || {
+            let key = waiting.next()?;
+            waiting.admit(key).map(|member| member.key)
         };
-        // Ageing raises the whole priority of the oldest sequence, not that sequence alone: within it, callers still
-        // take turns.
-        let urgency = (aged == Some(member.priority), member.priority);
-        (
-            // Before the priority: a sequence of high priority would otherwise get its slot back at once.
-            matches!(waiting, WaitingFrom::Yielded { .. }),
-            std::cmp::Reverse(urgency),
-            waiting,
-            last_turns,
-            member.arrival,
-        )
+        std::iter::from_fn(next).collect()
     }
 
     /// Returns how many eligible sequences wait for lack of a slot.
     pub(crate) fn missing_slots(&self, eligible: impl Fn(SequenceKey) -> bool) -> usize {
-        let waits = self.waiting.keys().filter(|key| eligible(**key)).count();
+        let waits = self.waiting.keys().filter(|key| eligible(*key)).count();
         waits.saturating_sub(self.slots - self.running.min(self.slots))
     }
 
     /// Moves a waiting sequence to running.
     pub(crate) fn admit(&mut self, key: SequenceKey) {
-        // A clock that counts admissions: only the order of turns matters.
-        self.turns += 1;
-        let now = self.turns;
-        let Some(mut member) = self.dequeue(key) else {
+        let Some(mut member) = self.waiting.admit(key) else {
             return;
         };
-        if member.stage != SequenceStage::Waiting(WaitingFrom::Ran) {
-            self.new_admitted += 1;
-        }
-        // A sequence that comes back was counted at its first admission; counting it again would cost its caller a
-        // turn.
-        if member.stage == SequenceStage::Waiting(WaitingFrom::New) {
-            for fair_key in member.turn.fair_keys() {
-                // Only those with other waiting sequences have turns left to take.
-                if let Some(turns) = self.turns_of.get_mut(&fair_key) {
-                    turns.last = now;
-                }
-            }
-        }
         member.stage = SequenceStage::Running;
         self.running += 1;
         let index = self
@@ -237,16 +169,16 @@ impl Scheduler {
         self.begun.insert(index, member);
     }
 
-    /// Moves a running sequence to waiting, before those that never ran.
+    /// Moves a running sequence to waiting, before those of its caller and priority that never ran.
     pub(crate) fn preempt(&mut self, key: SequenceKey) {
         self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Ran));
     }
 
-    /// Moves a running sequence to waiting, after all others that wait.
+    /// Moves a running sequence to waiting, after all others that wait now.
     pub(crate) fn yield_slot(&mut self, key: SequenceKey) {
         // At least one: it does not get the slot back that it has just yielded.
         let others = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX).max(1);
-        let until = self.turns.saturating_add(others);
+        let until = self.waiting.admitted().saturating_add(others);
         self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Yielded { until }));
     }
 
@@ -262,18 +194,22 @@ impl Scheduler {
             // It waits like a preempted one, although it may still hold its slot: `running` counts against the batch,
             // not against the KV cache.
             member.stage = SequenceStage::Waiting(WaitingFrom::Ran);
-            self.enqueue(member);
+            self.waiting.insert(member);
         }
     }
 
     /// Removes a sequence.
     pub(crate) fn remove(&mut self, key: SequenceKey) {
-        if self.dequeue(key).is_some() {
-            return;
-        }
-        if let Some(index) = self.begun.iter().position(|member| member.key == key) {
+        let mut removed = self.waiting.remove(key);
+        if removed.is_none()
+            && let Some(index) = self.begun.iter().position(|member| member.key == key)
+        {
             let member = self.begun.remove(index);
             self.running -= usize::from(member.stage == SequenceStage::Running);
+            removed = Some(member);
+        }
+        if let Some(member) = removed {
+            self.waiting.leave(member.turn.caller);
         }
     }
 
@@ -306,7 +242,7 @@ impl Scheduler {
 
     /// Returns whether no sequence could run beside the one that does: none waits, or there is no slot for it.
     pub(crate) fn is_alone(&self) -> bool {
-        self.running <= 1 && (self.waiting.is_empty() || self.running >= self.slots)
+        self.running <= 1 && (self.waiting.is_empty() || !self.has_slot())
     }
 
     /// Returns the number of waiting sequences.
@@ -314,30 +250,49 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Selects the sequence to preempt among those for which `holds` is true: sequences that do not run before running
-    /// ones, then the lowest priority, then the youngest. Never the last running sequence, and a running one only with
-    /// `running_too`.
+    /// Selects the sequence to preempt among those that hold KV cells, so many tokens of each: one that does not run before one
+    /// that does, and a running one only with `running_too`. Never the last running sequence.
+    ///
+    /// Of callers with several such sequences, the one that holds the most pays; if no caller has several, the one whose
+    /// sequence is the youngest. It loses the lowest priority, then the youngest.
     pub(crate) fn victim(
         &self,
         running_too: bool,
-        holds: impl Fn(SequenceKey) -> bool,
+        tokens: impl Fn(SequenceKey) -> Option<usize>,
     ) -> Option<SequenceKey> {
         let runs = |member: &QueueMember| member.stage == SequenceStage::Running;
-        let all = self.begun.iter().chain(self.waiting.values());
-        let candidates = all.filter(|member| running_too || !runs(member));
-        // The youngest of the lowest priority has usually computed the least, and would be the last to be admitted
-        // again.
-        let victim = candidates
-            .filter(|member| holds(member.key))
-            .min_by_key(|member| {
-                (
-                    runs(member),
-                    member.priority,
-                    std::cmp::Reverse(member.arrival),
-                )
-            })?;
-        // The last running sequence stays, or a step could preempt everything and compute nothing.
-        (!runs(victim) || self.running > 1).then_some(victim.key)
+        let all = self.begun.iter().chain(self.waiting.again());
+        let holding = all.filter_map(|member| Some((member, tokens(member.key)?)));
+        let mut holding: Vec<_> = holding.collect();
+        if holding.iter().any(|(member, _)| !runs(member)) {
+            holding.retain(|(member, _)| !runs(member));
+        } else if !running_too || self.running <= 1 {
+            // The last running sequence stays, or a step could preempt everything and compute nothing.
+            return None;
+        }
+        let mut holders: HashMap<u64, CellHolder> = HashMap::new();
+        for (member, tokens) in &holding {
+            let holder = holders.entry(member.turn.caller).or_default();
+            holder.sequences += 1;
+            holder.tokens += tokens;
+            holder.youngest = holder.youngest.max(member.arrival);
+        }
+        let (caller, _) = holders.into_iter().max_by_key(|(_, holder)| {
+            // A caller's only one is not preempted for its size: those that come after it would do so again and again.
+            let several = holder.sequences > 1;
+            (
+                several,
+                usize::from(several) * holder.tokens,
+                holder.youngest,
+            )
+        })?;
+        // Not by priority among callers, who choose it themselves (LM-962). The youngest of a caller has usually computed the
+        // least, and would be the last to be admitted again.
+        let theirs = holding.iter().map(|(member, _)| member);
+        let theirs = theirs.filter(|member| member.turn.caller == caller);
+        let victim =
+            theirs.min_by_key(|member| (member.priority, std::cmp::Reverse(member.arrival)));
+        victim.map(|member| member.key)
     }
 
     fn release_slot(&mut self, key: SequenceKey, stage: SequenceStage) {
@@ -348,43 +303,24 @@ impl Scheduler {
         self.begun[index].stage = stage;
         if stage != SequenceStage::Parked {
             let member = self.begun.remove(index);
-            self.enqueue(member);
+            self.waiting.insert(member);
         }
-    }
-
-    /// Adds a waiting sequence, and starts the turns of its caller and connection unless they take turns already.
-    fn enqueue(&mut self, member: QueueMember) {
-        for fair_key in member.turn.fair_keys() {
-            let turns = self.turns_of.entry(fair_key).or_insert(FairTurns {
-                // The present turn, not 0: a caller that is new in the queue comes after those that already take turns,
-                // and one that leaves the queue and comes back is not always first.
-                last: self.turns,
-                waiting: 0,
-            });
-            turns.waiting += 1;
-        }
-        self.waiting.insert(member.key, member);
-    }
-
-    /// Takes a sequence from those that wait. A caller or connection of which none is left takes no turns, so that the
-    /// table stays as small as the queue.
-    fn dequeue(&mut self, key: SequenceKey) -> Option<QueueMember> {
-        let member = self.waiting.remove(&key)?;
-        for fair_key in member.turn.fair_keys() {
-            if let Entry::Occupied(mut turns) = self.turns_of.entry(fair_key) {
-                turns.get_mut().waiting -= 1;
-                if turns.get().waiting == 0 {
-                    turns.remove();
-                }
-            }
-        }
-        Some(member)
     }
 
     fn position(&self, key: SequenceKey, stage: SequenceStage) -> Option<usize> {
         let mut begun = self.begun.iter();
         begun.position(|member| member.key == key && member.stage == stage)
     }
+}
+
+/// What a caller holds of the KV cells.
+#[derive(Clone, Copy, Debug, Default)]
+struct CellHolder {
+    sequences: usize,
+    /// The tokens of these sequences; what they share counts for each.
+    tokens: usize,
+    /// The arrival of the youngest.
+    youngest: u64,
 }
 
 /// The work that a running sequence has.

@@ -45,6 +45,8 @@ pub(super) struct Admission {
     lost: Option<EngineError>,
     /// Buffer that retains its allocation.
     order: Vec<SequenceKey>,
+    /// Running sequences that compute a prefix which others may wait for, in this round of admissions.
+    leaders: Vec<SequenceKey>,
 }
 
 impl Admission {
@@ -58,6 +60,7 @@ impl Admission {
             next_deadline: None,
             lost: None,
             order: Vec::new(),
+            leaders: Vec::new(),
         }
     }
 
@@ -283,9 +286,21 @@ impl Admission {
     }
 
     /// Gives slots to waiting sequences, in their order, until the next one does not fit.
+    ///
+    /// Without a free slot it costs nothing. Otherwise it looks once at each sequence that is passed over, and at those that become
+    /// next: each of these is admitted or passed over, and passed over for the rest of the step. A look costs the
+    /// logarithm of the queue, and a comparison with each prompt that is being computed, of which there are fewer than slots.
     pub(super) fn admit(&mut self, requests: &mut Requests, now: Time) {
-        // Each admission changes whose turn it is, so the next sequence is looked up anew every time.
-        while let Some(key) = self.next_to_admit(requests) {
+        if !requests.scheduler.has_slot() {
+            return;
+        }
+        self.begin_round(requests);
+        while let Some(key) = requests.scheduler.next() {
+            requests.report.looked_at += 1;
+            if !requests.is_eligible(key) || self.pass_over(requests, key) {
+                requests.scheduler.set_aside(key);
+                continue;
+            }
             // A parked sequence keeps its slot unless another one needed it.
             if requests.sequences[key].slot.is_none() && !acquire_slot(requests, key) {
                 // If the next one does not fit, no smaller one overtakes it: a stream of small requests would starve a
@@ -294,6 +309,9 @@ impl Admission {
             }
             requests.scheduler.admit(key);
             let sequence = &requests.sequences[key];
+            if may_lead(sequence) {
+                self.leaders.push(key);
+            }
             requests.report.admitted.push(sequence.number);
             let job = &mut requests.jobs[sequence.job];
             // A preempted or parked sequence is admitted again, and only the first admission leaves the queue. With
@@ -309,17 +327,20 @@ impl Admission {
         }
     }
 
-    /// Returns the sequence whose turn it is. Those that share a prefix in progress are passed over on the way.
-    fn next_to_admit(&self, requests: &mut Requests) -> Option<SequenceKey> {
-        let next = requests.scheduler.next(|key| requests.is_eligible(key))?;
-        if !self.pass_over(requests, next) {
-            return Some(next);
+    /// Restores the sequences whose reason to be passed over has ended, and lists those that compute a prefix.
+    fn begin_round(&mut self, requests: &mut Requests) {
+        self.order.clear();
+        self.order.extend(requests.scheduler.aside());
+        requests.report.looked_at += self.order.len();
+        for &key in &self.order {
+            if requests.is_eligible(key) {
+                requests.scheduler.restore(key);
+            }
         }
-        // Passing over changes nobody's turn, so one order serves for all that follow: looking up the next one again for
-        // each would cost the square of a queue of equal prompts, in a single step.
-        let order = requests.scheduler.admission_order();
-        let mut order = order.into_iter();
-        order.find(|&key| requests.is_eligible(key) && !self.pass_over(requests, key))
+        self.leaders.clear();
+        let running = requests.scheduler.running();
+        self.leaders
+            .extend(running.filter(|&key| may_lead(&requests.sequences[key])));
     }
 
     /// Passes a sequence over if another one is computing its prefix: until that has computed it or loses its slot. Or if its
@@ -329,6 +350,7 @@ impl Admission {
         if requests.sequences[key].slot.is_some() {
             return false;
         }
+        requests.report.looked_at += self.leaders.len();
         let after = self.prefix_in_progress(requests, key);
         if after.is_some() {
             requests.sequences[key].after = after;
@@ -338,8 +360,7 @@ impl Admission {
     }
 
     /// Finds the sequence that is computing the longest prefix of a sequence whose turn has come, if that is worth
-    /// waiting for. Only sequences with a slot compute: one that waits may do so for long, at the end of another
-    /// caller's queue or because its reader is slow.
+    /// waiting for.
     fn prefix_in_progress(&self, requests: &Requests, key: SequenceKey) -> Option<AwaitedPrefix> {
         let sequence = &requests.sequences[key];
         // A model that cannot truncate shares whole slots only, so the beginning of a running one is of no use to
@@ -352,14 +373,12 @@ impl Admission {
         let usable = &sequence.tokens[..sequence.first_row()];
         let leads = |other: &RunningSequence| {
             let theirs = &requests.jobs[other.job].submission;
-            other.slot.is_some()
-                // Its steerer may suspend it before it has computed the prefix.
-                && other.steering.is_none()
-                && theirs.prefix_scope == request.prefix_scope
-                // One of lower priority is the first to be preempted.
-                && theirs.priority >= request.priority
+            theirs.prefix_scope == request.prefix_scope
+                // Of one caller, the lower priority is the first to be preempted.
+                && (theirs.priority >= request.priority || theirs.turn.caller != request.turn.caller)
         };
-        let common = |(key, other): (SequenceKey, &RunningSequence)| {
+        let common = |key: SequenceKey| {
+            let other = &requests.sequences[key];
             let common = common_prefix(&other.tokens, usable).min(other.first_output_row());
             // A prefix that is computed already needs no waiting: `KvSlots::find` shares it from the running slot.
             let worth = common >= SHARED_TOKENS_MIN && common > other.computed;
@@ -369,13 +388,19 @@ impl Admission {
                 tokens: common,
             })
         };
-        requests
-            .sequences
-            .iter()
-            .filter(|(_, other)| leads(other))
+        let leaders = self.leaders.iter().copied();
+        leaders
+            .filter(|&key| leads(&requests.sequences[key]))
             .filter_map(common)
             .max_by_key(|after| after.tokens)
     }
+}
+
+/// Returns whether others may wait for the prefix that a running sequence computes. One that waits may do so for long, at the end of
+/// its caller's queue or because its reader is slow.
+fn may_lead(sequence: &RunningSequence) -> bool {
+    // A steerer may suspend its sequence before that has computed the prefix.
+    sequence.steering.is_none() && sequence.computed < sequence.first_output_row()
 }
 
 /// Starts to read the prefix of a sequence from the disk, once. Returns whether it waits for that.

@@ -14,6 +14,8 @@ pub struct StepReport {
     pub step: u64,
     /// Sequences that were given a slot.
     pub admitted: Vec<SequenceId>,
+    /// What admission has looked at: waiting sequences, and those that they were compared with.
+    pub looked_at: usize,
     /// Sequences with one token in the batch that follows the last one sampled.
     pub decoded: Vec<SequenceId>,
     /// Sequences with tokens of a prompt, recomputed tokens or forced tokens in the batch; and how many.

@@ -26,4 +26,5 @@ mod sampling_threads;
 mod scoring;
 mod speculation;
 mod steering;
+mod turns;
 mod waits;

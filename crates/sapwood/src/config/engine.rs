@@ -53,7 +53,7 @@ pub(crate) struct EngineConfig {
     pub(crate) draft_tokens_max: u32,
     /// A draft ends before a token that the draft model gives less than this probability; from 0 to 1.
     pub(crate) draft_p_min: f32,
-    /// Ageing: one of so many admissions goes to the request that has waited longest, whatever its priority; 0: off.
+    /// Ageing: one of so many admissions of a key goes to its oldest request, whatever its priority; 0: off.
     pub(crate) ageing_turns: u32,
     /// Memory limit of an embedded model in bytes; 0: what the system and its control group have available.
     pub(crate) memory_bytes: u64,

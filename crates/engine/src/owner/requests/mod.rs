@@ -249,8 +249,9 @@ impl Requests {
         // The choices of a request wait together: each of them alone would be found to share the prefix that the first
         // one waits for.
         if first.slot.is_none() && first.job == sequence.job {
-            // No circle: a sequence that others begin to wait for waits for none itself at that moment.
-            return self.is_eligible(after.key);
+            // The first one is before them in the order, so they need no turn before it has had one. No circle: a sequence
+            // that others begin to wait for waits for none itself at that moment.
+            return self.jobs[sequence.job].started.is_some() && self.is_eligible(after.key);
         }
         // If the awaited sequence has ended or was preempted, its prefix may be cached; if not, this one computes it
         // itself. One that keeps its slot while it is parked has computed every token before its next output row, and
@@ -265,7 +266,9 @@ impl Requests {
         except: Option<SequenceKey>,
     ) -> Option<SequenceKey> {
         self.scheduler.victim(running_too, |key| {
-            Some(key) != except && self.sequences[key].slot.is_some()
+            let sequence = &self.sequences[key];
+            let holds = Some(key) != except && sequence.slot.is_some();
+            holds.then_some(sequence.computed)
         })
     }
 

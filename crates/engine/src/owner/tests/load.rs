@@ -590,6 +590,7 @@ impl Crowd {
         let mut request = sampled(&text, seed);
         request.params.n = Some(n);
         (request.params.priority, request.caller) = (Some(dice.roll(3) as i32), dice.roll(4));
+        request.connection = dice.roll(2);
         let handle = self.bench.submit(request);
         self.clients.push(Client {
             handle,
@@ -638,6 +639,7 @@ fn simulate(seed: u64) {
         script.clone(),
         Config {
             outbox_events: 5,
+            ageing_turns: [0, 1, 8][dice.roll(3) as usize],
             ..Config::default()
         },
     );
