@@ -161,5 +161,6 @@ fn write_parameter(out: &mut Vec<u8>, value: &RequestParameter) {
         RequestParameter::Int(number) => put(out, number),
         RequestParameter::Double(number) => put(out, number),
         RequestParameter::Text(text) => put(out, text),
+        RequestParameter::List(list) => put(out, list),
     }
 }

@@ -122,7 +122,7 @@ impl Mapper<'_> {
         if let Some(outputs) = member("outputs") {
             self.outputs(&mut infer, outputs)?;
         }
-        self.complete(&infer.mapped)?;
+        self.complete(&mut infer.mapped)?;
         Ok(infer)
     }
 
@@ -149,7 +149,7 @@ impl Mapper<'_> {
             fit(&input.shape, 1).ok_or_else(|| InvalidRequest::Shape(input.name.clone()))?;
         let tensor = Arc::new(Tensor { shape, data });
         infer.mapped.tensors.push((location, tensor));
-        self.complete(&infer.mapped)?;
+        self.complete(&mut infer.mapped)?;
         Ok(infer)
     }
 
@@ -615,6 +615,7 @@ impl RequestParameter {
             Self::Int(number) => (*number).into(),
             Self::Double(number) => (*number).into(),
             Self::Text(text) => text.as_str().into(),
+            Self::List(list) => list.as_slice().into(),
         }
     }
 }

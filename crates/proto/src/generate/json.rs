@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::limits::RequestLimits;
@@ -58,6 +58,14 @@ pub(super) fn members<'a>(
         return Err(InvalidRequest::Members(limits.json_members));
     }
     Ok(list)
+}
+
+/// Calls `each` with the names of the members of an object that are not null, at most `most` of them. The text is a
+/// client's own: up to where it is no JSON, and nothing of what is no object.
+pub(super) fn names(object: &[u8], most: usize, each: &mut dyn FnMut(&str)) {
+    let names = MemberNames { most, each };
+    // An error of syntax is found again, and reported, by the one who reads the values.
+    let _ = (&mut serde_json::Deserializer::from_slice(object)).deserialize_any(names);
 }
 
 /// Decodes a string; borrowed from the JSON if it has no escapes.
@@ -216,6 +224,32 @@ impl<'de> Visitor<'de> for LimitedMembers {
             }
         }
         Ok((list, self.too_many))
+    }
+}
+
+struct MemberNames<'a> {
+    most: usize,
+    each: &'a mut dyn FnMut(&str),
+}
+
+impl<'de> Visitor<'de> for MemberNames<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        for _ in 0..self.most {
+            let Some(name) = map.next_key::<String>()? else {
+                break;
+            };
+            // The library skips a value without recursion.
+            if map.next_value::<Option<IgnoredAny>>()?.is_some() {
+                (self.each)(&name);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -64,7 +64,7 @@ impl Mapper<'_> {
             }
             mapped.outputs = Some(asked);
         }
-        self.complete(&mapped)?;
+        self.complete(&mut mapped)?;
         Ok(mapped)
     }
 
@@ -142,6 +142,8 @@ impl RequestParameter {
             Self::Int(number) => ParameterChoice::Int64Param(*number),
             Self::Double(number) => ParameterChoice::DoubleParam(*number),
             Self::Text(text) => ParameterChoice::StringParam(text.clone()),
+            // The schema has no lists.
+            Self::List(_) => ParameterChoice::StringParam(self.to_json().to_string()),
         };
         InferParameter {
             parameter_choice: Some(choice),

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::datatype::Datatype;
 use super::json::{self, NamedMember, Scalars};
 use super::limits::RequestLimits;
@@ -10,7 +12,9 @@ use super::refused::InvalidRequest;
 use super::settings;
 use super::signature::{InputRole, InputTensor, Signature};
 use super::tensor::{Tensor, TensorData, fit};
+use crate::bounded_json::{self, JsonBounds};
 use crate::clip::{SHOWN_BYTES_MAX, shown};
+use crate::params::Domain;
 
 /// A named value that is not a declared input.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +27,8 @@ pub enum RequestParameter {
     Double(f64),
     /// Text.
     Text(String),
+    /// A list in JSON: of the texts of `stop` alone, before they are checked.
+    List(Vec<Value>),
 }
 
 /// A parsed request.
@@ -119,15 +125,21 @@ impl Mapper<'_> {
             bytes: 0,
         };
         filling.members(&members, true)?;
-        self.complete(&mapped)?;
+        self.complete(&mut mapped)?;
         Ok(mapped)
     }
 
-    /// TR-314: checks that all required inputs are present.
+    /// Checks a request of which all inputs are read.
     ///
     /// # Errors
-    /// `Missing`, with all missing inputs.
-    pub fn complete(&self, mapped: &Mapped) -> Result<(), InvalidRequest> {
+    /// `Missing`, with all missing inputs; `UnknownParameter` in strict mode.
+    pub(super) fn complete(&self, mapped: &mut Mapped) -> Result<(), InvalidRequest> {
+        self.check_required(mapped)?;
+        self.count_unknown_fields(mapped)
+    }
+
+    /// TR-314: checks that all required inputs are present.
+    fn check_required(&self, mapped: &Mapped) -> Result<(), InvalidRequest> {
         let inputs = &self.signature.inputs;
         let converses = mapped.role(self.signature, &InputRole::Messages).is_some();
         // In declared order, while the names below are sorted: the reference does both, and clients match the text
@@ -176,18 +188,53 @@ impl Mapper<'_> {
         name: &str,
         value: RequestParameter,
     ) -> Result<(), InvalidRequest> {
-        if !settings::is_field(name) && !self.known.iter().any(|known| known == name) {
+        if !self.knows(name) {
             if self.strict {
-                return Err(InvalidRequest::UnknownParameter {
-                    name: shown(name),
-                    model: self.model.into(),
-                });
+                return Err(self.unknown(shown(name)));
             }
             // Counted, not refused: clients also send what only other servers know (TR-307).
             mapped.unknown = mapped.unknown.saturating_add(1);
         }
         mapped.add_parameter(name, value);
         Ok(())
+    }
+
+    /// Counts or refuses unknown fields of `sampling_parameters`, as unknown parameters (TR-307). What is no object is
+    /// refused where its values are read.
+    fn count_unknown_fields(&self, mapped: &mut Mapped) -> Result<(), InvalidRequest> {
+        let given = mapped.role(self.signature, &InputRole::SamplingJson);
+        let Some(TensorData::Bytes(objects)) = given.map(|(_, tensor)| &tensor.data) else {
+            return Ok(());
+        };
+        let (mut count, mut first) = (0_u32, None);
+        // One for each row of a batch.
+        for object in objects.iter() {
+            json::names(object, self.limits.json_members, &mut |name| {
+                if !self.knows(name) {
+                    count = count.saturating_add(1);
+                    first.get_or_insert_with(|| shown(name));
+                }
+            });
+        }
+        match first {
+            Some(name) if self.strict => Err(self.unknown(name)),
+            _ => {
+                mapped.unknown = mapped.unknown.saturating_add(count);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a parameter of this name has a meaning.
+    fn knows(&self, name: &str) -> bool {
+        settings::is_field(name) || self.known.iter().any(|known| known == name)
+    }
+
+    fn unknown(&self, name: String) -> InvalidRequest {
+        InvalidRequest::UnknownParameter {
+            name,
+            model: self.model.into(),
+        }
     }
 }
 
@@ -234,7 +281,17 @@ impl RequestBuilder<'_> {
                 ("parameters", None) if outer => self.nested(value)?,
                 (_, Some(location)) => self.tensor(location, value)?,
                 (name, None) => {
-                    let value = parameter(name, value)?;
+                    let Mapper {
+                        signature, limits, ..
+                    } = self.mapper;
+                    // Only with the union signature, as all leniency (TR-312). The reference would refuse a list, so no
+                    // client of it sends one, and a declared input would change what a lone text means beside others.
+                    let value = match name {
+                        "stop" if signature.lenient && value.starts_with('[') => {
+                            stop_list(value, limits)?
+                        }
+                        _ => parameter(name, value)?,
+                    };
                     self.mapper.parameter(self.into, name, value)?;
                 }
             }
@@ -307,6 +364,27 @@ pub(super) fn parameter(name: &str, value: &str) -> Result<RequestParameter, Inv
     })
 }
 
+/// Reads the list of a parameter `stop`, bounded while it is read (D-47).
+fn stop_list(value: &str, limits: &RequestLimits) -> Result<RequestParameter, InvalidRequest> {
+    let domain = Domain::Texts {
+        count: limits.stop_words,
+        bytes: limits.stop_bytes,
+    };
+    let bounds = JsonBounds {
+        // The list, its elements, and one too many of these.
+        values: limits.stop_words.saturating_add(2),
+        entries: limits.stop_words,
+    };
+    match bounded_json::read(value.as_bytes(), bounds) {
+        Ok(Value::Array(list)) => Ok(RequestParameter::List(list)),
+        _ => Err(InvalidRequest::Field {
+            field: "stop".into(),
+            range: domain.to_string(),
+            got: shown(value),
+        }),
+    }
+}
+
 /// Reads a JSON number; numbers beyond the range of a double are refused, as RapidJSON does.
 fn double(text: &str) -> Result<f64, InvalidRequest> {
     let number: Option<f64> = text.parse().ok();
@@ -343,8 +421,13 @@ impl TextMember<'_> {
             });
         }
         let mut data = TensorData::empty(input.datatype);
-        // A string is a text already and stored without its quotes; any other JSON is stored as it is (TR-1306).
-        let count = if input.accepts_json && !value.starts_with('"') {
+        // A string is a text already and stored without its quotes; any other JSON is stored as it is (TR-1306). Of the
+        // object of sampling a list is one of texts, as of other inputs (TR-308).
+        let is_json = match input.role {
+            InputRole::SamplingJson => value.starts_with('{'),
+            _ => !value.starts_with('"'),
+        };
+        let count = if input.accepts_json && is_json {
             self.put(&mut data, &json::compact(value))?;
             1
         } else {

@@ -6,6 +6,7 @@ use crate::corpus;
 
 mod bounds;
 mod chat;
+mod other_forms;
 mod sampling;
 
 fn parrot() -> Signature {

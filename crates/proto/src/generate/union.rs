@@ -106,7 +106,10 @@ impl Signature {
             },
             optional("stream", Bool, InputRole::Stream),
             optional("exclude_input_in_output", Bool, InputRole::ExcludePrompt),
-            optional("sampling_parameters", Bytes, InputRole::SamplingJson),
+            InputTensor {
+                accepts_json: true,
+                ..optional("sampling_parameters", Bytes, InputRole::SamplingJson)
+            },
         ];
         inputs.extend(FIELDS.map(|(name, datatype)| optional(name, datatype, field(name))));
         inputs.extend([
