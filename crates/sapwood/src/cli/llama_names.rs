@@ -30,11 +30,19 @@ const ADDRESS: &str = "use --listen HOST:PORT";
 const EXPERTS: &str = "use -ot, for example -ot exps=CPU";
 const RAM: &str = "use --prefix-ram-bytes BYTES";
 const ALWAYS: &str = "leave it out: it is always so";
+const DRAFT: &str = "use --draft-model hf:OWNER/REPO[:QUANT]";
+const TEMPLATE: &str = "the chat template is that of the file";
+const LOG: &str = "use --log debug";
+const CELLS: &str = "use --cache-tokens TOKENS: less than --ctx times --parallel is unified";
+const DEVICES: &str =
+    "choose GPUs by CUDA_VISIBLE_DEVICES and the like, or use -ngl 0 in place of none";
+const NEVER: &str = "leave it out: it cannot be switched off";
+const TIMES: &str = "use limits.request and limits.queue_timeout in sapwood.toml";
 const NO_PAGES: &str = "leave it out: there is no web interface";
 
 /// Flags that are not here, and what to do instead. The parser would take a short one for others: `-hf` for the help, `-cb` for a
 /// context of `b` tokens.
-const REPLACED: [(&str, &str); 31] = [
+const REPLACED: [(&str, &str); 45] = [
     ("-hf", REPOSITORY),
     ("-hfr", REPOSITORY),
     ("--hf-repo", REPOSITORY),
@@ -42,7 +50,9 @@ const REPLACED: [(&str, &str); 31] = [
     ("--hf-file", REPOSITORY_FILE),
     ("-hft", TOKEN),
     ("--hf-token", TOKEN),
-    ("-hfd", "use --draft-model hf:OWNER/REPO[:QUANT]"),
+    ("-hfd", DRAFT),
+    ("-hfrd", DRAFT),
+    ("--hf-repo-draft", DRAFT),
     ("-mu", "use --model URL"),
     ("--model-url", "use --model URL"),
     ("-mm", "there are no models of images here"),
@@ -59,8 +69,8 @@ const REPLACED: [(&str, &str); 31] = [
         "--api-key-file",
         "use --key-file FILE, whose keys `sapwood key new` makes",
     ),
-    ("-to", "use limits.request in sapwood.toml"),
-    ("--timeout", "use limits.request in sapwood.toml"),
+    ("-to", TIMES),
+    ("--timeout", TIMES),
     (
         "--sleep-idle-seconds",
         "use --idle-unload, for example --idle-unload 300s",
@@ -73,6 +83,18 @@ const REPLACED: [(&str, &str); 31] = [
     ("--cache-ram", RAM),
     ("-cb", ALWAYS),
     ("--jinja", ALWAYS),
+    ("--no-jinja", TEMPLATE),
+    ("--chat-template", TEMPLATE),
+    ("--chat-template-file", TEMPLATE),
+    ("-v", LOG),
+    ("--verbose", LOG),
+    ("-kvu", CELLS),
+    ("--kv-unified", CELLS),
+    ("-dev", DEVICES),
+    ("--device", DEVICES),
+    ("-nocb", NEVER),
+    ("--no-cont-batching", NEVER),
+    ("--no-warmup", NEVER),
     ("--metrics", ALWAYS),
     ("--no-webui", NO_PAGES),
 ];
@@ -128,6 +150,11 @@ mod tests {
         expect(&["sapwood", "serve", "-hf", "a/b"], "--model hf:OWNER/REPO");
         expect(&["sapwood", "serve", "--port=80"], "--listen");
         expect(&["sapwood", "serve", "-m", "a.gguf", "-cb"], "always");
+        // To the parser these are `-h`, `-n` with the value `ocb`, and `-k`.
+        expect(&["sapwood", "serve", "-hfrd", "a/b"], "--draft-model");
+        expect(&["sapwood", "serve", "-nocb"], "cannot be switched off");
+        expect(&["sapwood", "serve", "-kvu"], "--cache-tokens");
+        expect(&["sapwood", "serve", "--chat-template=x"], "of the file");
         for given in [
             &["sapwood", "serve", "-m", "a.gguf", "--listen", "0.0.0.0:80"][..],
             &["sapwood", "run", "f", "--", "-hf"],
