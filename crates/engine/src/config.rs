@@ -52,7 +52,7 @@ pub struct Config {
     /// Prompt tokens that may be queued, all requests together. A request that finds the queue empty is always
     /// accepted.
     pub queue_tokens: usize,
-    /// Milliseconds that a request may be queued before it fails with `queue_timeout`.
+    /// Milliseconds that a request may be queued before it fails with `queue_timeout`; 0: as long as it takes.
     pub queue_timeout_ms: u64,
     /// Unread token events per choice at which its sequence is parked.
     pub outbox_events: u32,
@@ -92,6 +92,14 @@ pub struct Config {
     /// Requests without a seed get one derived from this number. `None`: derived from the operating system's
     /// randomness.
     pub seed: Option<u64>,
+}
+
+impl Config {
+    /// How long a request may be queued, if that is limited.
+    pub(crate) fn queue_timeout(&self) -> Option<Duration> {
+        let limit = Duration::from_millis(self.queue_timeout_ms);
+        Some(limit).filter(|limit| !limit.is_zero())
+    }
 }
 
 impl Default for Config {

@@ -204,8 +204,7 @@ fn limits(config: &Config, name: &str, size: &ModelSize) -> sapwood_engine::Conf
         }),
         queue_requests: config.limits.queue_requests,
         queue_tokens: config.limits.queue_tokens,
-        queue_timeout_ms: u64::try_from(config.limits.queue_timeout.as_millis())
-            .unwrap_or(u64::MAX),
+        queue_timeout_ms: config.limits.queue_timeout_ms(),
         prefix_sharing: match config.engine.prefix_cache_scope {
             PrefixScope::Key => PrefixSharing::Scope,
             PrefixScope::Server => PrefixSharing::All,

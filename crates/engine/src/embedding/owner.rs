@@ -70,7 +70,8 @@ pub struct EmbeddingOwner {
     jobs: Slab<EmbeddingJob>,
     queue: TextQueue,
     pace: QueuePace,
-    queue_timeout: Duration,
+    /// `None`: a request may be queued as long as it takes.
+    queue_timeout: Option<Duration>,
     rows: Vec<f32>,
 }
 
@@ -95,7 +96,7 @@ impl EmbeddingOwner {
             inbox,
             jobs: Slab::new(),
             pace: QueuePace::default(),
-            queue_timeout: Duration::from_millis(config.queue_timeout_ms),
+            queue_timeout: config.queue_timeout(),
             rows: Vec::new(),
         }
     }
@@ -163,7 +164,8 @@ impl EmbeddingOwner {
         self.inbox.waker.is_observed();
         let mut ended = Vec::new();
         for (index, job) in &self.jobs {
-            let waits = job.started.is_none();
+            let limit = self.queue_timeout.filter(|_| job.started.is_none());
+            let waited = limit.is_some_and(|limit| job.arrived + limit <= now);
             if job.answer.is_canceled() {
                 self.inbox.stats.cancelled_client.add(1);
                 ended.push((index, None));
@@ -172,7 +174,7 @@ impl EmbeddingOwner {
                 let error = EngineError::new(Code::DeadlineExceeded, ErrorReason::TIMEOUT, message);
                 self.inbox.stats.cancelled_timeout.add(1);
                 ended.push((index, Some(error)));
-            } else if waits && job.arrived + self.queue_timeout <= now {
+            } else if waited {
                 let message = "the request waited too long for its turn: try again later";
                 let error =
                     EngineError::new(Code::Unavailable, ErrorReason::QUEUE_TIMEOUT, message);

@@ -342,6 +342,23 @@ fn requests_end_at_their_deadline_and_when_they_wait_too_long() {
     assert!(running.now_or_never().unwrap().is_ok(), "it had begun");
 }
 
+#[test]
+fn a_queue_timeout_of_zero_is_none() {
+    let config = Config {
+        queue_timeout_ms: 0,
+        ..Config::default()
+    };
+    let mut bench = Bench::with(scripted(|config| config.parallel = 1), &config);
+    let ask = |count| bench.embedder.embed(texts(&vec!["a"; count])).unwrap();
+    let (first, waiting) = (ask(9), ask(1));
+    assert!(bench.owner.step(Time::ZERO));
+    assert!(bench.owner.step(Time::from_millis(1_000_000)));
+    bench.run();
+    for handle in [first, waiting] {
+        assert!(handle.now_or_never().unwrap().is_ok());
+    }
+}
+
 /// Fails on texts that contain one of these tokens.
 struct Failing(Box<ScriptedEmbedding>);
 

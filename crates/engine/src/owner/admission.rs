@@ -34,7 +34,8 @@ const SHARED_TOKENS_MIN: usize = 32;
 pub(super) struct Admission {
     inbox: OwnerInbox,
     prefix_sharing: PrefixSharing,
-    queue_timeout: Duration,
+    /// `None`: a request may be queued as long as it takes.
+    queue_timeout: Option<Duration>,
     /// Whether the model can shorten a slot, so that a running sequence's prefix can be shared.
     truncates: bool,
     /// Measures how fast requests leave the queue.
@@ -54,7 +55,7 @@ impl Admission {
         Self {
             inbox,
             prefix_sharing: config.prefix_sharing,
-            queue_timeout: Duration::from_millis(config.queue_timeout_ms),
+            queue_timeout: config.queue_timeout(),
             truncates,
             pace: QueuePace::default(),
             next_deadline: None,
@@ -133,7 +134,7 @@ impl Admission {
         let deadline = submission.timeout.map(|timeout| now + timeout);
         // Every request is watched for the queue timeout although most start long before: a look at the deadlines that
         // finds nothing costs little.
-        self.watch(Some(now + self.queue_timeout));
+        self.watch(self.queue_timeout.map(|limit| now + limit));
         self.watch(deadline);
         submission.observe(&requests.stats);
         if self.prefix_sharing == PrefixSharing::All {
@@ -214,10 +215,8 @@ impl Admission {
         let jobs: Vec<usize> = open.map(|(index, _)| index).collect();
         for index in jobs {
             let job = &requests.jobs[index];
-            let queue_deadline = job
-                .started
-                .is_none()
-                .then_some(job.arrived + self.queue_timeout);
+            let limit = self.queue_timeout.filter(|_| job.started.is_none());
+            let queue_deadline = limit.map(|limit| job.arrived + limit);
             let passed = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
             match job.outbox.reader_request() {
                 // Before the deadlines: without a reader, the error of a timeout would reach no client.

@@ -7,6 +7,7 @@ use sapwood_engine::llama_options::{LlamaOptions, LoraAdapter};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
+use super::limits::check_time;
 use super::sampling::SamplingConfig;
 use super::speculation::SpeculationConfig;
 use crate::failure::CliError;
@@ -161,6 +162,7 @@ impl Config {
             let what = "engine.step_ms: must be at least 1";
             return Err(CliError::usage(what));
         }
+        check_time("engine.watchdog", engine.watchdog)?;
         let of_engine = ("engine", Some(engine.parallel), Some(engine.kept_prefixes));
         let of_models = self.models.iter();
         let of_models = of_models.map(|model| ("models", model.parallel, model.kept_prefixes));

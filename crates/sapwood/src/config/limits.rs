@@ -42,7 +42,7 @@ pub(crate) struct LimitsConfig {
     /// Write-stall timeout: a response whose client reads nothing for this long is reset.
     #[serde(with = "humantime_serde")]
     pub(crate) stall: Duration,
-    /// Timeout of a request; a client may ask for less.
+    /// Timeout of a request, 0: none; a client may ask for less.
     #[serde(with = "humantime_serde")]
     pub(crate) request: Duration,
     /// Bytes of one message of an Evergreen client, in any dialect; a longer one ends its session.
@@ -69,7 +69,7 @@ pub(crate) struct LimitsConfig {
     pub(crate) queue_requests: usize,
     /// Prompt tokens of the queued requests of one model.
     pub(crate) queue_tokens: usize,
-    /// A request that is queued longer fails.
+    /// A request that is queued longer fails; 0: none does.
     #[serde(with = "humantime_serde")]
     pub(crate) queue_timeout: Duration,
 }
@@ -108,7 +108,14 @@ impl Default for LimitsConfig {
 }
 
 impl LimitsConfig {
-    /// Checks the bounds of numbers for which memory is reserved in advance.
+    /// The milliseconds that a request may be queued, rounded up: what is less than one is not 0, which is no limit.
+    pub(crate) fn queue_timeout_ms(&self) -> u64 {
+        let milliseconds = self.queue_timeout.as_nanos().div_ceil(1_000_000);
+        u64::try_from(milliseconds).unwrap_or(u64::MAX)
+    }
+
+    /// Checks the bounds of numbers for which memory is reserved in advance, and the times without which nothing would be
+    /// served.
     pub(super) fn check(&self) -> Result<(), CliError> {
         for (key, value, least, most) in [
             // Below this minimum, HTTP has too little buffer to start.
@@ -121,8 +128,27 @@ impl LimitsConfig {
                 return Err(CliError::usage(what));
             }
         }
+        for (key, time) in [
+            ("handshake", self.handshake),
+            ("idle", self.idle),
+            ("body_idle", self.body_idle),
+            ("stall", self.stall),
+            ("reverse_timeout", self.reverse_timeout),
+        ] {
+            check_time(&format!("limits.{key}"), time)?;
+        }
         check_message_bytes("limits.max_message_bytes", self.max_message_bytes)
     }
+}
+
+/// Refuses zero for a time after which something is cut: nothing would pass.
+pub(super) fn check_time(key: &str, time: Duration) -> Result<(), CliError> {
+    if !time.is_zero() {
+        return Ok(());
+    }
+    let what =
+        format!("{key}: must be more than 0; for no limit name a long time, such as \"365d\"");
+    Err(CliError::usage(what))
 }
 
 /// A message must have room for its own frame, and its length must fit into four bytes.

@@ -8,6 +8,7 @@ use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_server::faces::lmtp;
 use serde::{Deserialize, Serialize};
 
+use super::limits::check_time;
 use crate::failure::CliError;
 
 /// Limits and behaviour of LMTP connections (section 10 of its page).
@@ -107,7 +108,7 @@ impl LmtpConfig {
                 "lmtp.max_frame_out: at most {FRAME_OUT_MAX}, because clients refuse larger messages"
             )));
         }
-        Ok(())
+        check_time("lmtp.stall_timeout", self.stall_timeout)
     }
 
     /// The settings of the face.

@@ -203,6 +203,34 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["limits.queue_requests", "from 0", "to 1048576"],
     ),
     (
+        "[limits]\nstall = \"0s\"",
+        ["limits.stall", "more than 0", "365d"],
+    ),
+    (
+        "[limits]\nhandshake = \"0ms\"",
+        ["limits.handshake", "more than 0", "no limit"],
+    ),
+    (
+        "[limits]\nidle = \"0s\"",
+        ["limits.idle", "more than 0", "no limit"],
+    ),
+    (
+        "[limits]\nbody_idle = \"0s\"",
+        ["limits.body_idle", "more than 0", "no limit"],
+    ),
+    (
+        "[limits]\nreverse_timeout = \"0s\"",
+        ["limits.reverse_timeout", "more than 0", "no limit"],
+    ),
+    (
+        "[lmtp]\nstall_timeout = \"0s\"",
+        ["lmtp.stall_timeout", "more than 0", "no limit"],
+    ),
+    (
+        "[engine]\nwatchdog = \"0s\"",
+        ["engine.watchdog", "more than 0", "no limit"],
+    ),
+    (
         "[engine]\nkept_prefixes = 65537",
         ["engine.kept_prefixes", "from 0", "to 65536"],
     ),
@@ -325,6 +353,20 @@ fn the_maximum_number_of_sequences_is_valid() {
         let engine = config.unwrap().engine;
         assert_eq!((engine.parallel, engine.kept_prefixes), (65_536, 65_536));
     });
+}
+
+/// Those of the engine have milliseconds, of which 0 is no limit.
+#[test]
+fn a_queue_timeout_of_zero_is_none_and_a_shorter_one_than_a_millisecond_is_one() {
+    for (text, milliseconds) in [("0s", 0), ("500us", 1), ("1500us", 2), ("60s", 60_000)] {
+        in_jail(|jail| {
+            let file = format!("[limits]\nqueue_timeout = \"{text}\"\nrequest = \"0s\"");
+            jail.create_file("sapwood.toml", &file).unwrap();
+            let config = Layers::read(None, Flags::default()).unwrap().config();
+            let limits = config.unwrap().limits;
+            assert_eq!(limits.queue_timeout_ms(), milliseconds, "{text}");
+        });
+    }
 }
 
 /// A file, a variable, and the expected error.

@@ -413,6 +413,33 @@ fn timeouts_end_running_and_queued_requests() {
     assert_eq!(bench.engine.stats().cancelled_timeout.get(), 2);
 }
 
+/// Also a request that finds a free slot is queued until the next step.
+#[test]
+fn a_queue_timeout_of_zero_is_none() {
+    let script = Script {
+        script: Name::Tokens,
+        count: 100,
+        tokens_per_s: 1.0,
+        parallel: 1,
+        ..Script::default()
+    };
+    let config = Config {
+        queue_timeout_ms: 0,
+        ..Config::default()
+    };
+    let mut bench = Bench::with(script, config);
+    let (mut runs, mut waits) = (
+        bench.submit(request_for("x")),
+        bench.submit(request_for("y")),
+    );
+    bench.settle();
+    for handle in [&mut runs, &mut waits] {
+        let answer = read(handle);
+        assert!(answer.error.is_none(), "{:?}", answer.error);
+        assert_eq!(answer.choices[0].1.len(), 101, "with the end");
+    }
+}
+
 #[test]
 fn stop_keeps_the_output_so_far() {
     let mut bench = Bench::new(Script {
