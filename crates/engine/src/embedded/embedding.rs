@@ -29,6 +29,9 @@ use crate::template::RerankTemplate;
 /// The maximum of tokens of a text by default: llama.cpp's buffers grow with the tokens of a batch times the vocabulary.
 const CONTEXT_TOKENS_DEFAULT_MAX: u32 = 2048;
 
+/// What makes such a model need less memory.
+const SHORTER_TEXTS: &str = "or a shorter context (--ctx)";
+
 /// Options of a model that embeds, beside [`LoadOptions`].
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingOptions {
@@ -81,7 +84,13 @@ pub fn lacks_memory_embedding(
         return false;
     };
     // Stopped where it would wait for the memory of other loads.
-    let reserved = reserve(model.estimate, model.size.tokens, options, &mut |_| false);
+    let reserved = reserve(
+        model.estimate,
+        model.size.tokens,
+        SHORTER_TEXTS,
+        options,
+        &mut |_| false,
+    );
     matches!(reserved, Err(LoadError::Memory { .. }))
 }
 
@@ -171,7 +180,7 @@ pub fn load_embedding(
         estimate,
     } = MeasuredEncoder::new(source, options, embedding)?;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
-    let _reserved = reserve(estimate, size.tokens, options, progress)?;
+    let _reserved = reserve(estimate, size.tokens, SHORTER_TEXTS, options, progress)?;
     let model = Arc::new(weights(
         source, &header, options, backend, gpu_layers, progress,
     )?);

@@ -71,7 +71,7 @@ pub enum LoadError {
     /// It does not fit in memory.
     #[error(
         "the model needs about {need} of memory ({weights} weights, {cache} cache for {cells} tokens) and {available} are \
-         available: choose a smaller model or quantisation, or a smaller context; engine.memory_bytes overrides what is available",
+         available: choose a smaller model or quantisation, {smaller}; engine.memory_bytes overrides what is available",
         need = readable(*need), weights = readable(*weights), cache = readable(*cache), available = readable(*available)
     )]
     Memory {
@@ -85,6 +85,8 @@ pub enum LoadError {
         cells: u32,
         /// Bytes available.
         available: u64,
+        /// What else makes it smaller.
+        smaller: &'static str,
     },
     /// A LoRA adapter cannot be used with it.
     #[error("the LoRA adapter {path} cannot be used: {why}")]

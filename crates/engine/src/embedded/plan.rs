@@ -176,7 +176,7 @@ impl LoadPlan {
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<MemoryReservation, LoadError> {
         let size = self.per_slot.unwrap_or(self.together);
-        reserve(estimate, size.cells, options, progress)
+        reserve(estimate, size.cells, FEWER_CELLS, options, progress)
     }
 }
 
@@ -345,10 +345,11 @@ fn has_placements(options: &LlamaOptions) -> bool {
 }
 
 /// Reserves what a model is estimated to need, `cells` of it KV cells. If models that are being loaded leave too little, waits
-/// for them.
+/// for them. `smaller`: what would make it need less, for the error.
 pub(super) fn reserve(
     estimate: Estimate,
     cells: u32,
+    smaller: &'static str,
     options: &LoadOptions,
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<MemoryReservation, LoadError> {
@@ -364,9 +365,14 @@ pub(super) fn reserve(
             cache: estimate.cache,
             cells,
             available,
+            smaller,
         }),
     }
 }
+
+/// The context alone would change nothing: slots share as many cells, unless `ctx` for each of them is less.
+const FEWER_CELLS: &str = "fewer KV cells (--cache-tokens, at least the context) or a smaller type of them (--cache-type-k q8_0 \
+                           --cache-type-v q8_0)";
 
 /// Checks what does not depend on the model.
 pub(super) fn check_options(options: &LoadOptions) -> Result<(), LoadError> {

@@ -577,6 +577,7 @@ fn a_model_too_large_for_memory_is_refused_before_loading() {
         "{error}"
     );
     assert!(error.to_string().contains("1 MiB are available"), "{error}");
+    assert!(error.to_string().contains("--cache-tokens"), "{error}");
     assert!(matches!(
         load(
             "tiny",

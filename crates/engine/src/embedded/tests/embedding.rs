@@ -329,6 +329,12 @@ fn memory_is_estimated_before_a_model_is_loaded() {
         matches!(error, LoadError::Memory { cache: 0, .. }),
         "{error}"
     );
+    assert!(
+        error
+            .to_string()
+            .contains("quantisation, or a shorter context"),
+        "{error}"
+    );
     let error = try_encoder(&shape, EmbeddingOptions::default(), |options| {
         options.parallel = 0
     });
