@@ -8,6 +8,7 @@ use std::sync::Arc;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
+use super::gpu_turn;
 use super::kind::{
     architecture, default_pooling, is_embedding, is_encoder, pooling, rotates_positions,
 };
@@ -171,6 +172,7 @@ pub fn load_embedding(
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<EmbeddedEncoder, LoadError> {
     llama::kernels()?;
+    let _turn = gpu_turn::take(options, progress)?;
     let MeasuredEncoder {
         header,
         size,

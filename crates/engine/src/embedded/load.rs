@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::draft::{self, DraftOptions};
 use super::equal_answers::Circumstances;
+use super::gpu_turn;
 use super::identity::ModelOrigin;
 use super::kind::{architecture, is_encoder};
 use super::llama::ContextSize;
@@ -96,6 +97,8 @@ pub fn load(
 ) -> Result<Embedded, LoadError> {
     // Before any function of ggml that computes: a missing instruction would end the process.
     llama::kernels()?;
+    // Before the plan, which counts on what GPUs have free, and until that is taken.
+    let _turn = gpu_turn::take(options, progress)?;
     let mut measured = MeasuredModel::new(source, options)?;
     let estimate = measured.estimate;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.

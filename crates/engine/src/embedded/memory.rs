@@ -335,8 +335,8 @@ impl Drop for SavedSlotsLimit {
 /// Bytes reserved for models that are being loaded: they will be used, but the system does not count them yet.
 static RESERVED: Mutex<u64> = Mutex::new(0);
 static RELEASED: Condvar = Condvar::new();
-/// How often a caller that waits for memory is asked whether to continue waiting.
-const ASK: Duration = Duration::from_millis(100);
+/// How often a caller that waits for memory, or for its turn, is asked whether to continue waiting.
+pub(super) const ASK: Duration = Duration::from_millis(100);
 
 /// Memory that is reserved for a model while it is loaded; released when dropped.
 #[derive(Debug)]

@@ -12,6 +12,7 @@
 mod draft;
 mod embedding;
 mod equal_answers;
+mod gpu_turn;
 mod guard;
 mod identity;
 mod instructions;
