@@ -81,5 +81,6 @@ pub use draft_model::{DraftMismatch, DraftModel};
 pub use engine::Engine;
 pub use outbox::RequestHandle;
 pub use owner::{EngineOwner, SequenceId, StepReport};
+pub use processors::usable as usable_processors;
 pub use steerer_wait::SteererWait;
 pub use transcript::Transcript;

@@ -7,7 +7,8 @@ use std::thread::available_parallelism;
 
 /// Returns the number of processor cores that this process may use: those of its affinity, at most what its control
 /// group grants, and two hardware threads of one core counted once, because they share its arithmetic units.
-pub(crate) fn usable() -> u32 {
+#[must_use]
+pub fn usable() -> u32 {
     let granted =
         available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
     let cores = cores(Path::new("/sys/devices/system/cpu"), &allowed());

@@ -264,7 +264,8 @@ impl Estimate {
 
 /// Returns the bytes that are available without swapping: the system's own figure, or that of this process's control
 /// groups if it is less, without what this process has mapped, and what its KV caches will grow by. `None` if neither can be read.
-pub(super) fn available() -> Option<u64> {
+#[must_use]
+pub fn available() -> Option<u64> {
     available_beside(0)
 }
 

@@ -53,6 +53,7 @@ pub use self::embedding::{
 pub use self::llama::{Kernels, KernelsError, kernels};
 pub use self::load::{LoadOptions, lacks_memory, load};
 pub use self::load_error::LoadError;
+pub use self::memory::available as available_memory;
 pub use self::outline::outline;
 pub use self::source::ModelSource;
 use self::vocabulary::LlamaVocabulary;

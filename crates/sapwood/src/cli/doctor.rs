@@ -151,7 +151,7 @@ fn configuration(config: &Config) -> CheckResult {
 
 /// Whether llama.cpp has kernels for the processor; otherwise no model is loaded.
 fn cpu() -> CheckResult {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = sapwood_engine::usable_processors();
     let found = format!("{} with {cores} cores", std::env::consts::ARCH);
     match kernels() {
         Ok(None) => CheckResult::new("cpu", Verdict::Ok, found, ""),
@@ -196,7 +196,7 @@ fn memory() -> CheckResult {
     let info = rustix::system::sysinfo();
     let unit = u64::from(info.mem_unit);
     let total = info.totalram.saturating_mul(unit) >> 20;
-    let free = free_mebibytes().unwrap_or_else(|| info.freeram.saturating_mul(unit) >> 20);
+    let free = available().unwrap_or_else(|| info.freeram.saturating_mul(unit)) >> 20;
     let verdict = if free < 512 {
         Verdict::Warn
     } else {
@@ -207,17 +207,25 @@ fn memory() -> CheckResult {
         "memory",
         verdict,
         found,
-        "close other programs, or use a smaller model or --ctx",
+        "close other programs, raise the limit of the container, or use a smaller model or --cache-tokens",
     )
 }
 
+/// The memory that the engine considers available to a model, which the control groups of a container may limit.
+#[cfg(feature = "embedded")]
+fn available() -> Option<u64> {
+    sapwood_engine::embedded::available_memory()
+}
+
 /// The memory that the kernel considers available without swapping; better than "free", which excludes caches.
-fn free_mebibytes() -> Option<u64> {
+#[cfg(not(feature = "embedded"))]
+fn available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? >> 10)
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kibibytes.checked_mul(1024)
 }
 
 fn descriptors(config: &Config) -> CheckResult {
