@@ -14,9 +14,10 @@ use sapwood_server::auth::ApiKey;
 use sapwood_server::auth::scopes::KeyScope;
 use sapwood_server::faces::controllers::Config;
 use sapwood_server::server;
+use sapwood_tests::gate::CallGate;
 use sapwood_tests::http::{Answer, Wire, head};
 use sapwood_tests::steerers::{MemoryStore, MoveSource, steering};
-use sapwood_tests::{Faces, Running, spawned};
+use sapwood_tests::{Faces, Running, spawned, until};
 use serde_json::Value;
 
 /// A server with these models, all steered by one source, and a store.

@@ -3,6 +3,7 @@
 mod abuse;
 mod beyond;
 mod bodies;
+mod charges;
 mod client;
 mod controls;
 mod embeddings;

@@ -284,6 +284,34 @@ async fn ai_913_a_silent_run_sends_empty_lines() {
     assert_eq!(text_and_end(&events(&answer), 0).0, "a");
 }
 
+#[tokio::test]
+async fn d_47_a_run_is_charged_until_its_model_has_it_also_when_the_head_is_out() {
+    let kernel = Kernel::new();
+    let (steering, _) = steering();
+    let model = spawned(scripted::Config::default());
+    kernel.add(steered_model("demo", model, steering)).unwrap();
+    let gate = CallGate::before(&kernel, "demo");
+    let faces = Faces {
+        controllers: Config {
+            head_wait: Duration::ZERO,
+            ..Config::default()
+        },
+        ..Faces::default()
+    };
+    let server = Running::start_faces(server::Config::default(), kernel, faces, Vec::new()).await;
+    let charged = &server.shared.metrics.body_bytes;
+    let mut wire = Wire::connect(server.address).await;
+    // As long as a blank is, it is no part of the prompt.
+    let body = format!("{}{}", moves("*"), " ".repeat(100_000));
+    wire.send(sapwood_tests::http::post("/v1/run", &[], body.as_bytes()))
+        .await;
+    assert_eq!(wire.head().await.status, 200);
+    until("the call waits", || gate.begun() == 1).await;
+    assert!(charged.get() >= 100_000, "{}", charged.get());
+    gate.open(1);
+    until("nothing is charged", || charged.get() == 0).await;
+}
+
 /// AI-912
 #[tokio::test]
 async fn ai_914_forks_are_numbered_and_begin_at_the_fork() {

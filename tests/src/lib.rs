@@ -8,6 +8,7 @@
     reason = "what a test's harness cannot do without is a failed test"
 )]
 
+pub mod gate;
 pub mod http;
 pub mod proxy;
 pub mod raw;

@@ -23,6 +23,7 @@ mod function;
 pub(crate) mod fuzz;
 mod grpc;
 mod infer;
+mod input_charge;
 mod load_report;
 mod metadata;
 mod model_control;

@@ -115,6 +115,11 @@ impl BodyBudget {
         }
     }
 
+    /// Bytes of one caller.
+    pub(crate) const fn each(&self) -> usize {
+        self.config.each
+    }
+
     /// Charges `bytes` more to `caller`, if there is room for a request that holds `whole` bytes afterwards.
     fn charge(&self, caller: &CallerIdentity, bytes: usize, whole: usize) -> bool {
         let mut state = self.lock();
@@ -257,6 +262,11 @@ impl Reservation {
             self.budget.refund(&self.caller, self.charged - bytes);
             self.charged = bytes;
         }
+    }
+
+    /// What is charged.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.charged
     }
 
     /// Whether nothing is charged.

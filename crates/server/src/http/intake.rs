@@ -28,6 +28,8 @@ pub(crate) struct BodyIntake {
     discarded: AtomicBool,
     /// The idle timeout does not apply.
     exempt: AtomicBool,
+    /// Nothing more is read of it for now.
+    held_back: AtomicBool,
     /// The first failure; later ones are consequences of it.
     failure: OnceLock<BodyFailure>,
     /// The budget also holds bytes that were decompressed from it.
@@ -96,6 +98,7 @@ impl BodyIntake {
             idle,
             discarded: AtomicBool::new(false),
             exempt: AtomicBool::new(false),
+            held_back: AtomicBool::new(false),
             failure: OnceLock::new(),
             unpacked: AtomicBool::new(false),
             kept: Mutex::new(Some(KeptUntilAnswer::default())),
@@ -180,6 +183,18 @@ impl BodyIntake {
     /// body again then, because the timer is only started and stopped by a poll.
     pub(crate) fn exempt(&self, exempt: bool) -> bool {
         self.exempt.swap(exempt, Ordering::Relaxed) != exempt
+    }
+
+    /// Reads nothing more of the body, or goes on with it. Returns whether that is a change; the caller polls the body again
+    /// then. For streams of messages whose earlier ones hold their [`share`](Self::share): the client is stopped through flow
+    /// control, where the budget would refuse it.
+    pub(crate) fn hold_back(&self, held: bool) -> bool {
+        self.held_back.swap(held, Ordering::Relaxed) != held
+    }
+
+    /// Bytes that the messages of one stream may hold before it is held back: several streams of one caller fit its budget.
+    pub(crate) fn share(&self) -> usize {
+        self.budget.each() / STREAMS
     }
 
     /// Something that was reserved for this request found no room in the budget.
@@ -289,6 +304,12 @@ impl hyper::body::Body for ChargedBody {
                 // A reader that asks for more has taken the complete messages; only the unfinished one is still in memory.
                 this.charged = this.cutter.unfinished;
                 this.reservation.shrink(this.charged);
+            }
+            if this.intake.is(&this.intake.held_back) {
+                // Below the refund, because what was taken is not in memory. The wait is ours and not the client's.
+                this.pause = None;
+                this.pace.rest();
+                return Poll::Pending;
             }
             match Pin::new(&mut this.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -413,6 +434,8 @@ impl MessageBounds {
 }
 
 const GRPC_HEAD: usize = 5;
+/// Streams that fill the budget of one caller.
+const STREAMS: usize = 8;
 
 #[cfg(test)]
 mod tests;

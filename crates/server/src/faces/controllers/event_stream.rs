@@ -17,11 +17,14 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::live_runs::LiveRunGuard;
 use super::run_steps::RunSteps;
+use crate::http::body_budget::Reservation;
 use crate::ops::open_streams::OpenStreamGuard;
 
 /// The events of a run.
 pub(super) struct RunStream {
     run: Run<Chunk>,
+    /// What the request is charged until the model has its prompt.
+    charge: Vec<Reservation>,
     steps: RunSteps,
     /// What was read before the response began.
     ahead: Option<Result<Chunk, Error>>,
@@ -43,6 +46,8 @@ pub(super) struct RunStream {
 /// What a stream of events is made of.
 pub(super) struct BegunRun {
     pub(super) run: Run<Chunk>,
+    /// What its body is charged, if the model has not begun.
+    pub(super) charge: Vec<Reservation>,
     pub(super) first: Option<Result<Chunk, Error>>,
     /// The event that names the run.
     pub(super) initial: Value,
@@ -56,6 +61,7 @@ impl RunStream {
     pub(super) fn new(begun: BegunRun) -> Self {
         let BegunRun {
             run,
+            charge,
             first,
             initial,
             keep_alive,
@@ -67,6 +73,7 @@ impl RunStream {
         write(&mut out, &initial);
         Self {
             run,
+            charge,
             steps: RunSteps::default(),
             ahead: first,
             later: None,
@@ -91,6 +98,9 @@ impl RunStream {
                 Some(ahead) => Poll::Ready(Some(ahead)),
                 None => self.run.poll_next_unpin(cx),
             };
+            if next.is_ready() {
+                self.charge.clear();
+            }
             match next {
                 Poll::Ready(Some(Ok(chunk))) => self.take(chunk),
                 Poll::Ready(Some(Err(error))) => {

@@ -21,6 +21,7 @@ use super::live_runs::LiveRun;
 use super::run_request::{self, RunRequest};
 use super::run_variables::hex;
 use super::{body, models, refusals};
+use crate::http::intake::BodyIntake;
 use crate::http::rejection::Rejection;
 use crate::http::request_trace;
 use crate::ops::metrics::FaceLabel;
@@ -44,6 +45,9 @@ pub(super) async fn answer(
     let bytes = body::whole(&parts, body, context.config.body_bytes, "the request").await?;
     let mut request = RunRequest::read(&body::object(&bytes)?)?;
     drop(bytes);
+    // The head may go out before the model has the prompt, and ends the charge of the body.
+    let intake = parts.extensions.get::<Arc<BodyIntake>>();
+    let mut charge = intake.map(|it| it.take_kept()).unwrap_or_default();
     // The prefix wins: a client that was given one knows no other name of the model.
     let name = model.as_deref().or(request.model.as_deref());
     let function = models::find(context, &caller, name)?;
@@ -60,6 +64,9 @@ pub(super) async fn answer(
     let (sharer, live) = context.runs.begin(&id, caller.identity.clone(), vars);
     let mut run = begin(context, &function, request, sharer).timeout(time_left(&parts));
     let first = timeout(context.config.head_wait, run.next()).await.ok();
+    if first.is_some() {
+        charge.clear();
+    }
     if let Some(Some(Err(error))) = &first
         && !is_event(error)
     {
@@ -68,6 +75,7 @@ pub(super) async fn answer(
     let drain = context.shared.drain.clone();
     let stream = RunStream::new(BegunRun {
         run,
+        charge,
         first: first.flatten(),
         initial: json!({
             "id": id, "object": "initial-run", "created": models::unix_seconds(),

@@ -35,6 +35,7 @@ pub(super) fn begin(
             mapped,
             deadline: call.deadline,
             held: Arc::clone(&call.held),
+            charge: call.charge.clone(),
         };
         row.begin(catalog, pieces)
     });

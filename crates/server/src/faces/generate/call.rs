@@ -12,6 +12,7 @@ use sapwood_proto::generate::{
 use tokio::time::Instant;
 
 use super::catalog::{FoundModel, ModelCatalog};
+use super::input_charge::InputCharge;
 use super::request_end::EarlyEnd;
 use super::request_error::RequestError;
 use super::text::AnswerSize;
@@ -31,6 +32,8 @@ pub(super) struct CheckedRequest {
     pub(super) deadline: Instant,
     /// What its answer holds, if that is in one piece. The rows of a batch share it.
     pub(super) held: Arc<AnswerSize>,
+    /// What its inputs are charged until its model has them; nothing where the charge of the body lasts until the answer.
+    pub(super) charge: InputCharge,
 }
 
 impl CheckedRequest {

@@ -50,8 +50,10 @@ pub(super) fn begin(call: CheckedRequest, kernel: &Kernel) -> Result<CallRespons
         .timeout(left);
     let id = call.shown_id().to_owned();
     let place = call.found.signature.output_of(&output);
+    let charge = call.charge.clone();
     let answer = async move {
         let numbers = read(run, &id).await?;
+        drop(charge);
         // A configured signature may have no output for them.
         let outputs = place.map(|place| (place, tensor(numbers, rows, &output)));
         Ok(ResponsePayload {

@@ -16,6 +16,7 @@ use super::body::{EncodingErrorStyle, Upload};
 use super::call::{CallResponses, CheckedRequest};
 use super::catalog::{FoundModel, ModelCatalog};
 use super::compression::compressed;
+use super::input_charge::InputCharge;
 use super::load_report::LoadReportRequest;
 use super::offload::offload;
 use super::path::{GenerateRoute, Target};
@@ -89,7 +90,9 @@ async fn to(
             Ok(compressed(&parts.headers, JSON, json).await)
         }
         GenerateRoute::GenerateStream(target) => {
-            let (call, request_timer, options) = read(catalog, &target, parts, upload).await?;
+            let (mut call, request_timer, options) = read(catalog, &target, parts, upload).await?;
+            // With pings the head may go out long before the model has the prompt, and ends the charge of the body.
+            call.charge = InputCharge::of_body(&parts.extensions);
             let reported = JsonResponseContext::of(&call);
             let responses = begin(catalog, call, &request_timer, parts, true)?;
             // After all checks: a request that is refused takes no place among the resumable streams.
@@ -161,6 +164,7 @@ async fn read(
         mapped,
         deadline: deadline(&parts.extensions),
         held: Arc::default(),
+        charge: InputCharge::default(),
     };
     Ok((call, request_timer, options))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use sapwood_kernel::{
-    Args, Chunk, InputSpec as Taken, Kernel, Mime, Port, RequestedPorts, Run, Spec, Want,
+    Args, Chunk, Error, InputSpec as Taken, Kernel, Mime, Port, RequestedPorts, Run, Spec, Want,
 };
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{
@@ -17,6 +17,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::call::{CallResponses, CheckedRequest};
+use super::input_charge::InputCharge;
 use super::request_error::RequestError;
 use super::text::{PIECE_BYTES_MAX, too_much};
 
@@ -92,6 +93,7 @@ pub(super) fn begin(
         run,
         signature: Arc::clone(&call.found.signature),
         id: call.shown_id().to_owned(),
+        charge: call.charge.clone(),
     };
     if !pieces {
         return Ok(stream::once(async move { reporter.whole().await }).boxed());
@@ -181,13 +183,21 @@ struct FunctionResponses {
     run: Run<Chunk>,
     signature: Arc<Signature>,
     id: String,
+    charge: InputCharge,
 }
 
 impl FunctionResponses {
+    async fn chunk(&mut self) -> Option<Result<Chunk, Error>> {
+        let chunk = self.run.next().await;
+        // It runs, and may do so for days: what it keeps of its inputs is as little known as what else it makes.
+        self.charge.release();
+        chunk
+    }
+
     /// The response of the next chunk.
     async fn next(&mut self) -> Option<Result<ResponsePayload, RequestError>> {
         loop {
-            match self.run.next().await? {
+            match self.chunk().await? {
                 // Chunks that only carry metadata, or an end.
                 Ok(chunk) if chunk.data.is_empty() => {}
                 Ok(chunk) => {
@@ -220,7 +230,7 @@ impl FunctionResponses {
         let mut parts: Vec<Vec<(u32, Vec<u8>)>> = vec![Vec::new(); self.signature.outputs.len()];
         let mut mime = None;
         let mut retained = 0_usize;
-        while let Some(chunk) = self.run.next().await {
+        while let Some(chunk) = self.chunk().await {
             let chunk = chunk.map_err(|error| RequestError::of(&error, &self.id))?;
             let Some(registration) = self.choice_of(&chunk) else {
                 continue;

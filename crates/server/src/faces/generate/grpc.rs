@@ -192,7 +192,7 @@ async fn streamed(
             // which bounds what a stream has charged.
             let decoded = messages.then(move |encoded| {
                 let (limits, intake) = (limits.clone(), intake.clone());
-                async move { encoded?.decode(&limits, intake.as_ref()).await }
+                async move { encoded?.decode_of_stream(&limits, intake.as_ref()).await }
             });
             decoded.boxed()
         });

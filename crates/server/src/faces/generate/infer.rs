@@ -13,6 +13,7 @@ use super::call::{CheckedRequest, streams};
 use super::catalog::{FoundModel, ModelCatalog};
 use super::compression::compressed;
 use super::endpoint::{begin, deadline, one, reading};
+use super::input_charge::InputCharge;
 use super::offload::offload;
 use super::path::Target;
 use super::request_error::{JSON, RequestError};
@@ -80,6 +81,7 @@ async fn read(
         mapped: infer.mapped.clone(),
         deadline: deadline(&parts.extensions),
         held: Arc::default(),
+        charge: InputCharge::default(),
     };
     Ok((call, infer, request_timer))
 }

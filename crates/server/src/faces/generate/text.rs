@@ -33,6 +33,7 @@ use tokio::time::Instant;
 
 use super::call::{CallResponses, CheckedRequest, given, texts};
 use super::choice_delta::ChoiceDelta;
+use super::input_charge::InputCharge;
 use super::request_error::RequestError;
 
 /// Chunks that are joined into one response when several choices are sent together, or read before other tasks get their
@@ -162,6 +163,9 @@ struct TextResponses {
     prepended: String,
     /// What the whole answer holds.
     held: Arc<AnswerSize>,
+    charge: InputCharge,
+    /// The answer begins with the prompt, which is in memory until it is sent.
+    repeats_prompt: bool,
     /// A response is of one choice, and has its index (D-55).
     is_separate: bool,
     /// Responses of the last step that were not sent yet.
@@ -222,8 +226,10 @@ impl TextResponses {
             id: call.shown_id().to_owned(),
             choices: Vec::new(),
             grows: settings.controller.is_some(),
+            repeats_prompt: !prepended.is_empty(),
             prepended,
             held: Arc::clone(&call.held),
+            charge: call.charge.clone(),
             is_separate: false,
             queued: VecDeque::new(),
             ahead: None,
@@ -286,6 +292,10 @@ impl TextResponses {
     }
 
     fn take(&mut self, chunk: &Chunk) {
+        // The model has begun, and so it has read the prompt.
+        if !self.repeats_prompt {
+            self.charge.release();
+        }
         let count = chunk.choice as usize + 1;
         // The kernel bounds the choices of a call, forks included.
         if self.grows && count > self.choices.len() {

@@ -76,6 +76,28 @@ fn dripping(pieces: Vec<(usize, u64)>) -> Body {
     }))
 }
 
+#[tokio::test(start_paused = true)]
+async fn d_47_a_stream_that_is_held_back_is_not_read_and_what_was_taken_is_refunded() {
+    let (intake, in_use) = intake(100_000);
+    let mut whole = vec![b'x'; 10_000];
+    whole.push(b'\n');
+    let part = vec![b'x'; 10_000];
+    let all = vec![whole, part.clone(), part];
+    let mut body = intake.watching(pieces(all), Framing::Lines);
+    intake.answered();
+    for (bytes, held) in [(10_001, 0), (10_000, 10_000)] {
+        assert_eq!(next(&mut body).await, bytes);
+        assert!(intake.hold_back(true));
+        assert!(futures::poll!(body.frame()).is_pending());
+        assert_eq!(in_use.get(), held);
+        // The client has not stopped sending: nobody reads.
+        tokio::time::advance(10 * PACE).await;
+        assert!(futures::poll!(body.frame()).is_pending());
+        assert!(intake.hold_back(false) && !intake.hold_back(false));
+    }
+    assert_eq!(next(&mut body).await, 10_000);
+}
+
 /// Of bodies, and of messages of streams. The last column: seconds until it is given up; pieces that came by then.
 #[tokio::test(start_paused = true)]
 async fn d_47_charged_bodies_must_arrive_at_a_minimum_rate() {

@@ -14,6 +14,7 @@ use axum::body::Bytes;
 use bytes::Buf;
 use prost::Message;
 use sapwood_kernel::Error;
+use sapwood_kernel::limits::PROMPT_BYTES;
 use sapwood_proto::generate::{RequestLimits, decoded_bytes};
 use sapwood_proto::generated::inference::ModelInferRequest;
 use tonic::Status;
@@ -102,6 +103,27 @@ impl Encoded {
         }
         let message = offload(length, turn, move || decoded(bytes)).await;
         Ok((message.map_err(panicked)??, Some(reservation)))
+    }
+
+    /// The same for a message of a stream, whose bytes are refunded when the next one is read: raw contents, which are views of
+    /// them, are charged with the message.
+    pub(super) async fn decode_of_stream(
+        self,
+        limits: &RequestLimits,
+        intake: Option<&Arc<BodyIntake>>,
+    ) -> Result<(ModelInferRequest, Option<Reservation>), Status> {
+        let (message, mut reservation): (ModelInferRequest, _) =
+            self.decode(limits, intake).await?;
+        if let (Some(reservation), Some(intake)) = (&mut reservation, intake) {
+            let raw: usize = message.raw_input_contents.iter().map(Bytes::len).sum();
+            // At most a prompt: its bytes are still charged where they arrived, and the largest message would not fit twice.
+            let bytes = reservation.bytes() + raw.min(PROMPT_BYTES);
+            if reservation.hold(bytes).await.is_err() {
+                intake.overrun();
+                return Err(overloaded().to_status());
+            }
+        }
+        Ok((message, reservation))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::faces::generate::call::CheckedRequest;
 use crate::faces::generate::catalog::{FoundModel, ModelCatalog};
 use crate::faces::generate::endpoint::{deadline, one, reading};
 use crate::faces::generate::infer::gives_many;
+use crate::faces::generate::input_charge::InputCharge;
 use crate::faces::generate::path::Target;
 use crate::faces::generate::request_error::RequestError;
 use crate::faces::generate::stats::RequestTimer;
@@ -123,5 +124,6 @@ pub(super) async fn read(
         mapped,
         deadline,
         held: Arc::default(),
+        charge: InputCharge::default(),
     })
 }

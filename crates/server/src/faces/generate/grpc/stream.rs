@@ -33,9 +33,11 @@ use crate::auth::caller::Caller;
 use crate::faces::generate::call::{CallResponses, CheckedRequest, revoked};
 use crate::faces::generate::catalog::{FoundModel, ModelCatalog};
 use crate::faces::generate::endpoint::deadline;
+use crate::faces::generate::input_charge::{InputCharge, StreamHold};
 use crate::faces::generate::request_error::RequestError;
 use crate::faces::generate::stats::RequestTimer;
 use crate::http::body_budget::Reservation;
+use crate::http::intake::BodyIntake;
 use crate::http::rejection::Rejection;
 use crate::http::request_trace;
 use crate::ops::drain::DrainPhase;
@@ -50,7 +52,7 @@ const ERROR_AS_STATUS: &str = "triton_grpc_error";
 /// A response of a request, or its failure.
 type ResponseItem = Result<ModelInferResponse, FailedRequest>;
 
-/// The requests of a stream, each with its charge to the byte budget, which ends when it has been read.
+/// The requests of a stream, each with its charge to the byte budget, which ends when its model has it.
 type ChargedRequests = BoxStream<'static, Result<(ModelInferRequest, Option<Reservation>), Status>>;
 
 /// A request that has failed.
@@ -66,6 +68,9 @@ pub(super) struct StreamBody {
     /// `None` after the last request.
     incoming: Option<ChargedRequests>,
     running: StartedRequests<ResponseItem>,
+    /// What the requests hold whose models have not begun.
+    hold: Arc<StreamHold>,
+    intake: Option<Arc<BodyIntake>>,
     /// The metadata of the call, for all its requests.
     metadata: Arc<MetadataMap>,
     /// The time limit of one request.
@@ -96,6 +101,8 @@ impl StreamBody {
             // A drain is like a half-close: requests that run are finished, and then the call ends with OK.
             incoming: Some(incoming.take_until(departing.boxed()).boxed()),
             running: StartedRequests::default(),
+            hold: Arc::default(),
+            intake: extensions.get().cloned(),
             // A duration and not the deadline itself: a stream may live for days, and each of its requests has its own.
             time: deadline(&extensions).saturating_duration_since(Instant::now()),
             error_as_status: asks_for_it(&metadata),
@@ -141,7 +148,7 @@ impl StreamBody {
             deadline: Instant::now() + self.time,
             found,
             message,
-            reservation,
+            charge: InputCharge::of_message(reservation, &self.hold),
         };
         if asked.found.signature.decoupled {
             let state = RequestProgress::Asked(Box::new(asked));
@@ -160,7 +167,11 @@ impl StreamBody {
     ) -> Poll<Option<Result<ResponseItem, Status>>> {
         // To the end, because only a pending poll registers the waker. Each round starts a request, of which there are
         // at most `grpc_requests_per_stream`, or returns.
-        while let Some(incoming) = &mut self.incoming {
+        loop {
+            self.hold_back();
+            let Some(incoming) = &mut self.incoming else {
+                return Poll::Ready(None);
+            };
             match incoming.poll_next_unpin(cx) {
                 Poll::Ready(Some(Ok(message))) => {
                     if let Some(rejection) = self.begin(message) {
@@ -173,7 +184,15 @@ impl StreamBody {
                 Poll::Pending => return Poll::Pending,
             }
         }
-        Poll::Ready(None)
+    }
+
+    /// Reads no more messages while the requests hold too much of the byte budget; otherwise a client that sends prompts
+    /// faster than they are computed would find no room there, which ends the call. Returns whether that is a change.
+    fn hold_back(&self) -> bool {
+        let Some(intake) = &self.intake else {
+            return false;
+        };
+        intake.hold_back(self.hold.bytes() > intake.share())
     }
 
     /// The message of a response or a failure (TR-905).
@@ -248,7 +267,13 @@ impl Stream for StreamBody {
                 let is_revoked = self.revoked.is_none();
                 Poll::Ready(is_revoked.then(|| Err(status(&revoked()))))
             }
-            _ => Poll::Pending,
+            _ => {
+                // A model has begun: only the next poll reads on, and registers a waker for what comes.
+                if self.hold_back() {
+                    cx.waker().wake_by_ref();
+                }
+                Poll::Pending
+            }
         }
     }
 }
@@ -323,8 +348,7 @@ struct UncheckedRequest {
     catalog: Arc<ModelCatalog>,
     found: FoundModel,
     message: ModelInferRequest,
-    /// The charge of the message to the byte budget.
-    reservation: Option<Reservation>,
+    charge: InputCharge,
     metadata: Arc<MetadataMap>,
     deadline: Instant,
     request_timer: RequestTimer,
@@ -351,9 +375,10 @@ impl UncheckedRequest {
             &self.metadata,
             self.deadline,
         );
-        let call = reading.await?;
-        // The message is gone by now. A stream may be open for long, so its messages are not charged until it ends.
-        drop(self.reservation);
+        let mut call = reading.await?;
+        // The message is gone by now, and the prompt is not. A stream may be open for long, so its messages are not charged
+        // until it ends.
+        call.charge = self.charge;
         Ok((call, self.request_timer, empty_final, self.catalog))
     }
 }
