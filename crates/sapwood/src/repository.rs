@@ -10,6 +10,7 @@
 //! calls may have to load.
 
 mod backoff;
+mod call_count;
 mod load_history;
 mod loading;
 mod model_locks;
@@ -39,7 +40,7 @@ use crate::models::{self, PlannedModel};
 use self::load_history::LoadHistory;
 use self::model_locks::ModelLocks;
 use self::on_demand::OnDemand;
-use self::running_engines::RunningEngines;
+use self::running_engines::{RunningEngine, RunningEngines};
 
 /// Poll interval for the end of running requests: engines have counters, but no notification.
 const LOOK: Duration = Duration::from_millis(20);
@@ -310,12 +311,14 @@ impl RepositoryInner {
     /// Ends the engine of a model, whose function in the kernel is replaced already, so that no new call can come.
     async fn take_out(&self, name: &str) {
         // Removed first, so that it is ended once, whoever comes second.
-        let Some(engine) = self.engines.remove(name) else {
+        let Some(RunningEngine { engine, calls }) = self.engines.remove(name) else {
             return;
         };
         let until = Instant::now() + self.config.generate.unload_timeout;
         let stats = engine.stats();
-        while stats.requests_running.get() + stats.requests_waiting.get() > 0
+        let has_requests = || stats.requests_running.get() + stats.requests_waiting.get() > 0;
+        // The calls include those whose requests the engine has not seen yet.
+        while (calls.calls() > 0 || has_requests())
             && Instant::now() < until
             // An engine that has ended finishes no request.
             && !engine.is_lost()

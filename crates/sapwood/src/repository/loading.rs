@@ -7,6 +7,8 @@ use sapwood_server::ops::health::HealthState;
 use tokio::time::Instant;
 
 use super::RepositoryInner;
+use super::call_count::CallCount;
+use super::running_engines::RunningEngine;
 use crate::failure::CliError;
 use crate::model_loading::{self, StartedModel};
 use crate::models::PlannedModel;
@@ -157,7 +159,13 @@ impl RepositoryInner {
     fn register(&self, plan: &PlannedModel, loaded: StartedModel, took: Duration) {
         let StartedModel { engine, function } = loaded;
         let name = plan.name.as_str();
-        if let Some(replaced) = self.engines.insert(name, &engine) {
+        let calls = CallCount::default();
+        let function = calls.counting(function);
+        let running = RunningEngine {
+            engine: engine.clone(),
+            calls,
+        };
+        if let Some(replaced) = self.engines.insert(name, running) {
             self.shared.metrics.unwatch(replaced.watched());
             replaced.end();
             // The last handle joins the engine's thread.

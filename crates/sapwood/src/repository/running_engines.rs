@@ -5,30 +5,40 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
+use super::call_count::CallCount;
 use crate::loaded_model::LoadedModel;
 
 /// The engines by the names of their models. Once the server ends, none is added.
 #[derive(Debug, Default)]
 pub(super) struct RunningEngines {
-    engines: Mutex<BTreeMap<String, LoadedModel>>,
+    engines: Mutex<BTreeMap<String, RunningEngine>>,
     /// Whether the server ends, and so loads no model any more.
     ending: watch::Sender<bool>,
+}
+
+/// The engine of a model.
+#[derive(Debug)]
+pub(super) struct RunningEngine {
+    pub(super) engine: LoadedModel,
+    /// The calls of its function.
+    pub(super) calls: CallCount,
 }
 
 impl RunningEngines {
     /// Adds the engine of a model. Returns the one that is to be ended: that which it replaces, or itself if the server
     /// ends.
-    pub(super) fn insert(&self, name: &str, engine: &LoadedModel) -> Option<LoadedModel> {
+    pub(super) fn insert(&self, name: &str, running: RunningEngine) -> Option<LoadedModel> {
         let mut engines = self.engines();
         // Under the lock: `take_all` comes after `begin_end`.
-        if self.is_ending() {
-            Some(engine.clone())
+        let replaced = if self.is_ending() {
+            Some(running)
         } else {
-            engines.insert(name.to_owned(), engine.clone())
-        }
+            engines.insert(name.to_owned(), running)
+        };
+        replaced.map(|it| it.engine)
     }
 
-    pub(super) fn remove(&self, name: &str) -> Option<LoadedModel> {
+    pub(super) fn remove(&self, name: &str) -> Option<RunningEngine> {
         self.engines().remove(name)
     }
 
@@ -38,19 +48,21 @@ impl RunningEngines {
 
     /// Handles of all engines.
     pub(super) fn all(&self) -> Vec<LoadedModel> {
-        self.engines().values().cloned().collect()
+        let engines = self.engines();
+        engines.values().map(|it| it.engine.clone()).collect()
     }
 
     /// The models whose engines have ended by themselves.
     pub(super) fn lost(&self) -> Vec<String> {
         let engines = self.engines();
-        let lost = engines.iter().filter(|(_, engine)| engine.is_lost());
+        let lost = engines.iter().filter(|(_, it)| it.engine.is_lost());
         lost.map(|(name, _)| name.clone()).collect()
     }
 
     /// Whether the engine of a model has ended by itself.
     pub(super) fn is_lost(&self, name: &str) -> bool {
-        self.engines().get(name).is_some_and(LoadedModel::is_lost)
+        let engines = self.engines();
+        engines.get(name).is_some_and(|it| it.engine.is_lost())
     }
 
     /// Adds no engine from here on.
@@ -72,10 +84,11 @@ impl RunningEngines {
 
     /// Takes all engines out.
     pub(super) fn take_all(&self) -> Vec<LoadedModel> {
-        std::mem::take(&mut *self.engines()).into_values().collect()
+        let engines = std::mem::take(&mut *self.engines());
+        engines.into_values().map(|it| it.engine).collect()
     }
 
-    fn engines(&self) -> MutexGuard<'_, BTreeMap<String, LoadedModel>> {
+    fn engines(&self) -> MutexGuard<'_, BTreeMap<String, RunningEngine>> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -83,6 +96,6 @@ impl RunningEngines {
 #[cfg(test)]
 impl RunningEngines {
     pub(super) fn get(&self, name: &str) -> LoadedModel {
-        self.engines()[name].clone()
+        self.engines()[name].engine.clone()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use futures::StreamExt;
 use futures::future::join_all;
-use sapwood_kernel::args;
+use sapwood_kernel::{Chunk, Node, args};
 use sapwood_server::Server;
 use sapwood_server::ops::health::HealthState;
 use sapwood_server::ops::metrics::Format;
@@ -211,6 +211,24 @@ async fn tr_706_running_requests_are_ended_after_the_unload_timeout() {
     models.load("slow", None).await.unwrap();
     let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
     assert_eq!(run.next().await.unwrap().unwrap(), "a");
+}
+
+/// No counter of the engine has a request whose prompt is still being read.
+#[tokio::test]
+async fn tr_706_requests_that_are_being_prepared_may_finish_as_well() {
+    let (models, planned, kernel, _) = planned(&FILE.replace("100ms", "1m"));
+    models.begin(planned).await.unwrap();
+    let (mut writer, prompt) = Node::channel(64);
+    let mut run = kernel.run::<String>("m", args! { prompt: prompt });
+    assert!(futures::poll!(run.next()).is_pending());
+    let unloading = tokio::spawn(models.unload("m"));
+    while models.0.engines.contains("m") {
+        tokio::task::yield_now().await;
+    }
+    writer.send(Chunk::text("x")).await.unwrap();
+    writer.finish();
+    assert_eq!(run.await.unwrap(), "one");
+    unloading.await.unwrap().unwrap();
 }
 
 /// A change continues to its end even if its caller disconnects.
