@@ -16,7 +16,7 @@ use sapwood_server::auth::scopes::{KeyScope, RouteAccess, Scopes};
 use sapwood_server::faces::controllers;
 use sapwood_server::faces::evergreen;
 use sapwood_server::faces::generate::{
-    self, ExplicitRepository, ModelControlError, ModelOptions, Repository,
+    self, ExplicitRepository, ModelControlError, OnModelLoaded, Repository,
 };
 use sapwood_server::faces::lmtp;
 use sapwood_server::faces::lmtp::LmtpService;
@@ -156,9 +156,10 @@ impl Repository for Notes {
         &self,
         name: &str,
         _: Option<String>,
-    ) -> BoxFuture<'static, Result<ModelOptions, ModelControlError>> {
+        _: OnModelLoaded,
+    ) -> BoxFuture<'static, Result<(), ModelControlError>> {
         self.0.lock().unwrap().push(format!("load {name}"));
-        async { Ok(ModelOptions::default()) }.boxed()
+        async { Ok(()) }.boxed()
     }
 
     fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), ModelControlError>> {

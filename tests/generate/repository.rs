@@ -13,7 +13,7 @@ use sapwood_proto::generated::inference::{
 use sapwood_server::auth::rate_limit::{RateLimits, TokenMeter};
 use sapwood_server::auth::scopes::{KeyScope, Scopes};
 use sapwood_server::faces::generate::{
-    Config, ExplicitRepository, ModelControlError, ModelOptions, Repository,
+    Config, ExplicitRepository, ModelControlError, ModelOptions, OnModelLoaded, Repository,
 };
 use sapwood_tests::http::{Wire, post};
 use sapwood_tests::{Faces, Running, key};
@@ -32,14 +32,18 @@ impl Repository for Notes {
         &self,
         name: &str,
         config: Option<String>,
-    ) -> BoxFuture<'static, Result<ModelOptions, ModelControlError>> {
+        loaded: OnModelLoaded,
+    ) -> BoxFuture<'static, Result<(), ModelControlError>> {
         let config = config.as_deref().unwrap_or("as configured");
         self.0.lock().unwrap().push(format!("load {name} {config}"));
         let received = match name {
-            "m" => Ok(ModelOptions {
-                versions: vec![7],
-                ..ModelOptions::default()
-            }),
+            "m" => {
+                loaded(ModelOptions {
+                    versions: vec![7],
+                    ..ModelOptions::default()
+                });
+                Ok(())
+            }
             "bad" => Err(ModelControlError::Config("it does not read".into())),
             "broken" => Err(ModelControlError::Broken),
             _ => Err(ModelControlError::Unknown),

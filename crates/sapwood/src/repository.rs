@@ -26,7 +26,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use sapwood_kernel::{Fun, Kernel};
 use sapwood_server::ServerContext;
-use sapwood_server::faces::generate::{self, ModelControlError, Repository};
+use sapwood_server::faces::generate::{ModelControlError, OnModelLoaded, Repository};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -194,9 +194,10 @@ impl Repository for ServedModels {
         &self,
         name: &str,
         config: Option<String>,
-    ) -> BoxFuture<'static, Result<generate::ModelOptions, ModelControlError>> {
+        loaded: OnModelLoaded,
+    ) -> BoxFuture<'static, Result<(), ModelControlError>> {
         let (inner, name) = (Arc::clone(&self.0), name.to_owned());
-        to_its_end(async move { inner.load(&name, config.as_deref()).await })
+        to_its_end(async move { inner.load(&name, config.as_deref(), loaded).await })
     }
 
     fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), ModelControlError>> {
@@ -237,7 +238,8 @@ impl RepositoryInner {
         &self,
         name: &str,
         config: Option<&str>,
-    ) -> Result<generate::ModelOptions, ModelControlError> {
+        loaded: OnModelLoaded,
+    ) -> Result<(), ModelControlError> {
         // Everything that can be refused comes before the model is unloaded: a bad request leaves it running.
         let (config, planned) = self.plan(name, config)?;
         let served = planned.served(&config).map_err(unreadable)?;
@@ -250,7 +252,11 @@ impl RepositoryInner {
         self.shared.health.loading(name);
         self.put_absent(name, "is still loading");
         match self.bring_up(&planned).await {
-            Ok(()) => Ok(served),
+            Ok(()) => {
+                // Under the lock: of two loads the second one's options stay.
+                loaded(served);
+                Ok(())
+            }
             Err(failure) => {
                 tracing::error!(model = name, %failure, "a model could not be loaded");
                 self.put_absent(name, "could not be loaded");

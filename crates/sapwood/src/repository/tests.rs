@@ -7,9 +7,11 @@ use futures::StreamExt;
 use futures::future::join_all;
 use sapwood_kernel::{Chunk, Node, args};
 use sapwood_server::Server;
+use sapwood_server::faces::generate::ModelOptions;
 use sapwood_server::ops::health::HealthState;
 use sapwood_server::ops::metrics::Format;
 use sapwood_server::server;
+use tokio::sync::oneshot;
 
 use super::*;
 use crate::config::layers::{Flags, Layers};
@@ -83,6 +85,18 @@ async fn oa_902_a_server_is_not_ready_before_its_models_begin_to_load() {
     assert!(shared.health.ready().is_ok());
 }
 
+/// Loads a model, and returns the options that it is loaded with.
+async fn load(
+    models: &ServedModels,
+    name: &str,
+    config: Option<&str>,
+) -> Result<ModelOptions, ModelControlError> {
+    let (sender, mut options) = oneshot::channel();
+    let loaded = Box::new(|options| sender.send(options).unwrap());
+    let result = models.load(name, config.map(str::to_owned), loaded).await;
+    result.map(|()| options.try_recv().unwrap())
+}
+
 async fn states(kernel: &Kernel) -> Result<String, &'static str> {
     let run = kernel.run::<String>("m", args! { prompt: "x" });
     run.await.map_err(|error| error.code().name())
@@ -99,12 +113,12 @@ async fn tr_706_a_model_is_unloaded_and_loaded_with_its_own_or_a_given_configura
     // Unloading again changes nothing.
     models.unload("m").await.unwrap();
     let other = r#"{"mock": {"script": "text", "text": "two"}, "versions": [3]}"#;
-    let reported = models.load("m", Some(other.into())).await.unwrap();
+    let reported = load(&models, "m", Some(other)).await.unwrap();
     assert_eq!(reported.versions, [3]);
     assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
     assert!(shared.health.ready().is_ok());
     // The next load uses the configured table again, and there is one version.
-    let reported = models.load("m", None).await.unwrap();
+    let reported = load(&models, "m", None).await.unwrap();
     assert_eq!(reported.versions, [1]);
     assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
     for (name, config, expect) in [
@@ -133,7 +147,7 @@ async fn tr_706_a_model_is_unloaded_and_loaded_with_its_own_or_a_given_configura
             "versions must be integers",
         ),
     ] {
-        let failed = models.load(name, config.map(str::to_owned)).await;
+        let failed = load(&models, name, config).await;
         let failed = format!("{:?}", failed.unwrap_err());
         assert!(failed.contains(expect), "{failed}");
     }
@@ -161,7 +175,7 @@ fn is_valid(shared: &ServerContext) {
 #[tokio::test]
 async fn tr_706_a_request_before_the_start_loads_no_model_twice() {
     let (models, planned, kernel, shared) = planned(FILE);
-    let mut loading = models.load("m", None);
+    let mut loading = models.load("m", None, Box::new(drop));
     assert!(futures::poll!(&mut loading).is_pending());
     let (begun, loaded) = futures::join!(models.begin(planned), loading);
     begun.unwrap();
@@ -192,7 +206,7 @@ async fn the_end_waits_for_changes_and_no_model_is_loaded_after_it() {
     assert!(engine.is_lost(), "the unload was not awaited");
     unloading.await.unwrap();
     assert_eq!(
-        models.load("slow", None).await.unwrap_err(),
+        load(&models, "slow", None).await.unwrap_err(),
         ModelControlError::Broken
     );
     assert!(models.0.engines.all().is_empty());
@@ -208,7 +222,7 @@ async fn tr_706_running_requests_are_ended_after_the_unload_timeout() {
     let error = run.next().await.unwrap().unwrap_err();
     assert_eq!(error.code().name(), "unavailable");
     assert!(error.to_string().contains("was unloaded"), "{error}");
-    models.load("slow", None).await.unwrap();
+    load(&models, "slow", None).await.unwrap();
     let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
     assert_eq!(run.next().await.unwrap().unwrap(), "a");
 }
@@ -243,12 +257,16 @@ async fn tr_706_a_change_continues_after_its_caller_is_gone() {
     let error = run.next().await.unwrap().unwrap_err();
     assert!(error.to_string().contains("was unloaded"), "{error}");
     let mut changes = shared.health.changes();
-    let mut loading = models.load("slow", None);
+    let (sender, mut options) = oneshot::channel();
+    let loaded = Box::new(|options| sender.send(options).unwrap());
+    let mut loading = models.load("slow", None, loaded);
     assert!(futures::poll!(&mut loading).is_pending());
     drop(loading);
     while shared.health.ready().is_err() {
         changes.changed().await.unwrap();
     }
+    // Faces know what they serve now.
+    assert!(options.try_recv().is_ok());
     let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
     assert_eq!(run.next().await.unwrap().unwrap(), "a");
 }
@@ -559,7 +577,7 @@ mod residence {
         assert!(refused.to_string().contains("is unloaded"), "{refused}");
         assert_eq!(shared.health.state("stalled"), Some(HealthState::Unloaded));
         drop(open);
-        models.load("stalled", None).await.unwrap();
+        load(&models, "stalled", None).await.unwrap();
         assert_eq!(shared.health.state("stalled"), Some(HealthState::Ok));
     }
 
@@ -588,7 +606,7 @@ mod residence {
         assert_eq!(states(&kernel).await, Err("unavailable"));
         assert_eq!(shared.health.state("m"), Some(HealthState::Unloaded));
         let other = r#"{"mock": {"script": "text", "text": "two"}}"#;
-        models.load("m", Some(other.into())).await.unwrap();
+        load(&models, "m", Some(other)).await.unwrap();
         assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
         // It is loaded again with what it was loaded with.
         let mut unused = std::iter::from_fn(|| models.0.withdraw_longest_unused("eager", later(1)));

@@ -53,7 +53,7 @@ use sapwood_kernel::Kernel;
 use sapwood_proto::generated::INFERENCE_DESCRIPTORS;
 
 pub use model_control::{ExplicitRepository, ModelControlError, Repository};
-pub use options::{Config, ModelOptions, ScriptControl};
+pub use options::{Config, ModelOptions, OnModelLoaded, ScriptControl};
 pub use request_options::ForwardedHeaders;
 pub use restricted::{Category, Restriction};
 

@@ -10,7 +10,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::generate::Signature;
 
 use super::detached::Streams;
-use super::options::{Config, ModelOptions};
+use super::options::{Config, ModelOptions, OnModelLoaded};
 use super::path::Target;
 use super::request_error::RequestError;
 use super::running::RunningRequests;
@@ -36,7 +36,7 @@ pub(super) struct ModelCatalog {
     /// The options of models without their own.
     usual: Arc<ModelOptions>,
     /// A lock, because a model that is loaded on request brings new options.
-    models: RwLock<BTreeMap<String, Arc<ModelOptions>>>,
+    models: Arc<RwLock<BTreeMap<String, Arc<ModelOptions>>>>,
 }
 
 /// A model that a request is for.
@@ -92,11 +92,11 @@ impl ModelCatalog {
             running: Arc::default(),
             union: Arc::new(Signature::union()),
             usual: Arc::new(ModelOptions::default()),
-            models: RwLock::new(
+            models: Arc::new(RwLock::new(
                 models
                     .map(|(name, model)| (name, Arc::new(model)))
                     .collect(),
-            ),
+            )),
         }
     }
 
@@ -119,10 +119,13 @@ impl ModelCatalog {
         Arc::clone(models.get(name).unwrap_or(&self.usual))
     }
 
-    /// Replaces the options of a model. Requests that were checked before keep the old ones.
-    pub(super) fn set_options(&self, name: &str, model: ModelOptions) {
-        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        models.insert(name.into(), Arc::new(model));
+    /// Replaces the options of a model, when it is loaded. Requests that were checked before keep the old ones.
+    pub(super) fn on_loaded(&self, name: &str) -> OnModelLoaded {
+        let (models, name) = (Arc::clone(&self.models), name.to_owned());
+        Box::new(move |model| {
+            let mut models = models.write().unwrap_or_else(PoisonError::into_inner);
+            models.insert(name, Arc::new(model));
+        })
     }
 
     pub(super) fn state(&self, name: &str) -> Readiness {

@@ -9,7 +9,7 @@ use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
 
 use super::catalog::{ModelCatalog, foreign};
-use super::options::ModelOptions;
+use super::options::OnModelLoaded;
 use super::request_error::RequestError;
 use crate::auth::caller::Caller;
 use crate::auth::scopes::KeyScope;
@@ -17,12 +17,14 @@ use crate::auth::scopes::KeyScope;
 /// Loads and unloads models. Both resolve when it is done; dropping the future does not undo what has begun.
 pub trait Repository: Send + Sync {
     /// Loads a model, in place of the one of this name, if there is one. `config`: its configuration as JSON, in place
-    /// of the server's, for this load.
+    /// of the server's, for this load. `loaded` is called when it is loaded, whether or not the future is still there, and
+    /// before the model can be changed again.
     fn load(
         &self,
         name: &str,
         config: Option<String>,
-    ) -> BoxFuture<'static, Result<ModelOptions, ModelControlError>>;
+        loaded: OnModelLoaded,
+    ) -> BoxFuture<'static, Result<(), ModelControlError>>;
 
     /// Waits until running requests have finished, or their time is over, and removes the model.
     fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), ModelControlError>>;
@@ -115,10 +117,14 @@ pub(super) async fn act(
     act: ControlAction,
 ) -> Result<(), RequestError> {
     let (verb, done) = match act {
-        ControlAction::Load(asked) => ("load", explicit.0.load(name, asked.config).await.map(Some)),
-        ControlAction::Unload => ("unload", explicit.0.unload(name).await.map(|()| None)),
+        ControlAction::Load(asked) => {
+            // Handed down and not set here: a load goes on when its caller is gone, or its time is over.
+            let loaded = catalog.on_loaded(name);
+            ("load", explicit.0.load(name, asked.config, loaded).await)
+        }
+        ControlAction::Unload => ("unload", explicit.0.unload(name).await),
     };
-    let reported = done.map_err(|failed| {
+    done.map_err(|failed| {
         let refuse =
             |code, why: &str| RequestError::new(code, format!("failed to {verb} '{name}', {why}"));
         match failed {
@@ -129,10 +135,5 @@ pub(super) async fn act(
             ModelControlError::Config(why) => refuse(Code::InvalidRequest, &why),
             ModelControlError::Broken => refuse(Code::Internal, "the server's log says why"),
         }
-    })?;
-    // After the load: until then the options of the old model hold, which still answers.
-    if let Some(model) = reported {
-        catalog.set_options(name, model);
-    }
-    Ok(())
+    })
 }

@@ -73,6 +73,9 @@ impl Default for Config {
     }
 }
 
+/// Takes the options of a model that was loaded.
+pub type OnModelLoaded = Box<dyn FnOnce(ModelOptions) + Send>;
+
 /// The options of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelOptions {
