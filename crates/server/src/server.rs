@@ -129,7 +129,7 @@ impl Builder {
             mut faces,
         } = self;
         // While the faces are whole: they are taken apart below.
-        let (grpc, reporter) = grpc::routes(&faces)?;
+        let (grpc, reporter) = grpc::routes(&faces, &shared.metrics)?;
         let services = faces
             .iter()
             .flat_map(|face| &face.services)

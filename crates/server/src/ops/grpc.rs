@@ -1,6 +1,7 @@
 //! Standard gRPC services: `grpc.health.v1` and reflection (EV-703, OA-901).
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::response::IntoResponse;
@@ -8,6 +9,8 @@ use futures::{StreamExt, stream};
 use http::HeaderMap;
 use http_body_util::{BodyStream, StreamBody};
 use hyper::body::Frame;
+use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use tokio_util::sync::CancellationToken;
 use tonic::server::NamedService;
 use tonic_health::ServingStatus;
@@ -15,10 +18,14 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 use tower::{Service, ServiceExt};
 
+use crate::auth::caller::Caller;
+use crate::auth::quotas::{CallerQuotas, Permit};
 use crate::auth::scopes::{KeyScope, RouteAccess};
 use crate::context::{Face, ServerContext};
+use crate::http::rejection::Rejection;
 use crate::http::route::Route;
 use crate::ops::drain::DrainPhase;
+use crate::ops::metrics::ServerMetrics;
 
 /// The handles through which [`follow`] reports.
 pub(crate) struct Reporter {
@@ -30,6 +37,7 @@ pub(crate) struct Reporter {
 /// The routes of the services, and the handles for [`follow`].
 pub(crate) fn routes(
     faces: &[Face],
+    metrics: &Arc<ServerMetrics>,
 ) -> Result<(Vec<Route>, Reporter), tonic_reflection::server::Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let over = CancellationToken::new();
@@ -44,7 +52,11 @@ pub(crate) fn routes(
     // Reflection under both names, because older tools know only the alpha one.
     let routes = vec![
         // An open route, whose request has only the name of a service: no need to decode more from anybody.
-        health_route(health.max_decoding_message_size(1024), over.clone()),
+        health_route(
+            health.max_decoding_message_size(1024),
+            over.clone(),
+            metrics,
+        ),
         // Not open, unlike health: it lists what the server has.
         service(
             RouteAccess::Needs(KeyScope::Infer),
@@ -66,25 +78,74 @@ pub(crate) fn routes(
 const QUESTION_BYTES: usize = 64 << 10;
 
 /// Clients need not end a `Watch`, so it ends here when `over` is cancelled.
-fn health_route<H: Health>(health: HealthServer<H>, over: CancellationToken) -> Route {
+fn health_route<H: Health>(
+    health: HealthServer<H>,
+    over: CancellationToken,
+    metrics: &Arc<ServerMetrics>,
+) -> Route {
     let path = format!("/{}/{{*rest}}", HealthServer::<H>::NAME);
-    let health = ServiceExt::<http::Request<Body>>::map_response(health, move |response| {
-        response.map(|body| until_over(Body::new(body), over))
+    let watchers = Arc::new(Watchers::new(metrics));
+    let health = tower::service_fn(move |request: http::Request<Body>| {
+        let (health, over, watchers) = (health.clone(), over.clone(), Arc::clone(&watchers));
+        async move {
+            let permit = match watchers.admit(&request) {
+                Ok(permit) => permit,
+                Err(refused) => return Ok(refused.answer(request.headers())),
+            };
+            let response = health.oneshot(request).await?;
+            Ok::<_, Infallible>(response.map(|body| until_over(Body::new(body), over, permit)))
+        }
     });
     Route::grpc(path, RouteAccess::Open, health)
 }
 
-/// Ends `body` with UNAVAILABLE when `over` is cancelled and the frames that are ready have been sent.
-fn until_over(body: Body, over: CancellationToken) -> Body {
+/// The open `Watch` calls. Nothing else bounds them: they need no key, have no deadline, and a connection has hundreds.
+struct Watchers {
+    quotas: Arc<CallerQuotas>,
+    metrics: Arc<ServerMetrics>,
+}
+
+impl Watchers {
+    fn new(metrics: &Arc<ServerMetrics>) -> Self {
+        Self {
+            quotas: CallerQuotas::new(WATCHERS, WATCHERS_EACH),
+            metrics: Arc::clone(metrics),
+        }
+    }
+
+    /// The permit of a `Watch`; the other methods need none.
+    fn admit(&self, request: &http::Request<Body>) -> Result<Option<Permit>, Rejection> {
+        if !request.uri().path().ends_with("/Watch") {
+            return Ok(None);
+        }
+        let caller = Caller::of(request.extensions())?;
+        let admitted = self.quotas.take(&caller.identity);
+        admitted.map(Some).map_err(|full| {
+            let rejected = &self.metrics.rejected;
+            rejected.with_label_values(&[full.reason()]).inc();
+            let message = "Too many health checks are being watched: end one, or try again later.";
+            Rejection::new(Code::Overloaded, ErrorReason::SERVER_OVERLOADED, message)
+        })
+    }
+}
+
+/// `Watch` calls that are open at once; each takes some KiB.
+const WATCHERS: u64 = 8_192;
+/// Those of one key, or of one address without a key, behind which may be a whole cluster.
+const WATCHERS_EACH: u64 = 1_024;
+
+/// Ends `body` with UNAVAILABLE when `over` is cancelled and the frames that are ready have been sent. `permit` is released
+/// with it.
+fn until_over(body: Body, over: CancellationToken, permit: Option<Permit>) -> Body {
     let frames = BodyStream::new(body);
     let over = Box::pin(over.cancelled_owned());
-    let ended = stream::unfold(Some((frames, over)), async |both| {
-        let (mut frames, mut over) = both?;
+    let ended = stream::unfold(Some((frames, over, permit)), async |state| {
+        let (mut frames, mut over, permit) = state?;
         // Both may be cancelled: after `over` the body is not read any further. Biased, so that the last status (NOT_SERVING)
         // is sent before the end.
         tokio::select! {
             biased;
-            frame = frames.next() => frame.map(|frame| (frame, Some((frames, over)))),
+            frame = frames.next() => frame.map(|frame| (frame, Some((frames, over, permit)))),
             () = &mut over => Some((Ok(goodbye()), None)),
         }
     });
@@ -143,5 +204,52 @@ pub(crate) async fn follow(
             () = shared.drain.reached(DrainPhase::Refusing), if !refusing => {}
             () = shared.drain.reached(DrainPhase::Over) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use http::{Extensions, Request};
+
+    use super::*;
+    use crate::auth::identity::CallerIdentity;
+    use crate::auth::scopes::Scopes;
+
+    /// The gRPC status in the head of an answer; none where its stream has begun.
+    fn refused(answer: &http::Response<Body>) -> Option<&str> {
+        let status = answer.headers().get("grpc-status");
+        status.map(|status| status.to_str().unwrap())
+    }
+
+    #[tokio::test]
+    async fn d_45_watches_of_one_caller_are_limited_and_checks_are_not() {
+        let metrics = Arc::new(ServerMetrics::new().unwrap());
+        let (_reporter, health) = tonic_health::server::health_reporter();
+        let route = health_route(health, CancellationToken::new(), &metrics);
+        let routes: Router = Router::new().route(&route.path, route.methods);
+        let ask = async |caller: &str, method: &str| {
+            let caller = Caller {
+                identity: CallerIdentity::Key(caller.into()),
+                ..Caller::anonymous(&Extensions::new(), Scopes::default())
+            };
+            let request = Request::post(format!("/grpc.health.v1.Health/{method}"))
+                .header("content-type", "application/grpc")
+                .extension(caller)
+                // A message without content: the whole server.
+                .body(Body::from(&[0_u8; 5][..]));
+            routes.clone().oneshot(request.unwrap()).await.unwrap()
+        };
+        let mut open = Vec::new();
+        for _ in 0..WATCHERS_EACH {
+            open.push(ask("anna", "Watch").await);
+        }
+        assert!(open.iter().all(|answer| refused(answer).is_none()));
+        assert_eq!(refused(&ask("anna", "Watch").await), Some("14"));
+        assert_eq!(metrics.rejected.with_label_values(&["share"]).get(), 1);
+        assert_eq!(refused(&ask("anna", "Check").await), None);
+        assert_eq!(refused(&ask("ben", "Watch").await), None);
+        open.pop();
+        assert_eq!(refused(&ask("anna", "Watch").await), None);
     }
 }
