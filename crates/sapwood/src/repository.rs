@@ -249,6 +249,9 @@ impl RepositoryInner {
         }
         // Unloaded first, because there may not be memory for both.
         self.unload(name).await;
+        if let Some(model) = self.on_demand.get(name) {
+            model.clear_outline();
+        }
         self.shared.health.loading(name);
         self.put_absent(name, "is still loading");
         match self.bring_up(&planned).await {

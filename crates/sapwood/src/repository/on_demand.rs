@@ -220,6 +220,11 @@ impl OnDemand {
         self.state().outline = Some(Arc::new(outline));
     }
 
+    /// Drops what its file says with the last configuration: with another one it has another context, and other defaults.
+    pub(super) fn clear_outline(&self) {
+        self.state().outline = None;
+    }
+
     /// Whether what its file says is recorded.
     pub(super) fn is_described(&self) -> bool {
         self.state().outline.is_some()

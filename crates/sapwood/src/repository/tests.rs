@@ -277,6 +277,7 @@ mod residence {
     use std::sync::Weak;
 
     use sapwood_engine::api::Vocabulary;
+    use sapwood_kernel::ModelFacts;
 
     use super::*;
 
@@ -613,6 +614,19 @@ mod residence {
         let (model, change) = unused.find(|(model, _)| model.name() == "m").unwrap();
         models.0.retire(&model, "memory", change).await;
         assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
+    }
+
+    /// The context that a face compares a prompt with, while the model is not loaded, may be another one now.
+    #[tokio::test]
+    async fn what_a_file_says_is_read_again_with_another_configuration() {
+        let (models, kernel, _) = begun().await;
+        assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
+        let facts = kernel.get("m").unwrap().spec().facts.clone().unwrap();
+        let model = &models.0.on_demand["m"];
+        model.describe(ModelFacts::clone(&facts));
+        load(&models, "m", Some(r#"{"ctx": 64}"#)).await.unwrap();
+        // A scripted model has no file.
+        assert!(!model.is_described());
     }
 
     /// LMTP asks for metadata, and cannot wait within a request.
