@@ -284,7 +284,7 @@ fn certified(keys: &[ApiKey], subject: &Arc<str>) -> Caller {
         None => Caller {
             identity: CallerIdentity::Certificate(Arc::clone(subject)),
             scopes: INFER,
-            allowance: None,
+            allowance: Some(Arc::new(TokenMeter::of_certificate(subject))),
             fingerprint: None,
             certificate: Some(Arc::clone(subject)),
         },
@@ -327,7 +327,7 @@ fn matching(keys: &[ApiKey], secret: &str) -> Option<Caller> {
 
 #[cfg(test)]
 mod tests {
-    use sapwood_kernel::Name;
+    use sapwood_kernel::{Name, TokenCharge};
 
     use super::*;
     use crate::auth::rate_limit::RateLimits;
@@ -474,6 +474,27 @@ mod tests {
             let got = ask(auth, access, &asked);
             let got = got.as_deref().map_err(|code| *code);
             assert_eq!(got, expect, "{access:?} {secret:?} {subject:?}");
+        }
+    }
+
+    /// By the time to the first token a certificate would tell what another one has sent.
+    #[test]
+    fn lm_609_each_certificate_has_cached_prefixes_of_its_own() {
+        let scope = |caller: Caller| {
+            let meter = caller.allowance.unwrap();
+            meter.begin(&Name::shared("m")).unwrap().prefix_scope()
+        };
+        let auth = Authenticator::default().with_certificates(true);
+        let asked = |subject| {
+            let asked = auth.check(CALL, &request("", "", Some(subject)));
+            scope(asked.unwrap())
+        };
+        assert_eq!(asked("anna"), asked("anna"));
+        let mut key = keys().remove(0);
+        key.allowance = Some(Arc::new(TokenMeter::new("anna", RateLimits::default())));
+        let scopes = [0, scope(key.caller(None)), asked("anna"), asked("ben")];
+        for (i, one) in scopes.iter().enumerate() {
+            assert!(!scopes[i + 1..].contains(one), "{scopes:?}");
         }
     }
 

@@ -19,7 +19,7 @@ pub struct Caller {
     pub identity: CallerIdentity,
     /// What the caller may do.
     pub scopes: Scopes,
-    /// What its calls of models are charged to.
+    /// What its calls of models are charged to; `None` for a caller with neither key nor certificate.
     pub allowance: Option<Arc<TokenMeter>>,
     /// The key that it presented; `None` if it needed none, or presented a certificate.
     pub(crate) fingerprint: Option<KeyFingerprint>,

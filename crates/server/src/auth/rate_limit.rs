@@ -46,9 +46,9 @@ struct LimiterState {
     tokens: Option<TokenBucket>,
 }
 
-/// The scope of a key's cached prefixes; never 0, which is that of all callers without a key.
-fn prefix_scope(key: &str) -> u64 {
-    let digest = Sha256::digest(key.as_bytes());
+/// The scope of the cached prefixes of a key or a certificate; never 0, which is that of all callers without either.
+fn prefix_scope(owner: &[u8]) -> u64 {
+    let digest = Sha256::digest(owner);
     let (first, _) = digest.split_first_chunk().unwrap_or((&[1; 8], &[]));
     u64::from_le_bytes(*first).max(1)
 }
@@ -57,6 +57,18 @@ impl TokenMeter {
     /// All of `limits`, unused, of the key of this name.
     #[must_use]
     pub fn new(key: &str, limits: RateLimits) -> Self {
+        Self::with_scope(prefix_scope(key.as_bytes()), limits)
+    }
+
+    /// The meter of the certificate with this subject, which no key names: without limits, but its callers do not share cached
+    /// prefixes with others.
+    pub(super) fn of_certificate(subject: &str) -> Self {
+        // The first byte is in no key's name, which is text: a certificate never has the scope of a key.
+        let owner = [&b"\xffcertificate:"[..], subject.as_bytes()].concat();
+        Self::with_scope(prefix_scope(&owner), RateLimits::default())
+    }
+
+    fn with_scope(prefix_scope: u64, limits: RateLimits) -> Self {
         let bucket = |per_minute: Option<u32>| per_minute.map(TokenBucket::new);
         let state = LimiterState {
             running: 0,
@@ -65,7 +77,7 @@ impl TokenMeter {
         };
         Self {
             limits: RwLock::new(Arc::new(limits)),
-            prefix_scope: prefix_scope(key),
+            prefix_scope,
             state: Mutex::new(state),
         }
     }
