@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Order of admission ([`waiting`]): callers take turns (D-54), so that nothing that one caller sends, its priorities included,
-//! delays another by more than a turn. Within a caller the higher priority is first (LM-962); then sequences that have run before
+//! delays another by more than a turn, but for a slot that the other has yielded. Within a caller the higher priority is first (LM-962); then sequences that have run before
 //! (preempted or parked); then its connections take turns; then first come, first served. A sequence that has yielded its
 //! slot is last until as many were admitted as waited when it yielded; then it waits like one that was preempted.
 //!

@@ -212,7 +212,7 @@ impl EngineOwner {
         // Reports come before `publish`. They wake readers, and a wake-up shows everything published so far: whole
         // steps only, because the events of this step are not in the outboxes yet.
         self.progress
-            .publish(requests, self.admission.pace(), after);
+            .publish(requests, self.admission.pace(), &self.clock, after);
         // Last of all, so that a reader on another core finds the whole step and does not compete with the owner
         // meanwhile (D-6).
         requests.publish();

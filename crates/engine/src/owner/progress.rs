@@ -1,6 +1,7 @@
 //! [`ProgressReports`]: reports the progress of requests that have no token yet (LM-921).
 //!
-//! Without followers this costs nothing; with some, the queue is sorted once for all of them, ten times a second.
+//! Without followers this costs nothing; with some, the order of the queue is found once for all of them, at most ten times a
+//! second and in a twentieth of the time.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,11 +10,14 @@ use sapwood_proto::time::Time;
 
 use super::requests::Requests;
 use super::sequence::RequestJob;
+use super::step_clock::StepClock;
 use crate::queue::QueuePace;
 use crate::request_phase::RequestPhase;
 
-/// The interval between reports.
+/// The least interval between reports.
 const EVERY: Duration = Duration::from_millis(100);
+/// And it is at least so many times as long as a report takes: every stream waits for it.
+const COST_SHARE: u32 = 20;
 
 /// When followers are notified next.
 #[derive(Debug, Default)]
@@ -40,7 +44,13 @@ impl ProgressReports {
     }
 
     /// Publishes its phase to every follower, if the interval has passed.
-    pub(super) fn publish(&mut self, requests: &Requests, pace: &QueuePace, now: Time) {
+    pub(super) fn publish(
+        &mut self,
+        requests: &Requests,
+        pace: &QueuePace,
+        clock: &StepClock,
+        now: Time,
+    ) {
         if self.due.is_none_or(|due| now < due) {
             return;
         }
@@ -57,7 +67,8 @@ impl ProgressReports {
             }
         }
         // The timer stops with the last follower, so that an engine without followers is not woken for them.
-        self.due = followed.then(|| now + EVERY);
+        let took = clock.now_or(now).since(now);
+        self.due = followed.then(|| now + EVERY.max(took * COST_SHARE));
     }
 }
 

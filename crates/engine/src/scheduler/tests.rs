@@ -325,6 +325,23 @@ fn sequences_that_are_passed_over_do_not_block_others_and_keep_the_turns() {
     assert!(scheduler.waiting.is_unused());
 }
 
+#[test]
+fn a_connection_keeps_its_turn_while_its_sequence_is_passed_over() {
+    let mut scheduler = Scheduler::new(2, 0);
+    for key in 1..=5 {
+        scheduler.submit(key, 0, from(7, key as u64));
+    }
+    for key in [1, 3] {
+        scheduler.set_aside(key);
+    }
+    assert_eq!(scheduler.next(), Some(2));
+    scheduler.admit(2);
+    for key in [3, 1] {
+        scheduler.restore(key);
+    }
+    assert_eq!(scheduler.admission_order(), [1, 3, 4, 5]);
+}
+
 /// Preempts until nothing is left that can be; returns the victims. `tokens` is what each key holds.
 fn victims(scheduler: &mut Scheduler, tokens: &[usize]) -> Vec<SequenceKey> {
     let mut victims = Vec::new();

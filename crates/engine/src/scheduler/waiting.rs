@@ -36,13 +36,21 @@ pub(super) struct WaitingSequences {
     /// Sequences that are last until so many were admitted, by that number and their arrival.
     yielded: BTreeMap<(u64, u64), SequenceKey>,
     /// Sequences that were passed over, by arrival.
-    aside: BTreeMap<u64, SequenceKey>,
+    aside: BTreeMap<u64, PassedOver>,
     /// Gives each turn a number of its own.
     clock: u64,
     /// Sequences admitted so far.
     admitted: u64,
     /// One in this many admissions of a caller goes to the priority of its oldest sequence; 0: none.
     ageing: u32,
+}
+
+/// A sequence that was passed over.
+#[derive(Clone, Copy, Debug)]
+struct PassedOver {
+    key: SequenceKey,
+    /// The last turn of its connection: without it, one that is restored would be behind all other connections.
+    turn: Option<u64>,
 }
 
 /// The ready sequences of a caller.
@@ -151,7 +159,7 @@ impl WaitingSequences {
             _ => &mut self.again,
         };
         members.insert(member.key, member);
-        self.enqueue(&member);
+        self.enqueue(&member, None);
     }
 
     /// Removes a sequence; nobody has had a turn.
@@ -174,23 +182,26 @@ impl WaitingSequences {
     /// Passes a sequence over until it is restored. It changes nobody's turn.
     pub(super) fn set_aside(&mut self, key: SequenceKey) {
         if let Some(member) = self.get(key)
-            && self.aside.insert(member.arrival, key).is_none()
+            && !self.aside.contains_key(&member.arrival)
         {
+            let queue = self.callers.get(&member.turn.caller);
+            let turn = queue.and_then(|queue| queue.connection_turn(&member));
+            self.aside.insert(member.arrival, PassedOver { key, turn });
             self.dequeue(&member);
         }
     }
 
     /// The sequences that are passed over, oldest first.
     pub(super) fn aside(&self) -> impl Iterator<Item = SequenceKey> + '_ {
-        self.aside.values().copied()
+        self.aside.values().map(|passed| passed.key)
     }
 
     /// Passes a sequence over no longer.
     pub(super) fn restore(&mut self, key: SequenceKey) {
         if let Some(member) = self.get(key)
-            && self.aside.remove(&member.arrival).is_some()
+            && let Some(passed) = self.aside.remove(&member.arrival)
         {
-            self.enqueue(&member);
+            self.enqueue(&member, passed.turn);
         }
     }
 
@@ -212,7 +223,7 @@ impl WaitingSequences {
         {
             let key = first.remove();
             if let Some(&member) = self.again.get(&key) {
-                self.enqueue(&member);
+                self.enqueue(&member, None);
             }
         }
         Some(member)
@@ -223,7 +234,8 @@ impl WaitingSequences {
         member.copied()
     }
 
-    fn enqueue(&mut self, member: &QueueMember) {
+    /// Adds a sequence to the queue of its caller. `turn`: the last one of its connection, if it was passed over.
+    fn enqueue(&mut self, member: &QueueMember, turn: Option<u64>) {
         if let SequenceStage::Waiting(WaitingFrom::Yielded { until }) = member.stage
             && until > self.admitted
         {
@@ -238,7 +250,7 @@ impl WaitingSequences {
             self.turns.insert(queue.last_turn, caller);
         }
         self.clock += 1;
-        queue.insert(member, self.clock);
+        queue.insert(member, turn.unwrap_or(self.clock));
     }
 
     /// Removes a sequence that is not passed over from its queue.
@@ -296,10 +308,18 @@ impl CallerQueue {
         self.admitted += 1;
     }
 
-    fn insert(&mut self, member: &QueueMember, now: u64) {
+    /// The last turn of the connection of a sequence, if that has new ones.
+    fn connection_turn(&self, member: &QueueMember) -> Option<u64> {
+        let queue = self.priorities.get(&Reverse(member.priority))?;
+        let connection = queue.connections.get(&member.turn.connection)?;
+        Some(connection.last_turn)
+    }
+
+    /// Adds a sequence. A connection that had none yet has had its last turn then.
+    fn insert(&mut self, member: &QueueMember, last_turn: u64) {
         self.arrivals.insert(member.arrival, member.priority);
         let queue = self.priorities.entry(Reverse(member.priority));
-        queue.or_default().insert(member, now);
+        queue.or_default().insert(member, last_turn);
     }
 
     fn remove(&mut self, member: &QueueMember) {
@@ -324,16 +344,16 @@ impl PriorityQueue {
         })
     }
 
-    fn insert(&mut self, member: &QueueMember, now: u64) {
+    fn insert(&mut self, member: &QueueMember, last_turn: u64) {
         if member.stage != SequenceStage::Waiting(WaitingFrom::New) {
             self.again.insert(member.arrival, member.key);
             return;
         }
         let connection = member.turn.connection;
         let queue = self.connections.entry(connection).or_insert_with(|| {
-            self.turns.insert(now, connection);
+            self.turns.insert(last_turn, connection);
             ConnectionQueue {
-                last_turn: now,
+                last_turn,
                 new: BTreeMap::new(),
             }
         });
