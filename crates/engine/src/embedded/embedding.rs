@@ -9,6 +9,7 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
 use super::gpu_turn;
+use super::identity::ModelOrigin;
 use super::kind::{
     architecture, default_pooling, is_embedding, is_encoder, pooling, rotates_positions,
 };
@@ -98,6 +99,7 @@ pub fn lacks_memory_embedding(
 /// A model whose header was read and checked, and what it will need.
 struct MeasuredEncoder {
     header: GgufHeader,
+    origin: ModelOrigin,
     size: EncoderSize,
     /// Those of the context.
     llama: LlamaOptions,
@@ -113,6 +115,7 @@ impl MeasuredEncoder {
         embedding: EmbeddingOptions,
     ) -> Result<Self, LoadError> {
         let header = source.header(&options.llama)?;
+        let origin = ModelOrigin::of_header(source, &header, options);
         let size = size(&header, options, embedding)?;
         if !options.lora.is_empty() {
             let why = "lora: adapters are not supported for models that embed: merge them into the file, or leave them out";
@@ -135,6 +138,7 @@ impl MeasuredEncoder {
         estimate.weights = estimate.weights.saturating_sub(shared);
         Ok(Self {
             header,
+            origin,
             size,
             llama,
             backend,
@@ -175,6 +179,7 @@ pub fn load_embedding(
     let _turn = gpu_turn::take(options, progress)?;
     let MeasuredEncoder {
         header,
+        origin,
         size,
         llama,
         backend,
@@ -183,6 +188,7 @@ pub fn load_embedding(
     } = MeasuredEncoder::new(source, options, embedding)?;
     // Held until this function returns: by then the memory is in use, and the system counts it itself.
     let _reserved = reserve(estimate, size.tokens, SHORTER_TEXTS, options, progress)?;
+    origin.check_names()?;
     let model = Arc::new(weights(
         source, &header, options, backend, gpu_layers, progress,
     )?);

@@ -9,6 +9,7 @@ use super::llama::{self, LlamaBackend};
 use super::load::LoadOptions;
 use super::load_error::LoadError;
 use super::memory::ASK;
+use crate::llama_options::GpuLayers;
 
 /// The turns of all models of this process.
 static TURNS: GpuTurns = GpuTurns::new();
@@ -33,7 +34,9 @@ pub(super) fn take(
 ) -> Result<Option<GpuTurn<'static>>, LoadError> {
     // The GPUs are known from here on.
     LlamaBackend::start(options.llama.numa)?;
-    if !llama::has_gpu() {
+    // One that computes on the CPU alone waits for nobody.
+    let has_no_layers = options.llama.gpu_layers == Some(GpuLayers::Number(0));
+    if has_no_layers || !llama::has_gpu() {
         return Ok(None);
     }
     let turn = TURNS.take(&mut || progress(0.0));

@@ -12,7 +12,9 @@ use crc32fast::Hasher;
 
 use super::llama;
 use super::load::LoadOptions;
+use super::load_error::LoadError;
 use super::source::{ModelSource, parts};
+use crate::gguf::GgufHeader;
 use crate::llama_options::LlamaOptions;
 
 /// Blocks of a file that are looked at, spread evenly over it, and their size: the weights of a fine-tuned model differ
@@ -90,8 +92,29 @@ impl ModelOrigin {
         }
     }
 
-    /// Returns whether another file has taken the name of one of them since they were opened. llama.cpp opens files by their
-    /// names.
+    /// Opens the files of a model whose header was read, before anything waits.
+    pub(super) fn of_header(
+        source: &ModelSource,
+        header: &GgufHeader,
+        options: &LoadOptions,
+    ) -> Self {
+        let parts = header.number("split.count").unwrap_or(1);
+        Self::new(source, parts, options)
+    }
+
+    /// Checks that a load finds the files that were looked at, which may have waited for other loads: llama.cpp opens them by their
+    /// names, and some contents that nobody has looked at end the process.
+    ///
+    /// # Errors
+    /// [`LoadError::Replaced`].
+    pub(super) fn check_names(&self) -> Result<(), LoadError> {
+        match self.is_replaced() {
+            true => Err(LoadError::Replaced),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns whether one of them was changed, or another file has taken its name, since they were opened.
     pub(super) fn is_replaced(&self) -> bool {
         match &self.weights {
             OriginFiles::Files(files) => files.iter().any(OriginFile::is_replaced),
@@ -149,10 +172,13 @@ impl OriginFile {
     }
 
     fn is_replaced(&self) -> bool {
-        let id = |metadata: Metadata| (metadata.dev(), metadata.ino());
-        let opened = self.file.metadata().map(id);
-        let named = std::fs::metadata(&self.path).map(id);
-        !matches!((opened, named), (Ok(opened), Ok(named)) if opened == named)
+        let id = |metadata: &Metadata| (metadata.dev(), metadata.ino());
+        let opened = self.file.metadata().map(|metadata| id(&metadata));
+        let is_same = |named: Metadata| {
+            let is_opened = opened.is_ok_and(|opened| opened == id(&named));
+            is_opened && stamp(&named).is_ok_and(|stamp| stamp == self.stamp)
+        };
+        !std::fs::metadata(&self.path).is_ok_and(is_same)
     }
 
     fn sample(&self) -> io::Result<u32> {
@@ -235,5 +261,6 @@ mod tests {
         bytes.truncate(7 << 20);
         std::fs::write(&path, &bytes).unwrap();
         assert!(loaded.identity(1, false).is_err());
+        assert!(loaded.check_names().is_err());
     }
 }

@@ -220,9 +220,7 @@ struct MeasuredModel {
 impl MeasuredModel {
     fn new(source: &ModelSource, options: &LoadOptions) -> Result<Self, LoadError> {
         let header = source.header(&options.llama)?;
-        let parts = header.number("split.count").unwrap_or(1);
-        // Before anything waits: these are the files that are looked at here.
-        let origin = ModelOrigin::new(source, parts, options);
+        let origin = ModelOrigin::of_header(source, &header, options);
         // The plan asks for the GPUs, which are known from here on.
         let backend = llama::LlamaBackend::start(options.llama.numa)?;
         // All that the header decides comes before llama.cpp sees the model: its own errors are less clear, and some of them
@@ -292,10 +290,7 @@ impl MeasuredModel {
             gpu_layers,
             ..
         } = self;
-        // A load may have waited for others. Of files that nobody has looked at, llama.cpp ends the process for some.
-        if origin.is_replaced() {
-            return Err(LoadError::Replaced);
-        }
+        origin.check_names()?;
         let mut model = weights(source, &header, options, backend, gpu_layers, progress)?;
         for adapter in &options.lora {
             let added = model.add_adapter(&adapter.path);
