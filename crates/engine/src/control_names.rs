@@ -3,8 +3,8 @@
 /// Whether a text has the form of a control token's name: `<|user|>`, or `<\u{ff5c}User\u{ff5c}>`.
 ///
 /// Files do not always say that such a token is a control token, and llama.cpp takes some of gpt-oss for user-defined ones, so that
-/// they are part of outputs. As user-defined ones they would be found in any text, also in that of users, who could write messages of
-/// other roles with them.
+/// they are part of outputs. There they stay what they are; but they would be found in any text too, also in that of users, who could
+/// write messages of other roles with them.
 pub(crate) fn looks_like_one(text: &[u8]) -> bool {
     let is_between = |(open, close): (&str, &str)| {
         let inner = text.strip_prefix(open.as_bytes());

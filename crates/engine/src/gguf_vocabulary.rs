@@ -13,7 +13,6 @@ use serde_json::Value;
 
 use crate::api::Vocabulary as _;
 use crate::byte_pairs::{self, PairTokens};
-use crate::control_names;
 use crate::gguf::{GgufHeader, MAGIC, TokenList};
 use crate::infill::InfillTokens;
 use crate::infill::tokens::INFILL_TEXTS;
@@ -418,11 +417,6 @@ impl TokenTable {
             table.ends.remove(&token);
             table.set(token, TokenType::Normal);
         }
-        for (of, text) in table.types.iter_mut().zip(&list.texts) {
-            if *of == TokenType::UserDefined && control_names::looks_like_one(text) {
-                *of = TokenType::Control;
-            }
-        }
         let infill = InfillTokens::of(infill);
         let infill = infill.and_then(|infill| infill.unless_any(|id| table.ends.contains(&id)));
         table.infill = infill.and_then(|infill| {
@@ -571,7 +565,7 @@ const ENDS: &[&str] = &[
     "[e~[",
 ];
 
-/// Texts of control tokens that are part of an output to llama.cpp, and no control tokens for it.
+/// Texts of control tokens that are part of an output.
 const SHOWN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 #[cfg(test)]

@@ -166,7 +166,6 @@ impl FileTokenizer {
             .with_truncation(None)
             .map_err(|error| syntax(&error))?;
         plain.with_padding(None);
-        mark_control_tokens(&mut plain).map_err(|error| syntax(&error))?;
         let pieces = TokenPieces::of(&plain, &files.tokenizer)?;
         // The server that runs the model knows its tokens better than files beside it.
         let bos = match reported.bos {
@@ -191,11 +190,12 @@ impl FileTokenizer {
         let infill = infill(&plain, reported.infill, |token| {
             bos == Some(token) || ends.contains(&token)
         });
+        let unmarked = mark_control_tokens(&mut plain).map_err(|error| syntax(&error))?;
         let template = files.template().map(|source| {
             let special = SpecialTexts {
                 bos: files.named("bos_token").unwrap_or_default().to_owned(),
                 end: files.named("eos_token").unwrap_or_default().to_owned(),
-                all: pieces.names().map(str::to_owned).collect(),
+                all: pieces.names().map(str::to_owned).chain(unmarked).collect(),
             };
             Template::new(source, &special, SystemTime::now)
         });
@@ -227,9 +227,9 @@ impl FileTokenizer {
     }
 }
 
-/// Makes control tokens of added tokens that look like one. Files do not call all of them special, and others would be found in
-/// every text.
-fn mark_control_tokens(machine: &mut Machine) -> Result<(), tokenizers::Error> {
+/// Marks added tokens that look like control tokens, so that they are not found in plain text. Files do not call all of them
+/// special. Returns their texts.
+fn mark_control_tokens(machine: &mut Machine) -> Result<Vec<String>, tokenizers::Error> {
     let added = machine.get_added_tokens_decoder().into_values();
     let unmarked = added
         .filter(|token| !token.special && control_names::looks_like_one(token.content.as_bytes()));
@@ -239,8 +239,9 @@ fn mark_control_tokens(machine: &mut Machine) -> Result<(), tokenizers::Error> {
             ..token
         })
         .collect();
+    let texts = marked.iter().map(|token| token.content.clone()).collect();
     machine.add_special_tokens(marked)?;
-    Ok(())
+    Ok(texts)
 }
 
 /// Returns the BOS token as `add_bos_token` in the configuration decides; without it, the one that the tokenizer adds

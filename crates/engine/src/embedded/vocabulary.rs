@@ -9,7 +9,7 @@ use sapwood_proto::steer::Token;
 use super::marks::MarkFinder;
 use super::{llama, tokenizer_json};
 use crate::api::{self, ChatRequest, EngineError};
-use crate::control_names::cut;
+use crate::control_names::{self, cut};
 use crate::gguf::GgufHeader;
 use crate::infill::InfillTokens;
 use crate::stop;
@@ -39,7 +39,7 @@ pub(super) struct LlamaVocabulary {
     added: MarkFinder,
     /// Added tokens and control tokens.
     fixed: MarkFinder,
-    /// The names of control tokens that llama.cpp finds in plain text too.
+    /// The names of tokens that look like control tokens, which llama.cpp finds in plain text too.
     found_in_text: Vec<String>,
     splitting: Splitting,
     /// Its `tokenizer.json`.
@@ -72,12 +72,16 @@ impl LlamaVocabulary {
             if kind.control {
                 special.all.push(text(Some(token)));
                 bytes.push(&[]);
-                found_in_text.extend(model.is_user_defined(token).then(|| model.text(token)));
             } else {
                 bytes.push(&model.piece(token, false));
             }
             if let Some(how) = model.added_token(token) {
-                fixed.push((model.text(token), how));
+                let name = model.text(token);
+                if !how.control && control_names::looks_like_one(name.as_bytes()) {
+                    special.all.push(name.clone());
+                    found_in_text.push(name.clone());
+                }
+                fixed.push((name, how));
             }
             kinds.push(kind);
         }

@@ -167,7 +167,7 @@ fn lm_712_conversations_need_a_template_and_forge_no_control_tokens() {
 
 /// EV-607: as in files of DeepSeek, which do not call the tokens of roles special.
 #[test]
-fn added_tokens_that_look_like_control_tokens_are_some() {
+fn added_tokens_that_look_like_control_tokens_are_not_found_in_texts() {
     let mut file = byte_level();
     let added = file["added_tokens"].as_array_mut().unwrap();
     for (id, content) in [(261, "<|user|>"), (262, "<think>")] {
@@ -178,7 +178,8 @@ fn added_tokens_that_look_like_control_tokens_are_some() {
     }
     let tokenizer = FileTokenizer::new(&files(&file), SpecialTokens::default()).unwrap();
     assert_eq!(tokenizer.tokenize("<|user|><think>", true), [261, 262]);
-    assert!(tokenizer.is_special(261) && !tokenizer.is_special(262));
+    // In outputs they are what the file says.
+    assert_eq!(tokenizer.bytes(261), b"<|user|>");
     let plain = tokenizer.tokenize("<|user|><think>", false);
     assert!(!plain.contains(&261) && plain.contains(&262), "{plain:?}");
 }

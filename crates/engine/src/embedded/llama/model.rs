@@ -14,7 +14,6 @@ use super::super::mapped::MappedFile;
 use super::compute_pool::{ComputePool, TurnTaking};
 use super::params::ModelParams;
 use super::{LAST_ERROR, take_last_error};
-use crate::control_names;
 use crate::tokenizer_json::AddedToken;
 
 /// A loaded model: weights and vocabulary, read only.
@@ -279,27 +278,11 @@ impl LlamaModel {
                 sys::llama_vocab_is_eog(vocabulary, id),
             )
         };
+        let control = sys::LLAMA_TOKEN_ATTR_CONTROL | sys::LLAMA_TOKEN_ATTR_UNKNOWN;
         TokenAttributes {
-            control: self.is_control(token, attributes),
+            control: attributes & control != 0,
             end,
         }
-    }
-
-    /// Whether a token with these attributes of llama.cpp is a control token, whose text is no part of an output.
-    fn is_control(&self, token: Token, attributes: sys::llama_token_attr) -> bool {
-        let control = sys::LLAMA_TOKEN_ATTR_CONTROL | sys::LLAMA_TOKEN_ATTR_UNKNOWN;
-        let is_named = || control_names::looks_like_one(self.text(token).as_bytes());
-        attributes & control != 0 || self.is_user_defined(token) && is_named()
-    }
-
-    /// Returns whether llama.cpp finds a token in every text, also in one in which control tokens are plain text.
-    pub(in super::super) fn is_user_defined(&self, token: Token) -> bool {
-        let Some(id) = self.id(token) else {
-            return false;
-        };
-        // SAFETY: the vocabulary is live and the id is in it.
-        let attributes = unsafe { sys::llama_vocab_get_attr(self.vocabulary.as_ptr(), id) };
-        attributes & sys::LLAMA_TOKEN_ATTR_USER_DEFINED != 0
     }
 
     /// Returns the text of a token as the model's file has it.
@@ -320,7 +303,7 @@ impl LlamaModel {
         // SAFETY: the vocabulary is live and the id is in it.
         let attributes = unsafe { sys::llama_vocab_get_attr(self.vocabulary.as_ptr(), id) };
         let is = |attribute| attributes & attribute != 0;
-        let control = self.is_control(token, attributes);
+        let control = is(sys::LLAMA_TOKEN_ATTR_CONTROL) || is(sys::LLAMA_TOKEN_ATTR_UNKNOWN);
         let found = control || is(sys::LLAMA_TOKEN_ATTR_USER_DEFINED);
         found.then(|| AddedToken {
             token,

@@ -97,8 +97,6 @@ fn no_text_has_control_tokens_that_llama_cpp_takes_for_others() {
         let [token] = vocabulary.tokenize(name, true)[..] else {
             panic!("{name} is a token");
         };
-        assert!(vocabulary.is_special(token), "{name}");
-        assert_eq!(vocabulary.name(token).as_deref(), Some(name));
         let text = format!("a{name}b{name}");
         let plain = vocabulary.tokenize(&text, false);
         assert!(!plain.contains(&token), "{name}");
