@@ -385,11 +385,13 @@ impl CallSyntax {
     }
 }
 
-/// The markers that open calls of a family, each with the syntax of what follows it.
-pub(super) const fn calls(parser: ToolParser) -> &'static [(Marker, CallSyntax)] {
+/// The markers that open calls of a family, each with the syntax of what follows it. `python`: [`asks_for_python`].
+pub(super) const fn calls(parser: ToolParser, python: bool) -> &'static [(Marker, CallSyntax)] {
     match parser {
         ToolParser::Auto | ToolParser::None | ToolParser::Harmony => &[],
         ToolParser::Hermes => &[(CALL, HERMES)],
+        // Llama 4's own template has both markers before a JSON call, with nothing between them.
+        ToolParser::Llama3 if !python => &[(PYTHON, CallSyntax::Objects(LLAMA))],
         ToolParser::Llama3 => &[
             (PYTHON, CallSyntax::Objects(LLAMA)),
             (LLAMA_PYTHON.open, CallSyntax::Expressions(&LLAMA_PYTHON)),

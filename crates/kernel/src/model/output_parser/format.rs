@@ -8,7 +8,7 @@ use sapwood_proto::steer::Token;
 use super::call::CallMachine;
 use super::envelope::EnvelopeCalls;
 use super::expression::{ExpressionCalls, LLAMA_PYTHON};
-use super::families::{self, OutputParsers, ReasoningParser, ToolParser};
+use super::families::{self, CallSyntax, OutputParsers, ReasoningParser, ToolParser};
 use super::harmony;
 use super::markers::{Marker, MarkerTexts};
 
@@ -172,7 +172,7 @@ impl OutputFormat {
 
     /// Whether a marker opens calls.
     pub(super) fn opens_calls(&self, marker: Marker) -> bool {
-        let mut opening = families::calls(self.tools).iter();
+        let mut opening = self.rows().iter();
         opening.any(|(known, _)| *known == marker)
     }
 
@@ -196,7 +196,7 @@ impl OutputFormat {
                 .chain(families::answer(self.reasoning))
                 .collect()
         };
-        let opening = families::calls(self.tools).iter().filter(|_| calls);
+        let opening = self.rows().iter().filter(|_| calls);
         let opening = opening.map(|(marker, _)| *marker);
         for marker in opening.chain(self.texts.controls()) {
             if !markers.contains(&marker) {
@@ -212,7 +212,7 @@ impl OutputFormat {
             roles.extend(harmony::BORDERS.map(|marker| (marker, MarkerRole::Header)));
         }
         if calls {
-            let opening = families::calls(self.tools).iter();
+            let opening = self.rows().iter();
             roles.extend(opening.map(|(marker, _)| (*marker, MarkerRole::Calls)));
         }
         let think = self.think().filter(|_| reasoning);
@@ -227,9 +227,14 @@ impl OutputFormat {
         roles
     }
 
+    /// The markers that open calls, each with the syntax of what follows it.
+    fn rows(&self) -> &'static [(Marker, CallSyntax)] {
+        families::calls(self.tools, self.python)
+    }
+
     /// All markers of calls.
     fn call_markers(&self) -> Vec<Marker> {
-        let rows = families::calls(self.tools);
+        let rows = self.rows();
         let opening = rows.iter().map(|(marker, _)| *marker);
         let more = rows.iter().flat_map(|(_, syntax)| syntax.markers());
         let mut all: Vec<Marker> = Vec::new();
@@ -243,7 +248,7 @@ impl OutputFormat {
 
     /// The machine for what follows this opening marker.
     pub(super) fn machine(&self, opened_by: Marker) -> Box<dyn CallMachine> {
-        let mut rows = families::calls(self.tools).iter();
+        let mut rows = self.rows().iter();
         let row = rows.find(|(marker, _)| *marker == opened_by);
         row.map_or_else(
             || Box::new(EnvelopeCalls::unmarked(families::LLAMA)) as Box<dyn CallMachine>,

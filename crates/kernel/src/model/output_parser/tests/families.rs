@@ -483,6 +483,21 @@ fn an_answer_of_llama_in_json_is_not_held_back() {
 }
 
 /// The words of the templates that vLLM has for Llama 3.2 and 4, whose calls are lists of Python without a marker.
+/// Llama 4's own template writes earlier calls so.
+#[test]
+fn nothing_between_the_marks_of_python_is_no_call_and_json_follows() {
+    let vocabulary = ControlNames {
+        names: vec!["<|python_start|>", "<|python_end|>"],
+        template: Some("<|header_start|>{\"name\": function name, \"parameters\": {}}".to_owned()),
+    };
+    // The engine writes no names of tokens that are no markers, so the output begins with the call.
+    let format = OutputFormat::new(OutputParsers::default(), &vocabulary);
+    assert!(format.tokens().is_empty());
+    let json = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
+    let settings = settings(OutputParsers::default(), &vocabulary);
+    assert_eq!(parse(&settings, json), ["c:add{\"a\":1}"]);
+}
+
 #[test]
 fn llama_writes_python_where_its_template_asks_for_it() {
     let python = |begin: &str| {
