@@ -40,10 +40,10 @@ impl Function for CountedFunction {
 
     fn call(&self, call: Call) -> Chunks {
         self.count.0.fetch_add(1, Ordering::Relaxed);
-        Box::pin(CountedChunks {
-            chunks: self.function.call(call),
-            counted: Some(CountedCall(self.count.clone())),
-        })
+        // Before the call, which may panic.
+        let counted = Some(CountedCall(self.count.clone()));
+        let chunks = self.function.call(call);
+        Box::pin(CountedChunks { chunks, counted })
     }
 }
 

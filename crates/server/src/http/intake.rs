@@ -434,8 +434,9 @@ impl MessageBounds {
 }
 
 const GRPC_HEAD: usize = 5;
-/// Streams that fill the budget of one caller.
-const STREAMS: usize = 8;
+/// Streams of one caller whose held messages fill its budget. Each may have a further message that is being read, and counts twice
+/// meanwhile: five streams of messages of 4 MiB fit.
+const STREAMS: usize = 16;
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ use tonic_health::server::HealthReporter;
 use tower::{Service, ServiceExt};
 
 use crate::auth::caller::Caller;
+use crate::auth::identity::CallerIdentity;
 use crate::auth::quotas::{CallerQuotas, Permit};
 use crate::auth::scopes::{KeyScope, RouteAccess};
 use crate::context::{Face, ServerContext};
@@ -101,14 +102,17 @@ fn health_route<H: Health>(
 
 /// The open `Watch` calls. Nothing else bounds them: they need no key, have no deadline, and a connection has hundreds.
 struct Watchers {
-    quotas: Arc<CallerQuotas>,
+    /// Of callers with a key or a certificate, and of those without: these do not take the places of the others.
+    known: Arc<CallerQuotas>,
+    anonymous: Arc<CallerQuotas>,
     metrics: Arc<ServerMetrics>,
 }
 
 impl Watchers {
     fn new(metrics: &Arc<ServerMetrics>) -> Self {
         Self {
-            quotas: CallerQuotas::new(WATCHERS, WATCHERS_EACH),
+            known: CallerQuotas::new(WATCHERS, WATCHERS_EACH),
+            anonymous: CallerQuotas::new(WATCHERS, WATCHERS_EACH),
             metrics: Arc::clone(metrics),
         }
     }
@@ -119,7 +123,11 @@ impl Watchers {
             return Ok(None);
         }
         let caller = Caller::of(request.extensions())?;
-        let admitted = self.quotas.take(&caller.identity);
+        let quotas = match caller.identity {
+            CallerIdentity::Anonymous(_) => &self.anonymous,
+            CallerIdentity::Key(_) | CallerIdentity::Certificate(_) => &self.known,
+        };
+        let admitted = quotas.take(&caller.identity);
         admitted.map(Some).map_err(|full| {
             let rejected = &self.metrics.rejected;
             rejected.with_label_values(&[full.reason()]).inc();
@@ -129,7 +137,7 @@ impl Watchers {
     }
 }
 
-/// `Watch` calls that are open at once; each takes some KiB.
+/// `Watch` calls that are open at once, with a key and without; each takes some KiB.
 const WATCHERS: u64 = 8_192;
 /// Those of one key, or of one address without a key, behind which may be a whole cluster.
 const WATCHERS_EACH: u64 = 1_024;
@@ -213,7 +221,6 @@ mod tests {
     use http::{Extensions, Request};
 
     use super::*;
-    use crate::auth::identity::CallerIdentity;
     use crate::auth::scopes::Scopes;
 
     /// The gRPC status in the head of an answer; none where its stream has begun.
