@@ -451,14 +451,14 @@ fn a_recurrent_model_reports_that_it_cannot_truncate_and_forks_whole() {
         at + 1,
         "a truncation that is impossible changes nothing"
     );
-    // The state has advanced when a decode call is aborted, so the sequence is lost and reports an error.
+    // The state has advanced when a decode call is aborted, and states of other slots may have moved: all are lost.
     let flag = Interrupt::default();
     model.interrupt(flag.clone());
     flag.raise();
     let next = entries(0, at + 1, &[33]);
     assert!(matches!(
         model.decode(&next, Time::ZERO),
-        Err(DecodeStop::Failed(_))
+        Err(DecodeStop::SlotsLost(_))
     ));
 }
 
