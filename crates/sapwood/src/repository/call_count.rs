@@ -41,15 +41,15 @@ impl Function for CountedFunction {
     fn call(&self, call: Call) -> Chunks {
         self.count.0.fetch_add(1, Ordering::Relaxed);
         // Before the call, which may panic.
-        let counted = Some(CountedCall(self.count.clone()));
+        let counted = Some(RunningCall(self.count.clone()));
         let chunks = self.function.call(call);
         Box::pin(CountedChunks { chunks, counted })
     }
 }
 
-struct CountedCall(CallCount);
+struct RunningCall(CallCount);
 
-impl Drop for CountedCall {
+impl Drop for RunningCall {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -57,7 +57,7 @@ impl Drop for CountedCall {
 
 struct CountedChunks {
     chunks: Chunks,
-    counted: Option<CountedCall>,
+    counted: Option<RunningCall>,
 }
 
 impl Stream for CountedChunks {
